@@ -1,0 +1,53 @@
+"""The shape that every actor has: one entry point, one handler method a request class.
+
+A handler is a method `on_<request_in_snake_case>`; `AddRun` is handled by `on_add_run`. Handlers run concurrently and
+in no promised order. A SluiceError raised in a handler is an answer to the caller; anything else is a defect and
+stops the actor.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from actors import messages
+from actors.ports import Ports
+from actors.wire import Reply, Request
+from storage.errors import Invalid
+
+_WORD = re.compile(r"(?<!^)(?=[A-Z])")
+
+REQUESTS: dict[str, type[Request[Any]]] = {
+    name: kind
+    for name, kind in sorted(vars(messages).items())
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and issubclass(kind, Request) and kind is not Request
+}
+"""Every request class by the name that travels."""
+
+
+class Actor:
+    """Base of topic, bookie, dispatcher and controller."""
+
+    def __init__(self, ports: Ports) -> None:
+        self.ports = ports
+        self.stopped: str | None = None
+
+    async def start(self) -> None:
+        """Take possession: read metadata, raise epochs, start background work. Raises Fenced if it cannot."""
+
+    async def stop(self, reason: str) -> None:
+        """Refuse everything from now on. Idempotent. Never writes: a stopped owner may be an outdated one."""
+        self.stopped = self.stopped or reason
+
+    async def handle(self, request: Request[Any]) -> Reply:
+        """Answer one request."""
+        if isinstance(request, messages.Ping):
+            return messages.Done()
+        name = "on_" + _WORD.sub("_", type(request).__name__).lower()
+        handler: Callable[[Request[Any]], Awaitable[Reply]] | None = getattr(self, name, None)
+        if handler is None:
+            raise Invalid(f"{type(self).__name__} does not answer {type(request).__name__}")
+        return await handler(request)

@@ -1,0 +1,217 @@
+"""All that an actor sees of the world.
+
+Two hosts implement these protocols: cluster/ (Ray, files, S3, the real clock) and tests/sim/ (one seeded event loop).
+An actor class takes one `Ports` and never imports ray, time, random, os, or touches a file or a socket.
+
+Rules that every actor keeps (facts: Ray's async actors reorder calls, a timed-out call may still run, a frozen
+process comes back):
+
+* check the epoch and mutate with no `await` in between; after an `await`, check again;
+* `Unknown` never means "did not happen"; every mutating request is safe to repeat;
+* nothing relies on the order in which calls arrive;
+* background work goes through `spawn`, so that a crash of the node cancels exactly its own tasks;
+* no iteration over a set, no builtin hash(), no id(), no float time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from actors.wire import Blob, Reply, Request
+from storage.frame import Buffer
+
+R = TypeVar("R", bound=Reply)
+
+Address = str
+"""Where an actor is: `host/name`. Opaque to actors; a new incarnation has a new address."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """A call brought no answer: it may have happened, may happen later, or may never happen.
+
+    gone is a hint (not a promise) that the peer's process ended, so the caller need not wait for a time-out again.
+    """
+
+    reason: str
+    gone: bool = False
+
+
+class Clock(Protocol):
+    """Time in integer milliseconds."""
+
+    def now(self) -> int:
+        """Wall clock, milliseconds since 1970; for deliver_at, publish_time and stories. May jump."""
+
+    def monotonic(self) -> int:
+        """Milliseconds that never jump; for leases and back-off."""
+
+    async def sleep(self, milliseconds: int) -> None:
+        """Wait; 0 yields once."""
+
+
+class Net(Protocol):
+    """Peers."""
+
+    async def call(self, to: Address, request: Request[R], timeout: int) -> R | Unknown:
+        """Ask a peer and wait at most `timeout` ms: a reply or `Unknown`, nothing else.
+
+        An explicit refusal by the peer (Fenced, NotFound, ...) is raised as that SluiceError: it *is* an answer.
+        """
+
+    async def share(self, payload: Buffer) -> Blob:
+        """Make a large payload fetchable by others without copying it into each call.
+
+        The sharer keeps the returned blob as long as it wants the payload to stay fetchable. Small payloads come
+        back as inline blobs. A shared blob is never the only copy: `fetch` may find it gone.
+        """
+
+    async def fetch(self, blob: Blob) -> memoryview | None:
+        """The payload of a blob, without a copy where possible; None if its sharer is gone."""
+
+
+class Disk(Protocol):
+    """Append-only files of one node. Names are flat. Raises DiskFailed when the device fails; that is final."""
+
+    async def append(self, name: str, parts: Sequence[Buffer], *, sync: bool) -> int:
+        """Write the parts behind one another at the end; returns the offset of the first.
+
+        With sync, returns only when everything written to this file so far is durable (fdatasync). Without, a
+        crash may lose any suffix, and tear the last write. Raises DiskFull when nothing was written for want of
+        space.
+        """
+
+    async def read(self, name: str, offset: int, length: int) -> bytes:
+        """Up to `length` bytes; shorter only at the end of the file. Raises NotFound."""
+
+    async def size(self, name: str) -> int:
+        """Bytes in the file; 0 if it does not exist."""
+
+    async def names(self) -> list[str]:
+        """All files, sorted."""
+
+    async def truncate(self, name: str, size: int) -> None:
+        """Cut the file, durably."""
+
+    async def replace(self, name: str, data: Buffer) -> None:
+        """Write a whole small file atomically and durably (temporary name, sync, rename, sync of the folder)."""
+
+    async def delete(self, name: str) -> None:
+        """Remove the file; fine if it does not exist."""
+
+    async def free(self) -> int:
+        """Bytes that can still be written."""
+
+
+class DiskFailed(Exception):
+    """A write or sync failed. What is durable is unknown: the bookie on this disk must end."""
+
+
+class DiskFull(Exception):
+    """There is no space; nothing of this append was written. The bookie becomes read-only."""
+
+
+class Objects(Protocol):
+    """Immutable objects by name (a local folder, S3 or MinIO, memory). Names use [A-Za-z0-9._/-]."""
+
+    async def put(self, name: str, data: Buffer) -> bool:
+        """Create if absent. False: the name is taken. Raises Unavailable: the outcome is unknown."""
+
+    async def get(self, name: str, start: int = 0, length: int | None = None) -> bytes:
+        """The object or a byte range of it. Raises NotFound, Unavailable."""
+
+    async def names(self, prefix: str) -> list[str]:
+        """Every name with the prefix, sorted. Raises Unavailable."""
+
+    async def delete(self, name: str) -> None:
+        """Remove; fine if it does not exist. Raises Unavailable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """One numbered version of a metadata record. Numbers start at 1 and have no gaps."""
+
+    number: int
+    value: bytes
+
+
+class Meta(Protocol):
+    """Versioned records. Losing `create` *is* the fencing signal: whoever loses it is no longer the owner."""
+
+    async def read(self, key: str) -> Version | None:
+        """The newest version, or None. Raises Unavailable."""
+
+    async def create(self, key: str, number: int, value: bytes) -> bool:
+        """Put version `number` if it is absent and follows the newest; durable when True is returned.
+
+        False: that number exists (somebody else was first) or does not follow the newest. Raises Unavailable: the
+        outcome is unknown; read again and compare.
+        """
+
+    async def keys(self, prefix: str) -> list[str]:
+        """Every live key with the prefix, sorted. Raises Unavailable."""
+
+    async def remove(self, key: str) -> None:
+        """Forget the record and all its versions."""
+
+
+class Rng(Protocol):
+    """Randomness for jitter and choice of ensembles; seeded in the simulator."""
+
+    def random(self) -> float:
+        """0 <= x < 1."""
+
+    def randrange(self, stop: int) -> int:
+        """0 <= n < stop."""
+
+
+class Task(Protocol):
+    """A background task of an actor."""
+
+    def cancel(self) -> object:
+        """Ask it to stop."""
+
+
+class Spawn(Protocol):
+    """Starts background work that belongs to one actor and ends with it."""
+
+    def __call__(self, work: Coroutine[Any, Any, None], name: str) -> Task:
+        """Run concurrently. An exception in it is logged; an InvariantViolation stops the actor."""
+
+
+class Places(Protocol):
+    """Where actors can be started; used by the controller alone."""
+
+    async def start(self, kind: str, name: str, settings: dict[str, Any]) -> Address:
+        """Start an actor of a kind (`bookie`, `topic`, `dispatcher`) and return its address.
+
+        Raises Unavailable if no place can be had now.
+        """
+
+    async def stop(self, address: Address) -> None:
+        """End an actor; fine if it is gone."""
+
+
+class Log(Protocol):
+    """Structured log lines, and in the simulator the trace that a seed must reproduce."""
+
+    def __call__(self, event: str, **fields: object) -> None:
+        """Record an event of this actor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Everything an actor is given. disk is None for actors that have none."""
+
+    me: Address
+    clock: Clock
+    net: Net
+    objects: Objects
+    meta: Meta
+    rng: Rng
+    spawn: Spawn
+    log: Log
+    disk: Disk | None = None
+    places: Places | None = None

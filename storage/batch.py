@@ -1,0 +1,210 @@
+"""A batch: many messages as Arrow columns, from the producer to the consumer without a Python object a message.
+
+What a user may hand over is loose (strings for keys, missing optional columns, tables of several chunks); what is
+stored has exactly this shape, in this order, optional columns only when some row uses them:
+
+    key           binary, nullable   the partition key; null means a message without key
+    payload       binary             the message
+    publish_time  int64              milliseconds since 1970, set by the producer
+    ordering_key  binary, nullable   optional; wins over key when hashing (KS-4)
+    properties    map<string,string> optional
+    event_time    int64, nullable    optional; the application's own time, milliseconds
+
+`deliver_at` and the sticky hash are not in the body: they are the index columns of the frame (see storage.frame),
+the only ones that the dispatcher ever sees.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from storage.errors import Corrupt, Invalid
+from storage.hashing import Hashes, hash_column
+
+MAX_MESSAGE_BYTES = 5 * 1024 * 1024
+MAX_KEY_BYTES = 1024
+MAX_RUN_MESSAGES = 65536
+MAX_RUN_BYTES = 64 * 1024 * 1024
+
+_REQUIRED = [
+    pa.field("key", pa.binary()),
+    pa.field("payload", pa.binary(), nullable=False),
+    pa.field("publish_time", pa.int64(), nullable=False),
+]
+_OPTIONAL = [
+    pa.field("ordering_key", pa.binary()),
+    pa.field("properties", pa.map_(pa.string(), pa.string())),
+    pa.field("event_time", pa.int64()),
+]
+_ACCEPTED = [f.name for f in _REQUIRED] + [f.name for f in _OPTIONAL] + ["deliver_at"]
+_CODECS = (None, "lz4", "zstd")
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Messages in their stored shape.
+
+    rows: the record batch described above. deliver_at: int64 milliseconds, shape (n,), 0 = at once; None when no
+    row is delayed. hashes: masked Murmur3 of the sticky keys, uint32, shape (n,).
+    """
+
+    rows: pa.RecordBatch
+    deliver_at: npt.NDArray[np.int64] | None
+    hashes: Hashes
+
+    def __len__(self) -> int:
+        return int(self.rows.num_rows)
+
+    def take(self, rows: npt.NDArray[np.int64]) -> Batch:
+        """The given rows in the given order, as a new batch."""
+        delayed = None if self.deliver_at is None else self.deliver_at[rows]
+        if delayed is not None and not delayed.any():
+            delayed = None
+        return Batch(self.rows.take(pa.array(rows)), delayed, self.hashes[rows])
+
+    def slice(self, start: int, stop: int) -> Batch:
+        """Rows start .. stop-1, without a copy."""
+        delayed = None if self.deliver_at is None else self.deliver_at[start:stop]
+        return Batch(self.rows.slice(start, stop - start), delayed, self.hashes[start:stop])
+
+
+def shape_of(schema: pa.Schema) -> int:
+    """Which optional columns a stored body has, as a bit mask; it travels in the frame's header."""
+    return sum(1 << bit for bit, field in enumerate(_OPTIONAL) if field.name in schema.names)
+
+
+def schema_of(shape: int) -> pa.Schema:
+    """The stored schema for a bit mask of `shape_of`. Raises Corrupt for an unknown bit."""
+    if not 0 <= shape < 1 << len(_OPTIONAL):
+        raise Corrupt(f"unknown body shape {shape}")
+    return pa.schema(_REQUIRED + [field for bit, field in enumerate(_OPTIONAL) if shape >> bit & 1])
+
+
+def make_batch(
+    data: pa.RecordBatch | pa.Table,
+    *,
+    now: int,
+    producer: str,
+    first_sequence: int = 0,
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
+) -> Batch:
+    """Check and convert what a user sends.
+
+    Keys and payloads may be binary or string columns; `publish_time` defaults to `now` (ms). A message without key
+    gets the sticky key `producer-sequence` (KS-4), so key-less messages spread over the consumers; its stored key
+    stays null. Raises Invalid naming the column and what it should be.
+    """
+    unknown = sorted(set(data.schema.names) - set(_ACCEPTED))
+    if unknown:
+        raise Invalid(f"unknown column {unknown[0]!r}; a batch may have {', '.join(_ACCEPTED)}")
+    count = data.num_rows
+    if count == 0:
+        raise Invalid("the batch is empty")
+    columns = {"key": _binary(data, "key", count), "payload": _binary(data, "payload", count)}
+    if columns["payload"].null_count:
+        raise Invalid("column 'payload' has nulls; send an empty payload instead")
+    _check_size(columns["payload"], "payload", max_message_bytes)
+    _check_size(columns["key"], "key", MAX_KEY_BYTES)
+    columns["publish_time"] = _milliseconds(data, "publish_time", count, default=now)
+    for field in _OPTIONAL:
+        if field.name in data.schema.names:
+            column = _flat(data, field.name)
+            if column.null_count < count:
+                columns[field.name] = column if column.type == field.type else _cast(column, field)
+    sticky = columns["key"]
+    if "ordering_key" in columns:
+        _check_size(columns["ordering_key"], "ordering_key", MAX_KEY_BYTES)
+        sticky = pc.coalesce(columns["ordering_key"], sticky)
+    if sticky.null_count:
+        sequence = pa.array(np.arange(first_sequence, first_sequence + count)).cast(pa.string())
+        generated = pc.binary_join_element_wise(producer, sequence, "-").cast(pa.binary())
+        sticky = pc.coalesce(sticky, generated)
+    rows = pa.RecordBatch.from_arrays(list(columns.values()), schema=pa.schema([_field(name) for name in columns]))
+    deliver_at = None
+    if "deliver_at" in data.schema.names:
+        times = _milliseconds(data, "deliver_at", count, default=0).to_numpy()
+        deliver_at = times if times.any() else None
+    return Batch(rows.select(schema_of(shape_of(rows.schema)).names), deliver_at, hash_column(sticky))
+
+
+def encode_body(rows: pa.RecordBatch, compression: str | None = None) -> pa.Buffer:
+    """Arrow IPC bytes of a stored record batch; `compression` is None, 'lz4' or 'zstd'."""
+    if compression not in _CODECS:
+        raise Invalid(f"compression is none, lz4 or zstd, not {compression!r}")
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    sink = pa.BufferOutputStream()
+    message = rows.serialize() if compression is None else None
+    if message is not None:
+        return message
+    with pa.ipc.new_stream(sink, rows.schema, options=options) as stream:
+        stream.write_batch(rows)
+    reader = pa.ipc.MessageReader.open_stream(pa.BufferReader(sink.getvalue()))
+    reader.read_next_message()
+    return reader.read_next_message().serialize()
+
+
+def decode_body(body: object, shape: int, count: int) -> pa.RecordBatch:
+    """The record batch of a body whose checksum was verified, without a copy where it is not compressed.
+
+    Raises Corrupt if the bytes are no record batch of this shape and count.
+    """
+    try:
+        rows = pa.ipc.read_record_batch(pa.py_buffer(body), schema_of(shape))
+    except (pa.ArrowInvalid, OSError) as error:
+        raise Corrupt(f"the body is no Arrow record batch: {error}") from error
+    if rows.num_rows != count:
+        raise Corrupt(f"the body holds {rows.num_rows} messages, its header says {count}")
+    return rows
+
+
+def _field(name: str) -> pa.Field:
+    return next(field for field in _REQUIRED + _OPTIONAL if field.name == name)
+
+
+def _flat(data: pa.RecordBatch | pa.Table, name: str) -> pa.Array:
+    column = data.column(name)
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
+    if isinstance(column, pa.DictionaryArray):
+        column = column.dictionary_decode()
+    return column
+
+
+def _cast(column: pa.Array, field: pa.Field) -> pa.Array:
+    try:
+        return column.cast(field.type)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise Invalid(f"column {field.name!r} has type {column.type}, it should be {field.type}") from error
+
+
+def _binary(data: pa.RecordBatch | pa.Table, name: str, count: int) -> pa.Array:
+    if name not in data.schema.names:
+        if name == "payload":
+            raise Invalid("column 'payload' is missing")
+        return pa.nulls(count, pa.binary())
+    column = _flat(data, name)
+    return column if column.type == pa.binary() else _cast(column, pa.field(name, pa.binary()))
+
+
+def _milliseconds(data: pa.RecordBatch | pa.Table, name: str, count: int, default: int) -> pa.Array:
+    if name not in data.schema.names:
+        return pa.array(np.full(count, default, np.int64))
+    column = _flat(data, name)
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.timestamp("ms"))
+    column = _cast(column, pa.field(name, pa.int64()))
+    column = pc.fill_null(column, default) if column.null_count else column
+    if pc.any(pc.less(column, 0)).as_py():
+        raise Invalid(f"column {name!r} holds a negative time; it is milliseconds since 1970")
+    return column
+
+
+def _check_size(column: pa.Array, name: str, limit: int) -> None:
+    longest = pc.max(pc.binary_length(column)).as_py()
+    if longest is not None and longest > limit:
+        raise Invalid(f"column {name!r} holds {longest} bytes in one message, the limit is {limit}")

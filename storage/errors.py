@@ -1,0 +1,59 @@
+"""The errors of Sluice: few, coarse, and each says what to do.
+
+    SluiceError
+    |-- Unavailable   try again later, unchanged; the outcome of a write is not known
+    |-- Overloaded    slow down, then try again
+    |-- Fenced        somebody newer owns this; reopen or look the owner up again
+    |-- Conflict      the record moved on; read it again and decide anew
+    |-- NotFound      no such topic, subscription, ledger, entry or object
+    |-- Invalid       the call itself is wrong; mend it, a repetition cannot succeed
+    `-- Corrupt       stored bytes fail their checksum; stop and let replicas or a rescan answer
+
+    InvariantViolation (not a SluiceError): a promise of the broker itself was broken. It stops the actor.
+
+The detail is in the message and is not an interface; the class is.
+"""
+
+from __future__ import annotations
+
+
+class SluiceError(Exception):
+    """Base of every error that a caller is expected to handle."""
+
+
+class Unavailable(SluiceError):
+    """The peer or the store did not answer, or answered that it cannot serve now. Retry the same call."""
+
+
+class Overloaded(SluiceError):
+    """A limit on work in flight is reached. Slow down, then retry."""
+
+
+class Fenced(SluiceError):
+    """The caller's epoch or session was replaced by a newer one. Stop, and look the owner up again."""
+
+
+class Conflict(SluiceError):
+    """A conditional write lost its race, or a sequence does not follow. Read again and decide anew."""
+
+
+class NotFound(SluiceError):
+    """The named thing does not exist, and the answer is explicit (unlike `Unavailable`)."""
+
+
+class Invalid(SluiceError, ValueError):
+    """The request can never succeed as it stands: a bad name, size, type or combination."""
+
+
+class Corrupt(SluiceError):
+    """Stored bytes contradict their checksum or their format. Never read on past this."""
+
+
+class InvariantViolation(AssertionError):
+    """A broken promise of the broker, with the story of how it came to be. Never caught, always fatal."""
+
+
+WIRE_ERRORS: dict[str, type[SluiceError]] = {
+    error.__name__: error for error in (Unavailable, Overloaded, Fenced, Conflict, NotFound, Invalid, Corrupt)
+}
+"""The errors that may cross a process border, by the name that travels."""

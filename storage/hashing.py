@@ -1,0 +1,101 @@
+"""The sticky hash: Murmur3 x86 32-bit, seed 0, masked to 31 bits, over a whole Arrow column at once (KS-1).
+
+A selector reduces the masked value to its own range with `reduce_hash` (KS-2, KS-3): 1..65535 for consistent
+hashing, 0..65535 with 0 folded to 1 for the two range selectors. The masked value travels with each message,
+because neither 16-bit form can be computed from the other.
+"""
+
+from __future__ import annotations
+
+import mmh3
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+MASK = 0x7FFFFFFF
+HASH_RANGE = 65536
+"""Size of every table that is indexed by a reduced hash. Value 0 is reserved for "not known" (KS-2)."""
+
+Hashes = npt.NDArray[np.uint32]
+
+_C1 = np.uint32(0xCC9E2D51)
+_C2 = np.uint32(0x1B873593)
+
+
+def masked_hash(key: bytes) -> int:
+    """Masked Murmur3 of one key, 0 .. 2^31-1 (KS-1)."""
+    return mmh3.hash(key, 0, signed=False) & MASK
+
+
+def reduce_hash(masked: Hashes, *, size: int = 65535, start: int = 1) -> npt.NDArray[np.uint16]:
+    """Reduce masked hashes to `start .. start+size-1`; a result of 0 becomes 1 (KS-2). Returns uint16, shape kept."""
+    if size & (size - 1) == 0:
+        reduced = masked & np.uint32(size - 1)
+    else:
+        reduced = masked % np.uint32(size)
+    if start:
+        reduced += np.uint32(start)
+    else:
+        reduced[reduced == 0] = 1
+    return reduced.astype(np.uint16)
+
+
+def hash_column(keys: pa.Array) -> Hashes:
+    """Masked Murmur3 of a binary or string Arrow column without nulls, shape (len(keys),), dtype uint32.
+
+    Works block by block over all rows at once: the Python loop runs once per four bytes of the longest key.
+    """
+    keys = keys.cast(pa.large_binary())
+    count = len(keys)
+    if count == 0:
+        return np.empty(0, np.uint32)
+    buffers = keys.buffers()
+    offsets = np.frombuffer(buffers[1], np.int64)[keys.offset : keys.offset + count + 1]
+    data = np.frombuffer(buffers[2], np.uint8) if buffers[2] is not None else np.empty(0, np.uint8)
+    base, end = int(offsets[0]), int(offsets[-1])
+    # Three bytes of padding let every tail be read as one whole block and masked.
+    padded = np.zeros(end - base + 4, np.uint8)
+    padded[: end - base] = data[base:end]
+    starts = offsets[:-1] - base
+    lengths = np.diff(offsets)
+    state = np.zeros(count, np.uint32)
+    for block in range(int(lengths.max()) // 4):
+        whole = lengths >= 4 * (block + 1)
+        everyone = bool(whole.all())
+        rows = slice(None) if everyone else np.flatnonzero(whole)
+        state[rows] = _mix_block(state[rows], _load(padded, starts[rows] + 4 * block))
+    tail = lengths & 3
+    if tail.any():
+        word = _load(padded, starts + (lengths - tail))
+        word &= (np.uint32(1) << (tail * 8).astype(np.uint32)) - np.uint32(1)
+        state ^= np.where(tail > 0, _scramble(word), np.uint32(0))
+    return _finish(state ^ lengths.astype(np.uint32)) & np.uint32(MASK)
+
+
+def _load(data: npt.NDArray[np.uint8], at: npt.NDArray[np.int64]) -> Hashes:
+    """Little-endian 32-bit words at arbitrary byte offsets."""
+    words = np.lib.stride_tricks.as_strided(
+        data[:4].view(np.uint32), shape=(data.size - 3,), strides=(1,), writeable=False
+    )
+    return words[at]
+
+
+def _rotate(value: Hashes, bits: int) -> Hashes:
+    return (value << np.uint32(bits)) | (value >> np.uint32(32 - bits))
+
+
+def _scramble(word: Hashes) -> Hashes:
+    return _rotate(word * _C1, 15) * _C2
+
+
+def _mix_block(state: Hashes, word: Hashes) -> Hashes:
+    return _rotate(state ^ _scramble(word), 13) * np.uint32(5) + np.uint32(0xE6546B64)
+
+
+def _finish(state: Hashes) -> Hashes:
+    state ^= state >> np.uint32(16)
+    state *= np.uint32(0x85EBCA6B)
+    state ^= state >> np.uint32(13)
+    state *= np.uint32(0xC2B2AE35)
+    state ^= state >> np.uint32(16)
+    return state
