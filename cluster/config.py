@@ -1,0 +1,305 @@
+"""The configuration of a cluster, and where each value came from.
+
+A value is looked for in four places, and the first that has it wins: flags of the command, environment variables
+(`SLUICE_DATA_DIR`, and `SLUICE_TOPIC__ACK_QUORUM` for a section), a TOML file, the default. The file is the one named
+by `--config` or `SLUICE_CONFIG`, else `sluice.toml` in the present folder, else `sluice/config.toml` in the user's
+configuration folder. A key that is not known is an error with a suggestion, never ignored: a misspelt limit that does
+nothing is found when it is too late.
+
+The sections `topic` and `subscription` hold the defaults of new topics and subscriptions. Their keys are the fields of
+`actors.messages.TopicSettings` and `SubscriptionSettings` themselves, which carry Pulsar's names in snake_case; there
+is no second list. The end of a name gives the unit: `_ms` and `_millis` are milliseconds, `_seconds` seconds, `_bytes`
+bytes. Where a unit is known, `10s`, `1h30m` or `64MB` may be written in place of the bare number.
+
+Secrets have no place here: S3 credentials come from boto3's own chain, tokens from files with mode 0600.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, create_model
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from actors.messages import SubscriptionSettings, TopicSettings
+from storage.errors import Invalid
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+PREFIX = "SLUICE_"
+
+MAX_PARTITIONS = 1024
+"""Most partitions of one topic."""
+
+CHOICES = {
+    "type": ("key_shared", "shared", "exclusive", "failover"),
+    "policy": ("draining_hashes", "last_sent_position", "read_position"),
+    "selector": ("consistent_hashing", "auto_split", "sticky"),
+    "initial_position": ("latest", "earliest"),
+    "delay_key_policy": ("pass", "block_key", "reject"),
+    "delayed_tracker": ("bucket", "memory"),
+}
+"""The settings of a subscription that are one of a few words."""
+
+_MAY_BE_MINUS_ONE = ("delayed_delivery_max_num_buckets",)
+
+OTHER_VARIABLES = ("SLUICE_CONFIG", "SLUICE_DEBUG", "SLUICE_TOKEN", "SLUICE_TOKEN_FILE")
+"""Environment variables that begin like ours and are no configuration keys. SLUICE_INTERNAL_* is left alone too."""
+
+_DURATIONS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_SIZES = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
+_DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+")
+_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
+
+
+def parse_duration(text: str) -> int:
+    """Milliseconds of `250ms`, `10s`, `1h30m`; a bare number is milliseconds. Raises ValueError."""
+    text = text.strip()
+    if text.isdecimal():
+        return int(text)
+    if not _DURATION.fullmatch(text):
+        raise ValueError(f"{text!r} is not a duration; write 250ms, 10s, 5m, 1h or 2d")
+    return round(sum(float(number) * _DURATIONS[unit] for number, unit in _DURATION_PART.findall(text)))
+
+
+def parse_size(text: str) -> int:
+    """Bytes of `64MB`, `1GiB`, `512k` (all by powers of 1024); a bare number is bytes. Raises ValueError."""
+    found = _SIZE.fullmatch(text.strip())
+    if not found:
+        raise ValueError(f"{text!r} is not a size; write 512KB, 64MB or 1GB")
+    return round(float(found[1]) * _SIZES[f"{found[2].upper()}B"])
+
+
+def with_unit(name: str, value: object) -> object:
+    """Turn a text with a unit into a number, by the unit that the end of the key's name gives."""
+    if not isinstance(value, str):
+        return value
+    if name.endswith(("_ms", "_millis")):
+        return parse_duration(value)
+    if name.endswith("_seconds"):
+        return int(value) if value.strip().isdecimal() else parse_duration(value) // 1000
+    return parse_size(value) if name.endswith("_bytes") else value
+
+
+def _unit(value: object, info: ValidationInfo) -> object:
+    return with_unit(info.field_name or "", value)
+
+
+def _section(name: str, settings: type[msgspec.Struct]) -> type[BaseModel]:
+    fields: dict[str, Any] = {
+        field.name: (Annotated[field.type, BeforeValidator(_unit)], field.default)
+        for field in msgspec.structs.fields(settings)
+    }
+    return create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
+
+
+TopicSection = _section("TopicSection", TopicSettings)
+SubscriptionSection = _section("SubscriptionSection", SubscriptionSettings)
+
+
+class Configuration(BaseSettings):
+    """Everything about a cluster that can be set. Make it with `load`."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, env_nested_delimiter="__", extra="forbid", nested_model_default_partial_update=True
+    )
+
+    address: str | None = Field(None, description="address of a running Ray cluster to join; none starts one here")
+    data_dir: Path = Field(Path("sluice-data"), description="where bookies, metadata and objects live on this machine")
+    bookies: int = Field(3, ge=1, le=1000, description="bookies to start")
+    cpus: int | None = Field(None, ge=1, description="processors that Ray may use; none means all")
+    ray_object_store_bytes: Annotated[int, BeforeValidator(_unit)] = Field(
+        256 << 20, ge=80 << 20, description="shared memory for payloads on each node"
+    )
+    objects: str = Field("", description="where snapshots go: empty for data_dir, or s3://bucket/prefix")
+    s3_endpoint_url: str | None = Field(None, description="S3 server to use in place of AWS, for example MinIO's")
+    s3_region: str | None = Field(None, description="S3 region")
+    s3_path_style: bool = Field(True, description="bucket in the path (MinIO) and not in the host name")
+    admin_port: int = Field(0, ge=0, le=65535, description="port of the admin page on the loopback; 0 chooses one")
+    metrics_port: int = Field(0, ge=0, le=65535, description="port of the Prometheus metrics; 0 leaves it to Ray")
+    topic: TopicSection = Field(default_factory=TopicSection, description="defaults of new topics")  # type: ignore[valid-type]
+    subscription: SubscriptionSection = Field(  # type: ignore[valid-type]
+        default_factory=SubscriptionSection, description="defaults of new subscriptions"
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags, then the environment, then the TOML file; .env files and secret folders are not read."""
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+
+    def topic_settings(self, **changes: object) -> TopicSettings:
+        """Settings for a new topic: these defaults, then the changes. Raises Invalid on an unknown key."""
+        settings = _settings(TopicSettings, "topic", self.topic, changes)
+        if not 1 <= settings.partitions <= MAX_PARTITIONS:
+            raise Invalid(f"partitions = {settings.partitions}: a topic has 1 to {MAX_PARTITIONS} partitions")
+        if not settings.ensemble >= settings.write_quorum >= settings.ack_quorum >= 1:
+            raise Invalid(
+                f"ensemble = {settings.ensemble}, write_quorum = {settings.write_quorum}, ack_quorum = "
+                f"{settings.ack_quorum}: needed is ensemble >= write_quorum >= ack_quorum >= 1"
+            )
+        _refuse_negative(settings)
+        return settings
+
+    def subscription_settings(self, **changes: object) -> SubscriptionSettings:
+        """Settings for a new subscription: these defaults, then the changes. Raises Invalid on an unknown key."""
+        settings = _settings(SubscriptionSettings, "subscription", self.subscription, changes)
+        for name, choices in CHOICES.items():
+            if getattr(settings, name) not in choices:
+                raise Invalid(f"{name} = {getattr(settings, name)!r}: choose one of {', '.join(choices)}")
+        _refuse_negative(settings)
+        return settings
+
+
+def _settings(kind: type[S], section: str, base: BaseModel, changes: Mapping[str, object]) -> S:
+    values = base.model_dump()
+    for name, value in changes.items():
+        if name not in values:
+            raise Invalid(_unknown(name, values, f"a setting of a {section}"))
+        try:
+            values[name] = with_unit(name, value)
+        except ValueError as error:
+            raise Invalid(f"{name}: {error}") from None
+    try:
+        # Not strict: on the command line every value is a text.
+        return msgspec.convert(values, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise Invalid(f"settings of the {section}: {error}") from None
+
+
+def _refuse_negative(settings: msgspec.Struct) -> None:
+    for name, value in msgspec.structs.asdict(settings).items():
+        if isinstance(value, int) and value < (-1 if name in _MAY_BE_MINUS_ONE else 0):
+            raise Invalid(f"{name} = {value}: must not be negative")
+
+
+def known_keys() -> list[str]:
+    """Every configuration key, sections with a dot, in the order in which they are declared."""
+    keys: list[str] = []
+    for name in Configuration.model_fields:
+        section = {"topic": TopicSection, "subscription": SubscriptionSection}.get(name)
+        keys += [f"{name}.{key}" for key in section.model_fields] if section else [name]
+    return keys
+
+
+def find_file(named: Path | None = None) -> Path | None:
+    """The configuration file that applies, or None. Raises Invalid if the named one is not there."""
+    chosen = named or (Path(os.environ["SLUICE_CONFIG"]) if os.environ.get("SLUICE_CONFIG") else None)
+    if chosen:
+        if not chosen.is_file():
+            raise Invalid(f"there is no configuration file {chosen}")
+        return chosen
+    home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    return next((path for path in (Path("sluice.toml"), home / "sluice" / "config.toml") if path.is_file()), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A configuration and, for each key that is not at its default, where its value came from."""
+
+    values: Configuration
+    sources: dict[str, str]
+
+
+def load(file: Path | None = None, **flags: object) -> Loaded:
+    """Read the configuration that applies here and now. A flag that is None was not given.
+
+    Raises Invalid with one line for an unknown key or a bad value.
+    """
+    path = find_file(file)
+    given = {name: value for name, value in flags.items() if value is not None}
+    _check_variables()
+    layers = {"flag": _flat(given), "environment": _flat(EnvSettingsSource(Configuration)())}
+    if path:
+        layers[str(path)] = _flat(_read_toml(path))
+    for source, layer in layers.items():
+        for key in layer:
+            if key not in known_keys():
+                raise Invalid(_unknown(key, known_keys(), f"a configuration key ({source})"))
+
+    class WithFile(Configuration):
+        model_config = SettingsConfigDict(toml_file=path)
+
+    try:
+        values = WithFile(**given)  # type: ignore[arg-type]
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        source = next((name for name, layer in layers.items() if key in layer), "default")
+        raise Invalid(f"{key} = {first['input']!r} ({source}): {first['msg'].removeprefix('Value error, ')}") from None
+    sources = {key: source for source, layer in reversed(layers.items()) for key in layer}
+    return Loaded(values, sources)
+
+
+def to_toml(loaded: Loaded) -> str:
+    """The effective configuration as a TOML file that `load` reads back; what is not a default names its source."""
+    flat = _flat(loaded.values.model_dump(mode="json"))
+    lines: list[str] = []
+    section = ""
+    for key in known_keys():
+        where, _, name = key.rpartition(".")
+        if where != section:
+            section = where
+            lines += ["", f"[{section}]"]
+        value = flat.get(key)
+        text = f"# {name} =" if value is None else f"{name} = {json.dumps(value)}"
+        lines.append(f"{text}  # from {loaded.sources[key]}" if key in loaded.sources else text)
+    return "\n".join(lines) + "\n"
+
+
+def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            flat |= {f"{name}.{key}": inner for key, inner in value.items()}
+        else:
+            flat[name] = value
+    return flat
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise Invalid(f"cannot read the configuration file {path}: {error}") from None
+
+
+def _check_variables() -> None:
+    known = [PREFIX + key.replace(".", "__").upper() for key in known_keys()]
+    known += [*OTHER_VARIABLES, PREFIX + "TOPIC", PREFIX + "SUBSCRIPTION"]
+    for name in sorted(os.environ):
+        if name.startswith(PREFIX) and name not in known and not name.startswith(PREFIX + "INTERNAL_"):
+            raise Invalid(_unknown(name, known, "an environment variable of Sluice"))
+
+
+def _unknown(name: str, known: Iterable[str], what: str) -> str:
+    """One line about an unknown name; Pulsar's camelCase is understood well enough to suggest ours."""
+    snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
+    snake = snake if name.isupper() else snake.lower()
+    candidates = list(known)
+    close = difflib.get_close_matches(snake, candidates, n=1) or [
+        key for key in candidates if key.rpartition(".")[2] == snake
+    ]
+    return f"{name!r} is not {what}" + (f"; did you mean {close[0]!r}?" if close else "")
