@@ -1,0 +1,251 @@
+"""One seeded event loop: a whole cluster on one thread, with a clock that only moves when everybody waits.
+
+Theory of operation. An asyncio program makes two kinds of free choices: in which order callbacks that are ready run,
+and how long things take. Here both come from one seed. Callbacks that are ready are picked at random (or first in,
+first out: each seed decides, because some defects show only in a polite order). When none is ready, time jumps to the
+next timer; no real time passes. So a seed replays a run exactly, and an hour of cluster time takes a second.
+
+Processes. Every task runs in a context that names the process it belongs to (`OWNER`). Freezing a process holds back
+its callbacks until it thaws: it sees nothing, and then goes on in the middle of whatever it was doing, as a process
+does after SIGSTOP and SIGCONT. Killing it drops its callbacks for good: not even its `finally` blocks run, as after
+SIGKILL. What others wait for belongs to the network, not to the dead.
+
+Three things end a run as failed: a problem that somebody reported (`fail`), nothing left to do while the main
+coroutine still waits (a lost wake-up), and too many steps (a busy loop: time stands still, or never-ending work).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import random
+import traceback
+from asyncio import events
+from collections import deque
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor
+from contextvars import Context, ContextVar
+from typing import Any, TypeVar, TypeVarTuple
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+OWNER: ContextVar[object] = ContextVar("OWNER")
+"""The process on whose behalf the current callback runs."""
+
+STEP_LIMIT = 20_000_000
+STANDSTILL_LIMIT = 200_000
+"""So many callbacks in a row without time moving are a busy loop."""
+
+
+class SimFailure(AssertionError):
+    """A run broke a promise or got stuck. The text tells the whole story."""
+
+
+class SimLoop(asyncio.BaseEventLoop):
+    """A deterministic event loop. `now` is virtual milliseconds since the start of the run."""
+
+    def __init__(self, seed: int, *, shuffle: bool | None = None, step_limit: int = STEP_LIMIT) -> None:
+        super().__init__()
+        rng = random.Random(f"loop/{seed}")
+        self.seed = seed
+        self.now = 0
+        self.steps = 0
+        self.shuffle = rng.random() < 0.8 if shuffle is None else shuffle
+        self.problem: BaseException | None = None
+        self._pick = rng.random
+        self._step_limit = step_limit
+        self._line: deque[events.Handle] = deque()
+        self._pool: list[events.Handle] = []
+        self._timers: list[tuple[int, int, events.Handle]] = []
+        self._counter = 0
+        self._root = Context()
+        self._frozen: dict[object, list[events.Handle] | None] = {}
+        self._dropped: list[events.Handle] = []
+
+    # -- what asyncio asks of a loop --
+
+    def time(self) -> float:
+        """Virtual seconds, for asyncio's own timers."""
+        return self.now / 1000
+
+    def call_soon(self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None) -> events.Handle:
+        """Make a callback ready."""
+        handle = events.Handle(callback, args, self, context)
+        (self._pool if self.shuffle else self._line).append(handle)
+        return handle
+
+    def call_soon_threadsafe(
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> events.Handle:
+        """Refused: a second thread would end determinism."""
+        raise SimFailure("a thread was used inside the simulator")
+
+    def call_at(
+        self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> events.TimerHandle:
+        """A timer of asyncio itself, on virtual time."""
+        handle = events.TimerHandle(when, callback, args, self, context)
+        self._push(max(self.now, round(when * 1000)), handle)
+        return handle
+
+    def call_later(
+        self, delay: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> events.TimerHandle:
+        """A timer of asyncio itself, on virtual time."""
+        return self.call_at(self.time() + delay, callback, *args, context=context)
+
+    def run_in_executor(self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
+        """Refused: a second thread would end determinism."""
+        raise SimFailure("an executor was used inside the simulator")
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """An exception that nobody caught fails the run."""
+        error = context.get("exception") or SimFailure(str(context.get("message")))
+        self.fail(error)
+
+    # -- what the simulator adds --
+
+    def after(self, milliseconds: int, callback: Callable[..., object], *args: object) -> events.Handle:
+        """Run a callback of the simulated world (not of a process) after some virtual time."""
+        handle = events.Handle(callback, args, self, self._root)
+        if milliseconds <= 0:
+            (self._pool if self.shuffle else self._line).append(handle)
+        else:
+            self._push(self.now + milliseconds, handle)
+        return handle
+
+    async def pause(self, milliseconds: int) -> None:
+        """Wait on virtual time."""
+        future: asyncio.Future[None] = self.create_future()
+        handle = self.after(milliseconds, _wake, future)
+        try:
+            await future
+        finally:
+            handle.cancel()
+
+    def fail(self, error: BaseException) -> None:
+        """Report a problem; the first one ends the run."""
+        if self.problem is None:
+            self.problem = error
+
+    def freeze(self, owner: object) -> None:
+        """Hold back every callback of a process until it thaws."""
+        self._frozen.setdefault(owner, [])
+
+    def thaw(self, owner: object) -> None:
+        """Let a frozen process go on where it was. Fine if it was not frozen, or is dead."""
+        held = self._frozen.get(owner)
+        if held is not None:
+            del self._frozen[owner]
+            (self._pool if self.shuffle else self._line).extend(held)
+
+    def bury(self, owner: object) -> None:
+        """Drop every callback of a process, now and for ever."""
+        self._frozen[owner] = None
+
+    def play(self, main: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine to its end on virtual time and return its result. Raises SimFailure."""
+        before = events._get_running_loop()
+        events._set_running_loop(self)
+        task = self.create_task(main)
+        try:
+            self._drive(task)
+            if self.problem is not None:
+                raise self.problem
+            return task.result()
+        finally:
+            self._clear(task)
+            events._set_running_loop(before)
+            self.close()
+
+    def _push(self, when: int, handle: events.Handle) -> None:
+        self._counter += 1
+        heapq.heappush(self._timers, (when, self._counter, handle))
+
+    def _drive(self, main: asyncio.Task[Any]) -> None:
+        still = 0
+        while not main.done() and self.problem is None:
+            handle = self._next()
+            if handle is None:
+                if not self._advance():
+                    raise SimFailure(
+                        f"nothing is left to do at {self.now} ms, but the run still waits:\n{_where(main)}"
+                    )
+                still = 0
+                continue
+            if handle._cancelled:
+                continue
+            if self._frozen and self._held(handle):
+                continue
+            self.steps += 1
+            still += 1
+            if still > STANDSTILL_LIMIT or self.steps > self._step_limit:
+                raise SimFailure(f"{self.steps} steps at {self.now} ms, {still} without time moving: a busy loop?")
+            handle._run()
+
+    def _next(self) -> events.Handle | None:
+        if not self.shuffle:
+            return self._line.popleft() if self._line else None
+        pool = self._pool
+        if not pool:
+            return None
+        last = len(pool) - 1
+        at = int(self._pick() * (last + 1))
+        pool[at], pool[last] = pool[last], pool[at]
+        return pool.pop()
+
+    def _advance(self) -> bool:
+        """Jump to the next timer that still counts and make everything due then ready."""
+        timers = self._timers
+        while timers and timers[0][2]._cancelled:
+            heapq.heappop(timers)
+        if not timers:
+            return False
+        self.now = timers[0][0]
+        ready = self._pool if self.shuffle else self._line
+        while timers and timers[0][0] == self.now:
+            ready.append(heapq.heappop(timers)[2])
+        return True
+
+    def _held(self, handle: events.Handle) -> bool:
+        owner = handle._context.get(OWNER)  # type: ignore[attr-defined]
+        if owner not in self._frozen:
+            return False
+        held = self._frozen[owner]
+        # The dropped callbacks of the dead are kept: a pending task that is collected would complain.
+        (self._dropped if held is None else held).append(handle)
+        return True
+
+    def _clear(self, main: asyncio.Task[Any]) -> None:
+        """End what is left, quietly: the run is over and nothing that happens now counts."""
+        self.problem = self.problem or SimFailure("the run is over")
+        self._frozen.clear()
+        left = sorted(asyncio.all_tasks(self), key=lambda task: task.get_name())
+        for task in left:
+            task.cancel()
+        for _ in range(100_000):
+            handle = self._next()
+            if handle is None:
+                break
+            if not handle._cancelled:
+                handle._run()
+        for task in left:
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+            if task.done() and not task.cancelled():
+                task.exception()
+        self._timers.clear()
+
+
+def run(seed: int, main: Callable[[], Coroutine[Any, Any, T]], *, shuffle: bool | None = None) -> T:
+    """Run a coroutine function on a fresh seeded loop and return its result."""
+    return SimLoop(seed, shuffle=shuffle).play(main())
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _where(task: asyncio.Task[Any]) -> str:
+    return "".join(line for frame in task.get_stack() for line in traceback.format_stack(frame, 1))

@@ -1,0 +1,223 @@
+"""A simulated network: every message is packed to bytes, and may be late, lost, repeated or overtaken.
+
+A call is two messages, the request and the reply, each with a fate of its own; so a call that ends as `Unknown` may
+have been executed, may be executed later (its late copy still travels), or never. The caller's time-out ends only
+its own waiting. A request is decoded afresh for each copy, and columns are copied at the time of sending, as a real
+wire would: an actor that changes an array after it sent it deceives nobody but itself.
+
+Links join machines (the part of an address before the slash) and each direction is separate, so that a partition can
+be one-way. What a link does is data (`LinkFaults`), one for all links and, if need be, one for a pair.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from actors.actor import REQUESTS
+from actors.ports import Address, DiskFailed, Unknown
+from actors.wire import Blob, Packed, Reply, Request, pack, pack_error, unpack, unpack_error
+from storage.errors import SluiceError
+from storage.frame import Buffer
+from tests.sim.loop import SimLoop
+
+if TYPE_CHECKING:
+    from tests.sim.world import Process, World
+
+R = TypeVar("R", bound=Reply)
+
+Answer = Unknown | Packed | tuple[str, str]
+
+
+@dataclass
+class LinkFaults:
+    """What may happen to one message on a link. Chances are per message, times in milliseconds."""
+
+    delay_ms: tuple[int, int] = (0, 2)
+    loss: float = 0.0
+    repeat: float = 0.0
+    late: float = 0.0
+    """A message is held back, long enough that the caller has given up; a copy may have come through in time."""
+    late_ms: tuple[int, int] = (500, 20_000)
+    gone_hint: float = 0.9
+    """How likely a caller is told at once that the process it calls has ended."""
+    blob_loss: float = 0.0
+    """How likely a shared payload cannot be fetched although its sharer lives."""
+    share_above: int = 1024
+    """Payloads of more than this many bytes travel by handle."""
+
+
+class SimHandle:
+    """A payload in the shared memory of the process that shared it; gone when that process ends."""
+
+    __slots__ = ("data", "owner")
+
+    def __init__(self, data: bytes, owner: Process) -> None:
+        self.data = data
+        self.owner = owner
+
+
+class Network:
+    """All links of a world, and the calls under way."""
+
+    def __init__(self, loop: SimLoop, seed: int) -> None:
+        self.faults = LinkFaults()
+        self.pairs: dict[tuple[str, str], LinkFaults] = {}
+        self.counters: dict[str, int] = {}
+        self.calls: dict[str, int] = {}
+        self._loop = loop
+        self._rng = random.Random(f"net/{seed}")
+        self._cut: dict[tuple[str, str], int] = {}
+
+    def cut(self, source: str, target: str) -> None:
+        """Lose everything that machine `source` sends to machine `target`, until `join`. Cuts nest."""
+        self._cut[source, target] = self._cut.get((source, target), 0) + 1
+        self.count("cut")
+
+    def join(self, source: str, target: str) -> None:
+        """Take one cut of a direction back."""
+        left = self._cut.get((source, target), 0) - 1
+        if left > 0:
+            self._cut[source, target] = left
+        else:
+            self._cut.pop((source, target), None)
+
+    def heal(self) -> None:
+        """Take every cut and fault back; messages that are late stay on their way."""
+        self._cut.clear()
+        self.pairs.clear()
+        share_above = self.faults.share_above
+        self.faults = LinkFaults(share_above=share_above)
+
+    def carry(self, source: str, target: str, arrive: Callable[[], object]) -> None:
+        """Send one message: `arrive` runs once, several times or never."""
+        if self.is_cut(source, target):
+            self.count("lost in partition")
+            return
+        faults = self.pairs.get((source, target), self.faults)
+        chance = self._rng.random
+        if faults.loss and chance() < faults.loss:
+            self.count("lost")
+            return
+        if faults.late and chance() < faults.late:
+            self.count("late")
+            self._send(source, target, self._between(faults.late_ms), arrive)
+            if chance() < 0.5:
+                return
+        self._send(source, target, self._between(faults.delay_ms), arrive)
+        if faults.repeat and chance() < faults.repeat:
+            self.count("repeated")
+            self._send(source, target, self._between(faults.delay_ms) * 4, arrive)
+
+    def is_cut(self, source: str, target: str) -> bool:
+        """Whether this direction is cut now."""
+        return (source, target) in self._cut
+
+    def chance(self, probability: float) -> bool:
+        """A seeded yes or no."""
+        return probability > 0 and self._rng.random() < probability
+
+    def count(self, what: str) -> None:
+        """Count a fault that happened."""
+        self.counters[what] = self.counters.get(what, 0) + 1
+
+    def _between(self, span: tuple[int, int]) -> int:
+        return span[0] + int(self._rng.random() * (span[1] - span[0] + 1))
+
+    def _send(self, source: str, target: str, delay: int, arrive: Callable[[], object]) -> None:
+        def land() -> None:
+            if self.is_cut(source, target):
+                self.count("lost in partition")
+            else:
+                arrive()
+
+        self._loop.after(delay, land)
+
+
+class SimNet:
+    """The network as one process sees it. Implements actors.ports.Net."""
+
+    def __init__(self, world: World, process: Process) -> None:
+        self._world = world
+        self._process = process
+        self._loop = world.loop
+        self._network = world.network
+
+    async def call(self, to: Address, request: Request[R], timeout: int) -> R | Unknown:
+        """Ask a peer: its reply, or Unknown; its refusal is raised."""
+        kind = type(request).__name__
+        packed = _copied(pack(request))
+        self._network.calls[kind] = self._network.calls.get(kind, 0) + 1
+        future: asyncio.Future[Answer] = self._loop.create_future()
+        timer = self._loop.after(timeout, _settle, future, Unknown(f"no answer to {kind} from {to} in {timeout} ms"))
+        here, there = self._process.machine, to.partition("/")[0]
+        self._network.carry(here, there, lambda: self._arrive(to, kind, packed, future))
+        try:
+            answer = await future
+        finally:
+            timer.cancel()
+        if isinstance(answer, Packed):
+            reply = unpack(type(request).reply, answer.head, answer.attachments, answer.handles)
+            return cast("R", reply)
+        if isinstance(answer, tuple):
+            raise unpack_error(*answer)
+        return answer
+
+    async def share(self, payload: Buffer) -> Blob:
+        """Large payloads by handle, small ones inline."""
+        data = bytes(payload)
+        if len(data) <= self._network.faults.share_above:
+            return Blob(data)
+        return Blob(data=data, handle=SimHandle(data, self._process), size=len(data))
+
+    async def fetch(self, blob: Blob) -> memoryview | None:
+        """The payload, or None if its sharer ended or cannot be reached."""
+        if blob.data is not None:
+            return blob.data
+        handle = blob.handle
+        if not isinstance(handle, SimHandle):
+            return None
+        await self._loop.pause(0)
+        owner = handle.owner
+        unreachable = self._network.is_cut(owner.machine, self._process.machine)
+        if not owner.alive or unreachable or self._network.chance(self._network.faults.blob_loss):
+            self._network.count("blob gone")
+            return None
+        return memoryview(handle.data)
+
+    def _arrive(self, to: Address, kind: str, packed: Packed, future: asyncio.Future[Answer]) -> None:
+        """A request reached the machine it was sent to."""
+        callee = self._world.at(to)
+        if callee is None:
+            if self._network.chance(self._network.faults.gone_hint):
+                gone = Unknown(f"{to} has ended", gone=True)
+                there, here = to.partition("/")[0], self._process.machine
+                self._network.carry(there, here, lambda: _settle(future, gone))
+            return
+        self._world.trace(kind, self._process.name, callee.name)
+        callee.task(self._serve(callee, kind, packed, future), kind)
+
+    async def _serve(self, callee: Process, kind: str, packed: Packed, future: asyncio.Future[Answer]) -> None:
+        """Run a handler in the callee's process and send its answer back."""
+        answer: Answer
+        try:
+            request: Request[Any] = unpack(REQUESTS[kind], packed.head, packed.attachments, packed.handles)
+            answer = _copied(pack(await callee.answer(request)))
+        except SluiceError as error:
+            answer = pack_error(error)
+        except DiskFailed as error:
+            self._world.ended(callee, f"its disk failed: {error}")
+            return
+        self._network.carry(callee.machine, self._process.machine, lambda: _settle(future, answer))
+
+
+def _settle(future: asyncio.Future[Answer], answer: Answer) -> None:
+    if not future.done():
+        future.set_result(answer)
+
+
+def _copied(packed: Packed) -> Packed:
+    return Packed(packed.head, [bytes(memoryview(part)) for part in packed.attachments], list(packed.handles))

@@ -1,0 +1,396 @@
+"""A world: machines with processes on them, one network, disks, stores, and a seed that decides everything.
+
+A process hosts one actor (`start`) or is a bare client (`client`). It has a stable name, and an address that names
+its machine and its incarnation: after a crash a restarted process has a new address, and calls to the old one end as
+`Unknown`. Disks and clock skews belong to names and machines and outlive processes.
+
+Everything that happens goes into one event log: what actors log, each request as it reaches its handler, and what
+the world does to them. The log is hashed (`digest`); its last 200 lines are the story of a failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextvars import Context
+from typing import Any, TypeVar
+
+from actors.actor import Actor
+from actors.ports import Address, DiskFailed, Ports
+from actors.wire import Reply, Request
+from storage.errors import Invalid, SluiceError, Unavailable
+from tests.sim.disk import DiskFaults, SimDisk
+from tests.sim.loop import OWNER, SimFailure, SimLoop
+from tests.sim.meta import MetaStore, SimMeta
+from tests.sim.net import Network, SimNet
+from tests.sim.objects import ObjectStore, SimObjects
+
+T = TypeVar("T")
+
+EPOCH_MS = 1_700_000_000_000
+"""Wall-clock time at the start of each run."""
+
+STORY_LINES = 200
+
+Make = Callable[[Ports], Actor]
+"""Makes the actor of a process from its ports; called again at each restart."""
+
+
+class SimClock:
+    """The clock of one machine. Implements actors.ports.Clock."""
+
+    def __init__(self, world: World, machine: str) -> None:
+        self._world = world
+        self._loop = world.loop
+        self._machine = machine
+        self._base = random.Random(f"clock/{world.seed}/{machine}").randrange(1, 10**9)
+
+    def now(self) -> int:
+        """Wall clock with this machine's skew."""
+        return EPOCH_MS + self._loop.now + self._world.skews.get(self._machine, 0)
+
+    def monotonic(self) -> int:
+        """Never jumps; each machine counts from its own start."""
+        return self._base + self._loop.now
+
+    async def sleep(self, milliseconds: int) -> None:
+        """Wait on virtual time."""
+        await self._loop.pause(milliseconds)
+
+
+class SimRng:
+    """Seeded randomness of one process. Implements actors.ports.Rng."""
+
+    def __init__(self, seed: str) -> None:
+        rng = random.Random(seed)
+        self.random = rng.random
+        self._randrange = rng.randrange
+
+    def randrange(self, stop: int) -> int:
+        """0 <= n < stop."""
+        return self._randrange(stop)
+
+
+class Process:
+    """One incarnation of a process: a context for its tasks, an actor perhaps, and an end."""
+
+    def __init__(self, world: World, name: str, machine: str, incarnation: int, make: Make | None, disk: bool) -> None:
+        self.name = name
+        self.machine = machine
+        self.incarnation = incarnation
+        self.address: Address = f"{machine}/{name}.{incarnation}"
+        self.make = make
+        self.has_disk = disk
+        self.actor: Actor | None = None
+        self.born: asyncio.Future[SluiceError | None] = world.loop.create_future()
+        """Done when the actor has started (None), or could not."""
+        self.stopping = False
+        self.alive = True
+        self.paused = False
+        self._world = world
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._started = 0
+        self._context = Context()
+        self._context.run(OWNER.set, self)
+        self.ports = Ports(
+            me=self.address,
+            clock=SimClock(world, machine),
+            net=SimNet(world, self),
+            objects=SimObjects(world.objects, machine),
+            meta=SimMeta(world.meta, machine),
+            rng=SimRng(f"rng/{world.seed}/{self.address}"),
+            spawn=self.task,
+            log=self.log,
+            disk=world.disk(name) if disk else None,
+            places=SimPlaces(world),
+        )
+
+    def task(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Run background work in this process; it ends with the process."""
+        self._started += 1
+        number = self._started
+        task = self._world.loop.create_task(self._guard(number, work, name), context=self._context)
+        # Kept until it is done: a task that nobody holds is collected, and the loop would complain of it.
+        self._tasks[number] = task
+        return task
+
+    def log(self, event: str, **fields: object) -> None:
+        """What the actor logs."""
+        self._world.record(self.name, event, **fields)
+
+    def settle(self, error: SluiceError | None) -> None:
+        """The actor has started, or will not."""
+        if not self.born.done():
+            self.born.set_result(error)
+
+    async def answer(self, request: Request[Any]) -> Reply:
+        """Hand a request to the actor; one that comes early waits until the actor has started."""
+        if self.actor is None:
+            raise Unavailable(f"{self.name} has no actor")
+        if not self.born.done():
+            await self.born
+        return await self.actor.handle(request)
+
+    async def _guard(self, number: int, work: Coroutine[Any, Any, None], name: str) -> None:
+        try:
+            await work
+        except SluiceError as error:
+            self.log("task failed", task=name, error=type(error).__name__, reason=str(error))
+        except DiskFailed as error:
+            self._world.ended(self, f"its disk failed: {error}")
+        except Exception as error:
+            self._world.defect(self, name, error)
+        finally:
+            self._tasks.pop(number, None)
+            if self.actor is not None and self.actor.stopped is not None and self.alive:
+                self._world.stopping(self)
+
+
+class World:
+    """A simulated cluster. One instance is one run."""
+
+    def __init__(self, seed: int, *, shuffle: bool | None = None) -> None:
+        self.seed = seed
+        self.loop = SimLoop(seed, shuffle=shuffle)
+        self.rng = random.Random(f"world/{seed}")
+        self.network = Network(self.loop, seed)
+        self.meta = MetaStore(self.loop, seed)
+        self.objects = ObjectStore(self.loop, seed)
+        self.disk_faults = DiskFaults()
+        self.skews: dict[str, int] = {}
+        self.kinds: dict[str, tuple[Callable[[Ports, str, dict[str, Any]], Actor], bool]] = {}
+        """What `Places.start` can start: how to make it, and whether it has a disk."""
+        self.place_failures = 0.0
+        self.counters: dict[str, int] = {}
+        self.story: deque[str] = deque(maxlen=STORY_LINES)
+        self.echo: Callable[[str], object] | None = None
+        """Gets every line of the log, for a replay with the whole story."""
+        self._processes: dict[str, Process] = {}
+        self._addresses: dict[Address, Process] = {}
+        self._graveyard: list[Process] = []
+        self._disks: dict[str, SimDisk] = {}
+        self._hash = hashlib.blake2b(digest_size=16)
+        self._over = False
+
+    # -- running --
+
+    def play(self, scenario: Callable[[World], Coroutine[Any, Any, T]]) -> T:
+        """Run a scenario to its end. Raises SimFailure with the story."""
+        try:
+            return self.loop.play(self._main(scenario))
+        except Exception as error:
+            raise SimFailure(self.tell(error)) from error
+
+    def tell(self, error: BaseException) -> str:
+        """The story of a failure: what broke, the seed, and the last lines of the log."""
+        lines = "\n".join(self.story)
+        return f"{type(error).__name__}: {error}\nseed {self.seed}, {self.loop.now} ms\n{lines}"
+
+    def digest(self) -> str:
+        """A hash of everything that happened; the same seed gives the same digest."""
+        return self._hash.hexdigest()
+
+    def record(self, who: str, event: str, **fields: object) -> None:
+        """Write a line of the log."""
+        if self._over:
+            return
+        told = "".join(f" {key}={value}" for key, value in fields.items())
+        line = f"{self.loop.now:>7} {who}: {event}{told}"
+        self._hash.update(line.encode())
+        self.story.append(line)
+        if self.echo is not None:
+            self.echo(line)
+
+    def trace(self, kind: str, source: str, target: str) -> None:
+        """A request reaches its handler."""
+        self.record(source, f"{kind} -> {target}")
+
+    def defect(self, process: Process, where: str, error: BaseException) -> None:
+        """An actor raised what it must not: the run has failed."""
+        self.record(process.name, "DEFECT", where=where, error=repr(error))
+        self.loop.fail(error)
+
+    def count(self, what: str) -> None:
+        """Count a fault that happened."""
+        self.counters[what] = self.counters.get(what, 0) + 1
+
+    async def _main(self, scenario: Callable[[World], Coroutine[Any, Any, T]]) -> T:
+        try:
+            return await scenario(self)
+        finally:
+            self._over = True
+
+    # -- processes --
+
+    async def start(self, name: str, make: Make, *, machine: str | None = None, disk: bool = False) -> Address:
+        """Start a process with an actor in it; returns its address when the actor has started.
+
+        An older incarnation of the name lives on (a zombie) unless it has a disk, which two cannot share.
+        """
+        process = self._open(name, make, machine or name, disk)
+        actor = make(process.ports)
+        process.actor = actor
+
+        async def begin() -> None:
+            try:
+                await actor.start()
+            except SluiceError as error:
+                process.settle(error)
+                self.ended(process, f"could not start: {error}")
+                return
+            self.record(name, "started", address=process.address)
+            process.settle(None)
+
+        process.task(begin(), f"start {name}")
+        error = await process.born
+        if error is not None:
+            raise error
+        return process.address
+
+    def client(self, name: str, *, machine: str | None = None) -> Ports:
+        """A process without an actor, for producers and consumers in a user's program: its ports."""
+        process = self._open(name, None, machine or name, False)
+        self.record(name, "opened", address=process.address)
+        return process.ports
+
+    def crash(self, name: str) -> None:
+        """End a process without warning; its disk loses what was not synced. Fine if it is down."""
+        process = self._processes.get(name)
+        if process is not None and process.alive:
+            self.count("crash")
+            self.ended(process, "crash")
+
+    async def restart(self, name: str) -> Address:
+        """Start a crashed process anew, on its old disk, with a new address."""
+        process = self._processes[name]
+        if process.make is None:
+            raise Invalid(f"{name} is a client; open a new one")
+        if process.alive and process.has_disk:
+            self.crash(name)
+        self.count("restart")
+        return await self.start(name, process.make, machine=process.machine, disk=process.has_disk)
+
+    def pause(self, name: str) -> None:
+        """Freeze a process, as SIGSTOP does."""
+        process = self._processes[name]
+        if process.alive and not process.paused:
+            process.paused = True
+            self.count("pause")
+            self.loop.freeze(process)
+            self.record(name, "paused")
+
+    def resume(self, name: str) -> None:
+        """Let a frozen process go on, and its older incarnations too."""
+        for process in self._addresses.values():
+            if process.name == name and process.paused and process.alive:
+                process.paused = False
+                self.count("resume")
+                self.record(process.name, "resumed", address=process.address)
+                self.loop.thaw(process)
+
+    def stop(self, address: Address) -> None:
+        """End the process at an address."""
+        process = self._addresses.get(address)
+        if process is not None and process.alive:
+            self.ended(process, "stopped from outside")
+
+    def ended(self, process: Process, reason: str) -> None:
+        """A process ends: nothing of it runs any more."""
+        if not process.alive or self._over:
+            return
+        process.alive = False
+        process.settle(Unavailable(f"{process.name} ended: {reason}"))
+        self.record(process.name, "ended", address=process.address, reason=reason)
+        self.loop.bury(process)
+        self._addresses.pop(process.address, None)
+        self._graveyard.append(process)
+        if process.has_disk:
+            self.disk(process.name).crash()
+
+    def stopping(self, process: Process) -> None:
+        """An actor has stopped itself; its process ends a little later."""
+        if not process.stopping and not self._over and process.actor is not None:
+            process.stopping = True
+            reason = f"its actor stopped: {process.actor.stopped}"
+            self.loop.after(self.rng.randrange(20), self.ended, process, reason)
+
+    def at(self, address: Address) -> Process | None:
+        """The process with an actor that lives at an address, or None."""
+        process = self._addresses.get(address)
+        if process is None or not process.alive or process.actor is None:
+            return None
+        return process
+
+    def process(self, name: str) -> Process:
+        """The newest incarnation of a process."""
+        return self._processes[name]
+
+    def names(self) -> list[str]:
+        """Names of all processes that were ever started, in order."""
+        return sorted(self._processes)
+
+    def is_up(self, name: str) -> bool:
+        """Whether the newest incarnation lives."""
+        process = self._processes.get(name)
+        return process is not None and process.alive
+
+    def disk(self, name: str) -> SimDisk:
+        """The disk of a name."""
+        if name not in self._disks:
+            self._disks[name] = SimDisk(self.loop, f"{self.seed}/{name}", self.disk_faults)
+        return self._disks[name]
+
+    def machines(self) -> list[str]:
+        """Machines of all processes, in order."""
+        return sorted({process.machine for process in self._processes.values()})
+
+    def partition(self, left: list[str], right: list[str], *, both: bool = True) -> Callable[[], None]:
+        """Cut machines from others, in one direction or both; returns what joins them again."""
+        pairs = [(a, b) for a in left for b in right if a != b]
+        pairs += [(b, a) for a, b in pairs] if both else []
+        for source, target in pairs:
+            self.network.cut(source, target)
+        self.record("world", "partition", left=left, right=right, both=both)
+
+        def heal() -> None:
+            for source, target in pairs:
+                self.network.join(source, target)
+            self.record("world", "partition healed", left=left, right=right)
+
+        return heal
+
+    def _open(self, name: str, make: Make | None, machine: str, disk: bool) -> Process:
+        old = self._processes.get(name)
+        if old is not None and old.alive and old.has_disk:
+            raise Invalid(f"{name} still runs, and two processes cannot share its disk")
+        process = Process(self, name, machine, 1 if old is None else old.incarnation + 1, make, disk)
+        self._processes[name] = process
+        self._addresses[process.address] = process
+        return process
+
+
+class SimPlaces:
+    """Starts actors on machines of their own. Implements actors.ports.Places."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    async def start(self, kind: str, name: str, settings: dict[str, Any]) -> Address:
+        """Start an actor of a kind that `World.kinds` knows."""
+        world = self._world
+        if kind not in world.kinds:
+            raise Invalid(f"no kind {kind!r} of actor")
+        make, disk = world.kinds[kind]
+        await world.loop.pause(world.rng.randrange(200))
+        if world.rng.random() < world.place_failures:
+            world.count("no place")
+            raise Unavailable("no place can be had now")
+        return await world.start(name, lambda ports: make(ports, name, settings), disk=disk)
+
+    async def stop(self, address: Address) -> None:
+        """End an actor."""
+        await self._world.loop.pause(self._world.rng.randrange(20))
+        self._world.stop(address)
