@@ -1,0 +1,180 @@
+"""The object store and the metadata store of the real world, as actors see them.
+
+The stores of storage/ block; here they run on a thread pool behind `actors.ports.Objects` and `actors.ports.Meta`.
+Reads, lists and deletes are repeated a few times with a growing pause when the store does not answer, because
+repeating them is harmless. `put` and `create` are not: after `Unavailable` their outcome is unknown, and only the
+caller can tell whether the version that it finds is its own.
+
+A store is named by a URL:
+
+    memory:                      nothing survives the process
+    file:///var/sluice/objects   a folder (a plain path means the same)
+    sqlite:///var/sluice/meta.db metadata in one SQLite file (a plain folder path: meta.db inside it)
+    s3://bucket/prefix           S3, MinIO and others that honour If-None-Match; `endpoint` names the server
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import unquote, urlsplit
+
+from actors.ports import Version
+from storage import metadata as metadata_store
+from storage import objects as object_store
+from storage.errors import Invalid, Unavailable
+from storage.frame import Buffer
+from storage.metadata import MemoryMetadata, Metadata
+from storage.metadata_objects import ObjectMetadata
+from storage.metadata_sqlite import SqliteMetadata
+from storage.objects import LocalObjects, MemoryObjects, ObjectStore
+
+ATTEMPTS = 4
+FIRST_PAUSE_MS = 50
+THREADS = 16
+METADATA_FILE = "metadata.db"
+
+T = TypeVar("T")
+
+
+class _Pool:
+    """Runs blocking calls on threads, and repeats the harmless ones."""
+
+    def __init__(self, name: str, threads: int) -> None:
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
+
+    async def once(self, call: Callable[..., T], *arguments: Any) -> T:
+        """One attempt."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
+
+    async def repeated(self, call: Callable[..., T], *arguments: Any) -> T:
+        """Up to ATTEMPTS attempts while the store is Unavailable; pauses of 50, 100, 200 ms, up to half more."""
+        for attempt in range(ATTEMPTS - 1):
+            try:
+                return await self.once(call, *arguments)
+            except Unavailable:
+                await asyncio.sleep(FIRST_PAUSE_MS * 2**attempt * (1 + random.random() / 2) / 1000)
+        return await self.once(call, *arguments)
+
+    def close(self) -> None:
+        """Let running calls end, take no new ones."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+class AsyncObjects:
+    """actors.ports.Objects over a blocking store."""
+
+    def __init__(self, store: ObjectStore, threads: int = THREADS) -> None:
+        self.store = store
+        self._pool = _Pool("objects", threads)
+
+    async def put(self, name: str, data: Buffer) -> bool:
+        """See actors.ports.Objects. Never repeated here."""
+        return await self._pool.once(self.store.put, name, data)
+
+    async def get(self, name: str, start: int = 0, length: int | None = None) -> bytes:
+        """See actors.ports.Objects."""
+        return await self._pool.repeated(self.store.get, name, start, length)
+
+    async def names(self, prefix: str) -> list[str]:
+        """See actors.ports.Objects."""
+        return await self._pool.repeated(self.store.names, prefix)
+
+    async def delete(self, name: str) -> None:
+        """See actors.ports.Objects."""
+        await self._pool.repeated(self.store.delete, name)
+
+    async def probe(self) -> None:
+        """Refuse a store that ignores put-if-absent. Raises Invalid, Unavailable."""
+        await self._pool.once(object_store.probe, self.store)
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self._pool.close()
+
+
+class AsyncMeta:
+    """actors.ports.Meta over a blocking store."""
+
+    def __init__(self, store: Metadata, threads: int = THREADS) -> None:
+        self.store = store
+        self._pool = _Pool("metadata", threads)
+
+    async def read(self, key: str) -> Version | None:
+        """See actors.ports.Meta."""
+        record = await self._pool.repeated(self.store.read, key)
+        return None if record is None else Version(record.number, record.value)
+
+    async def create(self, key: str, number: int, value: bytes) -> bool:
+        """See actors.ports.Meta. Never repeated here."""
+        return await self._pool.once(self.store.create, key, number, value)
+
+    async def keys(self, prefix: str) -> list[str]:
+        """See actors.ports.Meta."""
+        return await self._pool.repeated(self.store.keys, prefix)
+
+    async def remove(self, key: str) -> None:
+        """See actors.ports.Meta."""
+        await self._pool.repeated(self.store.remove, key)
+
+    async def probe(self) -> None:
+        """Refuse a store that ignores put-if-absent. Raises Invalid, Unavailable."""
+        await self._pool.once(metadata_store.probe, self.store)
+
+    def close(self) -> None:
+        """Stop the threads and close the store."""
+        self._pool.close()
+        self.store.close()
+
+
+def open_objects(url: str, endpoint: str | None = None) -> AsyncObjects:
+    """The object store that a URL names. Raises Invalid with the expected forms."""
+    return AsyncObjects(_objects(url, endpoint))
+
+
+def open_metadata(url: str, endpoint: str | None = None) -> AsyncMeta:
+    """The metadata store that a URL names. Raises Invalid with the expected forms."""
+    scheme, rest = _split(url, "sqlite:///path, a folder, s3://bucket/prefix or memory:")
+    if scheme == "memory":
+        return AsyncMeta(MemoryMetadata())
+    if scheme == "s3":
+        return AsyncMeta(ObjectMetadata(_objects(url, endpoint)))
+    if scheme == "sqlite":
+        return AsyncMeta(SqliteMetadata(rest))
+    return AsyncMeta(SqliteMetadata(Path(rest) / METADATA_FILE))
+
+
+def _objects(url: str, endpoint: str | None) -> ObjectStore:
+    scheme, rest = _split(url, "file:///path, a path, s3://bucket/prefix or memory:")
+    if scheme == "memory":
+        return MemoryObjects()
+    if scheme == "s3":
+        from storage.s3 import S3Objects  # boto3 takes a third of a second to import
+
+        bucket, _, prefix = rest.partition("/")
+        return S3Objects(bucket, prefix.strip("/"), endpoint_url=endpoint)
+    if scheme == "sqlite":
+        raise Invalid(f"objects cannot be kept in SQLite; give file:///path or s3://bucket/prefix, not {url}")
+    return LocalObjects(rest)
+
+
+def _split(url: str, forms: str) -> tuple[str, str]:
+    """(memory | file | sqlite | s3, the rest) of a URL."""
+    if "://" not in url and url != "memory:":
+        if not url:
+            raise Invalid(f"a store is named by {forms}")
+        return "file", url
+    parts = urlsplit(url)
+    if parts.query or parts.fragment or parts.username or parts.password:
+        raise Invalid(f"a store's URL has no query, fragment or password: {forms}")
+    if parts.scheme in ("file", "sqlite") and not parts.netloc and len(parts.path) > 1:
+        return parts.scheme, unquote(parts.path)
+    if parts.scheme == "s3" and parts.netloc:
+        return "s3", parts.netloc + parts.path
+    if parts.scheme == "memory" and not parts.netloc and not parts.path:
+        return "memory", ""
+    raise Invalid(f"{url!r} names no store: {forms}")

@@ -1,0 +1,130 @@
+"""Versioned records: the few small facts that must have one owner.
+
+**Theory.** A record is a series of immutable versions numbered 1, 2, 3, ... without gaps. The only write is "create
+version n if it is absent and n-1 is the newest". Whoever wants to change a record reads the newest version, decides,
+and creates the next; of several who read the same version exactly one succeeds. Losing is therefore not an error of
+the store but the message "somebody newer is here", and an owner that loses stops. No locks, no leases, no clocks.
+
+Old versions are trimmed, so that a record that is rewritten a million times stays small. The newest and the one
+before it always remain.
+
+The stores: `MemoryMetadata` here, `storage.metadata_sqlite` for the processes of one machine,
+`storage.metadata_objects` on any object store. All block, all are safe for threads; cluster.stores gives them to
+actors. tests/conformance/metadata.py says what all of them must do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import threading
+from dataclasses import dataclass
+from typing import Protocol
+
+from storage.errors import Invalid, Unavailable
+from storage.objects import check_name, check_prefix
+
+MAX_VALUE_BYTES = 64 * 1024 * 1024
+KEEP = 2
+"""How many versions of a record always remain: the newest and the one before it."""
+
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The newest version of a record: its number (from 1) and its value."""
+
+    number: int
+    value: bytes
+
+
+class Metadata(Protocol):
+    """What every metadata store does. Keys are names as of objects: parts of [A-Za-z0-9._-] joined by "/"."""
+
+    def read(self, key: str) -> Record | None:
+        """The newest version, or None. Raises Unavailable, Corrupt."""
+
+    def create(self, key: str, number: int, value: bytes) -> bool:
+        """Create version `number` if it is absent and follows the newest; durable when True is returned.
+
+        False: somebody else was first, or the number does not follow. Raises Unavailable: the outcome is unknown,
+        read again and compare.
+        """
+
+    def keys(self, prefix: str) -> list[str]:
+        """Every live key that starts with the prefix, sorted. Raises Unavailable."""
+
+    def remove(self, key: str) -> None:
+        """Forget the record with all its versions; fine if there is none. It can be created anew with number 1."""
+
+    def close(self) -> None:
+        """Let go of files and connections. Idempotent."""
+
+
+def check_value(number: int, value: bytes) -> None:
+    """Raises Invalid for a number below 1 or a value above 64 MiB."""
+    if number < 1:
+        raise Invalid(f"versions are numbered from 1, not {number}")
+    if len(value) > MAX_VALUE_BYTES:
+        raise Invalid(f"a metadata record holds at most {MAX_VALUE_BYTES} bytes, this one {len(value)}")
+
+
+class MemoryMetadata:
+    """Records in memory, for tests and the simulator."""
+
+    def __init__(self) -> None:
+        self._records: dict[str, Record] = {}
+        self._lock = threading.Lock()
+
+    def read(self, key: str) -> Record | None:
+        """See Metadata."""
+        with self._lock:
+            return self._records.get(check_name(key))
+
+    def create(self, key: str, number: int, value: bytes) -> bool:
+        """See Metadata."""
+        check_name(key)
+        check_value(number, value)
+        with self._lock:
+            newest = self._records.get(key)
+            if number != (1 if newest is None else newest.number + 1):
+                return False
+            self._records[key] = Record(number, bytes(value))
+            return True
+
+    def keys(self, prefix: str) -> list[str]:
+        """See Metadata."""
+        check_prefix(prefix)
+        with self._lock:
+            return sorted(key for key in self._records if key.startswith(prefix))
+
+    def remove(self, key: str) -> None:
+        """See Metadata."""
+        with self._lock:
+            self._records.pop(check_name(key), None)
+
+    def close(self) -> None:
+        """See Metadata."""
+
+
+def probe(metadata: Metadata) -> None:
+    """Refuse a store that ignores the condition, at start-up: create a version twice, then remove the record.
+
+    Raises Invalid when the store allows it; Unavailable.
+    """
+    key = f"probe/{os.getpid()}-{next(_numbers)}-{os.urandom(8).hex()}"
+    try:
+        if not metadata.create(key, 1, b"first"):
+            raise Invalid("the metadata store refuses to create a record that is free")
+        taken = metadata.create(key, 1, b"second")
+        gap = metadata.create(key, 3, b"third")
+        if taken or gap or metadata.read(key) != Record(1, b"first"):
+            raise Invalid(
+                "the metadata store lets two writers create the same version. Two owners could both win. "
+                "Use a store that honours put-if-absent (If-None-Match: *)."
+            )
+    finally:
+        with contextlib.suppress(Unavailable):
+            metadata.remove(key)

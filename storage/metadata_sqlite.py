@@ -1,0 +1,138 @@
+"""Versioned records in one SQLite file: the embedded default, shared by all processes of one machine.
+
+**Theory.** A version is a row; the condition and the write are one transaction that takes the write lock first
+(BEGIN IMMEDIATE), so racing processes are put in a row by SQLite and exactly one sees its predecessor as the newest.
+The log is write-ahead with synchronous=FULL: a version that was confirmed is on disk, and a process that is killed
+at any point leaves a whole version or none. Trimming rides in the same transaction and costs no sync of its own.
+
+Never put the file on a network file system: SQLite's locks do not hold there. Several machines use S3.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import google_crc32c
+
+from storage.errors import Corrupt, Invalid, SluiceError, Unavailable
+from storage.metadata import KEEP, Record, check_value
+from storage.objects import check_name, check_prefix
+
+BUSY_MS = 15_000
+"""How long a writer waits for the writers of other processes before it says Unavailable, milliseconds."""
+
+_SCHEMA = 1
+_CREATE = """
+CREATE TABLE IF NOT EXISTS versions (
+    key TEXT NOT NULL, number INTEGER NOT NULL, crc INTEGER NOT NULL, value BLOB NOT NULL, UNIQUE (key, number)
+)
+"""
+
+
+class SqliteMetadata:
+    """Records in a file. Safe for threads (one connection, one lock) and for processes (SQLite's own locks)."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Open or make the file. Raises Invalid (cannot be opened), Corrupt (is something else), Unavailable."""
+        self.path = Path(path).absolute()
+        self._lock = threading.Lock()
+        with self._errors():
+            try:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self._connection = sqlite3.connect(
+                    self.path, timeout=BUSY_MS / 1000, isolation_level=None, check_same_thread=False
+                )
+            except (OSError, sqlite3.OperationalError) as error:
+                raise Invalid(f"the metadata file {self.path} cannot be opened: {error}") from error
+            self._prepare()
+
+    def read(self, key: str) -> Record | None:
+        """See storage.metadata.Metadata."""
+        check_name(key)
+        query = "SELECT number, crc, value FROM versions WHERE key = ? ORDER BY number DESC LIMIT 1"
+        with self._lock, self._errors():
+            row = self._connection.execute(query, (key,)).fetchone()
+        if row is None:
+            return None
+        number, crc, value = row
+        if google_crc32c.value(value) != crc:
+            raise Corrupt(f"version {number} of {key} in {self.path} fails its checksum")
+        return Record(number, value)
+
+    def create(self, key: str, number: int, value: bytes) -> bool:
+        """See storage.metadata.Metadata. One sync of the disk."""
+        check_name(key)
+        check_value(number, value)
+        value = bytes(value)
+        with self._transaction() as connection:
+            newest = connection.execute("SELECT max(number) FROM versions WHERE key = ?", (key,)).fetchone()[0] or 0
+            if number != newest + 1:
+                return False
+            row = (key, number, google_crc32c.value(value), value)
+            connection.execute("INSERT INTO versions (key, number, crc, value) VALUES (?, ?, ?, ?)", row)
+            connection.execute("DELETE FROM versions WHERE key = ? AND number <= ?", (key, number - KEEP))
+        return True
+
+    def keys(self, prefix: str) -> list[str]:
+        """See storage.metadata.Metadata."""
+        check_prefix(prefix)
+        query = "SELECT DISTINCT key FROM versions WHERE key >= ? AND key < ? ORDER BY key"
+        with self._lock, self._errors():
+            rows = self._connection.execute(query, (prefix, prefix + "\x7f")).fetchall()
+        return [row[0] for row in rows]
+
+    def remove(self, key: str) -> None:
+        """See storage.metadata.Metadata."""
+        check_name(key)
+        with self._transaction() as connection:
+            connection.execute("DELETE FROM versions WHERE key = ?", (key,))
+
+    def close(self) -> None:
+        """See storage.metadata.Metadata."""
+        with self._lock:
+            self._connection.close()
+
+    def _prepare(self) -> None:
+        execute = self._connection.execute
+        mode = execute("PRAGMA journal_mode = WAL").fetchone()[0]
+        if mode != "wal":
+            raise Invalid(
+                f"the metadata file {self.path} lies on a file system without shared memory; use a local disk"
+            )
+        execute("PRAGMA synchronous = FULL")
+        execute("PRAGMA trusted_schema = OFF")
+        with self._transaction():
+            found = execute("PRAGMA user_version").fetchone()[0]
+            if found not in (0, _SCHEMA):
+                raise Invalid(f"the metadata file {self.path} has schema {found}, this version reads {_SCHEMA}")
+            execute(_CREATE)
+            execute(f"PRAGMA user_version = {_SCHEMA}")
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """Hold the write lock; commit at the end, roll back on any exception."""
+        with self._lock, self._errors():
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._connection
+                self._connection.execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except SluiceError:
+            raise
+        except (sqlite3.OperationalError, sqlite3.ProgrammingError) as error:
+            raise Unavailable(f"the metadata file {self.path} does not answer: {error}") from error
+        except sqlite3.DatabaseError as error:
+            raise Corrupt(f"the metadata file {self.path} is damaged or no metadata file: {error}") from error

@@ -1,0 +1,214 @@
+"""Objects in S3, MinIO and whatever else honours `If-None-Match: *` on a put. The only file that imports boto3.
+
+**Theory.** A put carries `If-None-Match: *`: 412 says that the name is taken. Two answers need care:
+
+*412 to a repetition.* boto3 repeats a put whose answer was lost. When the first one had its effect, the repetition
+is told 412, and the winner would believe that it lost. So each put carries a tag of its own in the object's user
+metadata; after a 412 to a repeated put the tag is read back, and if it is ours, we were the one.
+
+*409.* Another request for this name is under way, and this one did nothing. It is asked again; when it stays so and
+the name is not taken afterwards, the answer is Unavailable, never a lie.
+
+Credentials come from boto3's own chain alone (environment, profile, role): they are never an argument, never in a
+URL and never in a message. What can be mended by trying again is Unavailable; what only a person can mend (bucket,
+permission, credentials) is Invalid, in one line that names the setting.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import boto3
+from botocore import exceptions as boto
+from botocore.config import Config
+
+from storage.errors import Corrupt, Invalid, NotFound, Unavailable
+from storage.frame import Buffer
+from storage.objects import check_name, check_prefix, check_range
+
+CONNECT_SECONDS = 3
+READ_SECONDS = 20
+ATTEMPTS = 4
+CONNECTIONS = 32
+_TAG = "sluice-put"
+
+_MISSING = frozenset(("NoSuchKey", "404", "NotFound"))
+_DENIED = frozenset(("AccessDenied", "403", "Forbidden", "AllAccessDisabled", "AccountProblem", "401", "Unauthorized"))
+_CREDENTIALS = frozenset(
+    ("InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken", "TokenRefreshRequired", "400")
+)
+_BUSY = frozenset(
+    (
+        "SlowDown",
+        "SlowDownRead",
+        "SlowDownWrite",
+        "Throttling",
+        "ThrottlingException",
+        "TooManyRequests",
+        "RequestLimitExceeded",
+        "RequestTimeout",
+        "ServiceUnavailable",
+        "InternalError",
+        "OperationAborted",
+        "XMinioServerNotInitialized",
+    )
+)
+
+
+class S3Objects:
+    """storage.objects.ObjectStore on one prefix of one bucket. Blocking, safe for threads."""
+
+    def __init__(
+        self,
+        bucket: str,
+        prefix: str = "",
+        endpoint_url: str | None = None,
+        *,
+        region: str | None = None,
+        connect_seconds: float = CONNECT_SECONDS,
+        read_seconds: float = READ_SECONDS,
+        attempts: int = ATTEMPTS,
+    ) -> None:
+        """endpoint_url: None for AWS, otherwise http(s)://host:port of the server. No request is sent yet.
+
+        Raises Invalid for a bucket, prefix or endpoint that cannot be one.
+        """
+        self.bucket = bucket
+        self._prefix = check_name(prefix) + "/" if prefix else ""
+        self._where = f"bucket {bucket!r} at {endpoint_url or 'AWS'}"
+        config = Config(
+            connect_timeout=connect_seconds,
+            read_timeout=read_seconds,
+            retries={"mode": "standard", "total_max_attempts": attempts},
+            max_pool_connections=CONNECTIONS,
+            s3={"addressing_style": "path"} if endpoint_url else None,
+        )
+        with self._errors("", "opening"):
+            session = boto3.session.Session(region_name=region)
+            fallback = "us-east-1" if endpoint_url and not session.region_name else None
+            self._client: Any = session.client("s3", endpoint_url=endpoint_url, config=config, region_name=fallback)
+
+    def put(self, name: str, data: Buffer) -> bool:
+        """See ObjectStore."""
+        key = self._prefix + check_name(name)
+        tag = uuid.uuid4().hex
+        body = data if isinstance(data, bytes | bytearray) else bytes(data)
+        for attempt in range(ATTEMPTS):
+            try:
+                with self._errors(name, "writing"):
+                    self._client.put_object(
+                        Bucket=self.bucket, Key=key, Body=body, IfNoneMatch="*", Metadata={_TAG: tag}
+                    )
+                return True
+            except _Taken as taken:
+                if not taken.conflict and not taken.repeated and not attempt:
+                    return False
+                owner = self._owner(key, name)
+                if owner is not None:
+                    return owner == tag
+        raise Unavailable(f"{self._where} is busy with other writers of {name}")
+
+    def get(self, name: str, start: int = 0, length: int | None = None) -> bytes:
+        """See ObjectStore."""
+        check_range(start, length)
+        key = self._prefix + check_name(name)
+        wanted: dict[str, str] = {}
+        if start or length is not None:
+            wanted["Range"] = f"bytes={start}-" + ("" if length is None else str(start + max(length, 1) - 1))
+        with self._errors(name, "reading"):
+            try:
+                answer = self._client.get_object(Bucket=self.bucket, Key=key, **wanted)
+                data: bytes = answer["Body"].read()
+            except boto.ClientError as error:
+                if _code(error) in ("InvalidRange", "416"):
+                    return b""
+                raise
+        if wanted and _status(answer) != 206:  # a server that ignores the range sends everything
+            data = data[start:]
+        return data if length is None else data[:length]
+
+    def names(self, prefix: str) -> list[str]:
+        """See ObjectStore. One request for every thousand names."""
+        wanted = self._prefix + check_prefix(prefix)
+        found: list[str] = []
+        with self._errors(prefix, "listing"):
+            for page in self._client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=wanted):
+                found.extend(entry["Key"][len(self._prefix) :] for entry in page.get("Contents", ()))
+        return sorted(found)
+
+    def delete(self, name: str) -> None:
+        """See ObjectStore."""
+        with self._errors(name, "deleting"), contextlib.suppress(NotFound):
+            self._client.delete_object(Bucket=self.bucket, Key=self._prefix + check_name(name))
+
+    def _owner(self, key: str, name: str) -> str | None:
+        """The tag of the put that created the object, "" if it has none, None if there is no object."""
+        try:
+            with self._errors(name, "reading"):
+                answer = self._client.head_object(Bucket=self.bucket, Key=key)
+        except NotFound:
+            return None
+        return str(answer.get("Metadata", {}).get(_TAG, ""))
+
+    @contextlib.contextmanager
+    def _errors(self, name: str, doing: str) -> Iterator[None]:
+        """Turn what boto3 raises into the errors of Sluice, without ever repeating a secret."""
+        try:
+            yield
+        except boto.ClientError as error:
+            raise self._answered(error, name, doing) from error
+        except (boto.NoCredentialsError, boto.PartialCredentialsError, boto.CredentialRetrievalError) as error:
+            raise Invalid(
+                f"no S3 credentials for {self._where}: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+            ) from error
+        except (boto.ProfileNotFound, boto.NoRegionError, boto.ParamValidationError, ValueError) as error:
+            raise Invalid(f"the S3 settings for {self._where} cannot be used: {_line(error)}") from error
+        except boto.FlexibleChecksumError as error:
+            raise Corrupt(f"{name} in {self._where} fails the store's checksum") from error
+        except (boto.HTTPClientError, boto.BotoCoreError, OSError) as error:
+            raise Unavailable(f"no answer from {self._where} while {doing} {name}: {_line(error)}") from error
+
+    def _answered(self, error: boto.ClientError, name: str, doing: str) -> Exception:
+        """The error for an explicit answer of the server."""
+        code, status = _code(error), _status(error.response)
+        if doing == "writing" and status in (409, 412):
+            repeated = bool(error.response.get("ResponseMetadata", {}).get("RetryAttempts", 0))
+            return _Taken(conflict=status == 409, repeated=repeated)
+        if code == "NoSuchBucket":
+            return Invalid(f"there is no {self._where}; create it, or correct the bucket or the endpoint")
+        if code in _MISSING:
+            return NotFound(f"there is no object {name} in {self._where}")
+        if code in _BUSY or status >= 500 or status == 429:
+            return Unavailable(f"{self._where} cannot serve now while {doing} {name}: {code}")
+        if code in _CREDENTIALS:
+            return Invalid(f"the S3 credentials are not accepted for {self._where}: {code}")
+        if code in _DENIED or status in (401, 403):
+            return Invalid(f"the S3 credentials may not go on {doing} in {self._where}: {code}")
+        return Invalid(f"{self._where} refuses {doing} {name}: {code} (HTTP {status})")
+
+
+class _Taken(Exception):
+    """A conditional put was refused.
+
+    conflict: only because another one was under way. repeated: boto3 had sent this put more than once.
+    """
+
+    def __init__(self, *, conflict: bool, repeated: bool) -> None:
+        super().__init__(conflict, repeated)
+        self.conflict = conflict
+        self.repeated = repeated
+
+
+def _code(error: boto.ClientError) -> str:
+    return str(error.response.get("Error", {}).get("Code", ""))
+
+
+def _status(response: Any) -> int:
+    return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]
