@@ -92,12 +92,16 @@ class RunRead(Reply, kw_only=True):
 
 
 class ReadRun(Request[RunRead], kw_only=True):
-    """Read one run by its ordinal. A recovery read carries the new epoch and fences with it (BK1)."""
+    """Read one run by its ordinal. A recovery read carries the new epoch and fences with it (BK1).
+
+    part: "columns" or "head" when the asker needs no more than that of the payload; a bookie may send all of it.
+    """
 
     reply: ClassVar[type[Reply]] = RunRead
     ledger: int
     run: int
     fence_epoch: int | None = None
+    part: str = "all"
 
 
 class LedgerIndex(Reply, kw_only=True):
@@ -529,10 +533,11 @@ class Suspect(Request[Done], kw_only=True):
 
 
 class BookieList(Reply, kw_only=True):
-    """Writable bookies: stable id and present address, in order of id."""
+    """Bookies that answer: stable id and present address, in order of id. read_only: ids that take no new runs."""
 
     ids: list[str]
     addresses: list[str]
+    read_only: list[str] = []
 
 
 class ListBookies(Request[BookieList]):
