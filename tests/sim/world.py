@@ -171,6 +171,7 @@ class World:
         self._processes: dict[str, Process] = {}
         self._addresses: dict[Address, Process] = {}
         self._graveyard: list[Process] = []
+        self._workers: list[asyncio.Task[None]] = []
         self._disks: dict[str, SimDisk] = {}
         self._hash = hashlib.blake2b(digest_size=16)
         self._over = False
@@ -216,6 +217,16 @@ class World:
     def count(self, what: str) -> None:
         """Count a fault that happened."""
         self.counters[what] = self.counters.get(what, 0) + 1
+
+    def background(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Run work of the world itself, not of a process."""
+        self._workers.append(self.loop.create_task(self._watch(work), name=name))
+
+    async def _watch(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Exception as error:
+            self.loop.fail(error)
 
     async def _main(self, scenario: Callable[[World], Coroutine[Any, Any, T]]) -> T:
         try:
