@@ -1,0 +1,99 @@
+"""What the load generator needs of the broker's client, as Protocols.
+
+`cluster.connect` gives objects of these shapes. The load generator is written against them alone, so that its own
+tests can run against a broker that is a folder of files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+
+class Receipt(Protocol):
+    """The promise of one `send_batch`."""
+
+    @property
+    def partitions(self) -> npt.NDArray[Any]:
+        """Partition of each row, shape (n,), once the result is there."""
+
+    @property
+    def positions(self) -> npt.NDArray[np.int64]:
+        """Position of each row, shape (n,); ledger 0 where the place is no longer remembered."""
+
+    @property
+    def confirmed_at_ms(self) -> Any:
+        """When the rows were confirmed, wall clock milliseconds: one number or int64, shape (n,)."""
+
+    def result(self, timeout_s: float | None = None) -> Any:
+        """Wait until every row is durable. Raises SluiceError."""
+
+
+class Producer(Protocol):
+    """Sends batches, in order within each key."""
+
+    @property
+    def partitions(self) -> int:
+        """Number of partitions of the topic."""
+
+    def send_batch(self, batch: pa.RecordBatch, sequences: Any = None) -> Receipt:
+        """Hand over rows of (key, payload, ...); blocks while too much is in flight."""
+
+    def flush(self) -> None:
+        """Wait for everything that was sent."""
+
+    def close(self) -> None:
+        """Flush and end the session."""
+
+
+class Batch(Protocol):
+    """Messages of one partition as they arrive; every array has shape (n,)."""
+
+    rows: pa.RecordBatch
+    partition: int
+    positions: npt.NDArray[np.int64]
+    redeliveries: npt.NDArray[np.uint8]
+    dispatch: npt.NDArray[np.int64]
+    epoch: int
+    session: int
+
+
+class Consumer(Protocol):
+    """One consumer of a subscription."""
+
+    def receive_batch(self, timeout_ms: int = 1000) -> Any:
+        """The next Batch, or None if there is none within the timeout."""
+
+    def acknowledge(self, batch: Any) -> None:
+        """Acknowledge every row; returns before it is durable."""
+
+    def wait_acknowledged(self, timeout_ms: int = 1000) -> Any:
+        """Wait until all acknowledgements so far are durable. False, or Unavailable, if they are not in time."""
+
+    def close(self, *, drain_timeout_ms: int = 0) -> None:
+        """Leave the subscription; what was not acknowledged goes to the others."""
+
+
+class Client(Protocol):
+    """A connection to the broker."""
+
+    def create_topic(self, topic: str, *, partitions: int = 1, **settings: Any) -> Any:
+        """Create a topic."""
+
+    def create_producer(self, topic: str, *, producer_name: str | None = None) -> Any:
+        """Open a producer."""
+
+    def subscribe(self, topic: str, subscription: str, **settings: Any) -> Any:
+        """Join a subscription, which is created if it is new."""
+
+    def stats(self, topic: str, subscription: str) -> list[dict[str, Any]]:
+        """Statistics of each partition's dispatcher, Pulsar's names."""
+
+
+Connect = Callable[[], AbstractContextManager[Any]]
+"""Opens a connection; must survive pickling, because Spark tasks and consumer processes open their own."""
