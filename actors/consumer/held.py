@@ -1,0 +1,82 @@
+"""What a consumer holds: messages that it was given and has not acknowledged.
+
+A new dispatcher asks for it (Attach.holding), so that a key whose messages are still being worked on here is not
+given to anybody else (promise 2 across a change of owner).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from storage.position import Positions
+
+
+@dataclass(eq=False, slots=True)
+class Received:
+    """Messages of one run, as they came.
+
+    rows: their stored columns (storage.batch), n rows. positions, dispatch: int64 (n,). redeliveries: uint8 (n,).
+    deliver_at: int64 (n,) milliseconds, 0 = at once. epoch, session: of the dispatcher that sent them.
+    open: which rows are neither acknowledged nor given back. revoked: the session ended, they are others' now.
+    """
+
+    rows: pa.RecordBatch
+    partition: int
+    positions: Positions
+    dispatch: npt.NDArray[np.int64]
+    redeliveries: npt.NDArray[np.uint8]
+    deliver_at: npt.NDArray[np.int64]
+    epoch: int
+    session: int
+    revoked: bool = False
+    open: npt.NDArray[np.bool_] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.open = np.ones(len(self.positions), bool)
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def close(self, rows: npt.NDArray[np.int64] | None = None) -> Positions:
+        """Mark rows (None = all) as done; returns the positions that were still open."""
+        if rows is None:
+            closing = self.positions if self.open.all() else self.positions[self.open]
+            self.open[:] = False
+            return closing
+        rows = rows[self.open[rows]]
+        self.open[rows] = False
+        return self.positions[rows]
+
+
+class Holding:
+    """Everything held of one partition."""
+
+    def __init__(self) -> None:
+        self._parts: dict[int, Received] = {}
+        self._next = 0
+
+    def add(self, part: Received) -> None:
+        """Remember a part until it is done."""
+        self._parts[self._next] = part
+        self._next += 1
+
+    def prune(self) -> None:
+        """Forget the parts that are done."""
+        self._parts = {number: part for number, part in self._parts.items() if part.open.any()}
+
+    def positions(self) -> Positions:
+        """Positions that are neither acknowledged nor given back, ascending."""
+        self.prune()
+        held = [part.positions[part.open] for part in self._parts.values()]
+        return np.unique(np.concatenate(held)) if held else np.empty(0, np.int64)
+
+    def revoke(self) -> None:
+        """The session ended: these messages are no longer ours."""
+        for part in self._parts.values():
+            part.revoked = True
+            part.open[:] = False
+        self._parts.clear()

@@ -1,0 +1,351 @@
+"""One consumer's conversation with one dispatcher.
+
+Poll asks for messages with a cumulative grant of permits and carries acknowledgements; its turn number makes a
+repetition bring the same delivery again. When no poll comes by soon, acknowledgements go by themselves. The session
+is a lease: whoever could not renew it in time must assume that its messages were given to others, drop them, and
+attach anew under another incarnation. When only the *dispatcher* was replaced, the consumer comes back under the
+same incarnation and says what it holds.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+
+from actors.consumer.held import Holding, Received
+from actors.consumer.payload import Payloads
+from actors.directory import Directory
+from actors.messages import (
+    Acknowledge,
+    Attach,
+    Delivery,
+    Detach,
+    Event,
+    NegativeAcknowledge,
+    Part,
+    Poll,
+    SubscriptionSettings,
+)
+from actors.ports import Address, Ports, Unknown
+from actors.signal import Signal
+from storage.errors import Conflict, Fenced, Invalid, NotFound, SluiceError, Unavailable
+from storage.position import Positions
+
+CALL_TIMEOUT = 3_000
+ATTACH_TIMEOUT = 20_000
+ACK_LINGER = 20
+"""Milliseconds that acknowledgements wait for a poll to ride on before they go by themselves."""
+RETRY_FIRST, RETRY_MOST = 5, 500
+
+
+class PartitionConsumer:
+    """Attach, poll, acknowledge; reattach when the owner changes; start over when the lease was lost."""
+
+    def __init__(
+        self,
+        ports: Ports,
+        directory: Directory,
+        *,
+        topic: str,
+        partition: int,
+        subscription: str,
+        name: str,
+        incarnation: str,
+        settings: SubscriptionSettings,
+        ranges: list[tuple[int, int]],
+        queue_size: int,
+        received: Callable[[Received], None],
+        told: Callable[[int, Event], None],
+    ) -> None:
+        self._ports = ports
+        self._directory = directory
+        self._topic, self.partition, self._subscription = topic, partition, subscription
+        self._name, self._incarnation, self._lives = name, incarnation, 0
+        self._settings, self._ranges, self._queue_size = settings, ranges, queue_size
+        self._received, self._told = received, told
+        self._payloads = Payloads(ports, directory, topic, partition)
+        self._holding = Holding()
+        self._address: Address = ""
+        self.session = self.epoch = 0
+        self._turn = self._got = self._queued = 0
+        self._lease, self._renewed = 0, 0
+        self._acks: list[Positions] = []
+        self._ack_turn = 0
+        self._unconfirmed: deque[tuple[int, Positions]] = deque()
+        self._ack_signal, self._changed = Signal(), Signal()
+        self._parts: deque[tuple[Part, int, int]] = deque()
+        self._parts_signal = Signal()
+        self.paused = False
+        self.failed: SluiceError | None = None
+        self.closing = False
+
+    async def open(self) -> None:
+        """Attach once (errors of the caller's making are raised here), then go on in the background."""
+        await self._attach()
+        self._ports.spawn(self._converse(), f"poll-{self.partition}")
+        self._ports.spawn(self._resolve(), f"resolve-{self.partition}")
+        self._ports.spawn(self._acknowledge_alone(), f"ack-{self.partition}")
+
+    # -- what the user does ---------------------------------------------------------------------------------------
+
+    def taken(self, part: Received) -> None:
+        """The user took a part from the queue: that many permits are free again."""
+        self._queued -= len(part)
+
+    def acknowledge(self, part: Received, rows: np.ndarray | None = None) -> None:
+        """Messages are done. Of a revoked part nothing is sent: they are others' now."""
+        positions = part.close(rows)
+        if len(positions):
+            self._acks.append(positions)
+            self._ack_signal.set()
+
+    async def negative_acknowledge(self, part: Received, rows: np.ndarray | None, delay: int) -> None:
+        """Give messages back, to be delivered again after `delay` ms."""
+        positions = part.close(rows)
+        if len(positions):
+            await self._tell(NegativeAcknowledge(session=self.session, positions=positions, delay=delay))
+
+    async def redeliver_all(self) -> None:
+        """Give back everything that is not acknowledged."""
+        for part in list(self._holding._parts.values()):
+            part.close()
+        await self._tell(NegativeAcknowledge(session=self.session, everything=True))
+
+    async def wait_confirmed(self) -> None:
+        """Wait until every acknowledgement so far is durable; raises Fenced if the session was lost before."""
+        session = self.session
+        while self._acks or self._unconfirmed:
+            if self.failed is not None:
+                raise self.failed
+            if not self._acks and self._unconfirmed:
+                turn = self._unconfirmed[-1][0]
+                await self._send_acks(Acknowledge(session=self.session, ack_turn=turn, durable=True))
+            else:
+                self._ack_signal.set()
+                self._changed.clear()
+                await self._changed.wait(self._ports, ACK_LINGER)
+        if session != self.session and not self.epoch:
+            raise Fenced("the session was lost before its acknowledgements were confirmed")
+
+    async def close(self) -> None:
+        """Send what is acknowledged, then leave; what is still held goes to the others in order."""
+        self.closing = True
+        self._parts_signal.set()
+        self._ack_signal.set()
+        try:
+            if self._acks or self._unconfirmed:
+                await self.wait_confirmed()
+            await self._ports.net.call(self._address, Detach(session=self.session), CALL_TIMEOUT)
+        except SluiceError as error:
+            self._ports.log("close_failed", partition=self.partition, error=str(error))
+        self._holding.revoke()
+
+    def held(self) -> int:
+        """Messages that were given to us and are not done."""
+        return len(self._holding.positions()) + sum(len(part.rows) for part, _, _ in self._parts)
+
+    # -- the session ----------------------------------------------------------------------------------------------
+
+    async def _attach(self) -> None:
+        """Find the dispatcher and open a session, for as long as it takes."""
+        wait = RETRY_FIRST
+        while not self.closing:
+            try:
+                self._address = await self._directory.dispatcher(
+                    self._topic, self.partition, self._subscription, self._settings
+                )
+                request = Attach(
+                    consumer=self._name,
+                    incarnation=f"{self._incarnation}.{self._lives}",
+                    ranges=self._ranges,
+                    holding=self._all_held(),
+                )
+                sent = self._ports.clock.monotonic()
+                reply = await self._ports.net.call(self._address, request, ATTACH_TIMEOUT)
+                if not isinstance(reply, Unknown):
+                    self._enter(reply.session, reply.epoch, reply.lease, sent)
+                    return
+                await self._directory.suspect(self._address)
+            except Unavailable as error:
+                self._ports.log("attach_waits", partition=self.partition, error=str(error))
+            except Fenced:
+                await self._directory.suspect(self._address)
+            await self._ports.clock.sleep(wait)
+            wait = min(wait * 2, RETRY_MOST)
+
+    def _enter(self, session: int, epoch: int, lease: int, sent: int) -> None:
+        self._renewed, self._lease = sent, lease
+        if (session, epoch) == (self.session, self.epoch):
+            return
+        self.session, self.epoch, self._turn, self._got, self._ack_turn = session, epoch, 0, 0, 0
+        # What was acknowledged but not confirmed may be unknown to the new owner: say it again.
+        self._acks = [positions for _, positions in self._unconfirmed] + self._acks
+        self._unconfirmed.clear()
+
+    def _all_held(self) -> Positions:
+        """Held, waiting to be resolved, or acknowledged without confirmation: nobody else may get these yet."""
+        waiting = [(part.ledger << 32 | part.first_entry) + part.rows.astype(np.int64) for part, _, _ in self._parts]
+        unsure = [positions for _, positions in self._unconfirmed] + self._acks
+        return np.unique(np.concatenate([self._holding.positions(), *waiting, *unsure]))
+
+    def _lost(self) -> None:
+        """The lease ran out or the broker ended the session: everything we held is others' now."""
+        self._ports.log("session_lost", partition=self.partition, session=self.session)
+        self._holding.revoke()
+        self._queued -= sum(len(part.rows) for part, _, _ in self._parts)
+        self._parts.clear()
+        self._acks.clear()
+        self._unconfirmed.clear()
+        self._lives += 1
+        self.session = self.epoch = 0
+        self._told(self.partition, Event(kind="lost"))
+
+    async def _converse(self) -> None:
+        while not self.closing:
+            try:
+                await self._poll()
+            except (Invalid, NotFound) as error:
+                self.failed = error
+                self._told(self.partition, Event(kind="failed"))
+                return
+            except Conflict:
+                await self._attach()
+            except Fenced:
+                self._lost()
+                await self._attach()
+            except Unavailable:
+                await self._ports.clock.sleep(RETRY_FIRST)
+                await self._attach()
+
+    async def _poll(self) -> None:
+        """One turn, repeated until it is answered. Raises Fenced when the session is over."""
+        self._turn += 1
+        ack_turn, acks = self._take_acks()
+        session, epoch = self.session, self.epoch
+        wait = RETRY_FIRST
+        while not self.closing:
+            request = Poll(
+                session=session,
+                turn=self._turn,
+                granted=self._granted(),
+                wait=1_000,
+                ack_turn=ack_turn,
+                acks=acks,
+            )
+            sent = self._ports.clock.monotonic()
+            reply = await self._ports.net.call(self._address, request, CALL_TIMEOUT)
+            if (session, epoch) != (self.session, self.epoch):
+                return
+            if not isinstance(reply, Unknown):
+                self._renewed = sent
+                self._take_delivery(reply)
+                return
+            if self._ports.clock.monotonic() - self._renewed > self._lease:
+                raise Fenced("the lease could not be renewed")
+            if reply.gone:
+                await self._directory.suspect(self._address)
+                await self._attach()
+                if (session, epoch) != (self.session, self.epoch):
+                    return
+                continue  # the same session still stands: the same turn again, or its delivery would be lost
+            await self._ports.clock.sleep(wait)
+            wait = min(wait * 2, RETRY_MOST)
+
+    def _granted(self) -> int:
+        """Cumulative permits of this session: what came, plus the room that is left in the queue."""
+        room = 0 if self.paused else max(self._queue_size - self._queued, 0)
+        return self._got + room
+
+    def _take_delivery(self, delivery: Delivery) -> None:
+        if delivery.turn != self._turn:
+            return
+        self._confirm(delivery.confirmed)
+        for part in delivery.parts:
+            self._got += len(part.rows)
+            self._queued += len(part.rows)
+            self._parts.append((part, self.epoch, self.session))
+        if delivery.parts:
+            self._parts_signal.set()
+        for event in delivery.events:
+            self._told(self.partition, event)
+
+    async def _resolve(self) -> None:
+        """Fetch the payloads of what was delivered, in order, while the next poll is already on its way."""
+        while not self.closing:
+            await self._parts_signal.wait(self._ports)
+            self._parts_signal.clear()
+            while self._parts and not self.closing:
+                part, epoch, session = self._parts[0]
+                resolved = await self._payloads.resolve(part, epoch, session)
+                if not self._parts or self._parts[0][0] is not part:
+                    continue
+                self._parts.popleft()
+                if not resolved:
+                    self._queued -= len(part.rows)
+                for received in resolved:
+                    self._holding.add(received)
+                    self._received(received)
+
+    # -- acknowledgements -----------------------------------------------------------------------------------------
+
+    def _take_acks(self) -> tuple[int, Positions]:
+        if not self._acks:
+            return self._ack_turn, np.empty(0, np.int64)
+        acks = self._acks[0] if len(self._acks) == 1 else np.concatenate(self._acks)
+        self._acks = []
+        self._ack_signal.clear()
+        self._ack_turn += 1
+        self._unconfirmed.append((self._ack_turn, acks))
+        self._holding.prune()
+        return self._ack_turn, acks
+
+    def _confirm(self, turn: int) -> None:
+        while self._unconfirmed and self._unconfirmed[0][0] <= turn:
+            self._unconfirmed.popleft()
+        self._changed.set()
+
+    async def _acknowledge_alone(self) -> None:
+        while not self.closing:
+            await self._ack_signal.wait(self._ports)
+            self._ack_signal.clear()
+            await self._ports.clock.sleep(ACK_LINGER)
+            if not self._acks or self.session == 0:
+                continue
+            ack_turn, acks = self._take_acks()
+            await self._send_acks(Acknowledge(session=self.session, ack_turn=ack_turn, acks=acks))
+
+    async def _send_acks(self, request: Acknowledge) -> None:
+        """Send until answered; a change of session makes it void (the acks are said again there)."""
+        wait = RETRY_FIRST
+        while request.session == self.session:
+            try:
+                sent = self._ports.clock.monotonic()
+                reply = await self._ports.net.call(self._address, request, CALL_TIMEOUT)
+                if not isinstance(reply, Unknown):
+                    if request.session == self.session:
+                        self._renewed = sent
+                        self._confirm(reply.confirmed)
+                    return
+            except (Unavailable, Conflict):
+                pass
+            except Fenced:
+                return
+            if self.closing and self._ports.clock.monotonic() - self._renewed > self._lease:
+                raise Fenced("the session ended before its acknowledgements were confirmed")
+            await self._ports.clock.sleep(wait)
+            wait = min(wait * 2, RETRY_MOST)
+
+    async def _tell(self, request: NegativeAcknowledge) -> None:
+        wait = RETRY_FIRST
+        while request.session == self.session:
+            try:
+                if not isinstance(await self._ports.net.call(self._address, request, CALL_TIMEOUT), Unknown):
+                    return
+            except Unavailable:
+                pass
+            except Fenced:
+                return
+            await self._ports.clock.sleep(wait)
+            wait = min(wait * 2, RETRY_MOST)

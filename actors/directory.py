@@ -1,0 +1,76 @@
+"""Who is where: a cache of the controller's answers, for producers, consumers and dispatchers.
+
+An address in here is a hint. Whoever finds it dead says so with `suspect`, which forgets it and tells the controller;
+the next question brings the new owner. Safety never rests on this: owners are fenced by epochs.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from actors.messages import (
+    BookieList,
+    ListBookies,
+    LocateSubscription,
+    LocateTopic,
+    SubscriptionSettings,
+    Suspect,
+    TopicSettings,
+)
+from actors.ports import Address, Ports, Unknown
+from storage.errors import Unavailable
+
+LOCATE_TIMEOUT = 30_000
+"""Milliseconds that the controller may take to start an owner and let it recover."""
+
+
+class Directory:
+    """Addresses of topics and dispatchers, by name."""
+
+    def __init__(self, ports: Ports, controller: Address) -> None:
+        self._ports = ports
+        self._controller = controller
+        self._topics: dict[str, list[Address]] = {}
+        self._dispatchers: dict[tuple[str, str], list[Address]] = {}
+        self._settings: dict[str, TopicSettings] = {}
+
+    async def topic(self, topic: str, partition: int) -> Address:
+        """The owner of a partition. Raises NotFound, Unavailable."""
+        if topic not in self._topics:
+            reply = await self._ports.net.call(self._controller, LocateTopic(topic=topic), LOCATE_TIMEOUT)
+            if isinstance(reply, Unknown):
+                raise Unavailable(f"the controller does not answer: {reply.reason}")
+            self._topics[topic] = reply.addresses
+            self._settings[topic] = msgspec.json.decode(reply.settings, type=TopicSettings)
+        return self._topics[topic][partition]
+
+    async def settings(self, topic: str) -> TopicSettings:
+        """The settings of a topic, with its number of partitions. Raises NotFound, Unavailable."""
+        await self.topic(topic, 0)
+        return self._settings[topic]
+
+    async def dispatcher(
+        self, topic: str, partition: int, subscription: str, settings: SubscriptionSettings | None = None
+    ) -> Address:
+        """The dispatcher of a subscription on one partition; created with `settings` if it is new."""
+        key = (topic, subscription)
+        if key not in self._dispatchers:
+            request = LocateSubscription(topic=topic, subscription=subscription, settings=settings)
+            reply = await self._ports.net.call(self._controller, request, LOCATE_TIMEOUT)
+            if isinstance(reply, Unknown):
+                raise Unavailable(f"the controller does not answer: {reply.reason}")
+            self._dispatchers[key] = reply.addresses
+        return self._dispatchers[key][partition]
+
+    async def bookies(self) -> BookieList:
+        """The bookies that can be written to now. Raises Unavailable."""
+        reply = await self._ports.net.call(self._controller, ListBookies(), LOCATE_TIMEOUT)
+        if isinstance(reply, Unknown):
+            raise Unavailable(f"the controller does not answer: {reply.reason}")
+        return reply
+
+    async def suspect(self, address: Address) -> None:
+        """Forget an address that did not answer and let the controller look at it."""
+        self._topics = {topic: known for topic, known in self._topics.items() if address not in known}
+        self._dispatchers = {key: known for key, known in self._dispatchers.items() if address not in known}
+        await self._ports.net.call(self._controller, Suspect(address=address), LOCATE_TIMEOUT)

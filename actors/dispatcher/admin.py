@@ -1,0 +1,268 @@
+"""What an operator may ask of, and do to, one subscription on one partition.
+
+Names are Pulsar's (semantics section 11). Verbs that move the cursor end with a durable record, and none of them lets
+a draining hash go early: messages that a connected consumer still holds stay its own until it is done (KS-45).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from actors.messages import Explain, FindTime, Progress
+from actors.ports import Unknown
+from storage.errors import Invalid, Unavailable
+from storage.hashing import masked_hash
+from storage.position import parse, show
+
+if TYPE_CHECKING:
+    from actors.dispatcher.dispatcher import Dispatcher
+
+CALL_TIMEOUT = 5_000
+
+
+class Administration:
+    """The administrative half of a dispatcher."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._d = dispatcher
+        self._verbs: dict[str, Callable[[dict[str, Any]], Awaitable[Any]]] = {
+            "seek": self._seek,
+            "skip": self._skip,
+            "clear_backlog": self._clear_backlog,
+            "expire": self._expire,
+            "delete": self._delete,
+            "pending": self._pending,
+            "blocked_keys": self._blocked_keys,
+            "what_if": self._what_if,
+            "owner": self._owner,
+            "assignments": self._assignments,
+            "delayed": self._delayed,
+            "pause": self._pause,
+            "resume": self._resume,
+        }
+
+    async def run(self, verb: str, arguments: str) -> str:
+        """Carry a verb out; the answer is JSON. Raises Invalid for an unknown verb or argument."""
+        handler = self._verbs.get(verb)
+        if handler is None:
+            raise Invalid(f"unknown verb {verb!r}; there are {', '.join(sorted(self._verbs))}")
+        return _json(await handler(json.loads(arguments)))
+
+    def stats(self) -> str:
+        """Subscription and consumer statistics as JSON."""
+        d = self._d
+        now = d.ports.clock.now()
+        core = d.core.stats(now)
+        delayed = d.tracker.count()
+        backlog = self._backlog()
+        consumers = {row["consumerNumber"]: row for row in core.pop("consumers", [])}
+        return _json(
+            {
+                "topic": d.topic,
+                "partition": d.partition,
+                "subscription": d.subscription,
+                "epoch": d.epoch,
+                "policy": d.settings.policy,
+                "keySharedMode": "STICKY" if d.settings.selector == "sticky" else "AUTO_SPLIT",
+                "allowOutOfOrderDelivery": d.settings.allow_out_of_order_delivery,
+                "msgBacklog": backlog,
+                "msgBacklogNoDelayed": max(backlog - delayed, 0),
+                "msgDelayed": delayed,
+                "delayedMessageIndexSizeInBytes": d.tracker.memory_bytes(),
+                "bucketDelayedIndexStats": d.tracker.stats(),
+                "markDeletePosition": show(d.cursor.mark_delete),
+                "readPosition": show(d.reader.position),
+                "nonContiguousDeletedMessagesRanges": d.cursor.holes,
+                "pendingRead": d.reader.reading,
+                "paused": d.paused,
+                "awaitedConsumers": len(d._awaited),
+                "runsHeld": len(d.runs),
+                "watchdogStalls": d.watchdog_stalls,
+                **core,
+                "type": d.settings.type,
+                "consumers": [{**consumers.get(s.number, {}), **_session_row(s)} for s in d.sessions.all()],
+            }
+        )
+
+    def _backlog(self) -> int:
+        """Messages that are not done, as far as the end of the topic is known."""
+        end = self._d.reader.end
+        if end < 0:
+            end = self._d.reader.position - 1
+        if end <= self._d.cursor.mark_delete:
+            return 0
+        return self._d.cursor.unacknowledged_in(self._d.cursor.mark_delete + 1, end)
+
+    def explain(self, request: Explain) -> str:
+        """Run the dispatch predicate with reasons on, and add the two gates that lie outside of the core."""
+        d = self._d
+        now = d.ports.clock.now()
+        masked = request.hash
+        if request.key is not None:
+            masked = masked_hash(request.key)
+        answer = d.core.explain(hash=masked, position=request.position, now=now)
+        gates = list(answer.get("gates", []))
+        if d.paused:
+            gates.insert(0, {"gate": "paused", "until": "an operator resumes the subscription"})
+        if not d.settled():
+            waits = max(d._awaited.values()) - d.ports.clock.monotonic()
+            gates.insert(0, {"gate": "taking_over", "consumers": len(d._awaited), "at_most_ms": max(waits, 0)})
+        if request.position is not None:
+            if bool(d.tracker.contains(np.array([request.position], np.int64))[0]):
+                gates.insert(0, {"gate": "delayed", "next_due": d.tracker.next_due()})
+            elif bool(d.cursor.is_acknowledged(np.array([request.position], np.int64))[0]):
+                gates = [{"gate": "nothing_to_deliver", "because": "it is acknowledged"}]
+            elif request.position >= d.reader.position:
+                gates.append({"gate": "look_ahead", "read_position": show(d.reader.position)})
+        return _json({**answer, "gates": gates, "partition": d.partition, "key": request.key})
+
+    # -- verbs ----------------------------------------------------------------------------------------------------
+
+    async def _target(self, arguments: dict[str, Any]) -> int:
+        """A position from `message_id` ("ledger:entry", earliest, latest) or `time` (ms)."""
+        d = self._d
+        if "time" in arguments:
+            address = await d.directory.topic(d.topic, d.partition)
+            reply = await d.ports.net.call(address, FindTime(time=int(arguments["time"])), CALL_TIMEOUT)
+            if isinstance(reply, Unknown):
+                raise Unavailable(f"the topic does not answer: {reply.reason}")
+            return reply.position
+        wanted = str(arguments.get("message_id", ""))
+        ends = await d.read_ends()
+        if wanted in ("earliest", "latest"):
+            return ends.first if wanted == "earliest" else ends.next
+        return min(max(parse(wanted), ends.first), ends.next)
+
+    async def _seek(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Start over from a position: every session ends, the consumers come back by themselves."""
+        target = await self._target(arguments)
+        await self._d.restart_at(target)
+        return {"position": show(target)}
+
+    async def _forward(self, target: int) -> dict[str, Any]:
+        """Everything before `target` counts as done."""
+        d = self._d
+        before = self._backlog()
+        d.core.remove(up_to=target - 1)
+        d.cursor.chain([(target >> 32, None)])
+        d.cursor.skip_to(target)
+        if d.reader.position < target:
+            d.reader.move(target)
+        d.mark_delete_moved()
+        await d.keeper.barrier()
+        return {"skipped": before - self._backlog(), "position": show(target)}
+
+    async def _skip(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        at = self._d.cursor.next_unacknowledged(self._d.cursor.mark_delete + 1)
+        target = at + int(arguments.get("messages", 0))
+        ends = await self._d.read_ends()
+        return await self._forward(min(target, ends.next))
+
+    async def _clear_backlog(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        ends = await self._d.read_ends()
+        answer = await self._forward(ends.next)
+        await self._d.tracker.clear()
+        return answer
+
+    async def _expire(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        return await self._forward(await self._target({"time": int(arguments["before"])}))
+
+    async def _delete(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Forget the subscription on this partition: index first, then the record, then this actor."""
+        d = self._d
+        if len(d.sessions) and not arguments.get("force"):
+            raise Invalid(f"{len(d.sessions)} consumers are connected; close them, or use force")
+        for session in d.sessions.all():
+            d.end_session(session, "deleted")
+        await d.tracker.clear()
+        address = await d.directory.topic(d.topic, d.partition)
+        gone = Progress(subscription=d.subscription, mark_delete=d.cursor.mark_delete, gone=True)
+        if isinstance(await d.ports.net.call(address, gone, CALL_TIMEOUT), Unknown):
+            raise Unavailable("the topic did not answer; try again")
+        await d.forget()
+        return {"deleted": True}
+
+    async def _pending(self, arguments: dict[str, Any]) -> list[dict[str, Any]]:
+        wanted = arguments.get("consumer")
+        rows = []
+        for session in self._d.sessions.all():
+            if wanted in (None, session.name):
+                held = self._d.core.pending(session.number)
+                most = int(arguments.get("most", 100))
+                rows.append(
+                    {
+                        "consumerName": session.name,
+                        "session": session.session,
+                        "unackedMessages": len(held),
+                        "messageIds": [show(at) for at in held[:most].tolist()],
+                    }
+                )
+        return rows
+
+    async def _blocked_keys(self, arguments: dict[str, Any]) -> Any:
+        return self._d.core.blocked_keys(int(arguments.get("top", 20)), self._d.ports.clock.now())
+
+    async def _what_if(self, arguments: dict[str, Any]) -> Any:
+        return self._d.core.what_if(list(arguments.get("add", [])), list(arguments.get("remove", [])))
+
+    async def _owner(self, arguments: dict[str, Any]) -> Any:
+        masked = arguments.get("hash")
+        if arguments.get("key") is not None:
+            masked = masked_hash(str(arguments["key"]).encode())
+        return self._d.core.owner_at(masked, arguments.get("at"))
+
+    async def _assignments(self, arguments: dict[str, Any]) -> Any:
+        return self._d.core.assignments()
+
+    async def _delayed(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        tracker = self._d.tracker
+        return {
+            "partition": self._d.partition,
+            "count": tracker.count(),
+            "histogram": tracker.histogram(),
+            "next": [
+                {"deliverAt": due, "messageId": show(at)}
+                for due, at in tracker.next_messages(int(arguments.get("top", 10)))
+            ],
+        }
+
+    async def _pause(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        return await self._set_paused(True)
+
+    async def _resume(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        return await self._set_paused(False)
+
+    async def _set_paused(self, paused: bool) -> dict[str, Any]:
+        self._d.paused = paused
+        await self._d.keeper.barrier()
+        self._d.wake()
+        return {"paused": paused}
+
+
+def _session_row(session: Any) -> dict[str, Any]:
+    return {
+        "consumerName": session.name,
+        "session": session.session,
+        "connectedSince": session.connected_since,
+        "lastAckedTimestamp": session.last_acked,
+        "lastConsumedTimestamp": session.last_consumed,
+        "msgOutCounter": session.messages_out,
+        "msgAckCounter": session.messages_acked,
+        "msgRedeliverCounter": session.messages_redelivered,
+    }
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} is no JSON")
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, default=_plain)

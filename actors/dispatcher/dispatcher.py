@@ -1,0 +1,505 @@
+"""The dispatcher actor: one subscription on one partition.
+
+It is a thin shell. What is decided where:
+
+* who may get which message now: `actors.key_shared` (the core), with the order sentinel at its exit;
+* what is done: `storage.cursor`, made durable by `actors.dispatcher.keeper`;
+* what is not due yet: `actors.delayed`;
+* what comes next from the log: `actors.dispatcher.reader`.
+
+**Taking over.** A new owner raises the epoch in the record, so that the old one can no longer save a cursor, and then
+knows from the record who was attached. Those consumers may still be working on messages: nothing is dispatched until
+each of them came back and said what it holds, or its lease has run out and it must have stopped (promise 2).
+
+**Pump.** Everything that may make a message deliverable (new rows, permits, acknowledgements, a consumer that joins
+or leaves, a due time) sets one signal; one task routes. So a burst of calls costs one pass, and no change can be
+forgotten (L4, L5, L10).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from actors.actor import Actor
+from actors.delayed.factory import make_tracker
+from actors.directory import Directory
+from actors.dispatcher.admin import Administration
+from actors.dispatcher.keeper import Keeper
+from actors.dispatcher.reader import Reader
+from actors.dispatcher.runs import RunTable
+from actors.dispatcher.sessions import Session, Sessions
+from actors.key_shared.dispatch import Dispatch
+from actors.messages import (
+    NO_POSITIONS,
+    NO_ROWS,
+    Acknowledge,
+    Acknowledged,
+    Admin,
+    Attach,
+    Attached,
+    Delivery,
+    Detach,
+    Done,
+    Ends,
+    Explain,
+    NegativeAcknowledge,
+    Poll,
+    Progress,
+    ReadEnds,
+    Stats,
+    SubscriptionSettings,
+    Text,
+)
+from actors.owned import OwnedRecord
+from actors.ports import Ports, Unknown
+from actors.signal import Signal
+from storage.cursor import Cursor
+from storage.errors import Conflict, Fenced, Invalid, NotFound, Unavailable
+from storage.position import Positions
+
+CALL_TIMEOUT = 5_000
+DUE_AT_ONCE = 10_000
+PROGRESS_MS = 500
+RETRY_MS = 50
+
+
+class Dispatcher(Actor):
+    """Owns a subscription on a partition: sessions in, deliveries out."""
+
+    def __init__(
+        self,
+        ports: Ports,
+        *,
+        topic: str,
+        partition: int,
+        subscription: str,
+        settings: SubscriptionSettings,
+        directory: Directory,
+    ) -> None:
+        super().__init__(ports)
+        self.topic, self.partition, self.subscription = topic, partition, subscription
+        self.settings = settings
+        self.directory = directory
+        self._record = OwnedRecord(ports, record_key(topic, partition, subscription))
+        self.members: dict[str, dict[str, Any]] = {}
+        self._awaited: dict[str, int] = {}
+        self._pump_signal, self._due_signal = Signal(), Signal()
+        self._attaching: dict[str, Signal] = {}
+        self._reported = -2
+        self.paused = False
+        self.watchdog_stalls = 0
+        self.deliveries = 0
+
+    # -- life -----------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Take the subscription over under a new epoch, and find out where it stands."""
+        value = await self._record.take()
+        if value is None:
+            self.cursor = await self._initial_cursor()
+        else:
+            self.settings = msgspec.json.decode(value["settings"], type=SubscriptionSettings)
+            self.cursor = Cursor.decode(value["cursor"])
+            self.members = {member["incarnation"]: member for member in value["members"]}
+            self.paused = bool(value.get("paused", False))
+        self.sessions = Sessions(self._record.epoch)
+        self.core = Dispatch(self.settings, first_dispatch=0)
+        self.runs = RunTable()
+        await self._record.save(self._snapshot())
+        self.tracker = await make_tracker(
+            self.ports,
+            topic=self.topic,
+            partition=self.partition,
+            subscription=self.subscription,
+            settings=self.settings,
+            changed=self._due_signal.set,
+            owner_epoch=self._record.epoch,
+        )
+        self.core.mark_deleted(self.cursor.mark_delete)
+        self.reader = Reader(
+            self.ports,
+            self.directory,
+            self.topic,
+            self.partition,
+            cursor=self.cursor,
+            core=self.core,
+            tracker=self.tracker,
+            runs=self.runs,
+            fed=self._pump_signal.set,
+        )
+        self.reader.delayed = self.delays
+        self.reader.move(self.cursor.mark_delete + 1)
+        self.keeper = Keeper(self.ports, self._record, self._snapshot, self.sessions.all, self._on_fenced)
+        self.administration = Administration(self)
+        self._expect_members()
+        for name, work in (
+            ("keep", self.keeper.run()),
+            ("read", self.reader.run()),
+            ("pump", self._pump_forever()),
+            ("due", self._release_due()),
+            ("lease", self._watch_leases()),
+            ("progress", self._report_progress()),
+        ):
+            self.ports.spawn(work, name)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch under which this dispatcher owns its subscription."""
+        return self._record.epoch
+
+    @property
+    def delays(self) -> bool:
+        """Whether this subscription honours deliver_at (BD-1)."""
+        return self.settings.delayed_delivery_enabled and self.settings.type in ("key_shared", "shared")
+
+    async def _initial_cursor(self) -> Cursor:
+        if self.settings.initial_position not in ("latest", "earliest"):
+            raise Invalid(f"initial_position is latest or earliest, not {self.settings.initial_position!r}")
+        ends = await self.read_ends()
+        at = ends.first if self.settings.initial_position == "earliest" else ends.next
+        cursor = Cursor()
+        cursor.chain([(at >> 32, None)])
+        cursor.reset(at)
+        return cursor
+
+    async def read_ends(self) -> Ends:
+        """Where the partition begins and ends now; waits for its owner."""
+        while True:
+            try:
+                address = await self.directory.topic(self.topic, self.partition)
+                reply = await self.ports.net.call(address, ReadEnds(), CALL_TIMEOUT)
+                if not isinstance(reply, Unknown):
+                    return reply
+                await self.directory.suspect(address)
+            except (Unavailable, Fenced) as error:
+                self.ports.log("topic_waits", error=str(error))
+            await self.ports.clock.sleep(RETRY_MS)
+
+    def _expect_members(self) -> None:
+        until = self.ports.clock.monotonic() + self.settings.lease_ms
+        self._awaited = dict.fromkeys(self.members, until)
+
+    def await_told(self, sessions: list[Session]) -> None:
+        """Hold dispatch until these ended sessions were told so, or their leases have run out."""
+        for session in sessions:
+            self._awaited[f"session:{session.session}"] = session.expires
+
+    def _snapshot(self) -> dict[str, Any]:
+        return {
+            "settings": msgspec.json.encode(self.settings),
+            "cursor": self.cursor.encode(),
+            "members": list(self.members.values()),
+            "paused": self.paused,
+        }
+
+    def _on_fenced(self, reason: str) -> None:
+        self.stopped = self.stopped or reason
+        for session in self.sessions.all():
+            self.sessions.close(session)
+
+    # -- sessions -------------------------------------------------------------------------------------------------
+
+    async def on_attach(self, request: Attach) -> Attached:
+        """See messages.Attach. The membership is durable before anything is sent to the consumer."""
+        while request.incarnation in self._attaching:
+            await self._attaching[request.incarnation].wait(self.ports)
+        self._check_owner()
+        session = self.sessions.of_incarnation(request.incarnation)
+        if session is None:
+            done = self._attaching[request.incarnation] = Signal()
+            try:
+                session = await self._join(request)
+            finally:
+                self._attaching.pop(request.incarnation, None)
+                done.set()
+        self._renew(session)
+        return Attached(session=session.session, epoch=self.epoch, lease=self.settings.lease_ms)
+
+    async def _join(self, request: Attach) -> Session:
+        now, mono = self.ports.clock.now(), self.ports.clock.monotonic()
+        if request.incarnation not in self.members:
+            self.members[request.incarnation] = {"name": request.consumer, "incarnation": request.incarnation}
+            await self.keeper.barrier()
+            self._check_owner()
+        try:
+            number = self.core.join(
+                request.consumer,
+                request.incarnation,
+                now=now,
+                ranges=request.ranges,
+                priority=request.priority,
+                holding=_ascending(request.holding),
+            )
+        except (Conflict, Invalid):
+            self.members.pop(request.incarnation, None)
+            self.keeper.dirty()
+            raise
+        self._awaited.pop(request.incarnation, None)
+        session = self.sessions.open(number, request.consumer, request.incarnation, mono + self.settings.lease_ms, now)
+        self.reader.enabled = True
+        self.reader.signal.set()
+        self._pump_signal.set()
+        self.ports.log("attached", consumer=request.consumer, session=session.session)
+        return session
+
+    def end_session(self, session: Session, reason: str) -> None:
+        """The consumer is out: its messages go to the others."""
+        self.ports.log("session_ended", consumer=session.name, session=session.session, reason=reason)
+        self.sessions.close(session)
+        self.core.leave(session.number, now=self.ports.clock.now())
+        self.members.pop(session.incarnation, None)
+        self.keeper.dirty()
+        self._pump_signal.set()
+        if not len(self.sessions):
+            self.reader.enabled = False
+
+    async def on_detach(self, request: Detach) -> Done:
+        """See messages.Detach; a session that is over is fine."""
+        try:
+            session = self.sessions.get(request.session)
+        except Fenced:
+            return Done()
+        self.end_session(session, "detached")
+        return Done()
+
+    async def _watch_leases(self) -> None:
+        while True:
+            await self.ports.clock.sleep(max(self.settings.lease_ms // 8, 1))
+            now = self.ports.clock.monotonic()
+            for session in self.sessions.all():
+                if session.expires <= now:
+                    self.end_session(session, "lease expired")
+            if self._awaited:
+                self._pump_signal.set()
+            if self.core.stalled(self.ports.clock.now()):
+                self.watchdog_stalls += 1
+                self.ports.log("stalled", stats=self.core.stats(self.ports.clock.now()))
+                self._pump_signal.set()
+
+    def _renew(self, session: Session) -> None:
+        session.expires = self.ports.clock.monotonic() + self.settings.lease_ms
+
+    def _check_owner(self) -> None:
+        if self.stopped is not None:
+            raise Fenced(self.stopped)
+
+    def _session(self, number: int) -> Session:
+        try:
+            return self.sessions.get(number)
+        except Fenced:
+            if self._awaited.pop(f"session:{number}", None) is not None:
+                self._pump_signal.set()
+            raise
+
+    # -- messages out, acknowledgements in ------------------------------------------------------------------------
+
+    async def on_poll(self, request: Poll) -> Delivery:
+        """See messages.Poll."""
+        session = self._session(request.session)
+        self._renew(session)
+        self._acknowledge(session, request.ack_turn, request.acks)
+        if request.turn < session.turn:
+            raise Conflict(f"turn {request.turn} is over, the session is at {session.turn}")
+        if request.turn > session.turn:
+            session.turn, session.answered = request.turn, None
+        if session.answered is not None:
+            return session.answered
+        self.core.grant(session.number, request.granted)
+        self._pump_signal.set()
+        if not session.outbox and not session.events:
+            session.ready.clear()
+            await session.ready.wait(self.ports, request.wait)
+        if not self.sessions.is_open(session):
+            raise Fenced(f"session {request.session} is over")
+        if request.turn != session.turn:
+            raise Conflict(f"turn {request.turn} was overtaken by {session.turn}")
+        self._renew(session)
+        return session.answered or session.deliver()
+
+    async def on_acknowledge(self, request: Acknowledge) -> Acknowledged:
+        """See messages.Acknowledge."""
+        session = self._session(request.session)
+        self._renew(session)
+        self._acknowledge(session, request.ack_turn, request.acks)
+        while request.durable and session.durable < request.ack_turn:
+            await self.keeper.barrier()
+            if not self.sessions.is_open(session):
+                raise Fenced(f"session {request.session} is over")
+            if session.received < request.ack_turn:
+                raise Conflict("an earlier acknowledgement has not arrived")
+        return Acknowledged(confirmed=session.durable)
+
+    def _acknowledge(self, session: Session, turn: int, positions: Positions) -> None:
+        if not len(positions) or not session.arrived(turn):
+            return
+        positions = _ascending(positions)
+        positions = positions[: int(np.searchsorted(positions, self.reader.position))]
+        self.core.acknowledge(positions, session.number)
+        self.cursor.acknowledge(positions)
+        session.messages_acked += len(positions)
+        session.last_acked = self.ports.clock.now()
+        self.mark_delete_moved()
+        self._pump_signal.set()
+
+    def mark_delete_moved(self) -> None:
+        """The cursor changed: let go of what lies below it, and make the rest durable."""
+        mark_delete = self.cursor.mark_delete
+        self.runs.drop_below(mark_delete)
+        self.core.mark_deleted(mark_delete)
+        self.tracker.trim(mark_delete)
+        self.keeper.dirty()
+
+    async def on_negative_acknowledge(self, request: NegativeAcknowledge) -> Done:
+        """See messages.NegativeAcknowledge."""
+        session = self._session(request.session)
+        self._renew(session)
+        session.messages_redelivered += self.core.negative_acknowledge(
+            session.number,
+            None if request.everything else _ascending(request.positions),
+            now=self.ports.clock.now(),
+            delay=request.delay,
+            counted=request.counted,
+        )
+        self._pump_signal.set()
+        return Done()
+
+    def settled(self) -> bool:
+        """Whether everybody who may hold messages of an earlier time has come back or must have stopped."""
+        if not self._awaited:
+            return True
+        now = self.ports.clock.monotonic()
+        for incarnation in [name for name, until in self._awaited.items() if until <= now]:
+            del self._awaited[incarnation]
+            if self.members.pop(incarnation, None) is not None:
+                self.keeper.dirty()
+        return not self._awaited
+
+    async def _pump_forever(self) -> None:
+        while True:
+            now = self.ports.clock.now()
+            wakeup = self.core.wakeup(now)
+            await self._pump_signal.wait(self.ports, None if wakeup is None else max(wakeup - now, 1))
+            self._pump_signal.clear()
+            if self.stopped is not None:
+                return
+            if self.settled() and not self.paused:
+                self._pump()
+            if self.core.room() > 0:
+                self.reader.signal.set()
+                self._due_signal.set()
+
+    def _pump(self) -> None:
+        now = self.ports.clock.now()
+        for assignment in self.core.route(now):
+            session = self.sessions.of_number(assignment.consumer)
+            assert session is not None, "the core routed to a consumer without a session"
+            session.outbox += self.runs.parts(assignment.positions, assignment.redeliveries, assignment.dispatch)
+            session.messages_out += len(assignment.positions)
+            session.last_consumed = now
+            self.deliveries += 1
+            session.ready.set()
+        for session in self.sessions.all():
+            events = self.core.take_events(session.number)
+            if events:
+                session.events += events
+                session.ready.set()
+
+    async def _release_due(self) -> None:
+        """Move what became due from the delayed index to the core, as far as the core has room."""
+        while True:
+            now = self.ports.clock.now()
+            due = self.tracker.next_due()
+            room = self.core.room() if self.reader.enabled else 0
+            ready = due is not None and due <= now and room > 0
+            positions, hashes = self.tracker.take(min(room, DUE_AT_ONCE), now) if ready else (NO_POSITIONS, NO_ROWS)
+            if self.tracker.failed is not None:
+                self._on_fenced(str(self.tracker.failed))
+                return
+            if not len(positions):
+                wait = max(due - now, 1) if due is not None and due > now else None
+                await self._due_signal.wait(self.ports, wait)
+                self._due_signal.clear()
+                continue
+            order = np.argsort(positions, kind="stable")
+            open_rows = ~self.cursor.is_acknowledged(positions[order])
+            self.core.due(positions[order][open_rows], hashes[order][open_rows])
+            self._pump_signal.set()
+            await self.ports.clock.sleep(0)
+
+    async def _report_progress(self) -> None:
+        """Tell the topic how far this subscription is, so that it can trim."""
+        while True:
+            await self.ports.clock.sleep(PROGRESS_MS)
+            if self.cursor.mark_delete == self._reported:
+                continue
+            reached = self.cursor.mark_delete
+            try:
+                await self.keeper.barrier()
+                address = await self.directory.topic(self.topic, self.partition)
+                request = Progress(subscription=self.subscription, mark_delete=reached)
+                if not isinstance(await self.ports.net.call(address, request, CALL_TIMEOUT), Unknown):
+                    self._reported = reached
+            except (Unavailable, Fenced, NotFound):
+                continue
+
+    # -- moving ---------------------------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """Something changed outside of the data path; look again."""
+        self._pump_signal.set()
+        self._due_signal.set()
+        self.reader.signal.set()
+
+    async def restart_at(self, target: int) -> None:
+        """Seek: end every session, start the core anew at `target`; durable when it returns.
+
+        Dispatch begins when all consumers were told that their session is over, or their leases have run out.
+        """
+        ended = self.sessions.all()
+        self.await_told(ended)
+        for session in ended:
+            self.end_session(session, "seek")
+        core = Dispatch(self.settings, first_dispatch=self.core.next_dispatch)
+        await self.tracker.clear()
+        self.core = core
+        self.runs.clear()
+        self.cursor.chain([(target >> 32, None)])
+        self.cursor.reset(target)
+        self.core.mark_deleted(self.cursor.mark_delete)
+        self.reader.move(target, core)
+        await self.keeper.barrier()
+        self.wake()
+
+    async def forget(self) -> None:
+        """Delete the record and end: the subscription is gone."""
+        self.stopped = "the subscription was deleted"
+        await self.ports.meta.remove(record_key(self.topic, self.partition, self.subscription))
+
+    # -- questions ------------------------------------------------------------------------------------------------
+
+    async def on_stats(self, request: Stats) -> Text:
+        """Statistics with Pulsar's names."""
+        return Text(json=self.administration.stats())
+
+    async def on_explain(self, request: Explain) -> Text:
+        """Why something is not being delivered."""
+        return Text(json=self.administration.explain(request))
+
+    async def on_admin(self, request: Admin) -> Text:
+        """Administrative verbs."""
+        self._check_owner()
+        return Text(json=await self.administration.run(request.verb, request.arguments))
+
+
+def record_key(topic: str, partition: int, subscription: str) -> str:
+    """The metadata key of a subscription on a partition."""
+    return f"subscription/{topic}/{partition}/{subscription}"
+
+
+def _ascending(positions: Positions) -> Positions:
+    if len(positions) > 1 and not bool((positions[1:] > positions[:-1]).all()):
+        return np.unique(positions)
+    return positions

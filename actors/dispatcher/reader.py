@@ -1,0 +1,154 @@
+"""The read slot of a dispatcher: at most one forward read is outstanding, and it has an identity (KS-42, KS-66).
+
+A read belongs to a generation. A seek, or anything else that moves the read position, starts a new generation; the
+answer to a read of an older one is dropped. The reader sees index columns only: rows that are done are masked out,
+rows that are not due go to the delayed tracker, the rest goes to the decision core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from actors.delayed.tracker import DelayedTracker
+from actors.directory import Directory
+from actors.dispatcher.runs import RunTable
+from actors.key_shared.dispatch import Dispatch
+from actors.messages import IndexRead, ReadIndex, RunIndex
+from actors.ports import Ports, Unknown
+from actors.signal import Signal
+from storage.cursor import Cursor
+from storage.errors import Fenced, NotFound, Overloaded, Unavailable
+from storage.frame import index_columns
+from storage.position import position, run_positions
+
+READ_WAIT = 2_000
+READ_TIMEOUT = 10_000
+READ_MOST = 65_536
+RETRY_FIRST, RETRY_MOST = 5, 500
+
+
+class Reader:
+    """Feeds the core from the log."""
+
+    def __init__(
+        self,
+        ports: Ports,
+        directory: Directory,
+        topic: str,
+        partition: int,
+        *,
+        cursor: Cursor,
+        core: Dispatch,
+        tracker: DelayedTracker,
+        runs: RunTable,
+        fed: Callable[[], None],
+    ) -> None:
+        self._ports, self._directory = ports, directory
+        self._topic, self._partition = topic, partition
+        self._cursor, self._core, self._tracker, self._runs = cursor, core, tracker, runs
+        self._fed = fed
+        self.signal = Signal()
+        self.position = 0
+        self.end = -1
+        self.reading = False
+        self.generation = 0
+        self.enabled = False
+        self.delayed = True
+
+    def move(self, to: int, core: Dispatch | None = None) -> None:
+        """Read on from another position (start, seek, skip); what is under way becomes void."""
+        self.generation += 1
+        self.position = to
+        self._core = core or self._core
+        self.signal.set()
+
+    async def run(self) -> None:
+        """Read whenever the core has room; ends with the actor."""
+        wait = RETRY_FIRST
+        while True:
+            room = self._core.room() if self.enabled else 0
+            if room <= 0:
+                await self.signal.wait(self._ports)
+                self.signal.clear()
+                continue
+            generation = self.generation
+            address = ""
+            try:
+                address = await self._directory.topic(self._topic, self._partition)
+                request = ReadIndex(start=self._next(), limit=min(room, READ_MOST), wait=READ_WAIT)
+                self.reading = True
+                reply = await self._ports.net.call(address, request, READ_TIMEOUT)
+                if isinstance(reply, Unknown):
+                    await self._directory.suspect(address)
+                elif await self._take(reply, generation):
+                    wait = RETRY_FIRST
+                    continue
+                else:
+                    continue
+            except Fenced:
+                await self._directory.suspect(address)
+            except (Unavailable, Overloaded, NotFound) as error:
+                self._ports.log("read_waits", error=str(error))
+            finally:
+                self.reading = False
+            await self._ports.clock.sleep(wait)
+            wait = min(wait * 2, RETRY_MOST)
+
+    def _next(self) -> int:
+        """Where something may be that is neither done nor delayed: whole stretches are never read (discontinuous)."""
+        at = self._cursor.next_unacknowledged(max(self.position, 0))
+        while self.end >= at:
+            beyond = self._tracker.next_untracked(at, self.end + 1)
+            beyond = self._cursor.next_unacknowledged(beyond)
+            if beyond == at:
+                break
+            at = beyond
+        return at
+
+    async def _take(self, reply: IndexRead, generation: int) -> bool:
+        for run in reply.runs:
+            columns = await self._ports.net.fetch(run.columns)
+            if columns is None:
+                return False
+            if generation != self.generation:
+                return False
+            self._feed(run, columns)
+        if generation != self.generation:
+            return False
+        chain: list[tuple[int, int | None]] = list(reply.ended)
+        if reply.resume >= 0 and (not chain or chain[-1][0] < reply.resume >> 32):
+            chain.append((reply.resume >> 32, None))
+        if chain:
+            self._cursor.chain(chain)
+        self.end = max(self.end, reply.last_confirmed)
+        self.position = max(self.position, reply.resume)
+        self._fed()
+        return True
+
+    def _feed(self, run: RunIndex, columns: memoryview) -> None:
+        """Divide the rows of one run: done, delayed, deliverable now."""
+        first = position(run.ledger, run.first_entry)
+        if first + run.count <= self.position:
+            return
+        due, hashes = index_columns(columns, run.count, run.delayed)
+        positions = run_positions(run.ledger, run.first_entry, run.count)
+        self._cursor.chain([(run.ledger, None)])
+        keep = ~self._cursor.is_acknowledged(positions)
+        keep &= positions >= self.position
+        self._runs.add(run)
+        if self.delayed:
+            if due is not None:
+                later = keep & (due > 0)
+                if later.any():
+                    now = self._ports.clock.now()
+                    tracked = self._tracker.add(positions[later], hashes[later], due[later], now)
+                    keep[np.flatnonzero(later)[tracked]] = False
+            elif self._tracker.count():
+                keep &= ~self._tracker.contains(positions)
+        self.position = first + run.count
+        if keep.all():
+            self._core.append(positions, hashes)
+        elif keep.any():
+            self._core.append(positions[keep], hashes[keep])

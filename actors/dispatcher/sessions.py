@@ -1,0 +1,115 @@
+"""The consumers' sessions at one dispatcher: leases, turns, outboxes and the confirmation of acknowledgements.
+
+A session stands for one consumer incarnation under one dispatcher epoch. It is a lease: it ends when nothing was
+heard for so long. A Poll's turn is answered once; a repetition of the turn brings the same delivery again, so a
+lost reply neither loses messages nor delivers them a second time.
+
+Acknowledgement turns are confirmed in order: `received` is the highest turn up to which all have arrived, `durable`
+the highest up to which the cursor that holds them is on disk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from actors.messages import Delivery, Event, Part
+from actors.signal import Signal
+from storage.errors import Fenced
+
+EPOCH_SESSIONS = 1 << 24
+"""Session numbers of different epochs never meet: a late request of an old session is always refused."""
+
+
+@dataclass(eq=False, slots=True)
+class Session:
+    """One attached consumer. number: the decision core's name for it. expires: monotonic ms."""
+
+    session: int
+    number: int
+    name: str
+    incarnation: str
+    expires: int
+    connected_since: int
+    ranges: list[tuple[int, int]] = field(default_factory=list)
+    turn: int = 0
+    answered: Delivery | None = None
+    outbox: list[Part] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    ready: Signal = field(default_factory=Signal)
+    early: dict[int, None] = field(default_factory=dict)
+    received: int = 0
+    durable: int = 0
+    last_acked: int = 0
+    last_consumed: int = 0
+    messages_out: int = 0
+    messages_acked: int = 0
+    messages_redelivered: int = 0
+
+    def arrived(self, ack_turn: int) -> bool:
+        """Note an acknowledgement turn; False if it had arrived before."""
+        if ack_turn <= self.received or ack_turn in self.early:
+            return False
+        self.early[ack_turn] = None
+        while self.received + 1 in self.early:
+            self.received += 1
+            del self.early[self.received]
+        return True
+
+    def deliver(self) -> Delivery:
+        """Answer the present turn with what is in the outbox."""
+        self.answered = Delivery(turn=self.turn, parts=self.outbox, confirmed=self.durable, events=self.events)
+        self.outbox, self.events = [], []
+        self.ready.clear()
+        return self.answered
+
+
+class Sessions:
+    """All sessions of one dispatcher, by session number and by incarnation."""
+
+    def __init__(self, epoch: int) -> None:
+        self._by_session: dict[int, Session] = {}
+        self._by_incarnation: dict[str, Session] = {}
+        self._by_number: dict[int, Session] = {}
+        self._next = epoch * EPOCH_SESSIONS + 1
+
+    def __len__(self) -> int:
+        return len(self._by_session)
+
+    def all(self) -> list[Session]:
+        """Every session, oldest first."""
+        return list(self._by_session.values())
+
+    def open(self, number: int, name: str, incarnation: str, expires: int, now: int) -> Session:
+        """A new session for a consumer that the core knows as `number`."""
+        session = Session(self._next, number, name, incarnation, expires, now)
+        self._next += 1
+        self._by_session[session.session] = session
+        self._by_incarnation[incarnation] = session
+        self._by_number[number] = session
+        return session
+
+    def close(self, session: Session) -> None:
+        """The session is over; its waiting poll is answered with Fenced."""
+        self._by_session.pop(session.session, None)
+        self._by_incarnation.pop(session.incarnation, None)
+        self._by_number.pop(session.number, None)
+        session.ready.set()
+
+    def get(self, session: int) -> Session:
+        """The open session of that number. Raises Fenced if it is over (S21)."""
+        found = self._by_session.get(session)
+        if found is None:
+            raise Fenced(f"session {session} is over")
+        return found
+
+    def is_open(self, session: Session) -> bool:
+        """Whether this very session still stands (to be asked again after every await)."""
+        return self._by_session.get(session.session) is session
+
+    def of_incarnation(self, incarnation: str) -> Session | None:
+        """The open session of a consumer incarnation."""
+        return self._by_incarnation.get(incarnation)
+
+    def of_number(self, number: int) -> Session | None:
+        """The open session of the core's consumer number."""
+        return self._by_number.get(number)

@@ -1,0 +1,96 @@
+"""A metadata record with one owner at a time.
+
+The record is a series of numbered versions made with put-if-absent. Whoever writes version n+1 knows that nobody else
+changed the record since version n; whoever loses that race is no longer the owner and stops at once. There is no
+lock, no lease and no clock in this: the number is the epoch's proof (S15).
+
+A write whose outcome is unknown is looked up: the value carries the writer's address, so "mine or not" has an answer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+
+from actors.ports import Ports
+from storage.errors import Corrupt, Fenced, Unavailable
+
+RETRY_FIRST, RETRY_MOST = 10, 1_000
+
+
+class OwnedRecord:
+    """The newest version of a record, and the right to write the next one.
+
+    value: msgpack map; `epoch` (int) and `owner` (the writer's address) are kept in it by this class.
+    """
+
+    def __init__(self, ports: Ports, key: str) -> None:
+        self._ports = ports
+        self._key = key
+        self._number = 0
+        self._writing = False
+        self.epoch = 0
+        self.lost = False
+
+    async def take(self) -> dict[str, Any] | None:
+        """Become the owner under a new epoch; returns the value as the last owner left it, None if it is new.
+
+        The caller must follow with `save` before it acts as the owner: taking is complete only with that.
+        """
+        newest = await self._read()
+        if newest is None:
+            self._number, self.epoch = 0, 1
+            return None
+        number, value = newest
+        self._number, self.epoch = number, int(value["epoch"]) + 1
+        return value
+
+    async def save(self, value: dict[str, Any]) -> None:
+        """Write the next version, durably. Raises Fenced, for ever, once somebody else wrote one.
+
+        Retries while the store is away: an owner that cannot write does not lose its ownership by that.
+        """
+        if self._writing:
+            raise AssertionError("one write of a record at a time")
+        self._writing = True
+        try:
+            await self._write({**value, "epoch": self.epoch, "owner": self._ports.me})
+        finally:
+            self._writing = False
+
+    async def _write(self, value: dict[str, Any]) -> None:
+        packed = msgpack.packb(value)
+        wait = RETRY_FIRST
+        while not self.lost:
+            try:
+                if await self._ports.meta.create(self._key, self._number + 1, packed):
+                    self._number += 1
+                    return
+                newest = await self._ports.meta.read(self._key)
+                if newest is not None and newest.number == self._number + 1 and newest.value == packed:
+                    self._number += 1  # an earlier try of this very write, whose reply was lost
+                    return
+                self.lost = True
+            except Unavailable as error:
+                self._ports.log("record_waits", key=self._key, error=str(error))
+                await self._ports.clock.sleep(wait)
+                wait = min(wait * 2, RETRY_MOST)
+        raise Fenced(f"{self._key} has a newer owner")
+
+    async def _read(self) -> tuple[int, dict[str, Any]] | None:
+        wait = RETRY_FIRST
+        while True:
+            try:
+                newest = await self._ports.meta.read(self._key)
+                break
+            except Unavailable as error:
+                self._ports.log("record_waits", key=self._key, error=str(error))
+                await self._ports.clock.sleep(wait)
+                wait = min(wait * 2, RETRY_MOST)
+        if newest is None:
+            return None
+        value = msgpack.unpackb(newest.value)
+        if not isinstance(value, dict) or "epoch" not in value:
+            raise Corrupt(f"the record {self._key} cannot be read")
+        return newest.number, value

@@ -1,0 +1,224 @@
+"""A producer's conversation with the owners of a topic's partitions. It lives in the caller's process.
+
+Per partition one Publish is in flight and the rest coalesces behind it, so order per key needs no window and a slow
+broker gets larger runs instead of more calls. Every message has a sequence; a Publish whose outcome is unknown is
+sent again, unchanged, until it is answered, and the topic stores each sequence once (promise 1, S4, S7, S19).
+
+`split` is the columnar half: it runs in the caller's thread and gives each partition its rows in their order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from actors.directory import Directory
+from actors.messages import OpenProducer, Publish, Published
+from actors.ports import Address, Ports, Unknown
+from actors.signal import Signal
+from actors.wire import Blob
+from storage.batch import Batch
+from storage.errors import Conflict, Fenced, InvariantViolation, Overloaded, SluiceError, Unavailable
+from storage.frame import Run, make_run
+
+RUN_MESSAGES = 16_384
+"""Messages that one append gathers at the most; beyond this larger runs bring no further speed."""
+RUN_BYTES = 4 * 1024 * 1024
+PUBLISH_TIMEOUT = 10_000
+RETRY_FIRST, RETRY_MOST = 5, 500
+
+
+@dataclass(slots=True)
+class Outgoing:
+    """One batch on its way to one partition.
+
+    rows: where its messages stand in the caller's batch, int64. done: called once with (rows, first position) or
+    with (rows, error).
+    """
+
+    batch: Batch
+    first_sequence: int
+    rows: npt.NDArray[np.int64]
+    done: Callable[[npt.NDArray[np.int64], int, SluiceError | None], None]
+
+    @property
+    def bytes(self) -> int:
+        """About how many bytes the batch takes."""
+        return int(self.batch.rows.nbytes)
+
+
+def split(batch: Batch, partitions: int) -> list[tuple[int, Batch, npt.NDArray[np.int64]]]:
+    """Divide a batch by `hash mod partitions`: (partition, its rows in order, their places in the batch)."""
+    if partitions == 1:
+        return [(0, batch, np.arange(len(batch)))]
+    home = (batch.hashes % np.uint32(partitions)).astype(np.uint16)
+    order = np.argsort(home, kind="stable")
+    ends = np.cumsum(np.bincount(home, minlength=partitions))
+    sorted_batch = batch.take(order)
+    parts = []
+    start = 0
+    for partition, end in enumerate(ends.tolist()):
+        if end > start:
+            parts.append((partition, sorted_batch.slice(start, end), order[start:end]))
+        start = end
+    return parts
+
+
+class PartitionProducer:
+    """The appends of one producer to one partition, in order."""
+
+    def __init__(self, ports: Ports, directory: Directory, topic: str, partition: int, name: str, incarnation: str):
+        self._ports = ports
+        self._directory = directory
+        self._topic = topic
+        self._partition = partition
+        self._name = name
+        self._incarnation = incarnation
+        self._queue: deque[Outgoing] = deque()
+        self._signal = Signal()
+        self._idle = Signal()
+        self._idle.set()
+        self._address: Address = ""
+        self._session = 0
+        self.closed: SluiceError | None = None
+        self.last_sequence = -1
+
+    async def open(self) -> None:
+        """Register the name at the partition's owner; retries while the owner is being replaced."""
+        await self._reopen(attempts=20)
+        self._ports.spawn(self._work(), f"publish-{self._partition}")
+
+    def send(self, outgoing: Outgoing) -> None:
+        """Queue a batch; `outgoing.done` tells its outcome. Never blocks."""
+        if self.closed is not None:
+            outgoing.done(outgoing.rows, 0, self.closed)
+            return
+        self._queue.append(outgoing)
+        self._idle.clear()
+        self._signal.set()
+
+    async def flush(self) -> None:
+        """Wait until everything queued so far has its outcome."""
+        await self._idle.wait(self._ports)
+
+    def close(self, reason: str = "the producer is closed") -> None:
+        """Fail what is queued; further sends fail at once."""
+        self.closed = self.closed or Fenced(reason)
+        while self._queue:
+            outgoing = self._queue.popleft()
+            outgoing.done(outgoing.rows, 0, self.closed)
+        self._idle.set()
+
+    async def _work(self) -> None:
+        while self.closed is None:
+            await self._signal.wait(self._ports)
+            self._signal.clear()
+            while self._queue and self.closed is None:
+                gathered = self._gather()
+                try:
+                    await self._publish(gathered)
+                except SluiceError as error:
+                    self._report(gathered, 0, error)
+                    if isinstance(error, Fenced):
+                        self.close(str(error))
+            self._idle.set()
+
+    def _gather(self) -> list[Outgoing]:
+        """Take the head of the queue and what may join it in one run: same shape, within the limits."""
+        first = self._queue.popleft()
+        gathered, messages, size = [first], len(first.batch), first.bytes
+        while self._queue:
+            following = self._queue[0]
+            messages += len(following.batch)
+            size += following.bytes
+            fits = messages <= RUN_MESSAGES and size <= RUN_BYTES
+            if not fits or not following.batch.rows.schema.equals(first.batch.rows.schema):
+                break
+            gathered.append(self._queue.popleft())
+        return gathered
+
+    async def _publish(self, gathered: list[Outgoing]) -> None:
+        run = make_run(_join([outgoing.batch for outgoing in gathered]))
+        published = await self._append(run, gathered[0].first_sequence)
+        if published.count != run.count:
+            raise InvariantViolation(f"{run.count} messages were published, {published.count} confirmed")
+        self.last_sequence = gathered[0].first_sequence + run.count - 1
+        first = published.ledger << 32 | published.first_entry
+        self._report(gathered, first if published.ledger else -1, None)
+
+    def _report(self, gathered: list[Outgoing], first: int, error: SluiceError | None) -> None:
+        for outgoing in gathered:
+            outgoing.done(outgoing.rows, first, error)
+            if first >= 0:
+                first += len(outgoing.batch)
+
+    async def _append(self, run: Run, first_sequence: int) -> Published:
+        """Publish until there is an answer. The request never changes, so a repetition is recognised."""
+        wait = RETRY_FIRST
+        while True:
+            request = Publish(
+                producer=self._name,
+                session=self._session,
+                first_sequence=first_sequence,
+                count=run.count,
+                delayed=run.delayed,
+                shape=run.shape,
+                crc=run.crc,
+                payload=Blob(run.payload),
+            )
+            try:
+                reply = await self._ports.net.call(self._address, request, PUBLISH_TIMEOUT)
+                if not isinstance(reply, Unknown):
+                    return reply
+                self._ports.log("publish_unknown", partition=self._partition, reason=reply.reason)
+                await self._directory.suspect(self._address)
+                await self._reopen(attempts=0)
+            except (Overloaded, Unavailable):
+                pass
+            except (Fenced, Conflict):
+                await self._reopen(attempts=0)
+            if self.closed is not None:
+                raise self.closed
+            await self._ports.clock.sleep(wait)
+            wait = min(wait * 2, RETRY_MOST)
+
+    async def _reopen(self, attempts: int) -> None:
+        """Find the owner and open a session there. attempts 0: go on until it works or we are fenced."""
+        wait, tries = RETRY_FIRST, 0
+        while self.closed is None:
+            tries += 1
+            try:
+                self._address = await self._directory.topic(self._topic, self._partition)
+                request = OpenProducer(producer=self._name, incarnation=self._incarnation)
+                reply = await self._ports.net.call(self._address, request, PUBLISH_TIMEOUT)
+                if not isinstance(reply, Unknown):
+                    self._session = reply.session
+                    self.last_sequence = max(self.last_sequence, reply.last_sequence)
+                    return
+                await self._directory.suspect(self._address)
+            except (Unavailable, Overloaded) as error:
+                if attempts and tries >= attempts:
+                    raise Unavailable(f"cannot open a producer on {self._topic}: {error}") from error
+            except Fenced as error:
+                if "producer" in str(error):
+                    raise
+                await self._directory.suspect(self._address)
+            await self._ports.clock.sleep(wait)
+            wait = min(wait * 2, RETRY_MOST)
+
+
+def _join(batches: list[Batch]) -> Batch:
+    if len(batches) == 1:
+        return batches[0]
+    delayed = None
+    if any(batch.deliver_at is not None for batch in batches):
+        delayed = np.concatenate(
+            [np.zeros(len(b), np.int64) if b.deliver_at is None else b.deliver_at for b in batches]
+        )
+    rows = pa.concat_batches([batch.rows for batch in batches])
+    return Batch(rows, delayed, np.concatenate([batch.hashes for batch in batches]))

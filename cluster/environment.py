@@ -1,0 +1,51 @@
+"""The environment that every Ray process of Sluice runs in. Call `prepare` before ray is imported for the first time.
+
+Ray listens on all interfaces unless one undocumented switch pins it to the loopback, leaves token authentication off
+for `ray start`, and runs every worker through `uv run` if the driver was started that way. Each of these is decided
+here, once, and inherited by every child process.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import tempfile
+from pathlib import Path
+
+NAMESPACE = "sluice"
+LOOPBACK = "127.0.0.1"
+
+_SETTINGS = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+    "RAY_AUTH_MODE": "token",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_DISABLE_IMPORT_WARNING": "1",
+    "RAY_timeout_ms_task_wait_for_death_info": "50",
+    "GLOG_minloglevel": "2",
+    "PYTHONWARNINGS": "ignore::FutureWarning",
+}
+
+
+def prepare(token_file: Path | None = None) -> None:
+    """Set the environment of this process and its children; keeps what the user set by hand.
+
+    token_file: where the cluster's token lives; made with mode 0600 if it is missing. Without one, Ray's own order
+    applies (RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH, the file in the home folder).
+    """
+    for name, value in _SETTINGS.items():
+        os.environ.setdefault(name, value)
+    if token_file is not None:
+        if not token_file.exists():
+            token_file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            handle = os.open(token_file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+            with os.fdopen(handle, "w") as file:
+                file.write(secrets.token_hex(32))
+        os.environ["RAY_AUTH_TOKEN_PATH"] = str(token_file)
+
+
+def short_folder() -> str:
+    """A fresh folder with a short path for Ray's session: its socket names must stay below 108 bytes."""
+    return tempfile.mkdtemp(prefix="sluice-", dir="/tmp" if Path("/tmp").is_dir() else None)

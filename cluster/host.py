@@ -1,0 +1,158 @@
+"""A host: one process in the Ray cluster that runs several Sluice actors, and the composition root of them all.
+
+Ray pays for processes (66 MB each) and for calls between them (about a millisecond), so a broker host runs a
+partition's topic and its dispatchers side by side and they talk without Ray. A bookie has a host to itself, because
+its disk and its death are its own. Hosts are detached, never restarted and never retried by Ray: a new incarnation
+has a new name, and epochs keep the old one out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import threading
+from typing import Any
+
+import psutil
+import ray
+
+from actors.actor import REQUESTS, Actor
+from actors.ports import Address, Ports, Unknown
+from actors.wire import Reply, Request, pack, pack_error, unpack
+from cluster.build import build_actor, open_stores
+from cluster.net import Envelope, RayNet
+from cluster.real import RealClock, StructuredLog, Tasks, log_to_stderr, make_rng
+from storage.errors import InvariantViolation, SluiceError, Unavailable
+
+
+class Host:
+    """Runs actors. Becomes a Ray actor at one place only, `remote_host`."""
+
+    def __init__(self, name: str, settings: dict[str, Any], boot: list[tuple[str, str, dict[str, Any]]]) -> None:
+        log_to_stderr()
+        self.name = name
+        self._settings = settings
+        self._boot = boot
+        self._net = RayNet(self)
+        self._meta, self._objects = open_stores(settings)
+        self._actors: dict[str, tuple[str, Actor, Tasks, dict[str, Any]]] = {}
+        self._ready: asyncio.Task[None] | None = None
+
+    async def ready(self) -> int:
+        """Start the actors that this host boots with; returns the process id."""
+        if self._ready is None:
+            self._ready = asyncio.get_running_loop().create_task(self._start_boot())
+        await self._ready
+        return os.getpid()
+
+    async def _start_boot(self) -> None:
+        for kind, actor, settings in self._boot:
+            await self.start(kind, actor, settings)
+
+    async def start(self, kind: str, actor: str, settings: dict[str, Any]) -> Address:
+        """Start an actor here and return its address. Raises what its start raises."""
+        address = f"{self.name}/{actor}"
+        if actor in self._actors:
+            return address
+        tasks = Tasks(address, lambda reason: self._drop(actor, reason))
+        ports = Ports(
+            me=address,
+            clock=RealClock(),
+            net=self._net,
+            objects=self._objects,
+            meta=self._meta,
+            rng=make_rng(),
+            spawn=tasks,
+            log=StructuredLog(address),
+        )
+        instance = build_actor(kind, ports, {**self._settings, **settings}, self)
+        self._actors[actor] = (kind, instance, tasks, settings)
+        try:
+            await instance.start()
+        except BaseException:
+            tasks.cancel_all()
+            self._actors.pop(actor, None)
+            raise
+        return address
+
+    async def stop(self, actor: str, reason: str = "stopped") -> None:
+        """End an actor of this host; fine if it is not here."""
+        entry = self._actors.pop(actor, None)
+        if entry is not None:
+            with contextlib.suppress(SluiceError):
+                await entry[1].stop(reason)
+            entry[2].cancel_all()
+
+    def _drop(self, actor: str, reason: str) -> None:
+        entry = self._actors.pop(actor, None)
+        if entry is not None:
+            entry[1].stopped = reason
+            entry[2].cancel_all()
+
+    async def deliver(self, actor: str, request: Request[Any]) -> Reply | Unknown:
+        """Hand a request to an actor of this process. Raises SluiceErrors as answers."""
+        entry = self._actors.get(actor)
+        if entry is None or entry[1].stopped is not None:
+            return Unknown(f"no actor {actor} in {self.name}", gone=True)
+        try:
+            return await entry[1].handle(request)
+        except InvariantViolation as broken:
+            self._drop(actor, str(broken))
+            return Unknown(f"{actor} stopped: {broken}", gone=True)
+
+    async def call(self, envelope: Envelope) -> tuple[str, Any, Any, Any]:
+        """The one remote entry: (status, head, attachments, handles); status is ok, unknown, or an error's name."""
+        actor, kind, head, attachments, handles = envelope
+        if self._ready is None or not self._ready.done():
+            await self.ready()
+        try:
+            wanted = REQUESTS.get(kind)
+            if wanted is None:
+                raise Unavailable(f"{self.name} does not know {kind}; is it an older version?")
+            reply = await self.deliver(actor, unpack(wanted, head, attachments, handles))
+        except SluiceError as error:
+            name, message = pack_error(error)
+            return name, message, [], []
+        if isinstance(reply, Unknown):
+            return "unknown", reply.reason, reply.gone, []
+        packed = pack(reply)
+        return "ok", packed.head, packed.attachments, packed.handles
+
+    async def inventory(self) -> list[tuple[str, str, str]]:
+        """(kind, address, settings as JSON) of every actor here, for a controller that starts anew."""
+        await self.ready()
+        return [
+            (kind, f"{self.name}/{actor}", json.dumps(settings))
+            for actor, (kind, instance, _, settings) in self._actors.items()
+            if instance.stopped is None
+        ]
+
+    def usage(self) -> dict[str, float]:
+        """Process id, resident bytes, CPU seconds and threads of this host."""
+        process = psutil.Process()
+        times = process.cpu_times()
+        return {
+            "pid": os.getpid(),
+            "rss": process.memory_info().rss,
+            "cpu_seconds": times.user + times.system,
+            "threads": threading.active_count(),
+        }
+
+
+def remote_host(name: str, *, restarts: int = 0, node: str | None = None) -> Any:
+    """The Ray options of a host: named, detached, no CPU reserved, no retries."""
+    options: dict[str, Any] = {
+        "name": name,
+        "lifetime": "detached",
+        "max_restarts": restarts,
+        "max_task_retries": 0,
+        "max_concurrency": 4096,
+        "num_cpus": 0,
+    }
+    if node is not None:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
+    return ray.remote(Host).options(**options)

@@ -1,0 +1,89 @@
+"""The real clock, randomness, background tasks and log behind the ports."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from storage.errors import InvariantViolation, SluiceError
+
+logger = logging.getLogger("sluice")
+
+
+class RealClock:
+    """Time of this machine."""
+
+    def now(self) -> int:
+        """Wall clock in milliseconds since 1970."""
+        return time.time_ns() // 1_000_000
+
+    def monotonic(self) -> int:
+        """Milliseconds since some moment before this process."""
+        return time.monotonic_ns() // 1_000_000
+
+    async def sleep(self, milliseconds: int) -> None:
+        """Wait on the event loop."""
+        await asyncio.sleep(milliseconds / 1000)
+
+
+class Tasks:
+    """The background tasks of one actor; ends with it."""
+
+    def __init__(self, owner: str, broken: Callable[[str], None] | None = None) -> None:
+        self._owner = owner
+        self._broken = broken
+        self._tasks: dict[asyncio.Task[None], None] = {}
+
+    def __call__(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Start a task. A broken invariant, or any error that is no SluiceError, stops the actor."""
+        task = asyncio.get_running_loop().create_task(work, name=f"{self._owner}:{name}")
+        self._tasks[task] = None
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(task, None)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is None:
+            return
+        logger.error("%s failed: %r", task.get_name(), error, exc_info=error)
+        if self._broken is not None and (isinstance(error, InvariantViolation) or not isinstance(error, SluiceError)):
+            self._broken(f"{type(error).__name__}: {error}")
+
+    def cancel_all(self) -> None:
+        """End every task of this actor."""
+        for task in list(self._tasks):
+            task.cancel()
+
+
+class StructuredLog:
+    """One line an event: actor, event, fields."""
+
+    def __init__(self, actor: str) -> None:
+        self._actor = actor
+
+    def __call__(self, event: str, **fields: object) -> None:
+        """Log at INFO."""
+        if logger.isEnabledFor(logging.INFO):
+            logger.info("%s %s %s", self._actor, event, " ".join(f"{key}={value}" for key, value in fields.items()))
+
+
+def make_rng() -> random.Random:
+    """Randomness seeded by the operating system."""
+    return random.SystemRandom()
+
+
+def log_to_stderr(level: int = logging.WARNING) -> None:
+    """Send Sluice's own log to stderr; Ray forwards a worker's stderr to its log files."""
+    if not logger.handlers:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        logger.addHandler(handler)
+        logger.setLevel(level)
