@@ -1,0 +1,72 @@
+"""The cookie: proof that this disk is the disk of this bookie, and still holds what the bookie wrote.
+
+A disk that was swapped or emptied would answer "no such run" for runs that were acknowledged, and a recovery that
+believes it throws them away. So a bookie has a cookie twice, on its disk and in the metadata store, drawn at random
+when the disk was formatted; it also holds the salt of the journal. The disk is formatted only when neither is there
+and the disk is empty. The disk's half is written first: a crash between the two halves leaves a disk that never
+served, and the next start completes it.
+"""
+
+from __future__ import annotations
+
+import google_crc32c
+import msgpack
+
+from actors.ports import Disk, Meta, Rng
+from storage.errors import Corrupt, NotFound
+from storage.journal import SALT_BYTES
+
+COOKIE = "cookie"
+_LIMIT = 4096
+
+
+def cookie_key(bookie_id: str) -> str:
+    """The metadata record with the other half."""
+    return f"bookies/{bookie_id}/cookie"
+
+
+async def check_cookie(disk: Disk, meta: Meta, rng: Rng, bookie_id: str) -> bytes:
+    """Compare both halves, format a new disk, and return the salt.
+
+    Raises Corrupt if the disk is foreign, emptied or its cookie damaged; Unavailable if the store does not answer.
+    """
+    known = await meta.read(cookie_key(bookie_id))
+    here = await _read(disk)
+    if here is None:
+        files = await disk.names()
+        if known is not None:
+            raise Corrupt(
+                f"the disk of bookie {bookie_id} was emptied or replaced; replace the bookie by one with a new id"
+            )
+        if any(name.startswith(("journal-", "checkpoint-")) for name in files):
+            raise Corrupt(f"the disk of bookie {bookie_id} has a journal without a cookie")
+        here = _encode(bookie_id, bytes(rng.randrange(256) for _ in range(SALT_BYTES)))
+        await disk.replace(COOKIE, here)
+    owner, salt = _decode(here)
+    if owner != bookie_id:
+        raise Corrupt(f"this is the disk of bookie {owner}, not of {bookie_id}")
+    if known is None and not await meta.create(cookie_key(bookie_id), 1, here):
+        known = await meta.read(cookie_key(bookie_id))
+    if known is not None and known.value != here:
+        raise Corrupt(f"bookie {bookie_id} was formatted elsewhere; this is not its disk")
+    return salt
+
+
+async def _read(disk: Disk) -> bytes | None:
+    try:
+        return await disk.read(COOKIE, 0, _LIMIT)
+    except NotFound:
+        return None
+
+
+def _encode(bookie_id: str, salt: bytes) -> bytes:
+    body: bytes = msgpack.packb([bookie_id, salt])
+    return int(google_crc32c.value(body)).to_bytes(4, "little") + body
+
+
+def _decode(data: bytes) -> tuple[str, bytes]:
+    body = data[4:]
+    if len(data) < 5 or int.from_bytes(data[:4], "little") != google_crc32c.value(body):
+        raise Corrupt("the cookie of this disk is damaged")
+    bookie_id, salt = msgpack.unpackb(body)
+    return bookie_id, salt

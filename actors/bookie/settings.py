@@ -1,0 +1,29 @@
+"""Settings of a bookie. They travel as a plain mapping, so every field has a default and a plain type."""
+
+from __future__ import annotations
+
+import msgspec
+
+MIB = 1024 * 1024
+
+
+class BookieSettings(msgspec.Struct, kw_only=True, frozen=True):
+    """Sizes in bytes, times in milliseconds.
+
+    segment_bytes: a journal segment is closed at this size. group_bytes: at most about this much is written by one
+    group commit. queue_bytes: with more than this waiting for the disk, adds are refused with Overloaded.
+    checkpoint_runs, checkpoint_bytes: after so many runs or bytes of journal the index is checkpointed; a start
+    replays at most about this much. min_free_bytes: with less free space the bookie is read-only. reserve_bytes: kept
+    aside so that a full disk can still fence and delete. compact_below: a closed segment whose living part is
+    smaller than this percentage is rewritten. housekeeping_ms: how often garbage is looked for.
+    """
+
+    segment_bytes: int = 64 * MIB
+    group_bytes: int = 8 * MIB
+    queue_bytes: int = 256 * MIB
+    checkpoint_runs: int = 16_384
+    checkpoint_bytes: int = 128 * MIB
+    min_free_bytes: int = 256 * MIB
+    reserve_bytes: int = MIB
+    compact_below: int = 40
+    housekeeping_ms: int = 1_000

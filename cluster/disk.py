@@ -1,0 +1,246 @@
+"""The disk of one node: a folder of flat files behind `actors.ports.Disk`.
+
+All writing goes through one thread, so appends to a file are in order and the write and its fdatasync cost one hop
+from the event loop. Reading has threads of its own, so that a long sync does not hold up reads.
+
+A failed write or sync is final (after a failed fsync Linux drops the dirty pages and reports success the next time,
+so nothing that follows could be believed): from then on every call raises DiskFailed. A full device is different: the
+bytes written so far are cut off again and DiskFull says that nothing happened.
+
+The folder is locked while it is open. A frozen process that comes back therefore never writes beside its successor:
+the successor cannot open the folder before the old process has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from actors.ports import DiskFailed, DiskFull
+from storage.errors import Invalid, NotFound, Unavailable
+from storage.frame import Buffer
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,99}")
+_TEMPORARY = ".new"
+_LOCK = ".lock"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_MAX_PARTS = 1024
+"""Linux refuses longer vectors."""
+
+
+class FileDisk:
+    """A folder as a Disk. Raises Unavailable if another process has it open.
+
+    folder: created if it is missing. readers: threads for reading.
+    """
+
+    def __init__(self, folder: str | Path, *, readers: int = 4) -> None:
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock = _take_lock(self.folder / _LOCK)
+        for stale in self.folder.glob(f"*{_TEMPORARY}"):
+            stale.unlink()
+        self._folder_fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="disk-write")
+        self._readers = ThreadPoolExecutor(readers, thread_name_prefix="disk-read")
+        self._open: dict[str, int] = {}
+        self._failed: str | None = None
+
+    def close(self) -> None:
+        """Finish what is under way, close all files and release the folder. Idempotent."""
+        self._writer.shutdown()
+        self._readers.shutdown()
+        if self._lock >= 0:
+            for fd in [*self._open.values(), self._folder_fd, self._lock]:
+                os.close(fd)
+            self._open.clear()
+            self._lock = -1
+
+    async def append(self, name: str, parts: Sequence[Buffer], *, sync: bool) -> int:
+        """Write the parts at the end of a file; see `actors.ports.Disk.append`."""
+        return await self._write(self._append, name, parts, sync)
+
+    async def read(self, name: str, offset: int, length: int) -> bytes:
+        """Up to `length` bytes from `offset`. Raises NotFound."""
+        return await self._read(self._pread, name, offset, length)
+
+    async def size(self, name: str) -> int:
+        """Bytes in the file; 0 if it does not exist."""
+        return await self._read(self._stat_size, name)
+
+    async def names(self) -> list[str]:
+        """All files, sorted."""
+        self._check()
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(self._readers, os.listdir, self.folder)
+        return sorted(name for name in found if _NAME.fullmatch(name))
+
+    async def truncate(self, name: str, size: int) -> None:
+        """Cut the file, durably. Raises NotFound."""
+        await self._write(self._truncate, name, size)
+
+    async def replace(self, name: str, data: Buffer) -> None:
+        """Write a whole file atomically and durably."""
+        await self._write(self._replace, name, data)
+
+    async def delete(self, name: str) -> None:
+        """Remove the file; fine if it does not exist."""
+        await self._write(self._delete, name)
+
+    async def free(self) -> int:
+        """Bytes that an unprivileged writer still gets."""
+        self._check()
+        return (await asyncio.get_running_loop().run_in_executor(self._readers, shutil.disk_usage, self.folder)).free
+
+    # -- in the threads --
+
+    def _append(self, name: str, parts: Sequence[Buffer], sync: bool) -> int:
+        fd = self._descriptor(name)
+        start = os.fstat(fd).st_size
+        try:
+            _write_all(fd, parts)
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            os.ftruncate(fd, start)
+            raise DiskFull(f"no space for {sum(map(len, parts))} bytes in {name}") from error
+        if sync:
+            os.fdatasync(fd)
+        return start
+
+    def _descriptor(self, name: str) -> int:
+        fd = self._open.get(name)
+        if fd is None:
+            path = self.folder / name
+            is_new = not path.exists()
+            fd = self._open[name] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            if is_new:
+                os.fsync(self._folder_fd)
+        return fd
+
+    def _truncate(self, name: str, size: int) -> None:
+        if not (self.folder / name).exists():
+            raise NotFound(f"there is no file {name}")
+        fd = self._descriptor(name)
+        os.ftruncate(fd, size)
+        os.fsync(fd)
+
+    def _replace(self, name: str, data: Buffer) -> None:
+        temporary = self.folder / f"{name}{_TEMPORARY}"
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            _write_all(fd, [data])
+            os.fsync(fd)
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            temporary.unlink()
+            raise DiskFull(f"no space for {len(data)} bytes in {name}") from error
+        finally:
+            os.close(fd)
+        os.rename(temporary, self.folder / name)
+        os.fsync(self._folder_fd)
+        self._forget(name)
+
+    def _delete(self, name: str) -> None:
+        self._forget(name)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.folder / name)
+
+    def _forget(self, name: str) -> None:
+        fd = self._open.pop(name, None)
+        if fd is not None:
+            os.close(fd)
+
+    def _pread(self, name: str, offset: int, length: int) -> bytes:
+        try:
+            fd = os.open(self.folder / name, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise NotFound(f"there is no file {name}") from None
+        try:
+            return _read_all(fd, offset, length)
+        finally:
+            os.close(fd)
+
+    def _stat_size(self, name: str) -> int:
+        try:
+            return os.stat(self.folder / name).st_size
+        except FileNotFoundError:
+            return 0
+
+    # -- between the loop and the threads --
+
+    async def _write(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._hop(self._writer, self._guarded, work, *args, **kwargs)
+
+    async def _read(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return await self._hop(self._readers, work, *args, **kwargs)
+        except OSError as error:
+            raise Unavailable(f"the disk did not read: {error}") from error
+
+    async def _hop(self, pool: ThreadPoolExecutor, work: Callable[..., T], *args: object, **kwargs: object) -> T:
+        self._check()
+        name = next((arg for arg in args if isinstance(arg, str)), "")
+        if not _NAME.fullmatch(name):
+            raise Invalid(f"a file name is 1 to 100 of a-z, 0-9 and -, not {name!r}")
+        return await asyncio.get_running_loop().run_in_executor(pool, lambda: work(*args, **kwargs))
+
+    def _guarded(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        self._check()
+        try:
+            return work(*args, **kwargs)
+        except OSError as error:
+            self._failed = f"{self.folder}: {error}"
+            raise DiskFailed(self._failed) from error
+
+    def _check(self) -> None:
+        if self._failed is not None:
+            raise DiskFailed(self._failed)
+
+
+def _take_lock(path: Path) -> int:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(fd)
+        raise Unavailable(f"{path.parent} is open in another process, which must end first") from error
+    return fd
+
+
+def _write_all(fd: int, parts: Sequence[Buffer]) -> None:
+    left = [view for part in parts if len(view := memoryview(part).cast("B"))]
+    while left:
+        written = os.writev(fd, left[:_MAX_PARTS])
+        done = 0
+        while done < len(left) and written >= len(left[done]):
+            written -= len(left[done])
+            done += 1
+        del left[:done]
+        if written:
+            left[0] = left[0][written:]
+
+
+def _read_all(fd: int, offset: int, length: int) -> bytes:
+    data = os.pread(fd, length, offset)
+    if len(data) == length or not data:
+        return data
+    parts = [data]
+    got = len(data)
+    while got < length and (more := os.pread(fd, length - got, offset + got)):
+        parts.append(more)
+        got += len(more)
+    return b"".join(parts)

@@ -1,0 +1,73 @@
+"""The bookie's answers: storing, repeating, reading, fencing, deleting, restarting."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from actors import messages
+from storage.errors import Conflict, Fenced
+from tests.actors.bookie.world import World, add, payload_of, read
+
+
+async def test_a_stored_run_is_read_back() -> None:
+    bookie = await World().started()
+    request = add(1, 0, count=3)
+    assert await bookie.handle(request) == messages.Done()
+    frame = await read(bookie, 1, 0)
+    assert frame is not None
+    assert bytes(frame.payload) == payload_of(request)
+    assert await read(bookie, 1, 1) is None
+    assert await read(bookie, 2, 0) is None
+
+
+async def test_a_repetition_is_done_and_other_contents_conflict() -> None:
+    bookie = await World().started()
+    await bookie.handle(add(1, 0))
+    assert await bookie.handle(add(1, 0)) == messages.Done()
+    with pytest.raises(Conflict):
+        await bookie.handle(add(1, 0, seed=77))
+    results = await asyncio.gather(
+        bookie.handle(add(1, 1)), bookie.handle(add(1, 1)), bookie.handle(add(1, 1, seed=78)), return_exceptions=True
+    )
+    assert [type(result) for result in results] == [messages.Done, messages.Done, Conflict]
+
+
+async def test_a_fence_refuses_older_epochs_and_survives_a_crash() -> None:
+    world = World()
+    bookie = await world.started()
+    await bookie.handle(add(1, 0, epoch=4, last_confirmed=-1))
+    await bookie.handle(add(1, 1, epoch=4, last_confirmed=0))
+    state = await bookie.handle(messages.FenceLedger(ledger=1, epoch=5))
+    assert state == messages.FenceState(last_confirmed=0, last_run=1)
+    await world.kill()
+    world.disk.crash()
+    bookie = await world.started()
+    with pytest.raises(Fenced):
+        await bookie.handle(add(1, 2, epoch=4))
+    with pytest.raises(Fenced):
+        await bookie.handle(messages.FenceLedger(ledger=1, epoch=4))
+    assert await read(bookie, 1, 1, fence_epoch=6) is not None
+    with pytest.raises(Fenced):
+        await bookie.handle(add(1, 2, epoch=5))
+    assert await bookie.handle(add(1, 2, epoch=6, recovery=True)) == messages.Done()
+
+
+async def test_a_restart_keeps_what_was_answered() -> None:
+    world = World()
+    bookie = await world.started()
+    requests = [add(ledger, run, count=2, last_confirmed=run * 2 - 1) for run in range(20) for ledger in (1, 2, 9)]
+    await asyncio.gather(*(bookie.handle(request) for request in requests))
+    await bookie.handle(messages.DeleteLedgers(ledgers=[2]))
+    await world.kill()
+    world.disk.crash()
+    bookie = await world.started()
+    for ledger in (1, 9):
+        index = await bookie.handle(messages.DescribeLedger(ledger=ledger))
+        assert isinstance(index, messages.LedgerIndex)
+        assert index.runs.tolist() == list(range(20))
+        assert index.first_entries.tolist() == list(range(0, 40, 2))
+        assert index.counts.tolist() == [2] * 20
+        assert index.last_confirmed == 37
+    assert await bookie.handle(messages.ListLedgers()) == messages.LedgerList(ledgers=[1, 9])
