@@ -1,0 +1,27 @@
+"""The command `sluice`: the door through which most people come in.
+
+Commands are nouns, then verbs (`topics create`, `subscriptions explain`), after Pulsar's tools. Every command that
+answers with data takes `--json` and then prints one JSON document (or one a line, where it goes on) on standard output;
+all else that is said goes to standard error. The exit code is part of the answer:
+
+    0    fine
+    1    a promise of the broker was broken, or Sluice itself failed
+    2    the call was wrong or cannot be served: a bad name or option, an unknown topic, no cluster at that address
+    130  interrupted (Ctrl-C); everything that the command started was ended
+
+Errors are one line that says what to do. The whole story (a traceback) is shown when SLUICE_DEBUG is set.
+
+Help must be quick, so nothing heavy is imported at the top of these modules: Ray, Spark, Arrow and pydantic are
+imported inside the commands that need them. A test keeps it so.
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """The console script: run the command line of this process and exit with its code."""
+    from cluster.cli.outcome import run
+
+    sys.exit(run(sys.argv[1:]))

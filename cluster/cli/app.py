@@ -1,0 +1,52 @@
+"""The commands of `sluice` and their order in the help. Kept free of everything that is slow to import."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from cluster.cli import checkout, inspection, load, messages, running, subscriptions, topics
+
+_START, _USE, _PROVE = "Start and stop", "Topics and messages", "Prove it"
+
+app = typer.Typer(
+    name="sluice",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="Sluice: a keyed message broker on Ray that proves its order. "
+    "Start with `./sluice flood`. Exit codes: 0 fine, 1 a promise was broken, 2 the call was wrong.",
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"sluice {version('sluice')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    pass
+
+
+app.command(rich_help_panel=_PROVE)(load.flood)
+app.command(rich_help_panel=_START)(running.up)
+app.command(rich_help_panel=_START)(running.down)
+app.command(rich_help_panel=_START)(running.status)
+app.add_typer(running.config_app, name="config", rich_help_panel=_START)
+app.add_typer(topics.app, name="topics", rich_help_panel=_USE)
+app.add_typer(subscriptions.app, name="subscriptions", rich_help_panel=_USE)
+app.command(rich_help_panel=_USE)(messages.produce)
+app.command(rich_help_panel=_USE)(messages.consume)
+app.add_typer(inspection.app, name="inspect", rich_help_panel=_USE)
+app.command(rich_help_panel=_PROVE)(load.chaos)
+app.command(rich_help_panel=_PROVE, context_settings=checkout.PASS_ON)(checkout.simulate)
+app.command(rich_help_panel=_PROVE, context_settings=checkout.PASS_ON)(checkout.bench)
+app.command(rich_help_panel=_PROVE, context_settings=checkout.PASS_ON)(checkout.test)

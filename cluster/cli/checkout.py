@@ -1,0 +1,84 @@
+"""`sluice test`, `simulate` and `bench`: commands that need the whole checkout, not only the installed packages."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cluster.cli.outcome import say
+from storage.errors import Invalid, NotFound
+
+FOLDERS = ("actors", "cluster", "loadgen", "storage", "tests", "benchmarks")
+"""What is checked for types."""
+
+PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+"""Typer settings of commands that hand their arguments on, `--help` included."""
+
+
+def checkout() -> Path:
+    """The folder of the checkout that this code runs from. Raises Invalid if it was installed without one."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / "tests" / "__init__.py").is_file():
+        raise Invalid("this command needs a checkout of the repository: git clone it and use its ./sluice")
+    return root
+
+
+def test(context: typer.Context) -> int:
+    """Check style and types, then run all tests. Arguments go to pytest: `./sluice test tests/storage -k frame`."""
+    root = checkout()
+    python = sys.executable
+    checks = {
+        "ruff check": [python, "-m", "ruff", "check", "."],
+        "ruff format": [python, "-m", "ruff", "format", "--check", "--quiet", "."],
+        "mypy --strict": [python, "-m", "mypy", "--strict", *_with_python(root)],
+    }
+    failed = [name for name, command in checks.items() if _failed(name, command, root)]
+    tests = subprocess.run([python, "-m", "pytest", "-q", *context.args], cwd=root, check=False)
+    if failed:
+        say(f"failed: {', '.join(failed)} (see above the tests)")
+    return int(bool(failed) or tests.returncode != 0)
+
+
+def simulate(context: typer.Context) -> int:
+    """Run simulated clusters from seeds, with faults, and judge them. `./sluice simulate --help` shows the options."""
+    sys.path.insert(0, str(checkout()))
+    run: Any = import_module("tests.sim.cli").main
+    code: int = run(context.args) or 0
+    return code
+
+
+def bench(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="[NAME]", help="Which one. Default: list them.")] = "",
+) -> int:
+    """Run a benchmark; it prints its figures as JSON. Further arguments go to it. Without a name: list them."""
+    scripts = {path.stem: path for path in sorted((checkout() / "benchmarks").glob("[!_]*.py"))}
+    if not name or name in ("-h", "--help"):
+        for stem, path in scripts.items():
+            print(f"{stem:16} {_first_line(path)}")
+        return 0
+    if name not in scripts:
+        raise NotFound(f"there is no benchmark {name!r}; there are: {', '.join(scripts)}")
+    return subprocess.run([sys.executable, str(scripts[name]), *context.args], check=False).returncode
+
+
+def _failed(name: str, command: list[str], root: Path) -> bool:
+    say(name, prefix="== ")
+    return subprocess.run(command, cwd=root, check=False).returncode != 0
+
+
+def _with_python(root: Path) -> list[str]:
+    """The folders that hold Python; a folder without any would end the type check."""
+    return [name for name in FOLDERS if next((root / name).rglob("*.py"), None)]
+
+
+def _first_line(script: Path) -> str:
+    """The first line of a script's docstring, read without running it."""
+    import ast
+
+    return (ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or "").partition("\n")[0]

@@ -1,0 +1,75 @@
+"""`sluice inspect ...`: what is on the disk, read without a running cluster."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cluster.cli.options import DataDirOption, JsonOption
+from cluster.cli.output import show
+from storage.errors import Invalid
+
+app = typer.Typer(no_args_is_help=True, help="Read what is on the disk, without a running cluster.")
+
+VerifyOption = Annotated[bool, typer.Option("--verify", help="Check checksums, chain and quorum; exit 1 if one fails.")]
+
+
+@app.command()
+def ledger(
+    number: Annotated[int | None, typer.Argument(metavar="[LEDGER]", min=0, help="One ledger. Default: all.")] = None,
+    verify: VerifyOption = False,
+    json: JsonOption = False,
+    data_dir: DataDirOption = None,
+) -> int:
+    """Show ledgers: ensembles, entries, state, and on which bookies they lie."""
+    return _inspect("ledger", verify, json, data_dir, ledger=number)
+
+
+@app.command()
+def cursor(
+    topic: Annotated[str | None, typer.Argument(metavar="[TOPIC]")] = None,
+    subscription: Annotated[str | None, typer.Argument(metavar="[SUBSCRIPTION]")] = None,
+    verify: VerifyOption = False,
+    json: JsonOption = False,
+    data_dir: DataDirOption = None,
+) -> int:
+    """Show cursors: mark-delete positions and what is acknowledged beyond them."""
+    return _inspect("cursor", verify, json, data_dir, topic=topic, subscription=subscription)
+
+
+@app.command()
+def journal(
+    bookie: Annotated[str | None, typer.Argument(metavar="[BOOKIE]", help="One bookie. Default: all.")] = None,
+    verify: VerifyOption = False,
+    json: JsonOption = False,
+    data_dir: DataDirOption = None,
+) -> int:
+    """Show the journal files of bookies: frames, bytes, torn ends."""
+    return _inspect("journal", verify, json, data_dir, bookie=bookie)
+
+
+@app.command()
+def metadata(
+    prefix: Annotated[str, typer.Argument(metavar="[PREFIX]", help="Only keys that begin so.")] = "",
+    verify: VerifyOption = False,
+    json: JsonOption = False,
+    data_dir: DataDirOption = None,
+) -> int:
+    """Show metadata records: key, version, value."""
+    return _inspect("metadata", verify, json, data_dir, prefix=prefix)
+
+
+def _inspect(what: str, verify: bool, json: bool, data_dir: Path | None, **arguments: object) -> int:
+    from cluster.config import load
+
+    folder = load(None, data_dir=data_dir).values.data_dir
+    if not folder.is_dir():
+        raise Invalid(f"there is no data folder {folder}; name it with --data-dir")
+    # cluster.inspect reads the formats of storage/ and answers rows, each with `ok` when it verified something.
+    inspect: Any = getattr(import_module("cluster.inspect"), what)
+    rows: list[dict[str, Any]] = inspect(folder, verify=verify, **arguments)
+    show(rows, json)
+    return 1 if verify and not all(row.get("ok", True) for row in rows) else 0

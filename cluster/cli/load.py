@@ -1,0 +1,133 @@
+"""`sluice flood` and `sluice chaos`: load from Spark, faults, and a verdict."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from cluster.cli.options import AddressOption, milliseconds
+from storage.errors import Invalid
+
+Policy = Literal["draining_hashes", "last_sent_position", "read_position"]
+
+PartitionsOption = Annotated[int, typer.Option("--partitions", min=1, max=1024, help="Partitions of the topic.")]
+MessagesOption = Annotated[int, typer.Option("--messages", min=1, help="How many messages to publish.")]
+SizeOption = Annotated[int, typer.Option("--size", min=16, max=5 << 20, help="Bytes of a message's payload.")]
+KeysOption = Annotated[int, typer.Option("--keys", min=1, help="How many different keys.")]
+SkewOption = Annotated[float, typer.Option("--skew", min=0, help="Zipf exponent of the keys; 0 is uniform.")]
+ConsumersOption = Annotated[int, typer.Option("--consumers", min=1, help="Consumers of the subscription.")]
+DelayedOption = Annotated[
+    float, typer.Option("--delayed", metavar="FRACTION", min=0, max=1, help="Part of the messages that is delayed.")
+]
+RateOption = Annotated[float, typer.Option("--rate", min=0, help="Messages per second; 0 is as fast as can be.")]
+SeedOption = Annotated[int, typer.Option("--seed", help="Same seed, same messages and same faults.")]
+PolicyOption = Annotated[Policy, typer.Option("--policy", help="Key_Shared policy to test.")]
+MinutesOption = Annotated[float | None, typer.Option("--minutes", min=0.1, help="How long, in place of --messages.")]
+DataOption = Annotated[Path | None, typer.Option("--data-dir", metavar="DIR", help="Where to put the data.")]
+KeepOption = Annotated[bool, typer.Option("--keep", help="Keep the data and the histories afterwards.")]
+JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the report as JSON.")]
+ReportFile = Annotated[Path | None, typer.Option("--report", metavar="FILE", help="Write the report as one HTML page.")]
+
+_INPUT = "Real input"
+
+
+def flood(
+    partitions: PartitionsOption = 4,
+    messages: MessagesOption = 1_000_000,
+    size: SizeOption = 100,
+    keys: KeysOption = 10_000,
+    skew: SkewOption = 1.0,
+    consumers: ConsumersOption = 4,
+    restarts: Annotated[bool, typer.Option(help="Restart consumers under load: leave, kill, join.")] = True,
+    delayed: DelayedOption = 0.0,
+    rate: RateOption = 0.0,
+    minutes: MinutesOption = None,
+    seed: SeedOption = 1,
+    policy: PolicyOption = "draining_hashes",
+    input: Annotated[
+        str | None,
+        typer.Option("--input", metavar="PATH", help="Publish this file's rows.", rich_help_panel=_INPUT),
+    ] = None,
+    key_column: Annotated[
+        str | None, typer.Option("--key-column", help="Column that is the key.", rich_help_panel=_INPUT)
+    ] = None,
+    payload_columns: Annotated[
+        str | None,
+        typer.Option("--payload-columns", metavar="A,B,...", help="Default: all columns.", rich_help_panel=_INPUT),
+    ] = None,
+    time_column: Annotated[
+        str | None, typer.Option("--time-column", help="Column that gives the order.", rich_help_panel=_INPUT)
+    ] = None,
+    data_dir: DataOption = None,
+    keep: KeepOption = False,
+    json: JsonFile = None,
+    report: ReportFile = None,
+    address: AddressOption = None,
+) -> int:
+    """Start everything, flood it from Spark, restart consumers meanwhile, and judge what was delivered.
+
+    Exit 0 when every promise held, 1 when one was broken.
+    """
+    if input is None and (key_column or payload_columns or time_column):
+        raise typer.BadParameter("--key-column, --payload-columns and --time-column need --input")
+    if input is not None and not key_column:
+        raise typer.BadParameter("--input needs --key-column: the column whose values keep their order")
+    columns = [name.strip() for name in payload_columns.split(",") if name.strip()] if payload_columns else None
+    return _flood(
+        partitions=partitions, messages=messages, size=size, keys=keys, skew=skew, consumers=consumers,
+        restarts=restarts, delayed=delayed, rate=rate, minutes=minutes, seed=seed, policy=policy, input=input,
+        key_column=key_column, payload_columns=columns, time_column=time_column, data_dir=data_dir, keep=keep,
+        json=json, report=report, address=address,
+    )  # fmt: skip
+
+
+def chaos(
+    minutes: Annotated[float, typer.Option("--minutes", min=0.1, help="How long.")] = 5.0,
+    faults: Annotated[
+        str | None,
+        typer.Option("--faults", metavar="A,B,...", help="Which faults. Default: all that this cluster can stand."),
+    ] = None,
+    every: Annotated[str, typer.Option("--every", help="Time between two faults, for example 3s.")] = "3s",
+    partitions: PartitionsOption = 4,
+    size: SizeOption = 100,
+    keys: KeysOption = 10_000,
+    consumers: ConsumersOption = 4,
+    rate: RateOption = 20_000.0,
+    seed: SeedOption = 1,
+    policy: PolicyOption = "draining_hashes",
+    data_dir: DataOption = None,
+    keep: KeepOption = False,
+    json: JsonFile = None,
+    report: ReportFile = None,
+    address: AddressOption = None,
+) -> int:
+    """Break things on a running cluster under load, again and again, and judge as `flood` does.
+
+    Exit 0 when every promise held, 1 when one was broken.
+    """
+    period = milliseconds(every)
+    if period <= 0:
+        raise typer.BadParameter("--every must be more than nothing")
+    names = [name.strip() for name in faults.split(",") if name.strip()] if faults else None
+    return _flood(
+        minutes=minutes, faults=names, fault_every_ms=period, partitions=partitions, size=size, keys=keys,
+        consumers=consumers, rate=rate, seed=seed, policy=policy, data_dir=data_dir, keep=keep, json=json,
+        report=report, address=address,
+    )  # fmt: skip
+
+
+def _flood(**options: object) -> int:
+    from cluster.java import ensure_java
+
+    for name in ("json", "report"):
+        path = options[name]
+        if isinstance(path, Path) and not path.absolute().parent.is_dir():
+            raise Invalid(f"cannot write {path}: there is no folder {path.absolute().parent}")
+    ensure_java()  # before anything is started, so that a missing Java costs no time
+    # The load generator lies above the cluster in the order of imports, so it is looked up and not imported.
+    command: Any = import_module("loadgen.flood").flood_command
+    code: int = command(**options)
+    return code

@@ -1,0 +1,142 @@
+"""`sluice produce` and `sluice consume`: a quick try by hand, with the options of Pulsar's own client tool."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Annotated, Any
+
+import typer
+
+from cluster.cli.options import AddressOption, JsonOption, SubscriptionOption, TopicArgument, milliseconds, moment
+from cluster.cli.outcome import say
+from cluster.cli.output import iso_time, show_json, text_of
+from cluster.cli.session import joined
+
+POLL_MILLIS = 1000
+"""How long one receive waits; Ctrl-C is noticed in between."""
+
+
+def produce(
+    topic: TopicArgument,
+    messages: Annotated[
+        list[str], typer.Option("--message", "-m", metavar="TEXT", help="A message; can be repeated.")
+    ] = [],  # noqa: B006 (typer reads the default and never changes it)
+    key: Annotated[str | None, typer.Option("--key", "-k", help="Key of every message.")] = None,
+    key_separator: Annotated[
+        str | None, typer.Option("--key-separator", help="Lines are KEY<separator>TEXT, for example `:`.")
+    ] = None,
+    count: Annotated[int, typer.Option("--num-produce", "-n", min=1, help="How often to send it all.")] = 1,
+    rate: Annotated[
+        float, typer.Option("--rate", "-r", min=0, help="Messages per second; 0 is as fast as can be.")
+    ] = 0,
+    deliver_after: Annotated[str | None, typer.Option("--deliver-after", help="Delay, for example 30s.")] = None,
+    deliver_at: Annotated[str | None, typer.Option("--deliver-at", help="Time of delivery (ISO-8601).")] = None,
+    json: JsonOption = False,
+    address: AddressOption = None,
+) -> None:
+    """Publish messages; each is confirmed on disk. Without --message, every line of standard input is one."""
+    if deliver_after and deliver_at:
+        raise typer.BadParameter("give --deliver-after or --deliver-at, not both")
+    if key is not None and key_separator is not None:
+        raise typer.BadParameter("give --key or --key-separator, not both")
+    options: dict[str, Any] = {}
+    if deliver_after:
+        options["deliver_after"] = timedelta(milliseconds=milliseconds(deliver_after))
+    if deliver_at:
+        options["deliver_at"] = moment(deliver_at)
+    sent = 0
+    with joined(address) as client:
+        producer = client.create_producer(topic)
+        began = time.monotonic()
+        for text in _texts(messages, count):
+            one_key, payload = _split(text, key, key_separator)
+            if rate:
+                time.sleep(max(0.0, began + sent / rate - time.monotonic()))
+            message_id = producer.send(payload.encode(), partition_key=one_key, **options)
+            sent += 1
+            if json:
+                show_json({"message_id": str(message_id), "key": one_key})
+        producer.close()
+    say(f"{sent} message{'' if sent == 1 else 's'} published and confirmed")
+
+
+def consume(
+    topic: TopicArgument,
+    subscription: SubscriptionOption,
+    count: Annotated[int, typer.Option("--num-messages", "-n", min=0, help="How many; 0 goes on until Ctrl-C.")] = 1,
+    position: Annotated[
+        str, typer.Option("--subscription-position", "-p", help="A new subscription begins: latest or earliest.")
+    ] = "latest",
+    timeout: Annotated[str | None, typer.Option("--timeout", help="Stop when nothing comes for so long.")] = None,
+    acknowledge: Annotated[bool, typer.Option("--ack/--no-ack", help="Acknowledge what was received.")] = True,
+    json: JsonOption = False,
+    address: AddressOption = None,
+) -> int:
+    """Receive and acknowledge messages of a Key_Shared subscription, one line each. Exit 2 if fewer came than asked."""
+    if position.lower() not in ("latest", "earliest"):
+        raise typer.BadParameter("--subscription-position is latest or earliest")
+    patience = milliseconds(timeout) if timeout else None
+    got = 0
+    with joined(address) as client:
+        consumer = client.subscribe(topic, subscription, initial_position=position.lower())
+        try:
+            for message in _received(consumer, patience):
+                _print(message, json)
+                if acknowledge:
+                    consumer.acknowledge(message)
+                got += 1
+                if got == count:
+                    break
+        finally:
+            consumer.close()
+    say(f"{got} message{'' if got == 1 else 's'} received")
+    return 0 if got >= count else 2
+
+
+def _texts(messages: list[str], count: int) -> Iterator[str]:
+    if messages:
+        for _ in range(count):
+            yield from messages
+        return
+    lines = (line.rstrip("\n") for line in sys.stdin)
+    yield from lines if count == 1 else list(lines) * count
+
+
+def _split(text: str, key: str | None, separator: str | None) -> tuple[str | None, str]:
+    if separator is None:
+        return key, text
+    found, there, payload = text.partition(separator)
+    if not there:
+        raise typer.BadParameter(f"no {separator!r} in the line {text[:60]!r}, so it has no key")
+    return found, payload
+
+
+def _received(consumer: Any, patience: int | None) -> Iterator[Any]:
+    """Messages as they come; ends when none came for `patience` milliseconds."""
+    waited_since = time.monotonic()
+    while patience is None or (time.monotonic() - waited_since) * 1000 < patience:
+        message = consumer.receive(timeout_millis=POLL_MILLIS if patience is None else min(POLL_MILLIS, patience))
+        if message is not None:
+            yield message
+            waited_since = time.monotonic()
+
+
+def _print(message: Any, json: bool) -> None:
+    key = message.partition_key()
+    key = key.decode("utf-8", "replace") if isinstance(key, bytes) else key
+    if json:
+        show_json(
+            {
+                "message_id": str(message.message_id()),
+                "key": key,
+                "data": message.data(),
+                "redelivery_count": message.redelivery_count(),
+                "publish_time": iso_time(message.publish_timestamp()),
+            }
+        )
+        return
+    again = f" (delivery {message.redelivery_count() + 1})" if message.redelivery_count() else ""
+    print(f"{message.message_id()} key={'-' if key is None else key}{again} {text_of(message.data())}", flush=True)

@@ -1,0 +1,74 @@
+"""Options and arguments that several commands share, each declared once, checked where they come in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cluster.names import check_name
+
+
+def _name(kind: str) -> object:
+    def check(value: str | None) -> str | None:
+        return None if value is None else check_name(kind, value)
+
+    return check
+
+
+def parse_settings(pairs: list[str]) -> dict[str, str]:
+    """`["roll_ms=1h"]` as a dict. Raises typer.BadParameter if a pair has no equals sign."""
+    for pair in pairs:
+        if "=" not in pair:
+            raise typer.BadParameter(f"--set needs KEY=VALUE, not {pair!r}")
+    return {key.strip(): value.strip() for key, _, value in (pair.partition("=") for pair in pairs)}
+
+
+def milliseconds(text: str) -> int:
+    """Callback for durations: `250ms`, `10s`, `1h30m`, or a bare number of milliseconds."""
+    from cluster.config import parse_duration
+
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def moment(text: str) -> int:
+    """A point in time as milliseconds since 1970: such a number, or ISO-8601 (with its zone, else local time)."""
+    from datetime import datetime
+
+    if text.isdecimal():
+        return int(text)
+    try:
+        return round(datetime.fromisoformat(text).astimezone().timestamp() * 1000)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a time; write 2026-12-24T18:00:00Z or milliseconds") from None
+
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs in place of a table.")]
+WatchOption = Annotated[bool, typer.Option("--watch", help="Show it again every two seconds until Ctrl-C.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
+AddressOption = Annotated[
+    str | None,
+    typer.Option("--address", metavar="HOST:PORT", help="Ray cluster that Sluice runs in. Default: the local one."),
+]
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", metavar="FILE", help="Configuration file (TOML). Default: ./sluice.toml.")
+]
+DataDirOption = Annotated[
+    Path | None, typer.Option("--data-dir", metavar="DIR", help="Where the data lies. Default: ./sluice-data.")
+]
+SetOption = Annotated[
+    list[str], typer.Option("--set", metavar="KEY=VALUE", help="A setting, see `config show`; can be repeated.")
+]
+TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", callback=_name("topic"), help="Name of the topic.")]
+SubscriptionArgument = Annotated[
+    str, typer.Argument(metavar="SUBSCRIPTION", callback=_name("subscription"), help="Name of the subscription.")
+]
+SubscriptionOption = Annotated[
+    str,
+    typer.Option("--subscription", "-s", metavar="NAME", callback=_name("subscription"), help="Subscription to use."),
+]
+KeyOption = Annotated[str | None, typer.Option("--key", "-k", metavar="KEY", help="A message key.")]

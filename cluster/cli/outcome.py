@@ -1,0 +1,89 @@
+"""From what a command did to what the shell sees: the exit code, and one line when something went wrong."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from types import FrameType
+from typing import NoReturn, cast
+
+import typer
+
+from storage.errors import Corrupt, InvariantViolation, Overloaded, SluiceError, Unavailable
+
+FINE = 0
+BROKEN = 1
+CALLER = 2
+INTERRUPTED = 130
+
+# typer carries click inside, under a private name; its public exception leads to the base of all usage errors.
+UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[1])
+
+_HINTS: dict[type[SluiceError], str] = {
+    Unavailable: "; try again, `./sluice status` shows what is running",
+    Overloaded: "; slow down and try again",
+}
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line and return its exit code; never raises. Errors go to standard error, one line each."""
+    # Ray would start its workers through `uv run` if that is how this process was started; never wanted here.
+    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+    # A terminated command cleans up like an interrupted one.
+    for name in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(name, _interrupt)
+    try:
+        from cluster.cli.app import app
+
+        code = app(list(arguments), standalone_mode=False, prog_name="sluice")
+        sys.stdout.flush()
+        return code if isinstance(code, int) else FINE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has had enough (`| head`); the interpreter must not complain about it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FINE
+    except Exception as error:
+        return _explain(error)
+
+
+def _interrupt(_signal: int, _frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _explain(error: Exception) -> int:
+    if os.environ.get("SLUICE_DEBUG"):
+        traceback.print_exception(error)
+    if isinstance(error, UsageError):
+        command = error.ctx.command_path if error.ctx else "sluice"
+        if type(error).__name__ == "NoArgsIsHelpError":
+            say(error.format_message(), prefix="")
+        else:
+            say(f"{_one_line(error.format_message())} (see ./{command} --help)")
+        return CALLER
+    if isinstance(error, typer.Abort):
+        return INTERRUPTED
+    if isinstance(error, InvariantViolation):
+        say(f"a promise of the broker was broken: {error}")
+        return BROKEN
+    if isinstance(error, SluiceError):
+        say(_one_line(str(error)) + next((hint for kind, hint in _HINTS.items() if isinstance(error, kind)), ""))
+        return BROKEN if isinstance(error, Corrupt) else CALLER
+    if isinstance(error, OSError) and error.filename is not None:
+        say(f"{error.strerror}: {error.filename}")
+        return CALLER
+    say(f"internal error: {type(error).__name__}: {_one_line(str(error))} (SLUICE_DEBUG=1 shows the whole story)")
+    return BROKEN
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.replace("Value error, ", "").split())
+
+
+def say(text: str, prefix: str = "sluice: ") -> None:
+    """One line for the person at the terminal, on standard error."""
+    print(prefix + text, file=sys.stderr, flush=True)

@@ -1,0 +1,106 @@
+"""How answers look: a table for people, JSON for programs, again and again with --watch."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+Row = Mapping[str, Any]
+
+WATCH_SECONDS = 2.0
+"""How often --watch asks again."""
+
+
+def show(rows: Sequence[Row], as_json: bool, columns: Sequence[str] | None = None, title: str = "") -> None:
+    """Print rows as a table, or as one JSON array. columns: which, in this order (default: all of the first row)."""
+    if as_json:
+        show_json(list(rows))
+        return
+    from rich.console import Console
+
+    Console(soft_wrap=not sys.stdout.isatty()).print(_table(rows, columns, title))
+
+
+def show_one(record: Row, as_json: bool) -> None:
+    """Print one record: a line for each field, or one JSON object."""
+    if as_json:
+        show_json(record)
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    for name, value in record.items():
+        table.add_row(f"[bold]{name}[/bold]", _cell(name, value))
+    Console(soft_wrap=not sys.stdout.isatty()).print(table)
+
+
+def show_json(document: object) -> None:
+    """One JSON document on one line; bytes as text where they are text, else as hexadecimal digits."""
+    print(json.dumps(document, default=_plain, ensure_ascii=False), flush=True)
+
+
+def watch(again: bool, once: Callable[[], None]) -> None:
+    """Do it once, or with `again` every two seconds until Ctrl-C."""
+    once()
+    while again:
+        time.sleep(WATCH_SECONDS)
+        if sys.stdout.isatty():
+            print("\x1b[2J\x1b[H", end="")
+        once()
+
+
+def iso_time(milliseconds: int) -> str:
+    """A time in milliseconds since 1970 as ISO-8601 in UTC."""
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def text_of(data: bytes) -> str:
+    """Bytes for a person: their text if they are UTF-8, else hexadecimal digits."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data.hex()
+
+
+def _table(rows: Sequence[Row], columns: Sequence[str] | None, title: str) -> Any:
+    from rich.table import Table
+
+    shown = list(columns) if columns else list(rows[0]) if rows else []
+    table = Table(title=title or None, title_justify="left")
+    for name in shown:
+        numeric = all(isinstance(row.get(name), int | float) for row in rows)
+        table.add_column(name, justify="right" if numeric and rows else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(_cell(name, row.get(name)) for name in shown))
+    return table if rows else "none"
+
+
+def _cell(name: str, value: object) -> str:
+    from rich.markup import escape
+
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int) and name.lower().endswith(("timestamp", "_at", "time")) and value > 10**12:
+        return iso_time(value)
+    if isinstance(value, float):
+        return f"{value:,.1f}"
+    if isinstance(value, bytes):
+        return escape(text_of(value))
+    if isinstance(value, Mapping | list | tuple):
+        return escape(json.dumps(value, default=_plain, ensure_ascii=False))
+    return escape(str(value))
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, bytes | bytearray | memoryview):
+        return text_of(bytes(value))
+    if isinstance(value, Iterable):
+        return list(value)
+    return str(value)

@@ -1,0 +1,257 @@
+"""`sluice subscriptions ...`: show, explain and move subscriptions.
+
+What drops or repeats messages (`seek`, `skip`, `clear-backlog`, `delete`) knows --dry-run, which says what would be
+done and does nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from cluster.cli.options import (
+    AddressOption,
+    DryRunOption,
+    JsonOption,
+    KeyOption,
+    SubscriptionArgument,
+    TopicArgument,
+    WatchOption,
+    moment,
+)
+from cluster.cli.outcome import say
+from cluster.cli.output import show, show_json, show_one, watch
+from cluster.cli.session import joined
+
+app = typer.Typer(no_args_is_help=True, help="Show, explain and move subscriptions.")
+
+HashOption = Annotated[int | None, typer.Option("--hash", min=0, max=65535, help="A sticky hash, 0 to 65535.")]
+TopOption = Annotated[int, typer.Option("--top", "-n", min=1, help="How many to show.")]
+
+_STATS = (
+    "partition", "type", "msgBacklog", "msgDelayed", "msgInReplay", "unackedMessages", "drainingHashesCount",
+    "drainingHashesClearedTotal",
+)  # fmt: skip
+_CONSUMERS = (
+    "partition", "consumerName", "availablePermits", "unackedMessages", "msgOutCounter", "drainingHashesCount",
+)  # fmt: skip
+
+
+@app.command("list")
+def list_subscriptions(topic: TopicArgument, json: JsonOption = False, address: AddressOption = None) -> None:
+    """List the subscriptions of a topic."""
+    with joined(address) as client:
+        rows = client.subscriptions(topic)
+        show([row if isinstance(row, dict) else {"subscription": str(row)} for row in rows], json)
+
+
+@app.command()
+def stats(
+    topic: TopicArgument,
+    subscription: SubscriptionArgument,
+    json: JsonOption = False,
+    again: WatchOption = False,
+    address: AddressOption = None,
+) -> None:
+    """Show backlog, draining hashes and consumers. --json has every field, with Pulsar's names."""
+    with joined(address) as client:
+        watch(again, lambda: _show_stats(client.stats(topic, subscription), json))
+
+
+@app.command()
+def explain(
+    topic: TopicArgument,
+    subscription: SubscriptionArgument,
+    key: KeyOption = None,
+    hash: HashOption = None,
+    message_id: Annotated[str | None, typer.Option("--message-id", help="A message, as LEDGER:ENTRY.")] = None,
+    json: JsonOption = False,
+    address: AddressOption = None,
+) -> None:
+    """Why is this key, hash or message not being delivered, and what would unblock it?"""
+    if sum(given is not None for given in (key, hash, message_id)) != 1:
+        raise typer.BadParameter("give exactly one of --key, --hash and --message-id")
+    with joined(address) as client:
+        wanted: dict[str, Any] = {"key": key.encode() if key is not None else None, "hash": hash}
+        chosen = {name: value for name, value in wanted.items() if value is not None}
+        show_one(client.explain(topic, subscription, **(chosen or {"message_id": message_id})), json)
+
+
+@app.command()
+def pending(
+    topic: TopicArgument,
+    subscription: SubscriptionArgument,
+    consumer: Annotated[str | None, typer.Option("--consumer", help="Only this consumer's.")] = None,
+    top: TopOption = 20,
+    json: JsonOption = False,
+    address: AddressOption = None,
+) -> None:
+    """List the messages that consumers hold and have not acknowledged."""
+    _ask(topic, subscription, "pending", json, address, consumer=consumer, top=top)
+
+
+@app.command("blocked-keys")
+def blocked_keys(
+    topic: TopicArgument,
+    subscription: SubscriptionArgument,
+    top: TopOption = 20,
+    by: Annotated[str, typer.Option("--by", help="Order: age or count.")] = "age",
+    json: JsonOption = False,
+    address: AddressOption = None,
+) -> None:
+    """List the keys that wait, the longest first, with the reason of each."""
+    if by not in ("age", "count"):
+        raise typer.BadParameter("--by is age or count")
+    _ask(topic, subscription, "blocked_keys", json, address, top=top, by=by)
+
+
+@app.command("what-if")
+def what_if(
+    topic: TopicArgument,
+    subscription: SubscriptionArgument,
+    add: Annotated[int, typer.Option("--add", min=0, help="Consumers to add.")] = 0,
+    remove: Annotated[list[str], typer.Option("--remove", help="Consumer to remove; can be repeated.")] = [],  # noqa: B006
+    json: JsonOption = False,
+    address: AddressOption = None,
+) -> None:
+    """How many hashes would move if consumers came or left? Changes nothing."""
+    if not add and not remove:
+        raise typer.BadParameter("give --add N, --remove NAME, or both")
+    _ask(topic, subscription, "what_if", json, address, add=add, remove=remove)
+
+
+@app.command()
+def owner(
+    topic: TopicArgument,
+    subscription: SubscriptionArgument,
+    key: KeyOption = None,
+    hash: HashOption = None,
+    at: Annotated[str | None, typer.Option("--at", metavar="TIME", help="At that time, not now (ISO-8601).")] = None,
+    json: JsonOption = False,
+    address: AddressOption = None,
+) -> None:
+    """Which consumer gets this key or hash, now or at an earlier time?"""
+    if (key is None) == (hash is None):
+        raise typer.BadParameter("give one of --key and --hash")
+    _ask(topic, subscription, "owner", json, address, key=key, hash=hash, at=moment(at) if at else None)
+
+
+@app.command()
+def delayed(
+    topic: TopicArgument,
+    subscription: SubscriptionArgument,
+    top: TopOption = 20,
+    json: JsonOption = False,
+    address: AddressOption = None,
+) -> None:
+    """When do delayed messages fall due? A histogram and the next ones, without loading the index."""
+    _ask(topic, subscription, "delayed", json, address, top=top)
+
+
+@app.command()
+def seek(
+    topic: TopicArgument,
+    subscription: SubscriptionArgument,
+    to: Annotated[str, typer.Argument(metavar="WHERE", help="earliest, latest, LEDGER:ENTRY, or a time (ISO-8601).")],
+    dry_run: DryRunOption = False,
+    json: JsonOption = False,
+    address: AddressOption = None,
+) -> None:
+    """Move the subscription: messages after that place come (again)."""
+    place: dict[str, object] = {"position": to}
+    if to not in ("earliest", "latest") and not _is_message_id(to):
+        place = {"time": moment(to)}
+    _change(topic, subscription, "seek", dry_run, json, address, f"move {subscription} of {topic} to {to}", **place)
+
+
+@app.command()
+def skip(
+    topic: TopicArgument,
+    subscription: SubscriptionArgument,
+    count: Annotated[int, typer.Argument(min=1, help="How many messages of each partition.")],
+    dry_run: DryRunOption = False,
+    json: JsonOption = False,
+    address: AddressOption = None,
+) -> None:
+    """Skip the oldest unacknowledged messages of each partition; they are not delivered any more."""
+    words = f"skip {count} messages in each partition of {topic} for {subscription}"
+    _change(topic, subscription, "skip", dry_run, json, address, words, count=count)
+
+
+@app.command("clear-backlog")
+def clear_backlog(
+    topic: TopicArgument,
+    subscription: SubscriptionArgument,
+    dry_run: DryRunOption = False,
+    json: JsonOption = False,
+    address: AddressOption = None,
+) -> None:
+    """Forget everything that waits, the delayed messages included."""
+    words = f"clear the backlog of {subscription} on {topic}"
+    _change(topic, subscription, "clear_backlog", dry_run, json, address, words)
+
+
+@app.command()
+def delete(
+    topic: TopicArgument,
+    subscription: SubscriptionArgument,
+    force: Annotated[bool, typer.Option("--force", help="Also while consumers are connected.")] = False,
+    dry_run: DryRunOption = False,
+    json: JsonOption = False,
+    address: AddressOption = None,
+) -> None:
+    """Delete a subscription with its position, acknowledgements and delayed index."""
+    words = f"delete {subscription} of {topic}"
+    _change(topic, subscription, "delete", dry_run, json, address, words, force=force)
+
+
+def _is_message_id(text: str) -> bool:
+    ledger, separator, entry = text.partition(":")
+    return bool(separator) and ledger.isdecimal() and entry.isdecimal()
+
+
+def _ask(
+    topic: str, subscription: str, verb: str, json: bool, address: str | None, **arguments: object
+) -> list[dict[str, Any]]:
+    given = {name: value for name, value in arguments.items() if value is not None}
+    with joined(address) as client:
+        rows: list[dict[str, Any]] = client.admin(topic, subscription, verb, **given)
+    if json:
+        show_json(rows)
+    else:
+        for number, row in enumerate(rows):
+            if len(rows) > 1:
+                print(f"partition {number}")
+            show_one(row, False)
+    return rows
+
+
+def _change(
+    topic: str,
+    subscription: str,
+    verb: str,
+    dry_run: bool,
+    json: bool,
+    address: str | None,
+    words: str,
+    **arguments: object,
+) -> None:
+    if dry_run:
+        with joined(address) as client:
+            _show_stats(client.stats(topic, subscription), json)
+        say(f"would {words}")
+        return
+    _ask(topic, subscription, verb, json, address, **arguments)
+    say(f"done: {words}")
+
+
+def _show_stats(rows: list[dict[str, Any]], json: bool) -> None:
+    if json:
+        show_json(rows)
+        return
+    numbered = [{"partition": number, **row} for number, row in enumerate(rows)]
+    show(numbered, False, [name for name in _STATS if any(name in row for row in numbered)])
+    consumers = [{"partition": row["partition"], **one} for row in numbered for one in row.get("consumers") or []]
+    if consumers:
+        show(consumers, False, [name for name in _CONSUMERS if any(name in one for one in consumers)], "consumers")
