@@ -1,0 +1,140 @@
+"""Where values come from, which keys exist, and what is said about a wrong one."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from actors.messages import SubscriptionSettings, TopicSettings
+from cluster.config import known_keys, load, parse_duration, parse_size, to_toml
+from storage.errors import Invalid
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No configuration of the machine or of the person who runs the tests."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    for name in [name for name in os.environ if name.startswith("SLUICE_")]:
+        monkeypatch.delenv(name)
+
+
+def test_flag_beats_environment_beats_file_beats_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "sluice.toml").write_text("bookies = 4\nadmin_port = 81\ns3_region = 'eu'\n")
+    monkeypatch.setenv("SLUICE_BOOKIES", "5")
+    monkeypatch.setenv("SLUICE_ADMIN_PORT", "82")
+    loaded = load(bookies=6)
+    assert (loaded.values.bookies, loaded.values.admin_port, loaded.values.s3_region) == (6, 82, "eu")
+    assert loaded.values.s3_path_style is True
+    assert loaded.sources == {"bookies": "flag", "admin_port": "environment", "s3_region": "sluice.toml"}
+
+
+def test_sections_are_merged_key_by_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "sluice.toml").write_text("[topic]\npartitions = 8\nroll_bytes = '64MB'\nroll_ms = '1h'\n")
+    monkeypatch.setenv("SLUICE_TOPIC__ROLL_BYTES", "1MB")
+    settings = load(topic={"partitions": "9"}).values.topic_settings()
+    assert (settings.partitions, settings.roll_bytes, settings.roll_ms) == (9, 1 << 20, 3_600_000)
+    assert settings.ack_quorum == TopicSettings().ack_quorum
+
+
+def test_defaults_are_those_of_the_actors() -> None:
+    values = load().values
+    assert values.topic_settings() == TopicSettings()
+    assert values.subscription_settings() == SubscriptionSettings()
+
+
+def test_every_setting_of_the_actors_is_a_key() -> None:
+    for section, kind in (("topic", TopicSettings), ("subscription", SubscriptionSettings)):
+        for field in msgspec.structs.fields(kind):
+            assert f"{section}.{field.name}" in known_keys()
+
+
+def test_what_is_printed_reads_back(tmp_path: Path) -> None:
+    first = load(bookies=7, topic={"partitions": 3}, data_dir='some where/"quoted"')
+    file = tmp_path / "printed.toml"
+    file.write_text(to_toml(first))
+    assert tomllib.loads(file.read_text())["bookies"] == 7
+    second = load(file)
+    assert second.values.model_dump() == first.values.model_dump()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("250ms", 250), ("10s", 10_000), ("1h30m", 5_400_000), ("1.5s", 1500), ("2d", 172_800_000), ("7", 7)],
+)
+def test_durations(text: str, expected: int) -> None:
+    assert parse_duration(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "s", "10 years", "-1s", "1s2", "1h-3m", "1e3s"])
+def test_bad_durations(text: str) -> None:
+    with pytest.raises(ValueError, match="not a duration"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("64MB", 64 << 20), ("1GiB", 1 << 30), ("512k", 512 << 10), ("9", 9), ("1.5KB", 1536)]
+)
+def test_sizes(text: str, expected: int) -> None:
+    assert parse_size(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "MB", "-1MB", "10 parsecs", "1MB2"])
+def test_bad_sizes(text: str) -> None:
+    with pytest.raises(ValueError, match="not a size"):
+        parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("bokies = 3", "'bokies' is not a configuration key (sluice.toml); did you mean 'bookies'?"),
+        ("[topic]\npartitons = 3", "did you mean 'topic.partitions'?"),
+        ("[subscription]\nunblockingIntervalMs = 3", "did you mean 'subscription.unblocking_interval_ms'?"),
+        ("[tpic]\nx = 3", "'tpic.x' is not a configuration key"),
+        ("bookies = 0", "bookies = 0 (sluice.toml): Input should be greater than or equal to 1"),
+        ("[topic]\nroll_ms = 'soon'", "topic.roll_ms = 'soon' (sluice.toml): 'soon' is not a duration"),
+        ("bookies = ", "cannot read the configuration file sluice.toml"),
+    ],
+)
+def test_a_bad_file_is_one_clear_line(tmp_path: Path, content: str, said: str) -> None:
+    (tmp_path / "sluice.toml").write_text(content)
+    with pytest.raises(Invalid) as caught:
+        load()
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_unknown_environment_variables_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLUICE_DEBUG", "1")
+    load()
+    monkeypatch.setenv("SLUICE_BOOKEIS", "3")
+    with pytest.raises(Invalid, match="did you mean 'SLUICE_BOOKIES'"):
+        load()
+
+
+def test_a_named_file_must_exist(tmp_path: Path) -> None:
+    with pytest.raises(Invalid, match="there is no configuration file"):
+        load(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"partitions": 0}, {"partitions": 1025}, {"ack_quorum": 3}, {"write_quorum": 3}, {"ack_quorum": 0},
+        {"roll_ms": "x"}, {"roll_ms": -1}, {"nothing": 1},
+    ],
+)  # fmt: skip
+def test_bad_topic_settings(changes: dict[str, object]) -> None:
+    with pytest.raises(Invalid):
+        load().values.topic_settings(**changes)
+
+
+@pytest.mark.parametrize("changes", [{"policy": "x"}, {"type": "x"}, {"lease_ms": -5}, {"replica_points": "many"}])
+def test_bad_subscription_settings(changes: dict[str, object]) -> None:
+    with pytest.raises(Invalid):
+        load().values.subscription_settings(**changes)
