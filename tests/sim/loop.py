@@ -142,6 +142,7 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def bury(self, owner: object) -> None:
         """Drop every callback of a process, now and for ever."""
+        self._dropped.extend(self._frozen.get(owner) or ())
         self._frozen[owner] = None
 
     def play(self, main: Coroutine[Any, Any, T]) -> T:
@@ -220,7 +221,13 @@ class SimLoop(asyncio.BaseEventLoop):
     def _clear(self, main: asyncio.Task[Any]) -> None:
         """End what is left, quietly: the run is over and nothing that happens now counts."""
         self.problem = self.problem or SimFailure("the run is over")
+        # The frozen and the dead run their last steps now, only to take their cancellation.
+        ready = self._pool if self.shuffle else self._line
+        ready.extend(self._dropped)
+        for held in self._frozen.values():
+            ready.extend(held or ())
         self._frozen.clear()
+        self._dropped.clear()
         left = sorted(asyncio.all_tasks(self), key=lambda task: task.get_name())
         for task in left:
             task.cancel()

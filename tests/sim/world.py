@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import inspect
 import random
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -91,7 +92,7 @@ class Process:
         self.alive = True
         self.paused = False
         self._world = world
-        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._tasks: dict[int, tuple[asyncio.Task[None], Coroutine[Any, Any, None]]] = {}
         self._started = 0
         self._context = Context()
         self._context.run(OWNER.set, self)
@@ -114,8 +115,15 @@ class Process:
         number = self._started
         task = self._world.loop.create_task(self._guard(number, work, name), context=self._context)
         # Kept until it is done: a task that nobody holds is collected, and the loop would complain of it.
-        self._tasks[number] = task
+        self._tasks[number] = task, work
         return task
+
+    def discard(self) -> None:
+        """The run is over: work that never began is let go without a complaint."""
+        for _, work in self._tasks.values():
+            if inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
+                work.close()
+        self._tasks.clear()
 
     def log(self, event: str, **fields: object) -> None:
         """What the actor logs."""
@@ -184,6 +192,9 @@ class World:
             return self.loop.play(self._main(scenario))
         except Exception as error:
             raise SimFailure(self.tell(error)) from error
+        finally:
+            for process in [*self._addresses.values(), *self._graveyard]:
+                process.discard()
 
     def tell(self, error: BaseException) -> str:
         """The story of a failure: what broke, the seed, and the last lines of the log."""
@@ -213,6 +224,19 @@ class World:
         """An actor raised what it must not: the run has failed."""
         self.record(process.name, "DEFECT", where=where, error=repr(error))
         self.loop.fail(error)
+
+    def faults_seen(self) -> dict[str, int]:
+        """How often each fault really happened."""
+        seen = dict(self.counters)
+        for name, counters in (
+            ("net", self.network.counters),
+            ("meta", self.meta.trouble.counters),
+            ("objects", self.objects.trouble.counters),
+            *(("disk", self._disks[disk].counters) for disk in sorted(self._disks)),
+        ):
+            for what, number in counters.items():
+                seen[f"{name} {what}"] = seen.get(f"{name} {what}", 0) + number
+        return seen
 
     def count(self, what: str) -> None:
         """Count a fault that happened."""

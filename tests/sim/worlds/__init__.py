@@ -1,0 +1,8 @@
+"""The kinds of worlds that seeds are played in."""
+
+from __future__ import annotations
+
+from tests.sim.runner import Scenario
+from tests.sim.worlds.bookie import BookieWorld
+
+WORLDS: dict[str, Scenario] = {world.name: world for world in (BookieWorld(),)}

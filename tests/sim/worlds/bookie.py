@@ -1,0 +1,176 @@
+"""One bookie, several writers and readers of two ledgers: does it ever claim more than it knows?
+
+The writers of a ledger have epochs. They add runs, fence, and read with and without fencing, all at once and against
+a disk and a network that misbehave, over crashes of the bookie. What was promised is written down as it is promised:
+
+* an add that was answered is readable ever after, byte for byte, or is reported damaged or unknown - never absent;
+* after a fence of epoch e was answered, no add of a lower epoch is ever answered that was not stored before;
+* after a fencing read of epoch e answered "no such run", no add of a lower epoch for that run is ever answered.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pyarrow as pa
+
+from actors.bookie import Bookie, BookieSettings
+from actors.messages import AddRun, FenceLedger, ReadRun
+from actors.ports import Ports, Unknown
+from actors.wire import Blob
+from storage.batch import make_batch
+from storage.errors import Corrupt, SluiceError
+from storage.frame import Header, Run, encode_head, make_run
+from tests.sim.faults import Fault, Nemesis
+from tests.sim.world import World
+
+LEDGERS = (1, 2)
+RUNS = 6
+TIMEOUT = 400
+
+SETTINGS = BookieSettings(
+    segment_bytes=4_000,
+    group_bytes=2_000,
+    queue_bytes=20_000,
+    checkpoint_runs=8,
+    checkpoint_bytes=6_000,
+    min_free_bytes=500,
+    reserve_bytes=400,
+)
+
+
+class BookieWorld:
+    """See the module."""
+
+    name = "bookie"
+    kinds = [
+        "loss", "delay", "repeat", "late", "blob_loss", "no_hint", "pause", "crash", "torn", "slow_disk",
+        "failed_sync", "full_disk", "meta_503", "meta_lost_answer", "meta_slow",
+    ]  # fmt: skip
+
+    def __call__(self, world: World, faults: list[Fault], options: dict[str, str]) -> dict[str, int]:
+        """Play a run."""
+        course = _Course(world, faults)
+        world.play(lambda _: course.run())
+        return course.counters
+
+
+class _Course:
+    """One run: what was promised so far."""
+
+    def __init__(self, world: World, faults: list[Fault]) -> None:
+        self.world = world
+        self.nemesis = Nemesis(world, faults)
+        self.rng = random.Random(f"course/{world.seed}")
+        self.stored: dict[tuple[int, int], int] = {}
+        """(ledger, run) of each answered add, with its checksum."""
+        self.fenced: dict[int, int] = {}
+        """The highest epoch of an answered fence, by ledger."""
+        self.absent: dict[tuple[int, int], int] = {}
+        """The epoch of a fencing read that was answered "no such run"."""
+        self.counters = dict.fromkeys(("adds", "fences", "reads", "absent", "damaged"), 0)
+
+    async def run(self) -> None:
+        """Trouble, then rest, then look at everything again."""
+        world = self.world
+        await world.start("bookie-1", lambda ports: Bookie(ports, bookie_id="b1", settings=SETTINGS), disk=True)
+        self.nemesis.roles["bookie"] = lambda: ["bookie-1"]
+        self.nemesis.begin()
+        clients = [world.client(f"writer-{number}") for number in range(4)]
+        left = len(clients)
+        done = world.loop.create_future()
+
+        async def one(ports: Ports, epoch: int) -> None:
+            nonlocal left
+            await self.converse(ports, epoch)
+            left -= 1
+            if left == 0:
+                done.set_result(None)
+
+        for number, ports in enumerate(clients):
+            ports.spawn(one(ports, number + 1), "writer")
+        await done
+        await self.nemesis.heal()
+        if not world.is_up("bookie-1"):
+            await world.restart("bookie-1")
+        reader = world.client("reader")
+        for ledger in LEDGERS:
+            for run in range(RUNS):
+                await self.read(reader, ledger, run, None, 5_000)
+
+    async def converse(self, ports: Ports, epoch: int) -> None:
+        """One writer with its epoch: random requests, one after another."""
+        rng = self.rng
+        for _ in range(25):
+            await ports.clock.sleep(rng.randrange(60))
+            ledger, run = LEDGERS[rng.randrange(len(LEDGERS))], rng.randrange(RUNS)
+            kind = rng.random()
+            try:
+                if kind < 0.5:
+                    await self.add(ports, ledger, run, epoch)
+                elif kind < 0.6:
+                    await self.fence(ports, ledger, epoch)
+                else:
+                    await self.read(ports, ledger, run, epoch if rng.random() < 0.5 else None, TIMEOUT)
+            except SluiceError as error:
+                ports.log("refused", error=type(error).__name__, reason=str(error))
+
+    async def add(self, ports: Ports, ledger: int, run: int, epoch: int) -> None:
+        """Add a run; the same number always has the same contents, as a recovery's write-back has."""
+        made = _make(ledger, run)
+        header = Header(
+            ledger, run, run * 2, made.count, epoch, -1, "writer", run * 2, made.delayed, made.shape, made.crc
+        )
+        head = encode_head(header, len(made.payload))
+        # What was promised before the add was sent; a promise made while it is on its way proves nothing.
+        fenced, absent = self.fenced.get(ledger, 0), self.absent.get((ledger, run), 0)
+        had = (ledger, run) in self.stored
+        blob = await ports.net.share(made.payload)
+        request = AddRun(ledger=ledger, epoch=epoch, head=head, payload=blob)
+        reply = await ports.net.call(self.address, request, TIMEOUT)
+        if isinstance(reply, Unknown):
+            return
+        assert epoch >= fenced or had, f"S15: an add of epoch {epoch} was answered after a fence of {fenced}"
+        assert epoch >= absent, f"S15: run {run} of epoch {epoch} was stored after epoch {absent} was told it is absent"
+        self.counters["adds"] += 1
+        self.stored[ledger, run] = made.crc
+
+    async def fence(self, ports: Ports, ledger: int, epoch: int) -> None:
+        """Fence a ledger."""
+        reply = await ports.net.call(self.address, FenceLedger(ledger=ledger, epoch=epoch), TIMEOUT)
+        if not isinstance(reply, Unknown):
+            self.counters["fences"] += 1
+            self.fenced[ledger] = max(self.fenced.get(ledger, 0), epoch)
+
+    async def read(self, ports: Ports, ledger: int, run: int, epoch: int | None, timeout: int) -> None:
+        """Read a run, perhaps fencing."""
+        promised = self.stored.get((ledger, run))
+        try:
+            reply = await ports.net.call(self.address, ReadRun(ledger=ledger, run=run, fence_epoch=epoch), timeout)
+        except Corrupt:
+            self.counters["damaged"] += 1
+            raise AssertionError(f"S18: run {run} of ledger {ledger} is damaged, and nobody damaged it") from None
+        if isinstance(reply, Unknown):
+            return
+        self.counters["reads"] += 1
+        if epoch is not None:
+            self.fenced[ledger] = max(self.fenced.get(ledger, 0), epoch)
+        if reply.head is None:
+            assert promised is None, f"S1: run {run} of ledger {ledger} was stored and is absent"
+            self.counters["absent"] += 1
+            if epoch is not None:
+                self.absent[ledger, run] = max(self.absent.get((ledger, run), 0), epoch)
+            return
+        payload = await ports.net.fetch(reply.payload or Blob(b""))
+        if payload is not None:
+            assert bytes(payload) == bytes(_make(ledger, run).payload), f"S3: run {run} has other bytes"
+
+    @property
+    def address(self) -> str:
+        """Where the bookie is now."""
+        return self.world.process("bookie-1").address
+
+
+def _make(ledger: int, run: int) -> Run:
+    rows = pa.table({"key": [b"k", b"k"], "payload": [bytes([ledger, run] * 40)] * 2})
+    return make_run(make_batch(rows, now=1, producer="writer", first_sequence=run * 2))
