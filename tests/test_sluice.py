@@ -1,0 +1,235 @@
+"""The bootstrap `./sluice`, with a made-up uv and made-up Pythons, so that nothing is downloaded.
+
+The made-up uv counts its installations in a file beside the checkout. What the real tools do with it is seen when the
+whole suite is run through `./sluice test` in a fresh clone.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+_UV = """#!/bin/sh
+printf '%s\\n' "$*" >>"$CALLS"
+case $1 in
+venv)
+    for venv; do :; done
+    mkdir -p "$venv/bin"
+    printf '#!/bin/sh\n[ "$1" != -m ] || { echo "error: no index here"; exit 1; }\nexec "%s" "$@"\n' "$REAL_PYTHON" \\
+        >"$venv/bin/python"
+    chmod +x "$venv/bin/python"
+    ;;
+pip)
+    if [ -n "${FAIL:-}" ]; then echo "error: no space left on device"; exit 1; fi
+    if [ -n "${SLOW:-}" ]; then : >"$SLOW"; while [ ! -e "$SLOW.go" ]; do sleep 0.05; done; fi
+    printf '#!/bin/sh\\nprintf "ran:%%s\\\\n" "$*" "$PWD" "${RAY_ENABLE_UV_RUN_RUNTIME_ENV:-}"\\n' >.venv/bin/sluice
+    chmod +x .venv/bin/sluice
+    ;;
+esac
+"""
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+class Checkout:
+    """A folder with the bootstrap in it, and the environment to start it in."""
+
+    def __init__(self, folder: Path, tools: Path) -> None:
+        self.folder = folder
+        self.calls = tools.parent / "calls"
+        self.environ = {
+            "PATH": str(tools),
+            "HOME": str(tools.parent),
+            "CALLS": str(self.calls),
+            "REAL_PYTHON": sys.executable,
+        }
+
+    def start(self, *arguments: str, **changes: str) -> subprocess.Popen[str]:
+        """Start ./sluice from another folder; its output is kept."""
+        command = [str(self.folder / "sluice"), *arguments]
+        pipe = subprocess.PIPE
+        cwd = self.calls.parent
+        environ = self.environ | changes
+        return subprocess.Popen(
+            command, env=environ, cwd=cwd, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+        )
+
+    def run(self, *arguments: str, **changes: str) -> tuple[int, str, str]:
+        """Run ./sluice to its end: exit code, standard output, standard error."""
+        process = self.start(*arguments, **changes)
+        out, err = process.communicate(timeout=60)
+        return process.returncode, out, err
+
+    def installs(self) -> list[str]:
+        """What the made-up uv was told to install, call by call."""
+        lines = self.calls.read_text().splitlines() if self.calls.exists() else []
+        return [line for line in lines if line.startswith("pip ")]
+
+
+@pytest.fixture
+def tools(tmp_path: Path) -> Path:
+    """A PATH with the ordinary Unix tools, a made-up uv, and neither python nor pip."""
+    folder = tmp_path / "tools"
+    folder.mkdir()
+    for name in (
+        "sh", "cat", "cksum", "chmod", "dirname", "find", "grep", "ln", "mkdir", "mv", "readlink", "rm", "rmdir",
+        "sleep", "tail",
+    ):  # fmt: skip
+        found = shutil.which(name, path="/usr/bin:/bin")
+        assert found, name
+        (folder / name).symlink_to(found)
+    (folder / "uv").write_text(_UV)
+    (folder / "uv").chmod(0o755)
+    return folder
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, tools: Path) -> Checkout:
+    """A checkout in a folder whose name needs quoting."""
+    folder = tmp_path / "a 'quoted' $folder"
+    folder.mkdir()
+    shutil.copy(ROOT / "sluice", folder)
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    return Checkout(folder, tools)
+
+
+def test_sets_up_once_and_hands_over(checkout: Checkout) -> None:
+    code, out, err = checkout.run("topics", "list", "a b")
+    assert code == 0
+    assert out == f"ran:topics list a b\nran:{checkout.calls.parent}\nran:0\n"
+    assert "about a minute, once" in err
+    assert checkout.run("x")[2] == ""
+    assert len(checkout.installs()) == 1
+    assert "--group" not in checkout.installs()[0]
+
+
+def test_the_tests_bring_their_tools(checkout: Checkout) -> None:
+    assert checkout.run("flood")[0] == 0
+    assert checkout.run("test", "-k", "x")[1].startswith("ran:test -k x\n")
+    assert checkout.installs()[1].endswith("-e . --group dev")
+    assert checkout.run("test")[0] == checkout.run("flood")[0] == 0
+    assert len(checkout.installs()) == 2
+
+
+def test_installs_again_when_the_project_changes(checkout: Checkout) -> None:
+    checkout.run("x")
+    with (checkout.folder / "pyproject.toml").open("a") as file:
+        file.write("# changed\n")
+    checkout.run("x")
+    (checkout.folder / "requirements.lock").write_text("numpy==2\n")
+    checkout.run("x")
+    assert len(checkout.installs()) == 3
+    assert "--constraint requirements.lock" in checkout.installs()[2]
+
+
+def test_a_moved_folder_is_set_up_anew(checkout: Checkout) -> None:
+    checkout.run("x")
+    (checkout.folder / ".venv" / "old").write_text("")
+    checkout.folder = checkout.folder.rename(checkout.folder.with_name("moved"))
+    assert checkout.run("x")[0] == 0
+    assert len(checkout.installs()) == 2
+    assert not (checkout.folder / ".venv" / "old").exists()
+
+
+def test_works_through_a_link(checkout: Checkout) -> None:
+    link = checkout.calls.parent / "sluice"
+    link.symlink_to(os.path.relpath(checkout.folder / "sluice", link.parent))
+    done = subprocess.run([link, "x"], env=checkout.environ, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("ran:x\n")
+    assert (checkout.folder / ".venv").is_dir()
+
+
+def test_two_at_once_install_once(checkout: Checkout) -> None:
+    marker = checkout.calls.parent / "installing"
+    first = checkout.start("first", SLOW=str(marker))
+    _wait_for(marker.exists)
+    second = checkout.start("second")
+    _wait_for(lambda: "waiting for it" in _said(second))
+    marker.with_name("installing.go").touch()
+    assert (first.wait(timeout=60), second.wait(timeout=60)) == (0, 0)
+    assert len(checkout.installs()) == 1
+
+
+def _said(process: subprocess.Popen[str]) -> str:
+    assert process.stderr is not None
+    return process.stderr.readline()
+
+
+def test_an_interrupted_installation_is_done_again_from_the_start(checkout: Checkout) -> None:
+    marker = checkout.calls.parent / "installing"
+    process = checkout.start("x", SLOW=str(marker))
+    _wait_for(marker.exists)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(timeout=60) in (130, -signal.SIGINT)
+    assert not (checkout.folder / ".venv" / ".setup-lock").exists()
+    (checkout.folder / ".venv" / "half").write_text("")
+    assert checkout.run("x")[0] == 0
+    assert not (checkout.folder / ".venv" / "half").exists()
+
+
+def test_the_lock_of_a_killed_one_is_taken_over(checkout: Checkout) -> None:
+    marker = checkout.calls.parent / "installing"
+    process = checkout.start("x", SLOW=str(marker))
+    _wait_for(marker.exists)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait(timeout=60)
+    assert (checkout.folder / ".venv" / ".setup-lock").is_dir()
+    starts = [checkout.start("x") for _ in range(4)]
+    assert [start.wait(timeout=60) for start in starts] == [0, 0, 0, 0]
+    assert len(checkout.installs()) == 2
+    assert not (checkout.folder / ".venv" / ".setup-lock").exists()
+
+
+def test_a_failed_installation_is_one_line_and_exit_2(checkout: Checkout, tools: Path) -> None:
+    code, out, err = checkout.run("x", FAIL="yes")
+    assert (code, out) == (2, "")
+    assert "error: no index here (everything that was said: " in err.splitlines()[-1]
+    assert checkout.run("x")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("python", "said"),
+    [
+        (None, "no python3 found; install it (Debian, Ubuntu: apt install python3 python3-venv) or uv"),
+        (
+            "#!/bin/sh\n[ $# -gt 1 ] && case $2 in *platform*) echo 3.9.2;; *) exit 1;; esac\n",
+            "python3 is version 3.9.2",
+        ),
+        ("#!/bin/sh\ncase $2 in *ensurepip*) exit 1;; esac\n", "apt install python3-venv"),
+    ],
+    ids=["no python", "python too old", "no venv module"],
+)
+def test_what_is_missing_is_said(checkout: Checkout, tools: Path, python: str | None, said: str) -> None:
+    (tools / "uv").unlink()
+    if python:
+        (tools / "python3").write_text(python)
+        (tools / "python3").chmod(0o755)
+    code, _, err = checkout.run("x")
+    assert code == 2
+    assert said in err.splitlines()[-1]
+    assert not (checkout.folder / ".venv" / ".setup-lock").exists()
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
+def test_an_unwritable_folder_is_said(checkout: Checkout) -> None:
+    checkout.folder.chmod(0o555)
+    code, _, err = checkout.run("x")
+    assert code == 2
+    assert "cannot write" in err
+
+
+def _wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
