@@ -24,7 +24,6 @@ from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from actors.ports import Version
-from storage import metadata as metadata_store
 from storage import objects as object_store
 from storage.errors import Invalid, Unavailable
 from storage.frame import Buffer
@@ -123,7 +122,7 @@ class AsyncMeta:
 
     async def probe(self) -> None:
         """Refuse a store that ignores put-if-absent. Raises Invalid, Unavailable."""
-        await self._pool.once(metadata_store.probe, self.store)
+        await self._pool.once(self.store.probe)
 
     def close(self) -> None:
         """Stop the threads and close the store."""

@@ -59,6 +59,9 @@ class Metadata(Protocol):
     def remove(self, key: str) -> None:
         """Forget the record with all its versions; fine if there is none. It can be created anew with number 1."""
 
+    def probe(self) -> None:
+        """Refuse a store beneath that ignores the condition; at start-up. Raises Invalid, Unavailable."""
+
     def close(self) -> None:
         """Let go of files and connections. Idempotent."""
 
@@ -105,12 +108,16 @@ class MemoryMetadata:
         with self._lock:
             self._records.pop(check_name(key), None)
 
+    def probe(self) -> None:
+        """See Metadata."""
+        probe_versions(self)
+
     def close(self) -> None:
         """See Metadata."""
 
 
-def probe(metadata: Metadata) -> None:
-    """Refuse a store that ignores the condition, at start-up: create a version twice, then remove the record.
+def probe_versions(metadata: Metadata) -> None:
+    """What every store's `probe` does at least: create a version twice and with a gap, then remove the record.
 
     Raises Invalid when the store allows it; Unavailable.
     """

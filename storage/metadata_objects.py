@@ -28,8 +28,9 @@ import threading
 import google_crc32c
 
 from storage.errors import Corrupt, Invalid, NotFound, Unavailable
-from storage.metadata import KEEP, Record, check_value
+from storage.metadata import KEEP, Record, check_value, probe_versions
 from storage.objects import ObjectStore, check_name, check_prefix
+from storage.objects import probe as probe_objects
 
 MAGIC = b"SLM1"
 TRIM_EVERY = 4
@@ -103,6 +104,11 @@ class ObjectMetadata:
         self._forget(key)
         for number in self._numbers(key):
             self._objects.delete(self._name(key, number))
+
+    def probe(self) -> None:
+        """See storage.metadata.Metadata. Asks the object store itself: behind the lists here it would look fine."""
+        probe_objects(self._objects, self._prefix + "probe")
+        probe_versions(self)
 
     def close(self) -> None:
         """See storage.metadata.Metadata."""

@@ -12,15 +12,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import google_crc32c
 
 from storage.errors import Corrupt, Invalid, SluiceError, Unavailable
-from storage.metadata import KEEP, Record, check_value
+from storage.metadata import KEEP, Record, check_value, probe_versions
 from storage.objects import check_name, check_prefix
 
 BUSY_MS = 15_000
@@ -44,9 +46,7 @@ class SqliteMetadata:
         with self._errors():
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                self._connection = sqlite3.connect(
-                    self.path, timeout=BUSY_MS / 1000, isolation_level=None, check_same_thread=False
-                )
+                self._connection = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
             except (OSError, sqlite3.OperationalError) as error:
                 raise Invalid(f"the metadata file {self.path} cannot be opened: {error}") from error
             self._prepare()
@@ -56,7 +56,7 @@ class SqliteMetadata:
         check_name(key)
         query = "SELECT number, crc, value FROM versions WHERE key = ? ORDER BY number DESC LIMIT 1"
         with self._lock, self._errors():
-            row = self._connection.execute(query, (key,)).fetchone()
+            row = self._execute(query, (key,)).fetchone()
         if row is None:
             return None
         number, crc, value = row
@@ -83,7 +83,7 @@ class SqliteMetadata:
         check_prefix(prefix)
         query = "SELECT DISTINCT key FROM versions WHERE key >= ? AND key < ? ORDER BY key"
         with self._lock, self._errors():
-            rows = self._connection.execute(query, (prefix, prefix + "\x7f")).fetchall()
+            rows = self._execute(query, (prefix, prefix + "\x7f")).fetchall()
         return [row[0] for row in rows]
 
     def remove(self, key: str) -> None:
@@ -92,13 +92,17 @@ class SqliteMetadata:
         with self._transaction() as connection:
             connection.execute("DELETE FROM versions WHERE key = ?", (key,))
 
+    def probe(self) -> None:
+        """See storage.metadata.Metadata."""
+        probe_versions(self)
+
     def close(self) -> None:
         """See storage.metadata.Metadata."""
         with self._lock:
             self._connection.close()
 
     def _prepare(self) -> None:
-        execute = self._connection.execute
+        execute = self._execute
         mode = execute("PRAGMA journal_mode = WAL").fetchone()[0]
         if mode != "wal":
             raise Invalid(
@@ -113,11 +117,27 @@ class SqliteMetadata:
             execute(_CREATE)
             execute(f"PRAGMA user_version = {_SCHEMA}")
 
+    def _execute(self, statement: str, values: tuple[object, ...] = ()) -> sqlite3.Cursor:
+        """Run a statement; wait while another process holds the lock that it needs, at most BUSY_MS.
+
+        SQLite's own waiting backs off to 100 ms and lets a busy writer starve the others for seconds; short pauses
+        of random length are fair.
+        """
+        deadline = time.monotonic_ns() + BUSY_MS * 1_000_000
+        while True:
+            try:
+                return self._connection.execute(statement, values)
+            except sqlite3.OperationalError as error:
+                busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+                if not busy or time.monotonic_ns() > deadline:
+                    raise
+            time.sleep(random.uniform(0.0005, 0.004))
+
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         """Hold the write lock; commit at the end, roll back on any exception."""
         with self._lock, self._errors():
-            self._connection.execute("BEGIN IMMEDIATE")
+            self._execute("BEGIN IMMEDIATE")
             try:
                 yield self._connection
                 self._connection.execute("COMMIT")

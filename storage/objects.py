@@ -97,7 +97,10 @@ class MemoryObjects:
         """See ObjectStore."""
         content = bytes(data)
         with self._lock:
-            return self._objects.setdefault(check_name(name), content) is content
+            if check_name(name) in self._objects:
+                return False
+            self._objects[name] = content
+            return True
 
     def get(self, name: str, start: int = 0, length: int | None = None) -> bytes:
         """See ObjectStore."""

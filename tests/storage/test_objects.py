@@ -1,0 +1,115 @@
+"""Object stores on one machine: the conformance kit, the folder's layout, and crashes."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from storage.errors import Invalid, Unavailable
+from storage.frame import Buffer
+from storage.objects import LocalObjects, MemoryObjects, probe
+from tests.conformance.objects import Maker, ObjectStoreKit
+
+
+class TestMemoryObjects(ObjectStoreKit):
+    """In memory: all handles are one object."""
+
+    @pytest.fixture
+    def maker(self) -> Maker:
+        """One store for all."""
+        store = MemoryObjects()
+        return lambda: store
+
+
+class TestLocalObjects(ObjectStoreKit):
+    """A folder."""
+
+    @pytest.fixture
+    def maker(self, tmp_path: Path) -> Maker:
+        """Handles that share the folder alone."""
+        return lambda: LocalObjects(tmp_path / "deep" / "objects")
+
+
+class _Overwrites(MemoryObjects):
+    def put(self, name: str, data: Buffer) -> bool:
+        self.delete(name)
+        return super().put(name, data)
+
+
+class _Refuses(MemoryObjects):
+    def put(self, name: str, data: Buffer) -> bool:
+        super().put(name, data)
+        return False
+
+
+def test_the_probe_refuses_stores_that_lie() -> None:
+    with pytest.raises(Invalid, match="If-None-Match"):
+        probe(_Overwrites())
+    with pytest.raises(Invalid, match="refuses"):
+        probe(_Refuses())
+
+
+def test_no_name_leads_out_of_the_folder(tmp_path: Path) -> None:
+    store = LocalObjects(tmp_path / "objects")
+    for name in ("a", "a/b", "a/b/c", "...", "..a/b", "-rf", ".ssh/x"):
+        assert store.put(name, b"x")
+    assert [path.name for path in tmp_path.iterdir()] == ["objects"]
+    for path in (tmp_path / "objects").rglob("*"):
+        assert path.resolve().is_relative_to(tmp_path / "objects")
+
+
+def test_a_failed_put_leaves_neither_an_object_nor_a_temporary_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = LocalObjects(tmp_path)
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(Unavailable, match="No space left"):
+            store.put("a", b"x")
+    assert store.names("") == []
+    assert list((tmp_path / "+temporary+").iterdir()) == []
+    assert store.put("a", b"y")
+
+
+def test_the_content_is_synced_before_the_name_exists_and_the_name_before_the_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = LocalObjects(tmp_path)
+    events: list[str] = []
+    fsync, link = os.fsync, os.link
+
+    def watched_fsync(descriptor: int) -> None:
+        events.append("sync " + Path(os.readlink(f"/proc/self/fd/{descriptor}")).name.split("-")[0])
+        fsync(descriptor)
+
+    def watched_link(source: str, target: str) -> None:
+        events.append("link")
+        link(source, target)
+
+    monkeypatch.setattr(os, "fsync", watched_fsync)
+    monkeypatch.setattr(os, "link", watched_link)
+    assert store.put("folder/a", b"x")
+    assert events == [f"sync {os.getpid()}", f"sync {tmp_path.name}".split("-")[0], "link", "sync folder+"]
+    events.clear()
+    store.delete("folder/a")
+    assert events == ["sync folder+"]
+
+
+def test_leftovers_of_crashed_writers_are_swept_when_they_are_old(tmp_path: Path) -> None:
+    LocalObjects(tmp_path)
+    old, young = tmp_path / "+temporary+" / "1-old", tmp_path / "+temporary+" / "1-young"
+    old.write_bytes(b"half an obj")
+    young.write_bytes(b"somebody writes this just now")
+    long_ago = time.time() - 7200
+    os.utime(old, (long_ago, long_ago))
+    store = LocalObjects(tmp_path)
+    assert not old.exists()
+    assert young.exists()
+    assert store.names("") == []
