@@ -178,7 +178,9 @@ class Published(Reply, kw_only=True):
 class Publish(Request[Published], kw_only=True):
     """Append one run (storage.frame.Run) with consecutive sequences first_sequence, first_sequence+1, ...
 
-    Sequences at or below the producer's last stored one are not stored again. Answered when confirmed.
+    Sequences at or below the producer's last stored one are not stored again. Answered when confirmed. A gap behind
+    the last run waits for its predecessor and is Conflict in the end, unless `follows` says that there is none:
+    everything between `follows` and first_sequence was answered with a refusal and will not come again.
     """
 
     reply: ClassVar[type[Reply]] = Published
@@ -190,6 +192,7 @@ class Publish(Request[Published], kw_only=True):
     shape: int
     crc: int
     payload: Blob
+    follows: int | None = None
 
 
 # -- topic: readers -------------------------------------------------------------------------------------------------
