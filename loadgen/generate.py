@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from loadgen.history import Int64s
 from storage.errors import Invalid
@@ -147,7 +148,10 @@ def read_key_seq(rows: pa.RecordBatch) -> Int64s:
     Raises Invalid if a payload is too short to hold one.
     """
     if "properties" in rows.schema.names:
-        return np.asarray(rows.column("properties").items.cast(pa.int64()).to_numpy(zero_copy_only=False), np.int64)
+        numbers = pc.map_lookup(rows.column("properties"), SEQUENCE_PROPERTY, "first").cast(pa.int64())
+        if numbers.null_count:
+            raise Invalid("a message carries no number; was the topic used by something else?")
+        return np.asarray(numbers.to_numpy(zero_copy_only=False), np.int64)
     column = rows.column("payload")
     buffers = column.buffers()
     offsets = np.frombuffer(buffers[1], np.int32)[column.offset : column.offset + len(column) + 1]

@@ -23,6 +23,7 @@ torn last batch left out. A delivery is journalled together with the acknowledge
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,11 +164,13 @@ class Journal:
         self._file = open(path, "wb", buffering=1 << 20)  # noqa: SIM115 - closed by close()
         self._writer = pa.ipc.new_stream(self._file, schema)
         self._file.flush()
+        self._lock = threading.Lock()
 
     def append(self, rows: pa.RecordBatch) -> None:
-        """Write one batch and hand it to the operating system."""
-        self._writer.write_batch(rows)
-        self._file.flush()
+        """Write one batch and hand it to the operating system. May be called from several threads."""
+        with self._lock:
+            self._writer.write_batch(rows)
+            self._file.flush()
 
     def close(self) -> None:
         """End the stream. Safe to repeat."""

@@ -1,0 +1,244 @@
+"""A consumer of the flood: receives, works a little, writes down what it got, acknowledges.
+
+The order within `_work_through` is what makes the history honest: rows are in the kernel's hands before the
+acknowledgement leaves, so a consumer that is killed loses only rows that it had not acknowledged. `received_at` is
+taken after the batch arrived and `acked_at` before the acknowledgement leaves; both err on the side of a shorter
+hold, so an overlap that the judge sees was one.
+
+Whether an acknowledgement is durable is learned by a second thread, which notes `confirmed` events: everything that
+was acknowledged before the question was asked is durable when the answer comes.
+
+The class runs as a Ray actor (`loadgen.faults` starts them) but knows nothing of Ray.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import numpy as np
+import pyarrow as pa
+
+from loadgen.broker import Batch, Connect, Consumer
+from loadgen.generate import read_key_seq
+from loadgen.history import (
+    ATTACH,
+    CONFIRMED,
+    DELIVERIES,
+    DETACH,
+    EVENTS,
+    EXPIRED,
+    Clock,
+    Journal,
+    bucket_hashes,
+    constant,
+    seal,
+)
+from storage.errors import SluiceError
+
+_POLL_MS = 200
+_CONFIRM_MS = 5_000
+_CLOSE_MS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumeJob:
+    """What every consumer of a flood needs to know. work_us: simulated work per message, microseconds."""
+
+    connect: Connect
+    topic: str
+    subscription: str
+    clock: Clock
+    folder: Path
+    policy: str = "draining_hashes"
+    work_us: float = 0.0
+    receiver_queue_size: int = 20_000
+
+    @property
+    def deliveries(self) -> Path:
+        """The folder of the delivery histories."""
+        return self.folder / "deliveries"
+
+    @property
+    def events(self) -> Path:
+        """The folder of the consumers' events."""
+        return self.folder / "events"
+
+    @property
+    def journals(self) -> Path:
+        """The folder of the journals that are still being written."""
+        return self.folder / "journals"
+
+    def prepare(self) -> None:
+        """Make the folders that consumers write into."""
+        for folder in (self.deliveries, self.events, self.journals):
+            folder.mkdir(parents=True, exist_ok=True)
+
+
+class FloodConsumer:
+    """One consumer process. `start` returns at once; a thread works until `stop`, or until the process is killed.
+
+    incarnation is the name in the history and is never used again; consumer_name is what the broker hears.
+    """
+
+    def __init__(self, job: ConsumeJob, incarnation: str, consumer_name: str) -> None:
+        self._job = job
+        self._incarnation = incarnation
+        self._name = consumer_name
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._error = ""
+        self._received = self._redelivered = self._bytes = 0
+        self._sessions: dict[int, tuple[int, int, int]] = {}
+
+    def ready(self) -> int:
+        """The process id, once the process is up."""
+        import cluster  # noqa: F401 - importing is slow, and is to be over before the consumer joins
+
+        return os.getpid()
+
+    def start(self) -> None:
+        """Join the subscription and begin to work."""
+        self._thread = threading.Thread(target=self._run, name="consumer", daemon=True)
+        self._thread.start()
+
+    def progress(self) -> dict[str, Any]:
+        """Messages received and redelivered, payload bytes, whether it still works, and what stopped it."""
+        return {
+            "received": self._received,
+            "redelivered": self._redelivered,
+            "bytes": self._bytes,
+            "alive": self._thread is not None and self._thread.is_alive(),
+            "error": self._error,
+        }
+
+    def stop(self, timeout_s: float = 30.0) -> dict[str, Any]:
+        """Finish the batch in hand, wait until its acknowledgements are durable, leave, seal the history."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+        return self.progress()
+
+    def _run(self) -> None:
+        try:
+            with (
+                Journal(self._job.journals / f"deliveries-{self._incarnation}", DELIVERIES) as deliveries,
+                Journal(self._job.journals / f"events-{self._incarnation}", EVENTS) as events,
+            ):
+                self._consume(deliveries, events)
+            seal_journals(self._job, self._incarnation)
+        except SluiceError as error:
+            self._error = f"{type(error).__name__}: {error}"
+
+    def _consume(self, deliveries: Journal, events: Journal) -> None:
+        job = self._job
+        with job.connect() as client:
+            consumer: Consumer = client.subscribe(
+                job.topic,
+                job.subscription,
+                consumer_name=self._name,
+                initial_position="earliest",
+                receiver_queue_size=job.receiver_queue_size,
+                policy=job.policy,
+            )
+            self._event(events, ATTACH, job.clock.now())
+            quiet = threading.Event()
+            confirmer = threading.Thread(target=self._confirm, args=(consumer, events, quiet), daemon=True)
+            confirmer.start()
+            try:
+                while not self._stopping.is_set():
+                    batch = consumer.receive_batch(timeout_ms=_POLL_MS)
+                    if batch is not None:
+                        self._work_through(consumer, batch, deliveries, events)
+            finally:
+                quiet.set()
+                confirmer.join()
+                self._ask(consumer, events)
+                # The hold ends for the judge before it ends for the broker, never the other way round.
+                self._event(events, DETACH, job.clock.now())
+                consumer.close(drain_timeout_ms=_CLOSE_MS)
+
+    def _work_through(self, consumer: Consumer, batch: Batch, deliveries: Journal, events: Journal) -> None:
+        received_at = self._job.clock.now()
+        self._watch_session(batch, received_at, events)
+        rows = batch.rows
+        count = rows.num_rows
+        payload = rows.column("payload")
+        # A little real work on every byte, and the rest of the time that was asked for.
+        google_crc32c.value(memoryview(payload.buffers()[2] or b""))
+        if self._job.work_us:
+            time.sleep(count * self._job.work_us / 1e6)
+        acked_at = self._job.clock.now()
+        deliveries.append(self._record(batch, received_at, acked_at))
+        consumer.acknowledge(batch)
+        self._received += count
+        self._redelivered += int(np.count_nonzero(batch.redeliveries))
+        self._bytes += int(payload.nbytes)
+
+    def _record(self, batch: Batch, received_at: int, acked_at: int) -> pa.RecordBatch:
+        rows = batch.rows
+        count = rows.num_rows
+        key, payload, key_seq = rows.column("key"), rows.column("payload"), read_key_seq(rows)
+        columns = [
+            constant(self._incarnation, count),
+            pa.array(np.full(count, batch.session, np.int64)),
+            pa.array(np.full(count, batch.partition, np.int32)),
+            pa.array(np.asarray(batch.positions, np.int64)),
+            key,
+            pa.array(key_seq),
+            pa.array(np.asarray(batch.redeliveries, np.int32)),
+            pa.array(np.full(count, batch.epoch, np.int64)),
+            pa.array(np.asarray(batch.dispatch, np.int64)),
+            pa.array(np.full(count, received_at, np.int64)),
+            pa.array(np.full(count, acked_at, np.int64)),
+            pa.array(np.zeros(count, np.bool_)),
+            pa.compute.binary_length(payload),
+            pa.array(bucket_hashes(key, key_seq)),
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=DELIVERIES)
+
+    def _watch_session(self, batch: Batch, now: int, events: Journal) -> None:
+        """A new session under the same owner means that the old one had expired, at the latest after its last batch."""
+        before = self._sessions.get(batch.partition)
+        if before is not None and before[0] != batch.session and before[1] == batch.epoch:
+            self._event(events, EXPIRED, before[2], session=before[0], partition=batch.partition)
+        self._sessions[batch.partition] = (batch.session, batch.epoch, now)
+
+    def _confirm(self, consumer: Consumer, events: Journal, quiet: threading.Event) -> None:
+        while not quiet.wait(0.05):
+            self._ask(consumer, events)
+
+    def _ask(self, consumer: Consumer, events: Journal) -> None:
+        asked = self._job.clock.now()
+        try:
+            durable = consumer.wait_acknowledged(timeout_ms=_CONFIRM_MS)
+        except SluiceError:
+            return
+        if durable is not False:
+            self._event(events, CONFIRMED, self._job.clock.now(), upto=asked)
+
+    def _event(
+        self, events: Journal, event: str, at: int, *, session: int = -1, partition: int = -1, upto: int = 0
+    ) -> None:
+        row = {
+            "consumer": self._incarnation,
+            "session": session,
+            "partition": partition,
+            "event": event,
+            "at": at,
+            "upto": upto,
+        }
+        events.append(pa.RecordBatch.from_pylist([row], EVENTS))
+
+
+def seal_journals(job: ConsumeJob, incarnation: str) -> None:
+    """Turn what a consumer wrote into Parquet; also for one that was killed. Safe to repeat."""
+    for kind, folder in (("deliveries", job.deliveries), ("events", job.events)):
+        journal = job.journals / f"{kind}-{incarnation}"
+        if journal.exists():
+            seal(journal, folder / f"{incarnation}.parquet")
