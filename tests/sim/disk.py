@@ -128,9 +128,16 @@ class SimDisk:
         """Bytes in all files."""
         return sum(len(file.data) for file in self._files.values())
 
-    def crash(self) -> None:
-        """The node lost power: of every file keep what is durable and perhaps some of the rest."""
-        self.failed = False
+    def crash(self, *, power: bool = True) -> None:
+        """The node ended. With a loss of power every file keeps what is durable and perhaps some of the rest.
+
+        Without, the operating system still has what was written; after a failed sync nobody knows, so it is as bad
+        as a loss of power.
+        """
+        power, self.failed = power or self.failed, False
+        if not power:
+            self._count("kept")
+            return
         for name in sorted(self._files):
             file = self._files[name]
             loose = len(file.data) - file.durable

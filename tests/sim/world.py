@@ -86,6 +86,8 @@ class Process:
         self.make = make
         self.has_disk = disk
         self.actor: Actor | None = None
+        self.placed: tuple[str, dict[str, Any]] | None = None
+        """Kind and settings, if it was started through `Places`."""
         self.born: asyncio.Future[SluiceError | None] = world.loop.create_future()
         """Done when the actor has started (None), or could not."""
         self.stopping = False
@@ -172,6 +174,8 @@ class World:
         self.kinds: dict[str, tuple[Callable[[Ports, str, dict[str, Any]], Actor], bool]] = {}
         """What `Places.start` can start: how to make it, and whether it has a disk."""
         self.place_failures = 0.0
+        self.power_loss = 0.5
+        """How likely the end of a process is a loss of power, in which unsynced bytes go."""
         self.counters: dict[str, int] = {}
         self.story: deque[str] = deque(maxlen=STORY_LINES)
         self.echo: Callable[[str], object] | None = None
@@ -260,12 +264,21 @@ class World:
 
     # -- processes --
 
-    async def start(self, name: str, make: Make, *, machine: str | None = None, disk: bool = False) -> Address:
+    async def start(
+        self,
+        name: str,
+        make: Make,
+        *,
+        machine: str | None = None,
+        disk: bool = False,
+        placed: tuple[str, dict[str, Any]] | None = None,
+    ) -> Address:
         """Start a process with an actor in it; returns its address when the actor has started.
 
         An older incarnation of the name lives on (a zombie) unless it has a disk, which two cannot share.
         """
         process = self._open(name, make, machine or name, disk)
+        process.placed = placed
         actor = make(process.ports)
         process.actor = actor
 
@@ -306,7 +319,9 @@ class World:
         if process.alive and process.has_disk:
             self.crash(name)
         self.count("restart")
-        return await self.start(name, process.make, machine=process.machine, disk=process.has_disk)
+        return await self.start(
+            name, process.make, machine=process.machine, disk=process.has_disk, placed=process.placed
+        )
 
     def pause(self, name: str) -> None:
         """Freeze a process, as SIGSTOP does."""
@@ -343,7 +358,7 @@ class World:
         self._addresses.pop(process.address, None)
         self._graveyard.append(process)
         if process.has_disk:
-            self.disk(process.name).crash()
+            self.disk(process.name).crash(power=self.rng.random() < self.power_loss)
 
     def stopping(self, process: Process) -> None:
         """An actor has stopped itself; its process ends a little later."""
@@ -371,6 +386,14 @@ class World:
         """Whether the newest incarnation lives."""
         process = self._processes.get(name)
         return process is not None and process.alive
+
+    def placed(self) -> list[tuple[str, Address, dict[str, Any]]]:
+        """(kind, address, settings) of every live process that was started through `Places`, in order of start."""
+        return [
+            (process.placed[0], address, process.placed[1])
+            for address, process in self._addresses.items()
+            if process.placed is not None and process.alive and process.born.done()
+        ]
 
     def disk(self, name: str) -> SimDisk:
         """The disk of a name."""
@@ -423,9 +446,14 @@ class SimPlaces:
         if world.rng.random() < world.place_failures:
             world.count("no place")
             raise Unavailable("no place can be had now")
-        return await world.start(name, lambda ports: make(ports, name, settings), disk=disk)
+        return await world.start(name, lambda ports: make(ports, name, settings), disk=disk, placed=(kind, settings))
 
-    async def stop(self, address: Address) -> None:
+    async def stop(self, address: Address, *, frozen: bool = False) -> None:
         """End an actor."""
         await self._world.loop.pause(self._world.rng.randrange(20))
         self._world.stop(address)
+
+    async def inventory(self) -> list[tuple[str, Address, dict[str, Any]]]:
+        """Everything that lives and was started through places."""
+        await self._world.loop.pause(self._world.rng.randrange(20))
+        return self._world.placed()
