@@ -190,8 +190,11 @@ class Places(Protocol):
         Raises Unavailable if no place can be had now.
         """
 
-    async def stop(self, address: Address) -> None:
-        """End an actor; fine if it is gone."""
+    async def stop(self, address: Address, *, frozen: bool = False) -> None:
+        """End an actor; fine if it is gone. frozen: its process does not answer and is to be ended with it."""
+
+    async def inventory(self) -> list[tuple[str, Address, dict[str, Any]]]:
+        """(kind, address, settings) of everything that runs, for a controller that starts anew."""
 
 
 class Log(Protocol):

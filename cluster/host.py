@@ -1,4 +1,4 @@
-"""A host: one process in the Ray cluster that runs several Sluice actors, and the composition root of them all.
+"""A host: one process in the Ray cluster that runs several Sluice actors.
 
 Ray pays for processes (66 MB each) and for calls between them (about a millisecond), so a broker host runs a
 partition's topic and its dispatchers side by side and they talk without Ray. A bookie has a host to itself, because
@@ -13,30 +13,42 @@ import contextlib
 import json
 import os
 import threading
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
 import ray
 
 from actors.actor import REQUESTS, Actor
-from actors.ports import Address, Ports, Unknown
+from actors.ports import Address, Meta, Objects, Ports, Unknown
 from actors.wire import Reply, Request, pack, pack_error, unpack
-from cluster.build import build_actor, open_stores
 from cluster.net import Envelope, RayNet
 from cluster.real import RealClock, StructuredLog, Tasks, log_to_stderr, make_rng
 from storage.errors import InvariantViolation, SluiceError, Unavailable
 
 
+class Parts(Protocol):
+    """What a host is given to build actors from; the composition root is cluster.build."""
+
+    def stores(self, settings: dict[str, Any]) -> tuple[Meta, Objects]:
+        """The metadata and object stores that the settings name."""
+
+    def actor(self, kind: str, ports: Ports, settings: dict[str, Any]) -> Actor:
+        """An actor of a kind, not yet started."""
+
+
 class Host:
     """Runs actors. Becomes a Ray actor at one place only, `remote_host`."""
 
-    def __init__(self, name: str, settings: dict[str, Any], boot: list[tuple[str, str, dict[str, Any]]]) -> None:
+    def __init__(
+        self, name: str, parts: Parts, settings: dict[str, Any], boot: list[tuple[str, str, dict[str, Any]]]
+    ) -> None:
         log_to_stderr()
         self.name = name
+        self._parts = parts
         self._settings = settings
         self._boot = boot
         self._net = RayNet(self)
-        self._meta, self._objects = open_stores(settings)
+        self._meta, self._objects = parts.stores(settings)
         self._actors: dict[str, tuple[str, Actor, Tasks, dict[str, Any]]] = {}
         self._ready: asyncio.Task[None] | None = None
 
@@ -67,7 +79,7 @@ class Host:
             spawn=tasks,
             log=StructuredLog(address),
         )
-        instance = build_actor(kind, ports, {**self._settings, **settings}, self)
+        instance = self._parts.actor(kind, ports, {**self._settings, **settings})
         self._actors[actor] = (kind, instance, tasks, settings)
         try:
             await instance.start()

@@ -72,13 +72,23 @@ def split(batch: Batch, partitions: int) -> list[tuple[int, Batch, npt.NDArray[n
 class PartitionProducer:
     """The appends of one producer to one partition, in order."""
 
-    def __init__(self, ports: Ports, directory: Directory, topic: str, partition: int, name: str, incarnation: str):
+    def __init__(
+        self,
+        ports: Ports,
+        directory: Directory,
+        topic: str,
+        partition: int,
+        name: str,
+        incarnation: str,
+        compression: str | None = None,
+    ) -> None:
         self._ports = ports
         self._directory = directory
         self._topic = topic
         self._partition = partition
         self._name = name
         self._incarnation = incarnation
+        self._compression = compression
         self._queue: deque[Outgoing] = deque()
         self._signal = Signal()
         self._idle = Signal()
@@ -143,7 +153,7 @@ class PartitionProducer:
         return gathered
 
     async def _publish(self, gathered: list[Outgoing]) -> None:
-        run = make_run(_join([outgoing.batch for outgoing in gathered]))
+        run = make_run(_join([outgoing.batch for outgoing in gathered]), self._compression)
         published = await self._append(run, gathered[0].first_sequence)
         if published.count != run.count:
             raise InvariantViolation(f"{run.count} messages were published, {published.count} confirmed")

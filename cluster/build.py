@@ -1,0 +1,78 @@
+"""The composition root: which class with which parts makes an actor of a kind."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from actors.actor import Actor
+from actors.bookie import Bookie, BookieSettings
+from actors.controller import Controller
+from actors.directory import Directory
+from actors.dispatcher import Dispatcher
+from actors.messages import SubscriptionSettings, TopicSettings
+from actors.ports import Meta, Objects, Ports
+from actors.topic import Topic
+from cluster.disk import FileDisk
+from cluster.host import remote_host
+from cluster.places import RayPlaces
+from cluster.stores import open_metadata, open_objects
+from storage.errors import Invalid
+
+CONTROLLER = "controller/controller"
+
+
+def make_host(
+    name: str,
+    settings: dict[str, Any],
+    *,
+    boot: list[tuple[str, str, dict[str, Any]]] | None = None,
+    node: str | None = None,
+    restarts: int = 0,
+) -> Any:
+    """Start a host process; returns its Ray handle at once."""
+    return remote_host(name, restarts=restarts, node=node).remote(name, SluiceParts(), settings, boot or [])
+
+
+class SluiceParts:
+    """The parts that every host is given."""
+
+    def stores(self, settings: dict[str, Any]) -> tuple[Meta, Objects]:
+        """The metadata and object stores that the settings name; every process opens its own."""
+        endpoint = settings.get("s3_endpoint_url")
+        return open_metadata(settings["metadata"], endpoint), open_objects(settings["objects"], endpoint)
+
+    def actor(self, kind: str, ports: Ports, settings: dict[str, Any]) -> Actor:
+        """Make an actor, not yet started. Raises Invalid for an unknown kind."""
+        if kind == "controller":
+            places = RayPlaces(settings, make_host)
+            return Controller(dataclasses.replace(ports, places=places), bookies=list(settings["bookies"]))
+        if kind == "bookie":
+            disk = FileDisk(Path(settings["data_dir"]) / "bookies" / settings["bookie"])
+            return Bookie(
+                dataclasses.replace(ports, disk=disk),
+                bookie_id=settings["bookie"],
+                settings=msgspec.convert(settings.get("bookie_settings", {}), BookieSettings),
+            )
+        directory = Directory(ports, CONTROLLER)
+        if kind == "topic":
+            return Topic(
+                ports,
+                topic=settings["topic"],
+                partition=settings["partition"],
+                settings=msgspec.convert(settings["topic_settings"], TopicSettings),
+                bookies=directory.bookies,
+            )
+        if kind == "dispatcher":
+            return Dispatcher(
+                ports,
+                topic=settings["topic"],
+                partition=settings["partition"],
+                subscription=settings["subscription"],
+                settings=msgspec.convert(settings["subscription_settings"], SubscriptionSettings),
+                directory=directory,
+            )
+        raise Invalid(f"there is no actor of kind {kind!r}")

@@ -1,0 +1,310 @@
+"""The public client: topics, producers, consumers, questions. `cluster.connect()` makes one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+from typing import Any
+
+import msgspec
+
+from actors.consumer.partition import PartitionConsumer
+from actors.directory import Directory
+from actors.messages import (
+    Admin,
+    CreateTopic,
+    Explain,
+    Manage,
+    Stats,
+    SubscriptionSettings,
+    Text,
+    TopicSettings,
+)
+from actors.ports import Ports, Unknown
+from actors.producer.producer import PartitionProducer
+from actors.wire import Request
+from cluster.build import CONTROLLER
+from cluster.consumer import Consumer, RangesCallback
+from cluster.loop import LoopThread
+from cluster.message import MessageId
+from cluster.names import check_name
+from cluster.net import RayNet
+from cluster.producer import Producer
+from cluster.real import RealClock, StructuredLog, Tasks, make_rng
+from storage.errors import Invalid, NotFound, Unavailable
+from storage.hashing import masked_hash
+
+CALL_TIMEOUT = 15_000
+RETRIES = 3
+
+
+class Client:
+    """A connection to a cluster. Safe for threads; close it, or use it as a context manager."""
+
+    def __init__(self, on_close: contextlib.ExitStack | None = None) -> None:
+        self._loop = LoopThread("sluice-client")
+        self._cleanup = on_close or contextlib.ExitStack()
+        self._tasks = Tasks("client")
+        me = f"client-{secrets.token_hex(4)}/client"
+        # A client has no stores and no disk: everything it wants it asks of the actors.
+        self._ports = Ports(
+            me=me,
+            clock=RealClock(),
+            net=RayNet(),
+            objects=None,  # type: ignore[arg-type]
+            meta=None,  # type: ignore[arg-type]
+            rng=make_rng(),
+            spawn=self._tasks,
+            log=StructuredLog(me),
+        )
+        self._directory = Directory(self._ports, CONTROLLER)
+        self._open: dict[int, Producer | Consumer] = {}
+        self._closed = False
+
+    # -- topics ---------------------------------------------------------------------------------------------------
+
+    def create_topic(self, topic: str, partitions: int = 1, **settings: Any) -> None:
+        """Create a topic; fine if it exists with the same settings. Settings: actors.messages.TopicSettings."""
+        check_name("topic", topic)
+        wanted = _convert({"partitions": partitions, **settings}, TopicSettings)
+        self._ask(CONTROLLER, CreateTopic(topic=topic, settings=wanted))
+
+    def topics(self) -> list[dict[str, Any]]:
+        """Name and settings of every topic."""
+        return list(self._manage("topics"))
+
+    def subscriptions(self, topic: str) -> list[str]:
+        """Names of a topic's subscriptions."""
+        return list(self._manage("subscriptions", topic=topic))
+
+    def delete_topic(self, topic: str, force: bool = False) -> None:
+        """Delete a topic and its messages; refused while it has subscriptions unless force."""
+        self._manage("delete_topic", topic=topic, force=force)
+
+    def delete_subscription(self, topic: str, subscription: str, force: bool = False) -> None:
+        """Delete a subscription and what it remembers; refused while consumers are connected unless force."""
+        self._manage("delete_subscription", topic=topic, subscription=subscription, force=force)
+
+    def get_topic_partitions(self, topic: str) -> list[str]:
+        """The names of a topic's partitions."""
+        settings = self._loop.run(self._directory.settings(topic))
+        return [f"{topic}-partition-{partition}" for partition in range(settings.partitions)]
+
+    # -- producers and consumers ----------------------------------------------------------------------------------
+
+    def create_producer(
+        self,
+        topic: str,
+        producer_name: str | None = None,
+        *,
+        initial_sequence_id: int | None = None,
+        compression: str | None = None,
+    ) -> Producer:
+        """Open a producer. With a name, its sequences are remembered over restarts, and a newer producer of the same
+        name fences this one. initial_sequence_id: number the rows from there, so that an identical repetition after a
+        failure stores nothing twice; None goes on behind what is stored. compression: None, lz4 or zstd.
+        """
+        name = producer_name or f"producer-{secrets.token_hex(8)}"
+        check_name("producer", name)
+        return self._loop.run(self._create_producer(topic, name, initial_sequence_id, compression), 120)
+
+    async def _create_producer(
+        self, topic: str, name: str, initial_sequence_id: int | None, compression: str | None
+    ) -> Producer:
+        settings = await self._directory.settings(topic)
+        incarnation = secrets.token_hex(8)
+        parts = [
+            PartitionProducer(self._ports, self._directory, topic, partition, name, incarnation, compression)
+            for partition in range(settings.partitions)
+        ]
+        for part in parts:
+            await part.open()
+        producer = Producer(
+            self._loop,
+            self._ports,
+            topic,
+            name,
+            parts,
+            initial_sequence_id=initial_sequence_id,
+            max_delay_ms=settings.max_delay_ms,
+            close=self._forget,
+        )
+        self._remember(producer)
+        return producer
+
+    def subscribe(
+        self,
+        topic: str,
+        subscription_name: str,
+        *,
+        consumer_name: str | None = None,
+        receiver_queue_size: int = 1000,
+        key_shared_ranges: list[tuple[int, int]] | None = None,
+        negative_ack_redelivery_delay_ms: int = 60_000,
+        on_ranges: RangesCallback | None = None,
+        **settings: Any,
+    ) -> Consumer:
+        """Join a subscription, made at `initial_position` (latest or earliest) if it is new.
+
+        receiver_queue_size: messages that may wait here, over all partitions. key_shared_ranges: this consumer's
+        hash ranges when selector is "sticky". Settings: actors.messages.SubscriptionSettings, Key_Shared by default.
+        """
+        check_name("subscription", subscription_name)
+        if receiver_queue_size < 1:
+            raise Invalid(f"receiver_queue_size is at least 1, not {receiver_queue_size}")
+        name = consumer_name or f"consumer-{secrets.token_hex(4)}"
+        wanted = _convert(settings, SubscriptionSettings)
+        consumer = Consumer(
+            self._loop,
+            topic,
+            subscription_name,
+            name,
+            negative_ack_redelivery_delay_ms=negative_ack_redelivery_delay_ms,
+            on_ranges=on_ranges,
+            close=self._forget,
+        )
+        self._loop.run(self._subscribe(consumer, wanted, key_shared_ranges or [], receiver_queue_size), 120)
+        self._remember(consumer)
+        return consumer
+
+    async def _subscribe(
+        self, consumer: Consumer, wanted: SubscriptionSettings, ranges: list[tuple[int, int]], queue_size: int
+    ) -> None:
+        topic = consumer.topic()
+        settings = await self._directory.settings(topic)
+        incarnation = f"{consumer.consumer_name()}-{secrets.token_hex(8)}"
+        consumer.parts = [
+            PartitionConsumer(
+                self._ports,
+                self._directory,
+                topic=topic,
+                partition=partition,
+                subscription=consumer.subscription_name(),
+                name=consumer.consumer_name(),
+                incarnation=incarnation,
+                settings=wanted,
+                ranges=ranges,
+                queue_size=max(queue_size // settings.partitions, 1),
+                received=consumer.received,
+                told=consumer.told,
+            )
+            for partition in range(settings.partitions)
+        ]
+        try:
+            for part in consumer.parts:
+                await part.open()
+        except BaseException:
+            for part in consumer.parts:
+                if part.session:
+                    await part.close()
+            raise
+
+    # -- questions ------------------------------------------------------------------------------------------------
+
+    def stats(self, topic: str, subscription: str | None = None) -> list[dict[str, Any]]:
+        """Statistics of a topic, or of one subscription, a row a partition; Pulsar's names."""
+        return [self._ask_json(address, Stats()) for address in self._addresses(topic, subscription)]
+
+    def admin(self, topic: str, subscription: str, verb: str, **arguments: Any) -> list[Any]:
+        """Run an administrative verb of a subscription on every partition (see actors.dispatcher.admin)."""
+        request = Admin(verb=verb, arguments=json.dumps(arguments))
+        return [self._ask_json(address, request) for address in self._addresses(topic, subscription)]
+
+    def explain(
+        self,
+        topic: str,
+        subscription: str,
+        *,
+        key: str | bytes | None = None,
+        hash: int | None = None,
+        message_id: MessageId | str | None = None,
+    ) -> dict[str, Any]:
+        """Why this key, hash or message is not being delivered, and what would unblock it. Give one of the three.
+
+        hash is the masked Murmur3 of the key (storage.hashing.masked_hash).
+        """
+        if sum(given is not None for given in (key, hash, message_id)) != 1:
+            raise Invalid("explain wants exactly one of key, hash and message_id")
+        addresses = self._addresses(topic, subscription)
+        if message_id is not None:
+            at = MessageId.parse(message_id) if isinstance(message_id, str) else message_id
+            if at.partition_index >= len(addresses):
+                raise NotFound(f"topic {topic} has no partition {at.partition_index}")
+            return dict(self._ask_json(addresses[at.partition_index], Explain(position=at.position)))
+        encoded = key.encode() if isinstance(key, str) else key
+        masked = masked_hash(encoded) if encoded is not None else hash
+        assert masked is not None
+        return dict(self._ask_json(addresses[masked % len(addresses)], Explain(key=encoded, hash=hash)))
+
+    def status(self) -> dict[str, Any]:
+        """What runs where."""
+        return dict(self._manage("status"))
+
+    def _addresses(self, topic: str, subscription: str | None) -> list[str]:
+        async def locate() -> list[str]:
+            partitions = (await self._directory.settings(topic)).partitions
+            if subscription is None:
+                return [await self._directory.topic(topic, partition) for partition in range(partitions)]
+            return [await self._directory.dispatcher(topic, p, subscription) for p in range(partitions)]
+
+        return self._loop.run(locate())
+
+    def _manage(self, verb: str, **arguments: Any) -> Any:
+        return self._ask_json(CONTROLLER, Manage(verb=verb, arguments=json.dumps(arguments)))
+
+    def _ask_json(self, address: str, request: Request[Text]) -> Any:
+        return json.loads(self._ask(address, request).json)
+
+    def _ask(self, address: str, request: Request[Any]) -> Any:
+        return self._loop.run(self._call(address, request))
+
+    async def _call(self, address: str, request: Request[Any]) -> Any:
+        reply: Any = Unknown("not asked")
+        for _ in range(RETRIES):
+            reply = await self._ports.net.call(address, request, CALL_TIMEOUT)
+            if not isinstance(reply, Unknown):
+                return reply
+            if address != CONTROLLER:
+                await self._directory.suspect(address)
+                break
+            await self._ports.clock.sleep(200)
+        raise Unavailable(f"{address} does not answer: {reply.reason}")
+
+    # -- life -----------------------------------------------------------------------------------------------------
+
+    def _remember(self, opened: Producer | Consumer) -> None:
+        self._open[id(opened)] = opened
+
+    def _forget(self, closed: Producer | Consumer) -> None:
+        self._open.pop(id(closed), None)
+
+    def close(self) -> None:
+        """Close every producer and consumer, then the connection."""
+        if self._closed:
+            return
+        self._closed = True
+        for opened in list(self._open.values()):
+            with contextlib.suppress(Exception):
+                opened.close()
+        self._loop.soon(self._tasks.cancel_all)
+        self._loop.stop()
+        self._cleanup.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _convert(values: dict[str, Any], kind: Any) -> Any:
+    """Check settings by name and type. Raises Invalid naming the wrong one."""
+    known = {field.name for field in msgspec.structs.fields(kind)}
+    unknown = sorted(set(values) - known)
+    if unknown:
+        raise Invalid(f"unknown setting {unknown[0]!r}; there are {', '.join(sorted(known))}")
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        raise Invalid(str(error)) from None

@@ -1,0 +1,205 @@
+"""The consumer that users hold: batches or single messages from all partitions of a subscription."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from actors.consumer.held import Received
+from actors.consumer.partition import PartitionConsumer
+from actors.messages import Event
+from cluster.loop import LoopThread
+from cluster.message import Batch, Message, MessageId
+from storage.errors import Fenced, Invalid, NotFound, SluiceError, Unavailable
+
+RangesCallback = Callable[[int, str, list[tuple[int, int]]], None]
+"""Called with (partition, kind, ranges); kind is assigned, revoked, drained or lost."""
+
+
+class Consumer:
+    """Receives from every partition. Safe for threads.
+
+    Messages stay this consumer's until they are acknowledged, given back, or its lease runs out (a process that is
+    stopped for longer must assume that others have them; their acknowledgements are then ignored).
+    """
+
+    def __init__(
+        self,
+        loop: LoopThread,
+        topic: str,
+        subscription: str,
+        name: str,
+        *,
+        negative_ack_redelivery_delay_ms: int,
+        on_ranges: RangesCallback | None,
+        close: Callable[[Consumer], None],
+    ) -> None:
+        self._loop, self._topic, self._subscription, self._name = loop, topic, subscription, name
+        self._nack_delay = negative_ack_redelivery_delay_ms
+        self._on_ranges = on_ranges
+        self._on_close = close
+        self.parts: list[PartitionConsumer] = []
+        self._queue: deque[Received] = deque()
+        self._arrived = threading.Condition()
+        self._failed: SluiceError | None = None
+        self._current: list[Message] = []
+        self._unfinished: dict[tuple[int, int], Message] = {}
+        self._closed = False
+
+    # -- called on the loop's thread ------------------------------------------------------------------------------
+
+    def received(self, part: Received) -> None:
+        """A part arrived."""
+        with self._arrived:
+            self._queue.append(part)
+            self._arrived.notify()
+
+    def told(self, partition: int, event: Event) -> None:
+        """A partition has something to say."""
+        if event.kind == "failed":
+            with self._arrived:
+                self._failed = self.parts[partition].failed
+                self._arrived.notify_all()
+        elif self._on_ranges is not None:
+            self._on_ranges(partition, event.kind, event.ranges)
+
+    # -- called by users ------------------------------------------------------------------------------------------
+
+    def receive_batch(self, timeout_ms: int | None = None) -> Batch | None:
+        """The next batch (messages of one run), or None after `timeout_ms`. Raises Fenced once closed."""
+        deadline = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
+        with self._arrived:
+            while True:
+                while self._queue:
+                    part = self._queue.popleft()
+                    consumer = self.parts[part.partition]
+                    self._loop.soon(consumer.taken, part)
+                    if not part.revoked:
+                        return Batch(self._topic, part, consumer)
+                if self._failed is not None:
+                    raise self._failed
+                if self._closed:
+                    raise Fenced("the consumer is closed")
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    return None
+                # A wait of at most a second lets Ctrl-C through on every platform.
+                self._arrived.wait(1.0 if left is None else min(left, 1.0))
+
+    def batches(self, timeout_ms: int | None = None) -> Iterator[Batch]:
+        """Batches, for ever; with `timeout_ms` until none came for so long."""
+        while (batch := self.receive_batch(timeout_ms)) is not None:
+            yield batch
+
+    def receive(self, timeout_millis: int | None = None) -> Message:
+        """One message. Raises Unavailable (time-out) if none came in time."""
+        if not self._current or self._current[-1].batch.received.revoked:
+            batch = self.receive_batch(timeout_millis)
+            if batch is None:
+                raise Unavailable(f"no message within {timeout_millis} ms")
+            self._current = batch.messages()[::-1]
+        message = self._current.pop()
+        self._unfinished[(message.batch.partition, message.message_id().position)] = message
+        return message
+
+    def acknowledge(self, what: Batch | Message | MessageId, *, ack_receipt: bool = False) -> None:
+        """Done with it, for good. ack_receipt: wait until that is durable."""
+        consumer, part, rows = self._rows_of(what)
+        self._loop.soon(consumer.acknowledge, part, rows)
+        if ack_receipt:
+            self._loop.run(_confirmed_after(consumer))
+
+    def acknowledge_cumulative(self, what: Message | MessageId) -> None:
+        """Refused: a cumulative acknowledgement has no meaning when several consumers share a subscription (KS-56)."""
+        raise Invalid("cumulative acknowledgement is not possible on a shared subscription; acknowledge each message")
+
+    def negative_acknowledge(self, what: Batch | Message | MessageId, *, delay_ms: int | None = None) -> None:
+        """Give it back; it comes again after `delay_ms` (default: negative_ack_redelivery_delay_ms, 60 s)."""
+        consumer, part, rows = self._rows_of(what)
+        delay = self._nack_delay if delay_ms is None else delay_ms
+        self._loop.run(consumer.negative_acknowledge(part, rows, delay))
+
+    def redeliver_unacknowledged_messages(self) -> None:
+        """Give back everything that is not acknowledged."""
+        self._current = []
+        self._unfinished.clear()
+        for part in self.parts:
+            self._loop.run(part.redeliver_all())
+
+    def wait_acknowledged(self, timeout_ms: int | None = None) -> None:
+        """Wait until every acknowledgement so far is durable. Raises Unavailable, Fenced."""
+        for part in self.parts:
+            self._loop.run(part.wait_confirmed(), None if timeout_ms is None else timeout_ms / 1000)
+
+    def pause(self) -> None:
+        """Ask for no more messages; what was granted may still come."""
+        for part in self.parts:
+            part.paused = True
+
+    def resume(self) -> None:
+        """Ask for messages again."""
+        for part in self.parts:
+            part.paused = False
+
+    def held(self) -> int:
+        """Messages that this consumer has and has not finished."""
+        return sum(part.held() for part in self.parts)
+
+    def topic(self) -> str:
+        """The topic."""
+        return self._topic
+
+    def subscription_name(self) -> str:
+        """The subscription."""
+        return self._subscription
+
+    def consumer_name(self) -> str:
+        """This consumer's name; several consumers may have the same."""
+        return self._name
+
+    def is_connected(self) -> bool:
+        """Whether every partition's session stands."""
+        return not self._closed and all(part.session for part in self.parts)
+
+    def close(self, drain_timeout_ms: int = 0) -> None:
+        """Leave. With a drain time-out first wait so long for what is held to be acknowledged (from other threads);
+        the rest goes to the others in order, without counting as a redelivery.
+        """
+        if self._closed:
+            return
+        self.pause()
+        deadline = time.monotonic() + drain_timeout_ms / 1000
+        while drain_timeout_ms and self.held() and time.monotonic() < deadline:
+            self._loop.run(_confirmed_after(self.parts[0]))
+            time.sleep(0.005)
+        self._closed = True
+        for part in self.parts:
+            self._loop.run(part.close(), 30)
+        with self._arrived:
+            self._arrived.notify_all()
+        self._on_close(self)
+
+    def __enter__(self) -> Consumer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _rows_of(self, what: Batch | Message | MessageId) -> tuple[PartitionConsumer, Received, np.ndarray | None]:
+        if isinstance(what, Batch):
+            return what.consumer, what.received, None
+        if isinstance(what, MessageId):
+            found = self._unfinished.get((what.partition_index, what.position))
+            if found is None:
+                raise NotFound(f"message {what} was not received here, or is done")
+            what = found
+        self._unfinished.pop((what.batch.partition, what.message_id().position), None)
+        return what.batch.consumer, what.batch.received, np.array([what.row])
+
+
+async def _confirmed_after(consumer: PartitionConsumer) -> None:
+    await consumer.wait_confirmed()

@@ -1,0 +1,193 @@
+"""Starting, joining and ending a cluster.
+
+`local` runs a cluster as long as a `with` block: what the flood and the tests use. `up` leaves one running after the
+command ends, with a state file in its data folder that `connect`, `down` and `status` find it by. `join` attaches this
+process to a running one.
+
+Everything listens on the loopback with a token; Ray's session lives in a short temporary folder of its own, which goes
+away with the cluster. The data folder holds what must survive: bookies, metadata, objects, the token.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cluster.environment import LOOPBACK, NAMESPACE, prepare, short_folder
+from storage.errors import Invalid, Unavailable
+
+STATE_FILE = "cluster.json"
+TOKEN_FILE = "token"
+OBJECT_STORE_BYTES = 512 * 1024 * 1024
+CONTROLLER_NAME = "controller"
+READY_TIMEOUT = 120.0
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    """What a cluster is made of. metadata and objects are URLs (cluster.stores); empty means in the data folder."""
+
+    data_dir: Path
+    bookies: int = 3
+    brokers: int = 2
+    cpus: int | None = None
+    object_store_bytes: int = OBJECT_STORE_BYTES
+    metadata: str = ""
+    objects: str = ""
+    s3_endpoint_url: str | None = None
+    bookie_settings: dict[str, Any] = field(default_factory=dict)
+
+    def settings(self) -> dict[str, Any]:
+        """The plain mapping that every host is given."""
+        root = self.data_dir.resolve()
+        return {
+            "data_dir": str(root),
+            "bookies": [f"bookie-{number}" for number in range(self.bookies)],
+            "brokers": self.brokers,
+            "metadata": self.metadata or f"sqlite:{root / 'metadata.db'}",
+            "objects": self.objects or f"file:{root / 'objects'}",
+            "s3_endpoint_url": self.s3_endpoint_url,
+            "bookie_settings": self.bookie_settings,
+        }
+
+
+@dataclass(frozen=True)
+class RunningCluster:
+    """A cluster that this process is attached to. address: `host:port` of Ray's head."""
+
+    address: str
+    data_dir: Path
+
+
+def prepare_folder(data_dir: Path) -> Path:
+    """Make the data folder and try to write to it. Raises Invalid in one clear line."""
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        probe = data_dir / f".probe-{os.getpid()}"
+        probe.write_bytes(b"x" * 4096)
+        probe.unlink()
+    except OSError as error:
+        raise Invalid(
+            f"the data folder {data_dir} cannot be used: {error.strerror}; choose another with --data-dir"
+        ) from error
+    return data_dir.resolve()
+
+
+@contextlib.contextmanager
+def local(data_dir: Path | str, **options: Any) -> Iterator[RunningCluster]:
+    """A cluster on this machine for the length of a `with` block; options are the fields of ClusterOptions."""
+    wanted = ClusterOptions(data_dir=prepare_folder(Path(data_dir)), **options)
+    session = short_folder()
+    prepare(wanted.data_dir / TOKEN_FILE)
+    os.environ["RAY_TMPDIR"] = session
+    import ray
+
+    try:
+        context = ray.init(
+            address="local",
+            num_cpus=wanted.cpus or os.cpu_count(),
+            object_store_memory=wanted.object_store_bytes,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="ERROR",
+            namespace=NAMESPACE,
+            _node_ip_address=LOOPBACK,
+            _temp_dir=session,
+        )
+        address = str(context.address_info["gcs_address"])
+        os.environ["SLUICE_INTERNAL_ADDRESS"] = address
+        start_controller(wanted.settings())
+        yield RunningCluster(address, wanted.data_dir)
+    finally:
+        os.environ.pop("SLUICE_INTERNAL_ADDRESS", None)
+        os.environ.pop("RAY_TMPDIR", None)
+        stop_hosts()
+        ray.shutdown()
+        shutil.rmtree(session, ignore_errors=True)
+
+
+def start_controller(settings: dict[str, Any]) -> None:
+    """Start the controller, or find it running; returns when the bookies are up. Raises Unavailable."""
+    import ray
+    from ray.exceptions import RayError, RayTaskError
+
+    from cluster.build import make_host
+
+    boot: list[tuple[str, str, dict[str, Any]]] = [("controller", "controller", {})]
+    try:
+        handle = ray.get_actor(CONTROLLER_NAME, NAMESPACE)
+    except ValueError:
+        handle = make_host(CONTROLLER_NAME, settings, boot=boot, restarts=-1)
+    try:
+        ray.get(handle.ready.remote(), timeout=READY_TIMEOUT)
+    except RayTaskError as error:
+        raise error.cause if isinstance(error.cause, Exception) else Unavailable(str(error)) from None
+    except RayError as error:
+        raise Unavailable(f"the controller did not start: {error}") from None
+
+
+def stop_hosts() -> None:
+    """End every Sluice process of the cluster that this process is attached to: brokers first, then bookies."""
+    import ray
+    from ray.exceptions import RayError
+
+    if not ray.is_initialized():
+        return
+    try:
+        names = [
+            row["name"] for row in ray.util.list_named_actors(all_namespaces=True) if row["namespace"] == NAMESPACE
+        ]
+    except RayError:
+        return
+    for name in sorted(names, key=lambda name: (name != CONTROLLER_NAME, name.startswith("bookie"), name)):
+        with contextlib.suppress(ValueError, RayError):
+            ray.kill(ray.get_actor(name, NAMESPACE))
+
+
+def join(address: str, token_file: Path | None = None) -> None:
+    """Attach this process to a running Ray cluster. Raises Unavailable in one clear line."""
+    prepare(token_file)
+    import ray
+
+    if ray.is_initialized():
+        return
+    try:
+        ray.init(
+            address=address,
+            namespace=NAMESPACE,
+            log_to_driver=False,
+            logging_level="ERROR",
+            _node_ip_address=LOOPBACK,
+        )
+    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise Unavailable(f"no cluster answers at {address}: {first}") from None
+
+
+def find(data_dir: Path | None = None) -> tuple[str, Path | None] | None:
+    """Address and token file of a running cluster: of the enclosing `local`, or of the state file. None without."""
+    inherited = os.environ.get("SLUICE_INTERNAL_ADDRESS")
+    if inherited:
+        token = os.environ.get("RAY_AUTH_TOKEN_PATH")
+        return inherited, Path(token) if token else None
+    state = (data_dir or Path("sluice-data")) / STATE_FILE
+    if state.exists():
+        known = json.loads(state.read_text())
+        return str(known["address"]), state.parent / TOKEN_FILE
+    return None
+
+
+def wait_until(condition: Any, timeout_s: float, what: str) -> None:
+    """Wait for a condition of the outside world. Raises Unavailable naming what did not come."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise Unavailable(f"{what} did not come within {timeout_s:.0f} s")
+        time.sleep(0.02)

@@ -1,0 +1,54 @@
+"""An event loop in a thread of its own, so that a blocking caller and Ray's futures can work at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any, TypeVar
+
+from storage.errors import Unavailable
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """Runs coroutines for threads that block."""
+
+    def __init__(self, name: str) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+
+    def run(self, work: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
+        """Run a coroutine there and wait for it. Raises Unavailable after `timeout` seconds."""
+        future: Future[T] = asyncio.run_coroutine_threadsafe(work, self.loop)
+        try:
+            return future.result(timeout)
+        except FutureTimeout:
+            if future.done():
+                raise
+            future.cancel()
+            raise Unavailable(f"no answer within {timeout} s") from None
+        except KeyboardInterrupt:
+            future.cancel()
+            raise
+
+    def soon(self, call: Callable[..., object], *arguments: object) -> None:
+        """Call a function there, soon; does nothing once the loop has ended."""
+        if not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(call, *arguments)
+
+    def stop(self) -> None:
+        """End the loop and its thread."""
+        if self._thread.is_alive():
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self._thread.join(5)
+        if not self.loop.is_running():
+            self.loop.close()

@@ -1,0 +1,185 @@
+"""What a user sees of one message and of many: Pulsar's shapes, methods and not attributes where Pulsar has them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from actors.consumer.held import Received
+from storage.errors import Invalid
+from storage.position import EARLIEST, Positions, entry_of, ledger_of, parse, show
+
+if TYPE_CHECKING:
+    from actors.consumer.partition import PartitionConsumer
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class MessageId:
+    """Where a message is stored: partition, ledger, entry. Comparable within a partition, and printable."""
+
+    partition_index: int
+    position: int
+
+    def ledger_id(self) -> int:
+        """The ledger, -1 for earliest."""
+        return -1 if self.position < 0 else ledger_of(self.position)
+
+    def entry_id(self) -> int:
+        """The entry within the ledger, -1 for earliest."""
+        return -1 if self.position < 0 else entry_of(self.position)
+
+    def partition(self) -> int:
+        """The partition of the topic."""
+        return self.partition_index
+
+    def batch_index(self) -> int:
+        """Always -1: an entry is one message."""
+        return -1
+
+    def serialize(self) -> bytes:
+        """Bytes for `deserialize`."""
+        return str(self).encode()
+
+    @staticmethod
+    def deserialize(data: bytes) -> MessageId:
+        """The id back. Raises Invalid."""
+        return MessageId.parse(data.decode("utf-8", "replace"))
+
+    @staticmethod
+    def parse(text: str) -> MessageId:
+        """Read `ledger:entry` or `ledger:entry:partition`. Raises Invalid with the expected form."""
+        place, _, partition = text.rpartition(":") if text.count(":") == 2 else (text, "", "0")
+        if not partition.isdigit():
+            raise Invalid(f"a message id is LEDGER:ENTRY:PARTITION, not {text!r}")
+        return MessageId(int(partition), parse(place))
+
+    def __str__(self) -> str:
+        return f"{show(self.position)}:{self.partition_index}"
+
+
+EARLIEST_ID = MessageId(0, EARLIEST)
+
+
+@dataclass(eq=False, slots=True)
+class Batch:
+    """Messages of one run for this consumer, as columns; n rows.
+
+    rows: pyarrow record batch with key, payload, publish_time and, where used, ordering_key, properties, event_time.
+    positions, dispatch, deliver_at: int64 (n,). redeliveries: uint8 (n,). pandas and polars read `rows` directly.
+    """
+
+    topic: str
+    received: Received
+    consumer: PartitionConsumer
+
+    @property
+    def rows(self) -> pa.RecordBatch:
+        """The stored columns."""
+        return self.received.rows
+
+    @property
+    def partition(self) -> int:
+        """The partition that all messages of the batch come from."""
+        return self.received.partition
+
+    @property
+    def positions(self) -> Positions:
+        """Packed positions, ascending."""
+        return self.received.positions
+
+    @property
+    def dispatch(self) -> npt.NDArray[np.int64]:
+        """The dispatcher's number of each message: the order in which it sent them, within an epoch."""
+        return self.received.dispatch
+
+    @property
+    def redeliveries(self) -> npt.NDArray[np.uint8]:
+        """How often each message was given back before."""
+        return self.received.redeliveries
+
+    @property
+    def deliver_at(self) -> npt.NDArray[np.int64]:
+        """Due times in ms, 0 = at once."""
+        return self.received.deliver_at
+
+    @property
+    def epoch(self) -> int:
+        """The dispatcher's epoch."""
+        return self.received.epoch
+
+    @property
+    def session(self) -> int:
+        """The consumer's session at the dispatcher."""
+        return self.received.session
+
+    def __len__(self) -> int:
+        return len(self.received)
+
+    def messages(self) -> list[Message]:
+        """One object a message, for code that wants that."""
+        return [Message(self, row) for row in range(len(self))]
+
+
+@dataclass(eq=False, slots=True)
+class Message:
+    """One message."""
+
+    batch: Batch
+    row: int
+
+    def _value(self, column: str) -> Any:
+        rows = self.batch.rows
+        return rows.column(column)[self.row].as_py() if column in rows.schema.names else None
+
+    def data(self) -> bytes:
+        """The payload."""
+        return bytes(self._value("payload"))
+
+    def value(self) -> bytes:
+        """The payload."""
+        return self.data()
+
+    def partition_key(self) -> str:
+        """The key as text, empty if there is none; bytes that are no UTF-8 are replaced (see key)."""
+        return (self._value("key") or b"").decode("utf-8", "replace")
+
+    def key(self) -> bytes | None:
+        """The key as it was sent."""
+        key = self._value("key")
+        return None if key is None else bytes(key)
+
+    def ordering_key(self) -> str:
+        """The ordering key as text, empty if there is none."""
+        return (self._value("ordering_key") or b"").decode("utf-8", "replace")
+
+    def properties(self) -> dict[str, str]:
+        """The properties."""
+        return dict(self._value("properties") or ())
+
+    def publish_timestamp(self) -> int:
+        """When the producer sent it, ms since 1970."""
+        return int(self._value("publish_time"))
+
+    def event_timestamp(self) -> int:
+        """The application's own time in ms, 0 if there is none."""
+        return int(self._value("event_time") or 0)
+
+    def deliver_at(self) -> int:
+        """When it was due, ms since 1970; 0 = at once."""
+        return int(self.batch.deliver_at[self.row])
+
+    def message_id(self) -> MessageId:
+        """Where it is stored."""
+        return MessageId(self.batch.partition, int(self.batch.positions[self.row]))
+
+    def redelivery_count(self) -> int:
+        """How often it was given back before."""
+        return int(self.batch.redeliveries[self.row])
+
+    def topic_name(self) -> str:
+        """The topic."""
+        return self.batch.topic
