@@ -29,7 +29,7 @@ _HINTS: dict[type[SluiceError], str] = {
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line and return its exit code; never raises. Errors go to standard error, one line each."""
+    """Run one command line and return its exit code. Errors go to standard error, one line each."""
     # Ray would start its workers through `uv run` if that is how this process was started; never wanted here.
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     # A terminated command cleans up like an interrupted one.
@@ -43,9 +43,12 @@ def run(arguments: Sequence[str]) -> int:
         return code if isinstance(code, int) else FINE
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read our output has had enough (`| head`); the interpreter must not complain about it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (BrokenPipeError, SystemExit) as error:
+        # Whoever read our output has had enough (`| head`), which typer turns into an exit. That is no failure, and
+        # the interpreter must not complain about it at its end.
+        if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return FINE
     except Exception as error:
         return _explain(error)

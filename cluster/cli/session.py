@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,8 @@ def joined(address: str | None, config: Path | None = None) -> Iterator[Any]:
 
     Raises Unavailable if nothing answers there.
     """
-    import cluster
     from cluster.config import load
 
-    connect: Any = vars(cluster).get("connect") or cluster.__getattr__("connect")
-    with connect(address=load(config, address=address).values.address) as client:
+    cluster: Any = import_module("cluster")
+    with cluster.connect(address=load(config, address=address).values.address) as client:
         yield client

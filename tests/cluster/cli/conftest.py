@@ -1,0 +1,142 @@
+"""A made-up client and launcher, so that commands are tested without a cluster: what they ask, and what they show."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from cluster.cli.outcome import run
+from storage.errors import NotFound
+
+Outcome = tuple[int, str, str]
+Cli = Callable[..., Outcome]
+
+
+@dataclass
+class Message:
+    """A received message, with the methods that the commands use."""
+
+    payload: bytes
+    key: str | None
+    number: int
+
+    def data(self) -> bytes:
+        """The payload."""
+        return self.payload
+
+    def partition_key(self) -> str | None:
+        """The key."""
+        return self.key
+
+    def message_id(self) -> str:
+        """Ledger and entry."""
+        return f"1:{self.number}"
+
+    def redelivery_count(self) -> int:
+        """How often it came before."""
+        return self.number % 2
+
+    def publish_timestamp(self) -> int:
+        """Milliseconds since 1970."""
+        return 1_700_000_000_000
+
+
+@dataclass
+class FakeClient:
+    """Records every call, and answers from what the test put in."""
+
+    calls: list[tuple[Any, ...]] = field(default_factory=list)
+    answers: dict[str, Any] = field(default_factory=dict)
+    inbox: deque[Message] = field(default_factory=deque)
+    closed: int = 0
+
+    def __enter__(self) -> FakeClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.closed += 1
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            self.calls.append((name, *arguments, named))
+            answer = self.answers.get(name, [])
+            if isinstance(answer, BaseException):
+                raise answer
+            return answer
+
+        return call
+
+    def create_producer(self, topic: str) -> FakeClient:
+        """Its own producer."""
+        self.calls.append(("create_producer", topic))
+        return self
+
+    def subscribe(self, topic: str, subscription: str, **named: Any) -> FakeClient:
+        """Its own consumer."""
+        if topic == "missing":
+            raise NotFound("there is no topic 'missing'")
+        self.calls.append(("subscribe", topic, subscription, named))
+        return self
+
+    def receive(self, timeout_millis: int) -> Message | None:
+        """The next message of the inbox; Ctrl-C when the test put one there."""
+        if not self.inbox:
+            return None
+        message = self.inbox.popleft()
+        if message.payload == b"ctrl-c":
+            raise KeyboardInterrupt
+        return message
+
+    def close(self) -> None:
+        """Counted."""
+        self.closed += 1
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
+    """The made-up client behind `cluster.connect`; `client.calls[0]` is the connection itself."""
+    made = FakeClient()
+
+    def connect(**named: Any) -> FakeClient:
+        made.calls.append(("connect", named))
+        return made
+
+    monkeypatch.setattr("cluster.connect", connect, raising=False)
+    return made
+
+
+@pytest.fixture
+def fake_module(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Put a module with these attributes in place of the real one."""
+
+    def put(name: str, **attributes: Any) -> None:
+        module = ModuleType(name)
+        vars(module).update(attributes)
+        monkeypatch.setitem(sys.modules, name, module)
+
+    return put
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[Cli]:
+    """Run a command line in this process: exit code, standard output, standard error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "200")
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+
+    def call(*arguments: str) -> Outcome:
+        code = run(arguments)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    yield call
+    for number, handler in before.items():
+        signal.signal(number, handler)

@@ -1,0 +1,53 @@
+"""Every command is there, explains itself, and answers to its help."""
+
+from __future__ import annotations
+
+import pytest
+import typer.main
+
+from cluster.cli.app import app
+from tests.cluster.cli.conftest import Cli
+
+PROMISED = (
+    "flood", "up", "down", "status", "produce", "consume", "chaos", "simulate", "bench", "test", "config show",
+    "topics create", "topics list", "topics stats", "topics delete", "topics partitions",
+    "subscriptions list", "subscriptions stats", "subscriptions explain", "subscriptions pending",
+    "subscriptions blocked-keys", "subscriptions what-if", "subscriptions owner", "subscriptions seek",
+    "subscriptions skip", "subscriptions clear-backlog", "subscriptions delete", "subscriptions delayed",
+    "inspect ledger", "inspect cursor", "inspect journal", "inspect metadata",
+)  # fmt: skip
+
+_HANDS_ON = ("simulate", "test", "bench")
+"""These hand --help on."""
+
+
+def commands() -> list[str]:
+    """Every command of the app, groups with a space."""
+    root = typer.main.get_command(app)
+    found: list[str] = []
+    for name, command in vars(root)["commands"].items():
+        inner = vars(command).get("commands")
+        found += [f"{name} {verb}" for verb in inner] if inner else [name]
+    return found
+
+
+def test_exactly_the_promised_commands() -> None:
+    assert sorted(commands()) == sorted(PROMISED)
+
+
+@pytest.mark.parametrize("command", [name for name in PROMISED if name not in _HANDS_ON])
+def test_every_command_explains_itself(cli: Cli, command: str) -> None:
+    code, out, err = cli(*command.split(), "--help")
+    assert (code, err) == (0, "")
+    assert len(out) > 40
+
+
+@pytest.mark.parametrize("group", ["", "topics", "subscriptions", "inspect", "config"])
+def test_a_group_alone_shows_its_verbs(cli: Cli, group: str) -> None:
+    code, out, err = cli(*group.split())
+    assert code == 2
+    assert "Usage" in out + err
+
+
+def test_version(cli: Cli) -> None:
+    assert cli("--version")[1].startswith("sluice ")

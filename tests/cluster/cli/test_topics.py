@@ -1,0 +1,47 @@
+"""What the topic commands ask of the client, and what they show."""
+
+from __future__ import annotations
+
+import json
+
+from tests.cluster.cli.conftest import Cli, FakeClient
+
+
+def test_create_hands_over_the_whole_settings(cli: Cli, client: FakeClient) -> None:
+    code, _, err = cli("topics", "create", "orders", "-p", "4", "--set", "roll_ms=1h", "--set", "roll_bytes=64MB")
+    assert (code, err) == (0, "sluice: topic orders has 4 partitions\n")
+    name, topic, settings = client.calls[1]
+    assert (name, topic) == ("create_topic", "orders")
+    assert (settings["partitions"], settings["roll_ms"], settings["roll_bytes"]) == (4, 3_600_000, 64 << 20)
+
+
+def test_the_full_name_and_the_address_are_understood(cli: Cli, client: FakeClient) -> None:
+    cli("topics", "delete", "persistent://public/default/orders", "--force", "--address", "127.0.0.1:6379")
+    assert client.calls == [
+        ("connect", {"address": "127.0.0.1:6379"}),
+        ("delete_topic", "orders", {"force": True}),
+    ]
+
+
+def test_a_dry_run_deletes_nothing(cli: Cli, client: FakeClient) -> None:
+    code, _, err = cli("topics", "delete", "orders", "--dry-run")
+    assert code == 0
+    assert "would delete topic orders" in err
+    assert [call[0] for call in client.calls] == ["connect", "stats"]
+
+
+def test_list_as_table_and_as_json(cli: Cli, client: FakeClient) -> None:
+    client.answers["topics"] = ["a", "b"]
+    assert json.loads(cli("topics", "list", "--json")[1]) == [{"topic": "a"}, {"topic": "b"}]
+    assert "a" in cli("topics", "list")[1]
+    client.answers["topics"] = []
+    assert cli("topics", "list")[1] == "none\n"
+
+
+def test_stats_keep_every_field_in_json(cli: Cli, client: FakeClient) -> None:
+    client.answers["stats"] = [{"owner": "node/x", "epoch": 3, "msgInCounter": 10, "odd": {"a": [1]}}]
+    assert json.loads(cli("topics", "stats", "orders", "--json")[1]) == client.answers["stats"]
+    table = cli("topics", "stats", "orders")[1]
+    assert "msgInCounter" in table
+    assert "odd" not in table
+    assert "node/x" in cli("topics", "partitions", "orders")[1]
