@@ -1,0 +1,53 @@
+"""Count everything again from the rows alone, and compare with the counts that are kept along the way."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from actors.key_shared.core import Core
+from actors.key_shared.window import NO_SLOT, RowState
+from storage.errors import InvariantViolation
+from storage.hashing import HASH_RANGE
+
+
+def check(core: Core) -> None:
+    """Raise InvariantViolation on any difference; costs a few passes over the window."""
+    window, tables, members = core.window, core.tables, core.members
+    view = slice(window.head, window.tail)
+    state = window.state[view]
+    counts = np.bincount(state, minlength=len(RowState)).tolist()
+    for kind in RowState:
+        if kind != RowState.DONE and counts[kind] != window.count[kind]:
+            raise InvariantViolation(f"{counts[kind]} rows are {kind.name}, the count says {window.count[kind]}")
+    if not (np.diff(window.position[view]) > 0).all():
+        raise InvariantViolation("the window is not ascending")
+    hashes, holders = window.hash[view], window.consumer[view]
+    held = state == RowState.PENDING
+    _same("pending", np.bincount(hashes[held], minlength=HASH_RANGE), tables.pending)
+    _same("replayed", np.bincount(hashes[state == RowState.REPLAY], minlength=HASH_RANGE), tables.replayed)
+    slots = max(members.slots, 1)
+    _same("unacked", np.bincount(holders[held], minlength=slots)[: members.slots], members.unacked)
+    for slot in np.unique(holders[held]):
+        if slot == NO_SLOT or members.by_slot[int(slot)] is None:
+            raise InvariantViolation(f"rows are pending at slot {slot}, where nobody is")
+    if core.sentinel.held != int(held.sum()):
+        raise InvariantViolation(f"the sentinel knows of {core.sentinel.held} messages sent, {int(held.sum())} are")
+    if int(tables.draining_mask().sum()) != tables.draining:
+        raise InvariantViolation(f"{int(tables.draining_mask().sum())} hashes drain, the count says {tables.draining}")
+    _check_owners(core)
+    if core.policy.strict and not (tables.holder[hashes[held]] == holders[held]).all():
+        raise InvariantViolation("a hash is pending at two consumers")
+
+
+def _check_owners(core: Core) -> None:
+    _same("owner", core.selector.owners().astype(np.int64), core.tables.owner)
+    for slot in np.unique(core.tables.owner[1:]).tolist():
+        if slot != NO_SLOT and core.members.by_slot[slot] is None:
+            raise InvariantViolation(f"slot {slot} owns hashes, and nobody is there")
+
+
+def _same(what: str, counted: np.ndarray, kept: np.ndarray) -> None:
+    wrong = np.flatnonzero(counted != kept)
+    if len(wrong):
+        at = int(wrong[0])
+        raise InvariantViolation(f"{what}[{at}] is {int(counted[at])} by the rows, {int(kept[at])} by the count")

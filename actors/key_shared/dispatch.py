@@ -1,0 +1,326 @@
+"""The decisions of one subscription on one partition: what may be read, what goes to whom, what is done.
+
+A plain synchronous object. It knows positions and hashes, never payloads; it does no I/O and has no clock (`now` is
+milliseconds). The dispatcher actor feeds it and carries out what `route` says. The parts:
+
+    window      the messages that are somebody's business, by column, each in one state
+    tables      owner, holder, pending and replayed by hash; draining is derived from them
+    members     consumers, permits, limits
+    selectors   who owns which hash
+    policies    the one gate in which the four ways of keeping order differ
+    routing     one pass of the dispatch
+    sentinel    checks every delivery against the promises, from its own books
+    explain     the same gates with reasons
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from actors.key_shared import explain, stats
+from actors.key_shared.check import check
+from actors.key_shared.core import Core
+from actors.key_shared.history import take_events
+from actors.key_shared.members import Member
+from actors.key_shared.routing import Assignment, route, would_send
+from actors.key_shared.selectors import Range
+from actors.key_shared.window import DUE, MAX_REDELIVERIES, NO_SLOT, REMOVED, SENT, Reduced, RowState
+from actors.messages import NO_POSITIONS, Event, SubscriptionSettings
+from storage.errors import InvariantViolation
+from storage.hashing import Hashes
+from storage.position import Positions, show
+
+
+class Dispatch:
+    """See the module. first_dispatch: number of the first row that this object will send."""
+
+    def __init__(self, settings: SubscriptionSettings, *, first_dispatch: int = 0) -> None:
+        self._core = Core(settings, first_dispatch)
+
+    # -- membership -------------------------------------------------------------------------------------------------
+
+    def join(
+        self,
+        name: str,
+        incarnation: str,
+        *,
+        now: int,
+        ranges: Sequence[Range] = (),
+        priority: int = 0,
+        holding: Positions = NO_POSITIONS,
+    ) -> int:
+        """A consumer joins (KS-34); returns its number, the same one for a repetition of the incarnation.
+
+        holding: positions that it holds from before a change of owner. Raises Conflict or Invalid, and then nothing
+        has changed.
+        """
+        core = self._core
+        known = core.members.by_incarnation.get(incarnation)
+        if known is not None:
+            return known.number
+        others = len(core.members)
+        slot = core.members.free_slot()
+        core.selector.add(slot, name, ranges=ranges, priority=priority)
+        member = core.members.add(slot, name, incarnation, priority, now)
+        member.ranges = tuple((int(low), int(high)) for low, high in ranges)
+        if len(holding):
+            member.claims = np.unique(holding)
+            core.claiming = True
+            core.claim(member)
+        core.change_owners(now=now, cause=f"{name} joined")
+        core.policy.joined(slot, others, core.window, core.last_read)
+        return member.number
+
+    def leave(self, consumer: int, *, now: int) -> None:
+        """A consumer left, for whatever reason; what it held waits in order for the others (KS-35, KS-36)."""
+        core = self._core
+        member = core.members.by_number.get(consumer)
+        if member is None:
+            return
+        core.selector.remove(member.slot)
+        held = core.window.rows_in(RowState.PENDING)
+        core.hand_back(held[core.window.consumer[held] == member.slot], RowState.REPLAY, now)
+        core.members.remove(member)
+        core.change_owners(now=now, cause=f"{member.name} left", gone=member)
+        core.policy.left(member.slot, len(core.members))
+        core.settle_limits()
+        if not core.members:
+            core.window.flags &= np.uint8(0xFF ^ SENT)
+            core.claiming = False
+        core.window.trim()
+
+    # -- the log ----------------------------------------------------------------------------------------------------
+
+    def room(self) -> int:
+        """Messages that may be read forward now; 0 = none (KS-39, KS-40, KS-42, KS-49)."""
+        core = self._core
+        if not core.members or core.members.all_blocked:
+            return 0
+        permits = int(core.members.allowance().sum()) - core.window.count[RowState.FRESH]
+        ahead = core.look_ahead_limit() - core.waiting
+        return max(min(permits, ahead), 0)
+
+    def append(self, positions: Positions, hashes: Hashes) -> None:
+        """Messages were read forward: int64 positions ascending and above all read before, masked hashes uint32.
+
+        Only those that are neither acknowledged nor delayed. Raises InvariantViolation if they do not follow.
+        """
+        core = self._core
+        if len(positions) == 0:
+            return
+        if int(positions[0]) <= core.last_read:
+            raise InvariantViolation(f"{show(int(positions[0]))} was read after {show(core.last_read)}")
+        core.last_read = int(positions[-1])
+        self._add(positions, hashes, RowState.FRESH, 0)
+
+    def due(self, positions: Positions, hashes: Hashes) -> None:
+        """Delayed messages are due now: they wait to be sent without a place in the order (KS-60, KS-64).
+
+        Positions that are here already are ignored; any order.
+        """
+        if len(positions) == 0:
+            return
+        positions, first = np.unique(positions, return_index=True)
+        self._add(positions, hashes[first], RowState.LOOSE, DUE)
+        self._core.stir = True
+
+    def _add(self, positions: Positions, hashes: Hashes, state: RowState, flags: int) -> None:
+        core = self._core
+        window = core.window
+        if window.tail > window.head and positions[0] <= window.position[window.tail - 1]:
+            new = np.isin(positions, window.position[window.rows_live()], invert=True)
+            positions, hashes = positions[new], hashes[new]
+        window.add(positions, hashes, core.reduce(hashes), state, flags, core.now)
+        core.claim_all()
+
+    # -- consumers --------------------------------------------------------------------------------------------------
+
+    def grant(self, consumer: int, total: int) -> None:
+        """The consumer was ever ready to take `total` messages (KS-46); a smaller number than before is late."""
+        core = self._core
+        member = core.members.by_number.get(consumer)
+        if member is not None and core.members.grant(member, total):
+            core.stir = True
+
+    def acknowledge(self, positions: Positions, consumer: int | None = None) -> Positions:
+        """Messages are done, whoever says so (KS-57); returns those that were here, ascending, each once."""
+        core = self._core
+        window = core.window
+        rows = window.find(positions)
+        if core.claiming:
+            for member in core.members:
+                member.claims = np.setdiff1d(member.claims, positions, assume_unique=False)
+        if len(rows) == 0:
+            return NO_POSITIONS
+        done = window.position[rows]
+        held = window.state[rows] == RowState.PENDING
+        pending = rows if held.all() else rows[held]
+        if len(pending) < len(rows):
+            core.drop(rows[~held])
+        core.release(pending, RowState.DONE)
+        if consumer in core.members.by_number:
+            core.members.by_number[consumer].messages_acked += len(rows)
+        window.trim()
+        return done
+
+    def negative_acknowledge(
+        self, consumer: int, positions: Positions | None, *, now: int, delay: int = 0, counted: bool = True
+    ) -> int:
+        """Give messages back for redelivery after `delay` ms; returns how many (KS-59, KS-60).
+
+        positions None: all that it holds. Foreign and acknowledged positions are ignored. counted False: a hand-back
+        at close, in order and without raising the redelivery count.
+        """
+        core = self._core
+        window = core.window
+        member = core.members.by_number.get(consumer)
+        if member is None:
+            return 0
+        rows = window.rows_in(RowState.PENDING) if positions is None else window.find(positions)
+        rows = rows[(window.state[rows] == RowState.PENDING) & (window.consumer[rows] == member.slot)]
+        if len(rows) == 0:
+            return 0
+        total = len(rows)
+        if delay > 0:
+            rows = core.hand_back(rows, RowState.WAITING, now)
+            core.wait(rows, now + delay)
+        elif positions is None or not counted:
+            rows = core.hand_back(rows, RowState.REPLAY, now)
+        else:
+            rows = core.hand_back(rows, RowState.LOOSE, now)
+        if counted:
+            window.redelivery[rows] += window.redelivery[rows] < MAX_REDELIVERIES
+            window.redelivered = True
+            core.bury(rows)
+        window.trim()
+        return total
+
+    def take_dead_letters(self) -> Positions:
+        """Positions that were redelivered more than max_redeliver_count times, each reported once, ascending.
+
+        They stay in the window, and are sent to nobody, until they are acknowledged.
+        """
+        core = self._core
+        if not core.dead:
+            return NO_POSITIONS
+        dead = np.unique(np.concatenate(core.dead))
+        core.dead.clear()
+        return dead
+
+    def remove(self, positions: Positions | None = None, up_to: int | None = None) -> None:
+        """Skip, expire or clear: these positions, or all up to `up_to` inclusive, or everything.
+
+        What a connected consumer holds stays with it, and keeps its hash draining, until it acknowledges or leaves;
+        then it is dropped and not sent again (KS-45). In an unordered subscription it goes at once.
+        """
+        core = self._core
+        window = core.window
+        rows = window.rows_live() if positions is None else window.find(positions)
+        if up_to is not None:
+            rows = rows[window.position[rows] <= up_to]
+        held = window.state[rows] == RowState.PENDING
+        core.drop(rows[~held])
+        if core.policy.ordered:
+            window.flags[rows[held]] |= REMOVED
+        else:
+            core.release(rows[held], RowState.DONE)
+        core.stir = True
+        window.trim()
+
+    def mark_deleted(self, position: int) -> None:
+        """Everything up to `position` is acknowledged; recently joined consumers may be released (LS-6)."""
+        core = self._core
+        core.mark_delete = max(core.mark_delete, position)
+        if core.policy.marked(position):
+            core.stir = True
+
+    # -- output -----------------------------------------------------------------------------------------------------
+
+    def route(self, now: int) -> list[Assignment]:
+        """Send everything that can go out now. Cheap when nothing can.
+
+        Raises InvariantViolation if the sentinel finds a promise broken.
+        """
+        return route(self._core, now)
+
+    def wakeup(self, now: int) -> int | None:
+        """When time alone may let something out (end of a redelivery delay), ms; None: never."""
+        later = self._core.later
+        return max(later[0][0], now) if later else None
+
+    # -- observation ------------------------------------------------------------------------------------------------
+
+    def idle(self) -> bool:
+        """Nothing is pending, waiting or dead: all that was read is done."""
+        return self._core.window.live == 0
+
+    def stalled(self) -> bool:
+        """Watchdog: a consumer has permits, something may go to it, and it was not sent. After `route` never true."""
+        return would_send(self._core) > 0
+
+    def check(self) -> None:
+        """Count everything again; InvariantViolation on any difference."""
+        check(self._core)
+
+    def stats(self, now: int) -> dict[str, Any]:
+        """Statistics of the subscription and its consumers, with Pulsar's names."""
+        return stats.stats(self._core, now)
+
+    def explain(
+        self,
+        *,
+        key_hash: int | None = None,
+        hash: int | None = None,
+        position: int | None = None,
+        now: int,
+    ) -> dict[str, Any]:
+        """Why is it not delivered? key_hash: masked hash of a key; hash: as the selector sees it; or a position."""
+        return explain.explain(self._core, key_hash=key_hash, hash=hash, position=position, now=now)
+
+    def blocked_keys(self, top: int, now: int) -> list[dict[str, Any]]:
+        """The hashes that wait the longest, oldest first."""
+        return explain.blocked_keys(self._core, top, now)
+
+    def pending(self, consumer: int) -> Positions:
+        """Positions that this consumer holds, ascending."""
+        core = self._core
+        member = core.members.by_number.get(consumer)
+        if member is None:
+            return NO_POSITIONS
+        rows = core.window.rows_in(RowState.PENDING)
+        return core.window.position[rows[core.window.consumer[rows] == member.slot]]
+
+    def what_if(self, add: int = 0, remove: Sequence[str] = ()) -> dict[str, Any]:
+        """What joining `add` consumers and leaving of those named would move."""
+        return explain.what_if(self._core, add, remove)
+
+    def assignments(self) -> list[dict[str, Any]]:
+        """Changes of owners, oldest first, bounded."""
+        return [change.as_dict() for change in self._core.history.changes]
+
+    def owner(self, hash: int, at: int | None = None) -> dict[str, Any]:
+        """Who owns a hash now, or owned it at a time (ms)."""
+        core = self._core
+        if at is not None:
+            return core.history.owner(hash, at)
+        slot = int(core.tables.owner[hash])
+        if slot == NO_SLOT:
+            return {"owner": "", "epoch": core.history.number}
+        member = core.members.at(slot)
+        return {"owner": f"{member.name}#{member.number}", "epoch": core.history.number}
+
+    def take_events(self, consumer: int) -> list[Event]:
+        """What this consumer was not told yet: revoked, assigned, drained ranges."""
+        member = self._core.members.by_number.get(consumer)
+        return [] if member is None else take_events(member, self._core.history.number)
+
+    def reduce(self, masked: Hashes) -> Reduced:
+        """Masked hashes as this subscription's selector sees them, uint16."""
+        return self._core.reduce(masked)
+
+    def consumers(self) -> list[Member]:
+        """The connected consumers in order of joining; for reading only."""
+        return list(self._core.members)

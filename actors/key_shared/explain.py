@@ -1,0 +1,395 @@
+"""Why is this message, key or hash not being delivered, and what would change that?
+
+Every answer comes from the gates that the dispatch itself uses (`routing.closed`) asked about one row, and from the
+same figures for permits and limits. There is no second copy of a rule here, so an explanation cannot disagree with
+what the broker does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from actors.key_shared.core import Core
+from actors.key_shared.policies import Candidates, Gate, RecentlyJoined
+from actors.key_shared.routing import candidates_of, closed, open_rows
+from actors.key_shared.window import NO_SLOT, Rows, RowState
+from storage.errors import Invalid, NotFound
+from storage.hashing import HASH_RANGE
+from storage.position import show
+
+Reason = dict[str, Any]
+_SHOWN = 20
+_WAITING = (RowState.FRESH, RowState.REPLAY, RowState.LOOSE)
+
+
+def explain(core: Core, *, key_hash: int | None, hash: int | None, position: int | None, now: int) -> dict[str, Any]:
+    """The answer as a JSON object: hash, owner, state, verdict, and `reasons`, the most important first."""
+    if sum(what is not None for what in (key_hash, hash, position)) != 1:
+        raise Invalid("explain needs exactly one of a key, a hash and a position")
+    window = core.window
+    row: int | None = None
+    if position is not None:
+        found = window.find(np.array([position], np.int64))
+        if len(found) == 0:
+            return _elsewhere(core, position)
+        row = int(found[0])
+        value = int(window.hash[row])
+    elif key_hash is not None:
+        value = int(core.reduce(np.array([key_hash], np.uint32))[0])
+    else:
+        value = hash if hash is not None else 0
+    if not 0 <= value < HASH_RANGE:
+        raise Invalid(f"a hash is 0 to {HASH_RANGE - 1}, not {value}")
+    rows = window.rows_live()
+    rows = rows[window.hash[rows] == value]
+    answer: dict[str, Any] = {"hash": value, "owner": _owner(core, value), **_counts(core, rows)}
+    if row is None:
+        row = _first_waiting(core, rows)
+    if row is not None:
+        answer["position"] = show(int(window.position[row]))
+        answer["state"] = RowState(int(window.state[row])).name.lower()
+        reasons = row_reasons(core, row, now)
+    else:
+        reasons = _nothing_waits(core, rows, now)
+    if key_hash is not None:
+        reasons += _same_hash(core, rows, key_hash)
+    answer["reasons"] = reasons
+    answer["verdict"] = reasons[0]["gate"]
+    return answer
+
+
+def row_reasons(core: Core, row: int, now: int) -> list[Reason]:
+    """Why one row of the window is not (again) going out."""
+    window = core.window
+    state = RowState(int(window.state[row]))
+    if state == RowState.PENDING:
+        return [
+            _reason(
+                "delivered",
+                f"it is with {held[0]['consumer']}, unacknowledged",
+                "its acknowledgement, a negative acknowledgement, or the consumer leaving",
+                held=_holders(core, np.array([row]), now),
+            )
+        ]
+    if state == RowState.WAITING:
+        until = next((due for due, _, places in core.later if window.position[row] in places), None)
+        text = f"it was negatively acknowledged and waits until {until}"
+        return [
+            _reason("delayed_until", f"it was negatively acknowledged and waits until {until}", "time", until=until)
+        ]
+    if state == RowState.DEAD:
+        return [
+            _reason(
+                "dead_letter",
+                f"it was redelivered {int(window.redelivery[row])} times",
+                "writing it to the dead letter topic and acknowledging it",
+            )
+        ]
+    reasons = [_gate_reason(core, gate, row, now) for gate in _gates(core, row)]
+    reasons += _permit_reasons(core, row)
+    return reasons or [_reason("deliverable", "nothing holds it back", "the next dispatch sends it")]
+
+
+def _gates(core: Core, row: int) -> list[Gate]:
+    """The gates that hold this row back, in order of precedence: the dispatch's own predicate, asked for one row.
+
+    A row that waits in the order is also held by earlier rows of its hash, as the cut by position does it in a pass.
+    """
+    window = core.window
+    fresh = window.state[row] == RowState.FRESH
+    one = slice(row, row + 1)
+    owners = core.tables.owner[window.hash[one]]
+    rows = Candidates(window.position[one], window.hash[one], owners, bool(fresh))
+    gates = [gate for gate, mask in closed(core, rows) if mask.any()]
+    if core.shared:
+        gates = [] if len(core.members) else [Gate.NO_OWNER]
+    if _earlier(core, row) is not None and Gate.EARLIER_WAITS not in gates:
+        gates.append(Gate.EARLIER_WAITS)
+    return sorted(gates)
+
+
+def _earlier(core: Core, row: int) -> int | None:
+    """The first row of the same hash that waits in the order before this one."""
+    window = core.window
+    if not core.policy.ordered or window.state[row] == RowState.LOOSE:
+        return None
+    waiting = window.rows_in(RowState.REPLAY)
+    waiting = waiting[(window.hash[waiting] == window.hash[row]) & (waiting < row)]
+    return int(waiting[0]) if len(waiting) else None
+
+
+def _gate_reason(core: Core, gate: Gate, row: int, now: int) -> Reason:
+    window = core.window
+    value = int(window.hash[row])
+    owner = _owner(core, value)
+    if gate == Gate.EARLIER_WAITS:
+        earlier = _earlier(core, row)
+        if earlier is None:
+            raise AssertionError("the gate is closed by a row that is not there")
+        return _reason(
+            "earlier_waits",
+            f"{show(int(window.position[earlier]))} of the same hash waits before it",
+            "delivery of the earlier message",
+            earlier=show(int(window.position[earlier])),
+            because=row_reasons(core, earlier, now),
+        )
+    if gate == Gate.DRAINING:
+        pending = window.rows_in(RowState.PENDING)
+        held = _holders(core, pending[window.hash[pending] == value], now)
+        return _reason(
+            "draining",
+            f"the hash belongs to {owner} now, but {held[0]['consumer']} holds {len(held)} unacknowledged of it",
+            f"acknowledgement of these messages, or {held[0]['consumer']} leaving",
+            held=held[:_SHOWN],
+        )
+    if gate == Gate.RECENTLY_JOINED and isinstance(core.policy, RecentlyJoined):
+        limit = show(core.policy.recent[int(core.tables.owner[value])])
+        return _reason(
+            "recently_joined",
+            f"{owner} joined when {limit} was the last position, and not all up to it is acknowledged",
+            f"acknowledgement of everything up to {limit}",
+            joined_at=limit,
+        )
+    return _reason("no_owner", "no connected consumer owns the hash", "a consumer that takes it joining")
+
+
+def _permit_reasons(core: Core, row: int) -> list[Reason]:
+    """Permits and limits of the owner, and the place of the row among what else waits for it."""
+    window, members = core.window, core.members
+    slot = int(core.tables.owner[int(window.hash[row])])
+    allowance = members.allowance()
+    if core.shared:
+        if allowance.any() or not len(members):
+            return []
+        return [_reason("no_permits", "no consumer has permits", "a consumer asking for more or acknowledging")]
+    if slot == NO_SLOT:
+        return []
+    if allowance[slot] > 0:
+        ahead = _ahead(core, row)
+        if ahead < allowance[slot]:
+            return []
+        return [
+            _reason(
+                "no_permits",
+                f"{ahead} messages are before it and {_owner_name(core, slot)} has {int(allowance[slot])} permits",
+                "the consumer asking for more",
+                permits=int(allowance[slot]),
+            )
+        ]
+    if members.permits(slot) == 0 and not members.blocked[slot]:
+        return [
+            _reason(
+                "no_permits",
+                f"{_owner_name(core, slot)} has no permits",
+                "the consumer receiving what it was sent",
+                permits=0,
+            )
+        ]
+    return [
+        _reason(
+            "unacked_limit",
+            f"{_owner_name(core, slot)} has {int(members.unacked[slot])} unacknowledged messages, the limit is "
+            f"{members.max_unacked_each}",
+            f"acknowledgements, down to {members.max_unacked_each // 2}",
+            unacked=int(members.unacked[slot]),
+        )
+    ]
+
+
+def _ahead(core: Core, row: int) -> int:
+    """Open rows that a pass would send to the same owner before this one."""
+    fresh = core.window.state[row] == RowState.FRESH
+    rows = core.window.rows_in(*((RowState.FRESH,) if fresh else (RowState.REPLAY, RowState.LOOSE)))
+    allowance = core.members.allowance()
+    candidates = candidates_of(core, rows, allowance, fresh=bool(fresh))
+    chosen = rows[open_rows(core, candidates)]
+    slot = core.tables.owner[int(core.window.hash[row])]
+    return int((core.tables.owner[core.window.hash[chosen[chosen < row]]] == slot).sum())
+
+
+def _elsewhere(core: Core, position: int) -> dict[str, Any]:
+    """A position that is not in the window."""
+    if position <= core.last_read:
+        text = "it is acknowledged, removed, or delayed and not yet due"
+        reasons = [_reason("nothing_to_deliver", text, "nothing here; ask the cursor and the delayed index")]
+    else:
+        reasons = read_reasons(core)
+    return {"position": show(position), "state": "not here", "reasons": reasons, "verdict": reasons[0]["gate"]}
+
+
+def read_reasons(core: Core) -> list[Reason]:
+    """Why nothing more is read forward now; `not_read` if nothing prevents it."""
+    members = core.members
+    if not len(members):
+        return [_reason("no_owner", "no consumer is connected", "a consumer joining")]
+    reasons = []
+    if members.all_blocked:
+        held = int(members.unacked.sum())
+        reasons.append(
+            _reason(
+                "unacked_limit",
+                f"{held} messages of the subscription are unacknowledged, the limit is {members.max_unacked_all}",
+                "acknowledgements, below half of the limit",
+            )
+        )
+    if not members.allowance().any():
+        reasons.append(_reason("no_permits", "no consumer has permits", "a consumer receiving or acknowledging"))
+    limit = core.look_ahead_limit()
+    if core.waiting >= limit:
+        reasons.append(
+            _reason(
+                "look_ahead_limit",
+                f"{core.waiting} messages wait to be sent, the limit is {limit}",
+                "delivery of those that wait; blocked_keys names what they wait for",
+            )
+        )
+    return reasons or [_reason("not_read", "it was not read yet, and nothing prevents reading", "the next read")]
+
+
+def _first_waiting(core: Core, rows: Rows) -> int | None:
+    """The row of a hash that would go out first."""
+    state = core.window.state[rows]
+    waiting = rows[np.isin(state, _WAITING)]
+    return int(waiting[0]) if len(waiting) else None
+
+
+def _nothing_waits(core: Core, rows: Rows, now: int) -> list[Reason]:
+    """No row of the hash asks to be sent."""
+    if len(rows) == 0:
+        return [
+            _reason("nothing_to_deliver", "no message of it was read that is not acknowledged", "a publish"),
+            *read_reasons(core),
+        ]
+    return [reason for row in rows[:1] for reason in row_reasons(core, int(row), now)]
+
+
+def _same_hash(core: Core, rows: Rows, key_hash: int) -> list[Reason]:
+    """Another key shares the hash, and its messages are what is waited for."""
+    others = rows[core.window.key[rows] != key_hash]
+    held = others[core.window.state[others] == RowState.PENDING]
+    if len(held) == 0:
+        return []
+    return [
+        _reason(
+            "same_hash",
+            f"{len(held)} unacknowledged messages with the same hash belong to another key",
+            "acknowledgement of these",
+            messages=[show(int(at)) for at in core.window.position[held[:_SHOWN]]],
+        )
+    ]
+
+
+def _counts(core: Core, rows: Rows) -> dict[str, int]:
+    state = core.window.state[rows]
+    return {
+        "pending": int((state == RowState.PENDING).sum()),
+        "waiting": int(np.isin(state, _WAITING).sum()),
+        "delayed": int((state == RowState.WAITING).sum()),
+    }
+
+
+def _holders(core: Core, rows: Rows, now: int) -> list[dict[str, Any]]:
+    """Pending messages, the oldest position first: where they are and since when."""
+    window = core.window
+    return [
+        {
+            "message_id": show(int(window.position[row])),
+            "consumer": _owner_name(core, int(window.consumer[row])),
+            "age_ms": max(now - int(window.since[row]), 0),
+        }
+        for row in rows
+    ]
+
+
+def _owner_name(core: Core, slot: int) -> str:
+    member = core.members.at(slot)
+    return f"{member.name}#{member.number}"
+
+
+def _owner(core: Core, hash: int) -> str | None:
+    slot = int(core.tables.owner[hash])
+    return None if slot == NO_SLOT else _owner_name(core, slot)
+
+
+def _reason(gate: str, text: str, unblocks: str, **more: object) -> Reason:
+    return {"gate": gate, "text": text, "unblocks": unblocks, **more}
+
+
+def blocked_keys(core: Core, top: int, now: int) -> list[dict[str, Any]]:
+    """Hashes of which something waits, the longest waiting first, with the reasons of their first message."""
+    window = core.window
+    rows = window.rows_in(*_WAITING)
+    hashes, first, counts = np.unique(window.hash[rows], return_index=True, return_counts=True)
+    oldest = np.full(HASH_RANGE, np.iinfo(np.int64).max, np.int64)
+    np.minimum.at(oldest, window.hash[rows], window.since[rows])
+    order = np.lexsort((hashes, oldest[hashes]))[: max(top, 0)]
+    return [
+        {
+            "hash": int(hashes[at]),
+            "owner": _owner(core, int(hashes[at])),
+            "messages": int(counts[at]),
+            "age_ms": max(now - int(oldest[hashes[at]]), 0),
+            "first": show(int(window.position[rows[first[at]]])),
+            "reasons": row_reasons(core, int(rows[first[at]]), now),
+        }
+        for at in order
+    ]
+
+
+def what_if(core: Core, add: int, remove: Sequence[str]) -> dict[str, Any]:
+    """What adding and removing consumers would move: hashes, against the fewest possible, and what would drain.
+
+    Consumers are removed by name, or by `name#number`. Nothing changes. Raises NotFound for an unknown name.
+    """
+    if core.settings.type != "key_shared" or core.settings.selector == "sticky":
+        raise Invalid("what_if is for Key_Shared subscriptions whose selector divides the hashes itself")
+    trial = core.new_selector()
+    leaving = {member.number for name in remove for member in _named(core, name)}
+    for member in core.members:
+        trial.add(member.slot, member.name, ranges=member.ranges, priority=member.priority)
+    slot = core.members.slots
+    for number in range(add):
+        trial.add(slot + number, f"new-{number + 1}")
+    for member in core.members:
+        if member.number in leaving:
+            trial.remove(member.slot)
+    before, after = core.tables.owner[1:], trial.owners()[1:]
+    moved = before != after
+    would_drain = moved & (core.tables.pending[1:] > 0) & (core.tables.holder[1:] != after)
+    gone = np.isin(core.tables.holder[1:], [m.slot for m in core.members if m.number in leaving])
+    would_drain &= ~gone
+    holders = core.tables.holder[1:][would_drain]
+    pending = core.tables.pending[1:][would_drain]
+    left = len(core.members) - len(leaving) + add
+    return {
+        "consumers": left,
+        "hashes_moved": int(moved.sum()),
+        "hashes_moved_at_least": _least_moved(core, leaving, add),
+        "hashes_draining": int(would_drain.sum()),
+        "pending_by_holder": {
+            _owner_name(core, int(slot)): int(pending[holders == slot].sum()) for slot in np.unique(holders)
+        },
+    }
+
+
+def _least_moved(core: Core, leaving: set[int], add: int) -> int:
+    """Fewest hashes that any even division would move: all of the leavers', and the newcomers' fair share."""
+    total = HASH_RANGE - 1
+    owner = core.tables.owner[1:]
+    stay = [member for member in core.members if member.number not in leaving]
+    orphaned = total - sum(int((owner == member.slot).sum()) for member in stay)
+    share = total * add // max(len(stay) + add, 1)
+    return max(orphaned, share)
+
+
+def _named(core: Core, name: str) -> list[Any]:
+    found = [member for member in core.members if name in (member.name, f"{member.name}#{member.number}")]
+    if not found:
+        raise NotFound(f"no connected consumer is called {name!r}")
+    return found
+
+
+__all__ = ["blocked_keys", "explain", "read_reasons", "row_reasons", "what_if"]

@@ -1,0 +1,108 @@
+"""Who owned which hashes when: every change of owner as an event, bounded, and what each consumer is told of it."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from actors.key_shared.members import Member, Members
+from actors.key_shared.selectors import Range, difference, mask_ranges
+from actors.key_shared.window import NO_SLOT, Reduced
+from actors.messages import Event
+from storage.hashing import HASH_RANGE
+
+_KEPT = 256
+_EVENTS_A_CONSUMER = 64
+NOBODY = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One change of owners: number from 1, when (ms), why, and each stretch that moved with old and new name."""
+
+    number: int
+    at: int
+    cause: str
+    moved: tuple[tuple[int, int, str, str], ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "epoch": self.number,
+            "at": self.at,
+            "cause": self.cause,
+            "moved": [{"range": [low, high], "from": old, "to": new} for low, high, old, new in self.moved],
+        }
+
+
+class History:
+    """The newest changes, enough to tell the owner of a hash at any time since the oldest of them."""
+
+    def __init__(self) -> None:
+        self.changes: deque[Change] = deque(maxlen=_KEPT)
+        self.number = 0
+
+    def record(
+        self, members: Members, before: Reduced, after: Reduced, *, now: int, cause: str, gone: Member | None
+    ) -> None:
+        """Note a change and tell the consumers concerned; `gone` is one that just left."""
+        moved = difference(before, after)
+        if not moved:
+            return
+        self.number += 1
+        names = {member.slot: f"{member.name}#{member.number}" for member in members}
+        if gone is not None:
+            names.setdefault(gone.slot, f"{gone.name}#{gone.number}")
+        named = tuple((low, high, names.get(old, NOBODY), names.get(new, NOBODY)) for low, high, old, new in moved)
+        self.changes.append(Change(self.number, now, cause, named))
+        for member in members:
+            assigned = tuple((low, high) for low, high, _, new in moved if new == member.slot)
+            revoked = tuple((low, high) for low, high, old, _ in moved if old == member.slot)
+            for kind, ranges in (("revoked", revoked), ("assigned", assigned)):
+                if ranges:
+                    member.events.append((kind, ranges, self.number))
+            del member.events[:-_EVENTS_A_CONSUMER]
+
+    def owner(self, hash: int, at: int) -> dict[str, Any]:
+        """Who owned a hash at a time: name ("" for nobody) and the change that made it so; None if not known."""
+        found: dict[str, Any] = {"owner": None, "epoch": None}
+        for change in self.changes:
+            for low, high, old, new in change.moved:
+                if low <= hash <= high:
+                    if change.at > at:
+                        return found if found["owner"] is not None else {"owner": old, "epoch": None}
+                    found = {"owner": new, "epoch": change.number}
+        return found
+
+
+def drained(members: Members, holder: Reduced, freed: Reduced) -> None:
+    """Hashes came free at their former holders: count them, and remember to tell."""
+    for slot in np.unique(holder[freed]):
+        member = members.by_slot[int(slot)]
+        if member is not None:
+            mine = freed[holder[freed] == slot]
+            member.drained_total += len(mine)
+            member.drained.append(mine)
+
+
+def take_events(member: Member, number: int) -> list[Event]:
+    """What this consumer has not been told yet: revoked, assigned and drained ranges, oldest first."""
+    events = [Event(kind=kind, ranges=list(ranges), epoch=epoch) for kind, ranges, epoch in member.events]
+    if member.drained:
+        mask = np.zeros(HASH_RANGE, np.bool_)
+        mask[np.concatenate(member.drained)] = True
+        events.append(Event(kind="drained", ranges=mask_ranges(mask), epoch=number))
+    member.events.clear()
+    member.drained.clear()
+    return events
+
+
+def moved_hashes(before: Reduced, after: Reduced) -> int:
+    """How many hash values changed hands from somebody to somebody else."""
+    return int(((before != after) & (before != NO_SLOT)).sum())
+
+
+__all__ = ["NOBODY", "Change", "History", "Range", "drained", "moved_hashes", "take_events"]

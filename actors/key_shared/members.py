@@ -1,0 +1,178 @@
+"""The consumers of a subscription: who is here, what they may still get, what they have not acknowledged.
+
+A consumer is known by its incarnation, never by name or address. Outside it has a number that is never used again,
+so that a late request of a consumer that left finds nobody (KS-50). Inside it has a slot, a small number that is
+used again, because slots index arrays.
+
+Permits (KS-46, KS-48): a consumer tells how many messages it was ever ready to take. What it may get is that, minus
+what was ever sent, and not more than its limit of unacknowledged messages leaves. At the limit it is blocked: permits
+that arrive from then on are held back until half of the limit is acknowledged. The subscription has such a limit too
+(KS-49); while it is blocked nothing is read forward, but redelivery goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from actors.key_shared.window import Reduced
+from storage.errors import Overloaded
+from storage.position import Positions
+
+Counts = npt.NDArray[np.int64]
+"""Numbers of messages by slot, shape (slots,), int64."""
+
+_MAX_SLOTS = 0xFFFF
+
+
+def _none() -> Positions:
+    return np.empty(0, np.int64)
+
+
+@dataclass(slots=True)
+class Member:
+    """One consumer. claims: positions that it holds from before a change of owner and that were not read yet."""
+
+    number: int
+    slot: int
+    name: str
+    incarnation: str
+    priority: int
+    joined: int
+    ranges: tuple[tuple[int, int], ...] = ()
+    claims: Positions = field(default_factory=_none)
+    messages_out: int = 0
+    messages_acked: int = 0
+    messages_redelivered: int = 0
+    drained_total: int = 0
+    last_sent: int = 0
+    events: list[tuple[str, tuple[tuple[int, int], ...], int]] = field(default_factory=list)
+    drained: list[npt.NDArray[np.uint16]] = field(default_factory=list)
+
+
+class Members:
+    """All connected consumers, with their counters by slot."""
+
+    def __init__(self, max_unacked_each: int, max_unacked_all: int) -> None:
+        self.max_unacked_each = max_unacked_each
+        self.max_unacked_all = max_unacked_all
+        self.by_number: dict[int, Member] = {}
+        self.by_incarnation: dict[str, Member] = {}
+        self.by_slot: list[Member | None] = []
+        self.granted: Counts = np.zeros(0, np.int64)
+        self.credited: Counts = np.zeros(0, np.int64)
+        self.sent: Counts = np.zeros(0, np.int64)
+        self.unacked: Counts = np.zeros(0, np.int64)
+        self.blocked: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
+        self.starved: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
+        self.all_blocked = False
+        self._next_number = 1
+
+    def __len__(self) -> int:
+        return len(self.by_number)
+
+    def __iter__(self) -> Iterator[Member]:
+        """In order of joining."""
+        return iter(self.by_number.values())
+
+    @property
+    def slots(self) -> int:
+        """Length of the arrays by slot."""
+        return len(self.by_slot)
+
+    def free_slot(self) -> int:
+        """The slot that the next consumer will get."""
+        slot = next((at for at, member in enumerate(self.by_slot) if member is None), len(self.by_slot))
+        if slot >= _MAX_SLOTS:
+            raise Overloaded(f"a subscription takes at most {_MAX_SLOTS} consumers on one partition")
+        return slot
+
+    def add(self, slot: int, name: str, incarnation: str, priority: int, now: int) -> Member:
+        """A new consumer in a free slot."""
+        if slot == len(self.by_slot):
+            self.by_slot.append(None)
+            for column in ("granted", "credited", "sent", "unacked", "blocked", "starved"):
+                old = getattr(self, column)
+                setattr(self, column, np.append(old, old.dtype.type(0)))
+        member = Member(self._next_number, slot, name, incarnation, priority, now)
+        self._next_number += 1
+        self.by_slot[slot] = member
+        self.by_number[member.number] = self.by_incarnation[incarnation] = member
+        return member
+
+    def remove(self, member: Member) -> None:
+        """Forget a consumer; its pending messages must be released before."""
+        del self.by_number[member.number], self.by_incarnation[member.incarnation]
+        slot = member.slot
+        self.by_slot[slot] = None
+        for counts in (self.granted, self.credited, self.sent, self.unacked):
+            counts[slot] = 0
+        self.blocked[slot] = self.starved[slot] = False
+
+    def at(self, slot: int) -> Member:
+        """The consumer in a slot that is taken."""
+        member = self.by_slot[slot]
+        if member is None:
+            raise LookupError(f"slot {slot} is free")
+        return member
+
+    def grant(self, member: Member, total: int) -> bool:
+        """Raise the cumulative permits; True if that may let something out that waited for it."""
+        slot = member.slot
+        if total <= self.granted[slot]:
+            return False
+        self.granted[slot] = total
+        if self.blocked[slot]:
+            return False
+        self.credited[slot] = total
+        return bool(self.starved[slot])
+
+    def allowance(self) -> Counts:
+        """How many messages each slot may get now (KS-44)."""
+        permits = np.maximum(self.credited - self.sent, 0)
+        if self.max_unacked_each > 0:
+            permits = np.minimum(permits, np.maximum(self.max_unacked_each - self.unacked, 0))
+        return permits
+
+    def permits(self, slot: int) -> int:
+        """Credited permits of one slot that are not used, whatever its limit (availablePermits)."""
+        return max(int(self.credited[slot] - self.sent[slot]), 0)
+
+    def count_sent(self, counts: Counts) -> None:
+        """Messages went out, by slot."""
+        self.sent += counts
+        self.unacked += counts
+        if self.max_unacked_each > 0:
+            self.blocked |= self.unacked >= self.max_unacked_each
+
+    def count_claimed(self, slot: int, count: int) -> None:
+        """A consumer holds these from before a change of owner; they cost no permits of this session."""
+        self.unacked[slot] += count
+        if self.max_unacked_each > 0:
+            self.blocked |= self.unacked >= self.max_unacked_each
+
+    def count_released(self, slots: Reduced) -> bool:
+        """These messages are no longer pending; True if a consumer that was short of permits got room.
+
+        Release from the limit is looked at after every decrease, whoever causes it (#22657).
+        """
+        self.unacked -= np.bincount(slots, minlength=self.slots)
+        if self.max_unacked_each <= 0:
+            return False
+        free = self.blocked & (self.unacked <= self.max_unacked_each // 2)
+        if free.any():
+            self.blocked &= ~free
+            self.credited[free] = self.granted[free]
+        return bool((self.starved & (self.credited > self.sent)).any())
+
+    def settle_subscription(self, held: int) -> bool:
+        """Block or release the whole subscription by what it holds back in all (KS-49); returns blocked."""
+        if self.max_unacked_all > 0:
+            if held >= self.max_unacked_all:
+                self.all_blocked = True
+            elif held < self.max_unacked_all / 2:
+                self.all_blocked = False
+        return self.all_blocked

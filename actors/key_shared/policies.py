@@ -1,0 +1,239 @@
+"""The four ways in which Pulsar has kept, or failed to keep, the order of keys, behind one interface.
+
+A policy owns one gate: given rows with their hashes and owners, which of them may not go to their owner yet?
+
+* `DrainingHashes` (PIP-379): a hash waits while another consumer holds unacknowledged messages of it. Only such
+  hashes wait.
+* `RecentlyJoined` with `LAST_SENT` (PIP-282): a consumer that joined while messages were unacknowledged may get only
+  what had been sent, up to some position, before it came, until all of that is acknowledged. One stuck message
+  holds the newcomer back for all keys (LS-8).
+* `RecentlyJoined` with `READ` (before PIP-282): the same with the read position in place of the last sent one. Its
+  two published defects follow from that (a message may be read, but not sent, when somebody joins) and are kept, so
+  that the verifier has something to find.
+* `Unordered`: no gate (Shared, and `allow_out_of_order_delivery`).
+
+`remember_unacked_keys` (PIP-319) lets a recently joined consumer have messages above its position after all, when
+nobody else holds unacknowledged messages of their hash (RK-3). Under draining hashes it has no effect (RK-4).
+
+The gate is asked by the dispatch and by `explain`; there is no second copy of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+from typing import Any, Protocol
+
+import numpy as np
+
+from actors.key_shared.tables import HashTables
+from actors.key_shared.window import NO_SLOT, SENT, Mask, Reduced, RowState, Window
+from storage.errors import Invalid
+from storage.hashing import HASH_RANGE
+from storage.position import EARLIEST, Positions, entry_of, show
+
+
+class Gate(IntEnum):
+    """Why a message does not go out, in order of precedence for an explanation."""
+
+    OPEN = 0
+    EARLIER_WAITS = 1
+    DRAINING = 2
+    RECENTLY_JOINED = 3
+    NO_PERMITS = 4
+    UNACKED_LIMIT = 5
+    LOOK_AHEAD = 6
+    NO_OWNER = 7
+
+
+@dataclass(slots=True)
+class Candidates:
+    """Rows that ask to be sent, ascending by position. fresh: read forward, as opposed to waiting for redelivery."""
+
+    positions: Positions
+    hashes: Reduced
+    owners: Reduced
+    fresh: bool
+
+
+class Policy(Protocol):
+    """What differs between the policies."""
+
+    ordered: bool
+    """A message waits behind an earlier one of its hash that waits for redelivery."""
+    strict: bool
+    """The policy promises that no key is at two consumers and that first deliveries rise; breaking it is fatal."""
+
+    def gate(self, tables: HashTables, window: Window, rows: Candidates) -> tuple[Gate, Mask] | None:
+        """Which rows may not go to their owner, bool, one a row; None: all may."""
+
+    def joined(self, slot: int, others: int, window: Window, last_read: int) -> None:
+        """A consumer joined `others` others. last_read: highest position read forward."""
+
+    def left(self, slot: int, remaining: int) -> None:
+        """A consumer left."""
+
+    def remembers(self) -> bool:
+        """An acknowledgement alone may open the gate (PIP-319)."""
+
+    def marked(self, position: int) -> bool:
+        """Everything up to `position` is acknowledged; True if that opened the gate for somebody."""
+
+
+class DrainingHashes:
+    """PIP-379."""
+
+    ordered = True
+    strict = True
+
+    def gate(self, tables: HashTables, window: Window, rows: Candidates) -> tuple[Gate, Mask] | None:
+        """Rows whose hash is draining at somebody else than their owner."""
+        if tables.draining == 0:
+            return None
+        return Gate.DRAINING, (tables.pending[rows.hashes] > 0) & (tables.holder[rows.hashes] != rows.owners)
+
+    def joined(self, slot: int, others: int, window: Window, last_read: int) -> None:
+        """Nothing to remember: draining is derived."""
+
+    def left(self, slot: int, remaining: int) -> None:
+        """Nothing to forget."""
+
+    def remembers(self) -> bool:
+        """Draining has its own count."""
+        return False
+
+    def marked(self, position: int) -> bool:
+        """No gate depends on the mark-delete position."""
+        return False
+
+
+class Unordered(DrainingHashes):
+    """Shared, and `allow_out_of_order_delivery`: no gate at all (KS-32)."""
+
+    ordered = False
+    strict = False
+
+    def gate(self, tables: HashTables, window: Window, rows: Candidates) -> tuple[Gate, Mask] | None:
+        """Everything may go."""
+        return None
+
+
+class JoinPosition(Enum):
+    """Which position is remembered for a consumer when it joins."""
+
+    LAST_SENT = "last_sent_position"
+    READ = "read_position"
+
+
+class RecentlyJoined:
+    """PIP-282 and what was before it: `recent` maps a slot to the highest position that it may get."""
+
+    ordered = True
+    strict = False
+
+    def __init__(self, which: JoinPosition, *, remember_unacked_keys: bool = False) -> None:
+        self.which = which
+        self.remember_unacked_keys = remember_unacked_keys
+        self.recent: dict[int, int] = {}
+        self.mark_delete = EARLIEST
+
+    def gate(self, tables: HashTables, window: Window, rows: Candidates) -> tuple[Gate, Mask] | None:
+        """Rows above the position of their owner, if that is a recently joined one (LS-6)."""
+        if not self.recent:
+            return None
+        limits = np.full(HASH_RANGE, np.iinfo(np.int64).max, np.int64)
+        lowest = min(self.recent.values())
+        for slot, limit in self.recent.items():
+            # What waits for redelivery may be held back on account of another newcomer that came before this one.
+            limits[slot] = limit if rows.fresh else min(limit, lowest)
+        above = rows.positions > limits[rows.owners]
+        if self.remember_unacked_keys and above.any():
+            above &= _held_elsewhere(window, rows)
+        return Gate.RECENTLY_JOINED, above
+
+    def joined(self, slot: int, others: int, window: Window, last_read: int) -> None:
+        """Remember the position if there is anything that is not acknowledged and somebody to hold it (LS-5)."""
+        if others and window.live:
+            self.recent[slot] = last_read if self.which is JoinPosition.READ else self.last_sent(window, last_read)
+
+    def left(self, slot: int, remaining: int) -> None:
+        """One consumer alone has no need to wait for itself."""
+        self.recent.pop(slot, None)
+        if remaining <= 1:
+            self.recent.clear()
+
+    def remembers(self) -> bool:
+        """With PIP-319, while somebody is recently joined."""
+        return self.remember_unacked_keys and bool(self.recent)
+
+    def marked(self, position: int) -> bool:
+        """Release those whose position is acknowledged with all before it."""
+        self.mark_delete = max(self.mark_delete, position)
+        free = [slot for slot, limit in self.recent.items() if limit <= self.mark_delete]
+        for slot in free:
+            del self.recent[slot]
+        return bool(free)
+
+    def last_sent(self, window: Window, last_read: int) -> int:
+        """Highest position such that everything up to it was sent (LS-1 .. LS-3), derived from the window."""
+        unsent = _unsent(window)
+        if len(unsent) == 0:
+            return max(last_read, self.mark_delete)
+        first = int(unsent[0])
+        if entry_of(first) > 0:
+            return first - 1
+        row = int(window.position[window.head : window.tail].searchsorted(first)) + window.head
+        return int(window.position[row - 1]) if row > window.head else self.mark_delete
+
+    def individually_sent(self, window: Window, last_read: int) -> list[tuple[str, str]]:
+        """Open-closed ranges that were sent above `last_sent`, as Pulsar shows them (LS-7)."""
+        unsent = _unsent(window)
+        ends = np.append(unsent[1:], last_read + 1) - 1
+        return [
+            (show(int(after)), show(int(end)))
+            for after, end in zip(unsent, ends, strict=True)
+            if end > after and last_read > after
+        ]
+
+
+def _unsent(window: Window) -> Positions:
+    """Positions that wait for their first delivery and have a place in the order, ascending."""
+    rows = window.rows_in(RowState.FRESH, RowState.REPLAY)
+    return window.position[rows[(window.flags[rows] & SENT) == 0]]
+
+
+def _held_elsewhere(window: Window, rows: Candidates) -> Mask:
+    """Which rows have a hash of which somebody else than their owner holds unacknowledged messages (RK-3)."""
+    pending = window.rows_in(RowState.PENDING)
+    hashes, slots = window.hash[pending], window.consumer[pending]
+    somebody: Reduced = np.full(HASH_RANGE, NO_SLOT, np.uint16)
+    somebody[hashes] = slots
+    several = np.zeros(HASH_RANGE, np.bool_)
+    several[hashes[somebody[hashes] != slots]] = True
+    holder = somebody[rows.hashes]
+    return several[rows.hashes] | ((holder != NO_SLOT) & (holder != rows.owners))
+
+
+def make_policy(name: str, *, remember_unacked_keys: bool = False) -> Policy:
+    """The policy of a Key_Shared subscription by its configured name. Raises Invalid for an unknown one."""
+    if name == "draining_hashes":
+        return DrainingHashes()
+    try:
+        which = JoinPosition(name)
+    except ValueError:
+        raise Invalid(f"policy is draining_hashes, last_sent_position or read_position, not {name!r}") from None
+    return RecentlyJoined(which, remember_unacked_keys=remember_unacked_keys)
+
+
+def policy_stats(policy: Policy, window: Window, last_read: int, describe: Any) -> dict[str, Any]:
+    """Statistics that only this policy has, with Pulsar's names (LS-7); `describe(slot)` names a consumer uniquely."""
+    if not isinstance(policy, RecentlyJoined):
+        return {}
+    after = {describe(slot): show(limit) for slot, limit in policy.recent.items()}
+    if policy.which is JoinPosition.READ:
+        return {"consumersAfterMarkDeletePosition": after}
+    return {
+        "consumersAfterMarkDeletePosition": after,
+        "lastSentPosition": show(policy.last_sent(window, last_read)),
+        "individuallySentPositions": [f"({low},{high}]" for low, high in policy.individually_sent(window, last_read)],
+    }

@@ -1,0 +1,258 @@
+"""One pass of the dispatch: which waiting rows go to whom (KS-37, KS-41), as gathers and masks over columns.
+
+A pass takes candidates in ascending order of position, asks whose they are, and strikes out those that a gate holds
+back. What is left is sorted by owner, stably, and each owner's part is cut at its permits. All rows of one hash have
+one owner, a gate holds back the whole of a hash (or, for recently joined consumers, all above a position), and cuts
+are by position: so what is sent of one hash is always the beginning of what waits of it, and nothing overtakes.
+
+Messages that wait for redelivery go first, as a pass of their own; what was read forward follows. A forward message
+of a hash of which anything is still waiting in the order stays behind it. Because a pass judges all its rows against
+one state, a hash cannot come free in the middle of it and let a later message overtake an earlier, skipped one, which
+was a defect upstream (#23870).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from actors.key_shared.core import Core
+from actors.key_shared.members import Counts
+from actors.key_shared.policies import Candidates, Gate
+from actors.key_shared.window import DELIVERED, DUE, NO_SLOT, SENT, Mask, Reduced, Rows, RowState
+from storage.position import Positions
+
+_NO_REDELIVERIES: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """Messages for one consumer.
+
+    positions: int64, ascending. redeliveries: uint8, how often each was redelivered; empty = all 0. dispatch: number
+    of the first row in the order of all dispatching, the others follow.
+    """
+
+    consumer: int
+    positions: Positions
+    redeliveries: npt.NDArray[np.uint8]
+    dispatch: int
+
+
+def closed(core: Core, rows: Candidates) -> Iterator[tuple[Gate, Mask]]:
+    """Each gate that holds any row back, with the rows that it holds back. The one predicate of dispatch and explain.
+
+    Permits are not here: how many may go is a matter of the whole pass, see `cut`.
+    """
+    tables = core.tables
+    if rows.fresh and core.policy.ordered and core.window.count[RowState.REPLAY]:
+        yield Gate.EARLIER_WAITS, tables.replayed[rows.hashes] > 0
+    gate = core.policy.gate(tables, core.window, rows)
+    if gate is not None:
+        yield gate
+    if tables.holes or core.shared:
+        yield Gate.NO_OWNER, rows.owners == NO_SLOT
+
+
+def route(core: Core, now: int) -> list[Assignment]:
+    """Everything that can go out now."""
+    core.now = now
+    core.wake(now)
+    out: list[Assignment] = []
+    window = core.window
+    allowance = core.members.allowance()
+    if core.stir:
+        core.stir = False
+        core.members.starved[:] = False
+        if window.count[RowState.REPLAY] or window.count[RowState.LOOSE]:
+            _pass(core, window.rows_in(RowState.REPLAY, RowState.LOOSE), allowance, out, now, fresh=False)
+    if window.count[RowState.FRESH]:
+        _pass(core, window.rows_fresh(), allowance, out, now, fresh=True)
+    return out
+
+
+def would_send(core: Core) -> int:
+    """How many messages `route` would send now; changes nothing."""
+    allowance = core.members.allowance()
+    total = 0
+    for fresh, rows in (
+        (False, core.window.rows_in(RowState.REPLAY, RowState.LOOSE)),
+        (True, core.window.rows_fresh()),
+    ):
+        candidates = candidates_of(core, rows, allowance, fresh=fresh)
+        counts = np.bincount(candidates.owners[open_rows(core, candidates)], minlength=len(allowance))
+        going = np.minimum(counts, allowance)
+        allowance = allowance - going
+        total += int(going.sum())
+    return total
+
+
+def candidates_of(core: Core, rows: Rows | slice, allowance: Counts, *, fresh: bool) -> Candidates:
+    """Rows of the window with their hashes and owners. In a Shared subscription the owners are dealt out here."""
+    hashes = core.window.hash[rows]
+    owners = deal(core, len(hashes), allowance) if core.shared else core.tables.owner[hashes]
+    return Candidates(core.window.position[rows], hashes, owners, fresh)
+
+
+def open_rows(core: Core, candidates: Candidates) -> npt.NDArray[np.intp] | slice:
+    """Which candidates no gate holds back, as indices; a slice of all if that is so."""
+    blocked: Mask | None = None
+    for _, mask in closed(core, candidates):
+        blocked = mask if blocked is None else blocked | mask
+    if blocked is None or not blocked.any():
+        return slice(0, len(candidates.hashes))
+    return np.flatnonzero(~blocked)
+
+
+def _pass(core: Core, rows: Rows | slice, allowance: Counts, out: list[Assignment], now: int, *, fresh: bool) -> None:
+    """Judge `rows`, send what may go, leave the others waiting in the order."""
+    candidates = candidates_of(core, rows, allowance, fresh=fresh)
+    _count_attempts(core, candidates)
+    chosen = open_rows(core, candidates)
+    owners = candidates.owners[chosen]
+    order, counts = cut(core, owners, allowance)
+    allowance -= counts
+    total = int(counts.sum())
+    count = len(candidates.hashes)
+    if isinstance(chosen, slice):
+        picked = order
+    else:
+        picked = chosen if order is None else chosen[order]
+    if total:
+        _send(core, rows, candidates, picked, counts, out, now)
+    if fresh and total < count:
+        left = np.ones(count, np.bool_)
+        if total:
+            left[picked] = False
+        _keep(core, rows, left, now)
+    if fresh:
+        core.window.fresh_from = core.window.tail
+
+
+def cut(core: Core, owners: Reduced, allowance: Counts) -> tuple[npt.NDArray[np.intp] | None, Counts]:
+    """Sort by owner, keep the order within, and cut each owner's part at its permits.
+
+    Returns indices into `owners` (None: all of them, as they are) and how many go to each slot.
+    """
+    counts = np.bincount(owners, minlength=len(allowance)).astype(np.int64)
+    over = counts > allowance
+    if counts.max(initial=0) == len(owners):
+        slot = int(counts.argmax()) if len(owners) else 0
+        if not over.any():
+            return None, counts
+        core.members.starved[slot] = True
+        counts[slot] = allowance[slot]
+        return np.arange(counts[slot], dtype=np.intp), counts
+    narrow = owners.astype(np.uint8) if len(counts) <= 256 else owners
+    order = np.argsort(narrow, kind="stable")
+    if over.any():
+        core.members.starved |= over
+        starts = np.cumsum(counts) - counts
+        rank = np.arange(len(order)) - np.repeat(starts, counts)
+        order = order[rank < np.repeat(allowance, counts)]
+        counts = np.minimum(counts, allowance)
+    return order, counts
+
+
+def _send(
+    core: Core,
+    rows: Rows | slice,
+    candidates: Candidates,
+    picked: npt.NDArray[np.intp] | None,
+    counts: Counts,
+    out: list[Assignment],
+    now: int,
+) -> None:
+    """Messages leave: counts, tables, sentinel, and one assignment for each consumer."""
+    window = core.window
+    slots = np.repeat(np.arange(len(counts), dtype=np.uint16), counts)
+    if picked is None:
+        hashes, positions, chosen = candidates.hashes, candidates.positions.copy(), rows
+    else:
+        hashes, positions = candidates.hashes[picked], candidates.positions[picked]
+        chosen = picked + rows.start if isinstance(rows, slice) else rows[picked]
+    first = None if candidates.fresh else (window.flags[chosen] & (DELIVERED | DUE)) == 0
+    core.sentinel.sent(slots, hashes, positions, first)
+    if candidates.fresh:
+        window.move(chosen, len(hashes), RowState.FRESH, RowState.PENDING)
+    else:
+        _take_from_queue(core, chosen)
+    window.consumer[chosen] = slots
+    window.since[chosen] = now
+    window.flags[chosen] |= DELIVERED | SENT
+    core.tables.sent(hashes, slots)
+    core.members.count_sent(counts)
+    core.settle_limits()
+    redeliveries = _NO_REDELIVERIES
+    if not candidates.fresh and window.redelivered:
+        redeliveries = window.redelivery[chosen]
+    _assign(core, positions, redeliveries, counts, out, now)
+
+
+def _take_from_queue(core: Core, rows: Rows | slice) -> None:
+    state = core.window.state[rows]
+    every = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
+    for before in (RowState.REPLAY, RowState.LOOSE):
+        mine = every[state == before]
+        if before == RowState.REPLAY:
+            core.unqueue(mine)
+        core.window.move(mine, len(mine), before, RowState.PENDING)
+
+
+def _assign(
+    core: Core,
+    positions: Positions,
+    redeliveries: npt.NDArray[np.uint8],
+    counts: Counts,
+    out: list[Assignment],
+    now: int,
+) -> None:
+    ends = np.cumsum(counts)
+    for slot in np.flatnonzero(counts).tolist():
+        end, count = int(ends[slot]), int(counts[slot])
+        start = end - count
+        again = redeliveries[start:end]
+        if len(again) and not again.any():
+            again = _NO_REDELIVERIES
+        member = core.members.at(slot)
+        member.messages_out += count
+        member.messages_redelivered += int(np.count_nonzero(again))
+        member.last_sent = now
+        out.append(Assignment(member.number, positions[start:end], again, core.next_dispatch + start))
+    core.next_dispatch += len(positions)
+
+
+def _keep(core: Core, rows: Rows | slice, left: Mask, now: int) -> None:
+    """Forward messages that cannot go now wait with their place in the order (KS-37.3)."""
+    kept = np.flatnonzero(left) + rows.start if isinstance(rows, slice) else rows[left]
+    core.window.move(kept, len(kept), RowState.FRESH, RowState.REPLAY)
+    core.window.since[kept] = now
+    core.queue(kept)
+
+
+def _count_attempts(core: Core, candidates: Candidates) -> None:
+    """Blocked attempts of draining hashes: one a hash and pass (KS-27, KS-33)."""
+    if core.tables.draining and core.policy.strict:
+        gate = core.policy.gate(core.tables, core.window, candidates)
+        if gate is not None:
+            core.tables.attempts[candidates.hashes[gate[1]]] += 1
+
+
+def deal(core: Core, count: int, allowance: Counts) -> Reduced:
+    """Shared: owners for `count` rows in turn, the lowest priority number first, each a fair share of the rest."""
+    owners: Reduced = np.full(count, NO_SLOT, np.uint16)
+    members = sorted((member for member in core.members if allowance[member.slot] > 0), key=lambda m: m.priority)
+    done = 0
+    while members and done < count:
+        level = [member for member in members if member.priority == members[0].priority]
+        members = members[len(level) :]
+        shift = core.turn % len(level)
+        level = sorted(level[shift:] + level[:shift], key=lambda m: int(allowance[m.slot]))
+        for at, member in enumerate(level):
+            share = min(int(allowance[member.slot]), -(-(count - done) // (len(level) - at)))
+            owners[done : done + share] = member.slot
+            done += share
+    return owners

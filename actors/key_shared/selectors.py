@@ -1,0 +1,304 @@
+"""Who owns which hash: the three selectors of Key_Shared, and the one active consumer of Exclusive and Failover.
+
+A selector keeps who takes part and answers with the whole table of owners (uint16 slot numbers, NO_SLOT where
+nobody is responsible). Consumers are known by slot, which stands for one incarnation, so two consumers of equal name
+are two consumers. A refused consumer leaves no trace (KS-14).
+
+* `ConsistentHashing` (KS-6 .. KS-11): each consumer puts `points` points on a ring of 1 .. 65535. A hash belongs to
+  the first point at or after it. When two points fall together the first keeps it and the later ones stand in line,
+  so that adding a consumer never moves a hash between two old ones.
+* `AutoSplit` (KS-12): each consumer has one part; a newcomer takes the lower half of the biggest.
+* `Sticky` (KS-14, KS-16): consumers bring their ranges; gaps belong to nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from sortedcontainers import SortedDict
+
+from actors.key_shared.window import NO_SLOT, Reduced
+from storage.errors import Conflict, Invalid
+from storage.hashing import HASH_RANGE, Hashes, masked_hash, reduce_hash
+
+Range = tuple[int, int]
+"""Start and end of a range of hashes, both inclusive."""
+
+
+class Selector(Protocol):
+    """Divides the hashes among the slots."""
+
+    start: int
+    """Smallest hash: 1 for the ring, 0 elsewhere (KS-3)."""
+    size: int
+    """How many hash values there are."""
+
+    def add(self, slot: int, name: str, *, ranges: Sequence[Range] = (), priority: int = 0) -> None:
+        """Let a consumer take part. Raises Conflict or Invalid and changes nothing then."""
+
+    def remove(self, slot: int) -> None:
+        """A consumer no longer takes part; fine if it never did."""
+
+    def owners(self) -> Reduced:
+        """A new table of owners, uint16, shape (65536,)."""
+
+
+def reduce_for(selector: Selector, masked: Hashes) -> Reduced:
+    """Masked hashes (KS-1) reduced to the range of this selector (KS-2, KS-3)."""
+    return reduce_hash(masked, size=selector.size, start=selector.start)
+
+
+@dataclass(slots=True)
+class NameIndexes:
+    """Tells consumers of equal name apart by the lowest free index, counted by reference (KS-8)."""
+
+    _used: dict[str, dict[int, list[int]]] = field(default_factory=dict)
+
+    def increase(self, name: str, slot: int) -> int:
+        """One more reference to this consumer; returns its index."""
+        slots = self._used.setdefault(name, {})
+        if slot not in slots:
+            taken = {entry[0] for entry in slots.values()}
+            slots[slot] = [next(index for index in range(len(taken) + 1) if index not in taken), 0]
+        slots[slot][1] += 1
+        return slots[slot][0]
+
+    def decrease(self, name: str, slot: int) -> int:
+        """One reference less; returns the index it had, -1 for a consumer that is not tracked."""
+        entry = self._used.get(name, {}).get(slot)
+        if entry is None:
+            return -1
+        entry[1] -= 1
+        if entry[1] == 0:
+            del self._used[name][slot]
+            if not self._used[name]:
+                del self._used[name]
+        return entry[0]
+
+    def index(self, name: str, slot: int) -> int:
+        """The index of a tracked consumer, else -1."""
+        entry = self._used.get(name, {}).get(slot)
+        return -1 if entry is None else entry[0]
+
+    def __len__(self) -> int:
+        return len(self._used)
+
+
+class ConsistentHashing:
+    """The ring with `points` points a consumer."""
+
+    start = 1
+    size = HASH_RANGE - 1
+
+    def __init__(self, points: int = 100) -> None:
+        if points < 1:
+            raise Invalid(f"a consumer needs at least one point on the ring, not {points}")
+        self.points = points
+        self.names = NameIndexes()
+        self._ring: Reduced = np.full(HASH_RANGE, NO_SLOT, np.uint16)
+        self._line: dict[int, list[int]] = {}
+        self._members: dict[int, tuple[str, list[int]]] = {}
+
+    def add(self, slot: int, name: str, *, ranges: Sequence[Range] = (), priority: int = 0) -> None:
+        """Put the consumer's points on the ring (KS-7); ranges and priority play no part."""
+        if ranges:
+            raise Invalid("ranges are for the sticky selector; this subscription uses consistent hashing")
+        for _ in range(self.points):
+            index = self.names.increase(name, slot)
+        texts = [f"{name}\0{index}\0{point}".encode() for point in range(self.points)]
+        masked = np.array([masked_hash(text) for text in texts], np.uint32)
+        points = [int(point) for point in np.unique(reduce_for(self, masked))]
+        for point in points:
+            if self._ring[point] == NO_SLOT:
+                self._ring[point] = slot
+            else:
+                self._line.setdefault(point, []).append(slot)
+        self._members[slot] = (name, points)
+
+    def remove(self, slot: int) -> None:
+        """Take its points off; the first in line takes over each of them (KS-11)."""
+        if slot not in self._members:
+            return
+        name, points = self._members.pop(slot)
+        for _ in range(self.points):
+            self.names.decrease(name, slot)
+        for point in points:
+            line = self._line.get(point, [])
+            if self._ring[point] != slot:
+                line.remove(slot)
+            else:
+                self._ring[point] = line.pop(0) if line else NO_SLOT
+            if not line:
+                self._line.pop(point, None)
+
+    def owners(self) -> Reduced:
+        """Each hash belongs to the smallest point at or after it, round the end to the smallest of all (KS-10)."""
+        owner: Reduced = np.full(HASH_RANGE, NO_SLOT, np.uint16)
+        points = np.flatnonzero(self._ring != NO_SLOT)
+        if len(points):
+            slots = self._ring[points]
+            owner[1 : points[-1] + 1] = np.repeat(slots, np.diff(points, prepend=0))
+            owner[points[-1] + 1 :] = slots[0]
+        return owner
+
+
+class AutoSplit:
+    """One part a consumer, by halving."""
+
+    start = 0
+
+    def __init__(self, size: int = HASH_RANGE) -> None:
+        if size < 2 or size & (size - 1):
+            raise Invalid(f"the range size must be a power of two and at least 2, not {size}")
+        self.size = size
+        self._parts: SortedDict = SortedDict()
+
+    def add(self, slot: int, name: str, *, ranges: Sequence[Range] = (), priority: int = 0) -> None:
+        """The newcomer takes the lower half of the biggest part, the first of equals."""
+        if ranges:
+            raise Invalid("ranges are for the sticky selector; this subscription splits automatically")
+        if not self._parts:
+            self._parts[self.size] = slot
+            return
+        uppers = list(self._parts)
+        width, upper = max(
+            ((upper - lower, upper) for lower, upper in zip([0, *uppers], uppers, strict=False)),
+            key=lambda part: part[0],
+        )
+        if width <= 1:
+            raise Conflict(f"{len(uppers)} consumers share {self.size} hashes; there is no part left to split")
+        self._parts[upper - width // 2] = slot
+
+    def remove(self, slot: int) -> None:
+        """The next higher part grows; below the top bound the next lower consumer moves up."""
+        upper = next((bound for bound, owner in self._parts.items() if owner == slot), None)
+        if upper is None:
+            return
+        del self._parts[upper]
+        if upper == self.size and self._parts:
+            self._parts[upper] = self._parts.popitem(-1)[1]
+
+    def parts(self) -> list[tuple[int, int, int]]:
+        """(first hash, last hash, slot) of each part, ascending; the last bound is the range size itself."""
+        uppers = list(self._parts)
+        firsts = [0, *(upper + 1 for upper in uppers)]
+        return [(first, upper, self._parts[upper]) for first, upper in zip(firsts, uppers, strict=False)]
+
+    def owners(self) -> Reduced:
+        """Each hash belongs to the part with the smallest upper bound at or after it."""
+        owner: Reduced = np.full(HASH_RANGE, NO_SLOT, np.uint16)
+        for first, last, slot in self.parts():
+            owner[first : last + 1] = slot
+        return owner
+
+
+class Sticky:
+    """Each consumer brings its ranges (KS-14)."""
+
+    start = 0
+
+    def __init__(self, size: int = HASH_RANGE) -> None:
+        if not 1 <= size <= HASH_RANGE:
+            raise Invalid(f"the range size must be 1 to {HASH_RANGE}, not {size}")
+        self.size = size
+        self._owner: Reduced = np.full(HASH_RANGE, NO_SLOT, np.uint16)
+
+    def add(self, slot: int, name: str, *, ranges: Sequence[Range] = (), priority: int = 0) -> None:
+        """Take exactly these ranges. Invalid: the list itself is wrong. Conflict: somebody else has a part of it."""
+        if not ranges:
+            raise Invalid(f"consumer {name!r} brings no ranges, and this subscription uses the sticky selector")
+        mine = np.zeros(HASH_RANGE, np.bool_)
+        for start, end in ranges:
+            if not 0 <= start <= end < self.size:
+                raise Invalid(f"range {start}-{end} is not within 0-{self.size - 1}")
+            if mine[start : end + 1].any():
+                raise Invalid(f"range {start}-{end} overlaps another range of the same consumer")
+            mine[start : end + 1] = True
+        taken = np.flatnonzero(mine & (self._owner != NO_SLOT))
+        if len(taken):
+            raise Conflict(f"hash {int(taken[0])} already belongs to a connected consumer")
+        self._owner[mine] = slot
+
+    def remove(self, slot: int) -> None:
+        """Its ranges belong to nobody now."""
+        self._owner[self._owner == slot] = NO_SLOT
+
+    def owners(self) -> Reduced:
+        """The ranges as they were given."""
+        return self._owner.copy()
+
+
+class SingleActive:
+    """Exclusive and Failover: one consumer gets everything. Failover: lowest priority number, then longest here."""
+
+    start = 1
+    size = HASH_RANGE - 1
+
+    def __init__(self, *, exclusive: bool) -> None:
+        self.exclusive = exclusive
+        self._line: list[tuple[int, int]] = []
+
+    def add(self, slot: int, name: str, *, ranges: Sequence[Range] = (), priority: int = 0) -> None:
+        """Join the line; an exclusive subscription refuses a second consumer with Conflict."""
+        if ranges:
+            raise Invalid("ranges are for Key_Shared subscriptions with the sticky selector")
+        if self.exclusive and self._line:
+            raise Conflict("the subscription is exclusive and already has a consumer")
+        self._line.append((priority, slot))
+        self._line.sort(key=lambda member: member[0])
+
+    def remove(self, slot: int) -> None:
+        """Leave the line."""
+        self._line = [member for member in self._line if member[1] != slot]
+
+    def owners(self) -> Reduced:
+        """Everything to the first in line."""
+        return np.full(HASH_RANGE, self._line[0][1] if self._line else NO_SLOT, np.uint16)
+
+
+class Nobody:
+    """Shared: hashes play no part; messages are dealt out in turn (see routing)."""
+
+    start = 1
+    size = HASH_RANGE - 1
+
+    def add(self, slot: int, name: str, *, ranges: Sequence[Range] = (), priority: int = 0) -> None:
+        """Nothing to divide."""
+        if ranges:
+            raise Invalid("ranges are for Key_Shared subscriptions with the sticky selector")
+
+    def remove(self, slot: int) -> None:
+        """Nothing to divide."""
+
+    def owners(self) -> Reduced:
+        """No hash has an owner."""
+        return np.full(HASH_RANGE, NO_SLOT, np.uint16)
+
+
+def ranges_of(owner: Reduced, slot: int) -> list[Range]:
+    """The ranges of one slot in a table of owners, touching ones joined, ascending (KS-10)."""
+    return mask_ranges(owner == slot)
+
+
+def mask_ranges(mask: np.ndarray) -> list[Range]:
+    """Runs of True as inclusive ranges, ascending."""
+    padded = np.zeros(len(mask) + 2, np.int8)
+    padded[1:-1] = mask
+    edges = np.flatnonzero(np.diff(padded))
+    return [(int(first), int(end) - 1) for first, end in zip(edges[::2], edges[1::2], strict=True)]
+
+
+def difference(before: Reduced, after: Reduced) -> list[tuple[int, int, int, int]]:
+    """(first, last, old slot, new slot) of every stretch that changed hands, ascending, touching ones joined (KS-17)."""
+    pair = before.astype(np.int64) << 16 | after
+    edges = np.flatnonzero(np.diff(pair)) + 1
+    firsts = np.concatenate(([0], edges))
+    ends = np.concatenate((edges, [len(pair)]))
+    moved = before[firsts] != after[firsts]
+    return [
+        (int(first), int(end) - 1, int(before[first]), int(after[first]))
+        for first, end in zip(firsts[moved], ends[moved], strict=True)
+    ]

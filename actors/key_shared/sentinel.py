@@ -1,0 +1,108 @@
+"""The order sentinel: looks at what is really sent, and at nothing else, and says whether the promises hold.
+
+    promise 2   of one hash, the unacknowledged messages are with at most one consumer
+    promise 3   first deliveries of one hash come in the order of publication (delayed messages are exempt, KS-64)
+
+It keeps its own arrays, fed only by "this was sent" and "this was given back", and never looks at the routing state:
+a defect in the routing cannot hide itself here. It is always on. Where the policy promises both, a breach raises
+InvariantViolation, which stops the actor before the messages leave it. Where the policy is known not to keep them
+(`read_position`, `last_sent_position` after negative acknowledgements, out-of-order delivery, Shared), breaches are
+only counted. How much was checked is counted beside it, since "no violations" of nothing is worth nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from actors.key_shared.window import NO_SLOT, Mask, Reduced
+from storage.errors import InvariantViolation
+from storage.hashing import HASH_RANGE
+from storage.position import EARLIEST, Positions, show
+
+_ONE = np.int32(1)
+_STORIES = 16
+
+
+class Sentinel:
+    """Counts what was checked and what was wrong. name(slot) describes a consumer in a story."""
+
+    def __init__(self, *, strict: bool, name: Callable[[int], str]) -> None:
+        self.strict = strict
+        self.name = name
+        self.checked_holder = 0
+        self.checked_order = 0
+        self.violations_holder = 0
+        self.violations_order = 0
+        self.stories: deque[str] = deque(maxlen=_STORIES)
+        self._holder: Reduced = np.full(HASH_RANGE, NO_SLOT, np.uint16)
+        self._held: npt.NDArray[np.int32] = np.zeros(HASH_RANGE, np.int32)
+        self._last: Positions = np.full(HASH_RANGE, EARLIEST, np.int64)
+
+    @property
+    def held(self) -> int:
+        """Messages that are sent and not given back."""
+        return int(self._held.sum())
+
+    def sent(self, slots: Reduced, hashes: Reduced, positions: Positions, first: Mask | None) -> None:
+        """Messages go out now: per slot in the order in which the consumer will see them.
+
+        first: which of them are first deliveries that have to be in order; None: all. All of shape (n,).
+        """
+        self.take(slots, hashes, positions)
+        back = (slots[1:] == slots[:-1]) & (positions[1:] <= positions[:-1])
+        if first is not None:
+            slots, hashes, positions = slots[first], hashes[first], positions[first]
+        self.checked_order += len(hashes)
+        late = positions <= self._last[hashes]
+        self._last[hashes] = np.maximum(positions, self._last[hashes])
+        wrong = int(late.sum()) + int(back.sum())
+        if wrong:
+            self.violations_order += wrong
+            at = int(late.argmax()) if late.any() else 0
+            self._tell(
+                f"promise 3 broken: {show(int(positions[at]))} (hash {int(hashes[at])}) goes to "
+                f"{self.name(int(slots[at]))} after a later message of its hash was delivered for the first time, "
+                f"or out of order within one delivery ({wrong} messages)"
+            )
+
+    def take(self, slots: Reduced, hashes: Reduced, positions: Positions) -> None:
+        """Messages are with these consumers from now on, sent now or held since before a change of owner."""
+        self.checked_holder += len(hashes)
+        before = self._holder[hashes]
+        wrong = (self._held[hashes] > 0) & (before != slots)
+        self._holder[hashes] = slots
+        wrong |= self._holder[hashes] != slots
+        np.add.at(self._held, hashes, _ONE)
+        if wrong.any():
+            self.violations_holder += int(wrong.sum())
+            at = int(wrong.argmax())
+            self._tell(
+                f"promise 2 broken: {show(int(positions[at]))} (hash {int(hashes[at])}) goes to "
+                f"{self.name(int(slots[at]))} while {self.name(int(before[at]))} holds unacknowledged messages of "
+                f"the hash ({int(wrong.sum())} messages)"
+            )
+
+    def given_back(self, hashes: Reduced) -> None:
+        """Messages of these hashes are acknowledged, or with their consumer no more."""
+        np.subtract.at(self._held, hashes, _ONE)
+        if (self._held[hashes] < 0).any():
+            raise InvariantViolation("more messages of a hash came back than were ever sent")
+
+    def _tell(self, story: str) -> None:
+        self.stories.append(story)
+        if self.strict:
+            raise InvariantViolation(story)
+
+    def stats(self) -> dict[str, int | list[str]]:
+        """Counters and the newest stories."""
+        return {
+            "checkedHolder": self.checked_holder,
+            "checkedOrder": self.checked_order,
+            "violationsHolder": self.violations_holder,
+            "violationsOrder": self.violations_order,
+            "stories": list(self.stories),
+        }

@@ -1,0 +1,81 @@
+"""What is known of each of the 65,536 hashes.
+
+    owner[h]      slot of the consumer that should get messages of h now, NO_SLOT for nobody
+    holder[h]     slot of the consumer to which a message of h was sent last
+    pending[h]    messages of h that are sent and not acknowledged
+    replayed[h]   messages of h that wait to be sent and whose place in the order is known
+
+**A hash is draining exactly when pending > 0 and holder != owner.** PIP-379 keeps a map of draining hashes, fills it
+when ranges change and empties it as acknowledgements arrive; most of the defects found in it later (KS-30, KS-31)
+were an entry that should have gone, or came too late. Here draining is derived, so a join or a leave is "compute the
+owners anew" and nothing can go stale. `draining` is only a count, to know when the question need not be asked.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from actors.key_shared.window import NO_SLOT, Mask, Reduced
+from storage.hashing import HASH_RANGE
+
+_ONE = np.int32(1)
+
+
+class HashTables:
+    """The arrays above, each of shape (65536,), and the counters of the draining statistics."""
+
+    def __init__(self) -> None:
+        self.owner: Reduced = np.full(HASH_RANGE, NO_SLOT, np.uint16)
+        self.holder: Reduced = np.full(HASH_RANGE, NO_SLOT, np.uint16)
+        self.pending: npt.NDArray[np.int32] = np.zeros(HASH_RANGE, np.int32)
+        self.replayed: npt.NDArray[np.int32] = np.zeros(HASH_RANGE, np.int32)
+        self.attempts: npt.NDArray[np.int32] = np.zeros(HASH_RANGE, np.int32)
+        self.draining = 0
+        self.holes = True
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays; it does not depend on how many hashes drain."""
+        arrays = (self.owner, self.holder, self.pending, self.replayed, self.attempts)
+        return sum(int(array.nbytes) for array in arrays)
+
+    def draining_mask(self) -> Mask:
+        """Which hashes are draining, bool, shape (65536,)."""
+        return (self.pending > 0) & (self.holder != self.owner)
+
+    def set_owners(self, owner: Reduced) -> None:
+        """New owners, after a join or a leave. A hash that came back to its holder is simply not draining now."""
+        self.owner = owner
+        self.holes = bool((owner[1:] == NO_SLOT).any())
+        self.recount()
+
+    def recount(self) -> None:
+        """Count the draining hashes, and forget blocked attempts of those that drain no more (KS-27)."""
+        mask = self.draining_mask()
+        self.draining = int(mask.sum())
+        self.attempts[~mask] = 0
+
+    def sent(self, hashes: Reduced, slots: Reduced) -> None:
+        """Messages of these hashes went to these slots."""
+        np.add.at(self.pending, hashes, _ONE)
+        self.holder[hashes] = slots
+
+    def released(self, hashes: Reduced) -> Reduced:
+        """Messages of these hashes are no longer pending; returns the draining hashes that this freed, unique."""
+        np.subtract.at(self.pending, hashes, _ONE)
+        if self.draining == 0:
+            return np.empty(0, np.uint16)
+        done = hashes[self.pending[hashes] == 0]
+        freed = np.unique(done[self.holder[done] != self.owner[done]])
+        self.draining -= len(freed)
+        self.attempts[freed] = 0
+        return freed
+
+    def queued(self, hashes: Reduced) -> None:
+        """Messages with a known place in the order wait to be sent."""
+        np.add.at(self.replayed, hashes, _ONE)
+
+    def unqueued(self, hashes: Reduced) -> None:
+        """The reverse of `queued`."""
+        np.subtract.at(self.replayed, hashes, _ONE)

@@ -1,0 +1,211 @@
+"""The window: every message between the mark-delete position and the read position that is still somebody's business.
+
+One row a message, by column, always ascending by position. A row is in one of these states:
+
+    FRESH     read forward, not yet offered to a consumer
+    REPLAY    waits to be sent, and its place in the order is known: later messages of its hash wait behind it
+    LOOSE     waits to be sent without a place in the order: negatively acknowledged, or a delayed message that is
+              now due (KS-60); later messages of its hash may overtake it
+    WAITING   negatively acknowledged with a delay that is not over
+    PENDING   sent, not acknowledged; `consumer` says where it is
+    DEAD      redelivered too often; waits for the dead letter topic
+    DONE      gone; the row is free
+
+`since` is when a row came into its state, for ages in explanations; `redelivery` counts counted redeliveries.
+
+Rows leave from anywhere, so the table keeps holes. The head moves over holes, and when the table is full, holes are
+squeezed out or the table grows. Squeezing copies the live rows only after at least as many rows have gone, so the
+cost is constant per message however long one stuck message holds the head in place. Nothing outside keeps a row
+number across a call: rows are found again by position, mostly by one subtraction, because positions of one ledger
+are consecutive.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from storage.errors import InvariantViolation
+from storage.hashing import Hashes
+from storage.position import Positions, show
+
+Rows = npt.NDArray[np.intp]
+"""Row numbers of the window, shape (n,), valid until rows are added or squeezed out."""
+
+Reduced = npt.NDArray[np.uint16]
+"""Hashes as the selector sees them, 1 .. 65535; 0 never occurs (KS-2)."""
+
+Mask = npt.NDArray[np.bool_]
+
+
+class RowState(IntEnum):
+    """State of a row, see the module's text."""
+
+    DONE = 0
+    FRESH = 1
+    REPLAY = 2
+    LOOSE = 3
+    WAITING = 4
+    PENDING = 5
+    DEAD = 6
+
+
+DELIVERED = 1
+"""Flag: the row was sent to a consumer at least once by this object."""
+DUE = 2
+"""Flag: a delayed message; its first delivery is exempt from the order (KS-64)."""
+REMOVED = 4
+"""Flag: skipped, expired or cleared while pending; never to be sent again (KS-45)."""
+SENT = 8
+"""Flag: sent since the last time that there was no consumer (LS-1)."""
+
+NO_SLOT = 0xFFFF
+MAX_REDELIVERIES = 255
+_SMALLEST = 1024
+_COLUMNS = ("position", "key", "hash", "state", "flags", "redelivery", "consumer", "since")
+
+
+class Window:
+    """The table. Columns are valid in rows head .. tail-1; `count[state]` says how many rows are in each state."""
+
+    def __init__(self) -> None:
+        self.head = 0
+        self.tail = 0
+        self.position: Positions = np.zeros(_SMALLEST, np.int64)
+        self.key: Hashes = np.zeros(_SMALLEST, np.uint32)
+        self.hash: Reduced = np.zeros(_SMALLEST, np.uint16)
+        self.state: npt.NDArray[np.uint8] = np.zeros(_SMALLEST, np.uint8)
+        self.flags: npt.NDArray[np.uint8] = np.zeros(_SMALLEST, np.uint8)
+        self.redelivery: npt.NDArray[np.uint8] = np.zeros(_SMALLEST, np.uint8)
+        self.consumer: Reduced = np.zeros(_SMALLEST, np.uint16)
+        self.since: npt.NDArray[np.int64] = np.zeros(_SMALLEST, np.int64)
+        self.count = [0] * len(RowState)
+        self.fresh_from = 0
+        self.redelivered = False
+
+    @property
+    def live(self) -> int:
+        """Rows that are not DONE."""
+        return sum(self.count[1:])
+
+    @property
+    def capacity(self) -> int:
+        """Rows that fit without growing."""
+        return len(self.position)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all columns."""
+        return sum(int(getattr(self, name).nbytes) for name in _COLUMNS)
+
+    # -- adding -----------------------------------------------------------------------------------------------------
+
+    def add(self, positions: Positions, keys: Hashes, hashes: Reduced, state: RowState, flags: int, now: int) -> None:
+        """Add rows; positions strictly ascending and not in the table. Anywhere, but at the end it is cheapest."""
+        count = len(positions)
+        if count == 0:
+            return
+        if not bool((positions[1:] > positions[:-1]).all()):
+            raise InvariantViolation(f"positions from {show(int(positions[0]))} on are not ascending")
+        self._reserve(count)
+        start, end = self.tail, self.tail + count
+        behind = start == self.head or bool(positions[0] > self.position[start - 1])
+        self.position[start:end] = positions
+        self.key[start:end] = keys
+        self.hash[start:end] = hashes
+        self.state[start:end] = state
+        self.flags[start:end] = flags
+        self.redelivery[start:end] = 0
+        self.consumer[start:end] = NO_SLOT
+        self.since[start:end] = now
+        self.tail = end
+        self.count[state] += count
+        if not behind:
+            self._sort()
+
+    def _sort(self) -> None:
+        """Bring rows that were put at the end to their places; timsort merges the two ascending runs."""
+        old = slice(self.head, self.tail)
+        order = np.argsort(self.position[old], kind="stable")
+        for name in _COLUMNS:
+            column = getattr(self, name)
+            column[old] = column[old][order]
+        self.fresh_from = self.head
+
+    def _reserve(self, count: int) -> None:
+        if self.tail + count <= self.capacity:
+            return
+        keep = np.flatnonzero(self.state[self.head : self.tail]) + self.head
+        capacity = self.capacity
+        while (len(keep) + count) * 2 > capacity:
+            capacity *= 2
+        while capacity > _SMALLEST and (len(keep) + count) * 8 < capacity:
+            capacity //= 2
+        for name in _COLUMNS:
+            old = getattr(self, name)
+            new = old if capacity == len(old) else np.zeros(capacity, old.dtype)
+            new[: len(keep)] = old[keep]
+            setattr(self, name, new)
+        self.fresh_from = int(np.searchsorted(keep, self.fresh_from))
+        self.head, self.tail = 0, len(keep)
+
+    # -- finding ----------------------------------------------------------------------------------------------------
+
+    def find(self, positions: Positions) -> Rows:
+        """Rows of the given positions that are live, ascending, each once; positions not here are left out."""
+        view = self.position[self.head : self.tail]
+        if len(positions) == 0 or len(view) == 0:
+            return np.empty(0, np.intp)
+        if not bool((positions[1:] > positions[:-1]).all()):
+            positions = np.unique(positions)
+        first, last = int(view.searchsorted(positions[0])), int(view.searchsorted(positions[-1]))
+        gap = int(positions[-1]) - int(positions[0])
+        if last < len(view) and view[last] == positions[-1] and view[first] == positions[0] and last - first == gap:
+            # No position is missing from the table between the two ends: one subtraction finds all of them.
+            rows = positions - (int(positions[0]) - first - self.head)
+        else:
+            at = view.searchsorted(positions)
+            at[at == len(view)] = 0
+            rows = at[view[at] == positions] + self.head
+        alive = self.state[rows] != RowState.DONE
+        return rows if alive.all() else rows[alive]
+
+    def rows_in(self, *states: RowState) -> Rows:
+        """All rows in the given states, ascending."""
+        view = self.state[self.head : self.tail]
+        wanted = view == states[0]
+        for state in states[1:]:
+            wanted |= view == state
+        return np.flatnonzero(wanted) + self.head
+
+    def rows_live(self) -> Rows:
+        """All rows that are not DONE, ascending."""
+        return np.flatnonzero(self.state[self.head : self.tail]) + self.head
+
+    def rows_fresh(self) -> Rows | slice:
+        """The FRESH rows: a slice when they are all that is at the end of the table, as they almost always are."""
+        if self.count[RowState.FRESH] == self.tail - self.fresh_from:
+            return slice(self.fresh_from, self.tail)
+        return np.flatnonzero(self.state[self.fresh_from : self.tail] == RowState.FRESH) + self.fresh_from
+
+    # -- changing ---------------------------------------------------------------------------------------------------
+
+    def move(self, rows: Rows | slice, count: int, before: RowState, after: RowState) -> None:
+        """Put `count` rows from one state into another."""
+        self.state[rows] = after
+        self.count[before] -= count
+        self.count[after] += count
+
+    def trim(self) -> None:
+        """Move the head over rows that are DONE; an empty table starts again at row 0."""
+        if self.live == 0:
+            self.head = self.tail = self.fresh_from = 0
+            self.redelivered = False
+            return
+        while self.state[self.head] == RowState.DONE:
+            part = self.state[self.head : self.head + 4096] != RowState.DONE
+            ahead = int(part.argmax())
+            self.head += ahead if part[ahead] else len(part)
+        self.fresh_from = max(self.fresh_from, self.head)
