@@ -291,7 +291,8 @@ class Dispatch:
         if member is None:
             return NO_POSITIONS
         rows = core.window.rows_in(RowState.PENDING)
-        return core.window.position[rows[core.window.consumer[rows] == member.slot]]
+        held: Positions = core.window.position[rows[core.window.consumer[rows] == member.slot]]
+        return held
 
     def what_if(self, add: int = 0, remove: Sequence[str] = ()) -> dict[str, Any]:
         """What joining `add` consumers and leaving of those named would move."""

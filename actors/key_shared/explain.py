@@ -66,20 +66,13 @@ def row_reasons(core: Core, row: int, now: int) -> list[Reason]:
     window = core.window
     state = RowState(int(window.state[row]))
     if state == RowState.PENDING:
-        return [
-            _reason(
-                "delivered",
-                f"it is with {held[0]['consumer']}, unacknowledged",
-                "its acknowledgement, a negative acknowledgement, or the consumer leaving",
-                held=_holders(core, np.array([row]), now),
-            )
-        ]
+        held = _holders(core, np.array([row]), now)
+        text = f"it is with {held[0]['consumer']}, unacknowledged"
+        return [_reason("delivered", text, "its acknowledgement, or the consumer giving it back or leaving", held=held)]
     if state == RowState.WAITING:
         until = next((due for due, _, places in core.later if window.position[row] in places), None)
         text = f"it was negatively acknowledged and waits until {until}"
-        return [
-            _reason("delayed_until", f"it was negatively acknowledged and waits until {until}", "time", until=until)
-        ]
+        return [_reason("delayed_until", text, "time", until=until)]
     if state == RowState.DEAD:
         return [
             _reason(

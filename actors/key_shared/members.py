@@ -132,7 +132,7 @@ class Members:
 
     def allowance(self) -> Counts:
         """How many messages each slot may get now (KS-44)."""
-        permits = np.maximum(self.credited - self.sent, 0)
+        permits: Counts = np.maximum(self.credited - self.sent, 0)
         if self.max_unacked_each > 0:
             permits = np.minimum(permits, np.maximum(self.max_unacked_each - self.unacked, 0))
         return permits

@@ -199,7 +199,8 @@ class RecentlyJoined:
 def _unsent(window: Window) -> Positions:
     """Positions that wait for their first delivery and have a place in the order, ascending."""
     rows = window.rows_in(RowState.FRESH, RowState.REPLAY)
-    return window.position[rows[(window.flags[rows] & SENT) == 0]]
+    positions: Positions = window.position[rows[(window.flags[rows] & SENT) == 0]]
+    return positions
 
 
 def _held_elsewhere(window: Window, rows: Candidates) -> Mask:
@@ -211,7 +212,8 @@ def _held_elsewhere(window: Window, rows: Candidates) -> Mask:
     several = np.zeros(HASH_RANGE, np.bool_)
     several[hashes[somebody[hashes] != slots]] = True
     holder = somebody[rows.hashes]
-    return several[rows.hashes] | ((holder != NO_SLOT) & (holder != rows.owners))
+    held: Mask = several[rows.hashes] | ((holder != NO_SLOT) & (holder != rows.owners))
+    return held
 
 
 def make_policy(name: str, *, remember_unacked_keys: bool = False) -> Policy:

@@ -292,7 +292,7 @@ def mask_ranges(mask: np.ndarray) -> list[Range]:
 
 
 def difference(before: Reduced, after: Reduced) -> list[tuple[int, int, int, int]]:
-    """(first, last, old slot, new slot) of every stretch that changed hands, ascending, touching ones joined (KS-17)."""
+    """(first, last, old slot, new slot) of every stretch that changed hands, ascending (KS-17)."""
     pair = before.astype(np.int64) << 16 | after
     edges = np.flatnonzero(np.diff(pair)) + 1
     firsts = np.concatenate(([0], edges))

@@ -42,7 +42,8 @@ class HashTables:
 
     def draining_mask(self) -> Mask:
         """Which hashes are draining, bool, shape (65536,)."""
-        return (self.pending > 0) & (self.holder != self.owner)
+        mask: Mask = (self.pending > 0) & (self.holder != self.owner)
+        return mask
 
     def set_owners(self, owner: Reduced) -> None:
         """New owners, after a join or a leave. A hash that came back to its holder is simply not draining now."""
