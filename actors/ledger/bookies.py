@@ -1,0 +1,97 @@
+"""Which bookies there are, where they are now, and which of them to prefer.
+
+A ledger names bookies by stable ids; their addresses change with every restart. The list comes from outside and is
+cached; a bookie that failed a moment ago is chosen again only when there is nobody else. None of this is a matter
+of safety: the quorum rules hold whomever one asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from actors.messages import BookieList
+from actors.ports import Address, Ports, Unknown
+from actors.wire import Reply, Request
+from storage.errors import Unavailable
+
+R = TypeVar("R", bound=Reply)
+
+REFRESH_MS = 500
+AVOID_MS = 10_000
+
+
+class NoAnswer(Unavailable):
+    """The bookie said nothing: the request may have happened, may happen later, or never."""
+
+
+class Bookies:
+    """The bookies as this actor knows them."""
+
+    def __init__(self, ports: Ports, source: Callable[[], Awaitable[BookieList]]) -> None:
+        self._ports = ports
+        self._source = source
+        self._addresses: dict[str, Address] = {}
+        self._writable: list[str] = []
+        self._avoid: dict[str, int] = {}
+        self._fetched: int | None = None
+        self._lock = asyncio.Lock()
+
+    async def refresh(self) -> None:
+        """Ask for the list again, unless it is fresh. Keeps the old list when the answer fails to come."""
+        async with self._lock:
+            now = self._ports.clock.monotonic()
+            if self._fetched is not None and now - self._fetched < REFRESH_MS:
+                return
+            try:
+                known = await self._source()
+            except Unavailable as error:
+                self._ports.log("bookies_unknown", error=str(error))
+                return
+            self._fetched = self._ports.clock.monotonic()
+            self._addresses.update(zip(known.ids, known.addresses, strict=True))
+            self._writable = [name for name in known.ids if name not in known.read_only]
+
+    def writable(self) -> list[str]:
+        """Ids of the bookies that take new runs, as last heard."""
+        return list(self._writable)
+
+    def suspect(self, bookie: str) -> None:
+        """It failed just now: choose others for a while, and look its address up again."""
+        self._avoid[bookie] = self._ports.clock.monotonic() + AVOID_MS
+
+    def suspected(self, bookie: str) -> bool:
+        """Whether it failed a moment ago."""
+        return self._avoid.get(bookie, -1) > self._ports.clock.monotonic()
+
+    def candidates(self, exclude: Sequence[str]) -> list[str]:
+        """Writable bookies in random order, those that failed lately behind the others."""
+        order = [name for name in self._writable if name not in exclude]
+        for last in range(len(order) - 1, 0, -1):
+            other = self._ports.rng.randrange(last + 1)
+            order[last], order[other] = order[other], order[last]
+        return sorted(order, key=self.suspected)
+
+    async def choose(self, size: int) -> tuple[str, ...]:
+        """An ensemble for a new ledger. Raises Unavailable when there are too few bookies."""
+        await self.refresh()
+        order = self.candidates(())
+        if len(order) < size:
+            raise Unavailable(f"{size} bookies are needed, {len(order)} can be written to")
+        return tuple(order[:size])
+
+    async def ask(self, bookie: str, request: Request[R], timeout: int) -> R:
+        """Call a bookie by id. Raises its refusal, or NoAnswer; then the bookie is suspect for a while."""
+        address = self._addresses.get(bookie)
+        if address is None or self.suspected(bookie):
+            await self.refresh()
+            address = self._addresses.get(bookie)
+        if address is None:
+            raise NoAnswer(f"bookie {bookie} is not known")
+        reply = await self._ports.net.call(address, request, timeout)
+        if isinstance(reply, Unknown):
+            self.suspect(bookie)
+            raise NoAnswer(f"bookie {bookie}: {reply.reason}")
+        self._avoid.pop(bookie, None)
+        return reply

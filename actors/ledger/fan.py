@@ -1,0 +1,82 @@
+"""Several pieces of work at once, and their outcomes one by one as they come.
+
+Quorum protocols act on the first so-many answers, not on all of them. Everything runs through ports.spawn, so the
+work belongs to its actor and ends with it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Coroutine, Iterable
+from typing import Any, Generic, TypeVar
+
+from actors.ports import Ports, Task
+from actors.signal import Signal
+from storage.errors import SluiceError
+
+K = TypeVar("K")
+T = TypeVar("T")
+
+
+class Fan(Generic[K, T]):
+    """Runs work under keys. A SluiceError is an outcome; anything else is a defect and raised by `next`."""
+
+    def __init__(self, ports: Ports, name: str) -> None:
+        self._ports = ports
+        self._name = name
+        self._signal = Signal()
+        self._outcomes: deque[tuple[K, T | BaseException]] = deque()
+        self._tasks: list[Task] = []
+        self._open = 0
+
+    def start(self, key: K, work: Coroutine[Any, Any, T]) -> None:
+        """Begin a piece of work."""
+        self._open += 1
+        self._tasks.append(self._ports.spawn(self._run(key, work), self._name))
+
+    @property
+    def busy(self) -> bool:
+        """Whether `next` has something to give."""
+        return self._open > 0
+
+    async def next(self) -> tuple[K, T | SluiceError]:
+        """The next outcome, in order of arrival."""
+        while not self._outcomes:
+            self._signal.clear()
+            await self._signal.wait(self._ports)
+        self._open -= 1
+        key, outcome = self._outcomes.popleft()
+        if isinstance(outcome, BaseException) and not isinstance(outcome, SluiceError):
+            raise outcome
+        return key, outcome
+
+    def cancel(self) -> None:
+        """Wait for nobody any more; what was asked may still happen."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def _run(self, key: K, work: Coroutine[Any, Any, T]) -> None:
+        outcome: T | BaseException
+        try:
+            outcome = await work
+        except Exception as error:
+            outcome = error
+        self._outcomes.append((key, outcome))
+        self._signal.set()
+
+
+async def together(ports: Ports, name: str, works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run all at once and return their results in the given order; the first SluiceError is raised."""
+    fan: Fan[int, T] = Fan(ports, name)
+    for place, work in enumerate(works):
+        fan.start(place, work)
+    results: dict[int, T] = {}
+    try:
+        while fan.busy:
+            place, outcome = await fan.next()
+            if isinstance(outcome, SluiceError):
+                raise outcome
+            results[place] = outcome
+    finally:
+        fan.cancel()
+    return [results[place] for place in sorted(results)]

@@ -1,0 +1,124 @@
+"""Keeps one partition's record: takes possession of it, and changes it one version at a time.
+
+The race for a version is `actors.owned`; here is what a partition adds to it. Taking possession turns every open
+ledger IN_RECOVERY in the very version that raises the epoch. Changes run one after another, each made from the
+newest record, and none is believed before its version is durable. An owner that loses one write stops for good:
+going on after a lost write is how other brokers trimmed ledgers that were no longer theirs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from actors.ledger.record import PartitionRecord, State, decode_record, encode_record, record_key
+from actors.messages import TopicSettings
+from actors.owned import OwnedRecord
+from actors.ports import Ports
+from storage.errors import Fenced
+
+LEDGER_IDS = "ids/ledger"
+BLOCK = 16
+"""Ledger ids are handed out in blocks of this many."""
+
+
+class RecordKeeper:
+    """The newest version of the record that this owner has made. lost(reason) is called when it is somebody else's."""
+
+    def __init__(self, ports: Ports, topic: str, partition: int, lost: Callable[[str], None]) -> None:
+        self._ports = ports
+        self._topic = topic
+        self._partition = partition
+        self._key = record_key(topic, partition)
+        self._lost = lost
+        self._lock = asyncio.Lock()
+        self._owned = OwnedRecord(ports, self._key)
+        self.record = PartitionRecord(topic=topic, partition=partition, settings=TopicSettings())
+
+    async def acquire(self, settings: TopicSettings) -> PartitionRecord:
+        """Become the owner with the next epoch; open ledgers turn IN_RECOVERY in the same version.
+
+        A race lost against the old owner's last write is run again; one lost against another new owner is Fenced.
+        """
+        epoch = await self._take()
+        while True:
+            taken = self._taken(settings)
+            try:
+                await self._save(taken)
+            except Fenced:
+                newest = await self._take()
+                if newest > epoch:
+                    raise
+                epoch = newest
+                continue
+            self._ports.log("owner", key=self._key, epoch=self.record.epoch)
+            return self.record
+
+    async def _take(self) -> int:
+        """Read the newest record; returns the epoch under which it may be taken."""
+        self._owned = OwnedRecord(self._ports, self._key)
+        value = await self._owned.take()
+        if value is not None:
+            self.record = decode_record(value)
+        return self._owned.epoch
+
+    def _taken(self, settings: TopicSettings) -> PartitionRecord:
+        base = self.record
+        if base.deleted:
+            base = PartitionRecord(topic=self._topic, partition=self._partition, settings=settings)
+        ledgers = tuple(
+            msgspec.structs.replace(ledger, state=State.IN_RECOVERY) if ledger.state is State.OPEN else ledger
+            for ledger in base.ledgers
+        )
+        return msgspec.structs.replace(base, settings=settings, ledgers=ledgers)
+
+    async def update(self, change: Callable[[PartitionRecord], PartitionRecord]) -> PartitionRecord:
+        """Make the next version from the present one; returns when it is durable.
+
+        Raises Fenced, after calling `lost`, when the partition has a newer owner.
+        """
+        async with self._lock:
+            changed = change(self.record)
+            if changed != self.record:
+                try:
+                    await self._save(changed)
+                except Fenced as error:
+                    self._lost(str(error))
+                    raise
+            return self.record
+
+    def abandon(self) -> None:
+        """Never write again."""
+        self._owned.lost = True
+
+    async def _save(self, record: PartitionRecord) -> None:
+        value: dict[str, Any] = encode_record(record)
+        await self._owned.save(value)
+        self.record = msgspec.structs.replace(record, epoch=self._owned.epoch, owner=self._ports.me)
+
+
+class LedgerIds:
+    """Ledger ids, unique in the cluster and ascending for every owner of a partition.
+
+    The record `ids/ledger` has no content that matters: whoever creates its version n owns the ids of block n. An
+    attempt whose outcome is unknown is given up; at most a block is wasted.
+    """
+
+    def __init__(self, ports: Ports) -> None:
+        self._ports = ports
+        self._next = 0
+        self._end = 0
+
+    async def take(self) -> int:
+        """An id that nobody else has or will get. Raises Unavailable."""
+        while self._next >= self._end:
+            newest = await self._ports.meta.read(LEDGER_IDS)
+            block = (newest.number if newest else 0) + 1
+            if await self._ports.meta.create(LEDGER_IDS, block, self._ports.me.encode()):
+                self._next, self._end = (block - 1) * BLOCK + 1, block * BLOCK + 1
+        taken = self._next
+        self._next += 1
+        return taken

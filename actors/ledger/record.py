@@ -1,0 +1,179 @@
+"""The metadata record of one partition: who owns it, and the chain of ledgers that is its log.
+
+The record lives under `partition/<topic>/<partition>` as numbered versions. Whoever creates version n+1 with a
+higher epoch owns the partition; the previous owner loses its next write, whatever it wants to write, and stops. So
+the record is the only place where something becomes true for good: a new ledger, a new fragment of an ensemble, the
+end of a ledger, what was trimmed, which subscriptions must be waited for. Runs themselves never pass through it.
+
+A ledger is OPEN while its writer lives, IN_RECOVERY from the moment a new owner appears, CLOSED when its last entry
+is settled. A fragment names the bookies from `first_run` on, until the next fragment begins. All structs are
+immutable: a change makes a new record, and it is ours only once its version was created.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from actors.ledger.quorum import Quorum
+from actors.messages import TopicSettings
+from storage.errors import Corrupt, InvariantViolation
+from storage.position import position
+
+FORMAT = 1
+
+
+class State(StrEnum):
+    """Where a ledger is in its life."""
+
+    OPEN = "OPEN"
+    IN_RECOVERY = "IN_RECOVERY"
+    CLOSED = "CLOSED"
+
+
+class Fragment(msgspec.Struct, frozen=True, array_like=True):
+    """From this run (whose first entry is first_entry) on, these bookies hold the ledger."""
+
+    first_run: int
+    first_entry: int
+    bookies: tuple[str, ...]
+
+
+class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One ledger. last_run and last_entry are settled when CLOSED (-1: empty); bytes is payload bytes, so far.
+
+    opened_at and closed_at are milliseconds since 1970 by the owner's clock.
+    """
+
+    id: int
+    state: State
+    ensemble: int
+    write_quorum: int
+    ack_quorum: int
+    fragments: tuple[Fragment, ...]
+    last_run: int = -1
+    last_entry: int = -1
+    bytes: int = 0
+    opened_at: int = 0
+    closed_at: int = 0
+
+    @property
+    def quorum(self) -> Quorum:
+        """The sizes as an object."""
+        return Quorum(self.ensemble, self.write_quorum, self.ack_quorum)
+
+    def fragment_of(self, run: int) -> Fragment:
+        """The fragment that holds a run."""
+        for fragment in reversed(self.fragments):
+            if fragment.first_run <= run:
+                return fragment
+        raise InvariantViolation(f"ledger {self.id} has no fragment for run {run}")
+
+    def write_set(self, run: int) -> tuple[str, ...]:
+        """The bookies that hold a run."""
+        return self.quorum.write_set(run, self.fragment_of(run).bookies)
+
+    def with_fragment(self, fragment: Fragment) -> LedgerRecord:
+        """This ledger with a new last fragment; one that begins at the same run replaces the last.
+
+        A fragment can never begin before the last one (BK2): that would hand confirmed runs to bookies that do not
+        have them.
+        """
+        last = self.fragments[-1]
+        if fragment.first_run < last.first_run:
+            raise InvariantViolation(f"ledger {self.id}: fragment at run {fragment.first_run} < {last.first_run}")
+        kept = self.fragments[:-1] if fragment.first_run == last.first_run else self.fragments
+        return msgspec.structs.replace(self, fragments=(*kept, fragment))
+
+    def bookies(self) -> list[str]:
+        """Every bookie that holds some of it, sorted."""
+        return sorted({name for fragment in self.fragments for name in fragment.bookies})
+
+
+class StoredRun(msgspec.Struct, frozen=True, array_like=True):
+    """Where a producer's run went: sequences first .. first+count-1 are entries from first_entry on."""
+
+    first: int
+    count: int
+    ledger: int
+    first_entry: int
+
+
+class ProducerRecord(msgspec.Struct, frozen=True, array_like=True):
+    """What a producer has stored: its highest sequence, its last runs, and when it was last heard of (ms)."""
+
+    highest: int
+    recent: tuple[StoredRun, ...]
+    seen: int
+
+
+class PartitionRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything durable about a partition except its runs.
+
+    producers holds what was confirmed up to (covered_ledger, covered_run), both inclusive; what came later is found
+    in the frames. subscriptions maps a durable subscription to a mark-delete position that it has surely reached.
+    """
+
+    format: int = FORMAT
+    topic: str
+    partition: int
+    epoch: int = 0
+    owner: str = ""
+    settings: TopicSettings
+    ledgers: tuple[LedgerRecord, ...] = ()
+    trimmed_before: int = 0
+    subscriptions: dict[str, int] = {}
+    ever_subscribed: bool = False
+    producers: dict[str, ProducerRecord] = {}
+    covered_ledger: int = 0
+    covered_run: int = -1
+    deleted: bool = False
+
+    def ledger(self, ledger_id: int) -> LedgerRecord | None:
+        """The ledger of this id, if it is still in the chain."""
+        return next((ledger for ledger in self.ledgers if ledger.id == ledger_id), None)
+
+    def with_ledger(self, ledger: LedgerRecord) -> PartitionRecord:
+        """This record with one ledger of the chain replaced. Raises InvariantViolation if it is not there."""
+        if self.ledger(ledger.id) is None:
+            raise InvariantViolation(f"ledger {ledger.id} is not in the chain of {self.topic}-{self.partition}")
+        replaced = tuple(ledger if old.id == ledger.id else old for old in self.ledgers)
+        return msgspec.structs.replace(self, ledgers=replaced)
+
+    def with_new_ledger(self, ledger: LedgerRecord) -> PartitionRecord:
+        """This record with a ledger at the end of the chain, where only one may be open and ids ascend."""
+        for old in self.ledgers:
+            if old.state is not State.CLOSED or old.id >= ledger.id:
+                raise InvariantViolation(f"ledger {ledger.id} cannot follow {old.id} ({old.state.value})")
+        return msgspec.structs.replace(self, ledgers=(*self.ledgers, ledger))
+
+    def without_ledgers(self, ids: Sequence[int]) -> PartitionRecord:
+        """This record without some ledgers at the head of the chain."""
+        kept = tuple(ledger for ledger in self.ledgers if ledger.id not in ids)
+        before = max([self.trimmed_before, *(position(gone + 1, 0) for gone in ids)])
+        return msgspec.structs.replace(self, ledgers=kept, trimmed_before=before)
+
+
+def record_key(topic: str, partition: int) -> str:
+    """Where a partition's record is kept."""
+    return f"partition/{topic}/{partition}"
+
+
+def encode_record(record: PartitionRecord) -> dict[str, Any]:
+    """The record as plain maps, lists and numbers, for `actors.owned`."""
+    plain: dict[str, Any] = msgspec.to_builtins(record)
+    return plain
+
+
+def decode_record(value: dict[str, Any]) -> PartitionRecord:
+    """The record back. Raises Corrupt if this is none, or of a format this code does not know."""
+    try:
+        record = msgspec.convert(value, PartitionRecord)
+    except msgspec.ValidationError as error:
+        raise Corrupt(f"a partition's record cannot be read: {error}") from error
+    if record.format != FORMAT:
+        raise Corrupt(f"a partition's record has format {record.format}, known is {FORMAT}")
+    return record

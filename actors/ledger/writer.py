@@ -1,0 +1,232 @@
+"""The writer of one ledger: sends runs to bookies, several at a time, and reports them confirmed in order.
+
+`append` gives a run its place and starts one sender a bookie of its write set; nothing in it waits. A sender repeats
+its AddRun until the bookie has the run, is replaced, or the ledger is closed: an append never fails by itself. It is
+confirmed sooner or later, or the owner is fenced and stops - so the caller never has to take back a sequence.
+
+The payload is shared once (Net.share) by the caller; when a bookie cannot serve an add that went by handle, the same
+run is sent again with its bytes, because a handle is never the only copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from actors.ledger.bookies import Bookies, NoAnswer
+from actors.ledger.record import Fragment, LedgerRecord
+from actors.ledger.writing import PendingRun, WriteState
+from actors.messages import AddRun
+from actors.ports import Ports
+from actors.signal import Signal
+from actors.wire import Blob
+from storage.errors import Conflict, Corrupt, Fenced, Invalid, InvariantViolation, NotFound, Overloaded, SluiceError
+from storage.frame import Header, Run, encode_head
+
+ADD_TIMEOUT = 3_000
+RETRY_FIRST, RETRY_MOST = 50, 2_000
+RETIRED_TRIES = 5
+OVERLOADED_TRIES = 4
+"""So many refusals for overload in a row count as a failure of the bookie."""
+
+
+@dataclass(slots=True)
+class Append:
+    """One run on its way. blob is what travels; inline the bytes themselves; senders: bookies still being tried."""
+
+    pending: PendingRun
+    header: Header
+    head: bytes
+    blob: Blob
+    inline: Blob
+    senders: int = 0
+
+
+class LedgerWriter:
+    """Appends to an open ledger.
+
+    save_fragment makes a new fragment durable in the metadata (raises Fenced if it cannot); confirmed is called with
+    runs in order; stored is called once a run needs no more bytes in hand; lost when somebody newer owns the ledger.
+    """
+
+    def __init__(
+        self,
+        ports: Ports,
+        bookies: Bookies,
+        ledger: LedgerRecord,
+        epoch: int,
+        *,
+        save_fragment: Callable[[int, Fragment], Awaitable[None]],
+        confirmed: Callable[[list[Append]], None],
+        stored: Callable[[Append], None],
+        lost: Callable[[str], None],
+    ) -> None:
+        self._ports = ports
+        self._bookies = bookies
+        self.ledger_id = ledger.id
+        self._epoch = epoch
+        self._save_fragment = save_fragment
+        self._confirmed = confirmed
+        self._stored = stored
+        self._lost = lost
+        self.state = WriteState(ledger.quorum, ledger.fragments[-1].bookies)
+        self._appends: dict[int, Append] = {}
+        self._failed: list[str] = []
+        self._replacing = False
+        self._drained = Signal()
+        self.closed = False
+        self.retired = False
+
+    def append(self, run: Run, producer: str, first_sequence: int, blob: Blob, inline: Blob) -> Append:
+        """Give a run its place and start sending it. Never waits; the caller bounds what is in flight.
+
+        blob is the payload as it travels, inline the same with its bytes in hand.
+        """
+        if self.closed or self.retired:
+            raise Fenced(f"ledger {self.ledger_id} takes no more runs")
+        pending = self.state.add(run.count)
+        header = Header(
+            self.ledger_id,
+            pending.run,
+            pending.first_entry,
+            run.count,
+            self._epoch,
+            self.state.last_confirmed,
+            producer,
+            first_sequence,
+            run.delayed,
+            run.shape,
+            run.crc,
+        )
+        head = encode_head(header, inline.size)
+        append = Append(pending, header, head, blob, inline)
+        self._appends[pending.run] = append
+        for bookie in self.state.write_set(pending.run):
+            self._start(append, bookie)
+        return append
+
+    async def drain(self) -> None:
+        """Wait until every run is confirmed. The caller sees to it that no more are added."""
+        while len(self.state) and not self.closed:
+            self._drained.clear()
+            await self._drained.wait(self._ports)
+
+    def retire(self) -> None:
+        """The ledger is closed in the metadata: only finish the copies that are still being made."""
+        self.retired = True
+
+    @property
+    def busy(self) -> bool:
+        """Whether copies are still being made."""
+        return bool(self._appends)
+
+    def close(self) -> None:
+        """Send nothing again; what is on its way may still arrive."""
+        self.closed = True
+        self._drained.set()
+
+    def _start(self, append: Append, bookie: str) -> None:
+        append.senders += 1
+        self._ports.spawn(self._send(append, bookie), "add")
+
+    async def _send(self, append: Append, bookie: str) -> None:
+        try:
+            stored = await self._deliver(append, bookie)
+        except Fenced as error:
+            self._stop(str(error))
+            return
+        append.senders -= 1
+        if self.closed:
+            return
+        if stored:
+            self._tell(self.state.acked(append.pending, bookie))
+        self._settle(append)
+
+    async def _deliver(self, append: Append, bookie: str) -> bool:
+        """Try until the bookie has the run; False when it is no longer wanted there. Raises Fenced."""
+        blob = append.blob
+        delay, refusals = RETRY_FIRST, 0
+        while not self.closed and bookie in self.state.bookies:
+            add = AddRun(ledger=self.ledger_id, epoch=self._epoch, head=append.head, payload=blob)
+            try:
+                await self._bookies.ask(bookie, add, ADD_TIMEOUT)
+                return True
+            except Fenced:
+                raise
+            except (Conflict, Invalid, Corrupt, NotFound) as error:
+                self._stop(str(error))
+                raise InvariantViolation(f"bookie {bookie} refuses {append.header}: {error}") from error
+            except SluiceError as error:
+                if blob.handle is not None and not isinstance(error, NoAnswer):
+                    blob = append.inline
+                    continue
+                self._ports.log("add_failed", ledger=self.ledger_id, bookie=bookie, error=str(error))
+                refusals += 1
+                if not isinstance(error, Overloaded) or refusals >= OVERLOADED_TRIES:
+                    self._bookies.suspect(bookie)
+                    self._report(bookie)
+            if self.retired and refusals >= RETIRED_TRIES:
+                break
+            await self._ports.clock.sleep(delay)
+            delay = min(2 * delay, RETRY_MOST)
+        return False
+
+    def _settle(self, append: Append) -> None:
+        """Let the bytes go when the run is confirmed and no copy is still being made."""
+        run = append.pending.run
+        if append.senders == 0 and run <= self.state.confirmed_run and self._appends.pop(run, None) is not None:
+            self._stored(append)
+
+    def _tell(self, confirmed: list[PendingRun]) -> None:
+        if not confirmed:
+            return
+        appends = [self._appends[pending.run] for pending in confirmed]
+        self._confirmed(appends)
+        for append in appends:
+            self._settle(append)
+        if not len(self.state):
+            self._drained.set()
+
+    def _report(self, bookie: str) -> None:
+        if bookie not in self._failed:
+            self._failed.append(bookie)
+        if not self._replacing and not self.retired:
+            self._replacing = True
+            self._ports.spawn(self._replace(), "ensemble_change")
+
+    async def _replace(self) -> None:
+        """Replace the bookies that failed, one change after another, while there is somebody to replace them."""
+        try:
+            while self._failed and not self._over():
+                await self._bookies.refresh()
+                failed, self._failed = self._failed, []
+                if self._over():
+                    return
+                spare = self._bookies.candidates(self.state.bookies)
+                healthy = [name for name in spare if not self._bookies.suspected(name)]
+                fragment = self.state.begin_change(failed, healthy)
+                if fragment is None:
+                    return
+                await self._save_fragment(self.ledger_id, fragment)
+                if self._over():
+                    return
+                self._ports.log("ensemble_change", ledger=self.ledger_id, run=fragment.first_run, to=fragment.bookies)
+                self._changed()
+        except Fenced as error:
+            self._stop(str(error))
+        finally:
+            self._replacing = False
+
+    def _over(self) -> bool:
+        return self.closed or self.retired
+
+    def _changed(self) -> None:
+        sends, confirmed = self.state.finish_change()
+        for pending, bookie in sends:
+            self._start(self._appends[pending.run], bookie)
+        self._tell(confirmed)
+
+    def _stop(self, reason: str) -> None:
+        if not self.closed:
+            self.close()
+            self._lost(reason)

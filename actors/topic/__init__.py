@@ -1,0 +1,1 @@
+"""The owner of one partition: its log of ledgers, its producers, its readers."""

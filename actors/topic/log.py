@@ -1,0 +1,378 @@
+"""The log of one partition as its owner keeps it: a chain of ledgers, the last of which may be open.
+
+Taking over: get the record under a new epoch, recover what is open, learn from the frames since the last snapshot
+what each producer has stored, close. Appending: the open ledger's writer, bounded in runs and bytes under way; a new
+ledger is opened with the first append, and again when the old one is full or old. A roll waits until the old ledger
+is wholly confirmed and then closes it and opens the next one in *one* version of the record, so that at most one
+ledger is open and positions ascend in the order of confirmation.
+
+Nobody is shown anything above `last_confirmed`. All state changes follow a check of `stopped` without an await in
+between; the writer's callbacks are synchronous.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+
+from actors.ledger.bookies import Bookies
+from actors.ledger.fan import together
+from actors.ledger.keeper import LedgerIds, RecordKeeper
+from actors.ledger.reader import LedgerReader, StoredFrame, payload_size
+from actors.ledger.record import Fragment, LedgerRecord, PartitionRecord, State
+from actors.ledger.recover import recover_ledger
+from actors.ledger.table import RunTable
+from actors.ledger.writer import Append, LedgerWriter
+from actors.messages import Published, TopicSettings
+from actors.ports import Ports
+from actors.signal import Signal
+from actors.topic.producers import Producers
+from actors.topic.tail import TAIL_BYTES, CachedRun, RunCache
+from actors.wire import Blob
+from storage.errors import Fenced, InvariantViolation, Overloaded, Unavailable
+from storage.frame import Run
+from storage.position import EARLIEST, MAX_ENTRY, position
+
+T = TypeVar("T")
+
+WINDOW_RUNS = 64
+"""Runs that may be under way to the bookies at a time."""
+HELD_BYTES = 256 * 1024 * 1024
+"""Payload bytes that may be in hand for copies not yet made; beyond it publishers are told to slow down."""
+SNAPSHOT_RUNS = 1000
+SNAPSHOT_BYTES = 256 * 1024 * 1024
+"""The record learns what producers have stored at least this often, so that a new owner has little to read."""
+SCAN_AT_ONCE = 16
+RETRY_FIRST, RETRY_MOST = 100, 3_000
+POSTPONE_ROLL_MS = 5_000
+
+
+class PartitionLog:
+    """The ledgers of a partition. lost(reason) is called, once, when a newer owner shows up."""
+
+    def __init__(
+        self,
+        ports: Ports,
+        bookies: Bookies,
+        topic: str,
+        partition: int,
+        settings: TopicSettings,
+        producers: Producers,
+        lost: Callable[[str], None],
+    ) -> None:
+        self._ports = ports
+        self._settings = settings
+        self._producers = producers
+        self._lost = lost
+        self._ids = LedgerIds(ports)
+        self._writer: LedgerWriter | None = None
+        self._retired: list[LedgerWriter] = []
+        self._rolling = asyncio.Lock()
+        self._roll_not_before = 0
+        self._room = Signal()
+        self._held = 0
+        self._runs_since, self._bytes_since = 0, 0
+        self._open_bytes = 0
+        self._waiters: list[Signal] = []
+        self.bookies = bookies
+        self.reader = LedgerReader(ports, bookies)
+        self.keeper = RecordKeeper(ports, topic, partition, lost)
+        self.tail = RunCache(TAIL_BYTES)
+        self.tables: dict[int, RunTable] = {}
+        self.last_confirmed = EARLIEST
+        self.stopped = False
+        self.messages_in, self.bytes_in = 0, 0
+
+    @property
+    def record(self) -> PartitionRecord:
+        """The newest durable record."""
+        return self.keeper.record
+
+    @property
+    def epoch(self) -> int:
+        """This owner's epoch."""
+        return self.keeper.record.epoch
+
+    # -- taking over -------------------------------------------------------------------------------------------------
+
+    async def take(self) -> None:
+        """Become the owner. Raises Fenced if another new owner was faster."""
+        await self.keeper.acquire(self._settings)
+
+    async def recover(self) -> None:
+        """Settle every ledger that is not closed; retries while too few bookies answer."""
+        self._producers.restore(self.record.producers)
+        closed = []
+        for ledger in self.record.ledgers:
+            settled = ledger
+            if ledger.state is not State.CLOSED:
+                settled = await self._insist(partial(recover_ledger, self._ports, self.bookies, ledger, self.epoch))
+            closed.append(await self._replay(settled))
+        kept = tuple(ledger for ledger in closed if ledger.last_run >= 0)
+        await self.keeper.update(lambda record: self._covered(msgspec.structs.replace(record, ledgers=kept)))
+        if kept:
+            self.last_confirmed = position(kept[-1].id, kept[-1].last_entry)
+
+    async def _insist(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Repeat while the bookies are away. Fenced and Corrupt pass through."""
+        delay = RETRY_FIRST
+        while True:
+            try:
+                return await work()
+            except (Unavailable, Overloaded) as error:
+                self._ports.log("recovery_waits", error=str(error))
+            self._check()
+            await self._ports.clock.sleep(delay)
+            delay = min(2 * delay, RETRY_MOST)
+
+    async def _replay(self, ledger: LedgerRecord) -> LedgerRecord:
+        """Learn what producers stored in this ledger after the record's snapshot; returns it with its bytes."""
+        record = self.record
+        if ledger.id < record.covered_ledger:
+            return ledger
+        run = record.covered_run + 1 if ledger.id == record.covered_ledger else 0
+        size = ledger.bytes
+        while run <= ledger.last_run:
+            stop = min(run + SCAN_AT_ONCE, ledger.last_run + 1)
+            works = [partial(self.reader.run, ledger, each, part="head") for each in range(run, stop)]
+            for frame in await self._insist(partial(self._all, works)):
+                self._replay_frame(frame)
+                size += payload_size(frame.head)
+            run = stop
+        return msgspec.structs.replace(ledger, bytes=size)
+
+    async def _all(self, works: Sequence[Callable[[], Coroutine[Any, Any, T]]]) -> list[T]:
+        return await together(self._ports, "scan", [work() for work in works])
+
+    def _replay_frame(self, frame: StoredFrame) -> None:
+        header = frame.header
+        self._producers.replay(
+            header.producer, header.first_sequence, header.count, header.ledger, header.first_entry,
+            self._ports.clock.now(),
+        )  # fmt: skip
+
+    # -- appending ---------------------------------------------------------------------------------------------------
+
+    @property
+    def ready(self) -> bool:
+        """Whether a run can be appended at this instant."""
+        writer = self._writer
+        return writer is not None and not self._rolling.locked() and len(writer.state) < WINDOW_RUNS
+
+    async def make_room(self) -> None:
+        """Wait until a run can be appended. Raises Overloaded, Unavailable (no bookies for a ledger), Fenced."""
+        while True:
+            self._check()
+            if self._held > HELD_BYTES:
+                raise Overloaded(f"{self._held} bytes are under way to the bookies; slow down")
+            if self._writer is None or (self._roll_due() and not self._rolling.locked()):
+                await self.roll()
+            if self.ready:
+                return
+            self._room.clear()
+            await self._room.wait(self._ports)
+
+    def append(self, run: Run, producer: str, first_sequence: int, blob: Blob) -> None:
+        """Append a run when `ready`; what follows comes through the producers' pending runs."""
+        writer = self._writer
+        if writer is None or self.stopped:
+            raise Fenced("the topic has a newer owner")
+        inline = blob if blob.handle is None else Blob(run.payload)
+        append = writer.append(run, producer, first_sequence, blob, inline)
+        self.tables[writer.ledger_id].append(append.pending.first_entry, run.count)
+        self._held += inline.size
+
+    def _confirmed(self, appends: list[Append]) -> None:
+        for append in appends:
+            header, size = append.header, append.inline.size
+            columns = Blob((append.inline.data or b"")[: header.columns_bytes])
+            self.tail.put(CachedRun(header, columns, append.blob, size))
+            self.last_confirmed = position(header.ledger, header.last_entry)
+            self.messages_in += header.count
+            self.bytes_in += size
+            self._open_bytes += size
+            self._runs_since += 1
+            self._bytes_since += size
+            pending = self._producers.confirm(
+                header.producer, header.first_sequence, header.count, header.ledger, header.first_entry
+            )
+            if pending is not None and not pending.outcome.done():
+                place = Published(ledger=header.ledger, first_entry=header.first_entry, count=header.count)
+                pending.outcome.set_result(place)
+        self._room.set()
+        self.wake()
+
+    def _stored(self, append: Append) -> None:
+        self._held -= append.inline.size
+
+    # -- rolling -----------------------------------------------------------------------------------------------------
+
+    def _roll_due(self) -> bool:
+        writer = self._writer
+        if writer is None or not writer.state.next_entry:
+            return writer is None
+        now, opened = self._ports.clock.now(), self.record.ledgers[-1].opened_at
+        settings = self._settings
+        return self._ports.clock.monotonic() >= self._roll_not_before and (
+            writer.state.next_entry >= min(settings.roll_entries, MAX_ENTRY // 2)
+            or self._open_bytes >= settings.roll_bytes
+            or now - opened >= settings.roll_ms
+        )
+
+    async def roll(self) -> None:
+        """Open the next ledger, closing the present one in the same version of the record.
+
+        Raises Unavailable when there is no ledger to fall back on; else an impossible roll is put off.
+        """
+        try:
+            async with self._rolling:
+                if self._roll_due():
+                    await self._roll()
+        finally:
+            self._room.set()
+            self.wake()
+
+    async def _roll(self) -> None:
+        try:
+            opened = await self._new_ledger()
+        except Unavailable as error:
+            if self._writer is None:
+                raise
+            self._ports.log("roll_postponed", error=str(error))
+            self._roll_not_before = self._ports.clock.monotonic() + POSTPONE_ROLL_MS
+            return
+        old = self._writer
+        if old is not None:
+            await old.drain()
+        self._check()
+        await self.keeper.update(lambda record: self._closed(self._covered(record)).with_new_ledger(opened))
+        self._check()
+        if old is not None:
+            old.retire()
+            self._retired = [writer for writer in (*self._retired, old) if writer.busy]
+        self._open_bytes = 0
+        self.tables[opened.id] = RunTable()
+        self._writer = LedgerWriter(
+            self._ports, self.bookies, opened, self.epoch, save_fragment=self._save_fragment,
+            confirmed=self._confirmed, stored=self._stored, lost=self._lost,
+        )  # fmt: skip
+
+    def _check(self) -> None:
+        if self.stopped:
+            raise Fenced("the topic has a newer owner")
+
+    async def _new_ledger(self) -> LedgerRecord:
+        settings = self._settings
+        chosen = await self.bookies.choose(settings.ensemble)
+        return LedgerRecord(
+            id=await self._ids.take(),
+            state=State.OPEN,
+            ensemble=settings.ensemble,
+            write_quorum=settings.write_quorum,
+            ack_quorum=settings.ack_quorum,
+            fragments=(Fragment(0, 0, chosen),),
+            opened_at=self._ports.clock.now(),
+        )
+
+    def _closed(self, record: PartitionRecord) -> PartitionRecord:
+        """The record with the open ledger closed where its writer stands; an empty one is left out of the chain."""
+        writer = self._writer
+        if writer is None:
+            return record
+        ledger = record.ledger(writer.ledger_id)
+        if ledger is None or len(writer.state):
+            raise InvariantViolation(f"ledger {writer.ledger_id} is closed while runs are not confirmed")
+        return record.with_ledger(
+            msgspec.structs.replace(
+                ledger,
+                state=State.CLOSED,
+                last_run=writer.state.confirmed_run,
+                last_entry=writer.state.last_confirmed,
+                closed_at=self._ports.clock.now(),
+            )
+        )
+
+    async def _save_fragment(self, ledger_id: int, fragment: Fragment) -> None:
+        def change(record: PartitionRecord) -> PartitionRecord:
+            ledger = record.ledger(ledger_id)
+            if ledger is None or ledger.state is not State.OPEN:
+                raise InvariantViolation(f"ledger {ledger_id} gets a fragment and is not open")
+            return record.with_ledger(ledger.with_fragment(fragment))
+
+        await self.keeper.update(change)
+
+    # -- what the record says of producers ---------------------------------------------------------------------------
+
+    def _covered(self, record: PartitionRecord) -> PartitionRecord:
+        """The record with what producers have stored by now, and how far that reaches."""
+        writer = self._writer
+        producers = self._producers.snapshot(self._ports.clock.now())
+        if writer is not None:
+            at, run = writer.ledger_id, writer.state.confirmed_run
+            ledger = record.ledger(at)
+            if ledger is not None:
+                record = record.with_ledger(msgspec.structs.replace(ledger, bytes=self._open_bytes))
+        elif record.ledgers:
+            at, run = record.ledgers[-1].id, record.ledgers[-1].last_run
+        else:
+            at, run = record.covered_ledger, record.covered_run
+        self._runs_since, self._bytes_since = 0, 0
+        return msgspec.structs.replace(record, producers=producers, covered_ledger=at, covered_run=run)
+
+    async def snapshot(self) -> None:
+        """Bring the record up to date when enough was appended since the last time."""
+        if self._runs_since >= SNAPSHOT_RUNS or self._bytes_since >= SNAPSHOT_BYTES:
+            await self.keeper.update(self._covered)
+
+    async def roll_if_due(self) -> None:
+        """Close a ledger that has become old, also when nobody publishes."""
+        if self._writer is not None and self._roll_due():
+            await self.roll()
+
+    # -- for readers -------------------------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """Something was confirmed, or the chain changed: let waiting readers look again."""
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter.set()
+
+    async def news(self, milliseconds: int) -> bool:
+        """Wait for the next wake; False after so long. Nothing may be awaited between looking and calling this."""
+        signal = Signal()
+        self._waiters.append(signal)
+        try:
+            return await signal.wait(self._ports, milliseconds)
+        finally:
+            if signal in self._waiters:
+                self._waiters.remove(signal)
+
+    def last_entry(self, ledger: LedgerRecord) -> int:
+        """The last entry of a ledger that may be shown, -1 for none."""
+        if ledger.state is State.CLOSED:
+            return ledger.last_entry
+        writer = self._writer
+        return writer.state.last_confirmed if writer is not None and writer.ledger_id == ledger.id else -1
+
+    async def table(self, ledger: LedgerRecord) -> RunTable:
+        """Where the runs of a ledger begin; asks the bookies the first time. Raises Unavailable."""
+        known = self.tables.get(ledger.id)
+        if known is None:
+            known = await self.reader.table(ledger)
+            self.tables[ledger.id] = known
+        return known
+
+    def halt(self) -> None:
+        """Stop for good: nothing is written, confirmed or answered from now on."""
+        if self.stopped:
+            return
+        self.stopped = True
+        self.keeper.abandon()
+        for writer in (*self._retired, *([] if self._writer is None else [self._writer])):
+            writer.close()
+        self._room.set()
+        self.wake()

@@ -1,0 +1,203 @@
+"""Producer deduplication: each (producer, sequence) is stored once, in order, whatever the network repeats.
+
+A producer numbers its messages 0, 1, 2, ... without gaps; a publish carries consecutive ones. Two marks a producer:
+*pushed*, the highest sequence that was given a place, and *stored*, the highest that is confirmed. A publish is then
+exactly one of these:
+
+* wholly at or below stored: answered with the place it has (the last runs are remembered);
+* the same as one that is pushed and not confirmed: it waits for the same outcome;
+* beginning right behind pushed: it is stored now;
+* beginning later: its predecessor is still under way (calls are not ordered), so it waits for its turn;
+* overlapping in any other way: it waits until nothing is pending, and then only its missing tail is stored.
+
+Invalid sequences are consumed by nobody: a refused publish leaves the marks as they are.
+
+A session stands for one producer object. A newer incarnation of the name fences the older one; incarnations that
+were replaced are remembered, so that their late calls cannot take the name back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+
+from actors.ledger.record import ProducerRecord, StoredRun
+from actors.messages import Published
+from storage.errors import Fenced, SluiceError
+
+REMEMBERED_RUNS = 16
+REPLACED_INCARNATIONS = 8
+FORGET_MS = 6 * 3600 * 1000
+"""A producer without a session that was silent for so long is forgotten, as Pulsar does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Give it a place now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """It is confirmed already, at this place (ledger 0: no longer remembered)."""
+
+    place: Published
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """The same run is under way: wait for its outcome."""
+
+    outcome: asyncio.Future[Published]
+
+
+@dataclass(frozen=True, slots=True)
+class NotYet:
+    """Its turn has not come: ask again when a run of this producer was pushed or confirmed."""
+
+    predecessor: bool
+    """True: an earlier sequence is missing, and may never come. False: something is pending, and will end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """The first `skip` messages are confirmed already: store only the others."""
+
+    skip: int
+
+
+@dataclass(slots=True)
+class Pending:
+    """A run that has a place and is not confirmed."""
+
+    first: int
+    count: int
+    outcome: asyncio.Future[Published]
+
+
+@dataclass(slots=True)
+class Producer:
+    """What is known of one name."""
+
+    session: int = 0
+    incarnation: str = ""
+    replaced: deque[str] = field(default_factory=lambda: deque(maxlen=REPLACED_INCARNATIONS))
+    pushed: int = -1
+    stored: int = -1
+    seen: int = 0
+    pending: OrderedDict[int, Pending] = field(default_factory=OrderedDict)
+    recent: deque[StoredRun] = field(default_factory=lambda: deque(maxlen=REMEMBERED_RUNS))
+
+    def place(self, first: int, count: int) -> Published:
+        """Where stored sequences are; ledger 0 when that is no longer remembered."""
+        for run in self.recent:
+            if run.first <= first and first + count <= run.first + run.count:
+                entry = run.first_entry + first - run.first
+                return Published(ledger=run.ledger, first_entry=entry, count=count, duplicate=True)
+        return Published(ledger=0, first_entry=0, count=count, duplicate=True)
+
+
+class Producers:
+    """All producers of one partition, without any I/O. Sessions are unique over all owners through the epoch."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Producer] = {}
+        self._sessions = 0
+
+    def open(self, name: str, incarnation: str, epoch: int, now: int) -> Producer:
+        """Register an incarnation; the same one keeps its session. Raises Fenced for one that was replaced."""
+        producer = self._known.setdefault(name, Producer())
+        producer.seen = now
+        if producer.incarnation == incarnation and producer.session:
+            return producer
+        if incarnation in producer.replaced:
+            raise Fenced(f"producer {name!r} was opened again by somebody newer")
+        if producer.session:
+            producer.replaced.append(producer.incarnation)
+        self._sessions += 1
+        producer.session = epoch << 24 | self._sessions
+        producer.incarnation = incarnation
+        return producer
+
+    def find(self, name: str, session: int) -> Producer:
+        """The producer of a session. Raises Fenced if the session is not the name's newest of this owner."""
+        producer = self._known.get(name)
+        if producer is None or producer.session != session:
+            raise Fenced(f"the session of producer {name!r} ended; open it again")
+        return producer
+
+    @staticmethod
+    def judge(
+        producer: Producer, first: int, count: int, follows: int | None = None
+    ) -> Store | Stored | Join | NotYet | Tail:
+        """What is to be done with sequences first .. first+count-1.
+
+        follows: the producer will never send anything between it and `first` (again).
+        """
+        last = first + count - 1
+        if last <= producer.stored:
+            return Stored(producer.place(first, count))
+        if first == producer.pushed + 1:
+            return Store()
+        if first > producer.pushed:
+            return Store() if follows is not None and follows <= producer.pushed else NotYet(predecessor=True)
+        pending = producer.pending.get(first)
+        if pending is not None and pending.count == count:
+            return Join(pending.outcome)
+        if producer.pending:
+            return NotYet(predecessor=False)
+        return Tail(producer.stored + 1 - first)
+
+    @staticmethod
+    def push(producer: Producer, first: int, count: int, outcome: asyncio.Future[Published], now: int) -> Pending:
+        """The run was given a place."""
+        pending = Pending(first, count, outcome)
+        producer.pending[first] = pending
+        producer.pushed = first + count - 1
+        producer.seen = now
+        return pending
+
+    def confirm(self, name: str, first: int, count: int, ledger: int, first_entry: int) -> Pending | None:
+        """The run is confirmed at its place; returns who waited for it."""
+        producer = self._known.setdefault(name, Producer())
+        producer.stored = max(producer.stored, first + count - 1)
+        producer.pushed = max(producer.pushed, producer.stored)
+        producer.recent.append(StoredRun(first, count, ledger, first_entry))
+        return producer.pending.pop(first, None)
+
+    def replay(self, name: str, first: int, count: int, ledger: int, first_entry: int, now: int) -> None:
+        """A confirmed run was found in the log while taking over; runs come in the order of the log."""
+        self.confirm(name, first, count, ledger, first_entry)
+        self._known[name].seen = now
+
+    def restore(self, saved: dict[str, ProducerRecord]) -> None:
+        """Take over what the record says."""
+        for name, record in saved.items():
+            producer = Producer(pushed=record.highest, stored=record.highest, seen=record.seen)
+            producer.recent.extend(record.recent)
+            self._known[name] = producer
+
+    def snapshot(self, now: int) -> dict[str, ProducerRecord]:
+        """What is confirmed, for the record; long silent producers are forgotten on the way."""
+        for name in [name for name, producer in self._known.items() if self._forgettable(producer, now)]:
+            del self._known[name]
+        return {
+            name: ProducerRecord(producer.stored, tuple(producer.recent), producer.seen)
+            for name, producer in sorted(self._known.items())
+            if producer.stored >= 0
+        }
+
+    @staticmethod
+    def _forgettable(producer: Producer, now: int) -> bool:
+        return not producer.pending and now - producer.seen > FORGET_MS
+
+    def fail(self, error: SluiceError) -> None:
+        """The owner stops: everybody who waits for an outcome learns that it is not known here."""
+        for producer in self._known.values():
+            for pending in producer.pending.values():
+                if not pending.outcome.done():
+                    pending.outcome.set_exception(error)
+                    pending.outcome.exception()  # nobody may be waiting any more; that is no defect
+
+    def __len__(self) -> int:
+        return len(self._known)

@@ -1,0 +1,275 @@
+"""Reading the log: by index columns for dispatchers, by payload for consumers, by time for seeks.
+
+A position asked for may lie anywhere: before the oldest kept ledger (trimmed), between two ledgers, behind the end.
+Reading starts at the first message that is there from the position on, and `resume` says where to go on; closed
+ledgers that were stepped over are named with their last entry.
+
+Runs come from the tail cache, else from a bookie; older runs are asked for by columns only, several at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import numpy as np
+
+from actors.ledger.fan import together
+from actors.ledger.record import LedgerRecord, State
+from actors.ledger.table import RunTable
+from actors.messages import (
+    Ends,
+    Found,
+    IndexRead,
+    PayloadRead,
+    ReadIndex,
+    RowIndex,
+    RunIndex,
+)
+from actors.ports import Ports
+from actors.topic.log import PartitionLog
+from actors.topic.tail import OLD_BYTES, CachedRun, RunCache
+from actors.wire import Blob
+from storage.batch import decode_body
+from storage.errors import Corrupt, NotFound, Unavailable
+from storage.frame import index_columns
+from storage.position import Positions, entry_of, ledger_of, position, split_by_ledger
+
+INLINE_PAYLOAD = 64 * 1024
+"""Payloads below this size travel with the index; larger ones only by handle."""
+READ_AT_ONCE = 8
+
+
+@dataclass(slots=True)
+class _Budget:
+    """What a read may still bring: messages, and bytes that travel with the answer."""
+
+    messages: int
+    bytes: int
+
+    def spent(self) -> bool:
+        return self.messages <= 0 or self.bytes <= 0
+
+
+class LogReads:
+    """The reading half of a topic."""
+
+    def __init__(self, ports: Ports, log: PartitionLog) -> None:
+        self._ports = ports
+        self._log = log
+        self._old = RunCache(OLD_BYTES)
+        self._loading: dict[int, asyncio.Lock] = {}
+
+    # -- where things are --------------------------------------------------------------------------------------------
+
+    def ends(self) -> Ends:
+        """Where the topic begins and ends. An empty topic without a ledger begins and goes on at 0."""
+        ledgers = self._log.record.ledgers
+        if not ledgers:
+            start = self._log.record.trimmed_before
+            return Ends(first=start, last=self._log.last_confirmed, next=start)
+        last = ledgers[-1]
+        return Ends(
+            first=position(ledgers[0].id, 0),
+            last=self._log.last_confirmed,
+            next=position(last.id, self._log.last_entry(last) + 1),
+        )
+
+    async def _table(self, ledger: LedgerRecord) -> RunTable:
+        lock = self._loading.setdefault(ledger.id, asyncio.Lock())
+        async with lock:
+            return await self._log.table(ledger)
+
+    # -- index columns -----------------------------------------------------------------------------------------------
+
+    async def index(self, request: ReadIndex) -> IndexRead:
+        """What is there from `start` on, without waiting for more. Raises Unavailable if nothing can be read now."""
+        reply = IndexRead(runs=[], resume=request.start, last_confirmed=self._log.last_confirmed)
+        budget = _Budget(request.limit, request.max_bytes)
+        chain = [ledger for ledger in self._log.record.ledgers if ledger.id >= ledger_of(request.start)]
+        for ledger, following in zip(chain, [*chain[1:], None], strict=True):
+            entry = entry_of(request.start) if ledger.id == ledger_of(request.start) else 0
+            last = self._log.last_entry(ledger)
+            reply.resume = max(reply.resume, position(ledger.id, entry))
+            if entry <= last:
+                try:
+                    await self._read_ledger(ledger, entry, last, reply, budget)
+                except Unavailable:
+                    if not reply.runs:
+                        raise
+                    return reply
+            if following is None or ledger.state is not State.CLOSED or entry_of(reply.resume) <= last:
+                return reply
+            reply.ended.append((ledger.id, ledger.last_entry))
+            reply.resume = position(following.id, 0)
+        return reply
+
+    async def _read_ledger(
+        self, ledger: LedgerRecord, entry: int, last: int, reply: IndexRead, budget: _Budget
+    ) -> None:
+        table = await self._table(ledger)
+        run, stop = table.run_of(entry), table.run_of(last) + 1
+        while run < stop and not budget.spent():
+            until, wanted = run, 0
+            while until < min(stop, run + READ_AT_ONCE) and (until == run or wanted < budget.messages):
+                wanted += table.count(until)
+                until += 1
+            for cached in await self._runs(ledger, range(run, until), "columns"):
+                if budget.spent():
+                    return
+                reply.runs.append(self._shown(cached))
+                reply.resume = position(ledger.id, cached.header.last_entry + 1)
+                budget.messages -= cached.header.count
+                budget.bytes -= cached.columns.size + (cached.bytes if cached.bytes < INLINE_PAYLOAD else 0)
+                run += 1
+
+    @staticmethod
+    def _shown(cached: CachedRun) -> RunIndex:
+        header, blob = cached.header, cached.blob
+        if blob is not None and blob.handle is None and blob.size >= INLINE_PAYLOAD:
+            blob = None
+        return RunIndex(
+            ledger=header.ledger,
+            first_entry=header.first_entry,
+            count=header.count,
+            delayed=header.delayed,
+            shape=header.shape,
+            crc=header.crc,
+            bytes=cached.bytes,
+            columns=cached.columns,
+            blob=blob,
+        )
+
+    async def _runs(self, ledger: LedgerRecord, runs: range, part: str) -> list[CachedRun]:
+        """Runs in order, those that are not in memory from bookies, all at once."""
+        found = [self._cached(ledger.id, run, part) for run in runs]
+        if all(found):
+            return [cached for cached in found if cached is not None]
+        missing = [run for run, cached in zip(runs, found, strict=True) if cached is None]
+        loaded = iter(await together(self._ports, "read", [self._load(ledger, run, part) for run in missing]))
+        return [cached if cached is not None else next(loaded) for cached in found]
+
+    def _cached(self, ledger: int, run: int, part: str) -> CachedRun | None:
+        cached = self._log.tail.get(ledger, run) or self._old.get(ledger, run)
+        return None if cached is None or (part == "all" and cached.blob is None) else cached
+
+    async def _load(self, ledger: LedgerRecord, run: int, part: str) -> CachedRun:
+        frame = await self._log.reader.run(ledger, run, part=part)
+        header, size = frame.header, frame.full_size
+        blob = frame.payload if frame.payload.size == size else None
+        data = frame.payload.data
+        if data is None:
+            data = await self._ports.net.fetch(frame.payload)
+        if data is None or len(data) < header.columns_bytes:
+            raise Unavailable(f"run {run} of ledger {ledger.id} is out of reach for a moment")
+        cached = CachedRun(header, Blob(data[: header.columns_bytes]), blob, size)
+        self._old.put(cached)
+        return cached
+
+    async def rows(self, positions: Positions) -> RowIndex:
+        """Index columns of single messages; what was trimmed or is not confirmed is left out."""
+        shown: list[Positions] = []
+        hashes: list[np.ndarray] = []
+        for ledger_id, entries in split_by_ledger(np.unique(positions)):
+            ledger = self._log.record.ledger(ledger_id)
+            if ledger is None:
+                continue
+            entries = entries[entries.astype(np.int64) <= self._log.last_entry(ledger)]
+            if not len(entries):
+                continue
+            table = await self._table(ledger)
+            which = table.runs_of(entries)
+            runs, starts = np.unique(which, return_index=True)
+            groups = np.split(entries, starts[1:])
+            for begin in range(0, len(runs), READ_AT_ONCE):
+                chosen = runs[begin : begin + READ_AT_ONCE].tolist()
+                loaded = await self._some(ledger, chosen)
+                for cached, group in zip(loaded, groups[begin : begin + READ_AT_ONCE], strict=True):
+                    header = cached.header
+                    column = index_columns(cached.columns.data or b"", header.count, header.delayed)[1]
+                    hashes.append(column[group - np.uint32(header.first_entry)])
+                    shown.append(group.astype(np.int64) + position(ledger_id, 0))
+        if not shown:
+            return RowIndex(positions=np.empty(0, np.int64), hashes=np.empty(0, np.uint32))
+        return RowIndex(positions=np.concatenate(shown), hashes=np.concatenate(hashes))
+
+    async def _some(self, ledger: LedgerRecord, runs: list[int]) -> list[CachedRun]:
+        parts = [await self._runs(ledger, range(run, run + 1), "columns") for run in runs]
+        return [cached for part in parts for cached in part]
+
+    # -- payloads ----------------------------------------------------------------------------------------------------
+
+    async def payload(self, ledger_id: int, entry: int) -> PayloadRead:
+        """The run that contains an entry. Raises NotFound if it was trimmed, Unavailable if it is not confirmed."""
+        ledger = self._log.record.ledger(ledger_id)
+        if ledger is None:
+            raise NotFound(f"ledger {ledger_id} was trimmed")
+        if entry > self._log.last_entry(ledger):
+            if ledger.state is State.CLOSED:
+                raise NotFound(f"ledger {ledger_id} ends at entry {ledger.last_entry}")
+            raise Unavailable(f"entry {entry} of ledger {ledger_id} is not confirmed")
+        cached = await self._whole(ledger, (await self._table(ledger)).run_of(entry))
+        header = cached.header
+        if cached.blob is None:
+            raise Unavailable(f"run {header.run} of ledger {ledger_id} is out of reach for a moment")
+        return PayloadRead(
+            count=header.count,
+            delayed=header.delayed,
+            shape=header.shape,
+            crc=header.crc,
+            first_entry=header.first_entry,
+            payload=cached.blob,
+        )
+
+    async def _whole(self, ledger: LedgerRecord, run: int) -> CachedRun:
+        return (await self._runs(ledger, range(run, run + 1), "all"))[0]
+
+    # -- time --------------------------------------------------------------------------------------------------------
+
+    async def find_time(self, time: int) -> Found:
+        """The first message published at or after `time` (ms), by halving: ledgers, then runs, then rows.
+
+        Publish times are the producers'; where their clocks disagree the answer is near, as in Pulsar.
+        """
+        chain = [ledger for ledger in self._log.record.ledgers if self._log.last_entry(ledger) >= 0]
+        low, high = 0, len(chain)
+        while low < high:  # the first ledger whose last run reaches the time
+            middle = (low + high) // 2
+            if int((await self._times(chain[middle], await self._last_run(chain[middle]))).max()) >= time:
+                high = middle
+            else:
+                low = middle + 1
+        if low == len(chain):
+            return Found(position=self.ends().next)
+        ledger = chain[low]
+        first, last = 0, await self._last_run(ledger)
+        while first < last:
+            middle = (first + last) // 2
+            if int((await self._times(ledger, middle)).max()) >= time:
+                last = middle
+            else:
+                first = middle + 1
+        row = int(np.argmax(await self._times(ledger, first) >= time))
+        return Found(position=position(ledger.id, (await self._table(ledger)).first(first) + row))
+
+    async def _last_run(self, ledger: LedgerRecord) -> int:
+        return (await self._table(ledger)).run_of(self._log.last_entry(ledger))
+
+    async def _times(self, ledger: LedgerRecord, run: int) -> np.ndarray:
+        """Publish times of one run, int64 ms."""
+        cached = await self._whole(ledger, run)
+        blob, header = cached.blob, cached.header
+        data = None if blob is None else blob.data if blob.data is not None else await self._ports.net.fetch(blob)
+        if data is None:
+            raise Unavailable(f"run {run} of ledger {ledger.id} is out of reach for a moment")
+        rows = decode_body(data[header.columns_bytes :], header.shape, header.count)
+        times: np.ndarray = rows.column("publish_time").to_numpy()
+        if not len(times):
+            raise Corrupt(f"run {run} of ledger {ledger.id} is empty")
+        return times
+
+    def forget(self, ledgers: list[int]) -> None:
+        """Drop what is remembered of trimmed ledgers."""
+        self._old.drop_ledgers(ledgers)
+        for ledger in ledgers:
+            self._loading.pop(ledger, None)

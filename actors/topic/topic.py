@@ -1,0 +1,285 @@
+"""The owner of one partition of a topic.
+
+Whoever writes the next version of the partition's record owns it; start() does that and recovers the log in the
+background, so that fencing the previous owner never waits for anything. Requests wait a moment for the recovery and
+are Unavailable after that. From the instant at which a newer owner is noticed - a lost metadata write, or a bookie
+that refuses the epoch - everything here is answered Fenced.
+
+Publishing, step by step: the payload's bytes are only looked at for their lengths; large ones are shared once; the
+wait for room comes before the decision what to do with the sequences, and between that decision and the place in the
+log there is no await - so the order of places is the order of sequences, however calls overtake one another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from actors.actor import Actor
+from actors.ledger.bookies import Bookies
+from actors.messages import (
+    BookieList,
+    Ends,
+    FindTime,
+    Found,
+    IndexRead,
+    OpenProducer,
+    PayloadRead,
+    ProducerOpened,
+    Publish,
+    Published,
+    ReadEnds,
+    ReadIndex,
+    ReadPayload,
+    ReadRowIndex,
+    RowIndex,
+    TopicSettings,
+)
+from actors.ports import Ports
+from actors.signal import Signal
+from actors.topic.log import PartitionLog
+from actors.topic.producers import Join, NotYet, Producer, Producers, Store, Stored, Tail
+from actors.topic.reads import LogReads
+from actors.wire import Blob
+from storage.batch import MAX_RUN_BYTES, MAX_RUN_MESSAGES, Batch, decode_body
+from storage.errors import Conflict, Corrupt, Fenced, Invalid, SluiceError, Unavailable
+from storage.frame import Run, index_columns, make_run, payload_crc
+
+SERVING_WAIT_MS = 5_000
+"""How long a request waits for the recovery."""
+PREDECESSOR_WAIT_MS = 3_000
+"""How long a publish waits for the one before it."""
+SHARE_BYTES = 64 * 1024
+TEND_MS = 1_000
+
+
+class Topic(Actor):
+    """Owner of `topic`, partition `partition`. bookies tells which bookies there are (ListBookies)."""
+
+    def __init__(
+        self,
+        ports: Ports,
+        *,
+        topic: str,
+        partition: int,
+        settings: TopicSettings,
+        bookies: Callable[[], Awaitable[BookieList]],
+    ) -> None:
+        super().__init__(ports)
+        self.topic = topic
+        self.partition = partition
+        self.settings = settings
+        self._producers = Producers()
+        self._log = PartitionLog(
+            ports, Bookies(ports, bookies), topic, partition, settings, self._producers, self._halt
+        )
+        self._reads = LogReads(ports, self._log)
+        self._serving = Signal()
+        self._turns: dict[str, list[Signal]] = {}
+
+    # -- life --------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Take the partition over; the log is recovered in the background. Raises Fenced if a newer owner is there."""
+        await self._log.take()
+        self.ports.spawn(self._recover(), "recover")
+
+    async def stop(self, reason: str) -> None:
+        """Refuse everything from now on. Idempotent."""
+        self._halt(reason)
+
+    def _halt(self, reason: str) -> None:
+        if self.stopped is not None:
+            return
+        self.stopped = reason
+        self.ports.log("topic_stopped", topic=self.topic, partition=self.partition, reason=reason)
+        self._log.halt()
+        self._serving.set()
+        self._producers.fail(Fenced(self._gone()))
+
+    def _gone(self) -> str:
+        return f"partition {self.partition} of {self.topic!r} is no longer served here: {self.stopped}"
+
+    async def _recover(self) -> None:
+        try:
+            await self._log.recover()
+        except SluiceError as error:
+            self._halt(f"the log cannot be recovered: {error}")
+            return
+        self._serving.set()
+        await self._tend()
+
+    async def _tend(self) -> None:
+        """What time brings: snapshots and rolls of the log."""
+        while self.stopped is None:
+            try:
+                await self._log.snapshot()
+                await self._log.roll_if_due()
+            except Fenced:
+                return
+            except SluiceError as error:
+                self.ports.log("tend_failed", error=str(error))
+            await self.ports.clock.sleep(TEND_MS)
+
+    async def _ready(self) -> None:
+        """Wait for the recovery. Raises Unavailable while it lasts, Fenced when this owner was replaced."""
+        if not self._serving.is_set():
+            await self._serving.wait(self.ports, SERVING_WAIT_MS)
+        if self.stopped is not None:
+            raise Fenced(self._gone())
+        if not self._serving.is_set():
+            raise Unavailable(f"partition {self.partition} of {self.topic!r} is being recovered")
+
+    # -- producers ---------------------------------------------------------------------------------------------------
+
+    async def on_open_producer(self, request: OpenProducer) -> ProducerOpened:
+        """Register a producer; what it sent before is settled first, so that last_sequence is exact."""
+        await self._ready()
+        now = self.ports.clock.now()
+        producer = self._producers.open(request.producer, request.incarnation, self._log.epoch, now)
+        session = producer.session
+        while producer.pending and self.stopped is None:
+            await self._settled(next(reversed(producer.pending.values())).outcome)
+        await self._ready()
+        if producer.session != session:
+            raise Fenced(f"producer {request.producer!r} was opened again by somebody newer")
+        return ProducerOpened(session=session, last_sequence=producer.stored, epoch=self._log.epoch)
+
+    async def on_publish(self, request: Publish) -> Published:
+        """Append a run, once. Raises Fenced, Conflict (a gap), Overloaded, Unavailable, Invalid."""
+        await self._ready()
+        producer = self._producers.find(request.producer, request.session)
+        run = await self._check(request)
+        blob: Blob | None = None
+        while True:
+            verdict = self._producers.judge(producer, request.first_sequence, request.count, request.follows)
+            if isinstance(verdict, Stored):
+                return verdict.place
+            if isinstance(verdict, Join):
+                return await self._settled(verdict.outcome)
+            if isinstance(verdict, Tail):
+                await self._publish_tail(request, run, verdict.skip)
+                return Published(ledger=0, first_entry=0, count=request.count, duplicate=True)
+            if isinstance(verdict, NotYet):
+                await self._turn(request, producer, verdict)
+            else:
+                if blob is None:
+                    blob = await self._shared(run)
+                await self._log.make_room()
+            await self._ready()
+            producer = self._producers.find(request.producer, request.session)
+            if isinstance(verdict, Store) and blob is not None and self._log.ready:
+                # No await from here on until the run has its place.
+                again = self._producers.judge(producer, request.first_sequence, request.count, request.follows)
+                if isinstance(again, Store):
+                    return await self._append(request, producer, run, blob)
+
+    async def _append(self, request: Publish, producer: Producer, run: Run, blob: Blob) -> Published:
+        outcome: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
+        now = self.ports.clock.now()
+        self._producers.push(producer, request.first_sequence, run.count, outcome, now)
+        self._log.append(run, request.producer, request.first_sequence, blob)
+        for signal in self._turns.pop(request.producer, ()):
+            signal.set()
+        return await self._settled(outcome)
+
+    @staticmethod
+    async def _settled(outcome: asyncio.Future[Published]) -> Published:
+        """Wait for an outcome that others wait for too: a cancelled caller must not cancel it."""
+        return await asyncio.shield(outcome)
+
+    async def _turn(self, request: Publish, producer: Producer, verdict: NotYet) -> None:
+        """Wait until another run of the producer was pushed, or until nothing is pending."""
+        if not verdict.predecessor:
+            await self._settled(next(reversed(producer.pending.values())).outcome)
+            return
+        signal = Signal()
+        self._turns.setdefault(request.producer, []).append(signal)
+        if not await signal.wait(self.ports, PREDECESSOR_WAIT_MS):
+            waiting = self._turns.get(request.producer, [])
+            if signal in waiting:
+                waiting.remove(signal)
+            raise Conflict(
+                f"sequence {request.first_sequence} does not follow {producer.pushed} of producer {request.producer!r}"
+            )
+
+    async def _check(self, request: Publish) -> Run:
+        """The run of a request, its payload in hand. Raises Invalid; Unavailable if a handle is gone."""
+        if not 0 < request.count <= MAX_RUN_MESSAGES or request.first_sequence < 0:
+            raise Invalid(f"a run holds 1 to {MAX_RUN_MESSAGES} messages, not {request.count}")
+        if request.payload.size > MAX_RUN_BYTES or len(request.producer) > 1024:
+            raise Invalid(f"a run holds at most {MAX_RUN_BYTES} bytes, a producer's name 1024 characters")
+        payload = request.payload.data
+        if payload is None:
+            payload = await self.ports.net.fetch(request.payload)
+        if payload is None:
+            raise Unavailable("the payload's handle is gone; send it again")
+        run = Run(request.count, request.delayed, request.shape, payload, request.crc)
+        columns = request.count * (12 if request.delayed else 4)
+        if len(payload) < columns:
+            raise Invalid(f"{len(payload)} bytes cannot hold the index columns of {request.count} messages")
+        if request.delayed and self.settings.max_delay_ms:
+            deliver_at = index_columns(payload[:columns], request.count, True)[0]
+            limit = self.ports.clock.now() + self.settings.max_delay_ms
+            if deliver_at is not None and int(deliver_at.max()) > limit:
+                raise Invalid(f"a message is delayed by more than the topic's {self.settings.max_delay_ms} ms")
+        return run
+
+    async def _shared(self, run: Run) -> Blob:
+        return await self.ports.net.share(run.payload) if len(run.payload) >= SHARE_BYTES else Blob(run.payload)
+
+    async def _publish_tail(self, request: Publish, run: Run, skip: int) -> None:
+        """Store the messages behind the first `skip`: the slow path, which decodes and encodes the run."""
+        if payload_crc(run.payload) != run.crc:
+            raise Corrupt("the payload does not fit its checksum; send it again")
+        columns = run.count * (12 if run.delayed else 4)
+        deliver_at, hashes = index_columns(run.payload[:columns], run.count, run.delayed)
+        rows = decode_body(run.payload[columns:], run.shape, run.count)
+        rest = make_run(Batch(rows, deliver_at, hashes).slice(skip, run.count))
+        await self.on_publish(
+            Publish(
+                producer=request.producer,
+                session=request.session,
+                first_sequence=request.first_sequence + skip,
+                count=rest.count,
+                delayed=rest.delayed,
+                shape=rest.shape,
+                crc=rest.crc,
+                payload=Blob(rest.payload),
+            )
+        )
+
+    # -- readers -----------------------------------------------------------------------------------------------------
+
+    async def on_read_index(self, request: ReadIndex) -> IndexRead:
+        """Confirmed runs; waits for the first one at most `wait` ms."""
+        await self._ready()
+        until = self.ports.clock.monotonic() + request.wait
+        while True:
+            reply = await self._reads.index(request)
+            await self._ready()
+            left = until - self.ports.clock.monotonic()
+            if reply.runs or reply.ended or left <= 0:
+                return reply
+            if self._log.last_confirmed == reply.last_confirmed:
+                await self._log.news(left)
+
+    async def on_read_payload(self, request: ReadPayload) -> PayloadRead:
+        """The run that contains an entry."""
+        await self._ready()
+        return await self._reads.payload(request.ledger, request.entry)
+
+    async def on_read_row_index(self, request: ReadRowIndex) -> RowIndex:
+        """Index columns of single messages."""
+        await self._ready()
+        return await self._reads.rows(request.positions)
+
+    async def on_read_ends(self, request: ReadEnds) -> Ends:
+        """Where the topic begins and ends."""
+        await self._ready()
+        return self._reads.ends()
+
+    async def on_find_time(self, request: FindTime) -> Found:
+        """The first message published at or after a time."""
+        await self._ready()
+        return await self._reads.find_time(request.time)

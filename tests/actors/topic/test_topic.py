@@ -1,0 +1,70 @@
+"""The topic over real bookies in the simulator: publishing, reading, taking over."""
+
+from __future__ import annotations
+
+import pytest
+
+from actors.messages import ReadEnds, TopicSettings
+from storage.errors import Fenced
+from tests.actors.topic.cluster import Cluster, TestProducer, insist, read_all
+from tests.sim.world import World
+
+
+def test_what_was_published_is_read_back_in_order() -> None:
+    async def scenario(world: World) -> None:
+        cluster = Cluster(world)
+        to = await cluster.start()
+        client = world.client("client")
+        producer = TestProducer(client, to)
+        assert (await producer.open()).last_sequence == -1
+        for _ in range(5):
+            await producer.publish(3)
+        found = await read_all(client, to)
+        assert [value for _, _, value in found] == [f"p-{n}" for n in range(15)]
+        assert [entry for _, entry, _ in found] == list(range(15))
+        ends = await client.net.call(to, ReadEnds(), 1000)
+        assert (ends.first, ends.last, ends.next) == (1 << 32, 1 << 32 | 14, 1 << 32 | 15)  # type: ignore[union-attr]
+
+    World(1).play(scenario)
+
+
+def test_a_new_owner_finds_everything_and_the_old_one_is_fenced() -> None:
+    async def scenario(world: World) -> None:
+        cluster = Cluster(world)
+        old = await cluster.start()
+        client = world.client("client")
+        producer = TestProducer(client, old)
+        await producer.open()
+        for _ in range(5):
+            await producer.publish(3)
+        new = await cluster.start_owner()
+        taken = TestProducer(client, new, incarnation="2")
+        assert (await taken.open()).last_sequence == 14
+        with pytest.raises(Fenced):
+            await producer.publish(1)
+        await taken.publish(2)
+        found = await read_all(client, new)
+        assert [value for _, _, value in found] == [f"p-{n}" for n in range(17)]
+
+    World(2).play(scenario)
+
+
+def test_a_reader_waits_for_the_next_publish() -> None:
+    async def scenario(world: World) -> None:
+        cluster = Cluster(world, settings=TopicSettings(ensemble=3, write_quorum=3, ack_quorum=2))
+        to = await cluster.start()
+        client = world.client("client")
+        producer = TestProducer(client, to)
+        await producer.open()
+
+        async def later() -> None:
+            await client.clock.sleep(400)
+            await producer.publish(2)
+
+        client.spawn(later(), "later")
+        before = client.clock.monotonic()
+        reply = await insist(client, to, -1, wait=5000)
+        assert [run.count for run in reply.runs] == [2]
+        assert 400 <= client.clock.monotonic() - before < 2000
+
+    World(3).play(scenario)
