@@ -30,7 +30,6 @@ from actors.messages import (
     LocateTopic,
     Manage,
     Ping,
-    Stats,
     SubscriptionSettings,
     Suspect,
     Text,
@@ -38,6 +37,7 @@ from actors.messages import (
 )
 from actors.ports import Address, Places, Ports, Unknown
 from actors.signal import Signal
+from actors.wire import Request
 from storage.errors import Conflict, Fenced, Invalid, NotFound, SluiceError, Unavailable
 
 PING_MS, PING_TIMEOUT, MISSES = 500, 1_500, 3
@@ -243,7 +243,7 @@ class Controller(Actor):
             raise Invalid(f"unknown verb {request.verb!r}; there are {', '.join(sorted(self._verbs))}")
         return Text(json=json.dumps(await handler(json.loads(request.arguments))))
 
-    async def _ask(self, address: Address, request: Admin | Stats | DeleteTopic) -> Any:
+    async def _ask(self, address: Address, request: Request[Any]) -> Any:
         reply = await self.ports.net.call(address, request, CALL_TIMEOUT)
         if isinstance(reply, Unknown):
             raise Unavailable(f"{address} does not answer: {reply.reason}")

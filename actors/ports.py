@@ -163,7 +163,7 @@ class Rng(Protocol):
     def random(self) -> float:
         """0 <= x < 1."""
 
-    def randrange(self, stop: int) -> int:
+    def randrange(self, stop: int, /) -> int:
         """0 <= n < stop."""
 
 

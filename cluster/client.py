@@ -222,7 +222,7 @@ class Client:
     ) -> dict[str, Any]:
         """Why this key, hash or message is not being delivered, and what would unblock it. Give one of the three.
 
-        hash is the masked Murmur3 of the key (storage.hashing.masked_hash).
+        hash is as the selector sees it (1 .. 65535); it is asked of every partition.
         """
         if sum(given is not None for given in (key, hash, message_id)) != 1:
             raise Invalid("explain wants exactly one of key, hash and message_id")
@@ -233,9 +233,10 @@ class Client:
                 raise NotFound(f"topic {topic} has no partition {at.partition_index}")
             return dict(self._ask_json(addresses[at.partition_index], Explain(position=at.position)))
         encoded = key.encode() if isinstance(key, str) else key
-        masked = masked_hash(encoded) if encoded is not None else hash
-        assert masked is not None
-        return dict(self._ask_json(addresses[masked % len(addresses)], Explain(key=encoded, hash=hash)))
+        if encoded is not None:
+            home = masked_hash(encoded) % len(addresses)
+            return dict(self._ask_json(addresses[home], Explain(key=encoded)))
+        return {"partitions": [self._ask_json(address, Explain(hash=hash)) for address in addresses]}
 
     def status(self) -> dict[str, Any]:
         """What runs where."""

@@ -101,10 +101,8 @@ class Administration:
         """Run the dispatch predicate with reasons on, and add the two gates that lie outside of the core."""
         d = self._d
         now = d.ports.clock.now()
-        masked = request.hash
-        if request.key is not None:
-            masked = masked_hash(request.key)
-        answer = d.core.explain(hash=masked, position=request.position, now=now)
+        key_hash = None if request.key is None else masked_hash(request.key)
+        answer = d.core.explain(key_hash=key_hash, hash=request.hash, position=request.position, now=now)
         gates = list(answer.get("gates", []))
         if d.paused:
             gates.insert(0, {"gate": "paused", "until": "an operator resumes the subscription"})
@@ -207,13 +205,16 @@ class Administration:
         return self._d.core.blocked_keys(int(arguments.get("top", 20)), self._d.ports.clock.now())
 
     async def _what_if(self, arguments: dict[str, Any]) -> Any:
-        return self._d.core.what_if(list(arguments.get("add", [])), list(arguments.get("remove", [])))
+        return self._d.core.what_if(int(arguments.get("add", 0)), list(arguments.get("remove", [])))
 
     async def _owner(self, arguments: dict[str, Any]) -> Any:
-        masked = arguments.get("hash")
+        wanted = arguments.get("hash")
         if arguments.get("key") is not None:
-            masked = masked_hash(str(arguments["key"]).encode())
-        return self._d.core.owner_at(masked, arguments.get("at"))
+            masked = np.array([masked_hash(str(arguments["key"]).encode())], np.uint32)
+            wanted = int(self._d.core.reduce(masked)[0])
+        if wanted is None:
+            raise Invalid("owner wants a key or a hash")
+        return {"hash": int(wanted), **self._d.core.owner(int(wanted), arguments.get("at"))}
 
     async def _assignments(self, arguments: dict[str, Any]) -> Any:
         return self._d.core.assignments()

@@ -92,6 +92,7 @@ class Dispatcher(Actor):
         self.paused = False
         self.watchdog_stalls = 0
         self.deliveries = 0
+        self._next_dispatch = 0
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -274,7 +275,7 @@ class Dispatcher(Actor):
                     self.end_session(session, "lease expired")
             if self._awaited:
                 self._pump_signal.set()
-            if self.core.stalled(self.ports.clock.now()):
+            if self.core.stalled():
                 self.watchdog_stalls += 1
                 self.ports.log("stalled", stats=self.core.stats(self.ports.clock.now()))
                 self._pump_signal.set()
@@ -398,6 +399,7 @@ class Dispatcher(Actor):
             assert session is not None, "the core routed to a consumer without a session"
             session.outbox += self.runs.parts(assignment.positions, assignment.redeliveries, assignment.dispatch)
             session.messages_out += len(assignment.positions)
+            self._next_dispatch = assignment.dispatch + len(assignment.positions)
             session.last_consumed = now
             self.deliveries += 1
             session.ready.set()
@@ -462,7 +464,7 @@ class Dispatcher(Actor):
         self.await_told(ended)
         for session in ended:
             self.end_session(session, "seek")
-        core = Dispatch(self.settings, first_dispatch=self.core.next_dispatch)
+        core = Dispatch(self.settings, first_dispatch=self._next_dispatch)
         await self.tracker.clear()
         self.core = core
         self.runs.clear()

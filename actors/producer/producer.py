@@ -180,6 +180,8 @@ class PartitionProducer:
                 shape=run.shape,
                 crc=run.crc,
                 payload=Blob(run.payload),
+                # Everything between what is confirmed and this run had its outcome: no predecessor will come.
+                follows=self.last_sequence,
             )
             try:
                 reply = await self._ports.net.call(self._address, request, PUBLISH_TIMEOUT)
