@@ -68,13 +68,16 @@ def _sweep(
     done = failed = steps = virtual = 0
     counters: dict[str, int] = {}
     code = 0
+    problems: dict[str, int] = {}
     for outcome in _outcomes(world, seeds, faults, options, jobs):
         done, steps, virtual = done + 1, steps + outcome.steps, virtual + outcome.virtual_ms
         for name, number in outcome.counters.items():
             counters[name] = counters.get(name, 0) + number
         if not outcome.clean:
-            failed += 1
-            code = _report(outcome, story=not keep_going)
+            failed, code = failed + 1, 1
+            problems[outcome.problem] = problems.get(outcome.problem, 0) + 1
+            if problems[outcome.problem] == 1:
+                _report(outcome, story=not keep_going)
             if not keep_going:
                 break
         now = time.monotonic()
@@ -90,6 +93,8 @@ def _sweep(
     )
     for name in sorted(counters):
         print(f"  {name}: {counters[name]:,}")
+    for problem, number in problems.items():
+        print(f"  FAILED {number} times: {problem}")
     return code
 
 

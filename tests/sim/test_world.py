@@ -26,7 +26,7 @@ def busy_digest(seed: int) -> str:
     world.meta.trouble.faults.fail_after = 0.2
 
     async def scenario(world: World) -> None:
-        await world.start("one", Counter, disk=True)
+        await world.start("one", Counter, disk="one")
         client = world.client("client")
         for turn in range(40):
             answer = await ask(client, world.process("one").address)
@@ -144,7 +144,7 @@ def test_a_paused_process_is_a_zombie_that_comes_back() -> None:
 
 def test_a_crashed_process_is_gone_and_its_new_incarnation_has_another_address() -> None:
     async def scenario(world: World) -> None:
-        address = await world.start("one", Counter, disk=True)
+        address = await world.start("one", Counter, disk="one")
         client = world.client("client")
         assert await ask(client, address) == 1
         world.crash("one")

@@ -40,6 +40,12 @@ Make = Callable[[Ports], Actor]
 """Makes the actor of a process from its ports; called again at each restart."""
 
 
+Kind = tuple[
+    Callable[[Ports, dict[str, Any]], Actor], Callable[[dict[str, Any]], str], Callable[[dict[str, Any]], str | None]
+]
+"""How to make an actor of a kind from its settings, which machine it runs on, and the name of its disk."""
+
+
 class SimClock:
     """The clock of one machine. Implements actors.ports.Clock."""
 
@@ -78,13 +84,15 @@ class SimRng:
 class Process:
     """One incarnation of a process: a context for its tasks, an actor perhaps, and an end."""
 
-    def __init__(self, world: World, name: str, machine: str, incarnation: int, make: Make | None, disk: bool) -> None:
+    def __init__(
+        self, world: World, name: str, machine: str, incarnation: int, make: Make | None, disk: str | None
+    ) -> None:
         self.name = name
         self.machine = machine
         self.incarnation = incarnation
         self.address: Address = f"{machine}/{name}.{incarnation}"
         self.make = make
-        self.has_disk = disk
+        self.disk_name = disk
         self.actor: Actor | None = None
         self.placed: tuple[str, dict[str, Any]] | None = None
         """Kind and settings, if it was started through `Places`."""
@@ -107,7 +115,7 @@ class Process:
             rng=SimRng(f"rng/{world.seed}/{self.address}"),
             spawn=self.task,
             log=self.log,
-            disk=world.disk(name) if disk else None,
+            disk=world.disk(disk) if disk else None,
             places=SimPlaces(world),
         )
 
@@ -171,8 +179,8 @@ class World:
         self.objects = ObjectStore(self.loop, seed)
         self.disk_faults = DiskFaults()
         self.skews: dict[str, int] = {}
-        self.kinds: dict[str, tuple[Callable[[Ports, str, dict[str, Any]], Actor], bool]] = {}
-        """What `Places.start` can start: how to make it, and whether it has a disk."""
+        self.kinds: dict[str, Kind] = {}
+        """What `Places.start` can start."""
         self.place_failures = 0.0
         self.power_loss = 0.5
         """How likely the end of a process is a loss of power, in which unsynced bytes go."""
@@ -185,6 +193,7 @@ class World:
         self._graveyard: list[Process] = []
         self._workers: list[asyncio.Task[None]] = []
         self._disks: dict[str, SimDisk] = {}
+        self._in_use: dict[str, str] = {}
         self._hash = hashlib.blake2b(digest_size=16)
         self._over = False
 
@@ -246,6 +255,14 @@ class World:
         """Count a fault that happened."""
         self.counters[what] = self.counters.get(what, 0) + 1
 
+    async def within(self, milliseconds: int, work: Coroutine[Any, Any, T], promise: str) -> T:
+        """The result of work that must end in bounded virtual time; else the promise is broken."""
+        late = self.loop.after(milliseconds, self.loop.fail, SimFailure(f"{promise} in {milliseconds} ms"))
+        try:
+            return await work
+        finally:
+            late.cancel()
+
     def background(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Run work of the world itself, not of a process."""
         self._workers.append(self.loop.create_task(self._watch(work), name=name))
@@ -270,12 +287,13 @@ class World:
         make: Make,
         *,
         machine: str | None = None,
-        disk: bool = False,
+        disk: str | None = None,
         placed: tuple[str, dict[str, Any]] | None = None,
     ) -> Address:
         """Start a process with an actor in it; returns its address when the actor has started.
 
-        An older incarnation of the name lives on (a zombie) unless it has a disk, which two cannot share.
+        disk: the name of its disk, if it has one. An older incarnation of the name lives on (a zombie). Raises
+        Unavailable while another process has the disk.
         """
         process = self._open(name, make, machine or name, disk)
         process.placed = placed
@@ -300,7 +318,7 @@ class World:
 
     def client(self, name: str, *, machine: str | None = None) -> Ports:
         """A process without an actor, for producers and consumers in a user's program: its ports."""
-        process = self._open(name, None, machine or name, False)
+        process = self._open(name, None, machine or name, None)
         self.record(name, "opened", address=process.address)
         return process.ports
 
@@ -316,11 +334,11 @@ class World:
         process = self._processes[name]
         if process.make is None:
             raise Invalid(f"{name} is a client; open a new one")
-        if process.alive and process.has_disk:
+        if process.alive and process.disk_name:
             self.crash(name)
         self.count("restart")
         return await self.start(
-            name, process.make, machine=process.machine, disk=process.has_disk, placed=process.placed
+            name, process.make, machine=process.machine, disk=process.disk_name, placed=process.placed
         )
 
     def pause(self, name: str) -> None:
@@ -357,8 +375,9 @@ class World:
         self.loop.bury(process)
         self._addresses.pop(process.address, None)
         self._graveyard.append(process)
-        if process.has_disk:
-            self.disk(process.name).crash(power=self.rng.random() < self.power_loss)
+        if process.disk_name:
+            self._in_use.pop(process.disk_name, None)
+            self.disk(process.disk_name).crash(power=self.rng.random() < self.power_loss)
 
     def stopping(self, process: Process) -> None:
         """An actor has stopped itself; its process ends a little later."""
@@ -420,10 +439,12 @@ class World:
 
         return heal
 
-    def _open(self, name: str, make: Make | None, machine: str, disk: bool) -> Process:
+    def _open(self, name: str, make: Make | None, machine: str, disk: str | None) -> Process:
         old = self._processes.get(name)
-        if old is not None and old.alive and old.has_disk:
-            raise Invalid(f"{name} still runs, and two processes cannot share its disk")
+        if disk is not None:
+            if disk in self._in_use:
+                raise Unavailable(f"the disk {disk} is in use by {self._in_use[disk]}")
+            self._in_use[disk] = name
         process = Process(self, name, machine, 1 if old is None else old.incarnation + 1, make, disk)
         self._processes[name] = process
         self._addresses[process.address] = process
@@ -441,12 +462,18 @@ class SimPlaces:
         world = self._world
         if kind not in world.kinds:
             raise Invalid(f"no kind {kind!r} of actor")
-        make, disk = world.kinds[kind]
+        make, machine, disk = world.kinds[kind]
         await world.loop.pause(world.rng.randrange(200))
         if world.rng.random() < world.place_failures:
             world.count("no place")
             raise Unavailable("no place can be had now")
-        return await world.start(name, lambda ports: make(ports, name, settings), disk=disk, placed=(kind, settings))
+        return await world.start(
+            name,
+            lambda ports: make(ports, settings),
+            machine=machine(settings),
+            disk=disk(settings),
+            placed=(kind, settings),
+        )
 
     async def stop(self, address: Address, *, frozen: bool = False) -> None:
         """End an actor."""

@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from tests.sim.runner import Scenario
 from tests.sim.worlds.bookie import BookieWorld
+from tests.sim.worlds.ledger import LedgerWorld
 
-WORLDS: dict[str, Scenario] = {world.name: world for world in (BookieWorld(),)}
+WORLDS: dict[str, Scenario] = {world.name: world for world in (BookieWorld(), LedgerWorld())}

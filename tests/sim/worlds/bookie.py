@@ -75,10 +75,15 @@ class _Course:
     async def run(self) -> None:
         """Trouble, then rest, then look at everything again."""
         world = self.world
-        await world.start("bookie-1", lambda ports: Bookie(ports, bookie_id="b1", settings=SETTINGS), disk=True)
+        await world.start("bookie-1", lambda ports: Bookie(ports, bookie_id="b1", settings=SETTINGS), disk="bookie-1")
         self.nemesis.roles["bookie"] = lambda: ["bookie-1"]
         self.nemesis.special["bit_flip"] = self.flip
         self.nemesis.begin()
+        if any(fault.kind == "bit_flip" for fault in self.nemesis.faults):
+            # One fault at a time: when power goes, the witnesses of the last group may go with it, and then damage
+            # to that group cannot be told from a torn tail (storage.journal says so).
+            world.power_loss = 0.0
+            world.disk_faults.fail_sync_chance = 0.0
         clients = [world.client(f"writer-{number}") for number in range(4)]
         left = len(clients)
         done = world.loop.create_future()

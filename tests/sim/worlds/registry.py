@@ -1,0 +1,101 @@
+"""A stand-in for the controller: says where owners are, starts them, and is easily persuaded to start another.
+
+The real controller is careful about starting a second owner; safety must not depend on that. This one starts a new
+owner whenever the old one was slow to answer, and the nemesis can make it do so at any moment, so that two or three
+owners of a partition are alive at once.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from actors.actor import Actor
+from actors.messages import BookieList, Done, ListBookies, Located, LocateTopic, Ping, Suspect, TopicSettings
+from actors.ports import Address, Ports, Unknown
+from actors.topic import Topic
+from storage.errors import SluiceError, Unavailable
+from tests.sim.world import World
+
+BROKERS = 3
+PING_MS, PING_TIMEOUT = 400, 600
+
+
+class Registry(Actor):
+    """Owners of the partitions of one topic, and the bookies of a world."""
+
+    def __init__(self, ports: Ports, world: World, topic: str, settings: TopicSettings, controller: Address) -> None:
+        super().__init__(ports)
+        self.world = world
+        self.topic = topic
+        self.settings = settings
+        self.owners: dict[int, Address] = {}
+        self.started = 0
+        self._busy: dict[int, bool] = {}
+        self._controller = controller
+
+    async def start(self) -> None:
+        """Begin to watch."""
+        self.ports.spawn(self._watch(), "watch")
+
+    async def on_locate_topic(self, request: LocateTopic) -> Located:
+        """Where the owners are; starts the missing ones."""
+        for partition in range(self.settings.partitions):
+            if partition not in self.owners:
+                await self.replace(partition)
+        known = [self.owners.get(partition) for partition in range(self.settings.partitions)]
+        if None in known:
+            raise Unavailable("an owner could not be started")
+        return Located(addresses=[a for a in known if a], settings=msgspec.json.encode(self.settings).decode())
+
+    async def on_suspect(self, request: Suspect) -> Done:
+        """Look at an owner, and replace it if it does not answer."""
+        for partition, address in sorted(self.owners.items()):
+            if address == request.address:
+                await self._look(partition, address)
+        return Done()
+
+    async def on_list_bookies(self, request: ListBookies) -> BookieList:
+        """All bookies that ever were, with their present addresses."""
+        names = [name for name in self.world.names() if name.startswith("bookie-")]
+        return BookieList(ids=names, addresses=[self.world.process(name).address for name in names])
+
+    async def replace(self, partition: int) -> None:
+        """Start one more owner, whatever became of the others."""
+        if self._busy.get(partition):
+            return
+        self._busy[partition] = True
+        self.started += 1
+        number = self.started
+        try:
+            self.owners[partition] = await self.world.start(
+                f"topic-{partition}-{number}",
+                lambda ports: make_topic(ports, self.topic, partition, self.settings, self._controller),
+                machine=f"broker-{number % BROKERS}",
+            )
+        except SluiceError as error:
+            self.ports.log("no owner", partition=partition, error=str(error))
+        finally:
+            self._busy[partition] = False
+
+    async def _look(self, partition: int, address: Address) -> None:
+        reply = await self.ports.net.call(address, Ping(), PING_TIMEOUT)
+        if isinstance(reply, Unknown) and self.owners.get(partition) == address:
+            await self.replace(partition)
+
+    async def _watch(self) -> None:
+        while True:
+            await self.ports.clock.sleep(PING_MS)
+            for partition, address in sorted(self.owners.items()):
+                await self._look(partition, address)
+
+
+def make_topic(ports: Ports, topic: str, partition: int, settings: TopicSettings, controller: Address) -> Topic:
+    """An owner that asks `controller` for bookies."""
+
+    async def bookies() -> BookieList:
+        reply = await ports.net.call(controller, ListBookies(), 2_000)
+        if isinstance(reply, Unknown):
+            raise Unavailable(f"the registry does not answer: {reply.reason}")
+        return reply
+
+    return Topic(ports, topic=topic, partition=partition, settings=settings, bookies=bookies)
