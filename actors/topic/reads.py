@@ -87,7 +87,7 @@ class LogReads:
         reply = IndexRead(runs=[], resume=request.start, last_confirmed=self._log.last_confirmed)
         budget = _Budget(request.limit, request.max_bytes)
         chain = [ledger for ledger in self._log.record.ledgers if ledger.id >= ledger_of(request.start)]
-        for ledger, following in zip(chain, [*chain[1:], None], strict=True):
+        for ledger, following in zip(chain, [*chain[1:], None], strict=False):  # an empty chain has no last ledger
             entry = entry_of(request.start) if ledger.id == ledger_of(request.start) else 0
             last = self._log.last_entry(ledger)
             reply.resume = max(reply.resume, position(ledger.id, entry))
