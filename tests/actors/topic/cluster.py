@@ -67,7 +67,7 @@ class Cluster:
     async def start_bookie(self, name: str) -> None:
         """A new bookie on its own machine."""
         self.addresses[name] = await self.world.start(
-            name, lambda ports: Bookie(ports, bookie_id=name), disk=True
+            name, lambda ports: Bookie(ports, bookie_id=name), disk=name
         )  # fmt: skip
 
     async def restart_bookie(self, name: str) -> None:
