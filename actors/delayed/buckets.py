@@ -1,0 +1,217 @@
+"""The bucket tracker: delayed delivery beyond memory (PIP-195, rules BD-9 to BD-33 in their repaired form).
+
+This class is the synchronous face that the dispatcher talks to. It holds what is in memory (`DelayedCore`) and the
+buckets (`Shelf`), and hands slow work to the sealer, loader, merger, collector and recovery, which run in the
+background and call `changed` when there may be something new to take. The ledger stays the truth: whatever the
+index loses is found again by reading the log from the mark-delete position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from actors.delayed.keeper import Keeper
+from actors.delayed.loader import Loader
+from actors.delayed.manifest import ManifestStore
+from actors.delayed.objects import BucketObjects
+from actors.delayed.sealer import Sealer
+from actors.delayed.shelf import Shelf
+from actors.messages import SubscriptionSettings
+from actors.ports import Ports
+from storage.delayed.browse import Slot, histogram
+from storage.delayed.core import DelayedCore, tracked
+from storage.delayed.entries import NEVER, Mask, Times
+from storage.delayed.live import State
+from storage.errors import Invalid, SluiceError
+from storage.hashing import Hashes
+from storage.position import Positions
+
+LOOK_AHEAD_MS = 5_000
+"""Segments that start so soon are loaded ahead."""
+
+
+class BucketTracker:
+    """Delayed messages of one subscription on one partition, indexed by bucket objects.
+
+    changed: called synchronously when something may have become due or loadable. failed is set when a newer owner
+    fenced this one; nothing is given out any more then. Times are milliseconds.
+    """
+
+    def __init__(
+        self,
+        ports: Ports,
+        *,
+        topic: str,
+        partition: int,
+        subscription: str,
+        settings: SubscriptionSettings,
+        changed: Callable[[], None],
+        owner_epoch: int,
+        manifest: ManifestStore,
+        look_ahead_ms: int = LOOK_AHEAD_MS,
+    ) -> None:
+        self._core = DelayedCore(settings.delayed_delivery_tick_time_millis)
+        self._objects = BucketObjects(ports, topic, partition, subscription)
+        self._shelf = Shelf(ports, self._core, self._objects, manifest, changed, look_ahead_ms)
+        self._sealer = Sealer(
+            self._shelf,
+            settings.delayed_delivery_min_index_count_per_bucket,
+            settings.delayed_delivery_max_time_step_per_bucket_snapshot_segment_seconds * 1000,
+            settings.delayed_delivery_max_indexes_per_bucket_snapshot_segment,
+            lambda: self._keeper.kick(),
+        )
+        self._loader = Loader(self._shelf, lambda _: self._keeper.kick())
+        if manifest.epoch != owner_epoch:
+            raise Invalid(f"the manifest was opened for epoch {manifest.epoch}, the owner has epoch {owner_epoch}")
+        self._keeper = Keeper(self._shelf, self._sealer, self._loader, settings.delayed_delivery_max_num_buckets)
+        self._seen = -1
+        """The latest `now` that anybody named."""
+
+    async def start(self) -> None:
+        """Take possession of the manifest; the headers are read in the background. Raises Fenced, Unavailable."""
+        await self._keeper.start()
+
+    async def recovered(self) -> None:
+        """Wait until the index of all buckets is restored (or given to a rescan)."""
+        await self._keeper.recovered()
+
+    @property
+    def failed(self) -> SluiceError | None:
+        """Why the tracker stopped; None while it works."""
+        return self._shelf.failed
+
+    def add(self, positions: Positions, hashes: Hashes, deliver_at: Times, now: int) -> Mask:
+        """Which of the messages are delayed, shape (n,); False: deliver now. Repeating changes nothing (BD-11)."""
+        self._seen = max(self._seen, now)
+        waits, new = self._core.admit(positions, hashes, deliver_at, now)
+        self._sealer.keep(new)
+        return waits
+
+    def take(self, limit: int, now: int) -> tuple[Positions, Hashes]:
+        """Up to `limit` due messages in the order (deliver_at, position); they are untracked by this.
+
+        Fewer while a segment loads; `changed` tells when to ask again.
+        """
+        self._seen = max(self._seen, now)
+        if self._shelf.failed is not None:
+            return np.empty(0, np.int64), np.empty(0, np.uint32)
+        taken = self._core.take(limit, now, self._shelf.runs, self._shelf.horizon())
+        self._loader.pump(now)
+        if self._shelf.any_exhausted():
+            self._keeper.kick()
+        self._keeper.arm()
+        return taken
+
+    def contains(self, positions: Positions) -> Mask:
+        """Which of the positions are tracked, shape (n,)."""
+        return self._core.index.contains(positions)
+
+    def next_untracked(self, start: int, end: int) -> int:
+        """The first position >= start that is not tracked; `end` if there is none before it."""
+        return self._core.index.next_absent(start, end)
+
+    def untrack(self, positions: Positions) -> int:
+        """Forget messages that were acknowledged, skipped or expired without being taken; returns how many."""
+        return int(np.count_nonzero(self._core.index.discard(positions)))
+
+    def next_due(self) -> int | None:
+        """When to look again, in ms; None if nothing is known or `changed` will tell."""
+        horizon = self._shelf.horizon()
+        first = min([self._core.first(), *(run.first() for run in self._shelf.runs())])
+        if first < horizon:
+            return first
+        return horizon if self._core.cutoff(self._seen) < horizon < NEVER else None
+
+    def trim(self, mark_delete: int) -> None:
+        """Everything at or below the mark-delete position is done (BD-24)."""
+        self._core.index.discard_range(0, mark_delete + 1)
+        if self._shelf.retire_below(mark_delete):
+            self._keeper.kick()
+
+    async def clear(self) -> None:
+        """Forget everything, durably (BD-26). Raises Unavailable: memory is empty, the manifest may not be."""
+        self._core.clear()
+        self._keeper.cancel_recovery()
+        self._shelf.remove_all()
+        await self._shelf.commit(lambda _: {})
+        self._keeper.collect_later()
+
+    async def delete(self) -> None:
+        """Clear, delete all objects and the manifest record: the subscription is gone. Raises Unavailable."""
+        await self.clear()
+        await self._keeper.delete_everything()
+
+    def take_rescans(self) -> list[tuple[int, int]]:
+        """Position ranges (both ends inclusive) whose index was lost: the log has to be read there again."""
+        rescans, self._shelf.rescans = self._shelf.rescans, []
+        return rescans
+
+    def behind(self) -> int:
+        """Sealed buckets that are not durable yet; a reader that runs ahead should pause when there are many."""
+        return self._sealer.behind()
+
+    def pause_reads(self, now: int) -> bool:
+        """Whether all reads should pause (BD-6). Buckets never need that."""
+        return False
+
+    def count(self) -> int:
+        """Messages that are tracked."""
+        return len(self._core.index)
+
+    def memory_bytes(self) -> int:
+        """About what the tracker occupies in memory."""
+        buckets = sum(bucket.memory_bytes() for bucket in self._shelf.buckets)
+        return self._core.index.memory_bytes() + self._core.column_bytes() + buckets
+
+    def loaded(self) -> int:
+        """Index entries in memory."""
+        return self._core.loaded() + self._shelf.loaded()
+
+    def stats(self) -> dict[str, Any]:
+        """The metrics of PIP-195 by name, `bucketDelayedIndexStats`, and how recovery stands."""
+        shelf, operations = self._shelf, self._objects.operations
+        states = [bucket.state for bucket in shelf.buckets]
+        return {
+            "pulsar_delayed_message_index_bucket_total": len(states) + 1,
+            "pulsar_delayed_message_index_loaded": self.loaded(),
+            "pulsar_delayed_message_index_bucket_snapshot_size_bytes": sum(r.size for r in shelf.named.values()),
+            "pulsar_delayed_message_index_bucket_op_count": operations.op_counts(),
+            "pulsar_delayed_message_index_bucket_op_latency_ms": operations.op_latency(),
+            "pulsar_delayed_message_index_size_bytes": self.memory_bytes(),
+            "pulsar_subscription_delayed": self.count(),
+            "tracker": "bucket",
+            "bucketDelayedIndexStats": {
+                "buckets": len(states),
+                "in_memory_mode": states.count(State.PARKED),
+                "being_written": states.count(State.BUILDING),
+                "stalled": sum(bucket.stalled for bucket in shelf.buckets),
+                "lost_buckets": shelf.damaged,
+                "pending_rescans": len(shelf.rescans),
+                "merges_waiting": self._keeper.too_many(),
+            },
+            "recovery": self._keeper.recovery_progress(),
+        }
+
+    def histogram(self, slots: int = 20) -> list[Slot]:
+        """Due times as (first ms, last ms, messages) slots, from headers and memory, without loading anything."""
+        parts = [tracked(self._core.parts(), self._core.index)]
+        tables = []
+        for bucket in self._shelf.buckets:
+            parts.append(bucket.run.rest())
+            if bucket.table is not None:
+                tables.append((bucket.table, bucket.next_segment))
+        return histogram(parts, tables, slots)
+
+    def next_messages(self, n: int) -> list[tuple[int, int]]:
+        """The next `n` messages in memory as (deliver_at ms, position), in order."""
+        entries = tracked(self._shelf.memory(), self._core.index)
+        horizon = self._shelf.horizon()
+        stop = min(n, int(np.searchsorted(entries.deliver_at, horizon, "left")))
+        return list(zip(entries.deliver_at[:stop].tolist(), entries.positions[:stop].tolist(), strict=True))
+
+    async def close(self) -> None:
+        """End background work. Nothing is written: what is not sealed is found again in the log."""
+        self._keeper.close()

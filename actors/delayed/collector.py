@@ -1,0 +1,45 @@
+"""Deletes objects that nobody names.
+
+An object is deleted only if the manifest, read after the list of names, does not name it, it is not being written
+by this owner, and it is not of a newer owner. Names are never used again, so what was once free stays free. While the
+outcome of a manifest version is open, nothing is deleted. An older owner that wakes up finds the newer epoch in the
+manifest and is fenced; whatever it still writes is found by the next collection.
+"""
+
+from __future__ import annotations
+
+from actors.delayed.shelf import Shelf
+from actors.delayed.stats import DELETE
+from storage.errors import Unavailable
+
+
+class Collector:
+    """Collects the objects of one subscription. due: whether there may be something to delete."""
+
+    def __init__(self, shelf: Shelf) -> None:
+        self._shelf = shelf
+        self.due = True
+
+    async def collect(self) -> bool:
+        """Delete what is free. False: something could not be deleted now; ask again later. Raises Fenced."""
+        shelf, objects = self._shelf, self._shelf.objects
+        if not shelf.manifest.settled:
+            return False
+        try:
+            names = await objects.names()
+            named = [record.key for record in (await shelf.manifest.current()).buckets]
+        except Unavailable:
+            return False
+        complete = True
+        for name in names:
+            key = objects.parse(name)
+            if key is None or key in named or key in shelf.named or not shelf.is_past(key):
+                continue
+            if shelf.stopped or not shelf.manifest.settled:
+                return False
+            try:
+                await objects.timed(DELETE, lambda name=name: objects.delete(name))  # type: ignore[misc]
+            except Unavailable:
+                complete = False
+        self.due = not complete
+        return complete

@@ -1,0 +1,103 @@
+"""The manifest record of one subscription, as its owner sees it.
+
+Taking possession writes a version with the owner's epoch, so that every older owner loses its next create and stops.
+An `Unavailable` create may have happened, or may still happen while its number is free. So every commit writes the
+whole wanted state, never a change: if an outdated version of our own lands late, the next commit simply follows it.
+While the outcome of a version is open, `settled` is False and nobody may delete an object.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from actors.delayed.retry import BACK_OFF_MS, attempt
+from actors.ports import Ports, Version
+from storage.delayed.manifest import Manifest, decode_manifest, encode_manifest
+from storage.errors import Fenced, Unavailable
+
+
+def manifest_key(topic: str, partition: int, subscription: str) -> str:
+    """The key of the metadata record."""
+    return f"delayed/{topic}/{partition}/{subscription}"
+
+
+class ManifestStore:
+    """Reads and writes the manifest for one owner epoch."""
+
+    def __init__(self, ports: Ports, key: str, epoch: int) -> None:
+        self.key = key
+        self.epoch = epoch
+        self.settled = True
+        """Whether the newest version is known for certain."""
+        self._ports = ports
+        self._number = 0
+        self._lock = asyncio.Lock()
+
+    async def open(self) -> Manifest:
+        """Read the newest version and take possession of it. Raises Fenced, Unavailable, Corrupt."""
+        async with self._lock:
+            newest = await attempt(self._ports, lambda: self._ports.meta.read(self.key))
+            manifest = self._adopt(newest)
+        return await self.commit(Manifest(self.epoch, manifest.buckets))
+
+    async def commit(self, manifest: Manifest) -> Manifest:
+        """Write the next version and return it. Raises Fenced if there is a newer owner, Unavailable after 4 attempts.
+
+        After Unavailable the version may exist or may still appear; commit the wanted state again later.
+        """
+        value = encode_manifest(manifest)
+        async with self._lock:
+            for pause in (*BACK_OFF_MS, None):
+                try:
+                    if await self._create(value):
+                        self.settled = True
+                        return manifest
+                except Unavailable:
+                    self.settled = False
+                    if pause is None:
+                        raise
+                    await self._ports.clock.sleep(pause)
+            raise Unavailable(f"the manifest {self.key} keeps changing")
+
+    async def current(self) -> Manifest:
+        """The newest version in the store. Raises Fenced if it is not this owner's, Unavailable, Corrupt."""
+        async with self._lock:
+            return self._own(await attempt(self._ports, lambda: self._ports.meta.read(self.key)))
+
+    async def remove(self) -> None:
+        """Forget the record, when the subscription is deleted. Raises Unavailable."""
+        async with self._lock:
+            await attempt(self._ports, lambda: self._ports.meta.remove(self.key))
+            self._number = 0
+
+    async def _create(self, value: bytes) -> bool:
+        """One attempt: True if the wanted version is in place, False if an outdated one of our own was there."""
+        number = self._number + 1
+        try:
+            if await self._ports.meta.create(self.key, number, value):
+                self._number = number
+                return True
+        except Unavailable:
+            self.settled = False
+        newest = await self._ports.meta.read(self.key)
+        if newest is None or newest.number < number:
+            # Not there yet. It may still come; the same number is tried again, so only one of the two can win.
+            raise Unavailable(f"version {number} of the manifest {self.key} was not written")
+        self._own(newest)
+        return newest.value == value
+
+    def _own(self, newest: Version | None) -> Manifest:
+        manifest = self._adopt(newest)
+        if newest is not None and manifest.epoch != self.epoch:
+            raise Fenced(f"the delayed index {self.key} belongs to epoch {manifest.epoch}, not {self.epoch} any more")
+        return manifest
+
+    def _adopt(self, newest: Version | None) -> Manifest:
+        if newest is None:
+            self._number = 0
+            return Manifest(self.epoch)
+        manifest = decode_manifest(newest.value, self.key)
+        if manifest.epoch > self.epoch:
+            raise Fenced(f"the delayed index {self.key} belongs to epoch {manifest.epoch}, not {self.epoch} any more")
+        self._number = newest.number
+        return manifest

@@ -1,0 +1,119 @@
+"""Restores the index from the headers of the buckets that the manifest names (BD-31, BD-34).
+
+Only headers are read, several at a time, in the background. Leading segments whose messages have all fallen due are
+skipped: the log still holds those messages, and reading it delivers them. What was never sealed is found the same way,
+because the dispatcher reads the log from the mark-delete position and leaves out only what is tracked.
+
+An object that is missing or corrupt is lost: its range goes to a rescan, with an alarm. One that cannot be reached
+now goes to a rescan as well, but stays named: the next owner may have more luck (BD-33, one bucket at a time).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from actors.delayed.shelf import Shelf
+from storage.delayed.bucket import BucketHeader, restore_bitmaps
+from storage.delayed.live import Bucket, first_live_segment
+from storage.delayed.manifest import BucketRecord
+from storage.errors import Corrupt, NotFound, SluiceError, Unavailable
+
+PARALLEL = 8
+
+
+class Recovery:
+    """One recovery. finished: called when every bucket is restored or given up."""
+
+    def __init__(self, shelf: Shelf, finished: Callable[[], None]) -> None:
+        self._shelf = shelf
+        self._finished = finished
+        self._waiting: list[BucketRecord] = []
+        self._done = asyncio.Event()
+        self._workers = 0
+        self._generation = 0
+        self.total = 0
+        self.restored = 0
+        self.unreachable = 0
+        self.lost = 0
+
+    def begin(self, records: tuple[BucketRecord, ...]) -> None:
+        """Start reading headers."""
+        self._shelf.named = {record.key: record for record in records}
+        for record in records:
+            if record.epoch == self._shelf.manifest.epoch:
+                self._shelf.reserve(record.number)
+        self._waiting = [record for record in reversed(records) if not record.damaged]
+        self.total = len(self._waiting)
+        self._workers = min(PARALLEL, self.total)
+        if not self._workers:
+            self._end()
+        for worker in range(self._workers):
+            self._shelf.ports.spawn(self._work(), f"delayed recovery {worker}")
+
+    @property
+    def running(self) -> bool:
+        """Whether headers are still being read."""
+        return not self._done.is_set()
+
+    def cancel(self) -> None:
+        """Everything was cleared: restore nothing any more."""
+        self._waiting.clear()
+        self._generation += 1
+
+    async def wait(self) -> None:
+        """Until it has finished."""
+        await self._done.wait()
+
+    def progress(self) -> dict[str, int | bool]:
+        """For the stats."""
+        return {
+            "running": self.running,
+            "buckets": self.total,
+            "restored": self.restored,
+            "lost": self.lost,
+            "unreachable": self.unreachable,
+        }
+
+    async def _work(self) -> None:
+        while self._waiting and not self._shelf.stopped:
+            record, generation = self._waiting.pop(), self._generation
+            try:
+                header = await self._shelf.objects.header(record.key, record.header_bytes)
+                if generation == self._generation:
+                    self._restore(record, header)
+                    self.restored += 1
+            except (Unavailable, NotFound, Corrupt) as error:
+                if generation == self._generation:
+                    self._give_up(record, error)
+        self._workers -= 1
+        if not self._workers:
+            self._end()
+
+    def _restore(self, record: BucketRecord, header: BucketHeader) -> None:
+        shelf = self._shelf
+        if (header.epoch, header.number) != record.key or header.size != record.size:
+            raise Corrupt(f"bucket {shelf.objects.name(record.key)} is not the one that the manifest names")
+        first = first_live_segment(header.table, shelf.core.cutoff(shelf.ports.clock.now()))
+        bitmaps = list(restore_bitmaps(header, first))
+        for ledger, bitmap in bitmaps:
+            shelf.core.index.merge(ledger, bitmap)
+        shelf.core.index.discard_range(0, shelf.mark_delete + 1)
+        bucket = Bucket.restored(record, header.table, first)
+        shelf.add(bucket)
+        if record.end <= shelf.mark_delete:
+            shelf.retire(bucket)
+
+    def _give_up(self, record: BucketRecord, error: SluiceError) -> None:
+        shelf = self._shelf
+        shelf.ports.log("delayed_recovery_failed", bucket=shelf.objects.name(record.key), error=str(error))
+        if isinstance(error, Unavailable):
+            self.unreachable += 1
+        else:
+            self.lost += 1
+            shelf.note_loss(record.key, error)
+        shelf.rescans.append((record.start, record.end))
+
+    def _end(self) -> None:
+        self._done.set()
+        self._finished()

@@ -1,0 +1,156 @@
+"""Seals the mutable bucket and makes the sealed bucket durable.
+
+A bucket is cut at a ledger border once it holds the least number of entries (BD-11.3), and inside a ledger
+once it holds SPILL times as many (at least SPILL_ENTRIES): ledgers are long, memory is not. Its entries stay in memory
+and are delivered from there until the object is stored and the manifest names it. If that fails four times, the
+bucket is parked: it works from memory, the stats say so, and it is tried again later under a new name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from actors.delayed.shelf import Names, Shelf
+from actors.delayed.stats import CREATE
+from storage.delayed.bucket import BucketBuilder, SealedBucket
+from storage.delayed.entries import Entries
+from storage.delayed.live import Bucket, State, record_of
+from storage.delayed.queue import Run
+from storage.errors import Conflict, Fenced, Unavailable
+
+SPILL = 4
+SPILL_ENTRIES = 262_144
+PARALLEL = 2
+"""Buckets being written at the same time; further ones wait with their entries in memory."""
+SLICE = 32_768
+"""Entries encoded between two turns of the event loop."""
+PARKED_MS = 30_000
+"""Pause before parked buckets are tried again."""
+
+
+class Sealer:
+    """Cutting rule and writing of buckets.
+
+    step_ms, max_entries: the segments' cutting rule. sealed: called after a bucket became live.
+    """
+
+    def __init__(
+        self, shelf: Shelf, min_entries: int, step_ms: int, max_entries: int, sealed: Callable[[], None]
+    ) -> None:
+        self._shelf = shelf
+        self._min = max(min_entries, 1)
+        self._spill = max(SPILL * self._min, SPILL_ENTRIES)
+        self.step_ms = step_ms
+        self.max_entries = max_entries
+        self._sealed = sealed
+        self._turns = asyncio.Semaphore(PARALLEL)
+        self.retry_at: int | None = None
+        """When parked buckets are tried again, by the monotonic clock."""
+
+    def keep(self, new: Entries) -> None:
+        """Put new entries (positions ascending) into the mutable bucket, sealing it where the rule says so."""
+        mutable = self._shelf.core.mutable
+        start = 0
+        while start < len(new):
+            stop = self._stop(new, start)
+            self._shelf.core.keep(new.slice(start, stop))
+            start = stop
+            if start < len(new) or len(mutable) >= self._spill:
+                self.seal()
+
+    def _stop(self, new: Entries, start: int) -> int:
+        """How far entries may be added before the bucket has to be sealed; seals first if it has to be at once."""
+        mutable = self._shelf.core.mutable
+        ledgers = new.positions[start:] >> 32
+        if mutable.last_ledger >= 0 and int(ledgers[0]) > mutable.last_ledger and len(mutable) >= self._min:
+            self.seal()
+        room = self._spill - len(mutable)
+        # The next border behind which the bucket would be full enough.
+        needed = max(self._min - len(mutable), 0)
+        borders = (ledgers[1:] > ledgers[:-1]).nonzero()[0] + 1
+        later = borders[borders >= needed]
+        border = int(later[0]) if later.size else ledgers.size
+        return start + min(border, max(room, 1), int(ledgers.size))
+
+    def seal(self) -> None:
+        """Turn the mutable bucket into a sealed one and start writing it."""
+        entries = self._shelf.core.mutable.drain()
+        if not len(entries):
+            return
+        low, high = int(entries.positions.min()), int(entries.positions.max())
+        bucket = Bucket(self._shelf.new_key(), low, high, Run(entries.sorted()))
+        self._shelf.core.index.compact(low, high)
+        self._shelf.add(bucket)
+        self._start(bucket)
+
+    def behind(self) -> int:
+        """How many sealed buckets still wait to be written."""
+        return sum(bucket.state is State.BUILDING for bucket in self._shelf.buckets)
+
+    def retry_parked(self) -> None:
+        """Try to write parked buckets again."""
+        self.retry_at = None
+        for bucket in [one for one in self._shelf.buckets if one.state is State.PARKED]:
+            if not len(bucket.run):
+                self._shelf.remove(bucket)
+                continue
+            bucket.key = self._shelf.new_key()
+            bucket.state = State.BUILDING
+            self._start(bucket)
+
+    def _start(self, bucket: Bucket) -> None:
+        self._shelf.ports.spawn(self._write(bucket), f"delayed seal {bucket.key}")
+
+    async def _write(self, bucket: Bucket) -> None:
+        shelf, key = self._shelf, bucket.key
+        async with self._turns:
+            try:
+                if not shelf.stopped and bucket.state is State.BUILDING:
+                    await shelf.objects.timed(CREATE, lambda: self._create(bucket))
+            except (Unavailable, Conflict) as error:
+                shelf.ports.log("delayed_create_failed", bucket=shelf.objects.name(key), error=str(error))
+                if bucket.state is State.BUILDING:
+                    bucket.state = State.PARKED
+                    self.retry_at = shelf.ports.clock.monotonic() + PARKED_MS
+            except Fenced:
+                return
+            finally:
+                shelf.inflight.pop(key, None)
+        if not shelf.stopped:
+            self._sealed()
+            shelf.changed()
+
+    async def _create(self, bucket: Bucket) -> None:
+        shelf = self._shelf
+        run = bucket.run = Run(bucket.run.rest())
+        sealed = await self._build(bucket.key, run)
+        if sealed is None or not bucket.is_in(State.BUILDING):
+            return
+        await shelf.objects.put(bucket.key, sealed)
+        record = record_of(bucket.key, sealed.header)
+
+        def add(names: Names) -> Names | None:
+            return {**names, record.key: record} if bucket.state is State.BUILDING else None
+
+        if not await shelf.commit(add):
+            return
+        if not bucket.is_in(State.BUILDING):
+            # Cleared or trimmed while the version was being written: it must not stay named.
+            await shelf.commit(lambda names: {k: r for k, r in names.items() if k != record.key})
+            return
+        taken = run.head if len(run) else sealed.header.count
+        now = shelf.ports.clock.now()
+        bucket.settle(record, sealed.header.table, taken, shelf.core.cutoff(now) + shelf.look_ahead_ms)
+        shelf.touch()
+
+    async def _build(self, key: tuple[int, int], run: Run) -> SealedBucket | None:
+        entries = run.rest()
+        times = entries.deliver_at
+        span = int(times[-1]) - int(times[0]) if len(entries) else 0
+        owner = self._shelf.objects.owner
+        builder = BucketBuilder(owner, *key, step_ms=self.step_ms, max_entries=self.max_entries, span=span)
+        for start in range(0, len(entries), SLICE):
+            builder.append(entries.slice(start, min(start + SLICE, len(entries))))
+            await self._shelf.ports.clock.sleep(0)
+        return builder.finish()

@@ -1,0 +1,211 @@
+"""The buckets of one subscription: which there are, which the manifest names, and the one way to change that.
+
+Every change of the manifest goes through `commit`, one at a time: compute the wanted names from the present ones,
+write them as the next version, and only then change memory. A change that finds its bucket gone while it waited for
+its turn gives up. Losing the write is final: the shelf fails, and with it the tracker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from actors.delayed.manifest import ManifestStore
+from actors.delayed.objects import BucketObjects, Key
+from actors.ports import Ports
+from storage.delayed.core import DelayedCore
+from storage.delayed.entries import NEVER, Entries, concat
+from storage.delayed.live import Bucket, State
+from storage.delayed.manifest import BucketRecord, Manifest
+from storage.delayed.queue import Run
+from storage.errors import Corrupt, Fenced, NotFound, SluiceError
+
+Names = dict[Key, BucketRecord]
+
+
+class Shelf:
+    """State shared by sealing, loading, merging, recovery and collecting.
+
+    changed: called when something may have become due or loadable. look_ahead_ms: segments that start so soon are
+    loaded ahead.
+    """
+
+    def __init__(
+        self,
+        ports: Ports,
+        core: DelayedCore,
+        objects: BucketObjects,
+        manifest: ManifestStore,
+        changed: Callable[[], None],
+        look_ahead_ms: int,
+    ) -> None:
+        self.ports = ports
+        self.core = core
+        self.objects = objects
+        self.manifest = manifest
+        self.look_ahead_ms = look_ahead_ms
+        self.changed = changed
+        self.buckets: list[Bucket] = []
+        """Building, parked and live ones, ordered by their start."""
+        self.named: Names = {}
+        self.inflight: dict[Key, None] = {}
+        """Objects that may be written but are not named yet."""
+        self.drops: dict[Key, None] = {}
+        """Named objects that are not needed any more."""
+        self.lost: dict[Key, bool] = {}
+        """Named objects that cannot be read, and whether they exist."""
+        self.rescans: list[tuple[int, int]] = []
+        self.mark_delete = -1
+        """The position of the last trim; everything at or below it is done."""
+        self.failed: SluiceError | None = None
+        self.closed = False
+        self.damaged = 0
+        """Buckets that were missing or corrupt since the start: the alarm counter."""
+        self._next_number = 1
+        self._lock = asyncio.Lock()
+        self._horizon: int | None = None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether background work has to end."""
+        return self.closed or self.failed is not None
+
+    def new_key(self) -> Key:
+        """A name that was never used, protected from the collector until `inflight` forgets it."""
+        key = (self.manifest.epoch, self._next_number)
+        self._next_number += 1
+        self.inflight[key] = None
+        return key
+
+    def reserve(self, number: int) -> None:
+        """Never use a number up to this one: an object of the same epoch has it."""
+        self._next_number = max(self._next_number, number + 1)
+
+    def is_past(self, key: Key) -> bool:
+        """Whether an object of this name can no longer come to be named by this owner."""
+        epoch, number = key
+        if epoch != self.manifest.epoch:
+            return epoch < self.manifest.epoch
+        return number < self._next_number and key not in self.inflight
+
+    def add(self, bucket: Bucket) -> None:
+        """Put a bucket in its place."""
+        self.buckets.append(bucket)
+        self.buckets.sort(key=lambda one: (one.start, one.key))
+        self.touch()
+
+    def remove(self, bucket: Bucket) -> None:
+        """Take a bucket out; whoever still works on it will notice."""
+        if bucket.state is not State.GONE:
+            bucket.state = State.GONE
+            self.buckets.remove(bucket)
+            self.touch()
+
+    def remove_all(self) -> None:
+        """Take every bucket out."""
+        for bucket in list(self.buckets):
+            self.remove(bucket)
+        self.rescans.clear()
+        self.mark_delete = -1
+
+    def retire(self, bucket: Bucket) -> None:
+        """Take out a bucket that is not needed any more; the keeper takes it out of the manifest."""
+        self.remove(bucket)
+        if bucket.key in self.named:
+            self.drops[bucket.key] = None
+
+    def retire_below(self, mark_delete: int) -> bool:
+        """Retire what ends at or below a position; a whole bucket or nothing (BD-24). True if there was any."""
+        self.mark_delete = mark_delete
+        passed = [bucket for bucket in self.buckets if bucket.end <= mark_delete]
+        for bucket in passed:
+            self.retire(bucket)
+        lost = [key for key, record in self.named.items() if record.damaged and record.end <= mark_delete]
+        self.drops.update(dict.fromkeys(lost))
+        return bool(passed or lost)
+
+    def any_exhausted(self) -> bool:
+        """Whether a bucket has given out everything."""
+        return any(bucket.exhausted() for bucket in self.buckets)
+
+    def touch(self) -> None:
+        """The horizon has to be looked up again."""
+        self._horizon = None
+
+    def horizon(self) -> int:
+        """The least due time that is missing in memory and can be loaded; NEVER if there is none."""
+        if self._horizon is None:
+            self._horizon = min((b.horizon() for b in self.buckets if not b.stalled), default=NEVER)
+        return self._horizon
+
+    def runs(self) -> list[Run]:
+        """The entries of buckets that are in memory."""
+        return [bucket.run for bucket in self.buckets if len(bucket.run)]
+
+    def loaded(self) -> int:
+        """How many entries of buckets are in memory."""
+        return sum(len(bucket.run) for bucket in self.buckets)
+
+    def live(self) -> list[Bucket]:
+        """The buckets that the manifest names and that can be read, ordered by their start."""
+        return [bucket for bucket in self.buckets if bucket.state is State.LIVE]
+
+    async def commit(self, change: Callable[[Names], Names | None]) -> bool:
+        """Change what the manifest names. change gets a copy and returns the wanted names, None to give up.
+
+        False: given up. Raises Unavailable (the change may or may not be there; commit again) or Fenced.
+        """
+        async with self._lock:
+            if self.stopped:
+                return False
+            wanted = change(dict(self.named))
+            if wanted is None:
+                return False
+            records = tuple(sorted(wanted.values(), key=lambda record: (record.start, record.key)))
+            try:
+                await self.manifest.commit(Manifest(self.manifest.epoch, records))
+            except (Fenced, Corrupt) as error:
+                self.fail(error)
+                raise
+            self.named = wanted
+            return True
+
+    def fail(self, error: SluiceError) -> None:
+        """Stop for good: there is a newer owner."""
+        if self.failed is None:
+            self.failed = error
+            self.ports.log("delayed_failed", owner=self.objects.owner, error=str(error))
+            self.changed()
+
+    def lose(self, bucket: Bucket, error: SluiceError) -> None:
+        """A bucket cannot be read and never will: its range is read from the log again (never a loss, never a delete).
+
+        What of the range is still in memory stays tracked; a position that another bucket holds too is tracked
+        twice, and the index gives it out once.
+        """
+        if bucket.state is State.GONE:
+            return
+        self.note_loss(bucket.key, error)
+        run = bucket.run
+        self.remove(bucket)
+        self.core.add_loose(run)
+        self.core.index.discard_range(bucket.start, bucket.end + 1)
+        memory = concat([part for part in self.memory() if len(part)])
+        inside = (memory.positions >= bucket.start) & (memory.positions <= bucket.end)
+        self.core.index.add(memory.positions[inside])
+        self.rescans.append((bucket.start, bucket.end))
+
+    def note_loss(self, key: Key, error: SluiceError) -> None:
+        """Raise the alarm, and have the keeper mark the object as damaged, or forget it if it is missing."""
+        self.damaged += 1
+        self.lost[key] = isinstance(error, Corrupt)
+        self.ports.log("delayed_bucket_lost", bucket=self.objects.name(key), error=str(error))
+
+    @staticmethod
+    def is_final(error: SluiceError) -> bool:
+        """Whether reading again cannot help."""
+        return isinstance(error, NotFound | Corrupt)
+
+    def memory(self) -> list[Entries]:
+        """All entries in memory as views, in no order; some may no longer be tracked."""
+        return [*self.core.parts(), *(run.rest() for run in self.runs())]

@@ -1,0 +1,146 @@
+"""What a dispatcher asks of delayed delivery, and the choice between the trackers.
+
+`bucket` is the default: the index lies in bucket objects and memory stays small. `memory` keeps everything in memory.
+If the bucket index cannot even be opened, the tracker falls back to memory: delayed messages still wait, and are
+found by reading the log (BD-33). Only a subscription whose delayed delivery is switched off delivers at once (BD-1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from actors.delayed.buckets import LOOK_AHEAD_MS, BucketTracker
+from actors.delayed.manifest import ManifestStore, manifest_key
+from actors.delayed.memory import InMemoryTracker
+from actors.messages import SubscriptionSettings
+from actors.ports import Ports
+from storage.delayed.browse import Slot
+from storage.delayed.entries import Mask, Times
+from storage.errors import Corrupt, Invalid, SluiceError, Unavailable
+from storage.hashing import Hashes
+from storage.position import Positions
+
+
+class DelayedTracker(Protocol):
+    """The delayed messages of one subscription on one partition. Times are ms; `now` is the wall clock's."""
+
+    @property
+    def failed(self) -> SluiceError | None:
+        """Why the tracker stopped (Fenced); None while it works."""
+
+    async def start(self) -> None:
+        """Take possession; recovery goes on in the background. Raises Fenced, Unavailable, Corrupt."""
+
+    async def recovered(self) -> None:
+        """Wait until everything that was tracked before the restart is tracked again, or given to a rescan.
+
+        Reading before that is correct, but reads again what the buckets hold.
+        """
+
+    def add(self, positions: Positions, hashes: Hashes, deliver_at: Times, now: int) -> Mask:
+        """Which messages are delayed, shape (n,); False: deliver now (BD-2, BD-11). Safe to repeat."""
+
+    def take(self, limit: int, now: int) -> tuple[Positions, Hashes]:
+        """Up to `limit` due messages in the order (deliver_at, position), untracked by this (BD-18)."""
+
+    def contains(self, positions: Positions) -> Mask:
+        """Which positions are tracked, shape (n,)."""
+
+    def next_untracked(self, start: int, end: int) -> int:
+        """The first position >= start that is not tracked; `end` if there is none before it."""
+
+    def untrack(self, positions: Positions) -> int:
+        """Forget messages that were acknowledged, skipped or expired without being taken; returns how many."""
+
+    def next_due(self) -> int | None:
+        """When to look again, in ms; None: nothing known, or `changed` will tell."""
+
+    def trim(self, mark_delete: int) -> None:
+        """Everything at or below this position is done (BD-24). Cheap."""
+
+    async def clear(self) -> None:
+        """Forget everything: clear backlog, skip all, before a seek (BD-26, BD-28). Raises Unavailable."""
+
+    async def delete(self) -> None:
+        """The subscription is deleted: clear, and remove what is stored. Raises Unavailable."""
+
+    def take_rescans(self) -> list[tuple[int, int]]:
+        """Position ranges (both ends inclusive) that have to be read from the log again."""
+
+    def behind(self) -> int:
+        """Sealed buckets that are not durable yet; reading ahead should pause while there are many."""
+
+    def pause_reads(self, now: int) -> bool:
+        """Whether all reads should pause until the first message is due (BD-6)."""
+
+    def count(self) -> int:
+        """Messages that are tracked."""
+
+    def memory_bytes(self) -> int:
+        """About what the tracker occupies in memory."""
+
+    def loaded(self) -> int:
+        """Index entries in memory."""
+
+    def stats(self) -> dict[str, Any]:
+        """Metrics by their names in PIP-195, and details."""
+
+    def histogram(self, slots: int = 20) -> list[Slot]:
+        """Due times as (first ms, last ms, messages), without loading anything."""
+
+    def next_messages(self, n: int) -> list[tuple[int, int]]:
+        """The next messages in memory as (deliver_at ms, position)."""
+
+    async def close(self) -> None:
+        """End background work."""
+
+
+class NoDelayTracker(InMemoryTracker):
+    """Delayed delivery is off: every message is delivered at once (BD-1)."""
+
+    def add(self, positions: Positions, hashes: Hashes, deliver_at: Times, now: int) -> Mask:
+        """Nothing is delayed."""
+        return np.zeros(positions.size, np.bool_)
+
+
+async def make_tracker(
+    ports: Ports,
+    *,
+    topic: str,
+    partition: int,
+    subscription: str,
+    settings: SubscriptionSettings,
+    changed: Callable[[], None],
+    owner_epoch: int,
+    look_ahead_ms: int = LOOK_AHEAD_MS,
+) -> DelayedTracker:
+    """A started tracker as the settings say; in memory if the bucket index cannot be opened. Raises Fenced, Invalid."""
+    tick = settings.delayed_delivery_tick_time_millis
+    if not settings.delayed_delivery_enabled:
+        return NoDelayTracker()
+    if settings.delayed_tracker == "memory":
+        return InMemoryTracker(tick_ms=tick)
+    if settings.delayed_tracker != "bucket":
+        raise Invalid(f"delayed_tracker is bucket or memory, not {settings.delayed_tracker!r}")
+    manifest = ManifestStore(ports, manifest_key(topic, partition, subscription), owner_epoch)
+    tracker = BucketTracker(
+        ports,
+        topic=topic,
+        partition=partition,
+        subscription=subscription,
+        settings=settings,
+        changed=changed,
+        owner_epoch=owner_epoch,
+        manifest=manifest,
+        look_ahead_ms=look_ahead_ms,
+    )
+    try:
+        await tracker.start()
+    except (Unavailable, Corrupt) as error:
+        ports.log("delayed_fallback", key=manifest.key, error=str(error))
+        await tracker.close()
+        return InMemoryTracker(tick_ms=tick, fallback=str(error))
+    return tracker

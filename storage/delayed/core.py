@@ -1,0 +1,146 @@
+"""The synchronous heart of every tracker: what is tracked, what waits in memory, what is due.
+
+Rules: a message whose time is not after the cutoff is not tracked, and if it was, it is taken out (BD-2, BD-11.1: a
+tracked message that has fallen due must never be skipped for ever). A tracked position is never tracked twice
+(BD-11.2). What is given out leaves the index in the same step; what is no longer in the index when its time comes
+(trimmed, given out before, held twice after a merge) is dropped in silence (BD-18).
+
+The cutoff is `now`, so that nothing is ever early; with a tick it is `now + tick`, and then a message may be early by
+up to one tick, as in Pulsar (BD-2, BD-3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from storage.delayed.entries import EMPTY, NEVER, Entries, Mask, Times, ascending, concat, stable_order
+from storage.delayed.index import PositionIndex
+from storage.delayed.queue import Mutable, Ready, Run, tidy
+from storage.errors import Invalid
+from storage.hashing import Hashes
+from storage.position import Positions
+
+
+class DelayedCore:
+    """Index, mutable bucket, loose runs and ready entries of one subscription.
+
+    loose: sorted runs that no bucket object stands behind (given back by the clock, or kept in memory because their
+    object could not be created).
+    """
+
+    def __init__(self, tick_ms: int = 0) -> None:
+        if tick_ms < 0:
+            raise Invalid(f"the tick is {tick_ms} ms, it cannot be negative")
+        self.tick_ms = tick_ms
+        self.index = PositionIndex()
+        self.mutable = Mutable()
+        self.loose: list[Run] = []
+        self._ready = Ready()
+
+    def cutoff(self, now: int) -> int:
+        """The last due time that counts as due at `now`."""
+        return now + self.tick_ms
+
+    def admit(self, positions: Positions, hashes: Hashes, deliver_at: Times, now: int) -> tuple[Mask, Entries]:
+        """Decide which messages wait. Returns the mask of those and the entries that are new, positions ascending.
+
+        The new entries are in the index from now on and must be handed to `keep`.
+        """
+        if not positions.size == hashes.size == deliver_at.size:
+            raise Invalid(f"{positions.size} positions, {hashes.size} hashes and {deliver_at.size} times do not match")
+        waits = deliver_at > max(self.cutoff(now), 0)
+        if not waits.all():
+            self.index.discard(positions[~waits])
+            if not waits.any():
+                return waits, EMPTY
+            positions, hashes, deliver_at = positions[waits], hashes[waits], deliver_at[waits]
+        new = self.index.add(positions)
+        entries = Entries(deliver_at, positions, hashes)
+        if not new.all():
+            entries = entries.take(new)
+        if not ascending(entries.positions):
+            entries = entries.take(stable_order(entries.positions))
+        return waits, entries
+
+    def keep(self, new: Entries) -> None:
+        """Put admitted entries into the mutable bucket."""
+        if len(new):
+            self.mutable.add(new)
+            self.reorder(int(new.deliver_at.min()))
+
+    def reorder(self, first: int) -> None:
+        """An entry due at `first` came in from anywhere: what was pulled and is not before it is pulled again."""
+        if first <= self._ready.until:
+            self.add_loose(self._ready.give_back())
+
+    def add_loose(self, run: Run) -> None:
+        """Keep sorted entries in memory until they are due."""
+        if len(run):
+            self.loose = tidy([*self.loose, run])
+            self.reorder(run.first())
+
+    def take(
+        self, limit: int, now: int, runs: Callable[[], list[Run]] = list, horizon: int = NEVER
+    ) -> tuple[Positions, Hashes]:
+        """Up to `limit` due entries in the order (deliver_at, position), untracked by this.
+
+        runs: gives the sorted runs of buckets. horizon: the earliest time that may be missing in memory; nothing at
+        or after it is given out.
+        """
+        cutoff = self.cutoff(now)
+        parts: list[Entries] = []
+        missing = limit
+        while missing > 0:
+            if not len(self._ready) and not self._pull(runs, min(cutoff, horizon - 1)):
+                break
+            part = self._ready.take(missing, cutoff)
+            if not len(part):
+                break
+            known = self.index.discard(part.positions)
+            part = part if known.all() else part.take(known)
+            missing -= len(part)
+            parts.append(part)
+        taken = concat([part for part in parts if len(part)])
+        return taken.positions, taken.hashes
+
+    def first(self) -> int:
+        """The least due time of what is in the mutable bucket, loose or ready; NEVER if nothing is."""
+        return min([self.mutable.first(), self._ready.run.first(), *(run.first() for run in self.loose)])
+
+    def loaded(self) -> int:
+        """Entries in memory, without the runs of buckets."""
+        return len(self.mutable) + len(self._ready) + sum(map(len, self.loose))
+
+    def column_bytes(self) -> int:
+        """What their columns occupy."""
+        ready = self._ready.run.memory_bytes()
+        return self.mutable.memory_bytes() + ready + sum(run.memory_bytes() for run in self.loose)
+
+    def parts(self) -> list[Entries]:
+        """Everything in memory as views, in no order, untracked entries included."""
+        return [*self.mutable.parts(), self._ready.run.rest(), *(run.rest() for run in self.loose)]
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.index.clear()
+        self.mutable = Mutable()
+        self.loose = []
+        self._ready = Ready()
+
+    def _pull(self, runs: Callable[[], list[Run]], until: int) -> bool:
+        pulled = self._ready.pull([*self.mutable.runs(until), *self.loose, *runs()], until)
+        if pulled and self.loose:
+            self.loose = [run for run in self.loose if len(run)]
+        return pulled
+
+
+def tracked(parts: Iterable[Entries], index: PositionIndex) -> Entries:
+    """Of all entries in some columns, each tracked position once, in the order (deliver_at, position)."""
+    entries = concat([part for part in parts if len(part)])
+    if not len(entries):
+        return EMPTY
+    entries = entries.take(index.contains(entries.positions))
+    unique = np.unique(entries.positions, return_index=True)[1]
+    return entries.take(unique).sorted()

@@ -1,0 +1,136 @@
+"""A sealed bucket while it is in use: what of it is in memory, and where the next segment starts.
+
+    building    its entries are all in memory, the object is being written
+    parked      writing failed for good; its entries stay in memory and the object is tried again later (BD-15)
+    live        the manifest names it; only loaded segments are in memory
+    gone        retired, merged, lost or cleared; whoever still waits for something of it drops the result
+
+There is no bookkeeping of "the last entry of the loaded segment": the first time of the next segment is a horizon, and
+nothing at or after the least horizon is given out before that segment is here.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import numpy as np
+
+from storage.delayed.bucket import BucketHeader, SegmentTable
+from storage.delayed.entries import EMPTY, NEVER
+from storage.delayed.manifest import BucketRecord
+from storage.delayed.queue import Run
+
+
+class State(Enum):
+    """Where a bucket stands."""
+
+    BUILDING = "building"
+    PARKED = "parked"
+    LIVE = "live"
+    GONE = "gone"
+
+
+class Bucket:
+    """One sealed bucket.
+
+    key: (epoch, number) of its object. start, end: lowest and highest position. run: sorted entries in memory.
+    next_segment: the first segment that is not loaded. stalled: loading fails at present, so its horizon is ignored
+    and what is in memory goes on.
+    """
+
+    def __init__(self, key: tuple[int, int], start: int, end: int, run: Run) -> None:
+        self.key = key
+        self.start = start
+        self.end = end
+        self.run = run
+        self.state = State.BUILDING
+        self.record: BucketRecord | None = None
+        self.table: SegmentTable | None = None
+        self.next_segment = 0
+        self.loading = False
+        self.stalled = False
+        self.merging = False
+
+    @classmethod
+    def restored(cls, record: BucketRecord, table: SegmentTable, next_segment: int) -> Bucket:
+        """A bucket from its manifest record and header, with nothing of it in memory."""
+        bucket = cls(record.key, record.start, record.end, Run(EMPTY))
+        bucket.make_live(record, table, next_segment)
+        return bucket
+
+    def make_live(self, record: BucketRecord, table: SegmentTable, next_segment: int) -> None:
+        """The manifest names it now."""
+        self.state = State.LIVE
+        self.record = record
+        self.table = table
+        self.next_segment = next_segment
+
+    def settle(self, record: BucketRecord, table: SegmentTable, taken: int, load_until: int) -> None:
+        """The object is durable: keep in memory only the segment in use, if it starts at or before `load_until`.
+
+        taken: how many entries, counted from the object's first, have left the run since it was built.
+        """
+        ends = np.cumsum(table.count)
+        segment = int(np.searchsorted(ends, taken, "right")) if len(self.run) else len(table)
+        self.make_live(record, table, segment)
+        if segment == len(table):
+            self.run = Run(EMPTY)
+        elif int(table.min_time[segment]) <= load_until:
+            kept = int(ends[segment]) - taken
+            self.run = Run(self.run.rest().slice(0, kept).copy())
+            self.next_segment = segment + 1
+        else:
+            self.run = Run(EMPTY)
+
+    def horizon(self) -> int:
+        """The least due time that may be missing in memory; NEVER if nothing is."""
+        if self.table is None or self.state is not State.LIVE or self.next_segment >= len(self.table):
+            return NEVER
+        return int(self.table.min_time[self.next_segment])
+
+    def is_in(self, state: State) -> bool:
+        """Whether it stands in a state now; ask again after every await."""
+        return self.state is state
+
+    def exhausted(self) -> bool:
+        """Whether everything of it was loaded and has left."""
+        return self.state is State.LIVE and self.horizon() == NEVER and not len(self.run) and not self.loading
+
+    def plan_load(self, until: int, max_entries: int) -> int:
+        """The exclusive end of the segments to load now: at least one, further ones if due at or before `until`."""
+        assert self.table is not None
+        stop = self.next_segment + 1
+        total = int(self.table.count[self.next_segment])
+        while stop < len(self.table) and int(self.table.min_time[stop]) <= until:
+            total += int(self.table.count[stop])
+            if total > max_entries:
+                break
+            stop += 1
+        return stop
+
+    def memory_bytes(self) -> int:
+        """What it occupies in memory."""
+        return self.run.memory_bytes() + (self.table.memory_bytes() if self.table is not None else 0) + 512
+
+
+def record_of(key: tuple[int, int], header: BucketHeader) -> BucketRecord:
+    """The manifest record of an object."""
+    table = header.table
+    return BucketRecord(
+        epoch=key[0],
+        number=key[1],
+        start=header.start,
+        end=header.end,
+        count=header.count,
+        segments=len(table),
+        min_time=int(table.min_time[0]),
+        max_time=int(table.max_time.max()),
+        header_bytes=header.data_start,
+        size=header.size,
+    )
+
+
+def first_live_segment(table: SegmentTable, cutoff: int) -> int:
+    """How many leading segments have passed: their messages are found by reading the log (BD-31)."""
+    alive = np.flatnonzero(table.max_time > cutoff)
+    return int(alive[0]) if alive.size else len(table)

@@ -1,0 +1,238 @@
+"""What waits in memory, and how due entries leave it.
+
+Three kinds of columns:
+
+* **staging**: entries as they were added, unsorted, with their least due time. Most of them are sealed before
+  anything of them is due, so they are not sorted one by one;
+* **runs**: sorted entries with a head that moves forward. Staging becomes a run when something in it falls due or
+  when it is full; every loaded part of a bucket is a run;
+* **ready**: entries that were pulled together from all runs, sorted, waiting to be taken.
+
+A pull cuts everything up to one due time off the heads of all runs, so a later pull can only bring later times, and
+`ready` never has to be merged again. The caller names the earliest time that may still be missing (the first
+time of a segment that is not loaded); nothing at or after it is pulled, so the order (deliver_at, position) holds
+over everything, loaded or not. If the clock jumps back, or an entry with an earlier time comes in, `ready` goes back
+to be a run and is pulled anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from storage.delayed.entries import EMPTY, ENTRY_BYTES, NEVER, Entries, Times, concat
+
+PULL = 65_536
+"""About how many entries one pull brings when more are due."""
+STAGING_LIMIT = 65_536
+FAN_IN = 8
+"""So many runs of similar size are merged into one."""
+_SAMPLES = 16
+_SMALLEST = 1024
+
+
+class Run:
+    """Sorted entries of which the first `head` are gone."""
+
+    __slots__ = ("entries", "head")
+
+    def __init__(self, entries: Entries) -> None:
+        self.entries = entries
+        self.head = 0
+
+    def __len__(self) -> int:
+        return len(self.entries) - self.head
+
+    def first(self) -> int:
+        """The least due time, or NEVER."""
+        times = self.entries.deliver_at
+        return int(times[self.head]) if self.head < times.size else NEVER
+
+    def times(self) -> Times:
+        """The due times that are left."""
+        return self.entries.deliver_at[self.head :]
+
+    def rest(self) -> Entries:
+        """What is left, as views."""
+        return self.entries.slice(self.head, len(self.entries))
+
+    def cut(self, until: int) -> Entries:
+        """Take off everything due at or before `until`."""
+        stop = self.head + int(np.searchsorted(self.times(), until, "right"))
+        part = self.entries.slice(self.head, stop)
+        self.head = stop
+        if stop == len(self.entries):
+            self.entries, self.head = EMPTY, 0
+        return part
+
+    def memory_bytes(self) -> int:
+        """What the columns occupy, with the part that is gone."""
+        return len(self.entries) * ENTRY_BYTES
+
+
+class Staging:
+    """A growing block of unsorted entries."""
+
+    def __init__(self) -> None:
+        self._columns = _room(_SMALLEST)
+        self._size = 0
+        self.first = NEVER
+
+    def __len__(self) -> int:
+        return self._size
+
+    def append(self, new: Entries) -> None:
+        """Copy entries to the end."""
+        size = self._size + len(new)
+        if size > len(self._columns):
+            capacity = max(size, 2 * len(self._columns))
+            old = self._columns.slice(0, self._size)
+            self._columns = _room(capacity)
+            self._write(0, old)
+        self._write(self._size, new)
+        self._size = size
+        self.first = min(self.first, int(new.deliver_at.min()))
+
+    def drain(self) -> Entries:
+        """Everything, in the order of arrival; the block is empty afterwards."""
+        entries = self.view()
+        # The old block now belongs to the caller.
+        self._columns, self._size, self.first = _room(_SMALLEST), 0, NEVER
+        return entries
+
+    def view(self) -> Entries:
+        """Everything in it, without a copy; valid until the next change."""
+        return self._columns.slice(0, self._size)
+
+    def memory_bytes(self) -> int:
+        """What the block occupies."""
+        return len(self._columns) * ENTRY_BYTES
+
+    def _write(self, at: int, new: Entries) -> None:
+        stop = at + len(new)
+        self._columns.deliver_at[at:stop] = new.deliver_at
+        self._columns.positions[at:stop] = new.positions
+        self._columns.hashes[at:stop] = new.hashes
+
+
+class Mutable:
+    """The mutable bucket: what was added and is neither sealed nor due. Also the whole of an in-memory tracker."""
+
+    def __init__(self) -> None:
+        self._staging = Staging()
+        self._runs: list[Run] = []
+        self.last_ledger = -1
+        """The highest ledger of an entry that came in since the last seal; -1 for none."""
+
+    def __len__(self) -> int:
+        return len(self._staging) + sum(map(len, self._runs))
+
+    def add(self, new: Entries) -> None:
+        """Take in entries of which the last has the highest ledger."""
+        self._staging.append(new)
+        self.last_ledger = max(self.last_ledger, int(new.positions[-1]) >> 32)
+        if len(self._staging) >= STAGING_LIMIT:
+            self._flush()
+
+    def first(self) -> int:
+        """The least due time in it, or NEVER."""
+        return min([self._staging.first, *(run.first() for run in self._runs)])
+
+    def runs(self, until: int) -> list[Run]:
+        """All runs, after sorting the staging block if something of it is due at `until`."""
+        if self._staging.first <= until:
+            self._flush()
+        return self._runs
+
+    def drain(self) -> Entries:
+        """Everything in it, unsorted; it is empty afterwards."""
+        parts = [run.rest() for run in self._runs]
+        parts.append(self._staging.drain())
+        self._runs = []
+        self.last_ledger = -1
+        return concat([part for part in parts if len(part)])
+
+    def memory_bytes(self) -> int:
+        """What its columns occupy."""
+        return self._staging.memory_bytes() + sum(run.memory_bytes() for run in self._runs)
+
+    def parts(self) -> list[Entries]:
+        """Everything in it as views, for browsing and recounts."""
+        return [self._staging.view(), *(run.rest() for run in self._runs)]
+
+    def _flush(self) -> None:
+        self._runs.append(Run(self._staging.drain().sorted()))
+        self._runs = tidy(self._runs)
+
+
+def tidy(runs: list[Run]) -> list[Run]:
+    """Drop empty runs and merge FAN_IN runs of similar size, so that their number stays logarithmic."""
+    runs = [run for run in runs if len(run)]
+    classes: dict[int, list[Run]] = {}
+    for run in runs:
+        classes.setdefault(len(run).bit_length() // 3, []).append(run)
+    for same in classes.values():
+        if len(same) >= FAN_IN:
+            merged = Run(concat([run.rest() for run in same]).sorted())
+            return tidy([run for run in runs if run not in same] + [merged])
+    return runs
+
+
+class Ready:
+    """Entries pulled together and not yet taken."""
+
+    def __init__(self) -> None:
+        self.run = Run(EMPTY)
+        self.until = -1
+        """Everything due at or before this that was in memory has been pulled; -1 when there is nothing in it."""
+
+    def __len__(self) -> int:
+        return len(self.run)
+
+    def pull(self, runs: Iterable[Run], until: int) -> bool:
+        """Refill from the heads of sorted runs with about PULL entries due at or before `until`, earliest first."""
+        due = [run for run in runs if run.first() <= until]
+        if not due:
+            self.until = -1
+            return False
+        until = _pull_limit(due, until)
+        parts = [part for run in due if len(part := run.cut(until))]
+        self.run = Run(parts[0] if len(parts) == 1 else concat(parts).sorted())
+        self.until = until
+        return True
+
+    def take(self, limit: int, cutoff: int) -> Entries:
+        """Up to `limit` entries from the head, none due after `cutoff`."""
+        due = int(np.searchsorted(self.run.times()[:limit], cutoff, "right"))
+        part = self.run.entries.slice(self.run.head, self.run.head + due)
+        self.run.head += due
+        if not len(self.run):
+            self.run, self.until = Run(EMPTY), -1
+        return part
+
+    def give_back(self) -> Run:
+        """All that is left, as a sorted run; nothing is ready afterwards."""
+        run, self.run, self.until = self.run, Run(EMPTY), -1
+        return run
+
+
+def _pull_limit(due: list[Run], until: int) -> int:
+    """A time at or before `until` up to which the runs hold about PULL entries, and at least one."""
+    counts = [int(np.searchsorted(run.times(), until, "right")) for run in due]
+    if sum(counts) <= 2 * PULL:
+        return until
+    # A few evenly spaced times of each run, weighted with the entries that each stands for, give the quantile.
+    times, weights = [], []
+    for run, count in zip(due, counts, strict=True):
+        at = np.linspace(0, count - 1, min(count, _SAMPLES)).astype(np.int64)
+        times.append(run.times()[at])
+        weights.append(np.full(at.size, count // at.size))
+    all_times = np.concatenate(times)
+    order = np.argsort(all_times, kind="stable")
+    passed = np.cumsum(np.concatenate(weights)[order])
+    return int(all_times[order][min(int(np.searchsorted(passed, PULL)), order.size - 1)])
+
+
+def _room(capacity: int) -> Entries:
+    return Entries(np.empty(capacity, np.int64), np.empty(capacity, np.int64), np.empty(capacity, np.uint32))

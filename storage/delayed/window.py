@@ -1,0 +1,38 @@
+"""Which neighbouring buckets to merge (BD-21).
+
+Of all windows of `width` neighbours, every one of which has a segment that is not loaded and is not being merged,
+the one with the fewest messages; among equals the one whose next segment starts first. If there is none, narrower
+windows are tried, down to two. A window may not grow beyond `max_entries`: the limit on the number of buckets is soft,
+the memory that a merge needs is not. Any limit from one bucket on works.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+MERGE_WIDTH = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One bucket: whether it may be merged, its messages, and the first due time (ms) of its next segment."""
+
+    mergeable: bool
+    count: int
+    next_time: int
+
+
+def choose_window(candidates: Sequence[Candidate], max_entries: int) -> slice | None:
+    """The window of neighbours to merge, or None. candidates are ordered by their ledger range."""
+    for width in range(min(MERGE_WIDTH, len(candidates)), 1, -1):
+        best: tuple[int, int, int] | None = None
+        for start in range(len(candidates) - width + 1):
+            window = candidates[start : start + width]
+            total = sum(one.count for one in window)
+            if total <= max_entries and all(one.mergeable for one in window):
+                rank = (total, min(one.next_time for one in window), start)
+                best = rank if best is None else min(best, rank)
+        if best is not None:
+            return slice(best[2], best[2] + width)
+    return None
