@@ -47,7 +47,7 @@ def test(context: typer.Context) -> int:
 def simulate(context: typer.Context) -> int:
     """Run simulated clusters from seeds, with faults, and judge them. `./sluice simulate --help` shows the options."""
     sys.path.insert(0, str(checkout()))
-    run: Any = import_module("tests.sim.cli").main
+    run: Any = import_module("tests.sim.cli").command
     code: int = run(context.args) or 0
     return code
 

@@ -6,17 +6,33 @@ import sys
 import time
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import Annotated, Any
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cluster.cli.options import AddressOption, JsonOption, SubscriptionOption, TopicArgument, milliseconds, moment
+from cluster.cli.options import (
+    AddressOption,
+    DataDirOption,
+    JsonOption,
+    SubscriptionOption,
+    TopicArgument,
+    milliseconds,
+    moment,
+)
 from cluster.cli.outcome import say
 from cluster.cli.output import iso_time, show_json, text_of
 from cluster.cli.session import joined
 
-POLL_MILLIS = 1000
-"""How long one receive waits; Ctrl-C is noticed in between."""
+if TYPE_CHECKING:
+    from cluster.consumer import Consumer
+    from cluster.message import Message
+
+QUEUE = 1000
+"""Most messages that `consume` has waiting."""
+
+CONFIRM_MILLIS = 15_000
+"""How long the last acknowledgements may take to be confirmed."""
 
 
 def produce(
@@ -36,6 +52,7 @@ def produce(
     deliver_at: Annotated[str | None, typer.Option("--deliver-at", help="Time of delivery (ISO-8601).")] = None,
     json: JsonOption = False,
     address: AddressOption = None,
+    data_dir: DataDirOption = None,
 ) -> None:
     """Publish messages; each is confirmed on disk. Without --message, every line of standard input is one."""
     if deliver_after and deliver_at:
@@ -48,7 +65,7 @@ def produce(
     if deliver_at:
         options["deliver_at"] = moment(deliver_at)
     sent = 0
-    with joined(address) as client:
+    with joined(address, data_dir) as client:
         producer = client.create_producer(topic)
         began = time.monotonic()
         for text in _texts(messages, count):
@@ -74,24 +91,26 @@ def consume(
     acknowledge: Annotated[bool, typer.Option("--ack/--no-ack", help="Acknowledge what was received.")] = True,
     json: JsonOption = False,
     address: AddressOption = None,
+    data_dir: DataDirOption = None,
 ) -> int:
     """Receive and acknowledge messages of a Key_Shared subscription, one line each. Exit 2 if fewer came than asked."""
     if position.lower() not in ("latest", "earliest"):
         raise typer.BadParameter("--subscription-position is latest or earliest")
     patience = milliseconds(timeout) if timeout else None
     got = 0
-    with joined(address) as client:
-        consumer = client.subscribe(topic, subscription, initial_position=position.lower())
-        try:
-            for message in _received(consumer, patience):
+    with joined(address, data_dir) as client:
+        # No more is taken from the others than will be printed.
+        room = min(count, QUEUE) or QUEUE
+        with client.subscribe(
+            topic, subscription, initial_position=position.lower(), receiver_queue_size=room
+        ) as consumer:
+            for message in _received(consumer, count, patience):
                 _print(message, json)
                 if acknowledge:
                     consumer.acknowledge(message)
                 got += 1
-                if got == count:
-                    break
-        finally:
-            consumer.close()
+            if got and acknowledge:
+                consumer.wait_acknowledged(CONFIRM_MILLIS)
     say(f"{got} message{'' if got == 1 else 's'} received")
     return 0 if got >= count else 2
 
@@ -114,19 +133,15 @@ def _split(text: str, key: str | None, separator: str | None) -> tuple[str | Non
     return found, payload
 
 
-def _received(consumer: Any, patience: int | None) -> Iterator[Any]:
-    """Messages as they come; ends when none came for `patience` milliseconds."""
-    waited_since = time.monotonic()
-    while patience is None or (time.monotonic() - waited_since) * 1000 < patience:
-        message = consumer.receive(timeout_millis=POLL_MILLIS if patience is None else min(POLL_MILLIS, patience))
-        if message is not None:
-            yield message
-            waited_since = time.monotonic()
+def _received(consumer: Consumer, count: int, patience: int | None) -> Iterator[Message]:
+    """Up to `count` messages (0: no end) as they come; ends when none came for `patience` milliseconds."""
+    batches = consumer.batches(patience)
+    messages = (message for batch in batches for message in batch.messages())
+    return islice(messages, count or None)
 
 
-def _print(message: Any, json: bool) -> None:
-    key = message.partition_key()
-    key = key.decode("utf-8", "replace") if isinstance(key, bytes) else key
+def _print(message: Message, json: bool) -> None:
+    key = message.key()
     if json:
         show_json(
             {
@@ -139,4 +154,7 @@ def _print(message: Any, json: bool) -> None:
         )
         return
     again = f" (delivery {message.redelivery_count() + 1})" if message.redelivery_count() else ""
-    print(f"{message.message_id()} key={'-' if key is None else key}{again} {text_of(message.data())}", flush=True)
+    print(
+        f"{message.message_id()} key={'-' if key is None else text_of(key)}{again} {text_of(message.data())}",
+        flush=True,
+    )

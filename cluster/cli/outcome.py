@@ -12,7 +12,7 @@ from typing import NoReturn, cast
 
 import typer
 
-from storage.errors import Corrupt, InvariantViolation, Overloaded, SluiceError, Unavailable
+from storage.errors import Corrupt, InvariantViolation, SluiceError
 
 FINE = 0
 BROKEN = 1
@@ -21,11 +21,6 @@ INTERRUPTED = 130
 
 # typer carries click inside, under a private name; its public exception leads to the base of all usage errors.
 UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[1])
-
-_HINTS: dict[type[SluiceError], str] = {
-    Unavailable: "; try again, `./sluice status` shows what is running",
-    Overloaded: "; slow down and try again",
-}
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -74,7 +69,7 @@ def _explain(error: Exception) -> int:
         say(f"a promise of the broker was broken: {error}")
         return BROKEN
     if isinstance(error, SluiceError):
-        say(_one_line(str(error)) + next((hint for kind, hint in _HINTS.items() if isinstance(error, kind)), ""))
+        say(_one_line(str(error)))
         return BROKEN if isinstance(error, Corrupt) else CALLER
     if isinstance(error, OSError) and error.filename is not None:
         say(f"{error.strerror}: {error.filename}")

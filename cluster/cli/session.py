@@ -4,19 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+from storage.errors import Unavailable
+
+if TYPE_CHECKING:
+    from cluster.client import Client
 
 
 @contextmanager
-def joined(address: str | None, config: Path | None = None) -> Iterator[Any]:
-    """A client of the cluster at this address (or of the configured or local one), closed at the end.
+def joined(address: str | None, data_dir: Path | None = None) -> Iterator[Client]:
+    """A client of the running cluster, closed at the end: the one at this address, else the one of the data folder.
 
-    Raises Unavailable if nothing answers there.
+    Raises Unavailable if there is none: unlike `cluster.connect`, a command never starts one in passing, because it
+    would end with the command.
     """
+    import cluster
+    from cluster import launch
     from cluster.config import load
 
-    cluster: Any = import_module("cluster")
-    with cluster.connect(address=load(config, address=address).values.address) as client:
+    values = load(None, address=address, data_dir=data_dir).values
+    if values.address is None and launch.find(values.data_dir) is None:
+        raise Unavailable(f"no cluster is running on {values.data_dir}; start one with `./sluice up`")
+    with cluster.connect(values.address, data_dir=values.data_dir) as client:
         yield client

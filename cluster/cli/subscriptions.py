@@ -6,12 +6,14 @@ done and does nothing.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from cluster.cli.options import (
     AddressOption,
+    DataDirOption,
     DryRunOption,
     JsonOption,
     KeyOption,
@@ -26,8 +28,11 @@ from cluster.cli.session import joined
 
 app = typer.Typer(no_args_is_help=True, help="Show, explain and move subscriptions.")
 
-HashOption = Annotated[int | None, typer.Option("--hash", min=0, max=65535, help="A sticky hash, 0 to 65535.")]
+HashOption = Annotated[int | None, typer.Option("--hash", min=1, max=65535, help="A sticky hash, 1 to 65535.")]
 TopOption = Annotated[int, typer.Option("--top", "-n", min=1, help="How many to show.")]
+
+Where = tuple[str | None, Path | None]
+"""Address and data folder, either of which names the cluster."""
 
 _STATS = (
     "partition", "type", "msgBacklog", "msgDelayed", "msgInReplay", "unackedMessages", "drainingHashesCount",
@@ -39,11 +44,12 @@ _CONSUMERS = (
 
 
 @app.command("list")
-def list_subscriptions(topic: TopicArgument, json: JsonOption = False, address: AddressOption = None) -> None:
+def list_subscriptions(
+    topic: TopicArgument, json: JsonOption = False, address: AddressOption = None, data_dir: DataDirOption = None
+) -> None:
     """List the subscriptions of a topic."""
-    with joined(address) as client:
-        rows = client.subscriptions(topic)
-        show([row if isinstance(row, dict) else {"subscription": str(row)} for row in rows], json)
+    with joined(address, data_dir) as client:
+        show([{"subscription": name} for name in client.subscriptions(topic)], json)
 
 
 @app.command()
@@ -53,9 +59,10 @@ def stats(
     json: JsonOption = False,
     again: WatchOption = False,
     address: AddressOption = None,
+    data_dir: DataDirOption = None,
 ) -> None:
     """Show backlog, draining hashes and consumers. --json has every field, with Pulsar's names."""
-    with joined(address) as client:
+    with joined(address, data_dir) as client:
         watch(again, lambda: _show_stats(client.stats(topic, subscription), json))
 
 
@@ -65,17 +72,16 @@ def explain(
     subscription: SubscriptionArgument,
     key: KeyOption = None,
     hash: HashOption = None,
-    message_id: Annotated[str | None, typer.Option("--message-id", help="A message, as LEDGER:ENTRY.")] = None,
+    message_id: Annotated[str | None, typer.Option("--message-id", help="LEDGER:ENTRY:PARTITION of a message.")] = None,
     json: JsonOption = False,
     address: AddressOption = None,
+    data_dir: DataDirOption = None,
 ) -> None:
     """Why is this key, hash or message not being delivered, and what would unblock it?"""
     if sum(given is not None for given in (key, hash, message_id)) != 1:
         raise typer.BadParameter("give exactly one of --key, --hash and --message-id")
-    with joined(address) as client:
-        wanted: dict[str, Any] = {"key": key.encode() if key is not None else None, "hash": hash}
-        chosen = {name: value for name, value in wanted.items() if value is not None}
-        show_one(client.explain(topic, subscription, **(chosen or {"message_id": message_id})), json)
+    with joined(address, data_dir) as client:
+        show_one(client.explain(topic, subscription, key=key, hash=hash, message_id=message_id), json)
 
 
 @app.command()
@@ -86,9 +92,10 @@ def pending(
     top: TopOption = 20,
     json: JsonOption = False,
     address: AddressOption = None,
+    data_dir: DataDirOption = None,
 ) -> None:
     """List the messages that consumers hold and have not acknowledged."""
-    _ask(topic, subscription, "pending", json, address, consumer=consumer, top=top)
+    _ask(topic, subscription, "pending", json, (address, data_dir), consumer=consumer, most=top)
 
 
 @app.command("blocked-keys")
@@ -96,14 +103,12 @@ def blocked_keys(
     topic: TopicArgument,
     subscription: SubscriptionArgument,
     top: TopOption = 20,
-    by: Annotated[str, typer.Option("--by", help="Order: age or count.")] = "age",
     json: JsonOption = False,
     address: AddressOption = None,
+    data_dir: DataDirOption = None,
 ) -> None:
     """List the keys that wait, the longest first, with the reason of each."""
-    if by not in ("age", "count"):
-        raise typer.BadParameter("--by is age or count")
-    _ask(topic, subscription, "blocked_keys", json, address, top=top, by=by)
+    _ask(topic, subscription, "blocked_keys", json, (address, data_dir), top=top)
 
 
 @app.command("what-if")
@@ -114,11 +119,12 @@ def what_if(
     remove: Annotated[list[str], typer.Option("--remove", help="Consumer to remove; can be repeated.")] = [],  # noqa: B006
     json: JsonOption = False,
     address: AddressOption = None,
+    data_dir: DataDirOption = None,
 ) -> None:
     """How many hashes would move if consumers came or left? Changes nothing."""
     if not add and not remove:
         raise typer.BadParameter("give --add N, --remove NAME, or both")
-    _ask(topic, subscription, "what_if", json, address, add=add, remove=remove)
+    _ask(topic, subscription, "what_if", json, (address, data_dir), add=add, remove=remove)
 
 
 @app.command()
@@ -130,11 +136,12 @@ def owner(
     at: Annotated[str | None, typer.Option("--at", metavar="TIME", help="At that time, not now (ISO-8601).")] = None,
     json: JsonOption = False,
     address: AddressOption = None,
+    data_dir: DataDirOption = None,
 ) -> None:
     """Which consumer gets this key or hash, now or at an earlier time?"""
     if (key is None) == (hash is None):
         raise typer.BadParameter("give one of --key and --hash")
-    _ask(topic, subscription, "owner", json, address, key=key, hash=hash, at=moment(at) if at else None)
+    _ask(topic, subscription, "owner", json, (address, data_dir), key=key, hash=hash, at=moment(at) if at else None)
 
 
 @app.command()
@@ -144,9 +151,10 @@ def delayed(
     top: TopOption = 20,
     json: JsonOption = False,
     address: AddressOption = None,
+    data_dir: DataDirOption = None,
 ) -> None:
     """When do delayed messages fall due? A histogram and the next ones, without loading the index."""
-    _ask(topic, subscription, "delayed", json, address, top=top)
+    _ask(topic, subscription, "delayed", json, (address, data_dir), top=top)
 
 
 @app.command()
@@ -157,12 +165,22 @@ def seek(
     dry_run: DryRunOption = False,
     json: JsonOption = False,
     address: AddressOption = None,
+    data_dir: DataDirOption = None,
 ) -> None:
     """Move the subscription: messages after that place come (again)."""
-    place: dict[str, object] = {"position": to}
+    place: dict[str, object] = {"message_id": to}
     if to not in ("earliest", "latest") and not _is_message_id(to):
         place = {"time": moment(to)}
-    _change(topic, subscription, "seek", dry_run, json, address, f"move {subscription} of {topic} to {to}", **place)
+    _change(
+        topic,
+        subscription,
+        "seek",
+        dry_run,
+        json,
+        (address, data_dir),
+        f"move {subscription} of {topic} to {to}",
+        **place,
+    )
 
 
 @app.command()
@@ -173,10 +191,11 @@ def skip(
     dry_run: DryRunOption = False,
     json: JsonOption = False,
     address: AddressOption = None,
+    data_dir: DataDirOption = None,
 ) -> None:
     """Skip the oldest unacknowledged messages of each partition; they are not delivered any more."""
     words = f"skip {count} messages in each partition of {topic} for {subscription}"
-    _change(topic, subscription, "skip", dry_run, json, address, words, count=count)
+    _change(topic, subscription, "skip", dry_run, json, (address, data_dir), words, messages=count)
 
 
 @app.command("clear-backlog")
@@ -186,10 +205,11 @@ def clear_backlog(
     dry_run: DryRunOption = False,
     json: JsonOption = False,
     address: AddressOption = None,
+    data_dir: DataDirOption = None,
 ) -> None:
     """Forget everything that waits, the delayed messages included."""
     words = f"clear the backlog of {subscription} on {topic}"
-    _change(topic, subscription, "clear_backlog", dry_run, json, address, words)
+    _change(topic, subscription, "clear_backlog", dry_run, json, (address, data_dir), words)
 
 
 @app.command()
@@ -200,10 +220,16 @@ def delete(
     dry_run: DryRunOption = False,
     json: JsonOption = False,
     address: AddressOption = None,
+    data_dir: DataDirOption = None,
 ) -> None:
     """Delete a subscription with its position, acknowledgements and delayed index."""
-    words = f"delete {subscription} of {topic}"
-    _change(topic, subscription, "delete", dry_run, json, address, words, force=force)
+    with joined(address, data_dir) as client:
+        if dry_run:
+            _show_stats(client.stats(topic, subscription), False)
+            say(f"would delete {subscription} of {topic}")
+            return
+        client.delete_subscription(topic, subscription, force=force)
+    say(f"deleted {subscription} of {topic}")
 
 
 def _is_message_id(text: str) -> bool:
@@ -212,10 +238,10 @@ def _is_message_id(text: str) -> bool:
 
 
 def _ask(
-    topic: str, subscription: str, verb: str, json: bool, address: str | None, **arguments: object
+    topic: str, subscription: str, verb: str, json: bool, where: Where, **arguments: object
 ) -> list[dict[str, Any]]:
     given = {name: value for name, value in arguments.items() if value is not None}
-    with joined(address) as client:
+    with joined(*where) as client:
         rows: list[dict[str, Any]] = client.admin(topic, subscription, verb, **given)
     if json:
         show_json(rows)
@@ -233,16 +259,16 @@ def _change(
     verb: str,
     dry_run: bool,
     json: bool,
-    address: str | None,
+    where: Where,
     words: str,
     **arguments: object,
 ) -> None:
     if dry_run:
-        with joined(address) as client:
+        with joined(*where) as client:
             _show_stats(client.stats(topic, subscription), json)
         say(f"would {words}")
         return
-    _ask(topic, subscription, verb, json, address, **arguments)
+    _ask(topic, subscription, verb, json, where, **arguments)
     say(f"done: {words}")
 
 

@@ -8,7 +8,7 @@ import typer
 
 from cluster.cli.options import (
     AddressOption,
-    ConfigOption,
+    DataDirOption,
     DryRunOption,
     JsonOption,
     SetOption,
@@ -33,24 +33,24 @@ def create(
     partitions: Annotated[int, typer.Option("--partitions", "-p", min=1, help="How many partitions.")] = 1,
     settings: SetOption = [],  # noqa: B006 (typer reads the default and never changes it)
     address: AddressOption = None,
-    config: ConfigOption = None,
+    data_dir: DataDirOption = None,
 ) -> None:
     """Create a topic. The same call again is fine; with other settings it is refused."""
     from msgspec import structs
 
     from cluster.config import load
 
-    chosen = load(config).values.topic_settings(**(parse_settings(settings) | {"partitions": partitions}))
-    with joined(address, config) as client:
+    chosen = load().values.topic_settings(**(parse_settings(settings) | {"partitions": partitions}))
+    with joined(address, data_dir) as client:
         client.create_topic(topic, **structs.asdict(chosen))
     say(f"topic {topic} has {chosen.partitions} partition{'s' if chosen.partitions > 1 else ''}")
 
 
 @app.command("list")
-def list_topics(json: JsonOption = False, address: AddressOption = None, config: ConfigOption = None) -> None:
+def list_topics(json: JsonOption = False, address: AddressOption = None, data_dir: DataDirOption = None) -> None:
     """List the topics."""
-    with joined(address, config) as client:
-        show([row if isinstance(row, dict) else {"topic": str(row)} for row in client.topics()], json)
+    with joined(address, data_dir) as client:
+        show(client.topics(), json, ("topic", "partitions", "ensemble", "write_quorum", "ack_quorum"))
 
 
 @app.command()
@@ -59,19 +59,19 @@ def stats(
     json: JsonOption = False,
     again: WatchOption = False,
     address: AddressOption = None,
-    config: ConfigOption = None,
+    data_dir: DataDirOption = None,
 ) -> None:
     """Show what the topic holds, one row a partition. --json has every field, with Pulsar's names."""
-    with joined(address, config) as client:
+    with joined(address, data_dir) as client:
         watch(again, lambda: _show_partitions(client.stats(topic), json))
 
 
 @app.command()
 def partitions(
-    topic: TopicArgument, json: JsonOption = False, address: AddressOption = None, config: ConfigOption = None
+    topic: TopicArgument, json: JsonOption = False, address: AddressOption = None, data_dir: DataDirOption = None
 ) -> None:
     """Show the partitions: who owns each, under which epoch, where it ends."""
-    with joined(address, config) as client:
+    with joined(address, data_dir) as client:
         _show_partitions(client.stats(topic), json, ("partition", "owner", "epoch", "lastConfirmedEntry"))
 
 
@@ -81,10 +81,10 @@ def delete(
     force: Annotated[bool, typer.Option("--force", help="Also if it has subscriptions.")] = False,
     dry_run: DryRunOption = False,
     address: AddressOption = None,
-    config: ConfigOption = None,
+    data_dir: DataDirOption = None,
 ) -> None:
     """Delete a topic with everything in it."""
-    with joined(address, config) as client:
+    with joined(address, data_dir) as client:
         if dry_run:
             _show_partitions(client.stats(topic), False)
             say(f"would delete topic {topic}")

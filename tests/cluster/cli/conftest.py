@@ -7,6 +7,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -24,16 +25,16 @@ class Message:
     """A received message, with the methods that the commands use."""
 
     payload: bytes
-    key: str | None
+    key_bytes: bytes | None
     number: int
 
     def data(self) -> bytes:
         """The payload."""
         return self.payload
 
-    def partition_key(self) -> str | None:
+    def key(self) -> bytes | None:
         """The key."""
-        return self.key
+        return self.key_bytes
 
     def message_id(self) -> str:
         """Ledger and entry."""
@@ -85,14 +86,17 @@ class FakeClient:
         self.calls.append(("subscribe", topic, subscription, named))
         return self
 
-    def receive(self, timeout_millis: int) -> Message | None:
-        """The next message of the inbox; Ctrl-C when the test put one there."""
-        if not self.inbox:
-            return None
-        message = self.inbox.popleft()
-        if message.payload == b"ctrl-c":
-            raise KeyboardInterrupt
-        return message
+    def batches(self, patience: int | None) -> Iterator[FakeClient]:
+        """The inbox as one batch; then nothing comes any more."""
+        yield self
+
+    def messages(self) -> Iterator[Message]:
+        """The messages of the inbox; Ctrl-C where the test put one."""
+        while self.inbox:
+            message = self.inbox.popleft()
+            if message.payload == b"ctrl-c":
+                raise KeyboardInterrupt
+            yield message
 
     def close(self) -> None:
         """Counted."""
@@ -104,11 +108,12 @@ def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
     """The made-up client behind `cluster.connect`; `client.calls[0]` is the connection itself."""
     made = FakeClient()
 
-    def connect(**named: Any) -> FakeClient:
-        made.calls.append(("connect", named))
+    def connect(address: str | None, *, data_dir: Path) -> FakeClient:
+        made.calls.append(("connect", address))
         return made
 
-    monkeypatch.setattr("cluster.connect", connect, raising=False)
+    monkeypatch.setattr("cluster.connect", connect)
+    monkeypatch.setattr("cluster.launch.find", lambda folder: None if folder.name == "down" else ("a:1", None))
     return made
 
 

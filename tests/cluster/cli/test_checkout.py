@@ -55,6 +55,6 @@ def test_simulate_hands_its_arguments_on(cli: Cli, fake_module: Callable[..., No
         seen.append(arguments)
         return 1
 
-    fake_module("tests.sim.cli", main=main)
+    fake_module("tests.sim.cli", command=main)
     assert cli("simulate", "--seeds", "1:5", "--help")[0] == 1
     assert seen == [["--seeds", "1:5", "--help"]]

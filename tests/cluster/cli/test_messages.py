@@ -45,17 +45,19 @@ def test_produce_with_a_delay(cli: Cli, client: FakeClient) -> None:
 
 
 def test_consume_prints_and_acknowledges(cli: Cli, client: FakeClient) -> None:
-    client.inbox = deque([Message(b"a", "k", 2), Message(b"\xff", None, 3), Message(b"later", "k", 4)])
+    client.inbox = deque([Message(b"a", b"k", 2), Message(b"\xff", None, 3), Message(b"later", b"k", 4)])
     code, out, err = cli("consume", "T", "-s", "S", "-n", "2", "-p", "Earliest")
     assert (code, err) == (0, "sluice: 2 messages received\n")
     assert out == "1:2 key=k a\n1:3 key=- (delivery 2) ff\n"
-    assert ("subscribe", "T", "S", {"initial_position": "earliest"}) in client.calls
+    asked = {"initial_position": "earliest", "receiver_queue_size": 2}
+    assert ("subscribe", "T", "S", asked) in client.calls
     assert len([call for call in client.calls if call[0] == "acknowledge"]) == 2
+    assert client.calls[-1][0] == "wait_acknowledged"
     assert client.closed == 2
 
 
 def test_consume_as_json_without_acknowledging(cli: Cli, client: FakeClient) -> None:
-    client.inbox = deque([Message(b"a", "k", 2)])
+    client.inbox = deque([Message(b"a", b"k", 2)])
     code, out, _ = cli("consume", "T", "-s", "S", "--json", "--no-ack")
     assert code == 0
     assert json.loads(out) == {
@@ -74,7 +76,7 @@ def test_consume_gives_up_after_the_timeout(cli: Cli, client: FakeClient) -> Non
 
 
 def test_consume_leaves_cleanly_on_ctrl_c(cli: Cli, client: FakeClient) -> None:
-    client.inbox = deque([Message(b"a", "k", 2), Message(b"ctrl-c", "k", 3)])
+    client.inbox = deque([Message(b"a", b"k", 2), Message(b"ctrl-c", b"k", 3)])
     code, out, _ = cli("consume", "T", "-s", "S", "-n", "0")
     assert code == 130
     assert out == "1:2 key=k a\n"

@@ -13,19 +13,18 @@ from tests.cluster.cli.conftest import Cli, FakeClient
 @pytest.mark.parametrize(
     ("line", "verb", "arguments"),
     [
-        ("pending T S", "pending", {"top": 20}),
-        ("pending T S --consumer c1 -n 5", "pending", {"top": 5, "consumer": "c1"}),
-        ("blocked-keys T S", "blocked_keys", {"top": 20, "by": "age"}),
+        ("pending T S", "pending", {"most": 20}),
+        ("pending T S --consumer c1 -n 5", "pending", {"most": 5, "consumer": "c1"}),
+        ("blocked-keys T S", "blocked_keys", {"top": 20}),
         ("what-if T S --add 2 --remove a --remove b", "what_if", {"add": 2, "remove": ["a", "b"]}),
         ("owner T S --key k", "owner", {"key": "k"}),
-        ("owner T S --hash 0 --at 2026-01-01T00:00:00Z", "owner", {"hash": 0, "at": 1_767_225_600_000}),
+        ("owner T S --hash 1 --at 2026-01-01T00:00:00Z", "owner", {"hash": 1, "at": 1_767_225_600_000}),
         ("delayed T S", "delayed", {"top": 20}),
-        ("seek T S earliest", "seek", {"position": "earliest"}),
-        ("seek T S 7:12", "seek", {"position": "7:12"}),
+        ("seek T S earliest", "seek", {"message_id": "earliest"}),
+        ("seek T S 7:12", "seek", {"message_id": "7:12"}),
         ("seek T S 1970-01-01T00:00:01Z", "seek", {"time": 1000}),
-        ("skip T S 3", "skip", {"count": 3}),
+        ("skip T S 3", "skip", {"messages": 3}),
         ("clear-backlog T S", "clear_backlog", {}),
-        ("delete T S --force", "delete", {"force": True}),
     ],
 )
 def test_verbs_and_arguments(cli: Cli, client: FakeClient, line: str, verb: str, arguments: dict[str, Any]) -> None:
@@ -46,14 +45,14 @@ def test_a_dry_run_changes_nothing(cli: Cli, client: FakeClient, line: str) -> N
 
 @pytest.mark.parametrize(
     ("option", "expected"),
-    [("--key=k", {"key": b"k"}), ("--hash=0", {"hash": 0}), ("--message-id=1:2", {"message_id": "1:2"})],
+    [("--key=k", {"key": "k"}), ("--hash=1", {"hash": 1}), ("--message-id=1:2:0", {"message_id": "1:2:0"})],
 )
 def test_explain(cli: Cli, client: FakeClient, option: str, expected: dict[str, Any]) -> None:
     client.answers["explain"] = {"reason": "draining", "unblocks": "acknowledgement of 1:2"}
     code, out, _ = cli("subscriptions", "explain", "T", "S", option)
     assert code == 0
     assert "acknowledgement of 1:2" in out
-    assert client.calls[1] == ("explain", "T", "S", expected)
+    assert client.calls[1] == ("explain", "T", "S", {"key": None, "hash": None, "message_id": None} | expected)
 
 
 def test_stats_show_partitions_and_consumers(cli: Cli, client: FakeClient) -> None:
@@ -68,3 +67,8 @@ def test_stats_show_partitions_and_consumers(cli: Cli, client: FakeClient) -> No
 def test_list(cli: Cli, client: FakeClient) -> None:
     client.answers["subscriptions"] = ["s1"]
     assert json.loads(cli("subscriptions", "list", "T", "--json")[1]) == [{"subscription": "s1"}]
+
+
+def test_delete(cli: Cli, client: FakeClient) -> None:
+    assert cli("subscriptions", "delete", "T", "S", "--force")[0] == 0
+    assert client.calls[1:] == [("delete_subscription", "T", "S", {"force": True})]

@@ -18,7 +18,7 @@ def test_create_hands_over_the_whole_settings(cli: Cli, client: FakeClient) -> N
 def test_the_full_name_and_the_address_are_understood(cli: Cli, client: FakeClient) -> None:
     cli("topics", "delete", "persistent://public/default/orders", "--force", "--address", "127.0.0.1:6379")
     assert client.calls == [
-        ("connect", {"address": "127.0.0.1:6379"}),
+        ("connect", "127.0.0.1:6379"),
         ("delete_topic", "orders", {"force": True}),
     ]
 
@@ -31,9 +31,9 @@ def test_a_dry_run_deletes_nothing(cli: Cli, client: FakeClient) -> None:
 
 
 def test_list_as_table_and_as_json(cli: Cli, client: FakeClient) -> None:
-    client.answers["topics"] = ["a", "b"]
-    assert json.loads(cli("topics", "list", "--json")[1]) == [{"topic": "a"}, {"topic": "b"}]
-    assert "a" in cli("topics", "list")[1]
+    client.answers["topics"] = [{"topic": "a", "partitions": 3, "ttl_ms": 0}]
+    assert json.loads(cli("topics", "list", "--json")[1]) == client.answers["topics"]
+    assert "partitions" in cli("topics", "list")[1]
     client.answers["topics"] = []
     assert cli("topics", "list")[1] == "none\n"
 
@@ -45,3 +45,10 @@ def test_stats_keep_every_field_in_json(cli: Cli, client: FakeClient) -> None:
     assert "msgInCounter" in table
     assert "odd" not in table
     assert "node/x" in cli("topics", "partitions", "orders")[1]
+
+
+def test_without_a_cluster_it_says_how_to_start_one(cli: Cli, client: FakeClient) -> None:
+    code, out, err = cli("topics", "list", "--data-dir", "down")
+    assert (code, out) == (2, "")
+    assert err.startswith("sluice: no cluster is running on down; start one with `./sluice up`")
+    assert client.calls == []
