@@ -6,10 +6,11 @@ by `--config` or `SLUICE_CONFIG`, else `sluice.toml` in the present folder, else
 configuration folder. A key that is not known is an error with a suggestion, never ignored: a misspelt limit that does
 nothing is found when it is too late.
 
-The sections `topic` and `subscription` hold the defaults of new topics and subscriptions. Their keys are the fields of
-`actors.messages.TopicSettings` and `SubscriptionSettings` themselves, which carry Pulsar's names in snake_case; there
-is no second list. The end of a name gives the unit: `_ms` and `_millis` are milliseconds, `_seconds` seconds, `_bytes`
-bytes. Where a unit is known, `10s`, `1h30m` or `64MB` may be written in place of the bare number.
+The sections `topic` and `subscription` hold the defaults of new topics and subscriptions, `bookie` the sizes of the
+bookies. Their keys are the fields of `TopicSettings`, `SubscriptionSettings` and `BookieSettings` themselves, which
+carry Pulsar's names in snake_case; there is no second list. The end of a name gives the unit: `_ms` and `_millis` are
+milliseconds, `_seconds` seconds, `_bytes` bytes. Where a unit is known, `10s`, `1h30m` or `64MB` may be written in
+place of the bare number.
 
 Secrets have no place here: S3 credentials come from boto3's own chain, tokens from files with mode 0600.
 """
@@ -22,7 +23,7 @@ import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -36,7 +37,9 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from actors.bookie.settings import BookieSettings
 from actors.messages import SubscriptionSettings, TopicSettings
+from cluster.launch import ClusterOptions
 from storage.errors import Invalid
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -111,6 +114,9 @@ def _section(name: str, settings: type[msgspec.Struct]) -> type[BaseModel]:
 
 TopicSection = _section("TopicSection", TopicSettings)
 SubscriptionSection = _section("SubscriptionSection", SubscriptionSettings)
+BookieSection = _section("BookieSection", BookieSettings)
+SECTIONS = {"topic": TopicSection, "subscription": SubscriptionSection, "bookie": BookieSection}
+"""The tables of the file, and the models of what may stand in them."""
 
 
 class Configuration(BaseSettings):
@@ -123,20 +129,19 @@ class Configuration(BaseSettings):
     address: str | None = Field(None, description="address of a running Ray cluster to join; none starts one here")
     data_dir: Path = Field(Path("sluice-data"), description="where bookies, metadata and objects live on this machine")
     bookies: int = Field(3, ge=1, le=1000, description="bookies to start")
+    brokers: int = Field(2, ge=1, le=1000, description="processes that run topics and dispatchers")
     cpus: int | None = Field(None, ge=1, description="processors that Ray may use; none means all")
-    ray_object_store_bytes: Annotated[int, BeforeValidator(_unit)] = Field(
-        256 << 20, ge=80 << 20, description="shared memory for payloads on each node"
+    object_store_bytes: Annotated[int, BeforeValidator(_unit)] = Field(
+        512 << 20, ge=80 << 20, description="shared memory for payloads on each node"
     )
+    metadata: str = Field("", description="where metadata lives: empty for data_dir, or s3://bucket/prefix")
     objects: str = Field("", description="where snapshots go: empty for data_dir, or s3://bucket/prefix")
     s3_endpoint_url: str | None = Field(None, description="S3 server to use in place of AWS, for example MinIO's")
-    s3_region: str | None = Field(None, description="S3 region")
-    s3_path_style: bool = Field(True, description="bucket in the path (MinIO) and not in the host name")
-    admin_port: int = Field(0, ge=0, le=65535, description="port of the admin page on the loopback; 0 chooses one")
-    metrics_port: int = Field(0, ge=0, le=65535, description="port of the Prometheus metrics; 0 leaves it to Ray")
     topic: TopicSection = Field(default_factory=TopicSection, description="defaults of new topics")  # type: ignore[valid-type]
     subscription: SubscriptionSection = Field(  # type: ignore[valid-type]
         default_factory=SubscriptionSection, description="defaults of new subscriptions"
     )
+    bookie: BookieSection = Field(default_factory=BookieSection, description="settings of the bookies")  # type: ignore[valid-type]
 
     @classmethod
     def settings_customise_sources(
@@ -149,6 +154,14 @@ class Configuration(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Flags, then the environment, then the TOML file; .env files and secret folders are not read."""
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+
+    def cluster_options(self) -> ClusterOptions:
+        """What a cluster that this process starts is made of."""
+        same = {field.name for field in fields(ClusterOptions)} & set(type(self).model_fields)
+        bookie = _settings(BookieSettings, "bookie", self.bookie, {})
+        return ClusterOptions(
+            **{name: getattr(self, name) for name in sorted(same)}, bookie_settings=msgspec.structs.asdict(bookie)
+        )
 
     def topic_settings(self, **changes: object) -> TopicSettings:
         """Settings for a new topic: these defaults, then the changes. Raises Invalid on an unknown key."""
@@ -199,7 +212,7 @@ def known_keys() -> list[str]:
     """Every configuration key, sections with a dot, in the order in which they are declared."""
     keys: list[str] = []
     for name in Configuration.model_fields:
-        section = {"topic": TopicSection, "subscription": SubscriptionSection}.get(name)
+        section = SECTIONS.get(name)
         keys += [f"{name}.{key}" for key in section.model_fields] if section else [name]
     return keys
 
@@ -288,7 +301,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 def _check_variables() -> None:
     known = [PREFIX + key.replace(".", "__").upper() for key in known_keys()]
-    known += [*OTHER_VARIABLES, PREFIX + "TOPIC", PREFIX + "SUBSCRIPTION"]
+    known += [*OTHER_VARIABLES, *(PREFIX + section.upper() for section in SECTIONS)]
     for name in sorted(os.environ):
         if name.startswith(PREFIX) and name not in known and not name.startswith(PREFIX + "INTERNAL_"):
             raise Invalid(_unknown(name, known, "an environment variable of Sluice"))

@@ -9,8 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from actors.bookie.settings import BookieSettings
 from actors.messages import SubscriptionSettings, TopicSettings
 from cluster.config import known_keys, load, parse_duration, parse_size, to_toml
+from cluster.launch import ClusterOptions
 from storage.errors import Invalid
 
 
@@ -24,13 +26,13 @@ def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_flag_beats_environment_beats_file_beats_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "sluice.toml").write_text("bookies = 4\nadmin_port = 81\ns3_region = 'eu'\n")
+    (tmp_path / "sluice.toml").write_text("bookies = 4\nbrokers = 11\nobjects = 's3://b/p'\n")
     monkeypatch.setenv("SLUICE_BOOKIES", "5")
-    monkeypatch.setenv("SLUICE_ADMIN_PORT", "82")
+    monkeypatch.setenv("SLUICE_BROKERS", "12")
     loaded = load(bookies=6)
-    assert (loaded.values.bookies, loaded.values.admin_port, loaded.values.s3_region) == (6, 82, "eu")
-    assert loaded.values.s3_path_style is True
-    assert loaded.sources == {"bookies": "flag", "admin_port": "environment", "s3_region": "sluice.toml"}
+    assert (loaded.values.bookies, loaded.values.brokers, loaded.values.objects) == (6, 12, "s3://b/p")
+    assert loaded.values.cpus is None
+    assert loaded.sources == {"bookies": "flag", "brokers": "environment", "objects": "sluice.toml"}
 
 
 def test_sections_are_merged_key_by_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -45,10 +47,15 @@ def test_defaults_are_those_of_the_actors() -> None:
     values = load().values
     assert values.topic_settings() == TopicSettings()
     assert values.subscription_settings() == SubscriptionSettings()
+    plain = ClusterOptions(Path("sluice-data"), bookie_settings=msgspec.structs.asdict(BookieSettings()))
+    assert values.cluster_options() == plain
+
+
+_SETTINGS = (("topic", TopicSettings), ("subscription", SubscriptionSettings), ("bookie", BookieSettings))
 
 
 def test_every_setting_of_the_actors_is_a_key() -> None:
-    for section, kind in (("topic", TopicSettings), ("subscription", SubscriptionSettings)):
+    for section, kind in _SETTINGS:
         for field in msgspec.structs.fields(kind):
             assert f"{section}.{field.name}" in known_keys()
 

@@ -35,14 +35,14 @@ def launch(fake_module: Callable[..., None]) -> Calls:
 
 
 def test_up_merges_flags_settings_and_file(cli: Cli, launch: Calls, tmp_path: Path) -> None:
-    (tmp_path / "sluice.toml").write_text("bookies = 9\nadmin_port = 8080\n")
-    line = "up --bookies 2 --data-dir d --objects s3://b/p --set topic.partitions=4 --set s3_region=eu --json"
+    (tmp_path / "sluice.toml").write_text("bookies = 9\nbrokers = 7\n")
+    line = "up --bookies 2 --data-dir d --objects s3://b/p --set topic.partitions=4 --set bookie.group_bytes=1MB --json"
     code, out, _ = cli(*line.split())
     assert code == 0
     assert json.loads(out) == {"address": "a"}
     ((_, values),) = launch
-    assert (values.bookies, values.data_dir, values.objects, values.admin_port) == (2, Path("d"), "s3://b/p", 8080)
-    assert (values.topic.partitions, values.s3_region) == (4, "eu")
+    assert (values.bookies, values.data_dir, values.objects, values.brokers) == (2, Path("d"), "s3://b/p", 7)
+    assert (values.topic.partitions, values.bookie.group_bytes) == (4, 1 << 20)
 
 
 def test_down_names_the_folder_that_stays(cli: Cli, launch: Calls, tmp_path: Path) -> None:
