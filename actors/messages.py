@@ -301,12 +301,29 @@ class FindTime(Request[Found], kw_only=True):
 
 
 class Progress(Request[Done], kw_only=True):
-    """A durable subscription tells how far it has come; the topic trims below the slowest. gone: it was deleted."""
+    """A durable subscription tells how far it has come; the topic trims below the slowest. gone: it was deleted.
+
+    number grows with every new statement of a subscription, so that a late one is recognised; 0: not numbered.
+    """
 
     reply: ClassVar[type[Reply]] = Done
     subscription: str
     mark_delete: int
     gone: bool = False
+    number: int = 0
+
+
+class Replicated(Reply, kw_only=True):
+    """remaining: fragments that still name a lost bookie; 0 when every run has its copies again."""
+
+    remaining: int
+
+
+class Replicate(Request[Replicated], kw_only=True):
+    """These bookies will never come back: copy what they held. Answered at once; ask again to see it finish."""
+
+    reply: ClassVar[type[Reply]] = Replicated
+    lost: list[str]
 
 
 class DeleteTopic(Request[Done], kw_only=True):
