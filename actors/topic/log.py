@@ -74,9 +74,9 @@ class PartitionLog:
         self._rolling = asyncio.Lock()
         self._roll_not_before = 0
         self._room = Signal()
-        self._held = 0
+        self.held = 0
         self._runs_since, self._bytes_since = 0, 0
-        self._open_bytes = 0
+        self.open_bytes = 0
         self._waiters: list[Signal] = []
         self.bookies = bookies
         self.reader = LedgerReader(ports, bookies)
@@ -91,6 +91,11 @@ class PartitionLog:
     def record(self) -> PartitionRecord:
         """The newest durable record."""
         return self.keeper.record
+
+    @property
+    def in_flight(self) -> int:
+        """Runs that are not confirmed yet."""
+        return 0 if self._writer is None else len(self._writer.state)
 
     @property
     def epoch(self) -> int:
@@ -167,8 +172,8 @@ class PartitionLog:
         """Wait until a run can be appended. Raises Overloaded, Unavailable (no bookies for a ledger), Fenced."""
         while True:
             self._check()
-            if self._held > HELD_BYTES:
-                raise Overloaded(f"{self._held} bytes are under way to the bookies; slow down")
+            if self.held > HELD_BYTES:
+                raise Overloaded(f"{self.held} bytes are under way to the bookies; slow down")
             if self._writer is None or (self._roll_due() and not self._rolling.locked()):
                 await self.roll()
             if self.ready:
@@ -184,7 +189,7 @@ class PartitionLog:
         inline = blob if blob.handle is None else Blob(run.payload)
         append = writer.append(run, producer, first_sequence, blob, inline)
         self.tables[writer.ledger_id].append(append.pending.first_entry, run.count)
-        self._held += inline.size
+        self.held += inline.size
 
     def _confirmed(self, appends: list[Append]) -> None:
         for append in appends:
@@ -194,7 +199,7 @@ class PartitionLog:
             self.last_confirmed = position(header.ledger, header.last_entry)
             self.messages_in += header.count
             self.bytes_in += size
-            self._open_bytes += size
+            self.open_bytes += size
             self._runs_since += 1
             self._bytes_since += size
             pending = self._producers.confirm(
@@ -207,7 +212,7 @@ class PartitionLog:
         self.wake()
 
     def _stored(self, append: Append) -> None:
-        self._held -= append.inline.size
+        self.held -= append.inline.size
 
     # -- rolling -----------------------------------------------------------------------------------------------------
 
@@ -219,7 +224,7 @@ class PartitionLog:
         settings = self._settings
         return self._ports.clock.monotonic() >= self._roll_not_before and (
             writer.state.next_entry >= min(settings.roll_entries, MAX_ENTRY // 2)
-            or self._open_bytes >= settings.roll_bytes
+            or self.open_bytes >= settings.roll_bytes
             or now - opened >= settings.roll_ms
         )
 
@@ -249,12 +254,13 @@ class PartitionLog:
         if old is not None:
             await old.drain()
         self._check()
+        if old is not None:
+            old.retire()
         await self.keeper.update(lambda record: self._closed(self._covered(record)).with_new_ledger(opened))
         self._check()
         if old is not None:
-            old.retire()
             self._retired = [writer for writer in (*self._retired, old) if writer.busy]
-        self._open_bytes = 0
+        self.open_bytes = 0
         self.tables[opened.id] = RunTable()
         self._writer = LedgerWriter(
             self._ports, self.bookies, opened, self.epoch, save_fragment=self._save_fragment,
@@ -299,6 +305,8 @@ class PartitionLog:
     async def _save_fragment(self, ledger_id: int, fragment: Fragment) -> None:
         def change(record: PartitionRecord) -> PartitionRecord:
             ledger = record.ledger(ledger_id)
+            if ledger is not None and ledger.state is State.CLOSED:
+                return record  # a roll was faster; its writer is retired and needs no other bookies
             if ledger is None or ledger.state is not State.OPEN:
                 raise InvariantViolation(f"ledger {ledger_id} gets a fragment and is not open")
             return record.with_ledger(ledger.with_fragment(fragment))
@@ -315,13 +323,18 @@ class PartitionLog:
             at, run = writer.ledger_id, writer.state.confirmed_run
             ledger = record.ledger(at)
             if ledger is not None:
-                record = record.with_ledger(msgspec.structs.replace(ledger, bytes=self._open_bytes))
+                record = record.with_ledger(msgspec.structs.replace(ledger, bytes=self.open_bytes))
         elif record.ledgers:
             at, run = record.ledgers[-1].id, record.ledgers[-1].last_run
         else:
             at, run = record.covered_ledger, record.covered_run
         self._runs_since, self._bytes_since = 0, 0
         return msgspec.structs.replace(record, producers=producers, covered_ledger=at, covered_run=run)
+
+    def bookie_lost(self, bookie: str) -> None:
+        """This bookie will not come back: no run may wait for it."""
+        if self._writer is not None:
+            self._writer.replace(bookie)
 
     async def snapshot(self) -> None:
         """Bring the record up to date when enough was appended since the last time."""
@@ -365,6 +378,13 @@ class PartitionLog:
             known = await self.reader.table(ledger)
             self.tables[ledger.id] = known
         return known
+
+    def forget(self, ledgers: list[int]) -> None:
+        """Drop what is remembered of trimmed ledgers, and let readers see the new beginning."""
+        self.tail.drop_ledgers(ledgers)
+        for ledger in ledgers:
+            self.tables.pop(ledger, None)
+        self.wake()
 
     def halt(self) -> None:
         """Stop for good: nothing is written, confirmed or answered from now on."""
