@@ -14,6 +14,7 @@ import asyncio
 import hashlib
 import inspect
 import random
+import warnings
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context
@@ -130,10 +131,12 @@ class Process:
 
     def discard(self) -> None:
         """The run is over: work that never began is let go without a complaint."""
-        for _, work in self._tasks.values():
-            if inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
-                work.close()
-        self._tasks.clear()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            for _, work in self._tasks.values():
+                if inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
+                    work.close()
+            self._tasks.clear()
 
     def log(self, event: str, **fields: object) -> None:
         """What the actor logs."""

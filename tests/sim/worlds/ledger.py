@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from actors.bookie import Bookie, BookieSettings
 from actors.directory import Directory
-from actors.ledger.record import LedgerRecord, State, decode_record, record_key
+from actors.ledger.record import LedgerRecord, PartitionRecord, State, decode_record, record_key
 from actors.messages import IndexRead, ReadIndex, ReadPayload, ReadRun, TopicSettings
 from actors.ports import Ports, Unknown
 from actors.producer.producer import Outgoing, PartitionProducer
@@ -131,9 +131,28 @@ class _Course:
         await self.world.loop.pause(self.size.trouble_ms)
         await self.nemesis.heal()
         await self.world.within(HEALED_MS, self._all(waits), "L1: a publish is not confirmed")
-        log = await self.world.within(HEALED_MS, self._read_all(), "L1: the log cannot be read")
+        log = await self.world.within(
+            HEALED_MS, self._audit(), "L7: the log cannot be read, or a ledger is not settled"
+        )
         self._check_log(log)
-        await self.world.within(HEALED_MS, self._check_chain(log), "L7: the chain is not settled")
+        await self._check_chain(log)
+
+    async def _audit(self) -> dict[int, list[bytes]]:
+        """The whole log, read from an owner that was not replaced meanwhile."""
+        while True:
+            await self.world.loop.pause(100)
+            record = self._record()
+            if record.owner != self.registry.owners.get(0) or self._in_recovery(record):
+                continue
+            log = await self._read_all()
+            if self._record().epoch == record.epoch:
+                return log
+
+    def _record(self) -> PartitionRecord:
+        return decode_record(msgpack.unpackb(self.world.meta.records[record_key(TOPIC, 0)][-1]))
+
+    def _in_recovery(self, record: PartitionRecord) -> bool:
+        return any(ledger.state is State.IN_RECOVERY for ledger in record.ledgers)
 
     async def _build(self) -> None:
         world, size = self.world, self.size
@@ -299,13 +318,12 @@ class _Course:
 
     async def _check_chain(self, log: dict[int, list[bytes]]) -> None:
         """S14, S15, L7 by looking into the record and onto the bookies."""
-        record = decode_record(msgpack.unpackb(self.world.meta.records[record_key(TOPIC, 0)][-1]))
+        record = self._record()
         self.counters["owners"] = record.epoch
         ids = [ledger.id for ledger in record.ledgers]
         assert ids == sorted(set(ids)), f"S14: the chain is {ids}"
         for ledger in record.ledgers[:-1]:
             assert ledger.state is State.CLOSED, f"S14: ledger {ledger.id} is {ledger.state} and not the last"
-        assert record.ledgers[-1].state is not State.IN_RECOVERY, "L7: the last ledger is in recovery"
         ports = self.world.client("inspector")
         epoch = 0
         for ledger in record.ledgers:

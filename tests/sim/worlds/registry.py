@@ -12,7 +12,7 @@ import msgspec
 from actors.actor import Actor
 from actors.messages import BookieList, Done, ListBookies, Located, LocateTopic, Ping, Suspect, TopicSettings
 from actors.ports import Address, Ports, Unknown
-from actors.topic import Topic
+from actors.topic.topic import Topic
 from storage.errors import SluiceError, Unavailable
 from tests.sim.world import World
 
