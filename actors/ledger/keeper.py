@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from actors.ledger.record import PartitionRecord, State, decode_record, encode_record, record_key
+from actors.ledger.record import PartitionRecord, State, decode_record, encode_record, record_key, unpack_record
 from actors.messages import TopicSettings
 from actors.owned import OwnedRecord
 from actors.ports import Ports
@@ -89,6 +89,17 @@ class RecordKeeper:
                     self._lost(str(error))
                     raise
             return self.record
+
+    async def verify(self) -> None:
+        """Look whether the partition has a newer owner, as an owner that was frozen must. Raises Fenced, Unavailable.
+
+        An owner that writes nothing would never lose a write; its readers would wait at a dead end for ever.
+        """
+        newest = await self._ports.meta.read(self._key)
+        if newest is not None and (epoch := unpack_record(newest.value).epoch) > self.record.epoch:
+            reason = f"{self._key} was taken under epoch {epoch}"
+            self._lost(reason)
+            raise Fenced(reason)
 
     def abandon(self) -> None:
         """Never write again."""

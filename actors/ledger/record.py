@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
 
+import msgpack
 import msgspec
 
 from actors.ledger.quorum import Quorum
@@ -160,6 +161,15 @@ class PartitionRecord(msgspec.Struct, frozen=True, kw_only=True):
 def record_key(topic: str, partition: int) -> str:
     """Where a partition's record is kept."""
     return f"partition/{topic}/{partition}"
+
+
+def unpack_record(value: bytes) -> PartitionRecord:
+    """The record from a version's bytes, for those who only look. Raises Corrupt."""
+    try:
+        plain = msgpack.unpackb(value)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise Corrupt(f"a partition's record cannot be read: {error}") from error
+    return decode_record(plain)
 
 
 def encode_record(record: PartitionRecord) -> dict[str, Any]:

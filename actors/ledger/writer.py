@@ -187,6 +187,12 @@ class LedgerWriter:
         if not len(self.state):
             self._drained.set()
 
+    def replace(self, bookie: str) -> None:
+        """This bookie will not come back: change the ensemble even if nothing is being written."""
+        if bookie in self.state.bookies:
+            self._bookies.suspect(bookie)
+            self._report(bookie)
+
     def _report(self, bookie: str) -> None:
         if bookie not in self._failed:
             self._failed.append(bookie)

@@ -13,12 +13,15 @@ log there is no await - so the order of places is the order of sequences, howeve
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 
 from actors.actor import Actor
 from actors.ledger.bookies import Bookies
 from actors.messages import (
     BookieList,
+    DeleteTopic,
+    Done,
     Ends,
     FindTime,
     Found,
@@ -26,13 +29,18 @@ from actors.messages import (
     OpenProducer,
     PayloadRead,
     ProducerOpened,
+    Progress,
     Publish,
     Published,
     ReadEnds,
     ReadIndex,
     ReadPayload,
     ReadRowIndex,
+    Replicate,
+    Replicated,
     RowIndex,
+    Stats,
+    Text,
     TopicSettings,
 )
 from actors.ports import Ports
@@ -40,9 +48,11 @@ from actors.signal import Signal
 from actors.topic.log import PartitionLog
 from actors.topic.producers import Join, NotYet, Producer, Producers, Store, Stored, Tail
 from actors.topic.reads import LogReads
+from actors.topic.stats import describe
+from actors.topic.upkeep import Upkeep
 from actors.wire import Blob
 from storage.batch import MAX_RUN_BYTES, MAX_RUN_MESSAGES, Batch, decode_body
-from storage.errors import Conflict, Corrupt, Fenced, Invalid, SluiceError, Unavailable
+from storage.errors import Conflict, Corrupt, Fenced, Invalid, NotFound, SluiceError, Unavailable
 from storage.frame import Run, index_columns, make_run, payload_crc
 
 SERVING_WAIT_MS = 5_000
@@ -70,10 +80,11 @@ class Topic(Actor):
         self.partition = partition
         self.settings = settings
         self._producers = Producers()
-        self._log = PartitionLog(
-            ports, Bookies(ports, bookies), topic, partition, settings, self._producers, self._halt
-        )
+        known = Bookies(ports, bookies)
+        self._log = PartitionLog(ports, known, topic, partition, settings, self._producers, self._halt)
         self._reads = LogReads(ports, self._log)
+        self._upkeep = Upkeep(ports, known, self._log, self._reads)
+        self._deleted = False
         self._serving = Signal()
         self._turns: dict[str, list[Signal]] = {}
 
@@ -106,23 +117,21 @@ class Topic(Actor):
         except SluiceError as error:
             self._halt(f"the log cannot be recovered: {error}")
             return
+        self._upkeep.restore()
         self._serving.set()
-        await self._tend()
-
-    async def _tend(self) -> None:
-        """What time brings: snapshots and rolls of the log."""
         while self.stopped is None:
             try:
-                await self._log.snapshot()
-                await self._log.roll_if_due()
+                await self._upkeep.turn()
             except Fenced:
                 return
             except SluiceError as error:
-                self.ports.log("tend_failed", error=str(error))
+                self.ports.log("upkeep_waits", error=str(error))
             await self.ports.clock.sleep(TEND_MS)
 
     async def _ready(self) -> None:
         """Wait for the recovery. Raises Unavailable while it lasts, Fenced when this owner was replaced."""
+        if self._deleted:
+            raise NotFound(f"topic {self.topic!r} was deleted")
         if not self._serving.is_set():
             await self._serving.wait(self.ports, SERVING_WAIT_MS)
         if self.stopped is not None:
@@ -283,3 +292,30 @@ class Topic(Actor):
         """The first message published at or after a time."""
         await self._ready()
         return await self._reads.find_time(request.time)
+
+    # -- the rest ----------------------------------------------------------------------------------------------------
+
+    async def on_progress(self, request: Progress) -> Done:
+        """How far a durable subscription has come."""
+        await self._ready()
+        await self._upkeep.progress(request)
+        return Done()
+
+    async def on_replicate(self, request: Replicate) -> Replicated:
+        """Copy what lost bookies held; the work goes on behind the answer."""
+        await self._ready()
+        return Replicated(remaining=self._upkeep.replicate(request.lost))
+
+    async def on_delete_topic(self, request: DeleteTopic) -> Done:
+        """Delete the partition. Raises Conflict while it has subscriptions, unless forced."""
+        if not self._deleted:
+            await self._ready()
+            await self._upkeep.delete(request.force)
+            self._deleted = True
+            self._halt("the topic was deleted")
+        return Done()
+
+    async def on_stats(self, request: Stats) -> Text:
+        """The partition's statistics, with Pulsar's names where it has them."""
+        await self._ready()
+        return Text(json=json.dumps(describe(self._log, self._producers, self._upkeep)))

@@ -1,0 +1,138 @@
+"""Re-replication: gives every run its copies again after a bookie is lost for good.
+
+The metadata says which slots of which fragments a lost bookie had, and the striping says which runs were in those
+slots. Each such slot is one repair: copy its runs from their other holders to a bookie that is not in the fragment,
+then put that bookie into the slot in one version of the record. A copy that no record names yet is only wasted space,
+so a repair can stop anywhere and begin again.
+
+Only runs whose place is settled are copied: closed ledgers, and of an open one the fragments before the last - there
+the writer itself replaces a bookie that fails. The count of fragments that name a lost bookie falls to 0, or stays
+and is reported when no other holder of some run is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from actors.ledger.bookies import Bookies
+from actors.ledger.fan import together
+from actors.ledger.keeper import RecordKeeper
+from actors.ledger.reader import LedgerReader
+from actors.ledger.record import Fragment, LedgerRecord, PartitionRecord, State
+from actors.messages import AddRun
+from actors.ports import Ports
+from actors.wire import Blob
+from storage.errors import Fenced, SluiceError, Unavailable
+
+COPIES_AT_ONCE = 4
+ADD_TIMEOUT = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """One slot of one fragment that a lost bookie had; the fragment holds the runs first_run .. stop_run-1."""
+
+    ledger: LedgerRecord
+    fragment: Fragment
+    slot: int
+    stop_run: int
+
+    @property
+    def lost(self) -> str:
+        """The bookie that is gone."""
+        return self.fragment.bookies[self.slot]
+
+    def runs(self) -> list[int]:
+        """The runs of which the lost bookie had a copy."""
+        quorum = self.ledger.quorum
+        return [run for run in range(self.fragment.first_run, self.stop_run) if quorum.stored_in(self.slot, run)]
+
+
+def plan_repairs(record: PartitionRecord, lost: Sequence[str]) -> list[Repair]:
+    """Every slot of a settled fragment that names a lost bookie, oldest first."""
+    repairs = []
+    for ledger in record.ledgers:
+        settled = len(ledger.fragments) if ledger.state is State.CLOSED else len(ledger.fragments) - 1
+        for at, fragment in enumerate(ledger.fragments[:settled]):
+            following = at + 1 < len(ledger.fragments)
+            stop = ledger.fragments[at + 1].first_run if following else ledger.last_run + 1
+            for slot, bookie in enumerate(fragment.bookies):
+                if bookie in lost:
+                    repairs.append(Repair(ledger, fragment, slot, stop))
+    return repairs
+
+
+def under_replicated(record: PartitionRecord, lost: Sequence[str]) -> int:
+    """How many fragments name a lost bookie, those of the open ledger's end included."""
+    return sum(
+        any(bookie in lost for bookie in fragment.bookies) for ledger in record.ledgers for fragment in ledger.fragments
+    )
+
+
+def with_repair(record: PartitionRecord, repair: Repair, replacement: str) -> PartitionRecord:
+    """The record with the slot given to the replacement; unchanged if the slot has moved on meanwhile."""
+    ledger = record.ledger(repair.ledger.id)
+    if ledger is None or repair.fragment not in ledger.fragments:
+        return record
+    bookies = list(repair.fragment.bookies)
+    bookies[repair.slot] = replacement
+    mended = msgspec.structs.replace(repair.fragment, bookies=tuple(bookies))
+    fragments = tuple(mended if fragment == repair.fragment else fragment for fragment in ledger.fragments)
+    return record.with_ledger(msgspec.structs.replace(ledger, fragments=fragments))
+
+
+class Replicator:
+    """Does the repairs of one partition, for its owner."""
+
+    def __init__(self, ports: Ports, bookies: Bookies, reader: LedgerReader, keeper: RecordKeeper) -> None:
+        self._ports = ports
+        self._bookies = bookies
+        self._reader = reader
+        self._keeper = keeper
+        self._running = False
+
+    async def run(self, lost: Callable[[], Sequence[str]]) -> None:
+        """Do all repairs that are possible now, one after another. Raises Fenced. One call at a time does the work."""
+        if self._running:
+            return
+        self._running = True
+        try:
+            failed: list[tuple[int, Fragment, int]] = []
+            while True:
+                todo = [
+                    repair
+                    for repair in plan_repairs(self._keeper.record, lost())
+                    if (repair.ledger.id, repair.fragment, repair.slot) not in failed
+                ]
+                if not todo:
+                    return
+                try:
+                    await self._repair(todo[0], lost())
+                except Fenced:
+                    raise
+                except SluiceError as error:
+                    self._ports.log("repair_failed", ledger=todo[0].ledger.id, error=str(error))
+                    failed.append((todo[0].ledger.id, todo[0].fragment, todo[0].slot))
+        finally:
+            self._running = False
+
+    async def _repair(self, repair: Repair, lost: Sequence[str]) -> None:
+        await self._bookies.refresh()
+        spare = [name for name in self._bookies.candidates(repair.fragment.bookies) if name not in lost]
+        if not spare:
+            raise Unavailable("there is no bookie to copy to")
+        runs = repair.runs()
+        for start in range(0, len(runs), COPIES_AT_ONCE):
+            works = [self._copy(repair, run, spare[0], lost) for run in runs[start : start + COPIES_AT_ONCE]]
+            await together(self._ports, "copy", works)
+        await self._keeper.update(lambda record: with_repair(record, repair, spare[0]))
+        self._ports.log("repaired", ledger=repair.ledger.id, lost=repair.lost, to=spare[0], runs=len(runs))
+
+    async def _copy(self, repair: Repair, run: int, to: str, lost: Sequence[str]) -> None:
+        frame, data = await self._reader.whole(repair.ledger, run, skip=tuple(lost))
+        epoch = self._keeper.record.epoch
+        add = AddRun(ledger=repair.ledger.id, epoch=epoch, head=frame.head, payload=Blob(data), recovery=True)
+        await self._bookies.ask(to, add, ADD_TIMEOUT)

@@ -1,0 +1,144 @@
+"""What an owner does beside appending and reading: trim, restore copies, delete.
+
+The chain in the record always changes first, the bookies hear of it afterwards; what they miss is found by
+`actors.ledger.sweep`. A subscription is made durable in the record before its first Progress is answered, because
+from then on nothing above its mark may be trimmed; later marks are written along with the next trim, since an older
+mark in the record only keeps more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from actors.ledger.bookies import Bookies
+from actors.ledger.record import LedgerRecord, PartitionRecord
+from actors.ledger.replication import Replicator, under_replicated
+from actors.messages import DeleteLedgers, Progress
+from actors.ports import Ports
+from actors.topic.log import PartitionLog
+from actors.topic.reads import LogReads
+from actors.topic.trimming import trimmable
+from storage.errors import Conflict, SluiceError
+
+DELETE_TIMEOUT = 10_000
+VERIFY_MS = 5_000
+
+
+class Upkeep:
+    """The slow work of one partition's owner."""
+
+    def __init__(self, ports: Ports, bookies: Bookies, log: PartitionLog, reads: LogReads) -> None:
+        self._ports = ports
+        self._bookies = bookies
+        self._log = log
+        self._reads = reads
+        self._replicator = Replicator(ports, bookies, log.reader, log.keeper)
+        self._numbers: dict[str, int] = {}
+        self._lost: list[str] = []
+        self._leftovers: list[LedgerRecord] = []
+        self._verified = 0
+        self.marks: dict[str, int] = {}
+
+    def restore(self) -> None:
+        """Begin with the marks that the record knows."""
+        self.marks = dict(self._log.record.subscriptions)
+
+    async def turn(self) -> None:
+        """One round. Raises Fenced when there is a newer owner, other errors when something must wait."""
+        now = self._ports.clock.monotonic()
+        if now - self._verified >= VERIFY_MS:
+            self._verified = now
+            await self._log.keeper.verify()
+        await self._log.snapshot()
+        await self._log.roll_if_due()
+        await self.trim()
+        if self._lost:
+            await self._replicator.run(lambda: self._lost)
+        if self._leftovers:
+            leftovers, self._leftovers = self._leftovers, []
+            await self._forget(leftovers)
+
+    # -- subscriptions and trimming ----------------------------------------------------------------------------------
+
+    async def progress(self, request: Progress) -> None:
+        """Take note of a subscription's mark; durable at once when the subscription is new or gone."""
+        name = request.subscription
+        if request.number and request.number <= self._numbers.get(name, 0):
+            return
+        self._numbers[name] = request.number
+        if request.gone:
+            self.marks.pop(name, None)
+        else:
+            self.marks[name] = request.mark_delete
+        if request.gone == (name in self._log.record.subscriptions):
+            await self._log.keeper.update(self._with_marks)
+
+    def _with_marks(self, record: PartitionRecord) -> PartitionRecord:
+        ever = record.ever_subscribed or bool(self.marks)
+        return msgspec.structs.replace(record, subscriptions=dict(sorted(self.marks.items())), ever_subscribed=ever)
+
+    async def trim(self) -> None:
+        """Delete what every subscription has passed and retention does not keep."""
+        if not trimmable(self._log.record, self.marks, self._ports.clock.now()):
+            return
+        gone: list[LedgerRecord] = []
+
+        def change(record: PartitionRecord) -> PartitionRecord:
+            # Decided again at the moment of the change: a subscription may have come meanwhile.
+            ids = trimmable(record, self.marks, self._ports.clock.now())
+            gone[:] = [ledger for ledger in record.ledgers if ledger.id in ids]
+            return self._with_marks(record).without_ledgers(ids)
+
+        await self._log.keeper.update(change)
+        ids = [ledger.id for ledger in gone]
+        self._log.forget(ids)
+        self._reads.forget(ids)
+        self._ports.log("trimmed", ledgers=ids)
+        await self._forget(gone)
+
+    async def _forget(self, ledgers: Iterable[LedgerRecord]) -> None:
+        """Tell the bookies of deleted ledgers; who does not answer is asked again in the next round."""
+        for ledger in ledgers:
+            missed = False
+            for bookie in ledger.bookies():
+                try:
+                    await self._bookies.ask(bookie, DeleteLedgers(ledgers=[ledger.id]), DELETE_TIMEOUT)
+                except SluiceError as error:
+                    missed = missed or bookie not in self._lost
+                    self._ports.log("delete_missed", ledger=ledger.id, bookie=bookie, error=str(error))
+            if missed:
+                self._leftovers.append(ledger)
+
+    # -- lost bookies and the end ------------------------------------------------------------------------------------
+
+    def replicate(self, lost: Iterable[str]) -> int:
+        """Note bookies that will not come back; returns how many fragments still name one."""
+        for bookie in lost:
+            if bookie not in self._lost:
+                self._lost.append(bookie)
+            self._log.bookie_lost(bookie)
+        return self.under_replicated()
+
+    def under_replicated(self) -> int:
+        """How many fragments name a bookie that is lost for good."""
+        return under_replicated(self._log.record, self._lost)
+
+    async def delete(self, force: bool) -> None:
+        """Delete everything. The record stays as a tombstone, so that no version number is ever used twice.
+
+        Raises Conflict while subscriptions remain, unless forced.
+        """
+        if self.marks and not force:
+            raise Conflict(f"the topic has subscriptions: {', '.join(sorted(self.marks))}")
+        gone: list[LedgerRecord] = []
+
+        def change(record: PartitionRecord) -> PartitionRecord:
+            gone[:] = record.ledgers
+            emptied = record.without_ledgers([ledger.id for ledger in record.ledgers])
+            return msgspec.structs.replace(emptied, deleted=True, subscriptions={}, producers={})
+
+        await self._log.keeper.update(change)
+        self._log.halt()
+        await self._forget(gone)
