@@ -13,16 +13,14 @@ import numpy as np
 
 from actors import messages
 from actors.actor import Actor
-from actors.bookie.commit import CommitLog, segment_name, segment_of
-from actors.bookie.cookie import check_cookie
-from actors.bookie.index import Index, Row
-from actors.bookie.ledgers import Ledgers
-from actors.bookie.replay import read_segment
+from actors.bookie.cookie import check_cookie, publish_cookie
+from actors.bookie.keeper import Keeper
 from actors.bookie.settings import BookieSettings
-from actors.ports import Disk, DiskFailed, Ports
+from actors.bookie.store import Store
+from actors.ports import Disk, DiskFailed, DiskFull, Ports
 from actors.wire import Blob, Reply, Request
-from storage.errors import Conflict, Corrupt, Invalid, NotFound, Unavailable
-from storage.frame import PREFIX_BYTES, Frame, Header, decode_frame, decode_head, head_size, payload_crc
+from storage.errors import Conflict, Corrupt, Invalid, Unavailable
+from storage.frame import PREFIX_BYTES, Header, decode_head, head_size, payload_crc
 from storage.journal import Envelope, Kind
 from storage.position import MAX_ENTRY, MAX_LEDGER
 
@@ -41,50 +39,69 @@ class Bookie(Actor):
             raise Invalid("a bookie needs a disk")
         self.bookie_id = bookie_id
         self.settings = settings or BookieSettings()
-        self.ledgers = Ledgers()
-        self.index = Index()
-        self.read_only: str | None = None
         self._disk: Disk = ports.disk
-        self._log: CommitLog | None = None
+        self._opened: Store | None = None
+        self._keeper: Keeper | None = None
         self._busy: dict[tuple[int, int], asyncio.Event] = {}
 
     async def start(self) -> None:
-        """Check the cookie, replay the journal, begin a new segment."""
-        salt = await check_cookie(self._disk, self.ports.meta, self.ports.rng, self.bookie_id)
-        self._log = CommitLog(
-            self._disk, self.settings, salt, apply=self._apply, failed=self._disk_failed, full=self._disk_full
+        """Check the cookie, bring the state back, and begin to serve.
+
+        Raises Corrupt if this is not the disk of this bookie, Unavailable if the disk or the metadata store does not
+        answer now.
+        """
+        try:
+            cookie = await check_cookie(self._disk, self.ports.meta, self.ports.rng, self.bookie_id)
+            store = Store(self._disk, self.settings, cookie.salt, failed=self._fail, full=self._disk_full)
+            if not cookie.published:
+                await store.format()
+                await publish_cookie(self.ports.meta, cookie)
+            await store.open()
+            self._keeper = Keeper(store)
+            await self._keeper.prepare()
+        except (DiskFailed, DiskFull) as error:
+            raise Unavailable(f"bookie {self.bookie_id} cannot start: {error}") from error
+        replay = store.replayed
+        self.ports.log(
+            "bookie_started",
+            bookie=self.bookie_id,
+            records=replay.records,
+            torn_bytes=replay.torn,
+            damaged=len(replay.damaged),
+            lost=replay.lost,
         )
-        segments = [n for name in await self._disk.names() if (n := segment_of(name)) is not None]
-        last, size = 0, 0
-        for number in segments:
-            replayed = await read_segment(self._disk, salt, number)
-            for finding in replayed.findings:
-                if finding.envelope is not None:
-                    self._replay(finding.envelope, damaged=finding.verdict == "damaged")
-            if replayed.lost:
-                self.ledgers.doubt_all(MAX_LEDGER + 1)
-            last, size = number, replayed.size
-        if last:
-            await self._disk.append(segment_name(last), [], sync=True)
-            await self._disk.truncate(segment_name(last), size)
-        await self._log.open(last + 1, last, size)
-        self.ports.spawn(self._log.run(), "commit")
+        self._opened = store
+        self.ports.spawn(store.log.run(), "commit")
+        self.ports.spawn(self._keep(), "keeper")
 
     async def stop(self, reason: str) -> None:
         """Refuse everything from now on."""
         await super().stop(reason)
-        if self._log is not None:
-            self._log.close(reason)
+        if self._opened is not None:
+            self._opened.log.close(reason)
+
+    @property
+    def lost_records(self) -> bool:
+        """Whether the last start found that records without a name are lost."""
+        return self._store.replayed.lost
+
+    async def tend(self) -> None:
+        """One round of housekeeping now; it runs by itself every `housekeeping_ms`."""
+        if self._keeper is not None and self.stopped is None:
+            try:
+                await self._keeper.tend()
+            except DiskFailed as error:
+                self._fail(f"the disk failed: {error}")
 
     async def handle(self, request: Request[Any]) -> Reply:
         """Answer one request. Raises Unavailable once stopped."""
-        if self.stopped is not None or self._log is None:
+        if self.stopped is not None or self._opened is None:
             raise Unavailable(f"bookie {self.bookie_id} is not serving: {self.stopped or 'it has not started'}")
         try:
             return await super().handle(request)
         except DiskFailed as error:
-            self._disk_failed(str(error))
-            raise Unavailable(f"bookie {self.bookie_id} ends: {error}") from error
+            self._fail(f"the disk failed: {error}")
+            raise Unavailable(f"bookie {self.bookie_id} ends: the disk failed: {error}") from error
 
     # -- requests --
 
@@ -114,12 +131,12 @@ class Bookie(Actor):
     ) -> asyncio.Future[Envelope] | None:
         """Queue a run whose number is claimed, so that nobody else stores it meanwhile. None: it is stored."""
         known = await self._known(header)
-        if known is None and self.read_only is not None:
-            raise Unavailable(f"bookie {self.bookie_id} is read-only: {self.read_only}")
-        # From here to the end of `submit` there is no await: the epoch is checked and the run queued in one step.
-        self.ledgers.admit(header.ledger, request.epoch, recovery=request.recovery)
         if known is None:
-            return self._journal.submit(_record(request, header), [request.head, payload])
+            await self._check_writable(header.ledger)
+        # From here to the end of `submit` there is no await: the epoch is checked and the run queued in one step.
+        self._store.ledgers.admit(header.ledger, request.epoch, recovery=request.recovery)
+        if known is None:
+            return self._store.log.submit(_record(request, header), [request.head, payload])
         if (known.crc, known.first_entry, known.count) != (header.crc, header.first_entry, header.count):
             raise Conflict(f"run {header.run} of ledger {header.ledger} is stored with other contents")
         return None
@@ -131,7 +148,7 @@ class Bookie(Actor):
         """Raise the epoch durably; see messages.FenceLedger."""
         _check_ledger(request.ledger, request.epoch)
         await self._fence(request.ledger, request.epoch)
-        state = self.ledgers.get(request.ledger)
+        state = self._store.ledgers.get(request.ledger)
         if state.limbo:
             raise Unavailable(f"bookie {self.bookie_id} may have lost runs of ledger {request.ledger}")
         return messages.FenceState(last_confirmed=state.last_confirmed, last_run=state.last_run)
@@ -144,25 +161,25 @@ class Bookie(Actor):
         busy = self._busy.get((request.ledger, request.run))
         if busy is not None:
             await busy.wait()
-        row = await self.index.find(request.ledger, request.run)
-        if row is None:
-            if self.ledgers.peek(request.ledger).limbo:
+        found = await self._store.load(request.ledger, request.run)
+        if found is None:
+            if self._store.ledgers.peek(request.ledger).limbo:
                 raise Unavailable(f"bookie {self.bookie_id} may have lost runs of ledger {request.ledger}")
             return messages.RunRead()
-        data, frame = await self._load(row)
+        data, frame = found
         size = PREFIX_BYTES + head_size(data)[0]
         return messages.RunRead(head=data[:size], payload=Blob(frame.payload))
 
     async def on_describe_ledger(self, request: messages.DescribeLedger) -> messages.LedgerIndex:
         """What is here of a ledger."""
         _check_ledger(request.ledger)
-        state = self.ledgers.peek(request.ledger)
-        rows = await self.index.rows(request.ledger)
+        state = self._store.ledgers.peek(request.ledger)
+        rows = await self._store.index.rows(request.ledger)
         good, bad = rows[rows["segment"] > 0], rows[rows["segment"] == 0]
         return messages.LedgerIndex(
             runs=np.ascontiguousarray(good["run"]),
             first_entries=np.ascontiguousarray(good["first_entry"]),
-            counts=np.ascontiguousarray(good["count"]),
+            counts=np.ascontiguousarray(good["entries"]),
             last_confirmed=state.last_confirmed,
             damaged=np.ascontiguousarray(bad["run"]),
         )
@@ -172,9 +189,9 @@ class Bookie(Actor):
         for ledger in request.ledgers:
             _check_ledger(ledger)
         waits = [
-            self._journal.submit(Envelope(Kind.DELETE, 0, 0, ledger=ledger), [])
+            self._store.log.submit(Envelope(Kind.DELETE, 0, 0, ledger=ledger), [])
             for ledger in sorted(request.ledgers)
-            if ledger not in self.ledgers.deleted
+            if ledger not in self._store.ledgers.deleted
         ]
         for wait in waits:
             await wait
@@ -182,33 +199,35 @@ class Bookie(Actor):
 
     async def on_list_ledgers(self, request: messages.ListLedgers) -> messages.LedgerList:
         """Every ledger of which something is kept."""
-        return messages.LedgerList(ledgers=self.ledgers.ids())
+        return messages.LedgerList(ledgers=self._store.ledgers.ids())
 
     async def on_stats(self, request: messages.Stats) -> messages.Text:
         """Counters and sizes."""
-        log = self._journal
-        return messages.Text(
-            json=json.dumps(
-                {
-                    "bookie": self.bookie_id,
-                    "read_only": self.read_only,
-                    "ledgers": len(self.ledgers.states),
-                    "limbo": sum(state.limbo for state in self.ledgers.states.values()),
-                    "journal_groups": log.groups,
-                    "journal_bytes": log.written,
-                    "queued_bytes": log.queued_bytes,
-                    "free_bytes": await self._disk.free(),
-                }
-            )
-        )
+        store, log = self._store, self._store.log
+        stats = {
+            "bookie": self.bookie_id,
+            "read_only": self._keeper.read_only if self._keeper is not None else None,
+            "ledgers": len(store.ledgers.states),
+            "ledgers_in_limbo": [ledger for ledger in store.ledgers.ids() if store.ledgers.states[ledger].limbo],
+            "journal_groups": log.groups,
+            "journal_bytes": log.written,
+            "journal_segments": len(store.segments.sizes) + 1,
+            "queued_bytes": log.queued_bytes,
+            "index_tables": len(store.index.tables),
+            "index_tail": store.index.tail_rows,
+            "compacted_bytes": self._keeper.compacted_bytes if self._keeper is not None else 0,
+            "deleted_segments": self._keeper.deleted_segments if self._keeper is not None else 0,
+            "free_bytes": await self._disk.free(),
+        }
+        return messages.Text(json=json.dumps(stats))
 
     # -- inside --
 
     @property
-    def _journal(self) -> CommitLog:
-        if self._log is None:
+    def _store(self) -> Store:
+        if self._opened is None:
             raise Unavailable(f"bookie {self.bookie_id} has not started")
-        return self._log
+        return self._opened
 
     async def _payload(self, request: messages.AddRun, header: Header) -> memoryview:
         payload = request.payload.data
@@ -222,56 +241,52 @@ class Bookie(Actor):
 
     async def _known(self, header: Header) -> Header | None:
         """The header of the stored run of this number, if there is one and it can be read."""
-        if header.run > self.ledgers.peek(header.ledger).last_run:
-            return None
-        row = await self.index.find(header.ledger, header.run)
-        if row is None or row.damaged:
+        if header.run > self._store.ledgers.peek(header.ledger).last_run:
             return None
         try:
-            return (await self._load(row))[1].header
+            found = await self._store.load(header.ledger, header.run)
         except Corrupt:
             return None
+        return None if found is None else found[1].header
 
-    async def _load(self, row: Row) -> tuple[bytes, Frame]:
-        if row.damaged:
-            raise Corrupt(f"run {row.run} of ledger {row.ledger} is damaged on bookie {self.bookie_id}")
-        try:
-            data = await self._disk.read(segment_name(row.segment), row.offset, row.size)
-            frame = decode_frame(data)
-        except (NotFound, Corrupt) as error:
-            raise Corrupt(f"run {row.run} of ledger {row.ledger} is damaged on {self.bookie_id}: {error}") from error
-        if (frame.header.ledger, frame.header.run) != (row.ledger, row.run):
-            raise Corrupt(f"run {row.run} of ledger {row.ledger} is not where bookie {self.bookie_id} put it")
-        return data, frame
+    async def _check_writable(self, ledger: int) -> None:
+        reason = self._keeper.read_only if self._keeper is not None else None
+        if reason is None:
+            try:
+                await self._store.known_below(ledger)
+                return
+            except DiskFull as error:
+                self._disk_full()
+                reason = str(error)
+        raise Unavailable(f"bookie {self.bookie_id} is read-only: {reason}")
 
     async def _fence(self, ledger: int, epoch: int) -> None:
-        state = self.ledgers.admit(ledger, epoch)
+        """Raise the epoch, durably. Everything that older epochs had in flight is durable and visible then."""
+        store = self._store
+        try:
+            await store.known_below(ledger, use_reserve=True)
+        except DiskFull as error:
+            raise Unavailable(f"bookie {self.bookie_id} cannot fence ledger {ledger}: {error}") from error
+        state = store.ledgers.admit(ledger, epoch)
         if state.durable_epoch < epoch:
-            await self._journal.submit(Envelope(Kind.FENCE, 0, 0, ledger=ledger, epoch=epoch), [])
+            await store.log.submit(Envelope(Kind.FENCE, 0, 0, ledger=ledger, epoch=epoch), [])
 
-    def _apply(self, record: Envelope) -> None:
-        self._replay(record, damaged=False)
-
-    def _replay(self, record: Envelope, *, damaged: bool) -> None:
-        self.ledgers.apply(record)
-        if record.kind is Kind.DELETE:
-            self.index.forget(record.ledger)
-        elif record.kind is Kind.RUN and record.ledger not in self.ledgers.deleted:
-            segment = 0 if damaged else record.segment
-            self.index.insert(
-                Row(record.ledger, record.run, record.first_entry, record.count, segment, record.body, record.size)
-            )
+    async def _keep(self) -> None:
+        while self.stopped is None:
+            await self.ports.clock.sleep(self.settings.housekeeping_ms)
+            await self.tend()
 
     def _disk_full(self) -> None:
-        self.read_only = "the disk is full"
-        self.ports.log("bookie_read_only", bookie=self.bookie_id)
+        if self._keeper is not None and self._keeper.read_only is None:
+            self._keeper.full("a write found no space")
+            self.ports.log("bookie_read_only", bookie=self.bookie_id)
 
-    def _disk_failed(self, reason: str) -> None:
+    def _fail(self, reason: str) -> None:
         if self.stopped is None:
-            self.ports.log("bookie_disk_failed", bookie=self.bookie_id, reason=reason)
+            self.ports.log("bookie_failed", bookie=self.bookie_id, reason=reason)
         self.stopped = self.stopped or reason
-        if self._log is not None:
-            self._log.close(reason)
+        if self._opened is not None:
+            self._opened.log.close(reason)
 
 
 def _check_ledger(ledger: int, epoch: int = 0) -> None:

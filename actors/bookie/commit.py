@@ -54,8 +54,9 @@ class _Waiting:
 class CommitLog:
     """The writing end of the journal.
 
-    apply: called with each durable record in journal order. failed: called once, with the reason, when the disk
-    failed. full: called whenever the disk was full.
+    apply: called with each durable record in journal order. closed: called with number and final size of a segment
+    that is complete. failed: called once, with the reason, when the disk failed. full: called whenever the disk was
+    full.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class CommitLog:
         salt: bytes,
         *,
         apply: Callable[[Envelope], None],
+        closed: Callable[[int, int], None],
         failed: Callable[[str], None],
         full: Callable[[], None],
     ) -> None:
@@ -73,12 +75,15 @@ class CommitLog:
         self.groups = 0
         self.written = 0
         self.queued_bytes = 0
-        self.sizes: dict[int, int] = {}
-        """Final length of each closed segment that was written or replayed."""
+        self.applied = (0, 0)
+        """Segment and offset up to which everything was applied."""
+        self.unsynced_mark: int | None = None
+        """The segment whose newest mark is not durable yet."""
         self._disk = disk
         self._settings = settings
         self._salt = salt
         self._apply = apply
+        self._on_closed = closed
         self._failed = failed
         self._full = full
         self._queue: deque[_Waiting] = deque()
@@ -92,6 +97,7 @@ class CommitLog:
         parts = self._begin(previous, previous_size)
         await self._disk.append(segment_name(segment), parts, sync=True)
         self.size = OVERHEAD
+        self.applied = (segment, OVERHEAD)
 
     def submit(self, record: Envelope, body: list[Buffer]) -> asyncio.Future[Envelope]:
         """Queue a record; the future brings it with its place when it is durable and applied.
@@ -134,6 +140,12 @@ class CommitLog:
         self._queue.clear()
         self._wake.set()
 
+    async def sync_mark(self) -> None:
+        """Make the newest mark durable, so that even a loss of power leaves the last group its witness."""
+        segment, self.unsynced_mark = self.unsynced_mark, None
+        if segment is not None:
+            await self._disk.append(marks_name(segment), [], sync=True)
+
     def _take(self) -> list[_Waiting]:
         group: list[_Waiting] = []
         size = 0
@@ -161,14 +173,16 @@ class CommitLog:
         if offset != start:
             raise InvariantViolation(f"{segment_name(segment)} was written at {offset} instead of {start}")
         if segment != self.segment:
-            self.sizes[self.segment] = self.size
+            self._on_closed(self.segment, self.size)
         self.segment, self.size = segment, at
         with contextlib.suppress(DiskFull):  # A mark is a witness; the group is durable without it.
             await self._disk.append(marks_name(segment), [encode_mark(segment, at, self._salt)], sync=False)
+            self.unsynced_mark = segment
         self.groups += 1
         self.written += at - start
         for record in placed:
             self._apply(record)
+        self.applied = (segment, at)
         for waiting, record in zip(group, placed, strict=True):
             if not waiting.done.done():
                 waiting.done.set_result(record)

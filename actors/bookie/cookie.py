@@ -9,6 +9,8 @@ served, and the next start completes it.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import google_crc32c
 import msgpack
 
@@ -25,31 +27,45 @@ def cookie_key(bookie_id: str) -> str:
     return f"bookies/{bookie_id}/cookie"
 
 
-async def check_cookie(disk: Disk, meta: Meta, rng: Rng, bookie_id: str) -> bytes:
-    """Compare both halves, format a new disk, and return the salt.
+@dataclass(frozen=True, slots=True)
+class Cookie:
+    """The disk's half. published: the metadata store has its half, so this disk has served or may have."""
+
+    bookie_id: str
+    salt: bytes
+    data: bytes
+    published: bool
+
+
+async def check_cookie(disk: Disk, meta: Meta, rng: Rng, bookie_id: str) -> Cookie:
+    """Compare both halves; on a disk that was never used, write the first.
 
     Raises Corrupt if the disk is foreign, emptied or its cookie damaged; Unavailable if the store does not answer.
     """
     known = await meta.read(cookie_key(bookie_id))
     here = await _read(disk)
     if here is None:
-        files = await disk.names()
         if known is not None:
-            raise Corrupt(
-                f"the disk of bookie {bookie_id} was emptied or replaced; replace the bookie by one with a new id"
-            )
-        if any(name.startswith(("journal-", "checkpoint-")) for name in files):
-            raise Corrupt(f"the disk of bookie {bookie_id} has a journal without a cookie")
+            raise Corrupt(f"the disk of bookie {bookie_id} was emptied or replaced; start a bookie with a new id on it")
+        if any(name.startswith(("journal-", "checkpoint-")) for name in await disk.names()):
+            raise Corrupt(f"the disk of bookie {bookie_id} has a journal but no cookie")
         here = _encode(bookie_id, bytes(rng.randrange(256) for _ in range(SALT_BYTES)))
         await disk.replace(COOKIE, here)
     owner, salt = _decode(here)
     if owner != bookie_id:
         raise Corrupt(f"this is the disk of bookie {owner}, not of {bookie_id}")
-    if known is None and not await meta.create(cookie_key(bookie_id), 1, here):
-        known = await meta.read(cookie_key(bookie_id))
     if known is not None and known.value != here:
         raise Corrupt(f"bookie {bookie_id} was formatted elsewhere; this is not its disk")
-    return salt
+    return Cookie(bookie_id, salt, here, known is not None)
+
+
+async def publish_cookie(meta: Meta, cookie: Cookie) -> None:
+    """Write the other half. Raises Corrupt if another disk was first."""
+    key = cookie_key(cookie.bookie_id)
+    if not await meta.create(key, 1, cookie.data):
+        known = await meta.read(key)
+        if known is None or known.value != cookie.data:
+            raise Corrupt(f"bookie {cookie.bookie_id} was formatted elsewhere; this is not its disk")
 
 
 async def _read(disk: Disk) -> bytes | None:

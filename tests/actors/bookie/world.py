@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -260,6 +261,7 @@ class World:
         self.tasks.clear()
 
 
+@functools.cache
 def make_small_run(seed: int, count: int = 1, payload_bytes: int = 10) -> Run:
     """A run whose payload follows from its seed."""
     rng = random.Random(seed)

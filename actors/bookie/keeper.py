@@ -1,0 +1,143 @@
+"""Housekeeping of a bookie: checkpoints, merged tables, garbage, compaction, and the space on the disk.
+
+One task does all of it, one thing after the other. What is deleted is never needed by either checkpoint on disk: a
+segment goes when nothing in it lives and both checkpoints stand behind it, a table when neither names it.
+
+The bookie is read-only while the disk has less free space than the settings ask for, and becomes writable again when
+there is more and the reserve is back in its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+
+from actors.bookie.commit import RESERVE, marks_name, segment_name, segment_of
+from actors.bookie.replay import scan_segment
+from actors.bookie.store import REBUILD, Store
+from actors.ports import DiskFull
+from storage.errors import Corrupt, Overloaded, Unavailable
+from storage.frame import decode_frame
+from storage.journal import Envelope, Kind
+
+
+class Keeper:
+    """Keeps one store in order."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.read_only: str | None = None
+        self.compacted_bytes = 0
+        self.deleted_segments = 0
+        self._spoiled: dict[int, str] = {}
+
+    async def prepare(self) -> None:
+        """At a start: put the reserve in place and clear away what a crash left behind."""
+        await self._check_space()
+        await self._collect()
+
+    async def tend(self) -> None:
+        """One round. Raises DiskFailed."""
+        store = self.store
+        await store.log.sync_mark()
+        await self._check_space()
+        try:
+            if store.index.damaged is not None:
+                await store.disk.replace(REBUILD, store.index.damaged.encode())
+                store.failed(f"the index must be built anew, which a new start does: {store.index.damaged}")
+                return
+            merged = await store.index.merge_some(np.array(store.ledgers.deleted, np.uint32))
+            if merged or self._is_due():
+                await store.checkpoint()
+            await self._collect()
+            await self._compact_one()
+        except DiskFull as error:
+            self.full(str(error))
+        except (Overloaded, Unavailable):
+            return  # The disk is busy or an index block is damaged; the next round tries again.
+
+    def full(self, reason: str) -> None:
+        """The disk had no space."""
+        self.read_only = self.read_only or f"the disk is full: {reason}"
+
+    def _is_due(self) -> bool:
+        store, settings = self.store, self.store.settings
+        if store.index.tail_rows >= settings.checkpoint_runs:
+            return True
+        if store.log.written - store.checkpointed >= settings.checkpoint_bytes:
+            return True
+        # Garbage waits until both checkpoints have passed it.
+        return bool(store.segments.garbage(store.log.applied[0])) and not store.segments.garbage(self._kept_from())
+
+    def _kept_from(self) -> int:
+        """The first segment that one of the checkpoints would replay."""
+        return min((saved.segment for saved in self.store.saved), default=0) if len(self.store.saved) > 1 else 0
+
+    async def _check_space(self) -> None:
+        disk, settings = self.store.disk, self.store.settings
+        free = await disk.free()
+        if free < settings.min_free_bytes:
+            self.read_only = f"only {free} bytes are free, {settings.min_free_bytes} are the minimum"
+            return
+        try:
+            missing = settings.reserve_bytes - await disk.size(RESERVE)
+            if missing > 0:
+                await disk.append(RESERVE, [bytes(missing)], sync=True)
+        except DiskFull as error:
+            self.full(str(error))
+            return
+        if self.read_only is not None and free >= settings.min_free_bytes + settings.reserve_bytes:
+            self.read_only = None
+
+    async def _collect(self) -> None:
+        store = self.store
+        for segment in store.segments.garbage(self._kept_from()):
+            await store.disk.delete(segment_name(segment))
+            store.segments.gone(segment)
+            self.deleted_segments += 1
+        needed = {name: True for saved in store.saved for name in saved.tables}
+        needed.update((table.name, True) for table in store.index.tables)
+        for name in await store.disk.names():
+            number = segment_of(name, "marks-")
+            if number is not None and number < store.log.segment:
+                await store.disk.delete(marks_name(number))
+            elif name.startswith("index-") and name not in needed and len(store.saved) > 1:
+                await store.disk.delete(name)
+
+    async def _compact_one(self) -> None:
+        store = self.store
+        segment = store.segments.sparse(self._kept_from(), store.settings.compact_below)
+        if segment is None or segment in self._spoiled or self.read_only is not None:
+            return
+        scanned = await scan_segment(store.disk, store.salt, segment, final_size=store.segments.sizes.get(segment))
+        if scanned.lost or any(finding.verdict != "ok" for finding in scanned.findings):
+            self._spoiled[segment] = "it has damage"
+            return
+        batch: list[asyncio.Future[Envelope]] = []
+        for finding in scanned.findings:
+            if finding.envelope is not None and finding.envelope.kind is Kind.RUN:
+                await self._move(finding.envelope, batch)
+            if sum(not wait.done() for wait in batch) >= 16:
+                await asyncio.gather(*batch)
+                batch.clear()
+        await asyncio.gather(*batch)
+        store.segments.emptied(segment)
+
+    async def _move(self, record: Envelope, batch: list[asyncio.Future[Envelope]]) -> None:
+        """Write a run again at the end of the journal, if this is the copy that the index names."""
+        store = self.store
+        if record.ledger in store.ledgers.deleted:
+            return
+        row = await store.index.find(record.ledger, record.run)
+        if row is None or (row.segment, row.offset) != (record.segment, record.body):
+            return
+        data = await store.disk.read(segment_name(record.segment), record.body, record.size)
+        try:
+            decode_frame(data)
+        except Corrupt as error:
+            self._spoiled[record.segment] = str(error)
+            raise Unavailable(f"a segment was damaged while it was compacted: {error}") from error
+        batch.append(store.log.submit(replace(record, segment=0, offset=0, durable=0), [data]))
+        self.compacted_bytes += record.size

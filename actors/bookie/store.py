@@ -1,0 +1,218 @@
+"""What a bookie has on its disk: journal, index, ledgers, segments, and how they become one state at a start."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from actors.bookie.checkpoint import (
+    Checkpoint,
+    encode_checkpoint,
+    load_checkpoints,
+    load_watermark,
+    raise_watermark,
+    save_checkpoint,
+)
+from actors.bookie.commit import RESERVE, CommitLog, segment_name
+from actors.bookie.index import Index, Row
+from actors.bookie.ledgers import Ledgers
+from actors.bookie.replay import Replay, read_segments
+from actors.bookie.segments import Segments
+from actors.bookie.settings import BookieSettings
+from actors.bookie.table import open_table
+from actors.ports import Disk, DiskFull
+from storage.errors import Corrupt, NotFound
+from storage.frame import Frame, decode_frame
+from storage.journal import Envelope, Kind
+
+REBUILD = "rebuild"
+"""A file whose presence asks the next start to build the index anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A checkpoint on disk: the first segment that a start from it replays, and the tables that it needs."""
+
+    segment: int
+    tables: list[str]
+
+
+class Store:
+    """The state of one bookie. After `open`, `log` takes records and `apply` has seen all that are durable."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        settings: BookieSettings,
+        salt: bytes,
+        *,
+        failed: Callable[[str], None],
+        full: Callable[[], None],
+    ) -> None:
+        self.disk = disk
+        self.settings = settings
+        self.salt = salt
+        self.ledgers = Ledgers()
+        self.segments = Segments()
+        self.index = Index(disk)
+        self.log = CommitLog(
+            disk, settings, salt, apply=self.apply, closed=self._segment_closed, failed=failed, full=full
+        )
+        self.failed = failed
+        self.watermark = 0
+        self._raising = asyncio.Lock()
+        self.generation = 0
+        self.saved: list[Saved] = []
+        """The checkpoints on disk that can be read, newest first."""
+        self.checkpointed = 0
+        """What `log.written` was at the newest checkpoint."""
+        self.replayed = Replay(self.apply)
+
+    async def format(self) -> None:
+        """Prepare a disk that never served."""
+        await raise_watermark(self.disk, 0, self.salt)
+        for generation in (0, 1):
+            await save_checkpoint(self.disk, generation, encode_checkpoint(Checkpoint(generation), self.salt))
+
+    async def open(self) -> None:
+        """Bring the state back, cut off a torn tail, and begin a new segment."""
+        found = await load_checkpoints(self.disk, self.salt)
+        checkpoint = found[0] if found else Checkpoint()
+        self.saved = [Saved(each.segment, each.tables) for each in found]
+        self.generation = checkpoint.generation
+        self.watermark = await load_watermark(self.disk, self.salt)
+        self.ledgers = checkpoint.ledgers
+        self.index.next_table = await self._next_table(checkpoint)
+        everything = not await self._open_tables(checkpoint)
+        self.segments = Segments() if everything else checkpoint.segments
+        replay = self.replayed
+        replay.lost = not found
+        async for scanned in read_segments(self.disk, self.salt, checkpoint, everything=everything):
+            replay.take(scanned)
+            self.segments.close(scanned.segment, scanned.size)
+            if self.index.tail_rows >= self.settings.checkpoint_runs:
+                await self.flush()
+        await self._note_damage()
+        if replay.lost:
+            self.ledgers.doubt_all(self.watermark)
+        await self._begin()
+        if replay.records or replay.lost or everything:
+            await self.checkpoint()
+        if everything:
+            await self.disk.delete(REBUILD)
+
+    def apply(self, record: Envelope, readable: bool = True) -> None:
+        """A record is durable: make it visible."""
+        self.ledgers.apply(record)
+        if record.kind is Kind.DELETE:
+            self.index.forget(record.ledger)
+            self.segments.forget_ledger(record.ledger)
+        elif record.kind is Kind.RUN and record.ledger not in self.ledgers.deleted:
+            self.segments.stored(record.segment, record.ledger, record.end - record.offset)
+            if readable:
+                self.index.insert(_row(record, record.segment))
+
+    async def known_below(self, ledger: int, *, use_reserve: bool = False) -> None:
+        """Raise the watermark above a ledger before its first record is written. Raises DiskFull."""
+        if ledger < self.watermark:
+            return
+        async with self._raising:
+            if ledger < self.watermark:
+                return
+            try:
+                self.watermark = await raise_watermark(self.disk, ledger, self.salt)
+            except DiskFull:
+                if not use_reserve:
+                    raise
+                await self.disk.delete(RESERVE)
+                self.watermark = await raise_watermark(self.disk, ledger, self.salt)
+
+    async def load(self, ledger: int, run: int) -> tuple[bytes, Frame] | None:
+        """The frame of a stored run, verified, or None if the index has no such run. Raises Corrupt."""
+        seen: Row | None = None
+        while (row := await self.index.find(ledger, run)) is not None:
+            if row.damaged:
+                raise Corrupt(f"run {run} of ledger {ledger} is damaged here")
+            try:
+                data = await self.disk.read(segment_name(row.segment), row.offset, row.size)
+                frame = decode_frame(data)
+            except (NotFound, Corrupt) as error:
+                if row != seen:  # A compaction may have moved it between the two reads.
+                    seen = row
+                    continue
+                self.index.insert(_damaged(row))
+                raise Corrupt(f"run {run} of ledger {ledger} is damaged here: {error}") from error
+            if (frame.header.ledger, frame.header.run) != (ledger, run):
+                raise Corrupt(f"run {run} of ledger {ledger} is not where its index says")
+            return data, frame
+        return None
+
+    async def flush(self) -> None:
+        """Write the tail of the index as a table."""
+        rows = self.index.freeze()
+        table = await self.index.write_table(rows, self.index.table_name())
+        self.index.thaw([*self.index.tables, table])
+
+    async def checkpoint(self) -> None:
+        """Save the state at this place of the journal. Raises DiskFull with the older checkpoints as they were."""
+        # No await before everything is captured: rows, state and place belong together.
+        segment, offset = self.log.applied
+        written = self.log.written
+        rows = self.index.freeze()
+        name = self.index.table_name()
+        tables = [table.name for table in self.index.tables] + [name] * bool(len(rows))
+        generation = self.generation + 1
+        checkpoint = Checkpoint(generation, segment, offset, tables, self.index.next_table, self.ledgers, self.segments)
+        data = encode_checkpoint(checkpoint, self.salt)
+        fresh = [await self.index.write_table(rows, name)] if len(rows) else []
+        await save_checkpoint(self.disk, generation, data)
+        self.index.thaw([*self.index.tables, *fresh])
+        self.generation = generation
+        self.checkpointed = written
+        self.saved = [Saved(segment, tables), *self.saved[:1]]
+
+    # -- opening --
+
+    async def _open_tables(self, checkpoint: Checkpoint) -> bool:
+        if await self.disk.size(REBUILD):
+            return False
+        try:
+            self.index.tables = [await open_table(self.disk, name) for name in checkpoint.tables]
+        except (Corrupt, NotFound):
+            self.index.tables = []
+            return False
+        return True
+
+    async def _next_table(self, checkpoint: Checkpoint) -> int:
+        numbers = [int(name[6:], 16) for name in await self.disk.names() if name.startswith("index-")]
+        return max([checkpoint.next_table, *(number + 1 for number in numbers)])
+
+    async def _note_damage(self) -> None:
+        for (ledger, run), envelope in self.replayed.damaged.items():
+            if ledger not in self.ledgers.deleted and await self.index.find(ledger, run) is None:
+                self.index.insert(_row(envelope, 0))
+
+    async def _begin(self) -> None:
+        last, size = self.replayed.last, self.replayed.size
+        if last:
+            # What the last process wrote but did not sync may be in memory only: make it durable before serving it.
+            await self.disk.append(segment_name(last), [], sync=True)
+            if await self.disk.size(segment_name(last)) > size:
+                await self.disk.truncate(segment_name(last), size)
+        try:
+            await self.log.open(last + 1, last, size)
+        except DiskFull:
+            await self.disk.delete(RESERVE)
+            await self.log.open(last + 1, last, size)
+
+    def _segment_closed(self, segment: int, size: int) -> None:
+        self.segments.close(segment, size)
+
+
+def _row(record: Envelope, segment: int) -> Row:
+    return Row(record.ledger, record.run, record.first_entry, record.count, segment, record.body, record.size)
+
+
+def _damaged(row: Row) -> Row:
+    return Row(row.ledger, row.run, row.first_entry, row.entries, 0, row.offset, row.size)

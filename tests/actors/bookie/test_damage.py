@@ -1,0 +1,224 @@
+"""Damage to the journal: each single flipped byte and each truncation is served right or reported, never denied."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from actors import messages
+from actors.bookie import Bookie, BookieSettings
+from storage.errors import Corrupt, Fenced, NotFound, SluiceError, Unavailable
+from tests.actors.bookie.world import MemoryDisk, MemoryMeta, World, add, payload_of, read
+
+SETTINGS = BookieSettings(segment_bytes=1400, checkpoint_runs=10_000, min_free_bytes=0, reserve_bytes=0)
+STORED = [(1, 0), (1, 1), (2, 0), (1, 2), (2, 1), (3, 0), (1, 3)]
+FENCED = {2: 7}
+DELETED = 4
+
+
+async def written(settings: BookieSettings = SETTINGS) -> tuple[MemoryDisk, MemoryMeta]:
+    """A disk as it is after the process ended, with runs, a fence and a deletion in its journal."""
+    world = World()
+    bookie = await world.started(settings)
+    await bookie.handle(add(DELETED, 0))
+    for ledger, run in STORED[:4]:
+        await bookie.handle(add(ledger, run, epoch=3))
+    await bookie.handle(messages.DeleteLedgers(ledgers=[DELETED]))
+    for ledger, run in STORED[4:]:
+        await bookie.handle(add(ledger, run, epoch=3))
+    await bookie.handle(messages.FenceLedger(ledger=2, epoch=FENCED[2]))
+    await bookie.handle(add(1, 4, epoch=3))
+    await world.kill()
+    return world.disk, world.meta
+
+
+async def judge(disk: MemoryDisk, meta: MemoryMeta, stored: list[tuple[int, int]]) -> str:
+    """Start on a damaged disk and check every promise; say how the damage showed: served, damaged or limbo."""
+    world = World(disk, meta)
+    bookie = await world.started(SETTINGS)
+    seen = "served"
+    try:
+        for ledger, run in stored:
+            try:
+                frame = await read(bookie, ledger, run)
+            except (Corrupt, Unavailable) as error:
+                seen = "limbo" if isinstance(error, Unavailable) or seen == "limbo" else "damaged"
+                continue
+            assert frame is not None, f"run {run} of ledger {ledger} was acknowledged and is denied"
+            assert bytes(frame.payload) == payload_of(add(ledger, run))
+        await judge_fence(bookie)
+        await judge_deletion(bookie)
+    finally:
+        await world.kill()
+    return seen
+
+
+async def judge_fence(bookie: Bookie) -> None:
+    for ledger, epoch in FENCED.items():
+        with pytest.raises((Fenced, Unavailable)):
+            await bookie.handle(add(ledger, 9, epoch=epoch - 1))
+        try:
+            state = await bookie.handle(messages.FenceLedger(ledger=ledger, epoch=epoch))
+        except Unavailable:
+            continue
+        assert isinstance(state, messages.FenceState)
+        assert state.last_run == 1
+
+
+async def judge_deletion(bookie: Bookie) -> None:
+    try:
+        assert await read(bookie, DELETED, 0) is not None
+    except SluiceError as error:
+        assert isinstance(error, NotFound | Corrupt | Unavailable)
+
+
+def segments_of(disk: MemoryDisk) -> list[str]:
+    return [name for name in sorted(disk.files) if name.startswith("journal-")]
+
+
+async def flip_each(step: int) -> dict[str, int]:
+    """Flip one bit of every `step`-th byte of the journal, one at a time; how often each outcome was seen."""
+    disk, meta = await written()
+    names = segments_of(disk)
+    assert len(names) >= 3
+    rng = random.Random(5)
+    outcomes = {"served": 0, "damaged": 0, "limbo": 0}
+    places = [(name, at) for name in names for at in range(len(disk.files[name].data))]
+    for name, at in places[::step]:
+        copy = disk.copy()
+        copy.files[name].data[at] ^= 1 << rng.randrange(8)
+        outcomes[await judge(copy, meta, [*STORED, (1, 4)])] += 1
+    return outcomes
+
+
+async def cut_each(step: int) -> dict[str, int]:
+    """Cut each segment within its last 4096 bytes, at every `step`-th place."""
+    disk, meta = await written()
+    outcomes = {"served": 0, "damaged": 0, "limbo": 0}
+    for name in segments_of(disk):
+        size = len(disk.files[name].data)
+        for cut in range(size - 1, max(0, size - 4096), -step):
+            copy = disk.copy()
+            del copy.files[name].data[cut:]
+            outcomes[await judge(copy, meta, [*STORED, (1, 4)])] += 1
+    return outcomes
+
+
+async def test_a_single_flipped_byte_is_named_or_repaired() -> None:
+    outcomes = await flip_each(step=23)
+    assert outcomes["limbo"] == 0, "a single flipped byte always leaves a name"
+    assert outcomes["damaged"] > outcomes["served"] > 0
+
+
+async def test_a_cut_segment_is_noticed() -> None:
+    outcomes = await cut_each(step=37)
+    assert outcomes["limbo"] > outcomes["served"]
+
+
+@pytest.mark.slow
+async def test_every_single_flipped_byte_is_named_or_repaired() -> None:
+    outcomes = await flip_each(step=1)
+    assert outcomes["limbo"] == 0
+    assert outcomes["damaged"] > outcomes["served"] > 0
+
+
+@pytest.mark.slow
+async def test_every_truncation_of_the_last_4_kb_is_noticed() -> None:
+    outcomes = await cut_each(step=1)
+    assert outcomes["limbo"] > outcomes["served"]
+
+
+async def test_after_unnamed_loss_nothing_old_is_denied_and_new_ledgers_work() -> None:
+    disk, meta = await written()
+    last = segments_of(disk)[-1]
+    del disk.files[last].data[200:]
+    world = World(disk, meta)
+    bookie = await world.started(SETTINGS)
+    for ledger, run in [(1, 50), (3, 1), (900, 0)]:
+        with pytest.raises(Unavailable, match="may have lost"):
+            await read(bookie, ledger, run)
+    with pytest.raises(Unavailable):
+        await bookie.handle(messages.FenceLedger(ledger=900, epoch=9))
+    with pytest.raises(Unavailable, match="another bookie"):
+        await bookie.handle(add(3, 1, epoch=9))
+    assert await bookie.handle(add(3, 1, epoch=9, recovery=True)) == messages.Done()
+    assert await read(bookie, 3, 1) is not None
+    fresh = 5000
+    assert await read(bookie, fresh, 0) is None, "the watermark says that this ledger was never here"
+    assert await bookie.handle(add(fresh, 0)) == messages.Done()
+    await world.kill()
+    bookie = await World(disk, meta).started(SETTINGS)
+    with pytest.raises(Unavailable, match="may have lost"):
+        await read(bookie, 1, 50)
+    assert await read(bookie, fresh, 1) is None
+
+
+async def test_a_damaged_run_is_listed_and_can_be_stored_again() -> None:
+    disk, meta = await written()
+    name = segments_of(disk)[0]
+    at = disk.files[name].data.index(payload_of(add(1, 0)))
+    disk.files[name].data[at + 20] ^= 1
+    world = World(disk, meta)
+    bookie = await world.started(SETTINGS)
+    index = await bookie.handle(messages.DescribeLedger(ledger=1))
+    assert isinstance(index, messages.LedgerIndex)
+    assert index.damaged.tolist() == [0]
+    assert index.runs.tolist() == [1, 2, 3, 4]
+    assert await bookie.handle(add(1, 0, epoch=3, recovery=True)) == messages.Done()
+    assert await read(bookie, 1, 0) is not None
+    await world.kill()
+    bookie = await World(disk, meta).started(SETTINGS)
+    index = await bookie.handle(messages.DescribeLedger(ledger=1))
+    assert isinstance(index, messages.LedgerIndex)
+    assert index.damaged.tolist() == []
+    assert index.runs.tolist() == [0, 1, 2, 3, 4]
+
+
+async def test_damage_that_appears_while_the_bookie_runs_is_reported() -> None:
+    world = World()
+    bookie = await world.started(SETTINGS)
+    await bookie.handle(add(1, 0))
+    name = segments_of(world.disk)[-1]
+    at = world.disk.files[name].data.index(payload_of(add(1, 0)))
+    world.disk.files[name].data[at] ^= 255
+    with pytest.raises(Corrupt):
+        await read(bookie, 1, 0)
+    index = await bookie.handle(messages.DescribeLedger(ledger=1))
+    assert isinstance(index, messages.LedgerIndex)
+    assert index.damaged.tolist() == [0]
+    await bookie.handle(add(1, 0))
+    assert await read(bookie, 1, 0) is not None
+
+
+@pytest.mark.parametrize("seed", range(40))
+async def test_a_loss_of_power_never_loses_what_was_answered(seed: int) -> None:
+    """Runs are sent by several callers; power goes at any time, with torn writes; answered runs are there."""
+    rng = random.Random(seed)
+    world = World(seed=seed)
+    answered: set[tuple[int, int]] = set()
+    sent = 0
+    for _ in range(3):
+        bookie = await world.started(SETTINGS)
+        for ledger, run in sorted(answered):
+            frame = await read(bookie, ledger, run)
+            assert frame is not None
+            assert bytes(frame.payload) == payload_of(add(ledger, run))
+        assert not bookie.lost_records
+
+        async def send(ledger: int, run: int, to: Bookie = bookie) -> None:
+            await to.handle(add(ledger, run))
+            answered.add((ledger, run))
+
+        tasks = []
+        for _ in range(rng.randrange(1, 12)):
+            tasks.append(asyncio.create_task(send(1 + sent % 3, sent)))
+            sent += 1
+            for _ in range(rng.randrange(6)):
+                await asyncio.sleep(0)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await world.kill()
+        world.disk.crash(rng)
