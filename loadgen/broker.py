@@ -27,8 +27,8 @@ class Receipt(Protocol):
         """Position of each row, shape (n,); ledger 0 where the place is no longer remembered."""
 
     @property
-    def confirmed_at_ms(self) -> Any:
-        """When the rows were confirmed, wall clock milliseconds: one number or int64, shape (n,)."""
+    def confirmed_at(self) -> npt.NDArray[np.int64]:
+        """When each row was confirmed, microseconds since 1970, shape (n,)."""
 
     def result(self, timeout_s: float | None = None) -> Any:
         """Wait until every row is durable. Raises SluiceError."""
@@ -66,16 +66,16 @@ class Batch(Protocol):
 class Consumer(Protocol):
     """One consumer of a subscription."""
 
-    def receive_batch(self, timeout_ms: int = 1000) -> Any:
+    def receive_batch(self, timeout_ms: int | None = None) -> Any:
         """The next Batch, or None if there is none within the timeout."""
 
     def acknowledge(self, batch: Any) -> None:
         """Acknowledge every row; returns before it is durable."""
 
-    def wait_acknowledged(self, timeout_ms: int = 1000) -> Any:
-        """Wait until all acknowledgements so far are durable. False, or Unavailable, if they are not in time."""
+    def wait_acknowledged(self, timeout_ms: int | None = None) -> None:
+        """Wait until all acknowledgements so far are durable. Raises Unavailable if they are not in time."""
 
-    def close(self, *, drain_timeout_ms: int = 0) -> None:
+    def close(self, drain_timeout_ms: int = 0) -> None:
         """Leave the subscription; what was not acknowledged goes to the others."""
 
 
@@ -85,8 +85,10 @@ class Client(Protocol):
     def create_topic(self, topic: str, *, partitions: int = 1, **settings: Any) -> Any:
         """Create a topic."""
 
-    def create_producer(self, topic: str, *, producer_name: str | None = None) -> Any:
-        """Open a producer."""
+    def create_producer(
+        self, topic: str, producer_name: str | None = None, *, initial_sequence_id: int | None = None
+    ) -> Any:
+        """Open a producer that numbers its rows from `initial_sequence_id` in every partition."""
 
     def subscribe(self, topic: str, subscription: str, **settings: Any) -> Any:
         """Join a subscription, which is created if it is new."""

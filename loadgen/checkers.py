@@ -194,8 +194,10 @@ class _Case:
         self.is_ok[self.sent[ok]] = True
         self.was_tried = np.zeros(self.count, np.bool_)
         self.was_tried[self.sent] = True
-        self.deliver_at = np.zeros(self.count, np.int64)
-        self.deliver_at[self.sent] = _ints(self.sends, "deliver_at")
+        # A retried send may ask for a later time, but the first one that was stored counts: the earliest is sure.
+        self.deliver_at = np.full(self.count, _FOREVER)
+        np.minimum.at(self.deliver_at, self.sent, _ints(self.sends, "deliver_at"))
+        self.deliver_at[self.deliver_at == _FOREVER] = 0
         self.partition = _ints(self.receives, "partition")
         self.position = _ints(self.receives, "position")
         self.received_at = _ints(self.receives, "received_at")

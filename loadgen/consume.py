@@ -81,20 +81,17 @@ class ConsumeJob:
 
 
 class FloodConsumer:
-    """One consumer process. `start` returns at once; a thread works until `stop`, or until the process is killed.
+    """One consumer process. `start` returns at once; a thread works until `stop`, or until the process is killed."""
 
-    incarnation is the name in the history and is never used again; consumer_name is what the broker hears.
-    """
-
-    def __init__(self, job: ConsumeJob, incarnation: str, consumer_name: str) -> None:
+    def __init__(self, job: ConsumeJob) -> None:
         self._job = job
-        self._incarnation = incarnation
-        self._name = consumer_name
+        self._incarnation = self._name = ""
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._error = ""
         self._received = self._redelivered = self._bytes = 0
-        self._sessions: dict[int, tuple[int, int, int]] = {}
+        self._sessions: dict[int, tuple[int, int]] = {}
+        self._lost_sessions = 0
 
     def ready(self) -> int:
         """The process id, once the process is up."""
@@ -102,8 +99,12 @@ class FloodConsumer:
 
         return os.getpid()
 
-    def start(self) -> None:
-        """Join the subscription and begin to work."""
+    def start(self, incarnation: str, consumer_name: str) -> None:
+        """Join the subscription and begin to work.
+
+        incarnation is the name in the history and is never used again; consumer_name is what the broker hears.
+        """
+        self._incarnation, self._name = incarnation, consumer_name
         self._thread = threading.Thread(target=self._run, name="consumer", daemon=True)
         self._thread.start()
 
@@ -145,6 +146,7 @@ class FloodConsumer:
                 initial_position="earliest",
                 receiver_queue_size=job.receiver_queue_size,
                 policy=job.policy,
+                on_ranges=lambda partition, kind, _: self._told(events, partition, kind),
             )
             self._event(events, ATTACH, job.clock.now())
             quiet = threading.Event()
@@ -154,7 +156,7 @@ class FloodConsumer:
                 while not self._stopping.is_set():
                     batch = consumer.receive_batch(timeout_ms=_POLL_MS)
                     if batch is not None:
-                        self._work_through(consumer, batch, deliveries, events)
+                        self._work_through(consumer, batch, deliveries)
             finally:
                 quiet.set()
                 confirmer.join()
@@ -163,9 +165,9 @@ class FloodConsumer:
                 self._event(events, DETACH, job.clock.now())
                 consumer.close(drain_timeout_ms=_CLOSE_MS)
 
-    def _work_through(self, consumer: Consumer, batch: Batch, deliveries: Journal, events: Journal) -> None:
+    def _work_through(self, consumer: Consumer, batch: Batch, deliveries: Journal) -> None:
         received_at = self._job.clock.now()
-        self._watch_session(batch, received_at, events)
+        self._sessions[batch.partition] = (batch.session, received_at)
         rows = batch.rows
         count = rows.num_rows
         payload = rows.column("payload")
@@ -202,24 +204,27 @@ class FloodConsumer:
         ]
         return pa.RecordBatch.from_arrays(columns, schema=DELIVERIES)
 
-    def _watch_session(self, batch: Batch, now: int, events: Journal) -> None:
-        """A new session under the same owner means that the old one had expired, at the latest after its last batch."""
-        before = self._sessions.get(batch.partition)
-        if before is not None and before[0] != batch.session and before[1] == batch.epoch:
-            self._event(events, EXPIRED, before[2], session=before[0], partition=batch.partition)
-        self._sessions[batch.partition] = (batch.session, batch.epoch, now)
+    def _told(self, events: Journal, partition: int, kind: str) -> None:
+        """The broker ended a session: for the judge the holds of it ended with its last batch, at the latest."""
+        if kind != "lost":
+            return
+        self._lost_sessions += 1
+        session, last = self._sessions.get(partition, (0, 0))
+        if session:
+            self._event(events, EXPIRED, last, session=session, partition=partition)
 
     def _confirm(self, consumer: Consumer, events: Journal, quiet: threading.Event) -> None:
         while not quiet.wait(0.05):
             self._ask(consumer, events)
 
     def _ask(self, consumer: Consumer, events: Journal) -> None:
-        asked = self._job.clock.now()
+        asked, lost = self._job.clock.now(), self._lost_sessions
         try:
-            durable = consumer.wait_acknowledged(timeout_ms=_CONFIRM_MS)
+            consumer.wait_acknowledged(timeout_ms=_CONFIRM_MS)
         except SluiceError:
             return
-        if durable is not False:
+        # Acknowledgements of a session that was lost are void, and are not waited for.
+        if lost == self._lost_sessions:
             self._event(events, CONFIRMED, self._job.clock.now(), upto=asked)
 
     def _event(

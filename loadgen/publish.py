@@ -43,8 +43,8 @@ _PROGRESS = struct.Struct("<qq")
 class PublishJob:
     """What every publishing task needs to know; it is pickled to the workers.
 
-    rate: messages per second of the whole job, 0 = as fast as it goes. total: messages of the whole job, by which the
-    rate is shared out.
+    rate: messages per second of the whole job, 0 = as fast as it goes. until: time (us) after which nothing more is
+    sent, 0 = none.
     """
 
     connect: Connect
@@ -53,7 +53,7 @@ class PublishJob:
     clock: Clock
     folder: Path
     rate: float = 0.0
-    total: int = 0
+    until: int = 0
 
     @property
     def sends(self) -> Path:
@@ -143,11 +143,13 @@ def _publish(job: PublishJob, task: int, chunks: Iterator[Chunk], rate: float) -
     """Publish a task's chunks, write the history, and tell the sums."""
     attempt = _attempt()
     with job.connect() as client:
-        producer = client.create_producer(job.topic, producer_name=f"{job.producer}-{task}")
+        producer = client.create_producer(job.topic, producer_name=f"{job.producer}-{task}", initial_sequence_id=0)
         try:
             sender = _Sender(job, producer, task, attempt)
             try:
                 for chunk in chunks:
+                    if job.until and job.clock.now() >= job.until:
+                        break
                     sender.send(chunk, rate)
                 sender.finish()
             finally:
@@ -254,7 +256,7 @@ class _Sender:
         if receipt is not None:
             partition = np.asarray(receipt.partitions, np.int32)
             position = np.asarray(receipt.positions, np.int64)
-            confirmed = np.broadcast_to(np.asarray(receipt.confirmed_at_ms, np.int64) * 1000, count)
+            confirmed = np.asarray(receipt.confirmed_at, np.int64)
         key = chunk.rows.column("key")
         columns = [
             constant(self._name, count),

@@ -1,0 +1,119 @@
+"""What a flood may be asked to do, checked before anything is started."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from loadgen.generate import Workload
+from storage.errors import Invalid
+
+POLICIES = ("draining_hashes", "last_sent_position", "read_position")
+
+
+@dataclass(frozen=True, slots=True)
+class FloodOptions:
+    """The options of `sluice flood`, by the names of the command line.
+
+    size: bytes a message. skew: Zipf exponent. restarts: how many consumers are restarted under load, True means 3.
+    delayed: share of messages that is delayed. rate: messages per second, 0 = as fast as it goes. minutes: how long,
+    in place of messages. faults, fault_every_ms: kinds of faults by time, in place of restarts. work_us: simulated
+    work per message in each consumer. input and the columns: real data in place of generated messages. address: a
+    running cluster; without one a local cluster is started. cores: Spark tasks at once.
+    """
+
+    partitions: int = 4
+    messages: int = 1_000_000
+    size: int = 100
+    keys: int = 10_000
+    skew: float = 1.0
+    consumers: int = 4
+    restarts: int = 3
+    delayed: float = 0.0
+    rate: float = 0.0
+    minutes: float | None = None
+    faults: list[str] | None = None
+    fault_every_ms: int = 3_000
+    seed: int = field(default_factory=lambda: secrets.randbelow(2**31))
+    policy: str = "draining_hashes"
+    data_dir: Path | None = None
+    keep: bool = False
+    json: Path | None = None
+    report: Path | None = None
+    input: str | None = None
+    key_column: str | None = None
+    payload_columns: list[str] | None = None
+    time_column: str | None = None
+    address: str | None = None
+    bookies: int = 3
+    cores: int = 2
+    work_us: float = 1.0
+    receiver_queue_size: int = 20_000
+    stall_s: float = 30.0
+
+    @classmethod
+    def of(cls, **values: Any) -> FloodOptions:
+        """Options from loose values: True for restarts, text for paths and lists. Raises Invalid for what is wrong."""
+        known = {f.name for f in fields(cls)}
+        for name in values:
+            if name not in known:
+                raise Invalid(f"there is no option {name!r}; there are {', '.join(sorted(known))}")
+        given = {name: value for name, value in values.items() if value is not None}
+        if isinstance(given.get("restarts"), bool):
+            given["restarts"] = 3 if given["restarts"] else 0
+        for name in ("data_dir", "json", "report"):
+            if name in given:
+                given[name] = Path(given[name]).absolute()
+        for name in ("payload_columns", "faults"):
+            if isinstance(given.get(name), str):
+                given[name] = [part.strip() for part in given[name].split(",") if part.strip()]
+        options = cls(**given)
+        options.check()
+        return options
+
+    def check(self) -> None:
+        """Raises Invalid with one line that says what to change."""
+        for name, least in (("partitions", 1), ("consumers", 1), ("bookies", 1), ("cores", 1), ("restarts", 0)):
+            if getattr(self, name) < least:
+                raise Invalid(f"--{name} must be at least {least}, not {getattr(self, name)}")
+        if self.rate < 0:
+            raise Invalid(f"--rate must not be negative, not {self.rate}")
+        if self.policy not in POLICIES:
+            raise Invalid(f"--policy is one of {', '.join(POLICIES)}, not {self.policy!r}")
+        if self.bookies < 2 and self.address is None:
+            raise Invalid("--bookies must be at least 2: every message is stored twice")
+        if self.input is not None and self.key_column is None:
+            raise Invalid("--input needs --key-column: the column whose values are the keys")
+        if self.input is None and (self.key_column or self.payload_columns or self.time_column):
+            raise Invalid("--key-column, --payload-columns and --time-column belong to --input")
+        if self.minutes is not None and self.minutes <= 0:
+            raise Invalid(f"--minutes must be more than 0, not {self.minutes}")
+        if self.faults is not None and self.fault_every_ms < 100:
+            raise Invalid("faults come at most ten times a second")
+        self.workload().check()
+
+    def workload(self) -> Workload:
+        """What the tasks generate. With minutes, as many messages as the rate gives in that time."""
+        messages = self.messages
+        if self.minutes is not None:
+            messages = int(self.minutes * 60 * (self.rate or UNPACED))
+        return Workload(
+            messages=messages,
+            size=self.size,
+            keys=self.keys,
+            skew=self.skew,
+            tasks=self.cores,
+            seed=self.seed,
+            delayed=self.delayed,
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """Plain values for the report."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
+
+
+UNPACED = 1_000_000
+"""Messages per second to plan for when the time is given and the rate is not; the time then ends the run."""

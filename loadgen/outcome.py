@@ -1,0 +1,137 @@
+"""The outcome of a flood: one report, its fixed JSON form, and the verdict.
+
+The verdict is `ok` only if no promise was seen broken, everything was at rest at the end, and every check had
+something to look at. A judge that looked at nothing has proven nothing, so that is a failure like any other.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from loadgen.checkers import nothing_checked
+from loadgen.verdict import Judgement
+
+OK, BROKEN, NOTHING_CHECKED = "ok", "broken", "nothing_checked"
+_PERCENTILES = (("p50", 50.0), ("p99", 99.0), ("p999", 99.9), ("max", 100.0))
+
+
+@dataclass
+class Report:
+    """Everything that a flood found out.
+
+    stats: samples of the dispatchers (schema STATS). at_rest: the last statistics, summed over partitions. troubles:
+    sentences about what went wrong outside of the promises (a consumer that stopped, a drain that ended too soon).
+    phases: seconds spent in each phase.
+    """
+
+    seed: int
+    config: dict[str, Any]
+    judgement: Judgement
+    stats: pa.Table
+    at_rest: dict[str, int]
+    faults: list[dict[str, Any]]
+    start_us: int
+    troubles: list[str] = field(default_factory=list)
+    phases: dict[str, float] = field(default_factory=dict)
+    moves_expected: bool = False
+    delays_expected: bool = False
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why the verdict is not ok, one sentence each; empty if it is."""
+        findings = self.judgement.findings
+        reasons = [f"{count} {kind}" for kind, count in findings.violations.items() if count]
+        reasons += [f"{count} {name} left at rest" for name, count in self.at_rest.items() if count]
+        reasons += self.sentinel
+        reasons += self.troubles
+        reasons += nothing_checked(
+            findings, moves_expected=self.moves_expected, delays_expected=self.delays_expected
+        )
+        return reasons
+
+    @property
+    def sentinel(self) -> list[str]:
+        """What the broker's own order sentinel reports, if it is anything."""
+        seen = _peak_of_sums(self.stats, "order_violations")
+        return [f"{seen} order violations counted by the broker itself"] if seen else []
+
+    @property
+    def verdict(self) -> str:
+        """ok, broken or nothing_checked."""
+        findings = self.judgement.findings
+        if not self.reasons:
+            return OK
+        broken = not findings.clean or any(self.at_rest.values()) or self.troubles or self.sentinel
+        return BROKEN if broken else NOTHING_CHECKED
+
+    @property
+    def exit_code(self) -> int:
+        """0 when every promise held, else 1."""
+        return 0 if self.verdict == OK else 1
+
+    def draining(self) -> dict[str, int]:
+        """Draining hashes: the highest sum over partitions in any sample, all that were cleared, those left."""
+        return {
+            "peak": _peak_of_sums(self.stats, "draining"),
+            "cleared_total": _peak_of_sums(self.stats, "cleared"),
+            "at_end": self.at_rest["draining"],
+        }
+
+    def rates(self) -> dict[str, float]:
+        """Messages per second from the first send to the last confirmation, and to the last acknowledgement."""
+        measures, messages = self.judgement.measures, self.judgement.findings.messages
+        publish = max(measures.last_confirmed - measures.first_sent, 1) / 1e6
+        whole = max(measures.last_acked - measures.first_sent, 1) / 1e6
+        return {
+            "publish_msgs_per_s": round(messages["confirmed"] / publish, 1) if messages["confirmed"] else 0.0,
+            "end_to_end_msgs_per_s": round(messages["acked"] / whole, 1) if messages["acked"] else 0.0,
+            "end_to_end_mb_per_s": round(measures.bytes / whole / 1e6, 3) if messages["acked"] else 0.0,
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form; names and nesting are fixed."""
+        findings, measures = self.judgement.findings, self.judgement.measures
+        checked = {k: findings.checked[k] for k in ("messages", "keys", "keys_in_flight_together", "hashes_moved")}
+        return {
+            "seed": self.seed,
+            "config": self.config,
+            "messages": findings.messages,
+            "violations": findings.violations,
+            "checked": checked,
+            "draining": self.draining(),
+            "at_rest": self.at_rest,
+            "rates": self.rates(),
+            "latency_ms": percentiles(measures.histogram),
+            "lateness_ms": percentiles(measures.lateness),
+            "publish_latency_ms": percentiles(measures.publish),
+            "faults": self.faults,
+            "examples": findings.examples,
+            "reasons": self.reasons,
+            "phases_s": {name: round(seconds, 3) for name, seconds in self.phases.items()},
+            "verdict": self.verdict,
+        }
+
+    def write_json(self, path: Path) -> None:
+        """Write `to_dict` as a JSON file."""
+        path.write_text(json.dumps(self.to_dict(), indent=2) + "\n")
+
+
+def percentiles(histogram: Any) -> dict[str, float]:
+    """p50, p99, p999 and max of an HDR histogram of microseconds, in milliseconds; zeros if it is empty."""
+    if histogram.get_total_count() == 0:
+        return {name: 0.0 for name, _ in _PERCENTILES}
+    return {name: round(histogram.get_value_at_percentile(percent) / 1000, 3) for name, percent in _PERCENTILES}
+
+
+def _peak_of_sums(stats: pa.Table, name: str) -> int:
+    """The highest sum over partitions of one column in any sample."""
+    if stats.num_rows == 0:
+        return 0
+    sums = stats.group_by("at").aggregate([(name, "sum")])
+    return int(pc.max(sums.column(f"{name}_sum")).as_py())

@@ -1,0 +1,47 @@
+"""Consumers of the flood as Ray actors: never restarted by Ray, ended by handle and by nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import ray
+
+from loadgen.consume import ConsumeJob, FloodConsumer
+
+_PROGRESS_S = 0.5
+
+
+class RayConsumer:
+    """A FloodConsumer in a process of its own; a loadgen.faults.Handle.
+
+    The actor takes part in no placement (no cpu) and answers several calls at once, so that its progress can be
+    asked while it leaves.
+    """
+
+    def __init__(self, job: ConsumeJob) -> None:
+        actor: Any = ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0, max_concurrency=4)(FloodConsumer)
+        self._actor: Any = actor.remote(job)
+
+    def ready(self, timeout_s: float) -> int:
+        """Wait until the process is up; its process id."""
+        return int(ray.get(self._actor.ready.remote(), timeout=timeout_s))
+
+    def start(self, incarnation: str, consumer_name: str) -> None:
+        """Join the subscription and begin to work."""
+        ray.get(self._actor.start.remote(incarnation, consumer_name), timeout=30)
+
+    def progress(self) -> dict[str, Any] | None:
+        """How far it is, or None if it does not answer in half a second."""
+        answer = self._actor.progress.remote()
+        done, _ = ray.wait([answer], timeout=_PROGRESS_S)
+        return dict(ray.get(answer)) if done else None
+
+    def stop(self, timeout_s: float) -> dict[str, Any]:
+        """Leave cleanly and wait for it."""
+        return dict(ray.get(self._actor.stop.remote(timeout_s - 2), timeout=timeout_s))
+
+    def end(self) -> None:
+        """End the process if it still lives."""
+        with contextlib.suppress(Exception):
+            ray.kill(self._actor)

@@ -1,0 +1,88 @@
+"""Samples of the dispatchers' statistics, taken by a thread while a flood runs."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from loadgen.broker import Client
+from loadgen.history import STATS, Clock
+from storage.errors import SluiceError
+
+_EVERY_S = 0.2
+REST = {"pending_acks": "unacked", "replay": "replay", "draining": "draining", "backlog": "backlog"}
+"""The counters that must be zero at rest: name in the report, column in STATS."""
+_ALWAYS = {
+    "backlog": "msgBacklog",
+    "unacked": "unackedMessages",
+    "replay": "msgInReplay",
+    "draining": "drainingHashesCount",
+}
+_IF_THERE = {
+    "cleared": "drainingHashesClearedTotal",
+    "moved": "hashesMovedTotal",
+    "order_checked": "orderCheckedTotal",
+    "order_violations": "orderViolationsTotal",
+}
+
+
+@dataclass
+class Sampler:
+    """Asks `client.stats` again and again; `latest` is the newest sum over partitions, empty before the first."""
+
+    client: Client
+    topic: str
+    subscription: str
+    clock: Clock
+    rows: list[dict[str, int]] = field(default_factory=list)
+    latest: dict[str, int] = field(default_factory=dict)
+    taken_at: int = 0
+    draining: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._quiet = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
+
+    def start(self) -> None:
+        """Begin to sample."""
+        self._thread.start()
+
+    def stop(self) -> pa.Table:
+        """Stop, and give all samples (schema STATS)."""
+        self._quiet.set()
+        if self._thread.is_alive():
+            self._thread.join(20)
+        return pa.Table.from_pylist(self.rows, STATS)
+
+    def sample(self) -> dict[str, int]:
+        """Ask now. Raises SluiceError, and KeyError if a counter that must be zero at rest is not told at all."""
+        at = self.clock.now()
+        rows = [row_of(stats, at) for stats in self.client.stats(self.topic, self.subscription)]
+        sums = {name: sum(row[name] for row in rows) for name in (*_ALWAYS, *_IF_THERE)}
+        self.rows.extend(rows)
+        self.draining.append(sums["draining"])
+        self.latest, self.taken_at = sums, at
+        return sums
+
+    def _run(self) -> None:
+        while not self._quiet.wait(_EVERY_S):
+            try:
+                self.sample()
+            except SluiceError:
+                # A dispatcher that is just being replaced has nothing to say; the next sample finds its successor.
+                continue
+
+
+def row_of(stats: dict[str, Any], at: int) -> dict[str, int]:
+    """One row of STATS from the statistics of one partition."""
+    row = {"at": at, "partition": int(stats["partition"])}
+    row |= {name: int(stats[told]) for name, told in _ALWAYS.items()}
+    return row | {name: int(stats.get(told, 0)) for name, told in _IF_THERE.items()}
+
+
+def at_rest(sums: dict[str, int]) -> dict[str, int]:
+    """The counters that must be zero at rest, by their names in the report."""
+    return {name: sums[column] for name, column in REST.items()}
