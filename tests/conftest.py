@@ -1,0 +1,33 @@
+"""Rules for every test: only tests that say so start Ray, and nobody's own configuration gets in."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+for _name in [name for name in os.environ if name.startswith("SLUICE_")]:
+    del os.environ[_name]
+
+
+@pytest.fixture(autouse=True)
+def _no_ray_by_accident(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A test without the mark `ray` cannot start or join a Ray cluster: that costs seconds and hides dependencies."""
+    if request.node.get_closest_marker("ray") is not None:
+        yield
+        return
+    ray = sys.modules.get("ray")
+    if ray is not None:
+
+        def refuse(*_: object, **__: object) -> None:
+            raise AssertionError("this test starts Ray: mark it `ray`, or test the class without it")
+
+        monkeypatch.setattr(ray, "init", refuse)
+        assert not ray.is_initialized(), "an earlier test left Ray running"
+    yield
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
+        ray.shutdown()
+        pytest.fail("this test started Ray without the mark `ray`")

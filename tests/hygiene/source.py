@@ -1,0 +1,68 @@
+"""The project's own files, parsed once, for the tests that read code in place of running it."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+PACKAGES = ("storage", "actors", "cluster", "loadgen")
+"""The packages, lowest layer first."""
+
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+_SKIPPED = {".venv", ".git", "__pycache__", ".hypothesis", "sluice-data", "build", "dist", "node_modules"}
+
+
+@dataclass(frozen=True)
+class Module:
+    """One Python file. path: relative to the root, with slashes."""
+
+    path: str
+    text: str
+    tree: ast.Module
+
+    def calls(self) -> Iterator[ast.Call]:
+        """Every call in the file."""
+        return (node for node in ast.walk(self.tree) if isinstance(node, ast.Call))
+
+    def imports(self) -> Iterator[tuple[str, int]]:
+        """Dotted name and line of everything imported, wherever in the file, also for type checking only."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                yield from ((alias.name, node.lineno) for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+
+
+@cache
+def tracked() -> tuple[str, ...]:
+    """Every file of the project: what git knows, or without git everything that is not made by tools."""
+    done = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return tuple(name for name in done.stdout.split("\0") if name and (ROOT / name).is_file())
+    paths = (path.relative_to(ROOT) for path in ROOT.rglob("*") if path.is_file())
+    return tuple(sorted(path.as_posix() for path in paths if not _SKIPPED & {*path.parts}))
+
+
+@cache
+def modules(*folders: str) -> tuple[Module, ...]:
+    """The Python files below these folders (default: all)."""
+    chosen = (name for name in tracked() if name.endswith(".py") and (not folders or name.split("/")[0] in folders))
+    texts = ((name, (ROOT / name).read_text(encoding="utf-8")) for name in chosen)
+    return tuple(Module(name, text, ast.parse(text, name)) for name, text in texts)
+
+
+def dotted(node: ast.expr) -> str:
+    """`a.b.c` of a chain of names, or an empty text for any other expression."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        before = dotted(node.value)
+        return f"{before}.{node.attr}" if before else ""
+    return ""

