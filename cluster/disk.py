@@ -43,16 +43,21 @@ _MAX_PARTS = 1024
 class FileDisk:
     """A folder as a Disk. Raises Unavailable if another process has it open.
 
-    folder: created if it is missing. readers: threads for reading.
+    folder: created if it is missing. readers: threads for reading. read_only: look at a folder, also one that is
+    open elsewhere, without creating, locking or changing anything; writing raises Invalid.
     """
 
-    def __init__(self, folder: str | Path, *, readers: int = 4) -> None:
+    def __init__(self, folder: str | Path, *, readers: int = 4, read_only: bool = False) -> None:
         self.folder = Path(folder)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._lock = _take_lock(self.folder / _LOCK)
-        for stale in self.folder.glob(f"*{_TEMPORARY}"):
-            stale.unlink()
+        self._read_only = read_only
+        self._closing: list[int] = []
+        if not read_only:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._closing.append(_take_lock(self.folder / _LOCK))
+            for stale in self.folder.glob(f"*{_TEMPORARY}"):
+                stale.unlink()
         self._folder_fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
+        self._closing.append(self._folder_fd)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="disk-write")
         self._readers = ThreadPoolExecutor(readers, thread_name_prefix="disk-read")
         self._open: dict[str, int] = {}
@@ -62,11 +67,10 @@ class FileDisk:
         """Finish what is under way, close all files and release the folder. Idempotent."""
         self._writer.shutdown()
         self._readers.shutdown()
-        if self._lock >= 0:
-            for fd in [*self._open.values(), self._folder_fd, self._lock]:
-                os.close(fd)
-            self._open.clear()
-            self._lock = -1
+        for fd in [*self._open.values(), *reversed(self._closing)]:
+            os.close(fd)
+        self._open.clear()
+        self._closing.clear()
 
     async def append(self, name: str, parts: Sequence[Buffer], *, sync: bool) -> int:
         """Write the parts at the end of a file; see `actors.ports.Disk.append`."""
@@ -183,6 +187,8 @@ class FileDisk:
     # -- between the loop and the threads --
 
     async def _write(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        if self._read_only:
+            raise Invalid(f"{self.folder} was opened for reading only")
         return await self._hop(self._writer, self._guarded, work, *args, **kwargs)
 
     async def _read(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -59,6 +59,15 @@ async def check_cookie(disk: Disk, meta: Meta, rng: Rng, bookie_id: str) -> Cook
     return Cookie(bookie_id, salt, here, known is not None)
 
 
+async def read_cookie(disk: Disk) -> Cookie:
+    """The disk's half, for looking at a disk. Raises Corrupt if it is missing or damaged."""
+    data = await _read(disk)
+    if data is None:
+        raise Corrupt("there is no cookie: this is not the disk of a bookie")
+    bookie_id, salt = _decode(data)
+    return Cookie(bookie_id, salt, data, published=False)
+
+
 async def publish_cookie(meta: Meta, cookie: Cookie) -> None:
     """Write the other half. Raises Corrupt if another disk was first."""
     key = cookie_key(cookie.bookie_id)

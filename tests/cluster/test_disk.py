@@ -1,0 +1,128 @@
+"""The folder behind the Disk port."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from actors.ports import DiskFailed, DiskFull
+from cluster.disk import FileDisk
+from storage.errors import Invalid, NotFound, Unavailable
+
+
+async def test_appends_go_behind_one_another_and_are_read_back(tmp_path: Path) -> None:
+    disk = FileDisk(tmp_path)
+    assert await disk.append("log-1", [b"ab", memoryview(b"cd")], sync=True) == 0
+    assert await disk.append("log-1", [bytearray(b"e")], sync=False) == 4
+    assert await disk.append("log-1", [], sync=True) == 5
+    assert await disk.read("log-1", 1, 3) == b"bcd"
+    assert await disk.read("log-1", 4, 100) == b"e"
+    assert await disk.read("log-1", 50, 10) == b""
+    assert await disk.size("log-1") == 5
+    assert await disk.size("log-2") == 0
+    assert await disk.free() > 0
+    with pytest.raises(NotFound):
+        await disk.read("log-2", 0, 1)
+    with pytest.raises(NotFound):
+        await disk.truncate("log-2", 0)
+    disk.close()
+    disk.close()
+
+
+async def test_many_parts_are_one_append(tmp_path: Path) -> None:
+    disk = FileDisk(tmp_path)
+    parts = [bytes([n % 256]) * (n % 7) for n in range(5000)]
+    await asyncio.gather(*(disk.append("log", parts, sync=True) for _ in range(3)))
+    assert (tmp_path / "log").read_bytes() == b"".join(parts) * 3
+    disk.close()
+
+
+async def test_replace_truncate_and_delete(tmp_path: Path) -> None:
+    disk = FileDisk(tmp_path)
+    await disk.replace("state", b"one")
+    await disk.append("state", [b"+"], sync=True)
+    await disk.replace("state", b"two")
+    assert await disk.append("state", [b"!"], sync=True) == 3
+    await disk.truncate("state", 2)
+    assert await disk.append("state", [b"?"], sync=True) == 2
+    assert await disk.read("state", 0, 9) == b"tw?"
+    assert await disk.names() == ["state"]
+    await disk.delete("state")
+    await disk.delete("state")
+    assert await disk.names() == []
+    disk.close()
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a/b", "A", ".lock", "a.new", "-a", "a" * 101, "a\0"])
+async def test_a_name_outside_the_rules_is_refused(tmp_path: Path, name: str) -> None:
+    disk = FileDisk(tmp_path / "inner")
+    with pytest.raises(Invalid):
+        await disk.append(name, [b"x"], sync=True)
+    with pytest.raises(Invalid):
+        await disk.read(name, 0, 1)
+    disk.close()
+
+
+async def test_a_folder_is_open_once(tmp_path: Path) -> None:
+    disk = FileDisk(tmp_path)
+    await disk.append("log", [b"x"], sync=True)
+    with pytest.raises(Unavailable, match="another process"):
+        FileDisk(tmp_path)
+    looker = FileDisk(tmp_path, read_only=True)
+    assert await looker.read("log", 0, 9) == b"x"
+    with pytest.raises(Invalid):
+        await looker.append("log", [b"y"], sync=True)
+    looker.close()
+    disk.close()
+    FileDisk(tmp_path).close()
+
+
+async def test_a_temporary_file_of_a_crash_is_cleared(tmp_path: Path) -> None:
+    (tmp_path / "state.new").write_bytes(b"half")
+    disk = FileDisk(tmp_path)
+    assert await disk.names() == []
+    assert not (tmp_path / "state.new").exists()
+    disk.close()
+
+
+async def test_a_full_device_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = FileDisk(tmp_path)
+    await disk.append("log", [b"before"], sync=True)
+    real, calls = os.writev, []
+
+    def half(fd: int, buffers: list[memoryview]) -> int:
+        calls.append(len(buffers))
+        if len(calls) == 1:
+            return real(fd, [buffers[0][:3]])
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(os, "writev", half)
+    with pytest.raises(DiskFull):
+        await disk.append("log", [b"after", b"wards"], sync=True)
+    with pytest.raises(DiskFull):
+        await disk.replace("state", b"new")
+    monkeypatch.undo()
+    assert await disk.append("log", [b"!"], sync=True) == 6
+    assert await disk.read("log", 0, 99) == b"before!"
+    assert await disk.names() == ["log"]
+    disk.close()
+
+
+async def test_a_failed_sync_is_final(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = FileDisk(tmp_path)
+
+    def fail(fd: int) -> None:
+        raise OSError(errno.EIO, "lost")
+
+    monkeypatch.setattr(os, "fdatasync", fail)
+    with pytest.raises(DiskFailed):
+        await disk.append("log", [b"x"], sync=True)
+    monkeypatch.undo()
+    for call in (disk.append("log", [b"y"], sync=True), disk.read("log", 0, 1), disk.names(), disk.size("log")):
+        with pytest.raises(DiskFailed):
+            await call
+    disk.close()
