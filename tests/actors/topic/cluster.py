@@ -25,7 +25,7 @@ from actors.ports import Address, Ports, Unknown
 from actors.topic.topic import Topic
 from actors.wire import Blob
 from storage.batch import decode_body, make_batch
-from storage.errors import Conflict, Fenced, Overloaded, Unavailable
+from storage.errors import Conflict, Fenced, NotFound, Overloaded, Unavailable
 from storage.frame import Run, make_run
 from tests.sim.world import World
 
@@ -56,6 +56,7 @@ class Cluster:
     settings: TopicSettings = field(default_factory=TopicSettings)
     addresses: dict[str, Address] = field(default_factory=dict)
     owners: int = 0
+    current: Address = ""
     hidden: list[str] = field(default_factory=list)
 
     async def start(self) -> Address:
@@ -72,7 +73,12 @@ class Cluster:
 
     async def restart_bookie(self, name: str) -> None:
         """The bookie comes back on its old disk."""
-        self.addresses[name] = await self.world.restart(name)
+        while True:
+            try:
+                self.addresses[name] = await self.world.restart(name)
+                return
+            except Unavailable:
+                await self.world.loop.pause(50)
 
     async def list_bookies(self) -> BookieList:
         """What the controller would answer."""
@@ -82,7 +88,16 @@ class Cluster:
     async def start_owner(self, partition: int = 0) -> Address:
         """One more owner of the partition, on a machine of its own; an earlier one is not told."""
         self.owners += 1
-        return await self.world.start(f"owner{self.owners}", lambda ports: self.make_topic(ports, partition))
+        self.current = await self.world.start(f"owner{self.owners}", lambda ports: self.make_topic(ports, partition))
+        return self.current
+
+    async def replace_owner(self) -> Address:
+        """A new owner, started again until the start succeeds."""
+        while True:
+            try:
+                return await self.start_owner()
+            except (Fenced, Unavailable):
+                await self.world.loop.pause(50)
 
     def make_topic(self, ports: Ports, partition: int = 0) -> Topic:
         """The actor of an owner."""
@@ -110,16 +125,23 @@ class TestProducer:
     async def open(self) -> ProducerOpened:
         """Open a session, trying until there is an answer."""
         while True:
-            try:
-                request = OpenProducer(producer=self.name, incarnation=self.incarnation)
-                reply = await self.ports.net.call(self.to, request, TIMEOUT)
-                if not isinstance(reply, Unknown):
-                    self.session = reply.session
-                    self.next = max(self.next, reply.last_sequence + 1)
-                    return reply
-            except Unavailable:
-                pass
+            reply = await self.open_once()
+            if reply is not None:
+                return reply
             await self.ports.clock.sleep(50)
+
+    async def open_once(self) -> ProducerOpened | None:
+        """One attempt to open a session; None without an answer."""
+        try:
+            request = OpenProducer(producer=self.name, incarnation=self.incarnation)
+            reply = await self.ports.net.call(self.to, request, TIMEOUT)
+        except Unavailable:
+            return None
+        if isinstance(reply, Unknown):
+            return None
+        self.session = reply.session
+        self.next = max(self.next, reply.last_sequence + 1)
+        return reply
 
     def request(self, run: Run, first: int) -> Publish:
         """The publish of a run under a sequence."""
@@ -175,6 +197,15 @@ async def insist(ports: Ports, to: Address, start: int, limit: int = 1000, wait:
         await ports.clock.sleep(50)
 
 
+async def insist_once(ports: Ports, to: Address, start: int, limit: int) -> IndexRead | None:
+    """One ReadIndex that waits for news; None without an answer."""
+    try:
+        reply = await ports.net.call(to, ReadIndex(start=start, limit=limit, wait=500), 3000)
+    except (Unavailable, Fenced, NotFound):
+        return None
+    return None if isinstance(reply, Unknown) else reply
+
+
 async def payload_of(ports: Ports, to: Address, ledger: int, entry: int) -> memoryview:
     """ReadPayload until there is an answer, then the bytes."""
     while True:
@@ -187,6 +218,3 @@ async def payload_of(ports: Ports, to: Address, ledger: int, entry: int) -> memo
         except Unavailable:
             pass
         await ports.clock.sleep(50)
-
-
-__all__ = ["Cluster", "Fenced", "TestProducer", "insist", "make_test_run", "payload_of", "read_all", "values_of"]
