@@ -46,7 +46,6 @@ class Core:
             raise Invalid(f"type is {', '.join(TYPES)}, not {settings.type!r}")
         self.settings = settings
         self.window = Window()
-        self.tables = HashTables()
         limited = settings.type in ("key_shared", "shared")
         self.members = Members(
             settings.max_unacked_messages_per_consumer if limited else 0,
@@ -59,6 +58,7 @@ class Core:
         self.policy = Unordered() if unordered else policy
         if settings.type in ("exclusive", "failover"):
             self.policy = make_policy("draining_hashes")
+        self.tables = HashTables(tracking=self.policy.strict)
         self.sentinel = Sentinel(strict=self.policy.strict, name=self.describe)
         self.history = History()
         self.last_read = EARLIEST

@@ -188,6 +188,8 @@ class RecentlyJoined:
     def individually_sent(self, window: Window, last_read: int) -> list[tuple[str, str]]:
         """Open-closed ranges that were sent above `last_sent`, as Pulsar shows them (LS-7)."""
         unsent = _unsent(window)
+        if len(unsent) == 0:
+            return []
         ends = np.append(unsent[1:], last_read + 1) - 1
         return [
             (show(int(after)), show(int(end)))

@@ -23,9 +23,13 @@ _ONE = np.int32(1)
 
 
 class HashTables:
-    """The arrays above, each of shape (65536,), and the counters of the draining statistics."""
+    """The arrays above, each of shape (65536,), and the counters of the draining statistics.
 
-    def __init__(self) -> None:
+    tracking False: the policy allows a hash at several consumers, `holder` is only the latest, and nothing drains.
+    """
+
+    def __init__(self, *, tracking: bool = True) -> None:
+        self.tracking = tracking
         self.owner: Reduced = np.full(HASH_RANGE, NO_SLOT, np.uint16)
         self.holder: Reduced = np.full(HASH_RANGE, NO_SLOT, np.uint16)
         self.pending: npt.NDArray[np.int32] = np.zeros(HASH_RANGE, np.int32)
@@ -42,6 +46,8 @@ class HashTables:
 
     def draining_mask(self) -> Mask:
         """Which hashes are draining, bool, shape (65536,)."""
+        if not self.tracking:
+            return np.zeros(HASH_RANGE, np.bool_)
         mask: Mask = (self.pending > 0) & (self.holder != self.owner)
         return mask
 

@@ -1,0 +1,351 @@
+"""The reference model: what a Key_Shared subscription does, in plain Python, one message at a time.
+
+Slow and obvious on purpose. It has no tables by hash, no counters, no flags that could go stale: every question is
+answered by walking over all messages. The broker's dispatcher must agree with it, message for message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import mmh3
+
+from actors.messages import SubscriptionSettings
+
+FAR = 1 << 62
+
+
+@dataclass
+class Message:
+    """state: fresh, replay, loose, waiting, pending, dead or done."""
+
+    position: int
+    hash: int
+    state: str
+    holder: int = 0
+    delivered: bool = False
+    sent: bool = False
+    due: bool = False
+    removed: bool = False
+    redeliveries: int = 0
+    until: int = 0
+
+
+@dataclass
+class Consumer:
+    """granted, credited and sent are cumulative."""
+
+    number: int
+    name: str
+    granted: int = 0
+    credited: int = 0
+    sent: int = 0
+    blocked: bool = False
+    claims: set[int] = field(default_factory=set)
+    ring: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Model:
+    """One subscription on one partition."""
+
+    settings: SubscriptionSettings
+    messages: dict[int, Message] = field(default_factory=dict)
+    consumers: list[Consumer] = field(default_factory=list)
+    parts: list[tuple[int, int]] = field(default_factory=list)
+    points: dict[int, list[int]] = field(default_factory=dict)
+    recent: dict[int, int] = field(default_factory=dict)
+    last_read: int = -1
+    mark_delete: int = -1
+    all_blocked: bool = False
+    next_number: int = 1
+    first_deliveries: list[tuple[int, int]] = field(default_factory=list)
+
+    # -- hashes -----------------------------------------------------------------------------------------------------
+
+    def reduce(self, masked: int) -> int:
+        """KS-2, KS-3."""
+        if self.settings.selector == "consistent_hashing":
+            return masked % 65535 + 1
+        return masked % 65536 or 1
+
+    def owner(self, hash: int) -> int:
+        """Number of the consumer that owns a hash; 0 for nobody."""
+        if self.settings.selector == "consistent_hashing":
+            at = sorted(point for point, line in self.points.items() if line)
+            if not at:
+                return 0
+            return self.points[next((point for point in at if point >= hash), at[0])][0]
+        return next((number for upper, number in sorted(self.parts) if upper >= hash), 0)
+
+    def _add_to_ring(self, consumer: Consumer) -> None:
+        same = [other.ring[0] for other in self.consumers if other.name == consumer.name and other.ring]
+        index = min(set(range(len(same) + 1)) - set(same))
+        points = set()
+        for point in range(self.settings.replica_points):
+            text = f"{consumer.name}\0{index}\0{point}".encode()
+            points.add((mmh3.hash(text, 0, signed=False) & 0x7FFFFFFF) % 65535 + 1)
+        consumer.ring = [index, *sorted(points)]
+        for place in sorted(points):
+            self.points.setdefault(place, []).append(consumer.number)
+
+    def _add_part(self, consumer: Consumer) -> None:
+        if not self.parts:
+            self.parts = [(65536, consumer.number)]
+            return
+        self.parts.sort()
+        lowers = [0, *(upper for upper, _ in self.parts)]
+        widths = [upper - lower for lower, (upper, _) in zip(lowers, self.parts, strict=False)]
+        biggest = widths.index(max(widths))
+        self.parts.append((self.parts[biggest][0] - widths[biggest] // 2, consumer.number))
+
+    def _leave_selector(self, number: int) -> None:
+        for line in self.points.values():
+            if number in line:
+                line.remove(number)
+        self.parts.sort()
+        at = next((i for i, (_, owner) in enumerate(self.parts) if owner == number), None)
+        if at is not None:
+            upper, _ = self.parts.pop(at)
+            if at == len(self.parts) and self.parts:
+                self.parts[-1] = (upper, self.parts[-1][1])
+
+    # -- membership -------------------------------------------------------------------------------------------------
+
+    def consumer(self, number: int) -> Consumer | None:
+        """By number."""
+        return next((consumer for consumer in self.consumers if consumer.number == number), None)
+
+    def join(self, name: str, holding: Sequence[int]) -> int:
+        """A consumer joins."""
+        consumer = Consumer(self.next_number, name, claims=set(holding))
+        self.next_number += 1
+        if self.settings.selector == "consistent_hashing":
+            self._add_to_ring(consumer)
+        else:
+            self._add_part(consumer)
+        self.consumers.append(consumer)
+        self._claim(consumer)
+        if len(self.consumers) > 1 and any(m.state != "done" for m in self.messages.values()):
+            if self.settings.policy == "read_position":
+                self.recent[consumer.number] = self.last_read
+            elif self.settings.policy == "last_sent_position":
+                self.recent[consumer.number] = self.last_sent()
+        return consumer.number
+
+    def last_sent(self) -> int:
+        """Highest position such that all that were read up to it were sent."""
+        unsent = [m.position for m in self.messages.values() if m.state in ("fresh", "replay") and not m.sent]
+        if not unsent:
+            return max(self.last_read, self.mark_delete)
+        return min(unsent) - 1
+
+    def leave(self, number: int) -> None:
+        """What it held waits in order."""
+        self._leave_selector(number)
+        for message in self.messages.values():
+            if message.state == "pending" and message.holder == number:
+                self._give_back(message, "replay")
+        self.consumers = [consumer for consumer in self.consumers if consumer.number != number]
+        self.recent.pop(number, None)
+        if len(self.consumers) <= 1:
+            self.recent.clear()
+        if not self.consumers:
+            for message in self.messages.values():
+                message.sent = False
+        self._settle()
+
+    def _claim(self, consumer: Consumer) -> None:
+        held = {m.hash for m in self.messages.values() if m.state == "pending" and m.holder != consumer.number}
+        for message in self.messages.values():
+            if message.position in consumer.claims and message.state != "done":
+                consumer.claims.discard(message.position)
+                if message.state in ("fresh", "replay", "loose", "waiting") and message.hash not in held:
+                    message.state, message.holder = "pending", consumer.number
+                    message.delivered = message.sent = True
+        self._settle()
+
+    # -- the log ----------------------------------------------------------------------------------------------------
+
+    def append(self, messages: Sequence[tuple[int, int]]) -> None:
+        """(position, masked hash), read forward."""
+        for position, masked in messages:
+            self.last_read = position
+            if position not in self.messages:
+                self.messages[position] = Message(position, self.reduce(masked), "fresh")
+        for consumer in self.consumers:
+            self._claim(consumer)
+
+    def due(self, messages: Sequence[tuple[int, int]]) -> None:
+        """Delayed messages are due."""
+        for position, masked in messages:
+            if position not in self.messages:
+                self.messages[position] = Message(position, self.reduce(masked), "loose", due=True)
+        for consumer in self.consumers:
+            self._claim(consumer)
+
+    def in_state(self, *states: str) -> list[Message]:
+        """Messages in these states by position."""
+        return sorted((m for m in self.messages.values() if m.state in states), key=lambda m: m.position)
+
+    def room(self) -> int:
+        """How many messages may be read forward (KS-39, KS-40)."""
+        if not self.consumers or self.all_blocked:
+            return 0
+        waiting = len(self.in_state("fresh", "replay", "loose"))
+        permits = sum(self.allowance(c) for c in self.consumers) - len(self.in_state("fresh"))
+        s = self.settings
+        limit = s.look_ahead_per_subscription
+        if s.look_ahead_per_consumer > 0:
+            limit = s.look_ahead_per_consumer * len(self.consumers)
+            if s.look_ahead_per_subscription > 0:
+                limit = min(limit, s.look_ahead_per_subscription)
+        return max(min(permits, limit - waiting), 0)
+
+    # -- permits and limits -----------------------------------------------------------------------------------------
+
+    def unacked(self, consumer: Consumer) -> int:
+        """What it holds."""
+        return sum(m.state == "pending" and m.holder == consumer.number for m in self.messages.values())
+
+    def allowance(self, consumer: Consumer) -> int:
+        """How many more it may get."""
+        permits = max(consumer.credited - consumer.sent, 0)
+        limit = self.settings.max_unacked_messages_per_consumer
+        return min(permits, max(limit - self.unacked(consumer), 0)) if limit > 0 else permits
+
+    def _settle(self) -> None:
+        each, whole = (
+            self.settings.max_unacked_messages_per_consumer,
+            self.settings.max_unacked_messages_per_subscription,
+        )
+        for consumer in self.consumers:
+            if each > 0 and self.unacked(consumer) >= each:
+                consumer.blocked = True
+            elif consumer.blocked and self.unacked(consumer) <= each // 2:
+                consumer.blocked = False
+                consumer.credited = consumer.granted
+        held = len(self.in_state("pending", "waiting"))
+        if whole > 0 and held >= whole:
+            self.all_blocked = True
+        elif held < whole / 2:
+            self.all_blocked = False
+
+    def grant(self, number: int, total: int) -> None:
+        """Cumulative permits."""
+        consumer = self.consumer(number)
+        if consumer is not None and total > consumer.granted:
+            consumer.granted = total
+            if not consumer.blocked:
+                consumer.credited = total
+
+    # -- acknowledgements -------------------------------------------------------------------------------------------
+
+    def acknowledge(self, positions: Sequence[int]) -> list[int]:
+        """Done, whoever says so."""
+        done = sorted({p for p in positions if p in self.messages and self.messages[p].state != "done"})
+        for position in done:
+            self.messages[position].state = "done"
+        for consumer in self.consumers:
+            consumer.claims -= set(positions)
+        self._settle()
+        return done
+
+    def negative_acknowledge(
+        self, number: int, positions: Sequence[int] | None, now: int, delay: int, counted: bool
+    ) -> int:
+        """Give back what it holds of these."""
+        held = [m for m in self.in_state("pending") if m.holder == number]
+        mine = [m for m in held if positions is None or m.position in positions]
+        for message in mine:
+            into = "waiting" if delay else "replay" if positions is None or not counted else "loose"
+            message.until = now + delay
+            self._give_back(message, into)
+            if counted and message.state != "done":
+                message.redeliveries += 1
+                if 0 < self.settings.max_redeliver_count < message.redeliveries:
+                    message.state = "dead"
+        self._settle()
+        return len(mine)
+
+    def _give_back(self, message: Message, into: str) -> None:
+        message.state = "done" if message.removed else into
+
+    def remove(self, positions: Sequence[int] | None, up_to: int | None) -> None:
+        """Skip, expire, clear."""
+        for message in self.messages.values():
+            if (positions is not None and message.position not in positions) or message.state == "done":
+                continue
+            if up_to is not None and message.position > up_to:
+                continue
+            if message.state == "pending" and self.ordered:
+                message.removed = True
+            else:
+                message.state = "done"
+        self._settle()
+
+    def mark_deleted(self, position: int) -> None:
+        """Release the recently joined."""
+        self.mark_delete = max(self.mark_delete, position)
+        self.recent = {number: limit for number, limit in self.recent.items() if limit > self.mark_delete}
+
+    # -- dispatch ---------------------------------------------------------------------------------------------------
+
+    @property
+    def ordered(self) -> bool:
+        """Messages of a hash wait for one another."""
+        return not self.settings.allow_out_of_order_delivery
+
+    def _gate(self, message: Message, owner: int) -> bool:
+        """The policy's own reason to hold a message back."""
+        if not self.ordered:
+            return False
+        elsewhere = any(
+            m.hash == message.hash and m.state == "pending" and m.holder != owner for m in self.messages.values()
+        )
+        if self.settings.policy == "draining_hashes":
+            return elsewhere
+        if owner not in self.recent:
+            return False
+        limit = self.recent[owner] if message.state == "fresh" else min(self.recent.values())
+        if message.position <= limit:
+            return False
+        return elsewhere if self.settings.remember_unacked_keys else True
+
+    def route(self, now: int) -> list[tuple[int, int, int]]:
+        """(consumer, position, redeliveries) of everything that goes out, in order of sending."""
+        for message in self.in_state("waiting"):
+            if message.until <= now:
+                message.state = "loose"
+        self._settle()
+        out: list[tuple[int, int, int]] = []
+        permits = {consumer.number: self.allowance(consumer) for consumer in self.consumers}
+        for states in (("replay", "loose"), ("fresh",)):
+            batch = self.in_state(*states)
+            waiting = {m.hash for m in self.in_state("replay")} if states == ("fresh",) and self.ordered else set()
+            going = []
+            blocked: set[int] = set()
+            for message in batch:
+                owner = self.owner(message.hash)
+                stop = message.hash in blocked or message.hash in waiting or not owner or self._gate(message, owner)
+                if not stop and permits[owner] > 0:
+                    permits[owner] -= 1
+                    going.append((message, owner))
+                elif self.ordered:
+                    blocked.add(message.hash)
+            for message, owner in going:
+                self._send(message, owner)
+                out.append((owner, message.position, message.redeliveries))
+            for message in self.in_state("fresh") if states == ("fresh",) else ():
+                message.state = "replay"
+        self._settle()
+        return out
+
+    def _send(self, message: Message, owner: int) -> None:
+        if not message.delivered and not message.due:
+            self.first_deliveries.append((message.hash, message.position))
+        message.state, message.holder, message.delivered, message.sent = "pending", owner, True, True
+        consumer = self.consumer(owner)
+        assert consumer is not None
+        consumer.sent += 1

@@ -1,0 +1,263 @@
+"""The dispatcher and the reference model agree, message for message, over random schedules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from actors.key_shared import Dispatch
+from actors.messages import NO_POSITIONS, SubscriptionSettings
+from storage.hashing import masked_hash
+from storage.position import position
+from tests.actors.key_shared.model import Model
+
+KEYS = [masked_hash(f"key-{number}".encode()) for number in range(9)]
+NAMES = ("alpha", "beta", "gamma")
+
+CONFIGS: list[dict[str, Any]] = [
+    {},
+    {"selector": "auto_split"},
+    {"policy": "last_sent_position"},
+    {"policy": "last_sent_position", "remember_unacked_keys": True},
+    {"policy": "read_position"},
+    {"policy": "read_position", "remember_unacked_keys": True},
+    {"allow_out_of_order_delivery": True},
+]
+LIMITS: list[dict[str, Any]] = [
+    {},
+    {"max_unacked_messages_per_consumer": 4, "max_unacked_messages_per_subscription": 9},
+    {"look_ahead_per_consumer": 5, "look_ahead_per_subscription": 8, "max_redeliver_count": 2},
+]
+
+
+def ints(values: list[int]) -> np.ndarray:
+    """A column of positions."""
+    return np.array(values, np.int64)
+
+
+class Schedule(RuleBasedStateMachine):
+    """Everything that can happen to a subscription, in any order."""
+
+    @initialize(
+        config=st.sampled_from(CONFIGS[:2] * 4 + CONFIGS), limits=st.sampled_from(LIMITS), first=st.integers(0, 3)
+    )
+    def start(self, config: dict[str, Any], limits: dict[str, Any], first: int) -> None:
+        self.settings = SubscriptionSettings(replica_points=3, **config, **limits)
+        self.dispatch = Dispatch(self.settings)
+        self.model = Model(self.settings)
+        self.now = 1000
+        self.ledger, self.entry = 1, 0
+        self.backlog: list[tuple[int, int]] = []
+        self.delayed: list[tuple[int, int]] = []
+        self.published: list[int] = []
+        self.incarnations = 0
+        self.sent = 0
+        for _ in range(first):
+            self.join("alpha", [], 20)
+
+    # -- rules ------------------------------------------------------------------------------------------------------
+
+    @rule(keys=st.lists(st.integers(0, 8), min_size=1, max_size=12), delayed=st.integers(0, 7), roll=st.booleans())
+    def publish(self, keys: list[int], delayed: int, roll: bool) -> None:
+        for key in keys:
+            at = position(self.ledger, self.entry)
+            (self.delayed if key == delayed else self.backlog).append((at, KEYS[key]))
+            self.published.append(at)
+            self.entry += 1
+        if roll:
+            self.ledger, self.entry = self.ledger + 1, 0
+
+    @rule(beyond=st.sampled_from([0, 0, 0, 3]))
+    def read(self, beyond: int) -> None:
+        room = self.dispatch.room()
+        assert room == self.model.room()
+        batch, self.backlog = self.backlog[: room + beyond], self.backlog[room + beyond :]
+        self.dispatch.append(ints([at for at, _ in batch]), np.array([h for _, h in batch], np.uint32))
+        self.model.append(batch)
+
+    @precondition(lambda self: self.delayed)
+    @rule(pick=st.lists(st.integers(0, 1000), min_size=1, max_size=4, unique=True))
+    def fall_due(self, pick: list[int]) -> None:
+        chosen = sorted({i % len(self.delayed) for i in pick})
+        batch = [self.delayed[i] for i in chosen]
+        self.delayed = [message for i, message in enumerate(self.delayed) if i not in chosen]
+        batch.reverse()
+        self.dispatch.due(ints([at for at, _ in batch]), np.array([h for _, h in batch], np.uint32))
+        self.model.due(batch)
+
+    @rule(
+        name=st.sampled_from(NAMES), pick=st.lists(st.integers(0, 40), max_size=3), permits=st.sampled_from([0, 3, 20])
+    )
+    def join(self, name: str, pick: list[int], permits: int) -> None:
+        if len(self.model.consumers) >= 5:
+            return
+        self.incarnations += 1
+        holding = sorted({self.published[i] for i in pick if i < len(self.published)})
+        incarnation = f"i{self.incarnations}"
+        number = self.dispatch.join(name, incarnation, now=self.now, holding=ints(holding) if holding else NO_POSITIONS)
+        assert number == self.model.join(name, holding)
+        assert self.dispatch.join(name, incarnation, now=self.now) == number
+        self.grant_to(number, permits)
+
+    def grant_to(self, number: int, more: int) -> None:
+        consumer = self.model.consumer(number)
+        total = (consumer.granted if consumer else 0) + more
+        self.dispatch.grant(number, total)
+        self.model.grant(number, total)
+
+    @rule(pick=st.integers(0, 5), more=st.integers(-2, 12))
+    def grant(self, pick: int, more: int) -> None:
+        self.grant_to(self._consumer(pick), more)
+
+    def _consumer(self, pick: int) -> int:
+        """One of those that are here, or one that never was."""
+        numbers = [consumer.number for consumer in self.model.consumers]
+        return numbers[pick % len(numbers)] if numbers and pick < 5 else 999
+
+    @rule(pick=st.integers(0, 4))
+    def leave(self, pick: int) -> None:
+        number = self._consumer(pick)
+        for _ in range(2):
+            self.dispatch.leave(number, now=self.now)
+        self.model.leave(number)
+
+    @rule()
+    def route(self) -> None:
+        want = self.model.route(self.now)
+        got = []
+        for part in self.dispatch.route(self.now):
+            assert part.dispatch == self.sent
+            self.sent += len(part.positions)
+            again = part.redeliveries if len(part.redeliveries) else np.zeros(len(part.positions), np.uint8)
+            assert len(again) == len(part.positions) > 0
+            got += [(part.consumer, int(at), int(n)) for at, n in zip(part.positions, again, strict=True)]
+        # Per consumer the order is that of sending; between consumers there is none.
+        for number in {consumer for consumer, _, _ in want + got}:
+            assert [g for g in got if g[0] == number] == [w for w in want if w[0] == number]
+        assert not self.dispatch.stalled()
+        assert self.dispatch.route(self.now) == []
+        for message in self.model.in_state("replay", "loose"):
+            assert self.dispatch.explain(position=message.position, now=self.now)["verdict"] != "deliverable"
+
+    @rule(part=st.sampled_from(["own", "all", "any", "read"]), pick=st.integers(0, 5), every=st.integers(1, 3))
+    def acknowledge(self, part: str, pick: int, every: int) -> None:
+        number = self._consumer(pick)
+        held = self.model.in_state("pending")
+        choice = {
+            "own": [m.position for m in held if m.holder == number],
+            "all": [m.position for m in held],
+            "any": self.published,
+            "read": [m.position for m in self.model.in_state("replay", "loose", "waiting", "dead", "done")],
+        }[part][::every]
+        twice = choice[::-1] + choice[:2]
+        for positions in (twice, choice):
+            done = self.dispatch.acknowledge(ints(positions), number)
+            assert done.tolist() == self.model.acknowledge(positions)
+        acked = set(choice)
+        self.backlog = [message for message in self.backlog if message[0] not in acked]
+        self.delayed = [message for message in self.delayed if message[0] not in acked]
+        self._move_mark()
+
+    @rule(pick=st.integers(0, 5), every=st.integers(0, 3), delay=st.sampled_from([0, 0, 50]), counted=st.booleans())
+    def negative_acknowledge(self, pick: int, every: int, delay: int, counted: bool) -> None:
+        number = self._consumer(pick)
+        positions = None if every == 0 else [m.position for m in self.model.in_state("pending")][::every]
+        got = self.dispatch.negative_acknowledge(
+            number, None if positions is None else ints(positions), now=self.now, delay=delay, counted=counted
+        )
+        assert got == self.model.negative_acknowledge(number, positions, self.now, delay, counted)
+
+    @rule(how=st.sampled_from(["positions", "up_to", "both", "clear"]), pick=st.integers(0, 60))
+    def remove(self, how: str, pick: int) -> None:
+        live = [m.position for m in self.model.messages.values()]
+        up_to = live[pick % len(live)] if live and how in ("up_to", "both") else None
+        positions = live[::3] if how in ("positions", "both") else None
+        if how == "up_to" and up_to is None:
+            return
+        self.dispatch.remove(None if positions is None else ints(sorted(positions)), up_to)
+        self.model.remove(positions, up_to)
+
+    @rule(milliseconds=st.sampled_from([1, 30, 100]))
+    def pass_time(self, milliseconds: int) -> None:
+        self.now += milliseconds
+
+    @rule()
+    def bury_dead_letters(self) -> None:
+        dead = [m.position for m in self.model.in_state("dead")]
+        got = self.dispatch.take_dead_letters().tolist()
+        assert set(got) <= {m.position for m in self.model.messages.values()}
+        assert self.dispatch.acknowledge(ints(dead)).tolist() == self.model.acknowledge(dead) == dead
+        self._move_mark()
+
+    def _move_mark(self) -> None:
+        """What a cursor would do: everything below the first position that is not done is mark-deleted."""
+        undone = [at for at, _ in self.backlog + self.delayed]
+        undone += [m.position for m in self.model.messages.values() if m.state != "done"]
+        mark = min(undone, default=position(self.ledger, self.entry)) - 1
+        self.dispatch.mark_deleted(mark)
+        self.model.mark_deleted(mark)
+
+    # -- what always holds ------------------------------------------------------------------------------------------
+
+    @invariant()
+    def books_agree(self) -> None:
+        if not hasattr(self, "dispatch"):
+            return
+        self.dispatch.check()
+        for consumer in self.model.consumers:
+            held = [m.position for m in self.model.in_state("pending") if m.holder == consumer.number]
+            assert self.dispatch.pending(consumer.number).tolist() == held
+        stats = self.dispatch.stats(self.now)
+        assert stats["msgInReplay"] == len(self.model.in_state("replay", "loose"))
+        assert stats["msgDeadLetter"] == len(self.model.in_state("dead"))
+        assert stats["blockedSubscriptionOnUnackedMsgs"] == self.model.all_blocked
+        assert self.dispatch.room() == self.model.room()
+
+    def teardown(self) -> None:
+        """Once everything can flow, everything is delivered, and after the last acknowledgement nothing is left."""
+        if not hasattr(self, "dispatch"):
+            return
+        if not self.model.consumers:
+            self.join("alpha", [], 0)
+        for _ in range(400):
+            self.now += 100
+            for consumer in self.model.consumers:
+                self.grant_to(consumer.number, 50)
+            self.read(0)
+            self.fall_due([0, 1, 2]) if self.delayed else None
+            self.route()
+            self.acknowledge("all", 5, 1)
+            self.bury_dead_letters()
+            if not self.backlog and not self.delayed and self.dispatch.idle():
+                break
+        assert self.dispatch.idle()
+        self._nothing_left()
+        if self.settings.policy == "draining_hashes" and not self.settings.allow_out_of_order_delivery:
+            highest: dict[int, int] = {}
+            for value, at in self.model.first_deliveries:
+                assert at > highest.get(value, -1)
+                highest[value] = at
+
+    def _nothing_left(self) -> None:
+        self.dispatch.check()
+        stats = self.dispatch.stats(self.now)
+        for name in ("msgInReplay", "unackedMessages", "msgDelayedRedelivery", "msgDeadLetter", "drainingHashesCount"):
+            assert stats[name] == 0
+        assert all(consumer["unackedMessages"] == 0 for consumer in stats["consumers"])
+        assert stats["sentinel"]["checkedHolder"] >= len(self.model.first_deliveries)
+
+
+Schedule.TestCase.settings = settings(
+    max_examples=60,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),
+    report_multiple_bugs=False,
+    database=None,
+)
+TestSchedule = Schedule.TestCase
