@@ -133,7 +133,8 @@ class FloodConsumer:
             ):
                 self._consume(deliveries, events)
             seal_journals(self._job, self._incarnation)
-        except SluiceError as error:
+        except Exception as error:
+            # This thread is the consumer's whole life: whatever ends it is told to whoever asks how it is doing.
             self._error = f"{type(error).__name__}: {error}"
 
     def _consume(self, deliveries: Journal, events: Journal) -> None:

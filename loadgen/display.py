@@ -46,9 +46,7 @@ class Display(Protocol):
     def __enter__(self) -> Display:
         """Start to show."""
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         """Stop to show."""
 
 
@@ -87,9 +85,7 @@ class LineDisplay:
     def __enter__(self) -> LineDisplay:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         pass
 
 
@@ -129,7 +125,9 @@ class LiveDisplay:
             bar = ProgressBar(total=total, completed=min(count, total), width=36, complete_style=colour)
             table.add_row(name, bar, f"{count:>12,}", Text(f"{rate:>10,.0f}/s", style="dim"))
         spark = "".join(_sparks(progress.draining_history[-36:]))
-        table.add_row("draining", Text(spark, style="magenta"), f"{progress.draining:>12,}", Text("hashes", style="dim"))
+        table.add_row(
+            "draining", Text(spark, style="magenta"), f"{progress.draining:>12,}", Text("hashes", style="dim")
+        )
         waiting = f"backlog {progress.backlog:,}   unacked {progress.unacked:,}   replay {progress.replay:,}"
         table.add_row("", Text(waiting, style="dim"), "", "")
         return table
@@ -146,9 +144,7 @@ class LiveDisplay:
         self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._live.stop()
 
 

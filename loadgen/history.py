@@ -131,7 +131,6 @@ STATS = pa.schema(
         pa.field("replay", pa.int64()),
         pa.field("draining", pa.int64()),
         pa.field("cleared", pa.int64()),
-        pa.field("moved", pa.int64()),
         pa.field("order_checked", pa.int64()),
         pa.field("order_violations", pa.int64()),
     ]

@@ -50,9 +50,7 @@ class Report:
         reasons += [f"{count} {name} left at rest" for name, count in self.at_rest.items() if count]
         reasons += self.sentinel
         reasons += self.troubles
-        reasons += nothing_checked(
-            findings, moves_expected=self.moves_expected, delays_expected=self.delays_expected
-        )
+        reasons += nothing_checked(findings, moves_expected=self.moves_expected, delays_expected=self.delays_expected)
         return reasons
 
     @property

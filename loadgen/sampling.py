@@ -20,13 +20,13 @@ _ALWAYS = {
     "unacked": "unackedMessages",
     "replay": "msgInReplay",
     "draining": "drainingHashesCount",
-}
-_IF_THERE = {
     "cleared": "drainingHashesClearedTotal",
-    "moved": "hashesMovedTotal",
-    "order_checked": "orderCheckedTotal",
-    "order_violations": "orderViolationsTotal",
 }
+_SENTINEL = {
+    "order_checked": ("checkedOrder", "checkedHolder"),
+    "order_violations": ("violationsOrder", "violationsHolder"),
+}
+"""Counters of the order sentinel, added up: of first deliveries in order, and of one holder per key."""
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Sampler:
         """Ask now. Raises SluiceError, and KeyError if a counter that must be zero at rest is not told at all."""
         at = self.clock.now()
         rows = [row_of(stats, at) for stats in self.client.stats(self.topic, self.subscription)]
-        sums = {name: sum(row[name] for row in rows) for name in (*_ALWAYS, *_IF_THERE)}
+        sums = {name: sum(row[name] for row in rows) for name in (*_ALWAYS, *_SENTINEL)}
         self.rows.extend(rows)
         self.draining.append(sums["draining"])
         self.latest, self.taken_at = sums, at
@@ -80,7 +80,8 @@ def row_of(stats: dict[str, Any], at: int) -> dict[str, int]:
     """One row of STATS from the statistics of one partition."""
     row = {"at": at, "partition": int(stats["partition"])}
     row |= {name: int(stats[told]) for name, told in _ALWAYS.items()}
-    return row | {name: int(stats.get(told, 0)) for name, told in _IF_THERE.items()}
+    sentinel = stats["sentinel"]
+    return row | {name: sum(int(sentinel[one]) for one in told) for name, told in _SENTINEL.items()}
 
 
 def at_rest(sums: dict[str, int]) -> dict[str, int]:

@@ -1,0 +1,242 @@
+"""The pictures of a report: what happened when, over one time axis, with the faults marked in each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from loadgen.measures import Measures
+from loadgen.outcome import Report
+
+INK, MUTED, GRID = "#1b2733", "#66788a", "#e6ebf0"
+PUBLISHED, DELIVERED, DRAINING, BACKLOG = "#2f6fde", "#0f9d76", "#a23ec2", "#9aa7b4"
+P50, P99 = "#f2a33a", "#d9483b"
+PALETTE = ("#2f6fde", "#0f9d76", "#f2a33a", "#a23ec2", "#d9483b", "#17a2b8", "#7a6ff0", "#8a9a2e", "#e0679d", "#5b7083")
+FAULT_COLOURS = {"kill-consumer": "#d9483b", "restart-consumer": "#b7791f", "join-consumer": "#0f9d76"}
+_FONT = "Inter, system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+
+
+def timeline(report: Report) -> Any:
+    """Throughput, latency and draining hashes, one above the other."""
+    measures = report.judgement.measures
+    figure = make_subplots(
+        rows=3,
+        cols=1,
+        shared_xaxes=True,
+        vertical_spacing=0.075,
+        row_heights=[0.4, 0.3, 0.3],
+        subplot_titles=("Throughput", "Latency, from sending to the first delivery", "Draining hashes and backlog"),
+        specs=[[{}], [{}], [{"secondary_y": True}]],
+    )
+    _throughput(figure, measures, _seconds(report))
+    _latency(figure, measures, _seconds(report))
+    _draining(figure, report)
+    for row in (1, 2, 3):
+        _mark_faults(figure, report, row)
+    _name_faults(figure, report)
+    _dress(figure, height=780)
+    figure.update_yaxes(title_text="messages/s", rangemode="tozero", row=1, col=1)
+    figure.update_yaxes(title_text="ms", type="log", row=2, col=1)
+    figure.update_yaxes(title_text="hashes", rangemode="tozero", row=3, col=1, secondary_y=False)
+    figure.update_yaxes(title_text="messages", rangemode="tozero", showgrid=False, row=3, col=1, secondary_y=True)
+    figure.update_xaxes(title_text="seconds since the first message", row=3, col=1)
+    return figure
+
+
+def shares(report: Report) -> Any:
+    """Deliveries per second by consumer, stacked: who took over what when somebody left, died or joined."""
+    measures = report.judgement.measures
+    figure = go.Figure()
+    seconds = _seconds(report)
+    for index, name in enumerate(sorted(measures.shares, key=_by_number)):
+        colour = PALETTE[index % len(PALETTE)]
+        figure.add_trace(
+            go.Scatter(
+                x=seconds,
+                y=measures.shares[name] / (measures.span.width / 1e6),
+                name=name,
+                stackgroup="all",
+                mode="lines",
+                line={"width": 0.6, "color": colour},
+                fillcolor=_faded(colour, 0.72),
+                hovertemplate="%{y:,.0f}/s<extra>" + name + "</extra>",
+            )
+        )
+    _mark_faults(figure, report, None)
+    _dress(figure, height=340)
+    figure.update_yaxes(title_text="messages/s", rangemode="tozero")
+    figure.update_xaxes(title_text="seconds since the first message")
+    return figure
+
+
+def distribution(report: Report) -> Any:
+    """Latency by percentile, on the scale where each step right is ten times rarer."""
+    measures = report.judgement.measures
+    figure = go.Figure()
+    percents = np.concatenate([np.linspace(0, 90, 46), 100 - np.logspace(1, -3, 80)])
+    for name, histogram, colour in (
+        ("published to delivered", measures.histogram, DELIVERED),
+        ("published to confirmed", measures.publish, PUBLISHED),
+        ("due to delivered (delayed)", measures.lateness, DRAINING),
+    ):
+        count = histogram.get_total_count()
+        if count == 0:
+            continue
+        shown = percents[percents <= 100 * (1 - 1 / count)]
+        values = [histogram.get_value_at_percentile(float(p)) / 1000 for p in shown]
+        figure.add_trace(
+            go.Scatter(
+                x=100 / (100 - shown),
+                y=values,
+                name=name,
+                mode="lines",
+                line={"color": colour, "width": 2.2},
+                customdata=shown,
+                hovertemplate="p%{customdata:.3f}: %{y:,.1f} ms<extra>" + name + "</extra>",
+            )
+        )
+    _dress(figure, height=340, hover="closest")
+    ticks = [1, 2, 10, 100, 1_000, 10_000, 100_000]
+    labels = ["p0", "p50", "p90", "p99", "p99.9", "p99.99", "p99.999"]
+    figure.update_xaxes(type="log", tickvals=ticks, ticktext=labels, title_text="percentile")
+    figure.update_yaxes(title_text="ms", rangemode="tozero")
+    return figure
+
+
+def _throughput(figure: Any, measures: Measures, seconds: npt.NDArray[np.float64]) -> None:
+    width = measures.span.width / 1e6
+    for name, counts, colour in (
+        ("published", measures.confirmed, PUBLISHED),
+        ("delivered", measures.delivered, DELIVERED),
+    ):
+        figure.add_trace(
+            go.Scatter(
+                x=seconds,
+                y=counts / width,
+                name=name,
+                mode="lines",
+                line={"color": colour, "width": 2},
+                fill="tozeroy",
+                fillcolor=_faded(colour, 0.13),
+                hovertemplate="%{y:,.0f}/s<extra>" + name + "</extra>",
+            ),
+            row=1,
+            col=1,
+        )
+
+
+def _latency(figure: Any, measures: Measures, seconds: npt.NDArray[np.float64]) -> None:
+    for percent, colour in ((50.0, P50), (99.0, P99)):
+        name = f"p{percent:.0f}"
+        figure.add_trace(
+            go.Scatter(
+                x=seconds,
+                y=measures.percentile_over_time(percent),
+                name=name,
+                mode="lines",
+                line={"color": colour, "width": 2},
+                connectgaps=True,
+                hovertemplate="%{y:,.1f} ms<extra>" + name + "</extra>",
+            ),
+            row=2,
+            col=1,
+        )
+
+
+def _draining(figure: Any, report: Report) -> None:
+    if report.stats.num_rows == 0:
+        return
+    sums = report.stats.group_by("at").aggregate([("draining", "sum"), ("backlog", "sum")]).sort_by("at")
+    seconds = (sums.column("at").to_numpy() - _origin(report)) / 1e6
+    inside = (seconds >= 0) & (seconds <= _seconds(report)[-1] + 0.5)
+    for name, colour, second in (("backlog", BACKLOG, True), ("draining", DRAINING, False)):
+        figure.add_trace(
+            go.Scatter(
+                x=seconds[inside],
+                y=sums.column(f"{name}_sum").to_numpy()[inside],
+                name="draining hashes" if name == "draining" else name,
+                mode="lines",
+                line={"color": colour, "width": 2 if name == "draining" else 1.2, "shape": "hv"},
+                fill="tozeroy",
+                fillcolor=_faded(colour, 0.22 if name == "draining" else 0.14),
+                hovertemplate="%{y:,.0f}<extra>" + name + "</extra>",
+            ),
+            row=3,
+            col=1,
+            secondary_y=second,
+        )
+
+
+def _mark_faults(figure: Any, report: Report, row: int | None) -> None:
+    place: dict[str, Any] = {} if row is None else {"row": row, "col": 1}
+    for fault in report.faults:
+        figure.add_vline(
+            x=_fault_second(report, fault),
+            line={"color": FAULT_COLOURS.get(fault["kind"], MUTED), "width": 1.3, "dash": "dot"},
+            **place,
+        )
+
+
+def _name_faults(figure: Any, report: Report) -> None:
+    """The faults' names, above the first picture, in turn on two heights so that neighbours do not touch."""
+    if len(report.faults) > 12:
+        return
+    for index, fault in enumerate(report.faults):
+        figure.add_annotation(
+            x=_fault_second(report, fault),
+            xref="x",
+            y=1.0,
+            yref="y domain",
+            yshift=-9 - 16 * (index % 2),
+            text=f"{fault['kind'].removesuffix('-consumer')} {fault['target'].removeprefix('consumer-')}",
+            showarrow=False,
+            xanchor="left",
+            xshift=3,
+            font={"size": 11, "color": FAULT_COLOURS.get(fault["kind"], MUTED)},
+            bgcolor="rgba(255,255,255,0.75)",
+        )
+
+
+def _dress(figure: Any, height: int, hover: str = "x unified") -> None:
+    figure.update_layout(
+        height=height,
+        margin={"l": 70, "r": 60, "t": 48, "b": 48},
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        font={"family": _FONT, "size": 13, "color": INK},
+        hovermode=hover,
+        legend={"orientation": "h", "y": 1.07, "x": 1, "xanchor": "right", "font": {"color": MUTED}},
+    )
+    figure.update_xaxes(gridcolor=GRID, zeroline=False, linecolor=GRID, tickfont={"color": MUTED})
+    figure.update_yaxes(gridcolor=GRID, zeroline=False, tickfont={"color": MUTED}, title_font={"color": MUTED})
+    for note in figure.layout.annotations:
+        if note.font.size == 16:
+            note.update(x=0, xanchor="left", font={"size": 14, "color": INK})
+
+
+def _seconds(report: Report) -> npt.NDArray[np.float64]:
+    """The middle of each time step, in seconds since the first message."""
+    span = report.judgement.measures.span
+    return (span.start + (np.arange(span.count) + 0.5) * span.width - _origin(report)) / 1e6
+
+
+def _origin(report: Report) -> int:
+    return report.judgement.measures.first_sent or report.judgement.measures.span.start
+
+
+def _fault_second(report: Report, fault: dict[str, Any]) -> float:
+    return float(fault["at_s"]) + (report.start_us - _origin(report)) / 1e6
+
+
+def _faded(colour: str, alpha: float) -> str:
+    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return f"rgba({red},{green},{blue},{alpha})"
+
+
+def _by_number(name: str) -> Sequence[int | str]:
+    return [int(part) if part.isdigit() else part for part in name.replace(".", "-").split("-")]

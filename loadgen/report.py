@@ -1,0 +1,263 @@
+"""A flood's report for people: a table in the terminal, and one HTML page that needs nothing but itself.
+
+The page carries plotly's script inside, so it opens from a mail attachment or a build's artefacts, without a network.
+"""
+
+from __future__ import annotations
+
+import time
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from plotly.offline import get_plotlyjs
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from loadgen import charts
+from loadgen.outcome import BROKEN, OK, Report, percentiles
+
+_MEANINGS = {
+    "lost": ("Lost", "confirmed, and nobody ever finished it"),
+    "stored_twice": ("Stored twice", "one message at two places"),
+    "unexpected": ("Unexpected", "delivered, and nobody sent it"),
+    "order": ("Out of order", "first delivered behind a newer message of its key"),
+    "overlap": ("Two holders", "two consumers held one key at the same time"),
+    "unexplained_redelivery": ("Redelivered for no reason", "nobody gave it back, left or died"),
+    "acked_redelivered": ("Redelivered after its ack", "its acknowledgement was confirmed before"),
+    "early": ("Early", "delayed, and delivered before its time"),
+}
+_REST = {
+    "pending_acks": "pending acknowledgements",
+    "replay": "waiting for replay",
+    "draining": "draining hashes",
+    "backlog": "backlog",
+}
+
+
+def write_html(report: Report, path: Path) -> None:
+    """Write the page. It appears whole or not at all."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(render(report), encoding="utf-8")
+    partial.replace(path)
+
+
+def render(report: Report) -> str:
+    """The whole page as text."""
+    body = "".join(
+        (
+            _banner(report),
+            _tiles(report),
+            _card("What happened when", _figure(charts.timeline(report), "timeline")),
+            _card("Who got what", _figure(charts.shares(report), "shares"), "Deliveries per second by consumer."),
+            _card("Latency", _figure(charts.distribution(report), "latency") + _latency_table(report)),
+            _card("Promises", _verdict_table(report), _checked(report)),
+            '<div class="pair">',
+            _card("Faults", _fault_table(report)),
+            _card("At rest", _rest_table(report), "What the dispatchers said when everything was done."),
+            "</div>",
+            _card("Settings", _settings(report)),
+        )
+    )
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<title>Sluice flood: {escape(_WORDS[report.verdict])}</title><style>{_CSS}</style>"
+        f"<script>{get_plotlyjs()}</script></head><body><main>{body}</main></body></html>"
+    )
+
+
+_WORDS = {
+    OK: "every promise held",
+    BROKEN: "a promise was broken",
+    "nothing_checked": "nothing was proven",
+}
+
+
+def _banner(report: Report) -> str:
+    good = report.verdict == OK
+    messages = report.judgement.findings.messages
+    lead = (
+        f"{messages['confirmed']:,} messages published, {messages['acked']:,} acknowledged, "
+        f"{len(report.faults)} faults under load."
+    )
+    reasons = "" if good else "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in report.reasons[:8]) + "</ul>"
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(report.start_us / 1e6))
+    return (
+        f'<header class="{"good" if good else "bad"}"><div class="mark">{"✓" if good else "✕"}</div><div>'
+        f"<h1>{escape(_WORDS[report.verdict]).capitalize()}</h1><p>{escape(lead)}</p>{reasons}</div>"
+        f'<div class="when"><b>Sluice flood</b><br>{when}<br>seed {report.seed}</div></header>'
+    )
+
+
+def _tiles(report: Report) -> str:
+    rates, findings = report.rates(), report.judgement.findings
+    latency = percentiles(report.judgement.measures.histogram)
+    tiles = (
+        (f"{rates['end_to_end_msgs_per_s']:,.0f}", "messages/s end to end"),
+        (f"{rates['publish_msgs_per_s']:,.0f}", "messages/s published, durable"),
+        (_short_ms(latency["p99"]), "latency p99"),
+        (f"{findings.checked['keys']:,}", "keys judged"),
+        (f"{findings.checked['keys_in_flight_together']:,}", "keys with messages in flight together"),
+        (f"{findings.checked['hashes_moved']:,}", "hashes moved between consumers"),
+    )
+    inside = "".join(f'<div class="tile"><b>{value}</b><span>{name}</span></div>' for value, name in tiles)
+    return f'<section class="tiles">{inside}</section>'
+
+
+def _card(title: str, inside: str, note: str = "") -> str:
+    lead = f'<p class="note">{escape(note)}</p>' if note else ""
+    return f'<section class="card"><h2>{escape(title)}</h2>{lead}{inside}</section>'
+
+
+def _figure(figure: Any, name: str) -> str:
+    html: str = figure.to_html(
+        full_html=False,
+        include_plotlyjs=False,
+        div_id=name,
+        config={"displaylogo": False, "responsive": True, "modeBarButtonsToRemove": ["lasso2d", "select2d"]},
+    )
+    return html
+
+
+def _verdict_table(report: Report) -> str:
+    rows = []
+    for kind, (title, meaning) in _MEANINGS.items():
+        count = report.judgement.findings.violations[kind]
+        mark = '<td class="ok">✓</td>' if count == 0 else '<td class="no">✕</td>'
+        examples = "".join(f"<div>{escape(line)}</div>" for line in report.judgement.findings.examples.get(kind, []))
+        detail = f'<div class="examples">{examples}</div>' if examples else ""
+        rows.append(
+            f"<tr>{mark}<td><b>{escape(title)}</b></td><td>{escape(meaning)}{detail}</td>"
+            f'<td class="number">{count:,}</td></tr>'
+        )
+    return f"<table>{''.join(rows)}</table>"
+
+
+def _checked(report: Report) -> str:
+    checked = report.judgement.findings.checked
+    return (
+        f"Judged from the histories of producers and consumers: {checked['messages']:,} messages of "
+        f"{checked['keys']:,} keys, {checked['keys_in_flight_together']:,} of which had two or more messages in flight "
+        f"at once; {checked['hashes_moved']:,} hashes moved between consumers."
+    )
+
+
+def _latency_table(report: Report) -> str:
+    measures = report.judgement.measures
+    rows = []
+    for name, histogram in (
+        ("published to delivered", measures.histogram),
+        ("published to confirmed", measures.publish),
+        ("due to delivered (delayed)", measures.lateness),
+    ):
+        if histogram.get_total_count():
+            values = "".join(f'<td class="number">{_short_ms(ms)}</td>' for ms in percentiles(histogram).values())
+            rows.append(f"<tr><td>{name}</td>{values}</tr>")
+    head = "".join(f'<th class="number">{name}</th>' for name in ("p50", "p99", "p99.9", "max"))
+    return f"<table><tr><th></th>{head}</tr>{''.join(rows)}</table>"
+
+
+def _fault_table(report: Report) -> str:
+    if not report.faults:
+        return '<p class="note">None.</p>'
+    rows = "".join(
+        f'<tr><td class="number">{fault["at_s"]:.2f} s</td>'
+        f'<td><span class="dot" style="background:{charts.FAULT_COLOURS.get(fault["kind"], charts.MUTED)}"></span>'
+        f"{escape(fault['kind'])}</td><td>{escape(fault['target'])}</td></tr>"
+        for fault in report.faults
+    )
+    return f"<table>{rows}</table>"
+
+
+def _rest_table(report: Report) -> str:
+    rows = "".join(
+        f'<tr><td class="{"no" if report.at_rest[name] else "ok"}">{"✕" if report.at_rest[name] else "✓"}</td>'
+        f'<td>{words}</td><td class="number">{report.at_rest[name]:,}</td></tr>'
+        for name, words in _REST.items()
+    )
+    draining = report.draining()
+    more = f"Draining hashes: {draining['peak']:,} at the peak, {draining['cleared_total']:,} cleared in all."
+    return f'<table>{rows}</table><p class="note">{more}</p>'
+
+
+def _settings(report: Report) -> str:
+    pairs = [(name, value) for name, value in report.config.items() if value is not None]
+    pairs += [(f"seconds: {name}", f"{seconds:.1f}") for name, seconds in report.phases.items()]
+    inside = "".join(f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>" for name, value in pairs)
+    return f"<dl>{inside}</dl>"
+
+
+def summary(report: Report) -> RenderableType:
+    """The result as a table for the terminal."""
+    findings, rates = report.judgement.findings, report.rates()
+    table = Table.grid(padding=(0, 2))
+    for kind, (title, meaning) in _MEANINGS.items():
+        count = findings.violations[kind]
+        mark = Text("✓", style="green") if count == 0 else Text("✕", style="bold red")
+        table.add_row(mark, title, Text(meaning, style="dim"), Text(f"{count:,}", style="" if count == 0 else "red"))
+    messages, checked = findings.messages, findings.checked
+    latency, draining = percentiles(report.judgement.measures.histogram), report.draining()
+    facts = Table.grid(padding=(0, 2))
+    for name, value in (
+        ("messages", f"{messages['published']:,} published, {messages['confirmed']:,} confirmed, "
+                     f"{messages['acked']:,} acknowledged, {messages['redelivered']:,} redelivered"),
+        ("checked", f"{checked['keys']:,} keys, {checked['keys_in_flight_together']:,} with messages in flight "
+                    f"together, {checked['hashes_moved']:,} hashes moved"),
+        ("rates", f"{rates['publish_msgs_per_s']:,.0f} msg/s published, {rates['end_to_end_msgs_per_s']:,.0f} msg/s "
+                  f"({rates['end_to_end_mb_per_s']:,.1f} MB/s) end to end"),
+        ("latency", "  ".join(f"{name} {_short_ms(value)}" for name, value in latency.items())),
+        ("draining", f"peak {draining['peak']:,}, cleared {draining['cleared_total']:,}, at the end "
+                     f"{draining['at_end']:,}"),
+        ("faults", ", ".join(f"{f['kind']} {f['target']} at {f['at_s']:.1f} s" for f in report.faults) or "none"),
+        ("seed", str(report.seed)),
+    ):  # fmt: skip
+        facts.add_row(Text(name, style="bold"), value)
+    parts: list[RenderableType] = [table, Text(), facts]
+    if report.verdict != OK:
+        parts += [Text(), *(Text(f"✕ {line}", style="red") for line in report.reasons)]
+        parts += [Text(f"  {line}", style="dim") for lines in findings.examples.values() for line in lines[:2]]
+    colour = "green" if report.verdict == OK else "red"
+    return Panel(Group(*parts), title=f"[bold {colour}]{_WORDS[report.verdict]}", border_style=colour, padding=(1, 2))
+
+
+def _short_ms(value: float) -> str:
+    if value >= 10_000:
+        return f"{value / 1000:,.1f} s"
+    return f"{value:,.0f} ms" if value >= 100 else f"{value:.2g} ms" if value < 10 else f"{value:.0f} ms"
+
+
+_CSS = """
+:root{--ink:#1b2733;--muted:#66788a;--line:#e6ebf0;--good:#0f9d76;--bad:#d9483b}
+*{box-sizing:border-box}
+body{margin:0;background:#f4f6f9;color:var(--ink);
+ font:15px/1.5 Inter,system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif}
+main{max-width:1120px;margin:0 auto;padding:28px 20px 60px}
+header{display:flex;gap:22px;align-items:center;padding:26px 30px;border-radius:16px;color:#fff;
+ box-shadow:0 10px 30px rgba(27,39,51,.14)}
+header.good{background:linear-gradient(120deg,#0b7f60,#12a87e 60%,#2fbf97)}
+header.bad{background:linear-gradient(120deg,#a92c22,#d9483b 60%,#e8735f)}
+header h1{margin:0;font-size:27px;letter-spacing:-.01em}header p{margin:4px 0 0;opacity:.93}
+header ul{margin:8px 0 0;padding-left:18px}
+.mark{font-size:34px;width:64px;height:64px;flex:none;border-radius:50%;display:grid;place-items:center;
+ background:rgba(255,255,255,.18)}
+.when{margin-left:auto;text-align:right;font-size:13px;opacity:.93;white-space:nowrap}
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(160px,1fr));gap:14px;margin:18px 0}
+.tile,.card{background:#fff;border:1px solid var(--line);border-radius:14px}
+.tile{padding:16px 18px}.tile b{display:block;font-size:24px;letter-spacing:-.02em;font-variant-numeric:tabular-nums}
+.tile span{color:var(--muted);font-size:13px;line-height:1.3;display:block;margin-top:2px}
+.card{padding:20px 24px;margin:16px 0;min-width:0}
+.card h2{margin:0 0 6px;font-size:17px}.note{color:var(--muted);margin:2px 0 10px;font-size:14px}
+.pair{display:grid;grid-template-columns:1fr 1fr;gap:16px}.pair .card{margin:0}
+@media(max-width:760px){.pair{grid-template-columns:1fr}header{flex-wrap:wrap}.when{margin-left:0;text-align:left}}
+table{width:100%;border-collapse:collapse}td,th{padding:8px 10px 8px 0;border-top:1px solid var(--line);
+ text-align:left;vertical-align:top}tr:first-child td,tr:first-child th{border-top:0}
+th{color:var(--muted);font-weight:500;font-size:13px}.number{text-align:right;font-variant-numeric:tabular-nums}
+td.ok,td.no{width:28px;font-weight:700}td.ok{color:var(--good)}td.no{color:var(--bad)}
+.examples{color:var(--bad);font:12px/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;margin-top:4px}
+.dot{display:inline-block;width:9px;height:9px;border-radius:50%;margin-right:8px}
+dl{display:grid;grid-template-columns:repeat(auto-fill,minmax(210px,1fr));gap:6px 24px;margin:6px 0 0}
+dt{color:var(--muted);font-size:12px}dd{margin:0 0 6px;font-variant-numeric:tabular-nums;overflow-wrap:anywhere}
+"""
