@@ -61,9 +61,9 @@ class BucketTracker:
             settings.delayed_delivery_min_index_count_per_bucket,
             settings.delayed_delivery_max_time_step_per_bucket_snapshot_segment_seconds * 1000,
             settings.delayed_delivery_max_indexes_per_bucket_snapshot_segment,
-            lambda: self._keeper.kick(),
+            lambda leftover: self._keeper.collect_later() if leftover else self._keeper.kick(),
         )
-        self._loader = Loader(self._shelf, lambda _: self._keeper.kick())
+        self._loader = Loader(self._shelf, lambda lost: self._keeper.kick() if lost else self._keeper.arm())
         if manifest.epoch != owner_epoch:
             raise Invalid(f"the manifest was opened for epoch {manifest.epoch}, the owner has epoch {owner_epoch}")
         self._keeper = Keeper(self._shelf, self._sealer, self._loader, settings.delayed_delivery_max_num_buckets)
@@ -88,6 +88,7 @@ class BucketTracker:
         self._seen = max(self._seen, now)
         waits, new = self._core.admit(positions, hashes, deliver_at, now)
         self._sealer.keep(new)
+        self._keeper.given_out(positions[~waits])
         return waits
 
     def take(self, limit: int, now: int) -> tuple[Positions, Hashes]:
@@ -98,11 +99,14 @@ class BucketTracker:
         self._seen = max(self._seen, now)
         if self._shelf.failed is not None:
             return np.empty(0, np.int64), np.empty(0, np.uint32)
-        taken = self._core.take(limit, now, self._shelf.runs, self._shelf.horizon())
-        self._loader.pump(now)
-        if self._shelf.any_exhausted():
-            self._keeper.kick()
-        self._keeper.arm()
+        horizon = self._shelf.horizon()
+        taken = self._core.take(limit, now, self._shelf.runs, horizon)
+        self._keeper.given_out(taken[0])
+        if self._shelf.was_pulled() or horizon[0] <= self._core.cutoff(now):
+            self._loader.pump(now)
+            if self._shelf.any_exhausted():
+                self._keeper.kick()
+            self._keeper.arm()
         return taken
 
     def contains(self, positions: Positions) -> Mask:
@@ -120,10 +124,12 @@ class BucketTracker:
     def next_due(self) -> int | None:
         """When to look again, in ms; None if nothing is known or `changed` will tell."""
         horizon = self._shelf.horizon()
-        first = min([self._core.first(), *(run.first() for run in self._shelf.runs())])
+        first = self._core.bound()
+        if not self._core.has_ready():
+            first = min([first, *(bucket.run.bound() for bucket in self._shelf.buckets)])
         if first < horizon:
-            return first
-        return horizon if self._core.cutoff(self._seen) < horizon < NEVER else None
+            return first[0]
+        return horizon[0] if self._core.cutoff(self._seen) < horizon[0] < NEVER else None
 
     def trim(self, mark_delete: int) -> None:
         """Everything at or below the mark-delete position is done (BD-24)."""
@@ -209,7 +215,7 @@ class BucketTracker:
         """The next `n` messages in memory as (deliver_at ms, position), in order."""
         entries = tracked(self._shelf.memory(), self._core.index)
         horizon = self._shelf.horizon()
-        stop = min(n, int(np.searchsorted(entries.deliver_at, horizon, "left")))
+        stop = min(n, int(np.searchsorted(entries.deliver_at, horizon[0], "left")))
         return list(zip(entries.deliver_at[:stop].tolist(), entries.positions[:stop].tolist(), strict=True))
 
     async def close(self) -> None:

@@ -17,6 +17,7 @@ from actors.delayed.shelf import Names, Shelf
 from actors.ports import Task
 from storage.delayed.entries import NEVER
 from storage.errors import Fenced, Unavailable
+from storage.position import Positions
 
 RETRY_MS = 5_000
 """Pause after a maintenance step that a store refused."""
@@ -58,6 +59,11 @@ class Keeper:
     def cancel_recovery(self) -> None:
         """Everything was cleared."""
         self._recovery.cancel()
+
+    def given_out(self, positions: Positions) -> None:
+        """Messages leave the tracker; while headers are being read, none of them may bring such a message back."""
+        if self._recovery.running and positions.size:
+            self._recovery.given.add(positions)
 
     def collect_later(self) -> None:
         """There may be objects that nobody names."""
@@ -147,7 +153,7 @@ class Keeper:
         shelf = self._shelf
         for bucket in [one for one in shelf.buckets if one.exhausted()]:
             shelf.retire(bucket)
-        if shelf.drops or shelf.lost:
+        if shelf.drops or shelf.lost or not shelf.manifest.settled:
             drops, lost = list(shelf.drops), dict(shelf.lost)
             try:
                 await shelf.commit(lambda names: _without(names, drops, lost))

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from actors.delayed.shelf import Shelf
 from actors.delayed.stats import LOAD
-from storage.delayed.entries import concat
+from storage.delayed.entries import NEVER, concat
 from storage.delayed.live import Bucket, State
 from storage.delayed.queue import Run
 from storage.errors import SluiceError, Unavailable
@@ -31,25 +31,25 @@ STALLED_MS = 2_000
 
 
 class Loader:
-    """Decides what to load and loads it. lost: called with a bucket that the loader gave to a rescan."""
+    """Decides what to load and loads it. finished: called after each load, with True if its bucket was lost."""
 
-    def __init__(self, shelf: Shelf, lost: Callable[[Bucket], None]) -> None:
+    def __init__(self, shelf: Shelf, finished: Callable[[bool], None]) -> None:
         self._shelf = shelf
-        self._lost = lost
+        self._finished = finished
         self._running = 0
 
-    def pump(self, now: int) -> None:
-        """Start the loads that are due."""
+    def pump(self, now: int, *, retry: bool = False) -> None:
+        """Start the loads that are due. retry: look at stalled buckets too, which the horizon leaves out."""
         shelf = self._shelf
         until = shelf.core.cutoff(now) + shelf.look_ahead_ms
-        if shelf.stopped or self._running >= PARALLEL or (shelf.horizon() > until and not self._any_stalled()):
+        if shelf.stopped or self._running >= PARALLEL or (shelf.horizon()[0] > until and not retry):
             return
-        wanted = [b for b in shelf.buckets if not b.loading and b.horizon() <= until and len(b.run) <= LOW_WATER]
+        wanted = [bucket for bucket in shelf.buckets if _needs_load(bucket, until)]
         wanted.sort(key=lambda bucket: (bucket.horizon(), bucket.key))
         room = BUDGET_ENTRIES - shelf.loaded()
         least = shelf.horizon()
         for bucket in wanted[: PARALLEL - self._running]:
-            urgent = bucket.horizon() <= min(least, shelf.core.cutoff(now))
+            urgent = bucket.horizon() <= min(least, (shelf.core.cutoff(now), NEVER))
             if room < LOAD_ENTRIES and not urgent:
                 break
             room -= LOAD_ENTRIES
@@ -58,14 +58,11 @@ class Loader:
             shelf.ports.spawn(self._load(bucket, until), f"delayed load {bucket.key}")
 
     def next_time(self) -> int:
-        """When `pump` should be called again if nothing else happens; NEVER if not at all."""
-        return self._shelf.horizon() - self._shelf.look_ahead_ms - self._shelf.core.tick_ms
-
-    def _any_stalled(self) -> bool:
-        return any(bucket.stalled and not bucket.loading for bucket in self._shelf.buckets)
+        """When `pump` should be called again if nothing else happens, in ms; far away if not at all."""
+        return self._shelf.horizon()[0] - self._shelf.look_ahead_ms - self._shelf.core.tick_ms
 
     async def _load(self, bucket: Bucket, until: int) -> None:
-        shelf = self._shelf
+        shelf, lost = self._shelf, False
         try:
             await self._fetch(bucket, until)
         except Unavailable as error:
@@ -77,14 +74,15 @@ class Loader:
         except SluiceError as error:
             if shelf.is_final(error):
                 shelf.lose(bucket, error)
-                self._lost(bucket)
+                lost = True
             else:
                 shelf.fail(error)
         finally:
             bucket.loading = False
             self._running -= 1
         if not shelf.stopped:
-            self.pump(shelf.ports.clock.now())
+            self.pump(shelf.ports.clock.now(), retry=bucket.stalled)
+            self._finished(lost)
             shelf.changed()
 
     async def _fetch(self, bucket: Bucket, until: int) -> None:
@@ -105,4 +103,11 @@ class Loader:
         bucket.stalled = False
         shelf.touch()
         if len(entries):
-            shelf.core.reorder(int(entries.deliver_at[0]))
+            shelf.core.reorder((int(entries.deliver_at[0]), int(entries.positions[0])))
+
+
+def _needs_load(bucket: Bucket, until: int) -> bool:
+    """Whether the next segment starts soon, and little is left before it."""
+    horizon = bucket.horizon()
+    soon = horizon[0] <= until and not bucket.loading
+    return soon and (len(bucket.run) <= LOW_WATER or bucket.run.bound() >= horizon)

@@ -15,7 +15,7 @@ import numpy as np
 
 from storage.delayed.browse import Slot, histogram
 from storage.delayed.core import DelayedCore, tracked
-from storage.delayed.entries import NEVER, Mask, Times
+from storage.delayed.entries import END, Mask, Times
 from storage.errors import SluiceError
 from storage.hashing import Hashes
 from storage.position import Positions
@@ -74,8 +74,8 @@ class InMemoryTracker:
 
     def next_due(self) -> int | None:
         """When to look again, in ms; None if there is nothing."""
-        first = self._core.first()
-        return None if first == NEVER else first
+        first = self._core.bound()
+        return None if first == END else first[0]
 
     def trim(self, mark_delete: int) -> None:
         """Everything at or below the mark-delete position is done."""

@@ -17,7 +17,7 @@ from actors.delayed.objects import Key
 from actors.delayed.shelf import Names, Shelf
 from actors.delayed.stats import MERGE
 from storage.delayed.bucket import BucketBuilder, SealedBucket, SegmentTable
-from storage.delayed.entries import EMPTY, NEVER, concat
+from storage.delayed.entries import EMPTY, END, Bound, concat
 from storage.delayed.live import Bucket, State, record_of
 from storage.delayed.queue import Run
 from storage.delayed.window import Candidate, choose_window
@@ -48,8 +48,8 @@ class _Source:
     segment: int = 0
     run: Run = field(default_factory=lambda: Run(EMPTY))
 
-    def horizon(self) -> int:
-        return int(self.table.min_time[self.segment]) if self.segment < len(self.table) else NEVER
+    def horizon(self) -> Bound:
+        return self.table.bound(self.segment) if self.segment < len(self.table) else END
 
 
 class Merger:
@@ -70,7 +70,7 @@ class Merger:
         if not self.too_many():
             return []
         buckets = self._shelf.buckets
-        candidates = [Candidate(_mergeable(b), b.record.count if b.record else 0, b.horizon()) for b in buckets]
+        candidates = [Candidate(_mergeable(b), b.record.count if b.record else 0, b.horizon()[0]) for b in buckets]
         window = choose_window(candidates, MAX_MERGED)
         return buckets[window] if window else []
 
@@ -132,8 +132,8 @@ class Merger:
         # What the sources had loaded goes on from memory, so the merged bucket starts behind what they all had.
         table = merged.table
         assert table is not None
-        missing = min(bucket.horizon() for bucket in left)
-        while len(left) == len(sources) and merged.horizon() < NEVER:
+        missing = min(bucket.horizon() for bucket in left)[0]
+        while len(left) == len(sources) and merged.horizon() < END:
             if int(table.max_time[merged.next_segment]) >= missing:
                 break
             merged.next_segment += 1
@@ -155,9 +155,9 @@ class Merger:
             max_entries=self._max_entries,
             span=high - low,
         )
-        while (least := min(sources, key=_Source.horizon)).horizon() < NEVER:
+        while (least := min(sources, key=_Source.horizon)).horizon() < END:
             await self._read(least)
-            until = min(source.horizon() for source in sources) - 1
+            until = min(source.horizon() for source in sources)
             due = concat([part for source in sources if len(part := source.run.cut(until))])
             builder.append(due.take(self._shelf.core.index.contains(due.positions)).sorted())
             await self._shelf.ports.clock.sleep(0)
@@ -180,4 +180,4 @@ class Merger:
 
 
 def _mergeable(bucket: Bucket) -> bool:
-    return bucket.state is State.LIVE and not bucket.merging and bucket.horizon() < NEVER
+    return bucket.state is State.LIVE and not bucket.merging and bucket.horizon() < END

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from actors.delayed.shelf import Shelf
 from storage.delayed.bucket import BucketHeader, restore_bitmaps
+from storage.delayed.index import PositionIndex
 from storage.delayed.live import Bucket, first_live_segment
 from storage.delayed.manifest import BucketRecord
 from storage.errors import Corrupt, NotFound, SluiceError, Unavailable
@@ -32,6 +33,8 @@ class Recovery:
         self._done = asyncio.Event()
         self._workers = 0
         self._generation = 0
+        self.given = PositionIndex()
+        """What was given out while the recovery ran: it must not be tracked again by a header that comes later."""
         self.total = 0
         self.restored = 0
         self.unreachable = 0
@@ -39,7 +42,7 @@ class Recovery:
 
     def begin(self, records: tuple[BucketRecord, ...]) -> None:
         """Start reading headers."""
-        self._shelf.named = {record.key: record for record in records}
+        self._shelf.set_names({record.key: record for record in records})
         for record in records:
             if record.epoch == self._shelf.manifest.epoch:
                 self._shelf.reserve(record.number)
@@ -98,6 +101,7 @@ class Recovery:
         bitmaps = list(restore_bitmaps(header, first))
         for ledger, bitmap in bitmaps:
             shelf.core.index.merge(ledger, bitmap)
+        shelf.core.index.discard_all(self.given)
         shelf.core.index.discard_range(0, shelf.mark_delete + 1)
         bucket = Bucket.restored(record, header.table, first)
         shelf.add(bucket)
@@ -116,4 +120,5 @@ class Recovery:
 
     def _end(self) -> None:
         self._done.set()
+        self.given.clear()
         self._finished()

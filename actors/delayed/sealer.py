@@ -32,18 +32,20 @@ PARKED_MS = 30_000
 class Sealer:
     """Cutting rule and writing of buckets.
 
-    step_ms, max_entries: the segments' cutting rule. sealed: called after a bucket became live.
+    step_ms, max_entries: the segments' cutting rule. finished: called after each attempt to write a bucket, with True
+    if an object may have been left over since the last call.
     """
 
     def __init__(
-        self, shelf: Shelf, min_entries: int, step_ms: int, max_entries: int, sealed: Callable[[], None]
+        self, shelf: Shelf, min_entries: int, step_ms: int, max_entries: int, finished: Callable[[bool], None]
     ) -> None:
         self._shelf = shelf
         self._min = max(min_entries, 1)
         self._spill = max(SPILL * self._min, SPILL_ENTRIES)
         self.step_ms = step_ms
         self.max_entries = max_entries
-        self._sealed = sealed
+        self._finished = finished
+        self._leftover = False
         self._turns = asyncio.Semaphore(PARALLEL)
         self.retry_at: int | None = None
         """When parked buckets are tried again, by the monotonic clock."""
@@ -117,8 +119,11 @@ class Sealer:
                 return
             finally:
                 shelf.inflight.pop(key, None)
+        # An unclear write may still land after the collector ran, so it runs again after the next good one.
+        leftover, before = bucket.state is not State.LIVE, self._leftover
+        self._leftover = leftover
         if not shelf.stopped:
-            self._sealed()
+            self._finished(leftover or before)
             shelf.changed()
 
     async def _create(self, bucket: Bucket) -> None:
@@ -137,7 +142,7 @@ class Sealer:
             return
         if not bucket.is_in(State.BUILDING):
             # Cleared or trimmed while the version was being written: it must not stay named.
-            await shelf.commit(lambda names: {k: r for k, r in names.items() if k != record.key})
+            shelf.drops[record.key] = None
             return
         taken = run.head if len(run) else sealed.header.count
         now = shelf.ports.clock.now()

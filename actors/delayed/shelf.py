@@ -14,7 +14,7 @@ from actors.delayed.manifest import ManifestStore
 from actors.delayed.objects import BucketObjects, Key
 from actors.ports import Ports
 from storage.delayed.core import DelayedCore
-from storage.delayed.entries import NEVER, Entries, concat
+from storage.delayed.entries import END, Bound, Entries, concat
 from storage.delayed.live import Bucket, State
 from storage.delayed.manifest import BucketRecord, Manifest
 from storage.delayed.queue import Run
@@ -63,7 +63,9 @@ class Shelf:
         """Buckets that were missing or corrupt since the start: the alarm counter."""
         self._next_number = 1
         self._lock = asyncio.Lock()
-        self._horizon: int | None = None
+        self._horizon: Bound | None = None
+        self._damaged: list[Key] = []
+        self._pulled = False
 
     @property
     def stopped(self) -> bool:
@@ -116,30 +118,43 @@ class Shelf:
 
     def retire_below(self, mark_delete: int) -> bool:
         """Retire what ends at or below a position; a whole bucket or nothing (BD-24). True if there was any."""
+        if mark_delete == self.mark_delete:
+            return False
         self.mark_delete = mark_delete
         passed = [bucket for bucket in self.buckets if bucket.end <= mark_delete]
         for bucket in passed:
             self.retire(bucket)
-        lost = [key for key, record in self.named.items() if record.damaged and record.end <= mark_delete]
+        lost = [key for key in self._damaged if self.named[key].end <= mark_delete]
         self.drops.update(dict.fromkeys(lost))
         return bool(passed or lost)
+
+    def set_names(self, named: Names) -> None:
+        """What the manifest names now."""
+        self.named = named
+        self._damaged = [key for key, record in named.items() if record.damaged]
 
     def any_exhausted(self) -> bool:
         """Whether a bucket has given out everything."""
         return any(bucket.exhausted() for bucket in self.buckets)
 
+    def was_pulled(self) -> bool:
+        """Whether entries left the buckets since the last time this was asked."""
+        pulled, self._pulled = self._pulled, False
+        return pulled
+
     def touch(self) -> None:
         """The horizon has to be looked up again."""
         self._horizon = None
 
-    def horizon(self) -> int:
-        """The least due time that is missing in memory and can be loaded; NEVER if there is none."""
+    def horizon(self) -> Bound:
+        """The least entry that is missing in memory and can be loaded; END if there is none."""
         if self._horizon is None:
-            self._horizon = min((b.horizon() for b in self.buckets if not b.stalled), default=NEVER)
+            self._horizon = min((b.horizon() for b in self.buckets if not b.stalled), default=END)
         return self._horizon
 
     def runs(self) -> list[Run]:
-        """The entries of buckets that are in memory."""
+        """The entries of buckets that are in memory, to be pulled from."""
+        self._pulled = True
         return [bucket.run for bucket in self.buckets if len(bucket.run)]
 
     def loaded(self) -> int:
@@ -167,7 +182,7 @@ class Shelf:
             except (Fenced, Corrupt) as error:
                 self.fail(error)
                 raise
-            self.named = wanted
+            self.set_names(wanted)
             return True
 
     def fail(self, error: SluiceError) -> None:
@@ -208,4 +223,4 @@ class Shelf:
 
     def memory(self) -> list[Entries]:
         """All entries in memory as views, in no order; some may no longer be tracked."""
-        return [*self.core.parts(), *(run.rest() for run in self.runs())]
+        return [*self.core.parts(), *(bucket.run.rest() for bucket in self.buckets)]

@@ -11,9 +11,9 @@
     24+h    ..    segments, each as storage.delayed.segment encodes it
 
 `owner` names topic, partition and subscription, so that an object in the wrong place is noticed. `table` holds the
-segments' columns (min time, max time, count, offset behind the header, length, CRC32C); `bitmaps` holds for each
-segment its ledgers with a serialised roaring bitmap of the entries (BD-12). The header alone restores the index; a
-segment is one range of bytes, several neighbouring ones are one range too. Nothing in an object ever changes.
+segments' columns (min time, first position, max time, count, offset behind the header, length, CRC32C); `bitmaps`
+holds for each segment its ledgers with a serialised roaring bitmap of the entries (BD-12). The header alone restores
+the index; a segment is one range of bytes, several neighbouring ones are one range too. An object never changes.
 
 Cutting (BD-12): entries are in the order (deliver_at, position); a segment ends when the next entry is due more than
 `step - 1` ms after its first one, or when it holds the greatest number of entries. The step grows when the
@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap
 
-from storage.delayed.entries import EMPTY, Entries, Times, concat
+from storage.delayed.entries import EMPTY, Bound, Entries, Times, concat
 from storage.delayed.index import bitmap_of
 from storage.delayed.segment import decode_segment, encode_segment
 from storage.errors import Corrupt, Invalid
@@ -44,7 +44,7 @@ VERSION = 1
 PREFIX = struct.Struct("<4sHHIIQ")
 MAX_STEPS = 4096
 MAX_HEADER_BYTES = 256 * 1024 * 1024
-_TABLE = (("<i8", 8), ("<i8", 8), ("<u4", 4), ("<u8", 8), ("<u4", 4), ("<u4", 4))
+_TABLE = (("<i8", 8), ("<i8", 8), ("<i8", 8), ("<u4", 4), ("<u8", 8), ("<u4", 4), ("<u4", 4))
 _TABLE_ROW = sum(width for _, width in _TABLE)
 
 
@@ -52,10 +52,11 @@ _TABLE_ROW = sum(width for _, width in _TABLE)
 class SegmentTable:
     """What is known of each segment without reading it; columns of shape (segments,).
 
-    offset counts from the first byte behind the header.
+    first_position: of the entry that stands first. offset counts from the first byte behind the header.
     """
 
     min_time: npt.NDArray[np.int64]
+    first_position: npt.NDArray[np.int64]
     max_time: npt.NDArray[np.int64]
     count: npt.NDArray[np.uint32]
     offset: npt.NDArray[np.uint64]
@@ -64,6 +65,10 @@ class SegmentTable:
 
     def __len__(self) -> int:
         return int(self.count.size)
+
+    def bound(self, segment: int) -> Bound:
+        """The first entry of a segment; everything in it and behind it comes at or after this."""
+        return int(self.min_time[segment]), int(self.first_position[segment])
 
     def byte_range(self, first: int, stop: int) -> tuple[int, int]:
         """(offset behind the header, length) of the neighbouring segments first .. stop-1."""
@@ -140,7 +145,7 @@ class BucketBuilder:
     compress: bool = False
     _carry: Entries = field(default_factory=lambda: EMPTY)
     _segments: list[bytes] = field(default_factory=list)
-    _rows: list[tuple[int, int, int, int, int, int]] = field(default_factory=list)
+    _rows: list[tuple[int, ...]] = field(default_factory=list)
     _bitmaps: list[list[tuple[int, bytes]]] = field(default_factory=list)
     _bytes: int = 0
     _low: int = -1
@@ -196,7 +201,8 @@ class BucketBuilder:
         positions = np.sort(entries.positions)
         self._bitmaps.append([(ledger, _serialise(part)) for ledger, part in split_by_ledger(positions)])
         times, crc = entries.deliver_at, int(google_crc32c.value(data))
-        self._rows.append((int(times[0]), int(times[-1]), len(entries), self._bytes, len(data), crc))
+        first = int(entries.positions[0])
+        self._rows.append((int(times[0]), first, int(times[-1]), len(entries), self._bytes, len(data), crc))
         self._segments.append(data)
         self._bytes += len(data)
         low, high = int(positions[0]), int(positions[-1])
@@ -281,7 +287,7 @@ def _prefix(head: bytes, size: int) -> bytes:
     return PREFIX.pack(MAGIC, VERSION, 0, len(head), crc, size)
 
 
-def _table(rows: list[tuple[int, int, int, int, int, int]]) -> SegmentTable:
+def _table(rows: list[tuple[int, ...]]) -> SegmentTable:
     columns = zip(*rows, strict=True)
     return SegmentTable(*(np.array(column, dtype) for column, (dtype, _) in zip(columns, _TABLE, strict=True)))
 

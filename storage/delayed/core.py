@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from storage.delayed.entries import EMPTY, NEVER, Entries, Mask, Times, ascending, concat, stable_order
+from storage.delayed.entries import EMPTY, END, Bound, Entries, Mask, Times, ascending, concat, stable_order
 from storage.delayed.index import PositionIndex
 from storage.delayed.queue import Mutable, Ready, Run, tidy
 from storage.errors import Invalid
@@ -68,32 +68,32 @@ class DelayedCore:
         """Put admitted entries into the mutable bucket."""
         if len(new):
             self.mutable.add(new)
-            self.reorder(int(new.deliver_at.min()))
+            self.reorder((int(new.deliver_at.min()), 0))
 
-    def reorder(self, first: int) -> None:
-        """An entry due at `first` came in from anywhere: what was pulled and is not before it is pulled again."""
-        if first <= self._ready.until:
+    def reorder(self, first: Bound) -> None:
+        """Entries from `first` on came in from anywhere: what was pulled and is not before them is pulled again."""
+        if first < self._ready.until:
             self.add_loose(self._ready.give_back())
 
     def add_loose(self, run: Run) -> None:
         """Keep sorted entries in memory until they are due."""
         if len(run):
             self.loose = tidy([*self.loose, run])
-            self.reorder(run.first())
+            self.reorder(run.bound())
 
     def take(
-        self, limit: int, now: int, runs: Callable[[], list[Run]] = list, horizon: int = NEVER
+        self, limit: int, now: int, runs: Callable[[], list[Run]] = list, horizon: Bound = END
     ) -> tuple[Positions, Hashes]:
         """Up to `limit` due entries in the order (deliver_at, position), untracked by this.
 
-        runs: gives the sorted runs of buckets. horizon: the earliest time that may be missing in memory; nothing at
-        or after it is given out.
+        runs: gives the sorted runs of buckets. horizon: the least entry that may be missing in memory; nothing at or
+        after it is given out.
         """
         cutoff = self.cutoff(now)
         parts: list[Entries] = []
         missing = limit
         while missing > 0:
-            if not len(self._ready) and not self._pull(runs, min(cutoff, horizon - 1)):
+            if not len(self._ready) and not self._pull(runs, min((cutoff + 1, 0), horizon)):
                 break
             part = self._ready.take(missing, cutoff)
             if not len(part):
@@ -105,9 +105,16 @@ class DelayedCore:
         taken = concat([part for part in parts if len(part)])
         return taken.positions, taken.hashes
 
-    def first(self) -> int:
-        """The least due time of what is in the mutable bucket, loose or ready; NEVER if nothing is."""
-        return min([self.mutable.first(), self._ready.run.first(), *(run.first() for run in self.loose)])
+    def bound(self) -> Bound:
+        """The least entry of what is in the mutable bucket, loose or ready; END if nothing is."""
+        if len(self._ready):
+            # Whatever was not pulled comes after it.
+            return self._ready.run.bound()
+        return min([self.mutable.bound(), *(run.bound() for run in self.loose)])
+
+    def has_ready(self) -> bool:
+        """Whether entries are pulled together: then nothing else in memory comes before them."""
+        return len(self._ready) > 0
 
     def loaded(self) -> int:
         """Entries in memory, without the runs of buckets."""
@@ -129,7 +136,7 @@ class DelayedCore:
         self.loose = []
         self._ready = Ready()
 
-    def _pull(self, runs: Callable[[], list[Run]], until: int) -> bool:
+    def _pull(self, runs: Callable[[], list[Run]], until: Bound) -> bool:
         pulled = self._ready.pull([*self.mutable.runs(until), *self.loose, *runs()], until)
         if pulled and self.loose:
             self.loose = [run for run in self.loose if len(run)]

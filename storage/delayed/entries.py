@@ -29,6 +29,9 @@ Rows = npt.NDArray[np.int64]
 ENTRY_BYTES = 20
 NEVER = (1 << 63) - 1
 """A due time after all others."""
+Bound = tuple[int, int]
+"""(deliver_at, position): everything strictly before it in that order. `END` is after everything."""
+END: Bound = (NEVER, 0)
 _FITS = 1 << 62
 
 

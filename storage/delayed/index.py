@@ -56,10 +56,8 @@ class PositionIndex:
             return np.zeros(positions.size, np.bool_)
         if ascending(positions):
             return self._contains_ascending(positions)
-        order = stable_order(positions)
-        mask = np.empty(positions.size, np.bool_)
-        mask[order] = self._contains_ascending(positions[order])
-        return mask
+        distinct, inverse = np.unique(positions, return_inverse=True)
+        return self._contains_ascending(distinct)[inverse]
 
     def add(self, positions: Positions) -> Mask:
         """Put positions in; returns which of them are new. Of a position that comes twice, only the first is new."""
@@ -79,6 +77,17 @@ class PositionIndex:
         before = len(present)
         present |= bitmap
         self._count += len(present) - before
+
+    def discard_all(self, other: PositionIndex) -> None:
+        """Take out every position that is in another set."""
+        for ledger, bitmap in other.ledgers():
+            present = self._ledgers.get(ledger)
+            if present is not None:
+                before = len(present)
+                present -= bitmap
+                self._count -= before - len(present)
+                if not present:
+                    del self._ledgers[ledger]
 
     def discard_range(self, start: int, end: int) -> int:
         """Take out every position start <= p < end; returns how many were in."""

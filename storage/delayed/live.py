@@ -5,8 +5,8 @@
     live        the manifest names it; only loaded segments are in memory
     gone        retired, merged, lost or cleared; whoever still waits for something of it drops the result
 
-There is no bookkeeping of "the last entry of the loaded segment": the first time of the next segment is a horizon, and
-nothing at or after the least horizon is given out before that segment is here.
+There is no bookkeeping of "the last entry of the loaded segment": the first entry of the next segment is a horizon,
+and nothing at or after the least horizon is given out before that segment is here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from enum import Enum
 import numpy as np
 
 from storage.delayed.bucket import BucketHeader, SegmentTable
-from storage.delayed.entries import EMPTY, NEVER
+from storage.delayed.entries import EMPTY, END, Bound
 from storage.delayed.manifest import BucketRecord
 from storage.delayed.queue import Run
 
@@ -82,11 +82,11 @@ class Bucket:
         else:
             self.run = Run(EMPTY)
 
-    def horizon(self) -> int:
-        """The least due time that may be missing in memory; NEVER if nothing is."""
+    def horizon(self) -> Bound:
+        """The least entry that may be missing in memory; END if nothing is."""
         if self.table is None or self.state is not State.LIVE or self.next_segment >= len(self.table):
-            return NEVER
-        return int(self.table.min_time[self.next_segment])
+            return END
+        return self.table.bound(self.next_segment)
 
     def is_in(self, state: State) -> bool:
         """Whether it stands in a state now; ask again after every await."""
@@ -94,7 +94,7 @@ class Bucket:
 
     def exhausted(self) -> bool:
         """Whether everything of it was loaded and has left."""
-        return self.state is State.LIVE and self.horizon() == NEVER and not len(self.run) and not self.loading
+        return self.state is State.LIVE and self.horizon() == END and not len(self.run) and not self.loading
 
     def plan_load(self, until: int, max_entries: int) -> int:
         """The exclusive end of the segments to load now: at least one, further ones if due at or before `until`."""

@@ -8,11 +8,11 @@ Three kinds of columns:
   when it is full; every loaded part of a bucket is a run;
 * **ready**: entries that were pulled together from all runs, sorted, waiting to be taken.
 
-A pull cuts everything up to one due time off the heads of all runs, so a later pull can only bring later times, and
-`ready` never has to be merged again. The caller names the earliest time that may still be missing (the first
-time of a segment that is not loaded); nothing at or after it is pulled, so the order (deliver_at, position) holds
-over everything, loaded or not. If the clock jumps back, or an entry with an earlier time comes in, `ready` goes back
-to be a run and is pulled anew.
+A pull cuts everything before one bound off the heads of all runs, so a later pull can only bring later entries, and
+`ready` never has to be merged again. The caller names the least entry that may still be missing (the first of a
+segment that is not loaded); nothing at or after it is pulled, so the order (deliver_at, position) holds over
+everything, loaded or not, even if a hundred million messages are due in the same millisecond. If the clock jumps back,
+or an earlier entry comes in, `ready` goes back to be a run and is pulled anew.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from storage.delayed.entries import EMPTY, ENTRY_BYTES, NEVER, Entries, Times, concat
+from storage.delayed.entries import EMPTY, END, ENTRY_BYTES, NEVER, Bound, Entries, Times, concat
 
 PULL = 65_536
 """About how many entries one pull brings when more are due."""
@@ -30,6 +30,7 @@ FAN_IN = 8
 """So many runs of similar size are merged into one."""
 _SAMPLES = 16
 _SMALLEST = 1024
+NOTHING: Bound = (-1, 0)
 
 
 class Run:
@@ -44,10 +45,11 @@ class Run:
     def __len__(self) -> int:
         return len(self.entries) - self.head
 
-    def first(self) -> int:
-        """The least due time, or NEVER."""
-        times = self.entries.deliver_at
-        return int(times[self.head]) if self.head < times.size else NEVER
+    def bound(self) -> Bound:
+        """The first entry, or END."""
+        if not len(self):
+            return END
+        return int(self.entries.deliver_at[self.head]), int(self.entries.positions[self.head])
 
     def times(self) -> Times:
         """The due times that are left."""
@@ -57,9 +59,19 @@ class Run:
         """What is left, as views."""
         return self.entries.slice(self.head, len(self.entries))
 
-    def cut(self, until: int) -> Entries:
-        """Take off everything due at or before `until`."""
-        stop = self.head + int(np.searchsorted(self.times(), until, "right"))
+    def count_before(self, bound: Bound) -> int:
+        """How many of the entries that are left stand before a bound."""
+        times = self.times()
+        low = int(np.searchsorted(times, bound[0], "left"))
+        if low == times.size or int(times[low]) > bound[0]:
+            return low
+        high = int(np.searchsorted(times, bound[0], "right"))
+        same = self.entries.positions[self.head + low : self.head + high]
+        return low + int(np.searchsorted(same, bound[1], "left"))
+
+    def cut(self, bound: Bound) -> Entries:
+        """Take off everything before a bound."""
+        stop = self.head + self.count_before(bound)
         part = self.entries.slice(self.head, stop)
         self.head = stop
         if stop == len(self.entries):
@@ -135,13 +147,13 @@ class Mutable:
         if len(self._staging) >= STAGING_LIMIT:
             self._flush()
 
-    def first(self) -> int:
-        """The least due time in it, or NEVER."""
-        return min([self._staging.first, *(run.first() for run in self._runs)])
+    def bound(self) -> Bound:
+        """The least entry in it, or END; of the unsorted block only the time is known."""
+        return min([min((self._staging.first, NEVER), END), *(run.bound() for run in self._runs)])
 
-    def runs(self, until: int) -> list[Run]:
-        """All runs, after sorting the staging block if something of it is due at `until`."""
-        if self._staging.first <= until:
+    def runs(self, until: Bound) -> list[Run]:
+        """All runs, after sorting the staging block if something of it may stand before `until`."""
+        if self._staging.first <= until[0]:
             self._flush()
         return self._runs
 
@@ -184,17 +196,17 @@ class Ready:
 
     def __init__(self) -> None:
         self.run = Run(EMPTY)
-        self.until = -1
-        """Everything due at or before this that was in memory has been pulled; -1 when there is nothing in it."""
+        self.until: Bound = NOTHING
+        """Everything before this that was in memory has been pulled; NOTHING when there is nothing in it."""
 
     def __len__(self) -> int:
         return len(self.run)
 
-    def pull(self, runs: Iterable[Run], until: int) -> bool:
-        """Refill from the heads of sorted runs with about PULL entries due at or before `until`, earliest first."""
-        due = [run for run in runs if run.first() <= until]
+    def pull(self, runs: Iterable[Run], until: Bound) -> bool:
+        """Refill from the heads of sorted runs with about PULL entries before `until`, earliest first."""
+        due = [run for run in runs if run.bound() < until]
         if not due:
-            self.until = -1
+            self.until = NOTHING
             return False
         until = _pull_limit(due, until)
         parts = [part for run in due if len(part := run.cut(until))]
@@ -208,18 +220,18 @@ class Ready:
         part = self.run.entries.slice(self.run.head, self.run.head + due)
         self.run.head += due
         if not len(self.run):
-            self.run, self.until = Run(EMPTY), -1
+            self.run, self.until = Run(EMPTY), NOTHING
         return part
 
     def give_back(self) -> Run:
         """All that is left, as a sorted run; nothing is ready afterwards."""
-        run, self.run, self.until = self.run, Run(EMPTY), -1
+        run, self.run, self.until = self.run, Run(EMPTY), NOTHING
         return run
 
 
-def _pull_limit(due: list[Run], until: int) -> int:
-    """A time at or before `until` up to which the runs hold about PULL entries, and at least one."""
-    counts = [int(np.searchsorted(run.times(), until, "right")) for run in due]
+def _pull_limit(due: list[Run], until: Bound) -> Bound:
+    """A bound at or before `until` before which the runs hold about PULL entries, and at least one."""
+    counts = [run.count_before(until) for run in due]
     if sum(counts) <= 2 * PULL:
         return until
     # A few evenly spaced times of each run, weighted with the entries that each stands for, give the quantile.
@@ -231,7 +243,8 @@ def _pull_limit(due: list[Run], until: int) -> int:
     all_times = np.concatenate(times)
     order = np.argsort(all_times, kind="stable")
     passed = np.cumsum(np.concatenate(weights)[order])
-    return int(all_times[order][min(int(np.searchsorted(passed, PULL)), order.size - 1)])
+    limit = int(all_times[order][min(int(np.searchsorted(passed, PULL)), order.size - 1)])
+    return min(until, (limit + 1, 0))
 
 
 def _room(capacity: int) -> Entries:

@@ -33,9 +33,10 @@ class World:
     async def settle(self) -> None:
         """Let everything run that can run without time passing."""
         ready = cast(Any, asyncio.get_running_loop())._ready
-        await asyncio.sleep(0)
-        while ready:
-            await asyncio.sleep(0)  # noqa: ASYNC110  # the loop's own queue is the condition
+        while True:
+            await asyncio.sleep(0)
+            if not ready:
+                return
 
     async def advance(self, milliseconds: int) -> None:
         """Let time pass, waking sleepers in order."""
