@@ -80,6 +80,12 @@ def check_prefix(prefix: str) -> str:
     return prefix
 
 
+def folder_of(prefix: str) -> str | None:
+    """The part of a prefix that names whole folders, "" or ending with "/"; None if no name can start with it."""
+    folder = check_prefix(prefix)[: prefix.rfind("/") + 1]
+    return None if any(part in ("", ".", "..") for part in folder.split("/")[:-1]) else folder
+
+
 def check_range(start: int, length: int | None) -> None:
     """Raises Invalid for a negative range."""
     if start < 0 or (length is not None and length < 0):
@@ -168,14 +174,13 @@ class LocalObjects:
 
     def names(self, prefix: str) -> list[str]:
         """See ObjectStore. Looks only into folders that can hold such names."""
-        check_prefix(prefix)
-        parts = prefix.split("/")[:-1]
-        if any(part in ("", ".", "..") for part in parts):
+        folder = folder_of(prefix)
+        if folder is None:
             return []
-        top = self.folder.joinpath(*[part + "+" for part in parts])
+        top = self.folder.joinpath(*[part + "+" for part in folder.split("/")[:-1]])
         found: list[str] = []
         try:
-            self._walk(top, "".join(part + "/" for part in parts), prefix, found)
+            self._walk(top, folder, prefix, found)
         except OSError as error:
             raise self._unavailable(error) from error
         return sorted(found)

@@ -9,6 +9,10 @@ metadata; after a 412 to a repeated put the tag is read back, and if it is ours,
 *409.* Another request for this name is under way, and this one did nothing. It is asked again; when it stays so and
 the name is not taken afterwards, the answer is Unavailable, never a lie.
 
+*An object below an object.* MinIO keeps "a" and "a/b" when both are put, and then leaves "a/b" out of every list
+without a word; others refuse it. So a key ends in "=", which no name contains, and no key is a folder of another.
+Keys that do not end so are somebody else's and are not listed.
+
 Credentials come from boto3's own chain alone (environment, profile, role): they are never an argument, never in a
 URL and never in a message. What can be mended by trying again is Unavailable; what only a person can mend (bucket,
 permission, credentials) is Invalid, in one line that names the setting.
@@ -17,9 +21,11 @@ permission, credentials) is Invalid, in one line that names the setting.
 from __future__ import annotations
 
 import contextlib
+import re
 import uuid
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import boto3
 from botocore import exceptions as boto
@@ -27,13 +33,15 @@ from botocore.config import Config
 
 from storage.errors import Corrupt, Invalid, NotFound, Unavailable
 from storage.frame import Buffer
-from storage.objects import check_name, check_prefix, check_range
+from storage.objects import check_name, check_range, folder_of
 
 CONNECT_SECONDS = 3
 READ_SECONDS = 20
 ATTEMPTS = 4
 CONNECTIONS = 32
 _TAG = "sluice-put"
+_END = "="
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]\Z")
 
 _MISSING = frozenset(("NoSuchKey", "404", "NotFound"))
 _DENIED = frozenset(("AccessDenied", "403", "Forbidden", "AllAccessDisabled", "AccountProblem", "401", "Unauthorized"))
@@ -76,7 +84,8 @@ class S3Objects:
 
         Raises Invalid for a bucket, prefix or endpoint that cannot be one.
         """
-        self.bucket = bucket
+        self.bucket = _check_bucket(bucket)
+        _check_endpoint(endpoint_url)
         self._prefix = check_name(prefix) + "/" if prefix else ""
         self._where = f"bucket {bucket!r} at {endpoint_url or 'AWS'}"
         config = Config(
@@ -93,7 +102,7 @@ class S3Objects:
 
     def put(self, name: str, data: Buffer) -> bool:
         """See ObjectStore."""
-        key = self._prefix + check_name(name)
+        key = self._key(name)
         tag = uuid.uuid4().hex
         body = data if isinstance(data, bytes | bytearray) else bytes(data)
         for attempt in range(ATTEMPTS):
@@ -114,7 +123,7 @@ class S3Objects:
     def get(self, name: str, start: int = 0, length: int | None = None) -> bytes:
         """See ObjectStore."""
         check_range(start, length)
-        key = self._prefix + check_name(name)
+        key = self._key(name)
         wanted: dict[str, str] = {}
         if start or length is not None:
             wanted["Range"] = f"bytes={start}-" + ("" if length is None else str(start + max(length, 1) - 1))
@@ -132,17 +141,25 @@ class S3Objects:
 
     def names(self, prefix: str) -> list[str]:
         """See ObjectStore. One request for every thousand names."""
-        wanted = self._prefix + check_prefix(prefix)
+        folder = folder_of(prefix)
+        if folder is None:
+            return []
+        # MinIO refuses to list "." and "..", although names may begin so.
+        wanted = self._prefix + (folder if prefix[len(folder) :] in (".", "..") else prefix)
         found: list[str] = []
         with self._errors(prefix, "listing"):
             for page in self._client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=wanted):
-                found.extend(entry["Key"][len(self._prefix) :] for entry in page.get("Contents", ()))
-        return sorted(found)
+                found.extend(entry["Key"] for entry in page.get("Contents", ()))
+        ours = [key[len(self._prefix) : -len(_END)] for key in found if key.endswith(_END)]
+        return sorted(name for name in ours if name.startswith(prefix))
 
     def delete(self, name: str) -> None:
         """See ObjectStore."""
         with self._errors(name, "deleting"), contextlib.suppress(NotFound):
-            self._client.delete_object(Bucket=self.bucket, Key=self._prefix + check_name(name))
+            self._client.delete_object(Bucket=self.bucket, Key=self._key(name))
+
+    def _key(self, name: str) -> str:
+        return self._prefix + check_name(name) + _END
 
     def _owner(self, key: str, name: str) -> str | None:
         """The tag of the put that created the object, "" if it has none, None if there is no object."""
@@ -200,6 +217,22 @@ class _Taken(Exception):
         super().__init__(conflict, repeated)
         self.conflict = conflict
         self.repeated = repeated
+
+
+def _check_bucket(bucket: str) -> str:
+    if not _BUCKET.match(bucket):
+        raise Invalid(
+            f"{bucket!r} is no bucket name: 3 to 63 of a-z 0-9 . -, beginning and ending with a letter or digit"
+        )
+    return bucket
+
+
+def _check_endpoint(endpoint_url: str | None) -> None:
+    if endpoint_url is None:
+        return
+    parts = urlsplit(endpoint_url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+        raise Invalid("the S3 endpoint is http://HOST:PORT or https://HOST:PORT, without a name or password in it")
 
 
 def _code(error: boto.ClientError) -> str:

@@ -88,6 +88,7 @@ class S3Server:
         """SIGSTOP: it keeps its connections and answers nothing."""
         assert self._process is not None
         os.kill(self._process.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)
 
     def resume(self) -> None:
         """SIGCONT."""
