@@ -67,9 +67,7 @@ class Loader:
             await self._fetch(bucket, until)
         except Unavailable as error:
             shelf.ports.log("delayed_load_failed", bucket=shelf.objects.name(bucket.key), error=str(error))
-            bucket.stalled = True
-            shelf.touch()
-            shelf.changed()
+            self._stall(bucket)
             await shelf.ports.clock.sleep(STALLED_MS)
         except SluiceError as error:
             if shelf.is_final(error):
@@ -85,6 +83,13 @@ class Loader:
             self._finished(lost)
             shelf.changed()
 
+    def _stall(self, bucket: Bucket) -> None:
+        """A first failure is enough: what is in memory need not wait for the store."""
+        if not bucket.stalled:
+            bucket.stalled = True
+            self._shelf.touch()
+            self._shelf.changed()
+
     async def _fetch(self, bucket: Bucket, until: int) -> None:
         shelf, table, record = self._shelf, bucket.table, bucket.record
         if table is None or record is None:
@@ -92,7 +97,8 @@ class Loader:
         first, stop = bucket.next_segment, bucket.plan_load(until, LOAD_ENTRIES)
         data_start = record.header_bytes
         entries = await shelf.objects.timed(
-            LOAD, lambda: shelf.objects.segments(bucket.key, data_start, table, first, stop)
+            LOAD,
+            lambda: shelf.objects.segments(bucket.key, data_start, table, first, stop, lambda: self._stall(bucket)),
         )
         if bucket.state is not State.LIVE or bucket.next_segment != first:
             return

@@ -75,10 +75,21 @@ class BucketObjects:
         name = self.name(key)
         return decode_header(await self._read(name, 0, length), name, self.owner)
 
-    async def segments(self, key: Key, data_start: int, table: SegmentTable, first: int, stop: int) -> Entries:
-        """The entries of the segments first .. stop-1 in one range read. Raises NotFound, Corrupt, Unavailable."""
+    async def segments(
+        self,
+        key: Key,
+        data_start: int,
+        table: SegmentTable,
+        first: int,
+        stop: int,
+        failed: Callable[[], None] = lambda: None,
+    ) -> Entries:
+        """The entries of the segments first .. stop-1 in one range read. Raises NotFound, Corrupt, Unavailable.
+
+        failed: called when an attempt failed and another one follows.
+        """
         start, length = table.byte_range(first, stop)
-        data = await self._read(self.name(key), data_start + start, length)
+        data = await self._read(self.name(key), data_start + start, length, failed)
         return decode_segments(data, table, first, stop, self.name(key))
 
     async def names(self) -> list[str]:
@@ -99,5 +110,5 @@ class BucketObjects:
         finally:
             self.operations.record(kind, ok, self._ports.clock.monotonic() - started)
 
-    async def _read(self, name: str, start: int, length: int) -> bytes:
-        return await attempt(self._ports, lambda: self._ports.objects.get(name, start, length))
+    async def _read(self, name: str, start: int, length: int, failed: Callable[[], None] = lambda: None) -> bytes:
+        return await attempt(self._ports, lambda: self._ports.objects.get(name, start, length), failed)

@@ -14,11 +14,15 @@ BACK_OFF_MS = (100, 400, 1600)
 """Pauses between the four attempts."""
 
 
-async def attempt(ports: Ports, call: Callable[[], Awaitable[T]]) -> T:
-    """Call until it answers, at most four times. Raises the last Unavailable; other errors pass at once."""
+async def attempt(ports: Ports, call: Callable[[], Awaitable[T]], failed: Callable[[], None] = lambda: None) -> T:
+    """Call until it answers, at most four times. Raises the last Unavailable; other errors pass at once.
+
+    failed: called after each attempt but the last that was Unavailable.
+    """
     for pause in BACK_OFF_MS:
         try:
             return await call()
         except Unavailable:
+            failed()
             await ports.clock.sleep(pause)
     return await call()
