@@ -87,8 +87,7 @@ class Controller(Actor):
                 self._running[key] = Running(kind, key, settings, address)
         for bookie in self._bookies:
             self._want("bookie", {"bookie": bookie})
-        for entry in list(self._running.values()):
-            await self._ensure(entry)
+        await self._ensure_all(list(self._running.values()))
         self.ports.spawn(self._watch(), "watch")
 
     # -- what runs ------------------------------------------------------------------------------------------------
@@ -115,6 +114,13 @@ class Controller(Actor):
                 entry.starting = None
                 done.set()
         return entry.address
+
+    async def _ensure_all(self, entries: list[Running]) -> list[Address]:
+        """The addresses of several actors, started side by side. Raises what the first failed start raises."""
+        for entry in entries:
+            if not entry.address and entry.starting is None:
+                self.ports.spawn(self._try_ensure(entry), "start")
+        return [await self._ensure(entry) for entry in entries]
 
     async def _start(self, entry: Running) -> Address:
         for attempt in range(START_TRIES):
@@ -200,12 +206,11 @@ class Controller(Actor):
         """See messages.LocateTopic."""
         settings = await self._topic_settings(request.topic)
         plain = msgspec.to_builtins(settings)
-        addresses = [
-            await self._ensure(
-                self._want("topic", {"topic": request.topic, "partition": partition, "topic_settings": plain})
-            )
+        entries = [
+            self._want("topic", {"topic": request.topic, "partition": partition, "topic_settings": plain})
             for partition in range(settings.partitions)
         ]
+        addresses = await self._ensure_all(entries)
         return Located(addresses=addresses, settings=msgspec.json.encode(settings).decode())
 
     async def on_locate_subscription(self, request: LocateSubscription) -> Located:
@@ -216,15 +221,13 @@ class Controller(Actor):
             if not any(key.endswith(f"/{request.subscription}") for key in known):
                 raise NotFound(f"topic {request.topic!r} has no subscription {request.subscription!r}")
         wanted = msgspec.to_builtins(request.settings or SubscriptionSettings())
-        addresses = []
-        for partition in range(topic.partitions):
-            place = {"topic": request.topic, "partition": partition, "subscription": request.subscription}
-            entry = self._want("dispatcher", {**place, "subscription_settings": wanted})
-            address = await self._ensure(entry)
+        place = {"topic": request.topic, "subscription": request.subscription, "subscription_settings": wanted}
+        entries = [self._want("dispatcher", {**place, "partition": p}) for p in range(topic.partitions)]
+        addresses = await self._ensure_all(entries)
+        for entry, address in zip(entries, addresses, strict=True):
             if request.settings is not None and entry.settings["subscription_settings"] != wanted:
                 await self._ask(address, Admin(verb="settings", arguments=json.dumps(wanted)))
-                entry.settings = {**place, "subscription_settings": wanted}
-            addresses.append(address)
+                entry.settings["subscription_settings"] = wanted
         return Located(addresses=addresses)
 
     async def on_list_bookies(self, request: ListBookies) -> BookieList:

@@ -10,6 +10,7 @@ import msgspec
 
 from actors.messages import (
     BookieList,
+    CreateTopic,
     ListBookies,
     LocateSubscription,
     LocateTopic,
@@ -61,6 +62,13 @@ class Directory:
                 raise Unavailable(f"the controller does not answer: {reply.reason}")
             self._dispatchers[key] = reply.addresses
         return self._dispatchers[key][partition]
+
+    async def create(self, topic: str, settings: TopicSettings) -> None:
+        """Create a topic; fine if it exists with these settings. Raises Conflict, Invalid, Unavailable."""
+        request = CreateTopic(topic=topic, settings=settings)
+        reply = await self._ports.net.call(self._controller, request, LOCATE_TIMEOUT)
+        if isinstance(reply, Unknown):
+            raise Unavailable(f"the controller does not answer: {reply.reason}")
 
     async def bookies(self) -> BookieList:
         """The bookies that can be written to now. Raises Unavailable."""

@@ -418,11 +418,15 @@ class Acknowledged(Reply, kw_only=True):
 
 
 class Acknowledge(Request[Acknowledged], kw_only=True):
-    """Acknowledge without polling. durable: answer only when this turn is confirmed. Also renews the lease."""
+    """Acknowledge and grant permits without polling; also renews the lease. granted as in Poll.
+
+    durable: answer only when this turn is confirmed.
+    """
 
     reply: ClassVar[type[Reply]] = Acknowledged
     session: int
     ack_turn: int
+    granted: int = 0
     acks: np.ndarray = msgspec.field(default_factory=_positions)
     durable: bool = False
 

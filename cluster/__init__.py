@@ -1,6 +1,7 @@
 """Sluice's public interface: `import cluster; client = cluster.connect()`.
 
-Nothing heavy is imported here; Ray comes with the first `connect`.
+Nothing heavy is imported here; Ray comes with the first `connect`. The environment that Ray reads when it is imported
+is set now, so import this package before ray.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cluster.environment import prepare
 from storage.errors import (
     Conflict,
     Corrupt,
@@ -38,6 +40,9 @@ __all__ = [
 ]
 
 
+prepare()
+
+
 def connect(address: str | None = None, *, data_dir: str | Path | None = None) -> Client:
     """A client of the cluster at `address` (`host:port` of Ray's head).
 
@@ -45,7 +50,6 @@ def connect(address: str | None = None, *, data_dir: str | Path | None = None) -
     running for `data_dir`, else a new local one that lives as long as the client. Raises Unavailable, Invalid.
     """
     from cluster import launch
-    from cluster.environment import prepare
 
     folder = None if data_dir is None else Path(data_dir)
     cleanup = contextlib.ExitStack()
@@ -55,7 +59,6 @@ def connect(address: str | None = None, *, data_dir: str | Path | None = None) -
     elif (found := launch.find(folder)) is not None:
         launch.join(*found)
     else:
-        prepare()
         cleanup.enter_context(launch.local(folder or Path("sluice-data")))
     from cluster.client import Client
 

@@ -15,7 +15,7 @@ from actors.directory import Directory
 from actors.dispatcher import Dispatcher
 from actors.messages import SubscriptionSettings, TopicSettings
 from actors.ports import Meta, Objects, Ports
-from actors.topic import Topic
+from actors.topic.topic import Topic
 from cluster.disk import FileDisk
 from cluster.host import remote_host
 from cluster.places import RayPlaces

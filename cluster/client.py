@@ -288,7 +288,6 @@ class Client:
         for opened in list(self._open.values()):
             with contextlib.suppress(Exception):
                 opened.close()
-        self._loop.soon(self._tasks.cancel_all)
         self._loop.stop()
         self._cleanup.close()
 

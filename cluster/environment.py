@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import sys
 import tempfile
 from pathlib import Path
 
@@ -29,12 +30,18 @@ _SETTINGS = {
 }
 
 
+ray_came_first = False
+"""Ray was imported before its environment was set: it will neither authenticate nor stay on the loopback."""
+
+
 def prepare(token_file: Path | None = None) -> None:
     """Set the environment of this process and its children; keeps what the user set by hand.
 
     token_file: where the cluster's token lives; made with mode 0600 if it is missing. Without one, Ray's own order
     applies (RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH, the file in the home folder).
     """
+    global ray_came_first
+    ray_came_first = ray_came_first or ("ray" in sys.modules and os.environ.get("RAY_AUTH_MODE") != "token")
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
     if token_file is not None:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cluster import environment
 from cluster.environment import LOOPBACK, NAMESPACE, prepare, short_folder
 from storage.errors import Invalid, Unavailable
 
@@ -85,6 +86,7 @@ def local(data_dir: Path | str, **options: Any) -> Iterator[RunningCluster]:
     """A cluster on this machine for the length of a `with` block; options are the fields of ClusterOptions."""
     wanted = ClusterOptions(data_dir=prepare_folder(Path(data_dir)), **options)
     session = short_folder()
+    _check_order()
     prepare(wanted.data_dir / TOKEN_FILE)
     os.environ["RAY_TMPDIR"] = session
     import ray
@@ -111,6 +113,11 @@ def local(data_dir: Path | str, **options: Any) -> Iterator[RunningCluster]:
         stop_hosts()
         ray.shutdown()
         shutil.rmtree(session, ignore_errors=True)
+
+
+def _check_order() -> None:
+    if environment.ray_came_first:
+        raise Invalid("ray was imported before cluster; write `import cluster` first, or set RAY_AUTH_MODE=token")
 
 
 def start_controller(settings: dict[str, Any]) -> None:
@@ -153,6 +160,7 @@ def stop_hosts() -> None:
 
 def join(address: str, token_file: Path | None = None) -> None:
     """Attach this process to a running Ray cluster. Raises Unavailable in one clear line."""
+    _check_order()
     prepare(token_file)
     import ray
 

@@ -48,7 +48,15 @@ class LoopThread:
     def stop(self) -> None:
         """End the loop and its thread."""
         if self._thread.is_alive():
+            self.run(_cancel_others(), 5)
             self.loop.call_soon_threadsafe(self.loop.stop)
             self._thread.join(5)
         if not self.loop.is_running():
             self.loop.close()
+
+
+async def _cancel_others() -> None:
+    others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)

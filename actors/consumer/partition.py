@@ -70,7 +70,7 @@ class PartitionConsumer:
         self._address: Address = ""
         self.session = self.epoch = 0
         self._turn = self._got = self._queued = 0
-        self._lease, self._renewed = 0, 0
+        self._lease, self._renewed, self._granted_sent = 0, 0, 0
         self._acks: list[Positions] = []
         self._ack_turn = 0
         self._unconfirmed: deque[tuple[int, Positions]] = deque()
@@ -93,6 +93,12 @@ class PartitionConsumer:
     def taken(self, part: Received) -> None:
         """The user took a part from the queue: that many permits are free again."""
         self._queued -= len(part)
+        if self._starving():
+            self._ack_signal.set()
+
+    def _starving(self) -> bool:
+        """Half of the queue is free and the dispatcher does not know: tell it now, do not wait for the next poll."""
+        return self._granted() - self._granted_sent >= max(self._queue_size // 2, 1)
 
     def acknowledge(self, part: Received, rows: np.ndarray | None = None) -> None:
         """Messages are done. Of a revoked part nothing is sent: they are others' now."""
@@ -180,6 +186,7 @@ class PartitionConsumer:
         if (session, epoch) == (self.session, self.epoch):
             return
         self.session, self.epoch, self._turn, self._got, self._ack_turn = session, epoch, 0, 0, 0
+        self._granted_sent = 0
         # What was acknowledged but not confirmed may be unknown to the new owner: say it again.
         self._acks = [positions for _, positions in self._unconfirmed] + self._acks
         self._unconfirmed.clear()
@@ -213,8 +220,9 @@ class PartitionConsumer:
             except Conflict:
                 await self._attach()
             except Fenced:
-                self._lost()
-                await self._attach()
+                if not self.closing:
+                    self._lost()
+                    await self._attach()
             except Unavailable:
                 await self._ports.clock.sleep(RETRY_FIRST)
                 await self._attach()
@@ -226,10 +234,11 @@ class PartitionConsumer:
         session, epoch = self.session, self.epoch
         wait = RETRY_FIRST
         while not self.closing:
+            self._granted_sent = self._granted()
             request = Poll(
                 session=session,
                 turn=self._turn,
-                granted=self._granted(),
+                granted=self._granted_sent,
                 wait=1_000,
                 ack_turn=ack_turn,
                 acks=acks,
@@ -310,11 +319,14 @@ class PartitionConsumer:
         while not self.closing:
             await self._ack_signal.wait(self._ports)
             self._ack_signal.clear()
-            await self._ports.clock.sleep(ACK_LINGER)
-            if not self._acks or self.session == 0:
+            if not self._starving():
+                await self._ports.clock.sleep(ACK_LINGER)
+            if self.session == 0 or not (self._acks or self._starving()):
                 continue
+            self._granted_sent = self._granted()
             ack_turn, acks = self._take_acks()
-            await self._send_acks(Acknowledge(session=self.session, ack_turn=ack_turn, acks=acks))
+            request = Acknowledge(session=self.session, ack_turn=ack_turn, acks=acks, granted=self._granted_sent)
+            await self._send_acks(request)
 
     async def _send_acks(self, request: Acknowledge) -> None:
         """Send until answered; a change of session makes it void (the acks are said again there)."""

@@ -10,9 +10,11 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
-from actors.messages import Explain, FindTime, Progress
+from actors.dispatcher import moving
+from actors.messages import Explain, FindTime, Progress, SubscriptionSettings
 from actors.ports import Unknown
 from storage.errors import Invalid, Unavailable
 from storage.hashing import masked_hash
@@ -43,6 +45,7 @@ class Administration:
             "delayed": self._delayed,
             "pause": self._pause,
             "resume": self._resume,
+            "settings": self._settings,
         }
 
     async def run(self, verb: str, arguments: str) -> str:
@@ -59,6 +62,7 @@ class Administration:
         core = d.core.stats(now)
         delayed = d.tracker.count()
         backlog = self._backlog()
+        sentinel = core.get("sentinel", {})
         consumers = {row["consumerNumber"]: row for row in core.pop("consumers", [])}
         return _json(
             {
@@ -79,10 +83,13 @@ class Administration:
                 "nonContiguousDeletedMessagesRanges": d.cursor.holes,
                 "pendingRead": d.reader.reading,
                 "paused": d.paused,
-                "awaitedConsumers": len(d._awaited),
+                "awaitedConsumers": len(d.pump.awaited),
                 "runsHeld": len(d.runs),
                 "watchdogStalls": d.watchdog_stalls,
                 **core,
+                "orderCheckedTotal": sentinel.get("checkedHolder", 0) + sentinel.get("checkedOrder", 0),
+                "orderViolationsTotal": sentinel.get("violationsHolder", 0) + sentinel.get("violationsOrder", 0),
+                "hashesMovedTotal": d.pump.hashes_moved(),
                 "type": d.settings.type,
                 "consumers": [{**consumers.get(s.number, {}), **_session_row(s)} for s in d.sessions.all()],
             }
@@ -106,9 +113,9 @@ class Administration:
         gates = list(answer.get("gates", []))
         if d.paused:
             gates.insert(0, {"gate": "paused", "until": "an operator resumes the subscription"})
-        if not d.settled():
-            waits = max(d._awaited.values()) - d.ports.clock.monotonic()
-            gates.insert(0, {"gate": "taking_over", "consumers": len(d._awaited), "at_most_ms": max(waits, 0)})
+        if not d.pump.settled():
+            waits = max(d.pump.awaited.values()) - d.ports.clock.monotonic()
+            gates.insert(0, {"gate": "taking_over", "consumers": len(d.pump.awaited), "at_most_ms": max(waits, 0)})
         if request.position is not None:
             if bool(d.tracker.contains(np.array([request.position], np.int64))[0]):
                 gates.insert(0, {"gate": "delayed", "next_due": d.tracker.next_due()})
@@ -138,20 +145,14 @@ class Administration:
     async def _seek(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Start over from a position: every session ends, the consumers come back by themselves."""
         target = await self._target(arguments)
-        await self._d.restart_at(target)
+        await moving.seek(self._d, target)
         return {"position": show(target)}
 
-    async def _forward(self, target: int) -> dict[str, Any]:
+    async def _forward(self, target: int, *, everything: bool = False) -> dict[str, Any]:
         """Everything before `target` counts as done."""
         d = self._d
         before = self._backlog()
-        d.core.remove(up_to=target - 1)
-        d.cursor.chain([(target >> 32, None)])
-        d.cursor.skip_to(target)
-        if d.reader.position < target:
-            d.reader.move(target)
-        d.mark_delete_moved()
-        await d.keeper.barrier()
+        await moving.forward(d, target, everything=everything)
         return {"skipped": before - self._backlog(), "position": show(target)}
 
     async def _skip(self, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -162,9 +163,7 @@ class Administration:
 
     async def _clear_backlog(self, arguments: dict[str, Any]) -> dict[str, Any]:
         ends = await self._d.read_ends()
-        answer = await self._forward(ends.next)
-        await self._d.tracker.clear()
-        return answer
+        return await self._forward(ends.next, everything=True)
 
     async def _expire(self, arguments: dict[str, Any]) -> dict[str, Any]:
         return await self._forward(await self._target({"time": int(arguments["before"])}))
@@ -230,6 +229,10 @@ class Administration:
                 for due, at in tracker.next_messages(int(arguments.get("top", 10)))
             ],
         }
+
+    async def _settings(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        await moving.configure(self._d, msgspec.convert(arguments, SubscriptionSettings))
+        return {"changed": True}
 
     async def _pause(self, arguments: dict[str, Any]) -> dict[str, Any]:
         return await self._set_paused(True)

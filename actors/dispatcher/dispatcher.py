@@ -24,17 +24,17 @@ import msgspec
 import numpy as np
 
 from actors.actor import Actor
-from actors.delayed.factory import make_tracker
+from actors.delayed.tracker import make_tracker
 from actors.directory import Directory
 from actors.dispatcher.admin import Administration
+from actors.dispatcher.dead_letters import DeadLetters
 from actors.dispatcher.keeper import Keeper
+from actors.dispatcher.pump import Pump
 from actors.dispatcher.reader import Reader
 from actors.dispatcher.runs import RunTable
 from actors.dispatcher.sessions import Session, Sessions
 from actors.key_shared.dispatch import Dispatch
 from actors.messages import (
-    NO_POSITIONS,
-    NO_ROWS,
     Acknowledge,
     Acknowledged,
     Admin,
@@ -61,7 +61,6 @@ from storage.errors import Conflict, Fenced, Invalid, NotFound, Unavailable
 from storage.position import Positions
 
 CALL_TIMEOUT = 5_000
-DUE_AT_ONCE = 10_000
 PROGRESS_MS = 500
 RETRY_MS = 50
 
@@ -85,14 +84,11 @@ class Dispatcher(Actor):
         self.directory = directory
         self._record = OwnedRecord(ports, record_key(topic, partition, subscription))
         self.members: dict[str, dict[str, Any]] = {}
-        self._awaited: dict[str, int] = {}
-        self._pump_signal, self._due_signal = Signal(), Signal()
+        self.pump = Pump(self)
         self._attaching: dict[str, Signal] = {}
         self._reported = -2
         self.paused = False
         self.watchdog_stalls = 0
-        self.deliveries = 0
-        self._next_dispatch = 0
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -116,7 +112,7 @@ class Dispatcher(Actor):
             partition=self.partition,
             subscription=self.subscription,
             settings=self.settings,
-            changed=self._due_signal.set,
+            changed=self.pump.due.set,
             owner_epoch=self._record.epoch,
         )
         self.core.mark_deleted(self.cursor.mark_delete)
@@ -129,18 +125,27 @@ class Dispatcher(Actor):
             core=self.core,
             tracker=self.tracker,
             runs=self.runs,
-            fed=self._pump_signal.set,
+            fed=self.pump.wake,
         )
         self.reader.delayed = self.delays
         self.reader.move(self.cursor.mark_delete + 1)
-        self.keeper = Keeper(self.ports, self._record, self._snapshot, self.sessions.all, self._on_fenced)
+        self.keeper = Keeper(self.ports, self._record, self._snapshot, self.sessions.all, self.fenced)
         self.administration = Administration(self)
+        self.dead_letters = DeadLetters(
+            self.ports,
+            self.directory,
+            self.topic,
+            self.partition,
+            self.subscription,
+            self.settings.dead_letter_topic,
+            self._moved_to_dead_letters,
+        )
         self._expect_members()
         for name, work in (
             ("keep", self.keeper.run()),
             ("read", self.reader.run()),
-            ("pump", self._pump_forever()),
-            ("due", self._release_due()),
+            ("pump", self.pump.run()),
+            ("due", self.pump.release_due()),
             ("lease", self._watch_leases()),
             ("progress", self._report_progress()),
         ):
@@ -181,12 +186,7 @@ class Dispatcher(Actor):
 
     def _expect_members(self) -> None:
         until = self.ports.clock.monotonic() + self.settings.lease_ms
-        self._awaited = dict.fromkeys(self.members, until)
-
-    def await_told(self, sessions: list[Session]) -> None:
-        """Hold dispatch until these ended sessions were told so, or their leases have run out."""
-        for session in sessions:
-            self._awaited[f"session:{session.session}"] = session.expires
+        self.pump.awaited = dict.fromkeys(self.members, until)
 
     def _snapshot(self) -> dict[str, Any]:
         return {
@@ -196,7 +196,8 @@ class Dispatcher(Actor):
             "paused": self.paused,
         }
 
-    def _on_fenced(self, reason: str) -> None:
+    def fenced(self, reason: str) -> None:
+        """There is a newer owner: refuse everything, and let nobody believe that a session stands."""
         self.stopped = self.stopped or reason
         for session in self.sessions.all():
             self.sessions.close(session)
@@ -238,11 +239,11 @@ class Dispatcher(Actor):
             self.members.pop(request.incarnation, None)
             self.keeper.dirty()
             raise
-        self._awaited.pop(request.incarnation, None)
+        self.pump.awaited.pop(request.incarnation, None)
         session = self.sessions.open(number, request.consumer, request.incarnation, mono + self.settings.lease_ms, now)
         self.reader.enabled = True
         self.reader.signal.set()
-        self._pump_signal.set()
+        self.pump.wake()
         self.ports.log("attached", consumer=request.consumer, session=session.session)
         return session
 
@@ -253,7 +254,7 @@ class Dispatcher(Actor):
         self.core.leave(session.number, now=self.ports.clock.now())
         self.members.pop(session.incarnation, None)
         self.keeper.dirty()
-        self._pump_signal.set()
+        self.pump.wake()
         if not len(self.sessions):
             self.reader.enabled = False
 
@@ -273,12 +274,12 @@ class Dispatcher(Actor):
             for session in self.sessions.all():
                 if session.expires <= now:
                     self.end_session(session, "lease expired")
-            if self._awaited:
-                self._pump_signal.set()
+            if self.pump.awaited:
+                self.pump.wake()
             if self.core.stalled():
                 self.watchdog_stalls += 1
                 self.ports.log("stalled", stats=self.core.stats(self.ports.clock.now()))
-                self._pump_signal.set()
+                self.pump.wake()
 
     def _renew(self, session: Session) -> None:
         session.expires = self.ports.clock.monotonic() + self.settings.lease_ms
@@ -291,8 +292,8 @@ class Dispatcher(Actor):
         try:
             return self.sessions.get(number)
         except Fenced:
-            if self._awaited.pop(f"session:{number}", None) is not None:
-                self._pump_signal.set()
+            if self.pump.awaited.pop(f"session:{number}", None) is not None:
+                self.pump.wake()
             raise
 
     # -- messages out, acknowledgements in ------------------------------------------------------------------------
@@ -309,7 +310,7 @@ class Dispatcher(Actor):
         if session.answered is not None:
             return session.answered
         self.core.grant(session.number, request.granted)
-        self._pump_signal.set()
+        self.pump.wake()
         if not session.outbox and not session.events:
             session.ready.clear()
             await session.ready.wait(self.ports, request.wait)
@@ -325,6 +326,9 @@ class Dispatcher(Actor):
         session = self._session(request.session)
         self._renew(session)
         self._acknowledge(session, request.ack_turn, request.acks)
+        if request.granted:
+            self.core.grant(session.number, request.granted)
+            self.pump.wake()
         while request.durable and session.durable < request.ack_turn:
             await self.keeper.barrier()
             if not self.sessions.is_open(session):
@@ -343,7 +347,7 @@ class Dispatcher(Actor):
         session.messages_acked += len(positions)
         session.last_acked = self.ports.clock.now()
         self.mark_delete_moved()
-        self._pump_signal.set()
+        self.pump.wake()
 
     def mark_delete_moved(self) -> None:
         """The cursor changed: let go of what lies below it, and make the rest durable."""
@@ -364,72 +368,15 @@ class Dispatcher(Actor):
             delay=request.delay,
             counted=request.counted,
         )
-        self._pump_signal.set()
+        self.pump.wake()
         return Done()
 
-    def settled(self) -> bool:
-        """Whether everybody who may hold messages of an earlier time has come back or must have stopped."""
-        if not self._awaited:
-            return True
-        now = self.ports.clock.monotonic()
-        for incarnation in [name for name, until in self._awaited.items() if until <= now]:
-            del self._awaited[incarnation]
-            if self.members.pop(incarnation, None) is not None:
-                self.keeper.dirty()
-        return not self._awaited
-
-    async def _pump_forever(self) -> None:
-        while True:
-            now = self.ports.clock.now()
-            wakeup = self.core.wakeup(now)
-            await self._pump_signal.wait(self.ports, None if wakeup is None else max(wakeup - now, 1))
-            self._pump_signal.clear()
-            if self.stopped is not None:
-                return
-            if self.settled() and not self.paused:
-                self._pump()
-            if self.core.room() > 0:
-                self.reader.signal.set()
-                self._due_signal.set()
-
-    def _pump(self) -> None:
-        now = self.ports.clock.now()
-        for assignment in self.core.route(now):
-            session = self.sessions.of_number(assignment.consumer)
-            assert session is not None, "the core routed to a consumer without a session"
-            session.outbox += self.runs.parts(assignment.positions, assignment.redeliveries, assignment.dispatch)
-            session.messages_out += len(assignment.positions)
-            self._next_dispatch = assignment.dispatch + len(assignment.positions)
-            session.last_consumed = now
-            self.deliveries += 1
-            session.ready.set()
-        for session in self.sessions.all():
-            events = self.core.take_events(session.number)
-            if events:
-                session.events += events
-                session.ready.set()
-
-    async def _release_due(self) -> None:
-        """Move what became due from the delayed index to the core, as far as the core has room."""
-        while True:
-            now = self.ports.clock.now()
-            due = self.tracker.next_due()
-            room = self.core.room() if self.reader.enabled else 0
-            ready = due is not None and due <= now and room > 0
-            positions, hashes = self.tracker.take(min(room, DUE_AT_ONCE), now) if ready else (NO_POSITIONS, NO_ROWS)
-            if self.tracker.failed is not None:
-                self._on_fenced(str(self.tracker.failed))
-                return
-            if not len(positions):
-                wait = max(due - now, 1) if due is not None and due > now else None
-                await self._due_signal.wait(self.ports, wait)
-                self._due_signal.clear()
-                continue
-            order = np.argsort(positions, kind="stable")
-            open_rows = ~self.cursor.is_acknowledged(positions[order])
-            self.core.due(positions[order][open_rows], hashes[order][open_rows])
-            self._pump_signal.set()
-            await self.ports.clock.sleep(0)
+    def _moved_to_dead_letters(self, positions: Positions) -> None:
+        """They are stored elsewhere: done here."""
+        self.core.acknowledge(positions)
+        self.cursor.acknowledge(positions)
+        self.mark_delete_moved()
+        self.pump.wake()
 
     async def _report_progress(self) -> None:
         """Tell the topic how far this subscription is, so that it can trim."""
@@ -451,29 +398,9 @@ class Dispatcher(Actor):
 
     def wake(self) -> None:
         """Something changed outside of the data path; look again."""
-        self._pump_signal.set()
-        self._due_signal.set()
+        self.pump.wake()
+        self.pump.due.set()
         self.reader.signal.set()
-
-    async def restart_at(self, target: int) -> None:
-        """Seek: end every session, start the core anew at `target`; durable when it returns.
-
-        Dispatch begins when all consumers were told that their session is over, or their leases have run out.
-        """
-        ended = self.sessions.all()
-        self.await_told(ended)
-        for session in ended:
-            self.end_session(session, "seek")
-        core = Dispatch(self.settings, first_dispatch=self._next_dispatch)
-        await self.tracker.clear()
-        self.core = core
-        self.runs.clear()
-        self.cursor.chain([(target >> 32, None)])
-        self.cursor.reset(target)
-        self.core.mark_deleted(self.cursor.mark_delete)
-        self.reader.move(target, core)
-        await self.keeper.barrier()
-        self.wake()
 
     async def forget(self) -> None:
         """Delete the record and end: the subscription is gone."""

@@ -7,7 +7,8 @@ rows that are not due go to the delayed tracker, the rest goes to the decision c
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -53,22 +54,37 @@ class Reader:
         self.position = 0
         self.end = -1
         self.reading = False
-        self.generation = 0
+        self.generation = self._holds = 0
         self.enabled = False
         self.delayed = True
 
-    def move(self, to: int, core: Dispatch | None = None) -> None:
+    def move(self, to: int) -> None:
         """Read on from another position (start, seek, skip); what is under way becomes void."""
         self.generation += 1
         self.position = to
-        self._core = core or self._core
         self.signal.set()
+
+    def use(self, core: Dispatch) -> None:
+        """Feed another core from now on; what is under way becomes void."""
+        self.generation += 1
+        self._core = core
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Read nothing within the block; what is under way becomes void."""
+        self.generation += 1
+        self._holds += 1
+        try:
+            yield
+        finally:
+            self._holds -= 1
+            self.signal.set()
 
     async def run(self) -> None:
         """Read whenever the core has room; ends with the actor."""
         wait = RETRY_FIRST
         while True:
-            room = self._core.room() if self.enabled else 0
+            room = self._core.room() if self.enabled and not self._holds else 0
             if room <= 0:
                 await self.signal.wait(self._ports)
                 self.signal.clear()
@@ -77,12 +93,13 @@ class Reader:
             address = ""
             try:
                 address = await self._directory.topic(self._topic, self._partition)
-                request = ReadIndex(start=self._next(), limit=min(room, READ_MOST), wait=READ_WAIT)
+                start = self._next()
+                request = ReadIndex(start=start, limit=min(room, READ_MOST), wait=READ_WAIT)
                 self.reading = True
                 reply = await self._ports.net.call(address, request, READ_TIMEOUT)
                 if isinstance(reply, Unknown):
                     await self._directory.suspect(address)
-                elif await self._take(reply, generation):
+                elif await self._take(reply, generation, from_the_start=start == 0):
                     wait = RETRY_FIRST
                     continue
                 else:
@@ -107,13 +124,16 @@ class Reader:
             at = beyond
         return at
 
-    async def _take(self, reply: IndexRead, generation: int) -> bool:
+    async def _take(self, reply: IndexRead, generation: int, *, from_the_start: bool) -> bool:
         for run in reply.runs:
             columns = await self._ports.net.fetch(run.columns)
             if columns is None:
                 return False
             if generation != self.generation:
                 return False
+            # What is read from the very start tells the first ledger that there is: nothing lies before it.
+            self._cursor.chain([(run.ledger, None)], complete=from_the_start)
+            from_the_start = False
             self._feed(run, columns)
         if generation != self.generation:
             return False
@@ -134,7 +154,6 @@ class Reader:
             return
         due, hashes = index_columns(columns, run.count, run.delayed)
         positions = run_positions(run.ledger, run.first_entry, run.count)
-        self._cursor.chain([(run.ledger, None)])
         keep = ~self._cursor.is_acknowledged(positions)
         keep &= positions >= self.position
         self._runs.add(run)

@@ -1,0 +1,77 @@
+"""Moving a subscription: seek, skip, clear, and other settings.
+
+Whatever moves the read position holds the reader while it works, so that nothing is read on the strength of the old
+position. Skipping keeps what connected consumers hold (KS-45); seeking ends every session, and dispatch begins again
+only when each of those consumers was told so or its lease has run out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from actors.key_shared.dispatch import Dispatch
+from actors.messages import SubscriptionSettings
+from storage.errors import Conflict
+
+if TYPE_CHECKING:
+    from actors.dispatcher.dispatcher import Dispatcher
+
+_WHILE_UNUSED = ("type", "policy", "selector", "allow_out_of_order_delivery", "remember_unacked_keys")
+
+
+async def seek(d: Dispatcher, target: int) -> None:
+    """Start over at a position; durable when it returns."""
+    ended = d.sessions.all()
+    for session in ended:
+        d.pump.awaited[f"session:{session.session}"] = session.expires
+    for session in ended:
+        d.end_session(session, "seek")
+    with d.reader.held():
+        _new_core(d, d.settings)
+        d.cursor.chain([(target >> 32, None)])
+        d.cursor.reset(target)
+        d.core.mark_deleted(d.cursor.mark_delete)
+        await d.tracker.clear()
+        d.reader.move(target)
+    await d.keeper.barrier()
+    d.wake()
+
+
+async def forward(d: Dispatcher, target: int, *, everything: bool = False) -> None:
+    """Everything before `target` is done; with `everything`, also what was read beyond it meanwhile."""
+    with d.reader.held():
+        if everything:
+            target = max(target, d.reader.position)
+        d.core.remove(up_to=target - 1)
+        d.cursor.chain([(target >> 32, None)])
+        d.cursor.skip_to(target)
+        if everything:
+            await d.tracker.clear()
+        if d.reader.position < target:
+            d.reader.move(target)
+        d.mark_delete_moved()
+    await d.keeper.barrier()
+    d.wake()
+
+
+async def configure(d: Dispatcher, settings: SubscriptionSettings) -> None:
+    """Other settings. Type, policy and selector change only while no consumer is connected (Conflict)."""
+    if settings == d.settings:
+        return
+    changed = [name for name in _WHILE_UNUSED if getattr(settings, name) != getattr(d.settings, name)]
+    if len(d.sessions):
+        if changed:
+            raise Conflict(f"{changed[0]} of {d.subscription} can change only while no consumer is connected")
+        return
+    with d.reader.held():
+        _new_core(d, settings)
+        d.core.mark_deleted(d.cursor.mark_delete)
+        d.reader.move(d.cursor.mark_delete + 1)
+    await d.keeper.barrier()
+
+
+def _new_core(d: Dispatcher, settings: SubscriptionSettings) -> None:
+    d.settings = settings
+    d.core = Dispatch(settings, first_dispatch=d.pump.next_dispatch)
+    d.reader.use(d.core)
+    d.runs.clear()

@@ -1,0 +1,116 @@
+"""What moves messages to consumers: one task that routes, and one that brings what became due.
+
+Everything that may make a message deliverable calls `wake`. Waking twice before the pump runs costs one pass, and a
+pass that finds nothing is cheap; so no change needs to know what it might have freed, and none can be forgotten.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from actors.messages import NO_POSITIONS, NO_ROWS
+from actors.signal import Signal
+
+if TYPE_CHECKING:
+    from actors.dispatcher.dispatcher import Dispatcher
+
+DUE_AT_ONCE = 10_000
+
+
+class Pump:
+    """Routes whenever something changed. awaited: who must come back, or be told, before anything is sent."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._d = dispatcher
+        self._signal, self.due = Signal(), Signal()
+        self.awaited: dict[str, int] = {}
+        self.next_dispatch = 0
+        self._counted_change = self._hashes_moved = 0
+
+    def wake(self) -> None:
+        """Something changed; look again."""
+        self._signal.set()
+
+    def settled(self) -> bool:
+        """Whether everybody who may hold messages of an earlier time has come back or must have stopped."""
+        if not self.awaited:
+            return True
+        d = self._d
+        now = d.ports.clock.monotonic()
+        for incarnation in [name for name, until in self.awaited.items() if until <= now]:
+            del self.awaited[incarnation]
+            if d.members.pop(incarnation, None) is not None:
+                d.keeper.dirty()
+        return not self.awaited
+
+    async def run(self) -> None:
+        """Route for ever."""
+        d = self._d
+        while True:
+            now = d.ports.clock.now()
+            wakeup = d.core.wakeup(now)
+            await self._signal.wait(d.ports, None if wakeup is None else max(wakeup - now, 1))
+            self._signal.clear()
+            if d.stopped is not None:
+                return
+            if self.settled() and not d.paused:
+                self._route()
+            if d.core.room() > 0:
+                d.reader.signal.set()
+                self.due.set()
+
+    def _route(self) -> None:
+        d = self._d
+        now = d.ports.clock.now()
+        for assignment in d.core.route(now):
+            session = d.sessions.of_number(assignment.consumer)
+            assert session is not None, "the core routed to a consumer without a session"
+            session.outbox += d.runs.parts(assignment.positions, assignment.redeliveries, assignment.dispatch)
+            session.messages_out += len(assignment.positions)
+            session.last_consumed = now
+            session.ready.set()
+            self.next_dispatch = assignment.dispatch + len(assignment.positions)
+        if d.settings.max_redeliver_count:
+            dead = d.core.take_dead_letters()
+            if len(dead):
+                d.dead_letters.take(dead, d.runs)
+        for session in d.sessions.all():
+            events = d.core.take_events(session.number)
+            if events:
+                session.events += events
+                session.ready.set()
+
+    async def release_due(self) -> None:
+        """Move what became due from the delayed index to the core, as far as the core has room."""
+        d = self._d
+        while True:
+            now = d.ports.clock.now()
+            due = d.tracker.next_due()
+            room = d.core.room() if d.reader.enabled else 0
+            ready = due is not None and due <= now and room > 0
+            positions, hashes = d.tracker.take(min(room, DUE_AT_ONCE), now) if ready else (NO_POSITIONS, NO_ROWS)
+            if d.tracker.failed is not None:
+                d.fenced(str(d.tracker.failed))
+                return
+            if not len(positions):
+                wait = max(due - now, 1) if due is not None and due > now else None
+                await self.due.wait(d.ports, wait)
+                self.due.clear()
+                continue
+            order = np.argsort(positions, kind="stable")
+            open_rows = ~d.cursor.is_acknowledged(positions[order])
+            d.core.due(positions[order][open_rows], hashes[order][open_rows])
+            self.wake()
+            await d.ports.clock.sleep(0)
+
+    def hashes_moved(self) -> int:
+        """Hashes that changed from one consumer to another since this owner began."""
+        for change in self._d.core.assignments():
+            if change["epoch"] > self._counted_change:
+                self._counted_change = change["epoch"]
+                for moved in change["moved"]:
+                    if moved["from"] and moved["to"]:
+                        self._hashes_moved += moved["range"][1] - moved["range"][0] + 1
+        return self._hashes_moved
