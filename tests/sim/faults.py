@@ -113,7 +113,7 @@ class Nemesis:
         calm = type(world.disk_faults)()
         for name, value in vars(calm).items():
             setattr(world.disk_faults, name, value)
-        world.place_failures = 0.0
+        world.place_failures = world.zombies = 0.0
         for name in world.names():
             world.resume(name)
         for role in self.roles:
@@ -281,6 +281,10 @@ def _store(which: str, setting: str) -> Callable[[World, Fault], None]:
     return apply
 
 
+def _zombies(world: World, fault: Fault) -> None:
+    world.zombies = fault["chance"]
+
+
 def _places(world: World, fault: Fault) -> None:
     world.place_failures = fault["chance"]
 
@@ -317,6 +321,7 @@ KINDS: dict[str, Kind] = {
     "cut_stores": Kind({"every": _EVERY, "length": (50, 15_000)}, episode=_cut_stores),
     "clock": Kind({"every": _EVERY, "skew": (1, 10_000)}, episode=_jump),
     "no_place": Kind({"chance": (0.0, 0.5)}, _places),
+    "zombie": Kind({"chance": (0.0, 1.0)}, _zombies),
     "two_owners": Kind({"every": (500, 8_000)}, episode=_special),
     "churn": Kind({"every": (5, 1_000)}, episode=_special),
 }

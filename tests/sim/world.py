@@ -86,12 +86,13 @@ class Process:
     """One incarnation of a process: a context for its tasks, an actor perhaps, and an end."""
 
     def __init__(
-        self, world: World, name: str, machine: str, incarnation: int, make: Make | None, disk: str | None
+        self, world: World, name: str, machine: str, incarnation: int, make: Make | None, disk: str | None, fixed: bool
     ) -> None:
         self.name = name
         self.machine = machine
         self.incarnation = incarnation
-        self.address: Address = f"{machine}/{name}.{incarnation}"
+        self.fixed = fixed
+        self.address: Address = f"{machine}/{name}" if fixed else f"{machine}/{name}.{incarnation}"
         self.make = make
         self.disk_name = disk
         self.actor: Actor | None = None
@@ -141,6 +142,8 @@ class Process:
     def log(self, event: str, **fields: object) -> None:
         """What the actor logs."""
         self._world.record(self.name, event, **fields)
+        for hear in self._world.ears:
+            hear(self, event, fields)
 
     def settle(self, error: SluiceError | None) -> None:
         """The actor has started, or will not."""
@@ -184,7 +187,11 @@ class World:
         self.skews: dict[str, int] = {}
         self.kinds: dict[str, Kind] = {}
         """What `Places.start` can start."""
+        self.ears: list[Callable[[Process, str, dict[str, object]], None]] = []
+        """Told of every event that a process logs, and of its end (`ended`)."""
         self.place_failures = 0.0
+        self.zombies = 0.0
+        """How likely `Places.stop` reports success although the process lives on, frozen or cut off."""
         self.power_loss = 0.5
         """How likely the end of a process is a loss of power, in which unsynced bytes go."""
         self.counters: dict[str, int] = {}
@@ -291,14 +298,15 @@ class World:
         *,
         machine: str | None = None,
         disk: str | None = None,
+        fixed: bool = False,
         placed: tuple[str, dict[str, Any]] | None = None,
     ) -> Address:
         """Start a process with an actor in it; returns its address when the actor has started.
 
-        disk: the name of its disk, if it has one. An older incarnation of the name lives on (a zombie). Raises
-        Unavailable while another process has the disk.
+        disk: the name of its disk, if it has one. fixed: every incarnation has the same address. An older incarnation
+        of the name lives on (a zombie). Raises Unavailable while another process has the disk.
         """
-        process = self._open(name, make, machine or name, disk)
+        process = self._open(name, make, machine or name, disk, fixed)
         process.placed = placed
         actor = make(process.ports)
         process.actor = actor
@@ -321,7 +329,7 @@ class World:
 
     def client(self, name: str, *, machine: str | None = None) -> Ports:
         """A process without an actor, for producers and consumers in a user's program: its ports."""
-        process = self._open(name, None, machine or name, None)
+        process = self._open(name, None, machine or name, None, False)
         self.record(name, "opened", address=process.address)
         return process.ports
 
@@ -337,11 +345,16 @@ class World:
         process = self._processes[name]
         if process.make is None:
             raise Invalid(f"{name} is a client; open a new one")
-        if process.alive and process.disk_name:
+        if process.alive and (process.disk_name or process.fixed):
             self.crash(name)
         self.count("restart")
         return await self.start(
-            name, process.make, machine=process.machine, disk=process.disk_name, placed=process.placed
+            name,
+            process.make,
+            machine=process.machine,
+            disk=process.disk_name,
+            fixed=process.fixed,
+            placed=process.placed,
         )
 
     def pause(self, name: str) -> None:
@@ -375,8 +388,11 @@ class World:
         process.alive = False
         process.settle(Unavailable(f"{process.name} ended: {reason}"))
         self.record(process.name, "ended", address=process.address, reason=reason)
+        for hear in self.ears:
+            hear(process, "ended", {"reason": reason})
         self.loop.bury(process)
-        self._addresses.pop(process.address, None)
+        if self._addresses.get(process.address) is process:
+            del self._addresses[process.address]
         self._graveyard.append(process)
         if process.disk_name:
             self._in_use.pop(process.disk_name, None)
@@ -403,6 +419,10 @@ class World:
     def names(self) -> list[str]:
         """Names of all processes that were ever started, in order."""
         return sorted(self._processes)
+
+    def alive(self, prefix: str) -> list[str]:
+        """Names of the live processes that begin so, in order."""
+        return sorted(process.name for process in self._addresses.values() if process.name.startswith(prefix))
 
     def is_up(self, name: str) -> bool:
         """Whether the newest incarnation lives."""
@@ -442,13 +462,13 @@ class World:
 
         return heal
 
-    def _open(self, name: str, make: Make | None, machine: str, disk: str | None) -> Process:
+    def _open(self, name: str, make: Make | None, machine: str, disk: str | None, fixed: bool) -> Process:
         old = self._processes.get(name)
         if disk is not None:
             if disk in self._in_use:
                 raise Unavailable(f"the disk {disk} is in use by {self._in_use[disk]}")
             self._in_use[disk] = name
-        process = Process(self, name, machine, 1 if old is None else old.incarnation + 1, make, disk)
+        process = Process(self, name, machine, 1 if old is None else old.incarnation + 1, make, disk, fixed)
         self._processes[name] = process
         self._addresses[process.address] = process
         return process
@@ -480,8 +500,13 @@ class SimPlaces:
 
     async def stop(self, address: Address, *, frozen: bool = False) -> None:
         """End an actor."""
-        await self._world.loop.pause(self._world.rng.randrange(20))
-        self._world.stop(address)
+        world = self._world
+        await world.loop.pause(world.rng.randrange(20))
+        process = world.at(address)
+        if process is not None and process.disk_name is None and world.rng.random() < world.zombies:
+            world.count("zombie")
+            return
+        world.stop(address)
 
     async def inventory(self) -> list[tuple[str, Address, dict[str, Any]]]:
         """Everything that lives and was started through places."""

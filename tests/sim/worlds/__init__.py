@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.sim.runner import Scenario
 from tests.sim.worlds.bookie import BookieWorld
+from tests.sim.worlds.broker import BrokerWorld
 from tests.sim.worlds.ledger import LedgerWorld
 
-WORLDS: dict[str, Scenario] = {world.name: world for world in (BookieWorld(), LedgerWorld())}
+WORLDS: dict[str, Scenario] = {world.name: world for world in (BookieWorld(), LedgerWorld(), BrokerWorld())}

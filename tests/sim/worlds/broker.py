@@ -1,0 +1,283 @@
+"""The whole broker: controller, topics, bookies, dispatchers, producers, and consumers that come and go.
+
+Safety phase: every kind of fault, consumers that join, leave, crash and freeze, owners that are replaced while they
+live. Then everything heals; what was published is delivered and acknowledged within a bound of virtual time (L1, L4,
+L5); and then there is rest: every counter of every dispatcher is zero (L3). The history goes to the judge of
+loadgen.checkers: nothing lost, nothing twice, nothing from nowhere (S1 to S4), redelivery only for a reason (S5),
+nothing acknowledged comes back (S6), order and a single holder per key (S8, S9), nothing early (S10). The order
+sentinels of the dispatchers must have seen nothing either.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from actors.actor import Actor
+from actors.bookie import Bookie
+from actors.controller import Controller
+from actors.directory import Directory
+from actors.dispatcher import Dispatcher
+from actors.messages import CreateTopic, Stats, SubscriptionSettings, TopicSettings
+from actors.ports import Ports, Unknown
+from actors.topic.topic import Topic
+from loadgen.checkers import judge
+from storage.errors import SluiceError
+from tests.sim.faults import Fault, Nemesis
+from tests.sim.world import World
+from tests.sim.worlds.clients import History, SimConsumer, SimProducer, Traffic, watch
+from tests.sim.worlds.ledger import BOOKIE
+
+TOPIC, SUBSCRIPTION = "orders", "billing"
+CONTROLLER = "controller/controller"
+BROKERS = 2
+HEALED_MS = 300_000
+AT_REST = (
+    "msgBacklog", "msgDelayed", "unackedMessages", "msgInReplay", "msgDelayedRedelivery", "drainingHashesCount",
+    "drainingHashesUnackedMessages", "awaitedConsumers", "nonContiguousDeletedMessagesRanges", "runsHeld",
+)  # fmt: skip
+"""Statistics that are zero when everything is delivered and acknowledged."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """How big this world is; drawn from the seed."""
+
+    bookies: int
+    topic: TopicSettings
+    traffic: Traffic
+    producers: int
+    consumers: int
+    trouble_ms: int
+
+    @classmethod
+    def draw(cls, rng: random.Random, options: dict[str, str]) -> Size:
+        """A random size."""
+        ensemble = rng.choice((1, 2, 3))
+        write = rng.randint(1, ensemble)
+        delayed = rng.choice((0.0, 0.0, 0.1, 0.6))
+        look_ahead = rng.choice((30, 200, 4_000))
+        settings = SubscriptionSettings(
+            policy=options.get("policy", rng.choice(("draining_hashes", "draining_hashes", "last_sent_position"))),
+            selector=rng.choice(("consistent_hashing", "consistent_hashing", "auto_split")),
+            replica_points=rng.choice((3, 100)),
+            initial_position="earliest",
+            max_unacked_messages_per_consumer=rng.choice((5, 50, 50_000)),
+            max_unacked_messages_per_subscription=rng.choice((20, 200_000)),
+            look_ahead_per_consumer=look_ahead,
+            look_ahead_per_subscription=look_ahead * 3,
+            lease_ms=rng.choice((1_000, 3_000, 10_000)),
+            delayed_tracker=rng.choice(("bucket", "memory")),
+            delayed_delivery_min_index_count_per_bucket=rng.choice((5, 30)),
+            delayed_delivery_max_indexes_per_bucket_snapshot_segment=rng.choice((3, 20)),
+            delayed_delivery_max_num_buckets=rng.choice((3, 10, -1)),
+        )
+        traffic = Traffic(
+            topic=TOPIC,
+            partitions=rng.choice((1, 1, 2)),
+            subscription=SUBSCRIPTION,
+            settings=settings,
+            controller=CONTROLLER,
+            sends=rng.randint(1, 25),
+            delayed=delayed,
+            delay_ms=rng.choice((20, 2_000, 20_000)),
+            negative=rng.choice((0.0, 0.0, 0.1)),
+            think_ms=rng.choice((2, 30, 400)),
+        )
+        topic = TopicSettings(
+            partitions=traffic.partitions,
+            ensemble=ensemble,
+            write_quorum=write,
+            ack_quorum=rng.randint(1, write),
+            roll_entries=rng.choice((20, 100, 5_000_000)),
+        )
+        bookies = ensemble + rng.randrange(2)
+        return cls(bookies, topic, traffic, rng.randint(1, 2), rng.randint(1, 4), rng.randint(1, 20_000))
+
+
+class BrokerWorld:
+    """See the module."""
+
+    name = "broker"
+    kinds = [
+        "loss", "delay", "repeat", "late", "blob_loss", "no_hint", "partition", "pause", "crash", "power", "torn",
+        "slow_disk", "failed_sync", "meta_503", "meta_lost_answer", "meta_late", "meta_slow", "object_503",
+        "object_lost_answer", "object_late", "object_slow", "lost_object", "cut_stores", "clock", "no_place",
+        "zombie", "two_owners", "churn",
+    ]  # fmt: skip
+
+    def __call__(self, world: World, faults: list[Fault], options: dict[str, str]) -> dict[str, int]:
+        """Play a run."""
+        course = _Course(world, faults, options)
+        world.play(lambda _: course.run())
+        return course.counters
+
+
+class _Course:
+    """One run."""
+
+    def __init__(self, world: World, faults: list[Fault], options: dict[str, str]) -> None:
+        self.world = world
+        self.size = Size.draw(random.Random(f"course/{world.seed}"), options)
+        self.past = History(world)
+        self.nemesis = Nemesis(world, faults)
+        self.skewed = any(fault.kind == "clock" for fault in faults)
+        self.producers: list[SimProducer] = []
+        self.consumers: list[SimConsumer] = []
+        self.counters: dict[str, int] = {}
+
+    async def run(self) -> None:
+        """Trouble, healing, rest, judgement."""
+        world = self.world
+        watch(world, self.past, self.consumers)
+        await self._build()
+        for number in range(self.size.producers):
+            self.producers.append(SimProducer(world, self.past, self.size.traffic, number))
+        for _ in range(self.size.consumers):
+            self._join()
+        self.nemesis.begin()
+        await world.loop.pause(self.size.trouble_ms)
+        await self.nemesis.heal()
+        for consumer in self.consumers:
+            consumer.calm = True
+        self._join().calm = True
+        await world.within(HEALED_MS, self._published(), "L1: a publish is not confirmed")
+        await world.within(HEALED_MS, self._rest(), f"L3: no rest; {self._told}")
+        self._judge()
+
+    # -- building --
+
+    async def _build(self) -> None:
+        world, size = self.world, self.size
+        names = [f"bookie-{number}" for number in range(size.bookies)]
+        world.kinds["bookie"] = (self._bookie, lambda settings: str(settings["bookie"]), lambda s: str(s["bookie"]))
+        world.kinds["topic"] = (self._topic, _broker, lambda settings: None)
+        world.kinds["dispatcher"] = (self._dispatcher, _broker, lambda settings: None)
+        address = await world.start("controller", lambda ports: Controller(ports, bookies=names), fixed=True)
+        assert address == CONTROLLER
+        admin = world.client("admin")
+        await admin.net.call(CONTROLLER, CreateTopic(topic=TOPIC, settings=size.topic), 10_000)
+        roles = self.nemesis.roles
+        roles["controller"] = lambda: ["controller"]
+        for role in ("bookie", "topic", "dispatcher", "consumer"):
+            roles[role] = partial(world.alive, f"{role}-")
+        self.nemesis.special.update(two_owners=self._elect, churn=self._churn, lost_object=self._lose)
+
+    def _bookie(self, ports: Ports, settings: dict[str, Any]) -> Actor:
+        return Bookie(ports, bookie_id=settings["bookie"], settings=BOOKIE)
+
+    def _topic(self, ports: Ports, settings: dict[str, Any]) -> Actor:
+        return Topic(
+            ports,
+            topic=settings["topic"],
+            partition=settings["partition"],
+            settings=msgspec.convert(settings["topic_settings"], TopicSettings),
+            bookies=Directory(ports, CONTROLLER).bookies,
+        )
+
+    def _dispatcher(self, ports: Ports, settings: dict[str, Any]) -> Actor:
+        return Dispatcher(
+            ports,
+            topic=settings["topic"],
+            partition=settings["partition"],
+            subscription=settings["subscription"],
+            settings=msgspec.convert(settings["subscription_settings"], SubscriptionSettings),
+            directory=Directory(ports, CONTROLLER),
+        )
+
+    # -- trouble --
+
+    def _join(self) -> SimConsumer:
+        consumer = SimConsumer(self.world, self.past, self.size.traffic, len(self.consumers))
+        self.consumers.append(consumer)
+        return consumer
+
+    async def _churn(self, fault: Fault, rng: random.Random) -> None:
+        """A consumer joins, leaves, crashes or freezes for a while."""
+        present = [each for each in self.consumers if not each.gone and self.world.is_up(each.name)]
+        if len(self.consumers) < 60 and (not present or (rng.random() < 0.5 and len(present) < 6)):
+            self._join()
+        elif present:
+            consumer = present[rng.randrange(len(present))]
+            if rng.random() < 0.6:
+                consumer.leave()
+            else:
+                consumer.gone = True
+                self.world.crash(consumer.name)
+
+    async def _elect(self, fault: Fault, rng: random.Random) -> None:
+        """Start one more owner of something that has an owner already, behind the controller's back."""
+        running = [row for row in self.world.placed() if row[0] in ("topic", "dispatcher")]
+        if running:
+            kind, _, settings = running[rng.randrange(len(running))]
+            make, machine, _ = self.world.kinds[kind]
+            name = f"{kind}-extra-{rng.randrange(1 << 30):x}"
+            try:
+                await self.world.start(name, lambda ports: make(ports, settings), machine=machine(settings))
+            except SluiceError as error:
+                self.world.record("nemesis", "no second owner", error=str(error))
+
+    async def _lose(self, fault: Fault, rng: random.Random) -> None:
+        """The object store loses an object, or damages it."""
+        lost = self.world.objects.lose() if rng.random() < 0.5 else self.world.objects.flip()
+        self.world.record("nemesis", "object lost or damaged", name=lost)
+
+    # -- rest --
+
+    _told = "nothing was told"
+
+    async def _published(self) -> None:
+        for producer in self.producers:
+            await producer.done
+
+    async def _rest(self) -> None:
+        """Wait until every dispatcher says that nothing is left."""
+        ports = self.world.client("inspector")
+        directory = Directory(ports, CONTROLLER)
+        partition = 0
+        while partition < self.size.traffic.partitions:
+            stats = await self._stats(ports, directory, partition)
+            left = {name: stats[name] for name in AT_REST if stats.get(name)} if stats else {"stats": None}
+            self._told = f"partition {partition}: {left}"
+            if left:
+                await ports.clock.sleep(100)
+                continue
+            assert stats["orderViolationsTotal"] == 0, f"S8: the sentinel of partition {partition} saw a violation"
+            self._add("order checked", int(stats["orderCheckedTotal"]))
+            partition += 1
+
+    async def _stats(self, ports: Ports, directory: Directory, partition: int) -> dict[str, Any]:
+        try:
+            settings = self.size.traffic.settings
+            address = await directory.dispatcher(TOPIC, partition, SUBSCRIPTION, settings)
+            reply = await ports.net.call(address, Stats(), 2_000)
+            if isinstance(reply, Unknown):
+                await directory.suspect(address)
+                return {}
+            found: dict[str, Any] = json.loads(reply.json)
+            return found
+        except SluiceError as error:
+            ports.log("no statistics", error=str(error))
+            return {}
+
+    def _judge(self) -> None:
+        findings = judge(*self.past.tables())
+        for kind, count in findings.violations.items():
+            if kind == "early" and self.skewed:
+                continue  # a message is early by the dispatcher's own clock only, and that one was skewed
+            assert not count, f"{kind}: {count}; {'; '.join(findings.examples.get(kind, []))}"
+        for name, number in [*findings.checked.items(), *findings.messages.items()]:
+            self._add(name, number)
+        self._add("consumers", len(self.consumers))
+
+    def _add(self, name: str, number: int) -> None:
+        self.counters[name] = self.counters.get(name, 0) + number
+
+
+def _broker(settings: dict[str, Any]) -> str:
+    return f"broker-{settings['partition'] % BROKERS}"

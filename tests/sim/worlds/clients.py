@@ -1,0 +1,319 @@
+"""Producers and consumers of the simulated worlds, and the history that they write.
+
+The history has the columns of loadgen.history, so the same judge looks at it that looks at a flood. Its clock is the
+world's own time in microseconds, with a counter below the millisecond: two events never have the same stamp, and a
+stamp tells the true order in which things happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from actors.consumer.held import Received
+from actors.consumer.partition import PartitionConsumer
+from actors.directory import Directory
+from actors.messages import Event, SubscriptionSettings
+from actors.ports import Ports
+from actors.producer.producer import Outgoing, PartitionProducer, split
+from loadgen import history
+from storage.batch import make_batch
+from storage.errors import SluiceError
+from tests.sim.world import EPOCH_MS, Process, World
+
+KEYS = 5
+SOMEBODY = ""
+"""A consumer that is known by its session alone."""
+
+
+class History:
+    """What happened, row by row, in the shape that the judge reads."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._last = 0
+        self.sends: list[list[Any]] = []
+        self.receives: list[list[Any]] = []
+        self.acks: list[list[Any]] = []
+        self.events: list[list[Any]] = []
+
+    def stamp(self) -> int:
+        """A moment: microseconds, ever rising."""
+        self._last = max(self._last + 1, self.base())
+        return self._last
+
+    def base(self) -> int:
+        """The present millisecond, in microseconds."""
+        return (EPOCH_MS + self._world.loop.now) * 1000
+
+    def event(
+        self, consumer: str, event: str, session: int = -1, partition: int = -1, upto: int = 0, ago: int = 0
+    ) -> None:
+        """Something that is no message; `ago` milliseconds before now, when it comes to be known only later."""
+        self.events.append([consumer, session, partition, event, self.stamp() - ago * 1000, upto])
+
+    def tables(self) -> tuple[pa.Table, pa.Table, pa.Table, pa.Table]:
+        """Sends, receives, acks and events."""
+        who = {receive[1]: receive[0] for receive in self.receives}
+        for event in self.events:
+            event[0] = event[0] or who.get(event[1], SOMEBODY)
+        sends, receives, acks, events = (
+            _table(rows, schema)
+            for rows, schema in (
+                (self.sends, history.SENDS),
+                (self.receives, history.RECEIVES),
+                (self.acks, history.ACKS),
+                (self.events, history.EVENTS),
+            )
+        )
+        return sends, receives, history.confirm_acks(acks, events), events
+
+
+def _table(rows: list[list[Any]], schema: pa.Schema) -> pa.Table:
+    columns = list(zip(*rows, strict=True)) if rows else [()] * len(schema)
+    return pa.table([pa.array(column, kind.type) for column, kind in zip(columns, schema, strict=True)], schema=schema)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What the clients of a world do; drawn from the seed."""
+
+    topic: str
+    partitions: int
+    subscription: str
+    settings: SubscriptionSettings
+    controller: str
+    sends: int
+    delayed: float
+    """Share of the messages that are delayed, by up to `delay_ms`."""
+    delay_ms: int
+    negative: float
+    """Share of the parts that are given back once."""
+    think_ms: int
+
+
+class SimProducer:
+    """Publishes numbered messages of its own keys, and writes down what it was told."""
+
+    def __init__(self, world: World, past: History, traffic: Traffic, number: int) -> None:
+        self.name = f"producer-{number}"
+        self.ports = world.client(self.name)
+        self.done: asyncio.Future[None] = world.loop.create_future()
+        self._past = past
+        self._traffic = traffic
+        self._rng = random.Random(f"{self.name}/{world.seed}")
+        self._sequences = [0] * traffic.partitions
+        self._numbers = [0] * KEYS
+        directory = Directory(self.ports, traffic.controller)
+        self._parts = [
+            PartitionProducer(self.ports, directory, traffic.topic, partition, self.name, f"{self.name}-1")
+            for partition in range(traffic.partitions)
+        ]
+        self.ports.spawn(self._run(), "produce")
+
+    async def _run(self) -> None:
+        for part in self._parts:
+            await _until_open(part, self.ports)
+        for _ in range(self._traffic.sends):
+            self._send()
+            await self.ports.clock.sleep(self._rng.choice((0, 2, 30, 400)))
+        for part in self._parts:
+            await part.flush()
+        self.done.set_result(None)
+
+    def _send(self) -> None:
+        rng, traffic = self._rng, self._traffic
+        count = rng.choice((1, 2, 8, 30))
+        chosen = [rng.randrange(KEYS) for _ in range(count)]
+        numbers = []
+        for key in chosen:
+            numbers.append(self._numbers[key])
+            self._numbers[key] += 1
+        now = self.ports.clock.now()
+        due = [now + rng.randrange(1, traffic.delay_ms) if rng.random() < traffic.delayed else 0 for _ in range(count)]
+        keys = [f"{self.name}/{key}".encode() for key in chosen]
+        rows = pa.table(
+            {"key": keys, "payload": [b"%d" % number for number in numbers], "deliver_at": pa.array(due, pa.int64())}
+        )
+        batch = make_batch(rows, now=now, producer=self.name)
+        for partition, share, places in split(batch, traffic.partitions):
+            first = self._sequences[partition]
+            self._sequences[partition] += len(share)
+            row = len(self._past.sends)
+            for offset, place in enumerate(places.tolist()):
+                self._past.sends.append(
+                    [
+                        self.name, partition, keys[place], numbers[place], first + offset, -1, history.INFO,
+                        self._past.stamp(), 0, due[place],
+                    ]
+                )  # fmt: skip
+            self._parts[partition].send(Outgoing(share, first, np.arange(len(share)), partial(self._told, row)))
+
+    def _told(self, row: int, rows: npt.NDArray[np.int64], at: int, error: SluiceError | None) -> None:
+        moment = self._past.stamp()
+        for offset in range(len(rows)):
+            send = self._past.sends[row + offset]
+            if error is None:
+                send[5:7] = [at + offset if at >= 0 else 0, history.OK]
+            send[8] = moment
+
+
+async def _until_open(part: PartitionProducer, ports: Ports) -> None:
+    while True:
+        try:
+            await part.open()
+            return
+        except SluiceError as error:
+            ports.log("open failed", error=str(error))
+            await ports.clock.sleep(100)
+
+
+@dataclass(eq=False)
+class SimConsumer:
+    """One consumer object on every partition: takes parts, thinks, acknowledges, at times gives back, at times dies."""
+
+    world: World
+    past: History
+    traffic: Traffic
+    number: int
+    calm: bool = False
+    parts: list[PartitionConsumer] = field(default_factory=list)
+    gone: bool = False
+
+    def __post_init__(self) -> None:
+        self.name = f"consumer-{self.number}"
+        self.rng = random.Random(f"{self.name}/{self.world.seed}")
+        self.ports = self.world.client(self.name)
+        self.queue: deque[Received] = deque()
+        self._wake: asyncio.Future[None] | None = None
+        directory = Directory(self.ports, self.traffic.controller)
+        queue_size = self.rng.choice((1, 3, 10, 100))
+        for partition in range(self.traffic.partitions):
+            self.parts.append(
+                PartitionConsumer(
+                    self.ports,
+                    directory,
+                    topic=self.traffic.topic,
+                    partition=partition,
+                    subscription=self.traffic.subscription,
+                    # Names repeat; consumers are told apart by incarnation alone.
+                    name=f"worker-{self.number % 4}",
+                    incarnation=f"{self.name}-1",
+                    settings=self.traffic.settings,
+                    ranges=[],
+                    queue_size=queue_size,
+                    received=self.received,
+                    told=partial(self.told),
+                )
+            )
+        for part in self.parts:
+            self.ports.spawn(part.open(), "open")
+        self.ports.spawn(self._work(), "work")
+        self.ports.spawn(self._confirm(), "confirm")
+
+    def received(self, part: Received) -> None:
+        """A part arrived."""
+        moment = self.past.stamp()
+        keys = part.rows.column("key").to_pylist()
+        numbers = [int(value) for value in part.rows.column("payload").to_pylist()]
+        for row in range(len(part)):
+            self.past.receives.append(
+                [
+                    self.name, part.session, part.partition, int(part.positions[row]), keys[row], numbers[row],
+                    int(part.redeliveries[row]), part.epoch, int(part.dispatch[row]), moment,
+                ]
+            )  # fmt: skip
+        self.queue.append(part)
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+    def told(self, partition: int, event: Event) -> None:
+        """The session has something to say."""
+        if event.kind == "failed":
+            raise AssertionError(f"L5: a consumer failed: {self.parts[partition].failed!r}")
+
+    async def _work(self) -> None:
+        while True:
+            while not self.queue:
+                self._wake = self.world.loop.create_future()
+                await self._wake
+            part = self.queue.popleft()
+            consumer = self.parts[part.partition]
+            consumer.taken(part)
+            thinking = 1 if self.calm else self.rng.randrange(self.traffic.think_ms)
+            if not self.calm and self.rng.random() < 0.02:
+                thinking = 5_000
+            if thinking:
+                await self.ports.clock.sleep(thinking)
+            rows = self.rng.sample(range(len(part)), len(part)) if self.rng.random() < 0.3 else list(range(len(part)))
+            cut = self.rng.randrange(len(rows) + 1) if not self.calm else len(rows)
+            for piece in (rows[:cut], rows[cut:]):
+                if piece:
+                    await self._finish(consumer, part, np.array(piece, np.int64))
+
+    async def _finish(self, consumer: PartitionConsumer, part: Received, rows: npt.NDArray[np.int64]) -> None:
+        rows = rows[part.open[rows]]
+        if not len(rows):
+            return
+        negative = not self.calm and self.rng.random() < self.traffic.negative
+        moment = self.past.stamp()
+        for position in part.positions[rows].tolist():
+            self.past.acks.append([self.name, part.session, part.partition, position, moment, 0, negative])
+        if negative:
+            await consumer.negative_acknowledge(part, rows, self.rng.choice((0, 50, 1000)))
+        else:
+            consumer.acknowledge(part, rows)
+
+    async def _confirm(self) -> None:
+        """Now and then wait until all acknowledgements are durable, and write that down."""
+        while True:
+            await self.ports.clock.sleep(self.rng.randrange(100, 1000))
+            upto = self.past.stamp()
+            try:
+                for part in self.parts:
+                    await part.wait_confirmed()
+            except SluiceError as error:
+                self.ports.log("not confirmed", error=str(error))
+                continue
+            self.past.event(self.name, history.CONFIRMED, upto=upto)
+
+    def leave(self) -> None:
+        """Close politely; what is held goes to the others."""
+        if not self.gone:
+            self.gone = True
+            self.ports.spawn(self._close(), "close")
+
+    async def _close(self) -> None:
+        for part in self.parts:
+            await part.close()
+            self.past.event(self.name, history.DETACH, partition=part.partition, ago=self.overdue(part.partition))
+        self.world.stop(self.ports.me)
+
+    def overdue(self, partition: int) -> int:
+        """For how many milliseconds the lease has been over: what it held since then was not its own any more."""
+        part = self.parts[partition]
+        return max(0, self.ports.clock.monotonic() - part._renewed - part._lease)
+
+
+def watch(world: World, past: History, consumers: list[SimConsumer]) -> None:
+    """Write down what the dispatchers and the world know of consumers' ends."""
+
+    def hear(process: Process, event: str, fields: dict[str, object]) -> None:
+        if event == "ended" and process.name.startswith("consumer-"):
+            past.event(process.name, history.DEATH)
+        elif event == "session_ended":
+            past.event(SOMEBODY, history.EXPIRED, session=int(str(fields["session"])))
+        elif event == "session_lost":
+            consumer = next(known for known in consumers if known.name == process.name)
+            partition = int(str(fields["partition"]))
+            past.event(process.name, history.EXPIRED, partition=partition, ago=consumer.overdue(partition))
+
+    world.ears.append(hear)
