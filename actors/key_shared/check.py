@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from actors.key_shared.core import Core
-from actors.key_shared.window import NO_SLOT, RowState
+from actors.key_shared.window import DONE, NO_SLOT, PENDING, REPLAY, STATES
 from storage.errors import InvariantViolation
 from storage.hashing import HASH_RANGE
 
@@ -15,16 +15,16 @@ def check(core: Core) -> None:
     window, tables, members = core.window, core.tables, core.members
     view = slice(window.head, window.tail)
     state = window.state[view]
-    counts = np.bincount(state, minlength=len(RowState)).tolist()
-    for kind in RowState:
-        if kind != RowState.DONE and counts[kind] != window.count[kind]:
-            raise InvariantViolation(f"{counts[kind]} rows are {kind.name}, the count says {window.count[kind]}")
+    counts = np.bincount(state, minlength=len(STATES)).tolist()
+    for kind, name in enumerate(STATES):
+        if kind != DONE and counts[kind] != window.count[kind]:
+            raise InvariantViolation(f"{counts[kind]} rows are {name}, the count says {window.count[kind]}")
     if not (np.diff(window.position[view]) > 0).all():
         raise InvariantViolation("the window is not ascending")
     hashes, holders = window.hash[view], window.consumer[view]
-    held = state == RowState.PENDING
+    held = state == PENDING
     _same("pending", np.bincount(hashes[held], minlength=HASH_RANGE), tables.pending)
-    _same("replayed", np.bincount(hashes[state == RowState.REPLAY], minlength=HASH_RANGE), tables.replayed)
+    _same("replayed", np.bincount(hashes[state == REPLAY], minlength=HASH_RANGE), tables.replayed)
     slots = max(members.slots, 1)
     _same("unacked", np.bincount(holders[held], minlength=slots)[: members.slots], members.unacked)
     for slot in np.unique(holders[held]):

@@ -16,7 +16,7 @@ import numpy as np
 
 from actors.key_shared.history import History, drained
 from actors.key_shared.members import Member, Members
-from actors.key_shared.policies import Unordered, make_policy
+from actors.key_shared.policies import Unordered, held_elsewhere, make_policy
 from actors.key_shared.selectors import (
     AutoSplit,
     ConsistentHashing,
@@ -28,7 +28,21 @@ from actors.key_shared.selectors import (
 )
 from actors.key_shared.sentinel import Sentinel
 from actors.key_shared.tables import HashTables
-from actors.key_shared.window import DELIVERED, REMOVED, SENT, Reduced, Rows, RowState, Window
+from actors.key_shared.window import (
+    DEAD,
+    DELIVERED,
+    DONE,
+    FRESH,
+    LOOSE,
+    PENDING,
+    REMOVED,
+    REPLAY,
+    SENT,
+    WAITING,
+    Reduced,
+    Rows,
+    Window,
+)
 from actors.messages import SubscriptionSettings
 from storage.errors import Invalid
 from storage.hashing import Hashes
@@ -91,7 +105,7 @@ class Core:
     def waiting(self) -> int:
         """Messages that were read and wait to be sent (again): what look-ahead limits (KS-40)."""
         count = self.window.count
-        return count[RowState.FRESH] + count[RowState.REPLAY] + count[RowState.LOOSE]
+        return count[FRESH] + count[REPLAY] + count[LOOSE]
 
     def look_ahead_limit(self) -> int:
         """How many messages may wait to be sent before reading forward stops (KS-40)."""
@@ -100,7 +114,7 @@ class Core:
     def settle_limits(self) -> None:
         """Block or release the subscription. Messages that wait out a delay count: Pulsar's client still holds them."""
         count = self.window.count
-        self.members.settle_subscription(count[RowState.PENDING] + count[RowState.WAITING])
+        self.members.settle_subscription(count[PENDING] + count[WAITING])
 
     # -- transitions ------------------------------------------------------------------------------------------------
 
@@ -112,12 +126,12 @@ class Core:
         """The reverse of `queue`."""
         self.tables.unqueued(self.window.hash[rows])
 
-    def release(self, rows: Rows, into: RowState) -> None:
+    def release(self, rows: Rows, into: int) -> None:
         """PENDING rows leave their consumers, each record exactly once (KS-20, KS-21)."""
         if len(rows) == 0:
             return
         window, members = self.window, self.members
-        hashes = window.hash[rows]
+        hashes = window.hash[rows].astype(np.intp)
         self.sentinel.given_back(hashes)
         freed = self.tables.released(hashes)
         if len(freed):
@@ -128,16 +142,16 @@ class Core:
             self.stir = True
         if members.count_released(window.consumer[rows]):
             self.stir = True
-        window.move(rows, len(rows), RowState.PENDING, into)
-        if into == RowState.REPLAY:
+        window.move(rows, len(rows), PENDING, into)
+        if into == REPLAY:
             self.queue(rows)
         self.settle_limits()
 
-    def hand_back(self, rows: Rows, into: RowState, now: int) -> Rows:
+    def hand_back(self, rows: Rows, into: int, now: int) -> Rows:
         """Release rows to be sent again; those removed meanwhile are dropped instead (KS-45). Returns the rest."""
         gone = (self.window.flags[rows] & REMOVED) != 0
         if gone.any():
-            self.release(rows[gone], RowState.DONE)
+            self.release(rows[gone], DONE)
             rows = rows[~gone]
         self.release(rows, into)
         self.window.since[rows] = now
@@ -153,21 +167,21 @@ class Core:
         if isinstance(self.selector, SingleActive) and not (before == self.tables.owner).all():
             # The consumer that is no longer the active one gets no time to finish: as in Pulsar, what it holds is
             # sent to the new one, and may be seen twice.
-            held = self.window.rows_in(RowState.PENDING)
-            self.hand_back(held[self.window.consumer[held] != self.tables.owner[1]], RowState.REPLAY, now)
+            held = self.window.rows_in(PENDING)
+            self.hand_back(held[self.window.consumer[held] != self.tables.owner[1]], REPLAY, now)
             self.tables.recount()
 
     def drop(self, rows: Rows) -> None:
         """Rows that are not PENDING are done; keeps the counts."""
         window = self.window
         state = window.state[rows]
-        for before in (RowState.FRESH, RowState.REPLAY, RowState.LOOSE, RowState.WAITING, RowState.DEAD):
+        for before in (FRESH, REPLAY, LOOSE, WAITING, DEAD):
             if window.count[before] == 0:
                 continue
             mine = rows[state == before]
-            if before == RowState.REPLAY:
+            if before == REPLAY:
                 self.unqueue(mine)
-            window.move(mine, len(mine), before, RowState.DONE)
+            window.move(mine, len(mine), before, DONE)
         self.stir = True
         self.settle_limits()
 
@@ -180,10 +194,10 @@ class Core:
         rows = rows[window.redelivery[rows] > most]
         if len(rows) == 0:
             return
-        before = RowState(int(window.state[rows[0]]))
-        if before == RowState.REPLAY:
+        before = int(window.state[rows[0]])
+        if before == REPLAY:
             self.unqueue(rows)
-        window.move(rows, len(rows), before, RowState.DEAD)
+        window.move(rows, len(rows), before, DEAD)
         self.dead.append(window.position[rows].copy())
         self.settle_limits()
 
@@ -201,18 +215,18 @@ class Core:
             return
         member.claims = np.setdiff1d(member.claims, window.position[rows], assume_unique=True)
         state = window.state[rows]
-        rows = rows[(state != RowState.PENDING) & (state != RowState.DEAD)]
+        rows = rows[(state != PENDING) & (state != DEAD)]
         if self.policy.ordered:
-            hashes = window.hash[rows]
-            rows = rows[(tables.pending[hashes] == 0) | (tables.holder[hashes] == member.slot)]
+            mine = np.full(len(rows), member.slot, np.uint16)
+            rows = rows[~held_elsewhere(window, window.hash[rows], mine)]
         if len(rows) == 0:
             return
         state = window.state[rows]
-        for before in (RowState.FRESH, RowState.REPLAY, RowState.LOOSE, RowState.WAITING):
+        for before in (FRESH, REPLAY, LOOSE, WAITING):
             mine = rows[state == before]
-            if before == RowState.REPLAY:
+            if before == REPLAY:
                 self.unqueue(mine)
-            window.move(mine, len(mine), before, RowState.PENDING)
+            window.move(mine, len(mine), before, PENDING)
         hashes = window.hash[rows]
         slots = np.full(len(rows), member.slot, np.uint16)
         self.sentinel.take(slots, hashes, window.position[rows])
@@ -243,8 +257,8 @@ class Core:
         """Rows whose delay is over wait to be sent from now on."""
         while self.later and self.later[0][0] <= now:
             rows = self.window.find(heapq.heappop(self.later)[2])
-            rows = rows[self.window.state[rows] == RowState.WAITING]
-            self.window.move(rows, len(rows), RowState.WAITING, RowState.LOOSE)
+            rows = rows[self.window.state[rows] == WAITING]
+            self.window.move(rows, len(rows), WAITING, LOOSE)
             self.stir = True
             self.settle_limits()
 

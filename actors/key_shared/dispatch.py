@@ -27,7 +27,21 @@ from actors.key_shared.history import take_events
 from actors.key_shared.members import Member
 from actors.key_shared.routing import Assignment, route, would_send
 from actors.key_shared.selectors import Range
-from actors.key_shared.window import DUE, MAX_REDELIVERIES, NO_SLOT, REMOVED, SENT, Reduced, RowState
+from actors.key_shared.tables import HashTables
+from actors.key_shared.window import (
+    DONE,
+    DUE,
+    FRESH,
+    LOOSE,
+    MAX_REDELIVERIES,
+    NO_SLOT,
+    PENDING,
+    REMOVED,
+    REPLAY,
+    SENT,
+    WAITING,
+    Reduced,
+)
 from actors.messages import NO_POSITIONS, Event, SubscriptionSettings
 from storage.errors import InvariantViolation
 from storage.hashing import Hashes
@@ -39,6 +53,11 @@ class Dispatch:
 
     def __init__(self, settings: SubscriptionSettings, *, first_dispatch: int = 0) -> None:
         self._core = Core(settings, first_dispatch)
+
+    @property
+    def tables(self) -> HashTables:
+        """What is known of each hash; for reading only."""
+        return self._core.tables
 
     # -- membership -------------------------------------------------------------------------------------------------
 
@@ -81,8 +100,8 @@ class Dispatch:
         if member is None:
             return
         core.selector.remove(member.slot)
-        held = core.window.rows_in(RowState.PENDING)
-        core.hand_back(held[core.window.consumer[held] == member.slot], RowState.REPLAY, now)
+        held = core.window.rows_in(PENDING)
+        core.hand_back(held[core.window.consumer[held] == member.slot], REPLAY, now)
         core.members.remove(member)
         core.change_owners(now=now, cause=f"{member.name} left", gone=member)
         core.policy.left(member.slot, len(core.members))
@@ -99,7 +118,7 @@ class Dispatch:
         core = self._core
         if not core.members or core.members.all_blocked:
             return 0
-        permits = int(core.members.allowance().sum()) - core.window.count[RowState.FRESH]
+        permits = int(core.members.allowance().sum()) - core.window.count[FRESH]
         ahead = core.look_ahead_limit() - core.waiting
         return max(min(permits, ahead), 0)
 
@@ -114,7 +133,7 @@ class Dispatch:
         if int(positions[0]) <= core.last_read:
             raise InvariantViolation(f"{show(int(positions[0]))} was read after {show(core.last_read)}")
         core.last_read = int(positions[-1])
-        self._add(positions, hashes, RowState.FRESH, 0)
+        self._add(positions, hashes, FRESH, 0)
 
     def due(self, positions: Positions, hashes: Hashes) -> None:
         """Delayed messages are due now: they wait to be sent without a place in the order (KS-60, KS-64).
@@ -124,10 +143,10 @@ class Dispatch:
         if len(positions) == 0:
             return
         positions, first = np.unique(positions, return_index=True)
-        self._add(positions, hashes[first], RowState.LOOSE, DUE)
+        self._add(positions, hashes[first], LOOSE, DUE)
         self._core.stir = True
 
-    def _add(self, positions: Positions, hashes: Hashes, state: RowState, flags: int) -> None:
+    def _add(self, positions: Positions, hashes: Hashes, state: int, flags: int) -> None:
         core = self._core
         window = core.window
         if window.tail > window.head and positions[0] <= window.position[window.tail - 1]:
@@ -156,11 +175,11 @@ class Dispatch:
         if len(rows) == 0:
             return NO_POSITIONS
         done = window.position[rows]
-        held = window.state[rows] == RowState.PENDING
+        held = window.state[rows] == PENDING
         pending = rows if held.all() else rows[held]
         if len(pending) < len(rows):
             core.drop(rows[~held])
-        core.release(pending, RowState.DONE)
+        core.release(pending, DONE)
         if consumer in core.members.by_number:
             core.members.by_number[consumer].messages_acked += len(rows)
         window.trim()
@@ -179,18 +198,18 @@ class Dispatch:
         member = core.members.by_number.get(consumer)
         if member is None:
             return 0
-        rows = window.rows_in(RowState.PENDING) if positions is None else window.find(positions)
-        rows = rows[(window.state[rows] == RowState.PENDING) & (window.consumer[rows] == member.slot)]
+        rows = window.rows_in(PENDING) if positions is None else window.find(positions)
+        rows = rows[(window.state[rows] == PENDING) & (window.consumer[rows] == member.slot)]
         if len(rows) == 0:
             return 0
         total = len(rows)
         if delay > 0:
-            rows = core.hand_back(rows, RowState.WAITING, now)
+            rows = core.hand_back(rows, WAITING, now)
             core.wait(rows, now + delay)
         elif positions is None or not counted:
-            rows = core.hand_back(rows, RowState.REPLAY, now)
+            rows = core.hand_back(rows, REPLAY, now)
         else:
-            rows = core.hand_back(rows, RowState.LOOSE, now)
+            rows = core.hand_back(rows, LOOSE, now)
         if counted:
             window.redelivery[rows] += window.redelivery[rows] < MAX_REDELIVERIES
             window.redelivered = True
@@ -221,12 +240,12 @@ class Dispatch:
         rows = window.rows_live() if positions is None else window.find(positions)
         if up_to is not None:
             rows = rows[window.position[rows] <= up_to]
-        held = window.state[rows] == RowState.PENDING
+        held = window.state[rows] == PENDING
         core.drop(rows[~held])
         if core.policy.ordered:
             window.flags[rows[held]] |= REMOVED
         else:
-            core.release(rows[held], RowState.DONE)
+            core.release(rows[held], DONE)
         core.stir = True
         window.trim()
 
@@ -290,7 +309,7 @@ class Dispatch:
         member = core.members.by_number.get(consumer)
         if member is None:
             return NO_POSITIONS
-        rows = core.window.rows_in(RowState.PENDING)
+        rows = core.window.rows_in(PENDING)
         held: Positions = core.window.position[rows[core.window.consumer[rows] == member.slot]]
         return held
 

@@ -15,14 +15,14 @@ import numpy as np
 from actors.key_shared.core import Core
 from actors.key_shared.policies import Candidates, Gate, RecentlyJoined
 from actors.key_shared.routing import candidates_of, closed, open_rows
-from actors.key_shared.window import NO_SLOT, Rows, RowState
+from actors.key_shared.window import DEAD, FRESH, LOOSE, NO_SLOT, PENDING, REPLAY, STATES, WAITING, Rows
 from storage.errors import Invalid, NotFound
 from storage.hashing import HASH_RANGE
 from storage.position import show
 
 Reason = dict[str, Any]
 _SHOWN = 20
-_WAITING = (RowState.FRESH, RowState.REPLAY, RowState.LOOSE)
+_WAITING = (FRESH, REPLAY, LOOSE)
 
 
 def explain(core: Core, *, key_hash: int | None, hash: int | None, position: int | None, now: int) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def explain(core: Core, *, key_hash: int | None, hash: int | None, position: int
         row = _first_waiting(core, rows)
     if row is not None:
         answer["position"] = show(int(window.position[row]))
-        answer["state"] = RowState(int(window.state[row])).name.lower()
+        answer["state"] = STATES[int(window.state[row])]
         reasons = row_reasons(core, row, now)
     else:
         reasons = _nothing_waits(core, rows, now)
@@ -64,16 +64,16 @@ def explain(core: Core, *, key_hash: int | None, hash: int | None, position: int
 def row_reasons(core: Core, row: int, now: int) -> list[Reason]:
     """Why one row of the window is not (again) going out."""
     window = core.window
-    state = RowState(int(window.state[row]))
-    if state == RowState.PENDING:
+    state = int(window.state[row])
+    if state == PENDING:
         held = _holders(core, np.array([row]), now)
         text = f"it is with {held[0]['consumer']}, unacknowledged"
         return [_reason("delivered", text, "its acknowledgement, or the consumer giving it back or leaving", held=held)]
-    if state == RowState.WAITING:
+    if state == WAITING:
         until = next((due for due, _, places in core.later if window.position[row] in places), None)
         text = f"it was negatively acknowledged and waits until {until}"
         return [_reason("delayed_until", text, "time", until=until)]
-    if state == RowState.DEAD:
+    if state == DEAD:
         return [
             _reason(
                 "dead_letter",
@@ -92,7 +92,7 @@ def _gates(core: Core, row: int) -> list[Gate]:
     A row that waits in the order is also held by earlier rows of its hash, as the cut by position does it in a pass.
     """
     window = core.window
-    fresh = window.state[row] == RowState.FRESH
+    fresh = window.state[row] == FRESH
     one = slice(row, row + 1)
     owners = core.tables.owner[window.hash[one]]
     rows = Candidates(window.position[one], window.hash[one], owners, bool(fresh))
@@ -107,9 +107,9 @@ def _gates(core: Core, row: int) -> list[Gate]:
 def _earlier(core: Core, row: int) -> int | None:
     """The first row of the same hash that waits in the order before this one."""
     window = core.window
-    if not core.policy.ordered or window.state[row] == RowState.LOOSE:
+    if not core.policy.ordered or window.state[row] == LOOSE:
         return None
-    waiting = window.rows_in(RowState.REPLAY)
+    waiting = window.rows_in(REPLAY)
     waiting = waiting[(window.hash[waiting] == window.hash[row]) & (waiting < row)]
     return int(waiting[0]) if len(waiting) else None
 
@@ -130,7 +130,7 @@ def _gate_reason(core: Core, gate: Gate, row: int, now: int) -> Reason:
             because=row_reasons(core, earlier, now),
         )
     if gate == Gate.DRAINING:
-        pending = window.rows_in(RowState.PENDING)
+        pending = window.rows_in(PENDING)
         held = _holders(core, pending[window.hash[pending] == value], now)
         return _reason(
             "draining",
@@ -194,8 +194,8 @@ def _permit_reasons(core: Core, row: int) -> list[Reason]:
 
 def _ahead(core: Core, row: int) -> int:
     """Open rows that a pass would send to the same owner before this one."""
-    fresh = core.window.state[row] == RowState.FRESH
-    rows = core.window.rows_in(*((RowState.FRESH,) if fresh else (RowState.REPLAY, RowState.LOOSE)))
+    fresh = core.window.state[row] == FRESH
+    rows = core.window.rows_in(*((FRESH,) if fresh else (REPLAY, LOOSE)))
     allowance = core.members.allowance()
     candidates = candidates_of(core, rows, allowance, fresh=bool(fresh))
     chosen = rows[open_rows(core, candidates)]
@@ -262,7 +262,7 @@ def _nothing_waits(core: Core, rows: Rows, now: int) -> list[Reason]:
 def _same_hash(core: Core, rows: Rows, key_hash: int) -> list[Reason]:
     """Another key shares the hash, and its messages are what is waited for."""
     others = rows[core.window.key[rows] != key_hash]
-    held = others[core.window.state[others] == RowState.PENDING]
+    held = others[core.window.state[others] == PENDING]
     if len(held) == 0:
         return []
     return [
@@ -278,9 +278,9 @@ def _same_hash(core: Core, rows: Rows, key_hash: int) -> list[Reason]:
 def _counts(core: Core, rows: Rows) -> dict[str, int]:
     state = core.window.state[rows]
     return {
-        "pending": int((state == RowState.PENDING).sum()),
+        "pending": int((state == PENDING).sum()),
         "waiting": int(np.isin(state, _WAITING).sum()),
-        "delayed": int((state == RowState.WAITING).sum()),
+        "delayed": int((state == WAITING).sum()),
     }
 
 

@@ -25,7 +25,10 @@ from storage.position import Positions
 Counts = npt.NDArray[np.int64]
 """Numbers of messages by slot, shape (slots,), int64."""
 
+_COLUMNS = ("granted", "credited", "sent", "unacked", "redelivered", "last_sent")
 _MAX_SLOTS = 0xFFFF
+_MOST_PERMITS = 1 << 40
+_MOST_GRANTED = 1 << 62
 
 
 def _none() -> Positions:
@@ -44,11 +47,8 @@ class Member:
     joined: int
     ranges: tuple[tuple[int, int], ...] = ()
     claims: Positions = field(default_factory=_none)
-    messages_out: int = 0
     messages_acked: int = 0
-    messages_redelivered: int = 0
     drained_total: int = 0
-    last_sent: int = 0
     events: list[tuple[str, tuple[tuple[int, int], ...], int]] = field(default_factory=list)
     drained: list[npt.NDArray[np.uint16]] = field(default_factory=list)
 
@@ -66,6 +66,8 @@ class Members:
         self.credited: Counts = np.zeros(0, np.int64)
         self.sent: Counts = np.zeros(0, np.int64)
         self.unacked: Counts = np.zeros(0, np.int64)
+        self.redelivered: Counts = np.zeros(0, np.int64)
+        self.last_sent: Counts = np.zeros(0, np.int64)
         self.blocked: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
         self.starved: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
         self.all_blocked = False
@@ -94,7 +96,7 @@ class Members:
         """A new consumer in a free slot."""
         if slot == len(self.by_slot):
             self.by_slot.append(None)
-            for column in ("granted", "credited", "sent", "unacked", "blocked", "starved"):
+            for column in (*_COLUMNS, "blocked", "starved"):
                 old = getattr(self, column)
                 setattr(self, column, np.append(old, old.dtype.type(0)))
         member = Member(self._next_number, slot, name, incarnation, priority, now)
@@ -108,8 +110,8 @@ class Members:
         del self.by_number[member.number], self.by_incarnation[member.incarnation]
         slot = member.slot
         self.by_slot[slot] = None
-        for counts in (self.granted, self.credited, self.sent, self.unacked):
-            counts[slot] = 0
+        for column in _COLUMNS:
+            getattr(self, column)[slot] = 0
         self.blocked[slot] = self.starved[slot] = False
 
     def at(self, slot: int) -> Member:
@@ -121,7 +123,7 @@ class Members:
 
     def grant(self, member: Member, total: int) -> bool:
         """Raise the cumulative permits; True if that may let something out that waited for it."""
-        slot = member.slot
+        slot, total = member.slot, min(total, _MOST_GRANTED)
         if total <= self.granted[slot]:
             return False
         self.granted[slot] = total
@@ -132,7 +134,7 @@ class Members:
 
     def allowance(self) -> Counts:
         """How many messages each slot may get now (KS-44)."""
-        permits: Counts = np.maximum(self.credited - self.sent, 0)
+        permits: Counts = np.clip(self.credited - self.sent, 0, _MOST_PERMITS)
         if self.max_unacked_each > 0:
             permits = np.minimum(permits, np.maximum(self.max_unacked_each - self.unacked, 0))
         return permits
@@ -159,7 +161,10 @@ class Members:
 
         Release from the limit is looked at after every decrease, whoever causes it (#22657).
         """
-        self.unacked -= np.bincount(slots, minlength=self.slots)
+        if bool((slots == slots[0]).all()):
+            self.unacked[slots[0]] -= len(slots)
+        else:
+            self.unacked -= np.bincount(slots, minlength=self.slots)
         if self.max_unacked_each <= 0:
             return False
         free = self.blocked & (self.unacked <= self.max_unacked_each // 2)

@@ -27,7 +27,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from actors.key_shared.tables import HashTables
-from actors.key_shared.window import NO_SLOT, SENT, Mask, Reduced, RowState, Window
+from actors.key_shared.window import FRESH, NO_SLOT, PENDING, REPLAY, SENT, HashIndex, Mask, Reduced, Window
 from storage.errors import Invalid
 from storage.hashing import HASH_RANGE
 from storage.position import EARLIEST, Positions, entry_of, show
@@ -51,7 +51,7 @@ class Candidates:
     """Rows that ask to be sent, ascending by position. fresh: read forward, as opposed to waiting for redelivery."""
 
     positions: Positions
-    hashes: Reduced
+    hashes: HashIndex
     owners: Reduced
     fresh: bool
 
@@ -148,7 +148,7 @@ class RecentlyJoined:
             limits[slot] = limit if rows.fresh else min(limit, lowest)
         above = rows.positions > limits[rows.owners]
         if self.remember_unacked_keys and above.any():
-            above &= _held_elsewhere(window, rows)
+            above &= held_elsewhere(window, rows.hashes, rows.owners)
         return Gate.RECENTLY_JOINED, above
 
     def joined(self, slot: int, others: int, window: Window, last_read: int) -> None:
@@ -200,21 +200,24 @@ class RecentlyJoined:
 
 def _unsent(window: Window) -> Positions:
     """Positions that wait for their first delivery and have a place in the order, ascending."""
-    rows = window.rows_in(RowState.FRESH, RowState.REPLAY)
+    rows = window.rows_in(FRESH, REPLAY)
     positions: Positions = window.position[rows[(window.flags[rows] & SENT) == 0]]
     return positions
 
 
-def _held_elsewhere(window: Window, rows: Candidates) -> Mask:
-    """Which rows have a hash of which somebody else than their owner holds unacknowledged messages (RK-3)."""
-    pending = window.rows_in(RowState.PENDING)
+def held_elsewhere(window: Window, wanted: HashIndex, owners: Reduced) -> Mask:
+    """For each hash with its owner: does somebody else hold unacknowledged messages of it (RK-3)?
+
+    Asks the rows themselves, since under some policies a hash may be at several consumers.
+    """
+    pending = window.rows_in(PENDING)
     hashes, slots = window.hash[pending], window.consumer[pending]
     somebody: Reduced = np.full(HASH_RANGE, NO_SLOT, np.uint16)
     somebody[hashes] = slots
     several = np.zeros(HASH_RANGE, np.bool_)
     several[hashes[somebody[hashes] != slots]] = True
-    holder = somebody[rows.hashes]
-    held: Mask = several[rows.hashes] | ((holder != NO_SLOT) & (holder != rows.owners))
+    holder = somebody[wanted]
+    held: Mask = several[wanted] | ((holder != NO_SLOT) & (holder != owners))
     return held
 
 

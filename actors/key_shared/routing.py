@@ -22,13 +22,13 @@ import numpy.typing as npt
 from actors.key_shared.core import Core
 from actors.key_shared.members import Counts
 from actors.key_shared.policies import Candidates, Gate
-from actors.key_shared.window import DELIVERED, DUE, NO_SLOT, SENT, Mask, Reduced, Rows, RowState
+from actors.key_shared.window import DELIVERED, DUE, FRESH, LOOSE, NO_SLOT, PENDING, REPLAY, SENT, Mask, Reduced, Rows
 from storage.position import Positions
 
 _NO_REDELIVERIES: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Assignment:
     """Messages for one consumer.
 
@@ -48,7 +48,7 @@ def closed(core: Core, rows: Candidates) -> Iterator[tuple[Gate, Mask]]:
     Permits are not here: how many may go is a matter of the whole pass, see `cut`.
     """
     tables = core.tables
-    if rows.fresh and core.policy.ordered and core.window.count[RowState.REPLAY]:
+    if rows.fresh and core.policy.ordered and core.window.count[REPLAY]:
         yield Gate.EARLIER_WAITS, tables.replayed[rows.hashes] > 0
     gate = core.policy.gate(tables, core.window, rows)
     if gate is not None:
@@ -67,9 +67,9 @@ def route(core: Core, now: int) -> list[Assignment]:
     if core.stir:
         core.stir = False
         core.members.starved[:] = False
-        if window.count[RowState.REPLAY] or window.count[RowState.LOOSE]:
-            _pass(core, window.rows_in(RowState.REPLAY, RowState.LOOSE), allowance, out, now, fresh=False)
-    if window.count[RowState.FRESH]:
+        if window.count[REPLAY] or window.count[LOOSE]:
+            _pass(core, window.rows_in(REPLAY, LOOSE), allowance, out, now, fresh=False)
+    if window.count[FRESH]:
         _pass(core, window.rows_fresh(), allowance, out, now, fresh=True)
     return out
 
@@ -79,7 +79,7 @@ def would_send(core: Core) -> int:
     allowance = core.members.allowance()
     total = 0
     for fresh, rows in (
-        (False, core.window.rows_in(RowState.REPLAY, RowState.LOOSE)),
+        (False, core.window.rows_in(REPLAY, LOOSE)),
         (True, core.window.rows_fresh()),
     ):
         candidates = candidates_of(core, rows, allowance, fresh=fresh)
@@ -92,7 +92,8 @@ def would_send(core: Core) -> int:
 
 def candidates_of(core: Core, rows: Rows | slice, allowance: Counts, *, fresh: bool) -> Candidates:
     """Rows of the window with their hashes and owners. In a Shared subscription the owners are dealt out here."""
-    hashes = core.window.hash[rows]
+    # As wide as an index: each of them is used as one about ten times.
+    hashes = core.window.hash[rows].astype(np.intp)
     owners = deal(core, len(hashes), allowance) if core.shared else core.tables.owner[hashes]
     return Candidates(core.window.position[rows], hashes, owners, fresh)
 
@@ -177,7 +178,7 @@ def _send(
     first = None if candidates.fresh else (window.flags[chosen] & (DELIVERED | DUE)) == 0
     core.sentinel.sent(slots, hashes, positions, first)
     if candidates.fresh:
-        window.move(chosen, len(hashes), RowState.FRESH, RowState.PENDING)
+        window.move(chosen, len(hashes), FRESH, PENDING)
     else:
         _take_from_queue(core, chosen)
     window.consumer[chosen] = slots
@@ -195,11 +196,11 @@ def _send(
 def _take_from_queue(core: Core, rows: Rows | slice) -> None:
     state = core.window.state[rows]
     every = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
-    for before in (RowState.REPLAY, RowState.LOOSE):
+    for before in (REPLAY, LOOSE):
         mine = every[state == before]
-        if before == RowState.REPLAY:
+        if before == REPLAY:
             core.unqueue(mine)
-        core.window.move(mine, len(mine), before, RowState.PENDING)
+        core.window.move(mine, len(mine), before, PENDING)
 
 
 def _assign(
@@ -210,25 +211,27 @@ def _assign(
     out: list[Assignment],
     now: int,
 ) -> None:
-    ends = np.cumsum(counts)
-    for slot in np.flatnonzero(counts).tolist():
-        end, count = int(ends[slot]), int(counts[slot])
-        start = end - count
-        again = redeliveries[start:end]
-        if len(again) and not again.any():
-            again = _NO_REDELIVERIES
-        member = core.members.at(slot)
-        member.messages_out += count
-        member.messages_redelivered += int(np.count_nonzero(again))
-        member.last_sent = now
-        out.append(Assignment(member.number, positions[start:end], again, core.next_dispatch + start))
+    """Cut what is sent, sorted by slot, into one part for each consumer."""
+    members = core.members
+    to = np.flatnonzero(counts)
+    ends = np.cumsum(counts)[to].tolist()
+    members.last_sent[to] = now
+    again = np.zeros(len(counts), np.int64)
+    if len(redeliveries):
+        again = np.bincount(np.repeat(np.arange(len(counts)), counts)[redeliveries > 0], minlength=len(counts))
+        members.redelivered += again
+    start = 0
+    for slot, end in zip(to.tolist(), ends, strict=True):
+        some = redeliveries[start:end] if again[slot] else _NO_REDELIVERIES
+        out.append(Assignment(members.at(slot).number, positions[start:end], some, core.next_dispatch + start))
+        start = end
     core.next_dispatch += len(positions)
 
 
 def _keep(core: Core, rows: Rows | slice, left: Mask, now: int) -> None:
     """Forward messages that cannot go now wait with their place in the order (KS-37.3)."""
     kept = np.flatnonzero(left) + rows.start if isinstance(rows, slice) else rows[left]
-    core.window.move(kept, len(kept), RowState.FRESH, RowState.REPLAY)
+    core.window.move(kept, len(kept), FRESH, REPLAY)
     core.window.since[kept] = now
     core.queue(kept)
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from actors.key_shared.window import NO_SLOT, Mask, Reduced
+from actors.key_shared.window import NO_SLOT, HashIndex, Mask, Reduced
 from storage.errors import InvariantViolation
 from storage.hashing import HASH_RANGE
 from storage.position import EARLIEST, Positions, show
@@ -47,29 +47,33 @@ class Sentinel:
         """Messages that are sent and not given back."""
         return int(self._held.sum())
 
-    def sent(self, slots: Reduced, hashes: Reduced, positions: Positions, first: Mask | None) -> None:
+    def sent(self, slots: Reduced, hashes: HashIndex, positions: Positions, first: Mask | None) -> None:
         """Messages go out now: per slot in the order in which the consumer will see them.
 
         first: which of them are first deliveries that have to be in order; None: all. All of shape (n,).
         """
         self.take(slots, hashes, positions)
-        back = (slots[1:] == slots[:-1]) & (positions[1:] <= positions[:-1])
+        back = (positions[1:] <= positions[:-1]) & (slots[1:] == slots[:-1])
         if first is not None:
             slots, hashes, positions = slots[first], hashes[first], positions[first]
         self.checked_order += len(hashes)
-        late = positions <= self._last[hashes]
-        self._last[hashes] = np.maximum(positions, self._last[hashes])
-        wrong = int(late.sum()) + int(back.sum())
-        if wrong:
-            self.violations_order += wrong
-            at = int(late.argmax()) if late.any() else 0
-            self._tell(
-                f"promise 3 broken: {show(int(positions[at]))} (hash {int(hashes[at])}) goes to "
-                f"{self.name(int(slots[at]))} after a later message of its hash was delivered for the first time, "
-                f"or out of order within one delivery ({wrong} messages)"
-            )
+        last = self._last[hashes]
+        late = positions <= last
+        wrong = int(np.count_nonzero(late)) + int(np.count_nonzero(back))
+        if not wrong:
+            # Within one consumer positions rise, so the last of equal hashes is the highest.
+            self._last[hashes] = positions
+            return
+        np.maximum.at(self._last, hashes, positions)
+        self.violations_order += wrong
+        at = int(late.argmax()) if late.any() else 0
+        self._tell(
+            f"promise 3 broken: {show(int(positions[at]))} (hash {int(hashes[at])}) goes to "
+            f"{self.name(int(slots[at]))} after a later message of its hash was delivered for the first time, "
+            f"or out of order within one delivery ({wrong} messages)"
+        )
 
-    def take(self, slots: Reduced, hashes: Reduced, positions: Positions) -> None:
+    def take(self, slots: Reduced, hashes: HashIndex, positions: Positions) -> None:
         """Messages are with these consumers from now on, sent now or held since before a change of owner."""
         self.checked_holder += len(hashes)
         before = self._holder[hashes]
@@ -86,7 +90,7 @@ class Sentinel:
                 f"the hash ({int(wrong.sum())} messages)"
             )
 
-    def given_back(self, hashes: Reduced) -> None:
+    def given_back(self, hashes: HashIndex) -> None:
         """Messages of these hashes are acknowledged, or with their consumer no more."""
         np.subtract.at(self._held, hashes, _ONE)
         if (self._held[hashes] < 0).any():

@@ -10,7 +10,7 @@ from actors.key_shared.core import Core
 from actors.key_shared.members import Member
 from actors.key_shared.policies import policy_stats
 from actors.key_shared.selectors import ranges_of
-from actors.key_shared.window import RowState
+from actors.key_shared.window import DEAD, LOOSE, PENDING, REPLAY, WAITING
 
 _TYPE_NAMES = {"key_shared": "Key_Shared", "shared": "Shared", "exclusive": "Exclusive", "failover": "Failover"}
 _HASHES_SHOWN = 1000
@@ -26,10 +26,10 @@ def stats(core: Core, now: int) -> dict[str, Any]:
         "keySharedMode": ("STICKY" if core.settings.selector == "sticky" else "AUTO_SPLIT") if ordered else None,
         "keySharedPolicy": core.settings.policy if ordered else None,
         "allowOutOfOrderDelivery": core.settings.allow_out_of_order_delivery,
-        "msgInReplay": window.count[RowState.REPLAY] + window.count[RowState.LOOSE],
-        "msgDelayedRedelivery": window.count[RowState.WAITING],
-        "msgDeadLetter": window.count[RowState.DEAD],
-        "unackedMessages": window.count[RowState.PENDING],
+        "msgInReplay": window.count[REPLAY] + window.count[LOOSE],
+        "msgDelayedRedelivery": window.count[WAITING],
+        "msgDeadLetter": window.count[DEAD],
+        "unackedMessages": window.count[PENDING],
         "blockedSubscriptionOnUnackedMsgs": members.all_blocked,
         "lookAheadLimit": core.look_ahead_limit(),
         "drainingHashesCount": tables.draining,
@@ -55,10 +55,10 @@ def _consumer(core: Core, member: Member) -> dict[str, Any]:
         "availablePermits": members.permits(slot),
         "unackedMessages": int(members.unacked[slot]),
         "blockedConsumerOnUnackedMsgs": bool(members.blocked[slot]),
-        "msgOutCounter": member.messages_out,
+        "msgOutCounter": int(members.sent[slot]),
         "msgAckCounter": member.messages_acked,
-        "msgRedeliverCounter": member.messages_redelivered,
-        "lastConsumedTimestamp": member.last_sent,
+        "msgRedeliverCounter": int(members.redelivered[slot]),
+        "lastConsumedTimestamp": int(members.last_sent[slot]),
         "drainingHashesCount": len(draining),
         "drainingHashesClearedTotal": member.drained_total,
         "drainingHashesUnackedMessages": int(tables.pending[draining].sum()),

@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from actors.key_shared.window import NO_SLOT, Mask, Reduced
+from actors.key_shared.window import NO_SLOT, HashIndex, Mask, Reduced
 from storage.hashing import HASH_RANGE
 
 _ONE = np.int32(1)
@@ -63,12 +63,12 @@ class HashTables:
         self.draining = int(mask.sum())
         self.attempts[~mask] = 0
 
-    def sent(self, hashes: Reduced, slots: Reduced) -> None:
+    def sent(self, hashes: HashIndex, slots: Reduced) -> None:
         """Messages of these hashes went to these slots."""
         np.add.at(self.pending, hashes, _ONE)
         self.holder[hashes] = slots
 
-    def released(self, hashes: Reduced) -> Reduced:
+    def released(self, hashes: HashIndex) -> Reduced:
         """Messages of these hashes are no longer pending; returns the draining hashes that this freed, unique."""
         np.subtract.at(self.pending, hashes, _ONE)
         if self.draining == 0:
@@ -79,10 +79,10 @@ class HashTables:
         self.attempts[freed] = 0
         return freed
 
-    def queued(self, hashes: Reduced) -> None:
+    def queued(self, hashes: HashIndex) -> None:
         """Messages with a known place in the order wait to be sent."""
         np.add.at(self.replayed, hashes, _ONE)
 
-    def unqueued(self, hashes: Reduced) -> None:
+    def unqueued(self, hashes: HashIndex) -> None:
         """The reverse of `queued`."""
         np.subtract.at(self.replayed, hashes, _ONE)

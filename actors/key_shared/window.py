@@ -22,8 +22,6 @@ are consecutive.
 
 from __future__ import annotations
 
-from enum import IntEnum
-
 import numpy as np
 import numpy.typing as npt
 
@@ -37,20 +35,15 @@ Rows = npt.NDArray[np.intp]
 Reduced = npt.NDArray[np.uint16]
 """Hashes as the selector sees them, 1 .. 65535; 0 never occurs (KS-2)."""
 
+HashIndex = npt.NDArray[np.intp] | Reduced
+"""Hashes used as an index, widened where they are used often."""
+
 Mask = npt.NDArray[np.bool_]
 
 
-class RowState(IntEnum):
-    """State of a row, see the module's text."""
-
-    DONE = 0
-    FRESH = 1
-    REPLAY = 2
-    LOOSE = 3
-    WAITING = 4
-    PENDING = 5
-    DEAD = 6
-
+# States of a row, see above. Plain numbers, because columns are compared with them on every path.
+DONE, FRESH, REPLAY, LOOSE, WAITING, PENDING, DEAD = range(7)
+STATES = ("done", "fresh", "replay", "loose", "waiting", "pending", "dead")
 
 DELIVERED = 1
 """Flag: the row was sent to a consumer at least once by this object."""
@@ -81,7 +74,7 @@ class Window:
         self.redelivery: npt.NDArray[np.uint8] = np.zeros(_SMALLEST, np.uint8)
         self.consumer: Reduced = np.zeros(_SMALLEST, np.uint16)
         self.since: npt.NDArray[np.int64] = np.zeros(_SMALLEST, np.int64)
-        self.count = [0] * len(RowState)
+        self.count = [0] * len(STATES)
         self.fresh_from = 0
         self.redelivered = False
 
@@ -102,7 +95,7 @@ class Window:
 
     # -- adding -----------------------------------------------------------------------------------------------------
 
-    def add(self, positions: Positions, keys: Hashes, hashes: Reduced, state: RowState, flags: int, now: int) -> None:
+    def add(self, positions: Positions, keys: Hashes, hashes: Reduced, state: int, flags: int, now: int) -> None:
         """Add rows; positions strictly ascending and not in the table. Anywhere, but at the end it is cheapest."""
         count = len(positions)
         if count == 0:
@@ -169,10 +162,10 @@ class Window:
             at = view.searchsorted(positions)
             at[at == len(view)] = 0
             rows = at[view[at] == positions] + self.head
-        alive = self.state[rows] != RowState.DONE
+        alive = self.state[rows] != DONE
         return rows if alive.all() else rows[alive]
 
-    def rows_in(self, *states: RowState) -> Rows:
+    def rows_in(self, *states: int) -> Rows:
         """All rows in the given states, ascending."""
         view = self.state[self.head : self.tail]
         wanted = view == states[0]
@@ -186,13 +179,13 @@ class Window:
 
     def rows_fresh(self) -> Rows | slice:
         """The FRESH rows: a slice when they are all that is at the end of the table, as they almost always are."""
-        if self.count[RowState.FRESH] == self.tail - self.fresh_from:
+        if self.count[FRESH] == self.tail - self.fresh_from:
             return slice(self.fresh_from, self.tail)
-        return np.flatnonzero(self.state[self.fresh_from : self.tail] == RowState.FRESH) + self.fresh_from
+        return np.flatnonzero(self.state[self.fresh_from : self.tail] == FRESH) + self.fresh_from
 
     # -- changing ---------------------------------------------------------------------------------------------------
 
-    def move(self, rows: Rows | slice, count: int, before: RowState, after: RowState) -> None:
+    def move(self, rows: Rows | slice, count: int, before: int, after: int) -> None:
         """Put `count` rows from one state into another."""
         self.state[rows] = after
         self.count[before] -= count
@@ -204,8 +197,8 @@ class Window:
             self.head = self.tail = self.fresh_from = 0
             self.redelivered = False
             return
-        while self.state[self.head] == RowState.DONE:
-            part = self.state[self.head : self.head + 4096] != RowState.DONE
+        while self.state[self.head] == DONE:
+            part = self.state[self.head : self.head + 4096] != DONE
             ahead = int(part.argmax())
             self.head += ahead if part[ahead] else len(part)
         self.fresh_from = max(self.fresh_from, self.head)

@@ -161,7 +161,8 @@ class Model:
         for message in self.messages.values():
             if message.position in consumer.claims and message.state != "done":
                 consumer.claims.discard(message.position)
-                if message.state in ("fresh", "replay", "loose", "waiting") and message.hash not in held:
+                free = not self.ordered or message.hash not in held
+                if message.state in ("fresh", "replay", "loose", "waiting") and free:
                     message.state, message.holder = "pending", consumer.number
                     message.delivered = message.sent = True
         self._settle()

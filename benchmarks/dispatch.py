@@ -1,0 +1,189 @@
+"""How many messages a second the Key_Shared decisions handle on one core, and what draining costs.
+
+    python benchmarks/dispatch.py [--small] [--messages N]
+
+Each case reads forward in batches of 10,000, routes them, and lets every consumer acknowledge its messages in groups
+of about 1,000, as a consumer with a queue of that size does. Reading obeys `room`. The draining cases begin with so
+many hashes draining: one message of each is held by consumers that stay, and newcomers own the hashes now; of those
+hashes one message in a hundred is published on, so that blocked messages wait and are asked about. Keys are equally
+likely. The sentinel is on, as always. The result is one JSON object on standard output; `messages_per_second` counts
+append, route and acknowledge together, against processor time (the decisions never wait), the best of the repetitions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from actors.key_shared import Dispatch
+from actors.key_shared.tables import HashTables
+from actors.messages import SubscriptionSettings
+from storage.position import Positions, run_positions
+
+BATCH = 10_000
+QUEUE = 1_000
+PERMITS = 1 << 60
+PIP_379_BYTES_A_HASH = 80
+
+Column = npt.NDArray[np.uint32]
+
+
+def make(consumers: int) -> tuple[Dispatch, list[int]]:
+    """A subscription without limits that would end the run, and its consumers."""
+    dispatch = Dispatch(
+        SubscriptionSettings(
+            max_unacked_messages_per_consumer=0,
+            max_unacked_messages_per_subscription=0,
+            look_ahead_per_consumer=0,
+            look_ahead_per_subscription=1_000_000,
+        )
+    )
+    return dispatch, [join(dispatch, number) for number in range(consumers)]
+
+
+def join(dispatch: Dispatch, number: int) -> int:
+    """One more consumer, with permits for ever."""
+    consumer = dispatch.join(f"consumer-{number}", f"incarnation-{number}", now=0)
+    dispatch.grant(consumer, PERMITS)
+    return consumer
+
+
+def by_hash(dispatch: Dispatch, masked: Column) -> npt.NDArray[np.int64]:
+    """For each reduced hash the index of one key that has it, -1 for none."""
+    where = np.full(65536, -1, np.int64)
+    where[dispatch.reduce(masked)] = np.arange(len(masked))
+    return where
+
+
+def drain(dispatch: Dispatch, consumers: list[int], wanted: int) -> tuple[list[int], Column, Column]:
+    """Let `wanted` hashes drain at the first half of the consumers; returns consumers, keys that drain, others.
+
+    One message of every hash is sent, the second half of the consumers join, and of the hashes that moved all but
+    `wanted` are acknowledged.
+    """
+    masked = np.arange(1 << 17, dtype=np.uint32)
+    every = masked[by_hash(dispatch, masked)[1:]]
+    positions = run_positions(1, 0, len(every))
+    dispatch.append(positions, every)
+    dispatch.route(0)
+    grown = consumers + [join(dispatch, 1000 + number) for number in range(len(consumers))]
+    tables = dispatch.tables
+    moved = np.flatnonzero(tables.draining_mask())[:wanted]
+    keep = np.isin(dispatch.reduce(every), moved)
+    dispatch.acknowledge(positions[~keep])
+    if tables.draining != wanted:
+        raise SystemExit(f"only {tables.draining} hashes drain, {wanted} were wanted")
+    return grown, every[keep], every[~keep]
+
+
+def traffic(keys: int, messages: int, draining: Column, others: Column) -> Column:
+    """Masked hashes of the messages of one run."""
+    random = np.random.default_rng(7)
+    if len(draining):
+        others = others[random.integers(0, len(others), keys)] if keys < len(others) else others
+    else:
+        others = random.integers(0, 1 << 31, keys).astype(np.uint32)
+    hashes = others[random.integers(0, len(others), messages)]
+    if len(draining):
+        some = np.arange(50, messages, 100)
+        hashes[some] = draining[random.integers(0, len(draining), len(some))]
+    return hashes
+
+
+class Consumers:
+    """Collects what each consumer got, and acknowledges it when its queue is full."""
+
+    def __init__(self, dispatch: Dispatch) -> None:
+        self.dispatch = dispatch
+        self.queues: dict[int, list[Positions]] = {}
+        self.held: dict[int, int] = {}
+
+    def take(self) -> int:
+        """Route once; returns how many messages came."""
+        came = 0
+        for part in self.dispatch.route(0):
+            count = len(part.positions)
+            came += count
+            self.queues.setdefault(part.consumer, []).append(part.positions)
+            self.held[part.consumer] = self.held.get(part.consumer, 0) + count
+            if self.held[part.consumer] >= QUEUE:
+                self.acknowledge(part.consumer)
+        return came
+
+    def acknowledge(self, consumer: int) -> None:
+        """Everything that this consumer has."""
+        parts = self.queues.pop(consumer, [])
+        self.held[consumer] = 0
+        if parts:
+            self.dispatch.acknowledge(np.concatenate(parts) if len(parts) > 1 else parts[0], consumer)
+
+
+def run(consumers: int, keys: int, draining: int, messages: int) -> dict[str, Any]:
+    """One case, once."""
+    dispatch, members = make(consumers)
+    drained, others = np.empty(0, np.uint32), np.empty(0, np.uint32)
+    if draining:
+        members, drained, others = drain(dispatch, members, draining)
+    hashes = traffic(keys, messages, drained, others)
+    positions = run_positions(2, 0, messages)
+    readers = Consumers(dispatch)
+    sent = 0
+    began = time.process_time()
+    for start in range(0, messages, BATCH):
+        if dispatch.room() < BATCH:
+            raise SystemExit("there is no room to read on")
+        dispatch.append(positions[start : start + BATCH], hashes[start : start + BATCH])
+        sent += readers.take()
+    for consumer in members:
+        readers.acknowledge(consumer)
+    took = time.process_time() - began
+    dispatch.check()
+    return {"seconds": took, "sent": sent, "waiting": messages - sent, "sentinel": dispatch.stats(0)["sentinel"]}
+
+
+def measure(consumers: int, keys: int, draining: int, messages: int, repeat: int) -> dict[str, Any]:
+    """The best of several runs of one case."""
+    runs = [run(consumers, keys, draining, messages) for _ in range(repeat)]
+    best = min(runs, key=lambda result: float(result["seconds"]))
+    violations = best["sentinel"]["violationsHolder"] + best["sentinel"]["violationsOrder"]
+    return {
+        "consumers": consumers if not draining else 2 * consumers,
+        "keys": keys,
+        "draining_hashes": draining,
+        "messages": messages,
+        "messages_waiting_behind_draining": best["waiting"],
+        "messages_per_second": round(messages / best["seconds"]),
+        "order_violations": violations,
+    }
+
+
+def main() -> None:
+    """Run all cases and print the result."""
+    parser = argparse.ArgumentParser(description="Throughput of the Key_Shared decisions")
+    parser.add_argument("--small", action="store_true", help="a few batches only, to see that it runs")
+    parser.add_argument("--messages", type=int, default=2_000_000)
+    options = parser.parse_args()
+    messages, repeat = (30_000, 1) if options.small else (options.messages, 3)
+    cases = []
+    for consumers in (1, 16, 256):
+        for keys in (10, 1_000_000):
+            cases.append(measure(consumers, keys, 0, messages, repeat))
+            cases.append(measure(max(consumers // 2, 1), keys, 10_000, messages, repeat))
+    rates = [case["messages_per_second"] for case in cases]
+    table = HashTables()
+    result = {
+        "cases": cases,
+        "best_to_worst": round(max(rates) / min(rates), 2),
+        "hash_table_bytes": table.nbytes,
+        "pip_379_bytes": {str(count): count * PIP_379_BYTES_A_HASH for count in (1_000, 10_000, 65_535)},
+    }
+    print(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    main()
