@@ -4,7 +4,7 @@ A flow seals, merges, loads, trims, recovers and deletes. It first runs undistur
 call and each fault, it runs again with that fault, and a second owner recovers and finishes. Afterwards every message
 was delivered, none twice within one life or after its acknowledgement was durable, none early, no object is left over
 after the collector ran, and every counter equals a recount. The pairs (a second fault while the second owner recovers)
-run when SLUICE_PAIRS is set; a stride through them runs always.
+run when DELAYED_PAIRS is set; a stride through them runs always.
 """
 
 import os
@@ -18,7 +18,7 @@ FAULTS: tuple[Fault, ...] = ("crash_before", "crash_after", "lost_before", "lost
 LEDGERS, PER_LEDGER = 9, 4
 END = 3_000
 QUIET = 120_000
-PAIR_STRIDE = 1 if os.environ.get("SLUICE_PAIRS") else 199
+PAIR_STRIDE = 1 if os.environ.get("DELAYED_PAIRS") else 199
 
 
 def new_log() -> Log:
