@@ -64,6 +64,9 @@ _MAY_BE_MINUS_ONE = ("delayed_delivery_max_num_buckets",)
 OTHER_VARIABLES = ("SLUICE_CONFIG", "SLUICE_DEBUG", "SLUICE_TOKEN", "SLUICE_TOKEN_FILE")
 """Environment variables that begin like ours and are no configuration keys. SLUICE_INTERNAL_* is left alone too."""
 
+_SERVICE_LINKS = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT(_\d+_(TCP|UDP)(_\w+)?)?$")
+"""What Kubernetes puts into every pod for a service whose name begins with "sluice"."""
+
 _DURATIONS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _SIZES = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
 _DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+")
@@ -303,7 +306,8 @@ def _check_variables() -> None:
     known = [PREFIX + key.replace(".", "__").upper() for key in known_keys()]
     known += [*OTHER_VARIABLES, *(PREFIX + section.upper() for section in SECTIONS)]
     for name in sorted(os.environ):
-        if name.startswith(PREFIX) and name not in known and not name.startswith(PREFIX + "INTERNAL_"):
+        excused = name in known or name.startswith(PREFIX + "INTERNAL_") or _SERVICE_LINKS.search(name)
+        if name.startswith(PREFIX) and not excused:
             raise Invalid(_unknown(name, known, "an environment variable of Sluice"))
 
 

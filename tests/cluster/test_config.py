@@ -118,6 +118,8 @@ def test_a_bad_file_is_one_clear_line(tmp_path: Path, content: str, said: str) -
 
 def test_unknown_environment_variables_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLUICE_DEBUG", "1")
+    for link in ("SERVICE_HOST", "SERVICE_PORT_METRICS", "PORT", "PORT_8080_TCP", "PORT_8080_TCP_ADDR"):
+        monkeypatch.setenv(f"SLUICE_HEAD_SVC_{link}", "tcp://10.0.0.1:8080")
     load()
     monkeypatch.setenv("SLUICE_BOOKEIS", "3")
     with pytest.raises(Invalid, match="did you mean 'SLUICE_BOOKIES'"):
