@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -40,10 +39,13 @@ def timeline(report: Report) -> Any:
         _mark_faults(figure, report, row)
     _name_faults(figure, report)
     _dress(figure, height=780)
-    figure.update_yaxes(title_text="messages/s", rangemode="tozero", row=1, col=1)
+    # Room above the curves for the names of the faults.
+    busiest = max(int(measures.confirmed.max()), int(measures.delivered.max()), 1) / (measures.span.width / 1e6)
+    figure.update_yaxes(title_text="messages/s", range=[0, 1.25 * busiest], row=1, col=1)
     figure.update_yaxes(title_text="ms", type="log", row=2, col=1)
     figure.update_yaxes(title_text="hashes", rangemode="tozero", row=3, col=1, secondary_y=False)
-    figure.update_yaxes(title_text="messages", rangemode="tozero", showgrid=False, row=3, col=1, secondary_y=True)
+    figure.update_yaxes(title_text="messages", rangemode="tozero", showgrid=False, nticks=4, row=3, col=1, secondary_y=True)
+    figure.update_xaxes(range=_shown(report))
     figure.update_xaxes(title_text="seconds since the first message", row=3, col=1)
     return figure
 
@@ -70,7 +72,7 @@ def shares(report: Report) -> Any:
     _mark_faults(figure, report, None)
     _dress(figure, height=340)
     figure.update_yaxes(title_text="messages/s", rangemode="tozero")
-    figure.update_xaxes(title_text="seconds since the first message")
+    figure.update_xaxes(title_text="seconds since the first message", range=_shown(report))
     return figure
 
 
@@ -222,7 +224,17 @@ def _dress(figure: Any, height: int, hover: str = "x unified") -> None:
 def _seconds(report: Report) -> npt.NDArray[np.float64]:
     """The middle of each time step, in seconds since the first message."""
     span = report.judgement.measures.span
-    return (span.start + (np.arange(span.count) + 0.5) * span.width - _origin(report)) / 1e6
+    middle = span.start + (np.arange(span.count) + 0.5) * span.width
+    return np.asarray((middle - _origin(report)) / 1e6, np.float64)
+
+
+def _shown(report: Report) -> list[float]:
+    """The stretch of time in which something happened, and a little more."""
+    measures = report.judgement.measures
+    busy = np.flatnonzero(measures.confirmed + measures.delivered)
+    end = float(_seconds(report)[busy[-1]]) if len(busy) else 1.0
+    end = max([end, *(_fault_second(report, fault) for fault in report.faults)])
+    return [0.0, end * 1.03]
 
 
 def _origin(report: Report) -> int:
@@ -238,5 +250,6 @@ def _faded(colour: str, alpha: float) -> str:
     return f"rgba({red},{green},{blue},{alpha})"
 
 
-def _by_number(name: str) -> Sequence[int | str]:
-    return [int(part) if part.isdigit() else part for part in name.replace(".", "-").split("-")]
+def _by_number(name: str) -> tuple[tuple[int, str], ...]:
+    """consumer-2.1 before consumer-10.1."""
+    return tuple((int(part) if part.isdigit() else 0, part) for part in name.replace(".", "-").split("-"))

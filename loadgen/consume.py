@@ -89,6 +89,7 @@ class FloodConsumer:
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._error = ""
+        self._joined = False
         self._received = self._redelivered = self._bytes = 0
         self._sessions: dict[int, tuple[int, int]] = {}
         self._lost_sessions = 0
@@ -109,12 +110,12 @@ class FloodConsumer:
         self._thread.start()
 
     def progress(self) -> dict[str, Any]:
-        """Messages received and redelivered, payload bytes, whether it still works, and what stopped it."""
+        """Whether it has joined, messages received and redelivered, payload bytes, and what stopped it if anything."""
         return {
+            "joined": self._joined,
             "received": self._received,
             "redelivered": self._redelivered,
             "bytes": self._bytes,
-            "alive": self._thread is not None and self._thread.is_alive(),
             "error": self._error,
         }
 
@@ -150,6 +151,7 @@ class FloodConsumer:
                 on_ranges=lambda partition, kind, _: self._told(events, partition, kind),
             )
             self._event(events, ATTACH, job.clock.now())
+            self._joined = True
             quiet = threading.Event()
             confirmer = threading.Thread(target=self._confirm, args=(consumer, events, quiet), daemon=True)
             confirmer.start()
@@ -173,7 +175,7 @@ class FloodConsumer:
         count = rows.num_rows
         payload = rows.column("payload")
         # A little real work on every byte, and the rest of the time that was asked for.
-        google_crc32c.value(memoryview(payload.buffers()[2] or b""))
+        google_crc32c.value(np.frombuffer(payload.buffers()[2] or b"", np.uint8))
         if self._job.work_us:
             time.sleep(count * self._job.work_us / 1e6)
         acked_at = self._job.clock.now()

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -23,7 +24,7 @@ import pyarrow as pa
 
 from loadgen.consume import ConsumeJob, seal_journals
 from loadgen.history import DEATH, EVENTS, write_parquet
-from storage.errors import Invalid
+from storage.errors import Invalid, Unavailable
 
 RESTART, KILL, JOIN = "restart-consumer", "kill-consumer", "join-consumer"
 KINDS = (RESTART, KILL, JOIN)
@@ -31,6 +32,7 @@ AWAY_US = 300_000
 """How long a consumer that left cleanly stays away."""
 _READY_S = 120.0
 _STOP_S = 40.0
+_LOOK_EVERY_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,12 @@ class Fleet:
             handle.ready(_READY_S)
         for handle in handles:
             self._join(handle, self._new_name())
+        deadline = time.monotonic() + _READY_S
+        while not all(member.last.get("joined") for member in self.working):
+            self.poll()
+            if self.troubles() or time.monotonic() > deadline:
+                raise Unavailable("; ".join(self.troubles()) or f"the consumers did not join within {_READY_S:.0f} s")
+            time.sleep(_LOOK_EVERY_S)
 
     def inject(self, fault: Fault, start_us: int) -> None:
         """Break something now, and mend it."""

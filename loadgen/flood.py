@@ -303,7 +303,9 @@ class Flood:
             if rest is not None and (not any(rest.values()) or time.monotonic() > deadline):
                 return rest
             if time.monotonic() > deadline:
-                raise Unavailable("the dispatchers do not tell their statistics; is the cluster still running?")
+                raise Unavailable(
+                    "; ".join([*self._troubles, "the dispatchers do not tell their statistics; is the cluster running?"])
+                )
             time.sleep(_LOOK_EVERY_S)
 
 
@@ -317,12 +319,14 @@ class _Watch:
 
     def trouble(self, progress: Progress, fleet: Fleet) -> str:
         """A sentence when the run stands still, else nothing."""
+        stopped = "; ".join(fleet.troubles())
+        if fleet.working and all(member.last.get("error") for member in fleet.working):
+            return f"no consumer is left ({stopped})"
         now = (progress.sent, progress.confirmed, progress.delivered, progress.backlog)
         if now != self._seen:
             self._seen, self._since = now, time.monotonic()
         if time.monotonic() - self._since < self._patience:
             return ""
-        stopped = "; ".join(fleet.troubles())
         return f"nothing moved for {self._patience:.0f} s, {progress.backlog:,} messages are left" + (
             f" ({stopped})" if stopped else ""
         )

@@ -63,7 +63,7 @@ class Workload:
         """Messages of each task, shape (tasks,), int64; they add up to `messages`."""
         weights = np.bincount(self.owners(), weights=self._weights(), minlength=self.tasks)
         exact = weights / weights.sum() * self.messages
-        counts = np.floor(exact).astype(np.int64)
+        counts: Int64s = np.floor(exact).astype(np.int64)
         # The rest goes to the largest remainders, ties to the lower task.
         rest = np.argsort(counts - exact, kind="stable")[: self.messages - int(counts.sum())]
         counts[rest] += 1
@@ -72,10 +72,10 @@ class Workload:
     def owners(self) -> npt.NDArray[np.int64]:
         """The task of each key, by rank, shape (keys,)."""
         turn = np.arange(self.keys) % (2 * self.tasks)
-        return np.where(turn < self.tasks, turn, 2 * self.tasks - 1 - turn)
+        return np.asarray(np.where(turn < self.tasks, turn, 2 * self.tasks - 1 - turn), np.int64)
 
     def _weights(self) -> npt.NDArray[np.float64]:
-        return np.arange(1, self.keys + 1, dtype=np.float64) ** -self.skew
+        return np.asarray(np.arange(1, self.keys + 1, dtype=np.float64) ** -self.skew, np.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ def running_count(values: Int64s) -> Int64s:
 
 def number_rows(task: int, start: int, count: int) -> Int64s:
     """Numbers of a task's rows that are unique in the whole run, shape (count,)."""
-    return (task << ROW_BITS) + np.arange(start, start + count, dtype=np.int64)
+    return np.arange(start, start + count, dtype=np.int64) + (task << ROW_BITS)
 
 
 def payloads(key_seq: Int64s, row: Int64s, size: int, rng: np.random.Generator) -> pa.Array:
@@ -158,7 +158,7 @@ def read_key_seq(rows: pa.RecordBatch) -> Int64s:
     if len(column) and int(np.diff(offsets).min()) < HEADER_BYTES:
         raise Invalid("a payload is too short to begin with its numbers; was the topic used by something else?")
     data = np.frombuffer(buffers[2], np.uint8)
-    return data[offsets[:-1, None] + np.arange(8)].view("<i8").reshape(-1).astype(np.int64)
+    return np.asarray(data[offsets[:-1, None] + np.arange(8)].view("<i8").reshape(-1), np.int64)
 
 
 def number_properties(key_seq: Int64s) -> pa.Array:

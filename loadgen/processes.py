@@ -1,11 +1,12 @@
-"""Consumers of the flood as Ray actors: never restarted by Ray, ended by handle and by nothing else."""
+"""Consumers of the flood as Ray actors: never restarted by Ray, ended by handle and by nothing else.
+
+Ray is imported only when it is used, because the broker's package sets up Ray's environment and must come first.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from typing import Any
-
-import ray
 
 from loadgen.consume import ConsumeJob, FloodConsumer
 
@@ -20,28 +21,40 @@ class RayConsumer:
     """
 
     def __init__(self, job: ConsumeJob) -> None:
+        import ray
+
         actor: Any = ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0, max_concurrency=4)(FloodConsumer)
         self._actor: Any = actor.remote(job)
 
     def ready(self, timeout_s: float) -> int:
         """Wait until the process is up; its process id."""
+        import ray
+
         return int(ray.get(self._actor.ready.remote(), timeout=timeout_s))
 
     def start(self, incarnation: str, consumer_name: str) -> None:
         """Join the subscription and begin to work."""
+        import ray
+
         ray.get(self._actor.start.remote(incarnation, consumer_name), timeout=30)
 
     def progress(self) -> dict[str, Any] | None:
         """How far it is, or None if it does not answer in half a second."""
+        import ray
+
         answer = self._actor.progress.remote()
         done, _ = ray.wait([answer], timeout=_PROGRESS_S)
         return dict(ray.get(answer)) if done else None
 
     def stop(self, timeout_s: float) -> dict[str, Any]:
         """Leave cleanly and wait for it."""
+        import ray
+
         return dict(ray.get(self._actor.stop.remote(timeout_s - 2), timeout=timeout_s))
 
     def end(self) -> None:
         """End the process if it still lives."""
+        import ray
+
         with contextlib.suppress(Exception):
             ray.kill(self._actor)

@@ -117,7 +117,7 @@ def _figure(figure: Any, name: str) -> str:
         full_html=False,
         include_plotlyjs=False,
         div_id=name,
-        config={"displaylogo": False, "responsive": True, "modeBarButtonsToRemove": ["lasso2d", "select2d"]},
+        config={"displayModeBar": False, "responsive": True},
     )
     return html
 
