@@ -34,6 +34,8 @@ def check(core: Core) -> None:
         raise InvariantViolation(f"the sentinel knows of {core.sentinel.held} messages sent, {int(held.sum())} are")
     if int(tables.draining_mask().sum()) != tables.draining:
         raise InvariantViolation(f"{int(tables.draining_mask().sum())} hashes drain, the count says {tables.draining}")
+    if not (tables.draining_mask() == tables.drains).all():
+        raise InvariantViolation("the set of draining hashes is not what its definition says")
     _check_owners(core)
     if core.policy.strict and not (tables.holder[hashes[held]] == holders[held]).all():
         raise InvariantViolation("a hash is pending at two consumers")

@@ -168,17 +168,21 @@ class Dispatch:
         """Messages are done, whoever says so (KS-57); returns those that were here, ascending, each once."""
         core = self._core
         window = core.window
-        rows = window.find(positions)
+        rows = window.locate(positions)
         if core.claiming:
             for member in core.members:
-                member.claims = np.setdiff1d(member.claims, positions, assume_unique=False)
+                member.claims = np.setdiff1d(member.claims, positions)
+        state = window.state[rows]
+        held = state == PENDING
+        if held.all():
+            pending = rows
+        else:
+            pending = rows[held]
+            core.drop(rows[~held & (state != DONE)])
+            rows = rows[state != DONE]
         if len(rows) == 0:
             return NO_POSITIONS
         done = window.position[rows]
-        held = window.state[rows] == PENDING
-        pending = rows if held.all() else rows[held]
-        if len(pending) < len(rows):
-            core.drop(rows[~held])
         core.release(pending, DONE)
         if consumer in core.members.by_number:
             core.members.by_number[consumer].messages_acked += len(rows)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from actors.key_shared.members import Member, Members
 from actors.key_shared.selectors import Range, difference, mask_ranges
@@ -78,7 +79,7 @@ class History:
         return found
 
 
-def drained(members: Members, holder: Reduced, freed: Reduced) -> None:
+def drained(members: Members, holder: Reduced, freed: npt.NDArray[np.intp]) -> None:
     """Hashes came free at their former holders: count them, and remember to tell."""
     for slot in np.unique(holder[freed]):
         member = members.by_slot[int(slot)]

@@ -25,7 +25,7 @@ from storage.position import Positions
 Counts = npt.NDArray[np.int64]
 """Numbers of messages by slot, shape (slots,), int64."""
 
-_COLUMNS = ("granted", "credited", "sent", "unacked", "redelivered", "last_sent")
+_COLUMNS = ("numbers", "granted", "credited", "sent", "unacked", "redelivered", "last_sent")
 _MAX_SLOTS = 0xFFFF
 _MOST_PERMITS = 1 << 40
 _MOST_GRANTED = 1 << 62
@@ -50,7 +50,7 @@ class Member:
     messages_acked: int = 0
     drained_total: int = 0
     events: list[tuple[str, tuple[tuple[int, int], ...], int]] = field(default_factory=list)
-    drained: list[npt.NDArray[np.uint16]] = field(default_factory=list)
+    drained: list[npt.NDArray[np.intp]] = field(default_factory=list)
 
 
 class Members:
@@ -62,6 +62,7 @@ class Members:
         self.by_number: dict[int, Member] = {}
         self.by_incarnation: dict[str, Member] = {}
         self.by_slot: list[Member | None] = []
+        self.numbers: Counts = np.zeros(0, np.int64)
         self.granted: Counts = np.zeros(0, np.int64)
         self.credited: Counts = np.zeros(0, np.int64)
         self.sent: Counts = np.zeros(0, np.int64)
@@ -102,6 +103,7 @@ class Members:
         member = Member(self._next_number, slot, name, incarnation, priority, now)
         self._next_number += 1
         self.by_slot[slot] = member
+        self.numbers[slot] = member.number
         self.by_number[member.number] = self.by_incarnation[incarnation] = member
         return member
 

@@ -90,7 +90,7 @@ class DrainingHashes:
         """Rows whose hash is draining at somebody else than their owner."""
         if tables.draining == 0:
             return None
-        return Gate.DRAINING, (tables.pending[rows.hashes] > 0) & (tables.holder[rows.hashes] != rows.owners)
+        return Gate.DRAINING, tables.drains[rows.hashes]
 
     def joined(self, slot: int, others: int, window: Window, last_read: int) -> None:
         """Nothing to remember: draining is derived."""

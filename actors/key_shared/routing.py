@@ -98,10 +98,15 @@ def candidates_of(core: Core, rows: Rows | slice, allowance: Counts, *, fresh: b
     return Candidates(core.window.position[rows], hashes, owners, fresh)
 
 
-def open_rows(core: Core, candidates: Candidates) -> npt.NDArray[np.intp] | slice:
-    """Which candidates no gate holds back, as indices; a slice of all if that is so."""
+def open_rows(core: Core, candidates: Candidates, *, counting: bool = False) -> npt.NDArray[np.intp] | slice:
+    """Which candidates no gate holds back, as indices; a slice of all if that is so.
+
+    counting: this is a real attempt, so draining hashes note it, once a hash and pass (KS-27, KS-33).
+    """
     blocked: Mask | None = None
-    for _, mask in closed(core, candidates):
+    for gate, mask in closed(core, candidates):
+        if counting and gate == Gate.DRAINING:
+            core.tables.attempts[candidates.hashes[mask]] += 1
         blocked = mask if blocked is None else blocked | mask
     if blocked is None or not blocked.any():
         return slice(0, len(candidates.hashes))
@@ -111,8 +116,8 @@ def open_rows(core: Core, candidates: Candidates) -> npt.NDArray[np.intp] | slic
 def _pass(core: Core, rows: Rows | slice, allowance: Counts, out: list[Assignment], now: int, *, fresh: bool) -> None:
     """Judge `rows`, send what may go, leave the others waiting in the order."""
     candidates = candidates_of(core, rows, allowance, fresh=fresh)
-    _count_attempts(core, candidates)
-    chosen = open_rows(core, candidates)
+    chosen = open_rows(core, candidates, counting=True)
+    core.turn += 1
     owners = candidates.owners[chosen]
     order, counts = cut(core, owners, allowance)
     allowance -= counts
@@ -175,15 +180,21 @@ def _send(
     else:
         hashes, positions = candidates.hashes[picked], candidates.positions[picked]
         chosen = picked + rows.start if isinstance(rows, slice) else rows[picked]
-    first = None if candidates.fresh else (window.flags[chosen] & (DELIVERED | DUE)) == 0
-    core.sentinel.sent(slots, hashes, positions, first)
-    if candidates.fresh:
-        window.move(chosen, len(hashes), FRESH, PENDING)
-    else:
+    if not candidates.fresh:
+        core.sentinel.sent(slots, hashes, positions, (window.flags[chosen] & (DELIVERED | DUE)) == 0)
         _take_from_queue(core, chosen)
-    window.consumer[chosen] = slots
+        window.consumer[chosen] = slots
+        window.flags[chosen] |= DELIVERED | SENT
+    else:
+        core.sentinel.sent(slots, hashes, positions, None)
+        to = slots
+        if len(hashes) == len(candidates.hashes):
+            # All go, so the rows can be marked as they lie, without following the sort by owner.
+            chosen, to = rows, candidates.owners
+        window.move(chosen, len(hashes), FRESH, PENDING)
+        window.consumer[chosen] = to
+        window.flags[chosen] = DELIVERED | SENT
     window.since[chosen] = now
-    window.flags[chosen] |= DELIVERED | SENT
     core.tables.sent(hashes, slots)
     core.members.count_sent(counts)
     core.settle_limits()
@@ -220,10 +231,11 @@ def _assign(
     if len(redeliveries):
         again = np.bincount(np.repeat(np.arange(len(counts)), counts)[redeliveries > 0], minlength=len(counts))
         members.redelivered += again
+    numbers = members.numbers[to].tolist()
     start = 0
-    for slot, end in zip(to.tolist(), ends, strict=True):
-        some = redeliveries[start:end] if again[slot] else _NO_REDELIVERIES
-        out.append(Assignment(members.at(slot).number, positions[start:end], some, core.next_dispatch + start))
+    for slot, number, end in zip(to.tolist(), numbers, ends, strict=True):
+        some = redeliveries[start:end] if len(redeliveries) and again[slot] else _NO_REDELIVERIES
+        out.append(Assignment(number, positions[start:end], some, core.next_dispatch + start))
         start = end
     core.next_dispatch += len(positions)
 
@@ -234,14 +246,6 @@ def _keep(core: Core, rows: Rows | slice, left: Mask, now: int) -> None:
     core.window.move(kept, len(kept), FRESH, REPLAY)
     core.window.since[kept] = now
     core.queue(kept)
-
-
-def _count_attempts(core: Core, candidates: Candidates) -> None:
-    """Blocked attempts of draining hashes: one a hash and pass (KS-27, KS-33)."""
-    if core.tables.draining and core.policy.strict:
-        gate = core.policy.gate(core.tables, core.window, candidates)
-        if gate is not None:
-            core.tables.attempts[candidates.hashes[gate[1]]] += 1
 
 
 def deal(core: Core, count: int, allowance: Counts) -> Reduced:

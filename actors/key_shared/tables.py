@@ -8,7 +8,9 @@
 **A hash is draining exactly when pending > 0 and holder != owner.** PIP-379 keeps a map of draining hashes, fills it
 when ranges change and empties it as acknowledgements arrive; most of the defects found in it later (KS-30, KS-31)
 were an entry that should have gone, or came too late. Here draining is derived, so a join or a leave is "compute the
-owners anew" and nothing can go stale. `draining` is only a count, to know when the question need not be asked.
+owners anew" and nothing can go stale. Between two such moments the set can only shrink, when the last
+pending message of a hash is released, because nothing is sent of a draining hash: so `drains` keeps the answer as of
+the last change of owners, minus what was freed since, and `check` compares it with the definition.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from actors.key_shared.window import NO_SLOT, HashIndex, Mask, Reduced
 from storage.hashing import HASH_RANGE
 
 _ONE = np.int32(1)
+_NO_HASHES: npt.NDArray[np.intp] = np.empty(0, np.intp)
 
 
 class HashTables:
@@ -35,17 +38,18 @@ class HashTables:
         self.pending: npt.NDArray[np.int32] = np.zeros(HASH_RANGE, np.int32)
         self.replayed: npt.NDArray[np.int32] = np.zeros(HASH_RANGE, np.int32)
         self.attempts: npt.NDArray[np.int32] = np.zeros(HASH_RANGE, np.int32)
+        self.drains: Mask = np.zeros(HASH_RANGE, np.bool_)
         self.draining = 0
         self.holes = True
 
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays; it does not depend on how many hashes drain."""
-        arrays = (self.owner, self.holder, self.pending, self.replayed, self.attempts)
+        arrays = (self.owner, self.holder, self.pending, self.replayed, self.attempts, self.drains)
         return sum(int(array.nbytes) for array in arrays)
 
     def draining_mask(self) -> Mask:
-        """Which hashes are draining, bool, shape (65536,)."""
+        """Which hashes are draining, by the definition; bool, shape (65536,)."""
         if not self.tracking:
             return np.zeros(HASH_RANGE, np.bool_)
         mask: Mask = (self.pending > 0) & (self.holder != self.owner)
@@ -58,23 +62,24 @@ class HashTables:
         self.recount()
 
     def recount(self) -> None:
-        """Count the draining hashes, and forget blocked attempts of those that drain no more (KS-27)."""
-        mask = self.draining_mask()
-        self.draining = int(mask.sum())
-        self.attempts[~mask] = 0
+        """Find the draining hashes anew, and forget blocked attempts of those that drain no more (KS-27)."""
+        self.drains = self.draining_mask()
+        self.draining = int(self.drains.sum())
+        self.attempts[~self.drains] = 0
 
     def sent(self, hashes: HashIndex, slots: Reduced) -> None:
         """Messages of these hashes went to these slots."""
         np.add.at(self.pending, hashes, _ONE)
         self.holder[hashes] = slots
 
-    def released(self, hashes: HashIndex) -> Reduced:
+    def released(self, hashes: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
         """Messages of these hashes are no longer pending; returns the draining hashes that this freed, unique."""
         np.subtract.at(self.pending, hashes, _ONE)
         if self.draining == 0:
-            return np.empty(0, np.uint16)
-        done = hashes[self.pending[hashes] == 0]
-        freed = np.unique(done[self.holder[done] != self.owner[done]])
+            return _NO_HASHES
+        hit = hashes[self.drains[hashes]]
+        freed = np.unique(hit[self.pending[hit] == 0]) if len(hit) else _NO_HASHES
+        self.drains[freed] = False
         self.draining -= len(freed)
         self.attempts[freed] = 0
         return freed

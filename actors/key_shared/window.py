@@ -57,6 +57,7 @@ SENT = 8
 NO_SLOT = 0xFFFF
 MAX_REDELIVERIES = 255
 _SMALLEST = 1024
+_BLOCK = 1024
 _COLUMNS = ("position", "key", "hash", "state", "flags", "redelivery", "consumer", "since")
 
 
@@ -130,7 +131,7 @@ class Window:
     def _reserve(self, count: int) -> None:
         if self.tail + count <= self.capacity:
             return
-        keep = np.flatnonzero(self.state[self.head : self.tail]) + self.head
+        keep = self._worth_keeping()
         capacity = self.capacity
         while (len(keep) + count) * 2 > capacity:
             capacity *= 2
@@ -144,26 +145,42 @@ class Window:
         self.fresh_from = int(np.searchsorted(keep, self.fresh_from))
         self.head, self.tail = 0, len(keep)
 
+    def _worth_keeping(self) -> Rows:
+        """The live rows, and holes among them where they are few: stretches without a squeeze are found faster."""
+        first = self.head - self.head % _BLOCK
+        blocks = np.add.reduceat(self.state[first : self.tail] != DONE, np.arange(0, self.tail - first, _BLOCK))
+        whole = np.repeat(blocks * 2 >= _BLOCK, _BLOCK)[self.head - first : self.tail - first]
+        return np.flatnonzero(whole | (self.state[self.head : self.tail] != DONE)) + self.head
+
     # -- finding ----------------------------------------------------------------------------------------------------
 
     def find(self, positions: Positions) -> Rows:
         """Rows of the given positions that are live, ascending, each once; positions not here are left out."""
+        rows = self.locate(positions)
+        alive = self.state[rows] != DONE
+        return rows if alive.all() else rows[alive]
+
+    def locate(self, positions: Positions) -> Rows:
+        """As `find`, but rows that are DONE may be among them."""
         view = self.position[self.head : self.tail]
         if len(positions) == 0 or len(view) == 0:
             return np.empty(0, np.intp)
         if not bool((positions[1:] > positions[:-1]).all()):
             positions = np.unique(positions)
-        first, last = int(view.searchsorted(positions[0])), int(view.searchsorted(positions[-1]))
-        gap = int(positions[-1]) - int(positions[0])
-        if last < len(view) and view[last] == positions[-1] and view[first] == positions[0] and last - first == gap:
-            # No position is missing from the table between the two ends: one subtraction finds all of them.
-            rows = positions - (int(positions[0]) - first - self.head)
-        else:
-            at = view.searchsorted(positions)
-            at[at == len(view)] = 0
-            rows = at[view[at] == positions] + self.head
-        alive = self.state[rows] != DONE
-        return rows if alive.all() else rows[alive]
+        last = int(view.searchsorted(positions[-1]))
+        if last == len(view):
+            last -= 1
+        # Where no position is missing from the table between a wanted one and the last one, a subtraction finds it.
+        at = positions - (int(view[last]) - last)
+        if at[0] < 0 or at[-1] > last:
+            np.clip(at, 0, last, out=at)
+        missed = np.flatnonzero(view[at] != positions)
+        if len(missed):
+            rest = view[: last + 1].searchsorted(positions[missed])
+            at[missed] = np.minimum(rest, last)
+            at = at[view[at] == positions]
+        at += self.head
+        return at
 
     def rows_in(self, *states: int) -> Rows:
         """All rows in the given states, ascending."""
