@@ -36,12 +36,13 @@ class MemoryFile:
 
 
 class MemoryDisk:
-    """A Disk in memory. gate: while it is set to an event, syncs wait for it. syncs, sync_names: what was synced."""
+    """A Disk in memory. Syncs wait while `gate` is clear. syncs: what was synced."""
 
     def __init__(self) -> None:
         self.files: dict[str, MemoryFile] = {}
         self.capacity = 1 << 40
-        self.gate: asyncio.Event | None = None
+        self.gate = asyncio.Event()
+        self.gate.set()
         self.failing = False
         self.failed = False
         self.syncs: list[str] = []
@@ -102,7 +103,7 @@ class MemoryDisk:
     def crash(self, rng: random.Random | None = None) -> None:
         """Power is lost: unsynced bytes go, or (with rng) a part of them stays, perhaps with holes."""
         self.failed = self.failing = False
-        self.gate = None
+        self.gate.set()
         for name in sorted(self.files):
             file = self.files[name]
             loose = len(file.data) - file.durable
@@ -121,8 +122,7 @@ class MemoryDisk:
         return other
 
     async def _sync(self, name: str) -> None:
-        while self.gate is not None and not self.gate.is_set():
-            await self.gate.wait()
+        await self.gate.wait()
         await asyncio.sleep(0)
         if self.failing:
             self.failed = True
