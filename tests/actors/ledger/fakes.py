@@ -1,0 +1,266 @@
+"""In-memory bookies behind a wire that does what a test tells it to, on a clock that never waits."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar, cast
+
+import numpy as np
+
+from actors.ledger.bookies import Bookies
+from actors.ledger.record import Fragment, LedgerRecord, State
+from actors.messages import (
+    AddRun,
+    BookieList,
+    DeleteLedgers,
+    DescribeLedger,
+    Done,
+    FenceLedger,
+    FenceState,
+    LedgerIndex,
+    LedgerList,
+    ListLedgers,
+    ReadRun,
+    RunRead,
+)
+from actors.ports import Address, Ports, Unknown, Version
+from actors.wire import Blob, Reply, Request
+from storage.errors import Conflict, Corrupt, Fenced, Unavailable
+from storage.frame import Buffer, Header, Run, decode_head, encode_head
+from storage.metadata import MemoryMetadata
+from tests.actors.topic.cluster import make_test_run
+
+R = TypeVar("R", bound=Reply)
+T = TypeVar("T")
+
+Rule = Callable[[str, Request[Any]], str | None]
+"""(bookie, request) -> None (deliver), "lose", "lose reply", "hold" (deliver when released), "refuse", "damaged"."""
+
+
+class FakeBookie:
+    """What a bookie promises, in memory: epochs, runs, and the answers to the requests of the ledger protocol."""
+
+    def __init__(self) -> None:
+        self.epochs: dict[int, int] = {}
+        self.runs: dict[tuple[int, int], tuple[bytes, bytes]] = {}
+        self.confirmed: dict[int, int] = {}
+
+    def answer(self, request: Request[Any]) -> Reply:
+        """One request."""
+        if isinstance(request, AddRun):
+            return self._add(request)
+        if isinstance(request, FenceLedger):
+            self._raise(request.ledger, request.epoch)
+            runs = [run for ledger, run in self.runs if ledger == request.ledger]
+            return FenceState(last_confirmed=self.confirmed.get(request.ledger, -1), last_run=max(runs, default=-1))
+        if isinstance(request, ReadRun):
+            if request.fence_epoch is not None:
+                self._raise(request.ledger, request.fence_epoch)
+            found = self.runs.get((request.ledger, request.run))
+            return RunRead() if found is None else RunRead(head=found[0], payload=Blob(found[1]))
+        if isinstance(request, DescribeLedger):
+            heads = [
+                decode_head(head) for (ledger, _), (head, _) in sorted(self.runs.items()) if ledger == request.ledger
+            ]
+            return LedgerIndex(
+                runs=np.array([head.run for head in heads], np.uint32),
+                first_entries=np.array([head.first_entry for head in heads], np.uint32),
+                counts=np.array([head.count for head in heads], np.uint32),
+                last_confirmed=self.confirmed.get(request.ledger, -1),
+            )
+        if isinstance(request, DeleteLedgers):
+            self.runs = {key: value for key, value in self.runs.items() if key[0] not in request.ledgers}
+            return Done()
+        if isinstance(request, ListLedgers):
+            return LedgerList(ledgers=sorted({ledger for ledger, _ in self.runs}))
+        raise AssertionError(f"a bookie does not answer {request}")
+
+    def _raise(self, ledger: int, epoch: int) -> None:
+        if epoch < self.epochs.get(ledger, 0):
+            raise Fenced(f"ledger {ledger} is at epoch {self.epochs[ledger]}")
+        self.epochs[ledger] = epoch
+
+    def _add(self, add: AddRun) -> Done:
+        self._raise(add.ledger, add.epoch)
+        header = decode_head(add.head)
+        data = add.payload.data
+        if data is None:
+            raise Unavailable("the payload's handle is gone")
+        key = (header.ledger, header.run)
+        if key in self.runs and self.runs[key][0] != add.head:
+            raise Conflict(f"another run is stored as {key}")
+        self.runs[key] = (add.head, bytes(data))
+        self.confirmed[header.ledger] = max(self.confirmed.get(header.ledger, -1), header.last_confirmed)
+        return Done()
+
+
+class Wire:
+    """A Net between one owner and fake bookies; every request is written down in `calls`."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.bookies = {name: FakeBookie() for name in names}
+        self.rules: list[Rule] = []
+        self.calls: list[tuple[str, Request[Any]]] = []
+        self.held: list[tuple[str, Request[Any]]] = []
+        self.gone_handles = False
+
+    async def call(self, to: Address, request: Request[R], timeout: int) -> R | Unknown:
+        """Deliver as the rules say."""
+        self.calls.append((to, request))
+        await asyncio.sleep(0)
+        what = next((said for rule in self.rules if (said := rule(to, request)) is not None), None)
+        if what == "lose":
+            return Unknown("lost")
+        if what == "hold":
+            self.held.append((to, request))
+            return Unknown("held back")
+        if what == "refuse":
+            raise Unavailable("told to refuse")
+        if what == "damaged":
+            raise Corrupt("told to be damaged")
+        reply = self.bookies[to].answer(request)
+        return Unknown("reply lost") if what == "lose reply" else cast(R, reply)
+
+    def release(self) -> list[Reply | Exception]:
+        """Held requests arrive now; returns what the bookies made of them."""
+        outcomes: list[Reply | Exception] = []
+        held, self.held = self.held, []
+        for to, request in held:
+            try:
+                outcomes.append(self.bookies[to].answer(request))
+            except Exception as error:
+                outcomes.append(error)
+        return outcomes
+
+    async def share(self, payload: Buffer) -> Blob:
+        """By handle."""
+        return Blob(None, handle=bytes(payload), size=len(payload))
+
+    async def fetch(self, blob: Blob) -> memoryview | None:
+        """The bytes behind a handle."""
+        return blob.data if blob.data is not None else memoryview(cast(bytes, blob.handle))
+
+    def holders(self, ledger: int, run: int) -> list[str]:
+        """Who has a run."""
+        return [name for name, bookie in self.bookies.items() if (ledger, run) in bookie.runs]
+
+
+class QuickClock:
+    """Time passes only by sleeping, and sleeping takes no time."""
+
+    def __init__(self) -> None:
+        self.at = 1_000_000
+
+    def now(self) -> int:
+        """Milliseconds."""
+        return self.at
+
+    def monotonic(self) -> int:
+        """Milliseconds."""
+        return self.at
+
+    async def sleep(self, milliseconds: int) -> None:
+        """Let everybody else run once."""
+        self.at += milliseconds
+        await asyncio.sleep(0)
+
+
+class FakeMeta:
+    """Versioned records in memory. fail: answers "before" or "after" the next creates, which are then Unavailable."""
+
+    def __init__(self) -> None:
+        self.store = MemoryMetadata()
+        self.fail: list[str] = []
+
+    async def read(self, key: str) -> Version | None:
+        """The newest version."""
+        await asyncio.sleep(0)
+        found = self.store.read(key)
+        return None if found is None else Version(found.number, found.value)
+
+    async def create(self, key: str, number: int, value: bytes) -> bool:
+        """Put if absent."""
+        await asyncio.sleep(0)
+        fault = self.fail.pop(0) if self.fail else ""
+        if fault == "before":
+            raise Unavailable("nothing happened")
+        done = self.store.create(key, number, value)
+        if fault == "after":
+            raise Unavailable("it happened, the answer is lost")
+        return done
+
+    async def keys(self, prefix: str) -> list[str]:
+        """Keys with the prefix."""
+        return self.store.keys(prefix)
+
+    async def remove(self, key: str) -> None:
+        """Forget."""
+        self.store.remove(key)
+
+
+class Lab:
+    """One owner's ports over a Wire, and what tests of the ledger protocol need around them."""
+
+    def __init__(self, names: str = "abcde", me: str = "owner") -> None:
+        self.wire = Wire(list(names))
+        self.clock = QuickClock()
+        self.meta = FakeMeta()
+        self.tasks: list[asyncio.Task[None]] = []
+        self.events: list[tuple[str, dict[str, object]]] = []
+        self.ports = self.make_ports(me)
+        self.bookies = Bookies(self.ports, self.list_bookies)
+
+    def make_ports(self, me: str) -> Ports:
+        """Ports of one more actor in this lab."""
+        return Ports(
+            me=me,
+            clock=self.clock,
+            net=self.wire,
+            objects=cast(Any, None),
+            meta=self.meta,
+            rng=random.Random(1),
+            spawn=self._spawn,
+            log=lambda event, **fields: self.events.append((event, fields)),
+        )
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self.tasks.append(task)
+        return task
+
+    async def list_bookies(self) -> BookieList:
+        """All of them."""
+        names = sorted(self.wire.bookies)
+        return BookieList(ids=names, addresses=names)
+
+    async def settle(self, turns: int = 200) -> None:
+        """Let everything run that can; fails with what a task raised."""
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        for task in self.tasks:
+            if task.done() and not task.cancelled() and task.exception() is not None:
+                raise cast(BaseException, task.exception())
+
+    def put(self, bookie: str, ledger: int, run: int, first_entry: int, count: int = 2, confirmed: int = -1) -> None:
+        """A run that the old writer (epoch 1) left at a bookie."""
+        stored, head = make_stored(ledger, run, first_entry, count, confirmed)
+        self.wire.bookies[bookie].answer(AddRun(ledger=ledger, epoch=1, head=head, payload=Blob(stored.payload)))
+
+
+def make_stored(ledger: int, run: int, first_entry: int, count: int = 2, confirmed: int = -1) -> tuple[Run, bytes]:
+    """A run and the head it is stored under."""
+    made = make_test_run([f"{run}-{row}" for row in range(count)])
+    header = Header(ledger, run, first_entry, count, 1, confirmed, "p", first_entry, False, made.shape, made.crc)
+    return made, encode_head(header, len(made.payload))
+
+
+def make_ledger(
+    bookies: str = "abc", write: int = 3, ack: int = 2, ledger_id: int = 7, state: State = State.IN_RECOVERY
+) -> LedgerRecord:
+    """A ledger with one fragment."""
+    return LedgerRecord(
+        id=ledger_id, state=state, ensemble=len(bookies), write_quorum=write, ack_quorum=ack,
+        fragments=(Fragment(0, 0, tuple(bookies)),),
+    )  # fmt: skip
