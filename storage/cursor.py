@@ -91,10 +91,13 @@ class Cursor:
         """Learn the ledgers of the partition: (id, last entry) in order, ids ascending.
 
         The last entry is None while the ledger is open and -1 for a closed ledger that is empty. Within the span
-        that is given no ledger may be left out; name the open ledger too, otherwise the mark-delete position cannot
-        enter it. Ledgers outside the span that were named earlier stay known, so `ended` of successive reads can be
-        given as it comes. complete: these are all the ledgers that there are; what earlier ledgers held was trimmed
-        and counts as done. Raises Invalid when ids do not ascend or a closed ledger changes its end.
+        that is given no ledger may be left out, and each call's span begins or ends where what is known goes on, so
+        the `ended` of successive reads can be given as it comes; a cursor that has nothing done is first told of
+        the first ledger. Name the open ledger too, otherwise the mark-delete position cannot enter it. Ledgers that
+        lie behind the mark-delete position are forgotten: after a `reset` they must be named again.
+
+        complete: these are all the ledgers that there are; what earlier ledgers held was trimmed and counts as
+        done. Raises Invalid when ids do not ascend or a closed ledger changes its end.
         """
         if not ledgers:
             return

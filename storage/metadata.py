@@ -49,8 +49,8 @@ class Metadata(Protocol):
     def create(self, key: str, number: int, value: bytes) -> bool:
         """Create version `number` if it is absent and follows the newest; durable when True is returned.
 
-        False: somebody else was first, or the number does not follow. Raises Unavailable: the outcome is unknown,
-        read again and compare.
+        False: somebody else was first, or the number does not follow; nothing was written. Raises Unavailable: the
+        outcome is unknown, read again and compare.
         """
 
     def keys(self, prefix: str) -> list[str]:

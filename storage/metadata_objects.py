@@ -4,10 +4,12 @@
 put-if-absent decides races. Two things must be added to it:
 
 *Trimming brings an old name back to life.* When versions 5 to 9 exist and 5 is trimmed, a writer that slept since
-it read version 4 would find the name of version 5 free. So after the put the record is listed again: if it has gone
-on so far that `number` may have been trimmed meanwhile, or if the version before is missing (the record was removed),
-the put did not follow the newest, and the answer is False. Otherwise `number` was never free again, and the put was
-the first. A version below the newest is never read, so the stray object does no harm, and the next trim takes it.
+it read version 4 would find the name of version 5 free. So after the put the record is listed again. If the version
+before is missing, the record was removed, and the put is undone. If the record has gone on so far that `number` may
+have been trimmed meanwhile, nobody can tell whether the put was the first of its name: Unavailable, read again and
+compare. Otherwise `number` was never free again, and the put was the first. A version below the newest is never read,
+so a stray object does no harm, and the next trim takes it. The last 16 versions stay, so that only a writer that
+sleeps through 16 others, between two of its own requests, is left in doubt.
 
 *A torn newest.* A store that loses a part of an object when its machine dies leaves a name that is taken and content
 that is not whole. Its writer was never told True. The number counts as taken, with the content of the version before
@@ -28,11 +30,13 @@ import threading
 import google_crc32c
 
 from storage.errors import Corrupt, Invalid, NotFound, Unavailable
-from storage.metadata import KEEP, Record, check_value, probe_versions
+from storage.metadata import Record, check_value, probe_versions
 from storage.objects import ObjectStore, check_name, check_prefix
 from storage.objects import probe as probe_objects
 
 MAGIC = b"SLM1"
+KEEP = 16
+"""How many versions of a record always remain."""
 TRIM_EVERY = 4
 """Old versions are deleted once in so many creations."""
 MAX_NUMBER = 10**12 - 1
@@ -80,10 +84,13 @@ class ObjectMetadata:
             self._forget(key)
             return False
         numbers = self._numbers(key)
-        if not self._follows(numbers, number):
+        newest = numbers[-1] if numbers else 0
+        if newest >= number + KEEP:
             self._forget(key)
-            if numbers[-1:] == [number]:
-                self._objects.delete(self._name(key, number))
+            raise Unavailable(f"{key} went on from {number} to {newest} while version {number} was written")
+        if newest < number or (newest == number > 1 and number - 1 not in numbers):
+            self._forget(key)
+            self._objects.delete(self._name(key, number))
             return False
         self._remember(key, number)
         if number % TRIM_EVERY == 0:
@@ -135,15 +142,8 @@ class ObjectMetadata:
             raise Corrupt(f"version {number} of the metadata record {key} fails its checksum")
         return value
 
-    def _follows(self, numbers: list[int], number: int) -> bool:
-        """Was `number`, just put, the first of its name and the one behind the newest?"""
-        newest = numbers[-1] if numbers else 0
-        if newest != number:  # below: it was removed; above: is it so far above that `number` may have been trimmed?
-            return number < newest < number + KEEP
-        return number == 1 or number - 1 in numbers
-
     def _trim(self, key: str, numbers: list[int]) -> None:
-        """Delete the versions that are neither the newest nor the one before; a failure is made good next time."""
+        """Delete all but the newest KEEP versions; a failure is made good next time."""
         with contextlib.suppress(Unavailable):
             for number in numbers:
                 if number <= numbers[-1] - KEEP:

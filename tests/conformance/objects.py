@@ -1,4 +1,5 @@
-"""What every object store must do. A test class derives from `ObjectStoreKit` and gives it a `maker` fixture.
+"""What every object store must do. A test class derives from `ObjectStoreKit` and
+`ObjectStoreRaces` and gives them a `maker` fixture.
 
 maker() opens the store under test; each call gives another handle on the same content, as another process would have.
 """
@@ -41,7 +42,6 @@ BAD_NAMES += ["a+b", "a\\b", "x" * 201, "a/" * 350 + "a", "a:b", "~", "*"]
 class ObjectStoreKit:
     """Derive, and define a fixture `maker`."""
 
-    race_rounds = 20
     many = 1_050
     """More names than one page of an S3 list holds."""
 
@@ -61,20 +61,6 @@ class ObjectStoreKit:
         assert second.put("a/b", b"two") is False
         assert first.put("a/b", b"one") is False, "a repetition is told that the name is taken, too"
         assert first.get("a/b") == second.get("a/b") == b"one"
-
-    def test_of_racing_writers_exactly_one_wins(self, maker: Maker) -> None:
-        stores = [maker() for _ in range(RACERS)]
-        with ThreadPoolExecutor(RACERS) as threads:
-            for turn in range(self.race_rounds):
-                start = Barrier(RACERS)
-
-                def race(racer: int, turn: int = turn, start: Barrier = start) -> bool:
-                    start.wait()
-                    return stores[racer].put(f"race/{turn}", b"%d" % racer * 2000)
-
-                won = [racer for racer, mine in enumerate(threads.map(race, range(RACERS))) if mine]
-                assert len(won) == 1, f"round {turn}: {len(won)} winners"
-                assert stores[0].get(f"race/{turn}") == b"%d" % won[0] * 2000
 
     @pytest.mark.parametrize(
         ("start", "length"),
@@ -157,3 +143,23 @@ class ObjectStoreKit:
     def test_the_probe_accepts_it_and_leaves_nothing(self, store: ObjectStore) -> None:
         probe(store)
         assert store.names("") == []
+
+
+class ObjectStoreRaces:
+    """The part of the kit that needs threads; for every store that is more than a stand-in."""
+
+    race_rounds = 20
+
+    def test_of_racing_writers_exactly_one_wins(self, maker: Maker) -> None:
+        stores = [maker() for _ in range(RACERS)]
+        with ThreadPoolExecutor(RACERS) as threads:
+            for turn in range(self.race_rounds):
+                start = Barrier(RACERS)
+
+                def race(racer: int, turn: int = turn, start: Barrier = start) -> bool:
+                    start.wait()
+                    return stores[racer].put(f"race/{turn}", b"%d" % racer * 2000)
+
+                won = [racer for racer, mine in enumerate(threads.map(race, range(RACERS))) if mine]
+                assert len(won) == 1, f"round {turn}: {len(won)} winners"
+                assert stores[0].get(f"race/{turn}") == b"%d" % won[0] * 2000

@@ -11,10 +11,10 @@ import pytest
 from storage.errors import Invalid, Unavailable
 from storage.frame import Buffer
 from storage.objects import LocalObjects, MemoryObjects, probe
-from tests.conformance.objects import Maker, ObjectStoreKit
+from tests.conformance.objects import Maker, ObjectStoreKit, ObjectStoreRaces
 
 
-class TestMemoryObjects(ObjectStoreKit):
+class TestMemoryObjects(ObjectStoreKit, ObjectStoreRaces):
     """In memory: all handles are one object."""
 
     @pytest.fixture
@@ -24,7 +24,7 @@ class TestMemoryObjects(ObjectStoreKit):
         return lambda: store
 
 
-class TestLocalObjects(ObjectStoreKit):
+class TestLocalObjects(ObjectStoreKit, ObjectStoreRaces):
     """A folder."""
 
     @pytest.fixture

@@ -17,7 +17,7 @@ from moto import mock_aws
 from storage.errors import Corrupt, Invalid, NotFound, SluiceError, Unavailable
 from storage.frame import Buffer
 from storage.metadata import Record
-from storage.metadata_objects import ObjectMetadata
+from storage.metadata_objects import KEEP, TRIM_EVERY, ObjectMetadata
 from storage.objects import ObjectStore, probe
 from storage.s3 import S3Objects
 from tests.conformance import metadata as metadata_kit
@@ -44,9 +44,7 @@ def moto(monkeypatch: pytest.MonkeyPatch, s3_credentials: None) -> Iterator[Call
 
 
 class TestMotoObjects(objects_kit.ObjectStoreKit):
-    """The object kit over moto."""
-
-    race_rounds = 5
+    """The object kit over moto, but for races: moto checks and writes in two steps, with threads between them."""
 
     @pytest.fixture
     def maker(self, moto: Callable[[], S3Objects]) -> objects_kit.Maker:
@@ -55,11 +53,10 @@ class TestMotoObjects(objects_kit.ObjectStoreKit):
 
 
 class TestMotoMetadata(metadata_kit.MetadataKit):
-    """The metadata kit over moto; races are for the real servers."""
+    """The metadata kit over moto, but for races."""
 
-    race_rounds = 3
-    increments = 2
     many = 30
+    window = KEEP
 
     @pytest.fixture
     def maker(self, moto: Callable[[], S3Objects]) -> metadata_kit.Maker:
@@ -95,7 +92,7 @@ def fresh(s3_server: S3Server, s3_credentials: None) -> Callable[[], S3Objects]:
 
 
 @pytest.mark.s3
-class TestServerObjects(objects_kit.ObjectStoreKit):
+class TestServerObjects(objects_kit.ObjectStoreKit, objects_kit.ObjectStoreRaces):
     """The object kit over MinIO and ministack."""
 
     race_rounds = 12
@@ -107,12 +104,13 @@ class TestServerObjects(objects_kit.ObjectStoreKit):
 
 
 @pytest.mark.s3
-class TestServerMetadata(metadata_kit.MetadataKit):
+class TestServerMetadata(metadata_kit.MetadataKit, metadata_kit.MetadataRaces):
     """The metadata kit over MinIO and ministack."""
 
     race_rounds = 8
     increments = 3
     many = 40
+    window = KEEP
 
     @pytest.fixture
     def maker(self, fresh: Callable[[], S3Objects]) -> metadata_kit.Maker:
@@ -241,13 +239,13 @@ def mortal(request: pytest.FixtureRequest, tmp_path: Path, s3_credentials: None)
 @pytest.mark.s3
 @pytest.mark.parametrize("after", [False, True])
 def test_a_server_killed_between_any_two_effects_loses_no_version(mortal: S3Server, after: bool) -> None:
-    """Versions 4 and 5 are put, list, two deletes, put, list; the server dies around each of the six."""
+    """Version 20 is put, list and four deletes of old versions; the server dies around each of the six."""
     for at in range(1, 7):
         store = S3Objects(BUCKET, f"kill-{at}", mortal.endpoint, attempts=2, connect_seconds=1)
         dying = _KillsAt(mortal, store, at, after=after)
         metadata = ObjectMetadata(dying)
-        for number in range(1, 6):
-            dying.armed = number >= 4
+        for number in range(1, KEEP + TRIM_EVERY + 2):
+            dying.armed = number >= KEEP + TRIM_EVERY
             value = b"%d" % number * 500
             try:
                 assert metadata.create("owner", number, value)
