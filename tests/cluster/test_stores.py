@@ -1,0 +1,202 @@
+"""The stores as actors see them: URLs, repetition of what is harmless, and the ports they implement."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from actors.ports import Meta, Objects, Version
+from cluster import stores
+from cluster.stores import AsyncMeta, AsyncObjects, open_metadata, open_objects
+from storage.errors import Invalid, NotFound, Unavailable
+from storage.frame import Buffer
+from storage.metadata import MemoryMetadata, Record
+from storage.metadata_objects import ObjectMetadata
+from storage.metadata_sqlite import SqliteMetadata
+from storage.objects import LocalObjects, MemoryObjects
+from storage.s3 import S3Objects
+
+T = TypeVar("T")
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stores, "FIRST_PAUSE_MS", 0)
+
+
+@pytest.mark.parametrize(
+    ("url", "kind"),
+    [
+        ("memory:", MemoryObjects),
+        ("file://{folder}/a b", LocalObjects),
+        ("file://{folder}/a%20b", LocalObjects),
+        ("{folder}/plain", LocalObjects),
+        ("s3://some-bucket", S3Objects),
+        ("s3://some-bucket/some/prefix/", S3Objects),
+    ],
+)
+def test_a_url_names_an_object_store(tmp_path: Path, url: str, kind: type) -> None:
+    objects = open_objects(url.format(folder=tmp_path), "http://127.0.0.1:9")
+    assert type(objects.store) is kind
+    if isinstance(objects.store, LocalObjects):
+        assert objects.store.folder.parent == tmp_path
+        assert objects.store.folder.name in ("a b", "plain")
+    objects.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "kind"),
+    [
+        ("memory:", MemoryMetadata),
+        ("sqlite://{folder}/m.db", SqliteMetadata),
+        ("{folder}/plain", SqliteMetadata),
+        ("file://{folder}/plain", SqliteMetadata),
+        ("s3://some-bucket/meta", ObjectMetadata),
+    ],
+)
+def test_a_url_names_a_metadata_store(tmp_path: Path, url: str, kind: type) -> None:
+    metadata = open_metadata(url.format(folder=tmp_path), "http://127.0.0.1:9")
+    assert type(metadata.store) is kind
+    metadata.close()
+    if kind is SqliteMetadata:
+        assert (tmp_path / "m.db").exists() or (tmp_path / "plain" / "metadata.db").exists()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("", "gopher://x", "s3://", "s3:///prefix", "file://", "file://host/path", "memory://x", "sqlite://"),
+        *("s3://key:secret@bucket/prefix", "s3://bucket/a?b=c", "s3://Bad_Bucket", "s3://bucket/../up"),
+    ],
+)
+def test_other_urls_are_refused_with_the_expected_forms(url: str) -> None:
+    for opener in (open_objects, open_metadata):
+        with pytest.raises(Invalid) as caught:
+            opener(url, "http://127.0.0.1:9")
+        assert "secret" not in str(caught.value)
+
+
+def test_objects_do_not_live_in_sqlite() -> None:
+    with pytest.raises(Invalid, match="SQLite"):
+        open_objects("sqlite:///tmp/x")
+
+
+async def test_the_ports_are_those_that_actors_expect(tmp_path: Path) -> None:
+    metadata = open_metadata(str(tmp_path))
+    objects = open_objects(str(tmp_path / "objects"))
+    meta_port: Meta = metadata
+    objects_port: Objects = objects
+    await metadata.probe()
+    await objects.probe()
+    assert await meta_port.read("a") is None
+    assert await meta_port.create("a", 1, b"x")
+    assert not await meta_port.create("a", 1, b"y")
+    assert await meta_port.read("a") == Version(1, b"x")
+    assert await meta_port.keys("") == ["a"]
+    await meta_port.remove("a")
+    assert await meta_port.read("a") is None
+    assert await objects_port.put("a/b", memoryview(b"hello"))
+    assert not await objects_port.put("a/b", b"other")
+    assert await objects_port.get("a/b", 1, 3) == b"ell"
+    assert await objects_port.names("a") == ["a/b"]
+    await objects_port.delete("a/b")
+    with pytest.raises(NotFound):
+        await objects_port.get("a/b")
+    metadata.close()
+    objects.close()
+
+
+async def test_many_calls_run_at_once_and_one_of_them_wins(tmp_path: Path) -> None:
+    metadata = open_metadata(str(tmp_path))
+    won = await asyncio.gather(*[metadata.create("a", 1, b"%d" % racer) for racer in range(20)])
+    assert sum(won) == 1
+    assert await metadata.read("a") == Version(1, b"%d" % won.index(True))
+    metadata.close()
+
+
+class _Flaky(MemoryObjects):
+    """Unavailable for the first `failures` calls of each kind."""
+
+    def __init__(self, failures: int) -> None:
+        super().__init__()
+        self.failures = failures
+        self.calls: dict[str, int] = {}
+
+    def _call(self, kind: str) -> None:
+        self.calls[kind] = self.calls.get(kind, 0) + 1
+        if self.calls[kind] <= self.failures:
+            raise Unavailable("not now")
+
+    def put(self, name: str, data: Buffer) -> bool:
+        self._call("put")
+        return super().put(name, data)
+
+    def get(self, name: str, start: int = 0, length: int | None = None) -> bytes:
+        self._call("get")
+        return super().get(name, start, length)
+
+    def names(self, prefix: str) -> list[str]:
+        self._call("names")
+        return super().names(prefix)
+
+    def delete(self, name: str) -> None:
+        self._call("delete")
+        super().delete(name)
+
+
+async def test_what_is_harmless_is_repeated_and_a_put_is_not() -> None:
+    flaky = _Flaky(stores.ATTEMPTS - 1)
+    objects = AsyncObjects(flaky)
+    MemoryObjects.put(flaky, "a", b"x")
+    assert await objects.get("a") == b"x"
+    assert await objects.names("") == ["a"]
+    await objects.delete("a")
+    assert flaky.calls == {"get": stores.ATTEMPTS, "names": stores.ATTEMPTS, "delete": stores.ATTEMPTS}
+    with pytest.raises(Unavailable):
+        await objects.put("b", b"x")
+    assert flaky.calls["put"] == 1
+    objects.close()
+
+
+async def test_repetition_is_bounded_and_for_unavailable_alone() -> None:
+    flaky = _Flaky(stores.ATTEMPTS)
+    objects = AsyncObjects(flaky)
+    with pytest.raises(Unavailable):
+        await objects.get("a")
+    assert flaky.calls["get"] == stores.ATTEMPTS
+    flaky.calls["get"] = flaky.failures
+    with pytest.raises(NotFound):
+        await objects.get("a")
+    assert flaky.calls["get"] == stores.ATTEMPTS + 1
+    objects.close()
+
+
+async def test_metadata_reads_are_repeated_and_creates_are_not() -> None:
+    class Flaky(MemoryMetadata):
+        reads = creates = 0
+
+        def read(self, key: str) -> Record | None:
+            self.reads += 1
+            return self._maybe(self.reads, lambda: super(Flaky, self).read(key))
+
+        def create(self, key: str, number: int, value: bytes) -> bool:
+            self.creates += 1
+            return bool(self._maybe(self.creates, lambda: super(Flaky, self).create(key, number, value)))
+
+        def _maybe(self, count: int, call: Callable[[], T]) -> T:
+            if count == 1:
+                raise Unavailable("not now")
+            return call()
+
+    flaky = Flaky()
+    metadata = AsyncMeta(flaky)
+    assert await metadata.read("a") is None
+    assert flaky.reads == 2
+    with pytest.raises(Unavailable):
+        await metadata.create("a", 1, b"x")
+    assert flaky.creates == 1
+    metadata.close()
