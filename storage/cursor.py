@@ -10,6 +10,9 @@ the next one that is not empty. Only the chain of ledgers knows this, and a wron
 that nobody has seen. So the mark-delete position crosses from one ledger to another only along the chain that it
 was told; where the chain is unknown it waits, and the acknowledgements behind the gap stay in the scatter.
 
+A seek to the first entry of ledger 7 stands at 6:4294967295, the number before it, whether or not there is a ledger
+6: everything in front of 7 is done, whatever it may be.
+
 **Monotonic.** Nothing but `reset` (a seek by the user) moves the mark-delete position back, and nothing but an
 acknowledgement, `skip_to`, `reset` and a chain said to be complete makes a message done.
 
@@ -117,20 +120,19 @@ class Cursor:
             start = bisect_left(self._ids, ids[0])
             del self._ids[:start], self._lasts[:start]
             if ledger_of(self.mark_delete) < ids[0]:
-                self.mark_delete = max(self.mark_delete, self._before(ids[0] << ENTRY_BITS))
+                self.mark_delete = max(self.mark_delete, (ids[0] << ENTRY_BITS) - 1)
         self._advance()
 
     def reset(self, position: int) -> None:
         """Seek: everything before `position` is done, it and everything after is not. The only way back."""
         self._scatter.clear()
-        self.mark_delete = self._before(position)
+        self.mark_delete = max(position - 1, EARLIEST)
         self._advance()
 
     def skip_to(self, position: int) -> None:
         """Everything before `position` is done (skip, expiry, clear backlog); acknowledgements behind it stay."""
-        target = self._before(position)
-        if target > self.mark_delete:
-            self.mark_delete = target
+        if position - 1 > self.mark_delete:
+            self.mark_delete = position - 1
             self._advance()
 
     # -- what it knows -----------------------------------------------------------------------------------------------
@@ -286,26 +288,19 @@ class Cursor:
 
     def _after(self, position: int) -> int:
         """The position behind a done one, across the end of a closed ledger where the chain is known."""
-        for ledger, entry in ((ledger_of(position), entry_of(position) + 1), (ledger_of(position + 1), 0)):
-            last = self._last(ledger)
-            if position == EARLIEST or (last is not None and entry > last):
-                following = self._following(ledger)
-                return position + 1 if following is None else following << ENTRY_BITS
+        ledger, entry = ledger_of(position), entry_of(position) + 1
+        if entry > MAX_ENTRY and self._named(ledger + 1):
+            ledger, entry = ledger + 1, 0
+        last = self._last(ledger)
+        if position == EARLIEST or (last is not None and entry > last):
+            following = self._following(ledger_of(position) if position == EARLIEST else ledger)
+            if following is not None:
+                return following << ENTRY_BITS
         return position + 1
 
-    def _before(self, position: int) -> int:
-        """The position in front of one, the end of the ledger before it where that is known."""
-        if position <= 0:
-            return EARLIEST
-        if entry_of(position) > 0:
-            return position - 1
-        at = bisect_left(self._ids, ledger_of(position)) - 1
-        while at >= 0 and self._lasts[at] == -1:
-            at -= 1
-        if at < 0:
-            return position - 1
-        last = self._lasts[at]
-        return position - 1 if last is None else self._ids[at] << ENTRY_BITS | last
+    def _named(self, ledger: int) -> bool:
+        at = bisect_left(self._ids, ledger)
+        return at < len(self._ids) and self._ids[at] == ledger
 
 
 def _first_clear(acked: Any, start: int) -> int:

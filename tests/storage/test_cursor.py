@@ -143,17 +143,29 @@ def test_reset_is_the_only_way_back_and_skip_to_is_not() -> None:
     assert cursor.mark_delete == EARLIEST
 
 
-def test_reset_to_the_start_of_a_ledger_stands_at_the_end_of_the_one_before() -> None:
+def test_reset_to_the_start_of_a_ledger_leaves_nothing_open_in_front_of_it() -> None:
     cursor = Cursor()
-    cursor.chain([(1, 9), (2, -1), (3, None)])
-    cursor.reset(position(3, 0))
-    assert cursor.mark_delete == position(1, 9)
-    assert cursor.next_unacknowledged(0) == position(3, 0)
+    cursor.chain([(1, 9), (2, -1), (7, None)])
+    for target in (position(7, 0), position(5, 0)):
+        cursor.reset(target)
+        assert cursor.mark_delete == target - 1
+        assert cursor.is_acknowledged(run_positions(1, 0, 10)).all()
+        assert cursor.is_acknowledged(run_positions(4, 0, 10)).all(), "a ledger that nobody named"
+        assert cursor.next_unacknowledged(0) == target
     unknown = Cursor()
     unknown.reset(position(3, 0))
     assert unknown.next_unacknowledged(0) == position(3, 0)
     unknown.acknowledge(run_positions(3, 0, 2))
     assert unknown.mark_delete == position(3, 1)
+
+
+def test_reset_to_the_start_of_an_empty_ledger_goes_on_in_the_next() -> None:
+    cursor = Cursor()
+    cursor.chain([(3, 9), (4, -1), (5, None)])
+    cursor.reset(position(4, 0))
+    assert cursor.next_unacknowledged(0) == position(5, 0)
+    cursor.acknowledge(run_positions(5, 0, 1))
+    assert cursor.mark_delete == position(5, 0)
 
 
 def test_the_last_possible_entry_is_no_obstacle() -> None:
