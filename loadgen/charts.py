@@ -44,7 +44,9 @@ def timeline(report: Report) -> Any:
     figure.update_yaxes(title_text="messages/s", range=[0, 1.25 * busiest], row=1, col=1)
     figure.update_yaxes(title_text="ms", type="log", row=2, col=1)
     figure.update_yaxes(title_text="hashes", rangemode="tozero", row=3, col=1, secondary_y=False)
-    figure.update_yaxes(title_text="messages", rangemode="tozero", showgrid=False, nticks=4, row=3, col=1, secondary_y=True)
+    figure.update_yaxes(
+        title_text="messages", rangemode="tozero", showgrid=False, nticks=4, row=3, col=1, secondary_y=True
+    )
     figure.update_xaxes(range=_shown(report))
     figure.update_xaxes(title_text="seconds since the first message", row=3, col=1)
     return figure

@@ -304,7 +304,9 @@ class Flood:
                 return rest
             if time.monotonic() > deadline:
                 raise Unavailable(
-                    "; ".join([*self._troubles, "the dispatchers do not tell their statistics; is the cluster running?"])
+                    "; ".join(
+                        [*self._troubles, "the dispatchers do not tell their statistics; is the cluster running?"]
+                    )
                 )
             time.sleep(_LOOK_EVERY_S)
 

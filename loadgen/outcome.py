@@ -46,8 +46,8 @@ class Report:
     def reasons(self) -> list[str]:
         """Why the verdict is not ok, one sentence each; empty if it is."""
         findings = self.judgement.findings
-        reasons = [f"{count} {kind}" for kind, count in findings.violations.items() if count]
-        reasons += [f"{count} {name} left at rest" for name, count in self.at_rest.items() if count]
+        reasons = [f"{kind}: {count:,}" for kind, count in findings.violations.items() if count]
+        reasons += [f"{name} at rest: {count:,}" for name, count in self.at_rest.items() if count]
         reasons += self.sentinel
         reasons += self.troubles
         reasons += nothing_checked(findings, moves_expected=self.moves_expected, delays_expected=self.delays_expected)

@@ -1,0 +1,150 @@
+"""Who is alive and what the history says of those who are not, with processes that are only pretended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from loadgen import faults as module
+from loadgen.consume import ConsumeJob
+from loadgen.faults import JOIN, KILL, KINDS, RESTART, Fault, Fleet, plan_by_share, plan_by_time
+from loadgen.history import DEATH, EVENTS, Clock
+from storage.errors import Invalid, Unavailable
+from tests.loadgen.fakes import ListClient, ListConsumer
+
+
+class PretendedProcess:
+    """A handle that remembers what it was told."""
+
+    made: list[PretendedProcess]
+
+    def __init__(self, job: ConsumeJob, error: str = "") -> None:
+        self.incarnation = self.name = ""
+        self.calls: list[str] = []
+        self.error = error
+        self.received = 0
+        self.pid = 1_000_000 + len(PretendedProcess.made)
+        PretendedProcess.made.append(self)
+
+    def ready(self, timeout_s: float) -> int:
+        return self.pid
+
+    def start(self, incarnation: str, consumer_name: str) -> None:
+        self.incarnation, self.name = incarnation, consumer_name
+
+    def progress(self) -> dict[str, Any] | None:
+        self.received += 10
+        return {"joined": not self.error, "received": self.received, "redelivered": 1, "error": self.error}
+
+    def stop(self, timeout_s: float) -> dict[str, Any]:
+        self.calls.append("stop")
+        return {"received": self.received + 5, "redelivered": 2, "error": ""}
+
+    def end(self) -> None:
+        self.calls.append("end")
+
+
+@pytest.fixture
+def killed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    PretendedProcess.made = []
+    pids: list[int] = []
+    monkeypatch.setattr(module.os, "kill", lambda pid, signal: pids.append(pid))
+    monkeypatch.setattr(module, "AWAY_US", 0)
+    return pids
+
+
+def make_fleet(tmp_path: Path, seed: int = 1) -> Fleet:
+    job = ConsumeJob(ListClient(ListConsumer(__import__("collections").deque())), "t", "s", Clock.start(), tmp_path)
+    job.prepare()
+    return Fleet(job, PretendedProcess, seed)
+
+
+def test_default_plan_has_one_of_each_in_the_middle_of_the_run() -> None:
+    plan = plan_by_share(3)
+    assert [fault.kind for fault in plan] == [RESTART, KILL, JOIN]
+    assert all(0.1 < fault.share < 0.9 for fault in plan)
+    assert plan[1].due(0.5, 0.0)
+    assert not plan[1].due(0.3, 1e9)
+    assert plan_by_share(0) == []
+
+
+def test_plan_by_time_is_drawn_from_the_seed() -> None:
+    plan = plan_by_time(KINDS, 2.0, 60.0, seed=4)
+    assert plan == plan_by_time(KINDS, 2.0, 60.0, seed=4)
+    assert plan != plan_by_time(KINDS, 2.0, 60.0, seed=5)
+    assert [fault.at_s for fault in plan] == [2.0 * (turn + 1) for turn in range(30)]
+    assert plan[0].due(0.0, 2.0)
+    assert not plan[0].due(1.0, 1.9)
+    with pytest.raises(Invalid, match="set-fire"):
+        plan_by_time(["set-fire"], 1.0, 5.0, seed=1)
+
+
+def test_killed_consumer_is_replaced_under_its_name_and_its_death_is_written(tmp_path: Path, killed: list[int]) -> None:
+    fleet = make_fleet(tmp_path)
+    fleet.begin(3, spares=1)
+    assert sorted(member.incarnation for member in fleet.working) == ["consumer-1.1", "consumer-2.1", "consumer-3.1"]
+    before = fleet._job.clock.now()
+    fleet.inject(Fault(KILL), start_us=before)
+    (dead,) = fleet.gone
+    assert killed == [dead.pid]
+    assert [m.incarnation for m in fleet.working if m.name == dead.name] == [f"{dead.name}.2"]
+    assert len(PretendedProcess.made) == 4
+    fleet.finish()
+    rows = pq.read_table(tmp_path / "events" / "driver.parquet", schema=EVENTS).to_pylist()
+    assert [(row["consumer"], row["event"]) for row in rows] == [(dead.incarnation, DEATH)]
+    assert rows[0]["at"] >= before
+    assert fleet.history[0]["kind"] == KILL
+    assert fleet.history[0]["target"] == dead.name
+
+
+def test_restarted_consumer_leaves_cleanly_and_comes_back(tmp_path: Path, killed: list[int]) -> None:
+    fleet = make_fleet(tmp_path)
+    fleet.begin(2, spares=0)
+    fleet.inject(Fault(RESTART), start_us=0)
+    (left,) = fleet.gone
+    assert killed == []
+    assert len(fleet.working) == 1
+    fleet.poll()
+    assert [m.incarnation for m in fleet.working][-1] == f"{left.name}.2"
+
+
+def test_join_adds_a_new_name_from_the_spares(tmp_path: Path, killed: list[int]) -> None:
+    fleet = make_fleet(tmp_path)
+    fleet.begin(2, spares=1)
+    fleet.inject(Fault(JOIN), start_us=0)
+    assert [member.name for member in fleet.working] == ["consumer-1", "consumer-2", "consumer-3"]
+    assert len(PretendedProcess.made) == 3
+
+
+def test_counts_include_those_that_are_gone(tmp_path: Path, killed: list[int]) -> None:
+    fleet = make_fleet(tmp_path)
+    fleet.begin(2, spares=2)
+    fleet.inject(Fault(KILL), start_us=0)
+    fleet.poll()
+    assert fleet.received == sum(member.received for member in [*fleet.working, *fleet.gone])
+    assert fleet.gone[0].received > 0
+
+
+def test_killing_the_last_consumer_leaves_a_replacement(tmp_path: Path, killed: list[int]) -> None:
+    fleet = make_fleet(tmp_path)
+    fleet.begin(1, spares=0)
+    fleet.inject(Fault(KILL), start_us=0)
+    assert len(fleet.working) == 1
+
+
+def test_a_consumer_that_cannot_join_is_told_at_once(tmp_path: Path, killed: list[int]) -> None:
+    fleet = make_fleet(tmp_path)
+    fleet._spawn = lambda job: PretendedProcess(job, error="Unavailable: nobody answers")
+    with pytest.raises(Unavailable, match="consumer-1.1 stopped: Unavailable: nobody answers"):
+        fleet.begin(1, spares=0)
+
+
+def test_close_ends_every_process_once(tmp_path: Path, killed: list[int]) -> None:
+    fleet = make_fleet(tmp_path)
+    fleet.begin(2, spares=1)
+    fleet.close()
+    fleet.close()
+    assert [process.calls for process in PretendedProcess.made] == [["end"]] * 3

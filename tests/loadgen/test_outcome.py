@@ -1,0 +1,180 @@
+"""The report: its verdict, its fixed JSON names, its page."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from rich.console import Console
+
+from loadgen.checkers import VIOLATIONS, Findings
+from loadgen.history import STATS
+from loadgen.measures import Measures, Span, record
+from loadgen.options import FloodOptions
+from loadgen.outcome import Report
+from loadgen.report import render, summary, write_html
+from loadgen.verdict import Judgement
+
+START = 1_700_000_000_000_000
+REST = {"pending_acks": 0, "replay": 0, "draining": 0, "backlog": 0}
+
+
+def sample(at: int, partition: int, **counters: int) -> dict[str, int]:
+    return dict.fromkeys(STATS.names, 0) | {"at": at, "partition": partition} | counters
+
+
+def make_report(**changes: Any) -> Report:
+    findings = Findings()
+    findings.checked |= {"messages": 1_000, "keys": 90, "keys_in_flight_together": 40, "hashes_moved": 7}
+    findings.messages |= {"published": 1_000, "confirmed": 1_000, "delivered": 1_000, "acked": 1_000}
+    measures = Measures(Span(START, 500_000, 20))
+    measures.confirmed[:8] = 125
+    measures.delivered[1:9] = 125
+    measures.shares = {f"consumer-{n}.1": np.full(20, n, np.int64) for n in (1, 2, 10)}
+    measures.bytes, measures.first_sent = 100_000, START
+    measures.last_confirmed, measures.last_acked = START + 4_000_000, START + 5_000_000
+    record(measures.histogram, np.arange(1, 1_001) * 100)
+    stats = [sample(START, 0, draining=3), sample(START, 1, draining=4), sample(START + 1, 0, draining=5, cleared=9)]
+    given: dict[str, Any] = {
+        "seed": 11,
+        "config": FloodOptions.of(seed=11).describe(),
+        "judgement": Judgement(findings, measures),
+        "stats": pa.Table.from_pylist(stats, STATS),
+        "at_rest": dict(REST),
+        "faults": [{"at_s": 1.5, "kind": "kill-consumer", "target": "consumer-2"}],
+        "start_us": START,
+        "moves_expected": True,
+    }
+    return Report(**(given | changes))
+
+
+def test_clean_report_is_ok() -> None:
+    report = make_report()
+    assert (report.verdict, report.exit_code, report.reasons) == ("ok", 0, [])
+
+
+@pytest.mark.parametrize("kind", VIOLATIONS)
+def test_any_violation_breaks_it(kind: str) -> None:
+    report = make_report()
+    report.judgement.findings.violations[kind] = 2
+    assert (report.verdict, report.exit_code) == ("broken", 1)
+    assert report.reasons[0] == f"{kind}: 2"
+
+
+@pytest.mark.parametrize("name", REST)
+def test_anything_left_at_rest_breaks_it(name: str) -> None:
+    report = make_report(at_rest=REST | {name: 3})
+    assert report.verdict == "broken"
+    assert report.reasons == [f"{name} at rest: 3"]
+
+
+def test_trouble_and_the_brokers_own_sentinel_break_it() -> None:
+    assert make_report(troubles=["consumer-1.1 stopped"]).verdict == "broken"
+    seen = pa.Table.from_pylist([sample(START, 0, order_violations=1)], STATS)
+    assert make_report(stats=seen).verdict == "broken"
+
+
+def test_a_check_that_checked_nothing_is_a_failure() -> None:
+    empty = make_report(judgement=Judgement(Findings(), Measures(Span.over(0, 1))))
+    assert (empty.verdict, empty.exit_code) == ("nothing_checked", 1)
+    still = make_report()
+    still.judgement.findings.checked["hashes_moved"] = 0
+    assert still.verdict == "nothing_checked"
+    assert "restarts tested nothing" in still.reasons[0]
+
+
+def test_json_has_the_fixed_names(tmp_path: Path) -> None:
+    make_report().write_json(tmp_path / "r.json")
+    told = json.loads((tmp_path / "r.json").read_text())
+    for name, fields in {
+        "messages": "published confirmed unknown delivered redelivered acked",
+        "violations": " ".join(VIOLATIONS),
+        "checked": "messages keys keys_in_flight_together hashes_moved",
+        "draining": "peak cleared_total at_end",
+        "at_rest": "pending_acks replay draining backlog",
+        "rates": "publish_msgs_per_s end_to_end_msgs_per_s end_to_end_mb_per_s",
+        "latency_ms": "p50 p99 p999 max",
+    }.items():
+        assert sorted(told[name]) == sorted(fields.split())
+    assert {"seed", "config", "faults", "verdict"} <= set(told)
+    assert sorted(told["faults"][0]) == ["at_s", "kind", "target"]
+    assert told["draining"] == {"peak": 7, "cleared_total": 9, "at_end": 0}
+    assert told["rates"] == {
+        "publish_msgs_per_s": 250.0,
+        "end_to_end_msgs_per_s": 200.0,
+        "end_to_end_mb_per_s": 0.02,
+    }
+    assert told["latency_ms"]["p50"] == pytest.approx(50, rel=0.01)
+    assert told["latency_ms"]["max"] == pytest.approx(100, rel=0.01)
+
+
+class Page(HTMLParser):
+    """Collects what a page would load, and its text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loads: list[str] = []
+        self.text: list[str] = []
+        self.inside = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.inside = tag
+        self.loads += [str(v) for k, v in attrs if k in ("src", "href") and v and not v.startswith("#")]
+
+    def handle_endtag(self, tag: str) -> None:
+        self.inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self.inside not in ("script", "style"):
+            self.text.append(data)
+
+
+def read(report: Report) -> Page:
+    page = Page()
+    page.feed(render(report))
+    return page
+
+
+def test_page_is_self_contained_and_says_what_happened(tmp_path: Path) -> None:
+    write_html(make_report(), tmp_path / "r.html")
+    assert [path.name for path in tmp_path.iterdir()] == ["r.html"]
+    page = read(make_report())
+    text = " ".join(page.text)
+    assert page.loads == []
+    assert "Every promise held" in text
+    assert "kill-consumer" in text
+    assert "seed 11" in text
+
+
+def test_page_of_a_broken_run_shows_the_reasons_and_escapes_what_came_from_outside() -> None:
+    report = make_report(config={"input": "<script>alert(1)</script>"})
+    report.judgement.findings.found("order", 3, ["message 2 of key b'<b>' came late"])
+    html = render(report)
+    assert "<script>alert(1)" not in html
+    assert "b&#x27;&lt;b&gt;&#x27;" in html
+    text = " ".join(read(report).text)
+    assert "A promise was broken" in text
+    assert "order: 3" in text
+
+
+def test_page_of_an_empty_run_can_be_made() -> None:
+    empty = make_report(
+        judgement=Judgement(Findings(), Measures(Span.over(0, 1))), stats=STATS.empty_table(), faults=[]
+    )
+    assert "Nothing was proven" in " ".join(read(empty).text)
+
+
+def test_terminal_shows_the_same() -> None:
+    console = Console(width=120, record=True, quiet=False, file=open("/dev/null", "w"))  # noqa: SIM115
+    report = make_report()
+    report.judgement.findings.found("overlap", 1, ["message 9 of key b'a' went to two"])
+    console.print(summary(report))
+    text = console.export_text()
+    assert "a promise was broken" in text
+    assert "message 9 of key b'a' went to two" in text
+    assert "consumer-2 at 1.5 s" in text

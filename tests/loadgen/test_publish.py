@@ -1,0 +1,122 @@
+"""Publishing tasks without Spark: numbering of a user's rows, the history they write, and the retry."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from loadgen.generate import Workload, read_key_seq
+from loadgen.history import INFO, OK, SENT, Clock
+from loadgen.publish import PublishJob, chunks_of, publish_generated, publish_rows, read_progress
+from storage.errors import Unavailable
+from tests.loadgen.fakes import FolderClient
+
+WORKLOAD = Workload(messages=2_000, size=32, keys=50, skew=1.0, tasks=2, seed=3, batch=300)
+
+
+def make_job(tmp_path: Path, fail_after: int = 0) -> PublishJob:
+    client = FolderClient(tmp_path / "broker", fail_after)
+    client.create_topic("t", partitions=3)
+    job = PublishJob(client, "t", "flood", Clock.start(), tmp_path)
+    job.prepare()
+    return job
+
+
+def run_tasks(job: PublishJob, workload: Workload) -> list[dict[str, int]]:
+    batch = pa.record_batch({"id": pa.array(range(workload.tasks), pa.int64())})
+    return [row for result in publish_generated(job, workload)(iter([batch])) for row in result.to_pylist()]
+
+
+def history(job: PublishJob) -> pa.Table:
+    return pa.concat_tables([pq.read_table(file, schema=SENT) for file in sorted(job.sends.glob("*.parquet"))])
+
+
+def test_everything_is_published_and_written_down(tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+    summaries = run_tasks(job, WORKLOAD)
+    assert sum(row["sent"] for row in summaries) == 2_000
+    assert sum(row["confirmed"] for row in summaries) == 2_000
+    assert sum(row["bytes"] for row in summaries) >= 2_000 * 32
+    assert read_progress(tmp_path) == (2_000, 2_000)
+    sent, stored = history(job), FolderClient(tmp_path / "broker").stored("t")
+    assert sent.num_rows == stored.num_rows == 2_000
+    assert pc.all(pc.equal(sent.column("status"), OK)).as_py()
+    written = set(zip(sent.column("partition").to_pylist(), sent.column("position").to_pylist(), strict=True))
+    there = set(zip(stored.column("partition").to_pylist(), stored.column("position").to_pylist(), strict=True))
+    assert written == there
+    order = sent.filter(pc.equal(sent.column("producer"), "flood-0")).column("sequence").to_pylist()
+    assert order == list(range(len(order)))
+    assert not list(job.sends.glob(".*"))
+
+
+def test_delays_become_due_times(tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+    before = job.clock.now() // 1000
+    run_tasks(job, replace(WORKLOAD, delayed=0.5, delay_min_ms=5_000, delay_max_ms=6_000))
+    due = history(job).column("deliver_at").to_numpy()
+    stored = FolderClient(tmp_path / "broker").stored("t").column("deliver_at").to_numpy()
+    assert sorted(due.tolist()) == sorted(stored.tolist())
+    late = due[due > 0]
+    assert 0.4 < len(late) / len(due) < 0.6
+    assert late.min() >= before + 5_000
+    assert late.max() <= job.clock.now() // 1000 + 6_000
+
+
+def test_failed_attempt_is_known_as_unknown_and_its_repetition_stores_nothing_twice(tmp_path: Path) -> None:
+    job = make_job(tmp_path, fail_after=2)
+    with pytest.raises(Unavailable, match="planted"):
+        run_tasks(job, WORKLOAD)
+    statuses = history(job).column("status").to_pylist()
+    assert set(statuses) == {OK, INFO}
+    assert statuses.count(OK) == 2 * WORKLOAD.batch
+    assert len(statuses) == WORKLOAD.shares()[0]
+    with pytest.raises(Unavailable, match="planted"):  # the other task has its own producer
+        run_tasks(job, WORKLOAD)
+    run_tasks(job, WORKLOAD)
+    stored = FolderClient(tmp_path / "broker").stored("t")
+    places = set(zip(stored.column("partition").to_pylist(), stored.column("position").to_pylist(), strict=True))
+    assert len(places) == stored.num_rows == 2_000
+
+
+def test_rate_charges_the_wait_to_the_broker(tmp_path: Path) -> None:
+    job = replace(make_job(tmp_path), rate=20_000.0)
+    run_tasks(job, replace(WORKLOAD, messages=1_000))
+    first = history(job).filter(pc.equal(history(job).column("producer"), "flood-0")).column("sent_at").to_numpy()
+    share = WORKLOAD.shares()[0] / WORKLOAD.messages
+    assert first[-1] - first[0] == pytest.approx((len(first) - 1) * 1e6 / (20_000 * share), rel=0.02)
+
+
+def test_nothing_is_sent_after_the_end_of_time(tmp_path: Path) -> None:
+    job = replace(make_job(tmp_path), until=1)
+    assert sum(row["sent"] for row in run_tasks(job, WORKLOAD)) == 0
+    assert history(job).num_rows == 0
+
+
+def test_rows_of_a_user_are_numbered_within_their_keys(tmp_path: Path) -> None:
+    keys = [b"a", b"b", None, b"a", b"a", None]
+    batches = [
+        pa.record_batch({"key": pa.array(keys, pa.binary()), "payload": pa.array([b"{}"] * 6), "event_time": range(6)}),
+        pa.record_batch({"key": pa.array([], pa.binary()), "payload": pa.array([], pa.binary())}),
+        pa.record_batch({"key": pa.array([b"b", b"c", b"a"]), "payload": pa.array([b"{}"] * 3)}),
+    ]
+    chunks = list(chunks_of(iter(batches), task=2))
+    assert [chunk.key_seq.tolist() for chunk in chunks] == [
+        [0, 0, (2 << 40) + 2, 1, 2, (2 << 40) + 5],
+        [1, 0, 3],
+    ]
+    assert chunks[1].first_row == 6
+    assert all(read_key_seq(chunk.rows).tolist() == chunk.key_seq.tolist() for chunk in chunks)
+    assert "event_time" in chunks[0].rows.schema.names
+
+
+def test_rows_of_a_user_are_published(tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+    rows = pa.record_batch({"key": pa.array([b"a", None, b"a"], pa.binary()), "payload": pa.array([b"1", b"2", b"3"])})
+    (summary,) = publish_rows(job)(iter([rows]))
+    assert summary.to_pylist()[0]["confirmed"] == 3
+    assert sorted(FolderClient(tmp_path / "broker").stored("t").column("payload").to_pylist()) == [b"1", b"2", b"3"]
