@@ -334,4 +334,7 @@ def _members(acked: Any, entries: npt.NDArray[np.uint32]) -> Mask:
         found: Mask = dense[entries - np.uint32(first)]
         return found
     hits = np.frombuffer((acked & _bitmap(entries)).to_array(), np.uint32)
-    return np.isin(entries, hits, assume_unique=False)
+    if hits.size == 0:
+        return np.zeros(entries.size, np.bool_)
+    nearest = hits[np.minimum(np.searchsorted(hits, entries), hits.size - 1)]
+    return np.asarray(nearest == entries, np.bool_)
