@@ -40,12 +40,12 @@ class StoredFrame:
 
 def check_answer(reply: RunRead, ledger_id: int, run: int, bookie: str) -> StoredFrame | None:
     """The frame of an answer; None for the explicit "no such run". Raises Corrupt if it is another run."""
-    if reply.head is None or reply.payload is None:
+    if reply.head is None:
         return None
     header = decode_head(reply.head)
     if header.ledger != ledger_id or header.run != run:
         raise Corrupt(f"asked for run {run} of ledger {ledger_id}, got {header.run} of {header.ledger}")
-    return StoredFrame(header, reply.head, reply.payload, bookie)
+    return StoredFrame(header, reply.head, reply.payload or Blob(b""), bookie)
 
 
 class LedgerReader:

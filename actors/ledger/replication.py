@@ -5,6 +5,9 @@ slots. Each such slot is one repair: copy its runs from their other holders to a
 then put that bookie into the slot in one version of the record. A copy that no record names yet is only wasted space,
 so a repair can stop anywhere and begin again.
 
+A ledger can also lack copies without naming a lost bookie: its writer ended while copies beyond the ack quorum were
+under way, or a bookie lost a run to damage. `fill` compares what each bookie should have with what it has.
+
 Only runs whose place is settled are copied: closed ledgers, and of an open one the fragments before the last - there
 the writer itself replaces a bookie that fails. The count of fragments that name a lost bookie falls to 0, or stays
 and is reported when no other holder of some run is left.
@@ -16,19 +19,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from actors.ledger.bookies import Bookies
 from actors.ledger.fan import together
 from actors.ledger.keeper import RecordKeeper
 from actors.ledger.reader import LedgerReader
 from actors.ledger.record import Fragment, LedgerRecord, PartitionRecord, State
-from actors.messages import AddRun
+from actors.messages import AddRun, DescribeLedger
 from actors.ports import Ports
 from actors.wire import Blob
 from storage.errors import Fenced, SluiceError, Unavailable
 
 COPIES_AT_ONCE = 4
 ADD_TIMEOUT = 10_000
+DESCRIBE_TIMEOUT = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +69,18 @@ def plan_repairs(record: PartitionRecord, lost: Sequence[str]) -> list[Repair]:
                 if bookie in lost:
                     repairs.append(Repair(ledger, fragment, slot, stop))
     return repairs
+
+
+def expected_runs(ledger: LedgerRecord, bookie: str) -> npt.NDArray[np.int64]:
+    """The runs of a closed ledger that a bookie should have, int64, ascending."""
+    parts = [np.empty(0, np.int64)]
+    for at, fragment in enumerate(ledger.fragments):
+        stop = ledger.fragments[at + 1].first_run if at + 1 < len(ledger.fragments) else ledger.last_run + 1
+        if bookie in fragment.bookies:
+            runs = np.arange(fragment.first_run, stop, dtype=np.int64)
+            slot = fragment.bookies.index(bookie)
+            parts.append(runs[(slot - runs) % ledger.ensemble < ledger.write_quorum])
+    return np.concatenate(parts)
 
 
 def under_replicated(record: PartitionRecord, lost: Sequence[str]) -> int:
@@ -126,13 +144,25 @@ class Replicator:
             raise Unavailable("there is no bookie to copy to")
         runs = repair.runs()
         for start in range(0, len(runs), COPIES_AT_ONCE):
-            works = [self._copy(repair, run, spare[0], lost) for run in runs[start : start + COPIES_AT_ONCE]]
+            works = [self._copy(repair.ledger, run, spare[0], lost) for run in runs[start : start + COPIES_AT_ONCE]]
             await together(self._ports, "copy", works)
         await self._keeper.update(lambda record: with_repair(record, repair, spare[0]))
         self._ports.log("repaired", ledger=repair.ledger.id, lost=repair.lost, to=spare[0], runs=len(runs))
 
-    async def _copy(self, repair: Repair, run: int, to: str, lost: Sequence[str]) -> None:
-        frame, data = await self._reader.whole(repair.ledger, run, skip=tuple(lost))
+    async def fill(self, ledger: LedgerRecord) -> int:
+        """Bring to each bookie of a closed ledger what it lacks; returns how many runs. Raises Unavailable, Fenced."""
+        copied = 0
+        for bookie in ledger.bookies():
+            index = await self._bookies.ask(bookie, DescribeLedger(ledger=ledger.id), DESCRIBE_TIMEOUT)
+            lacking = np.setdiff1d(expected_runs(ledger, bookie), index.runs.astype(np.int64)).tolist()
+            for start in range(0, len(lacking), COPIES_AT_ONCE):
+                chosen = lacking[start : start + COPIES_AT_ONCE]
+                await together(self._ports, "copy", [self._copy(ledger, run, bookie, (bookie,)) for run in chosen])
+            copied += len(lacking)
+        return copied
+
+    async def _copy(self, ledger: LedgerRecord, run: int, to: str, skip: Sequence[str]) -> None:
+        frame, data = await self._reader.whole(ledger, run, skip=tuple(skip))
         epoch = self._keeper.record.epoch
-        add = AddRun(ledger=repair.ledger.id, epoch=epoch, head=frame.head, payload=Blob(data), recovery=True)
+        add = AddRun(ledger=ledger.id, epoch=epoch, head=frame.head, payload=Blob(data), recovery=True)
         await self._bookies.ask(to, add, ADD_TIMEOUT)

@@ -84,6 +84,8 @@ class PartitionLog:
         self.tail = RunCache(TAIL_BYTES)
         self.tables: dict[int, RunTable] = {}
         self.last_confirmed = EARLIEST
+        self.settled: list[int] = []
+        """Ledgers closed by this owner whose copies were not counted yet."""
         self.stopped = False
         self.messages_in, self.bytes_in = 0, 0
 
@@ -115,6 +117,7 @@ class PartitionLog:
         for ledger in self.record.ledgers:
             settled = ledger
             if ledger.state is not State.CLOSED:
+                self.settled.append(ledger.id)
                 settled = await self._insist(partial(recover_ledger, self._ports, self.bookies, ledger, self.epoch))
             closed.append(await self._replay(settled))
         kept = tuple(ledger for ledger in closed if ledger.last_run >= 0)

@@ -24,10 +24,11 @@ from dataclasses import dataclass, field
 
 from actors.ledger.record import ProducerRecord, StoredRun
 from actors.messages import Published
-from storage.errors import Fenced, SluiceError
+from storage.errors import Fenced, Invalid, SluiceError
 
 REMEMBERED_RUNS = 16
 REPLACED_INCARNATIONS = 8
+MAX_NAME_BYTES = 1024
 FORGET_MS = 6 * 3600 * 1000
 """A producer without a session that was silent for so long is forgotten, as Pulsar does."""
 
@@ -105,7 +106,12 @@ class Producers:
         self._sessions = 0
 
     def open(self, name: str, incarnation: str, epoch: int, now: int) -> Producer:
-        """Register an incarnation; the same one keeps its session. Raises Fenced for one that was replaced."""
+        """Register an incarnation; the same one keeps its session.
+
+        Raises Fenced for one that was replaced, Invalid for a name that does not fit a frame's header.
+        """
+        if not 0 < len(name.encode()) <= MAX_NAME_BYTES:
+            raise Invalid(f"a producer's name has 1 to {MAX_NAME_BYTES} bytes")
         producer = self._known.setdefault(name, Producer())
         producer.seen = now
         if producer.incarnation == incarnation and producer.session:

@@ -216,8 +216,8 @@ class Topic(Actor):
         """The run of a request, its payload in hand. Raises Invalid; Unavailable if a handle is gone."""
         if not 0 < request.count <= MAX_RUN_MESSAGES or request.first_sequence < 0:
             raise Invalid(f"a run holds 1 to {MAX_RUN_MESSAGES} messages, not {request.count}")
-        if request.payload.size > MAX_RUN_BYTES or len(request.producer) > 1024:
-            raise Invalid(f"a run holds at most {MAX_RUN_BYTES} bytes, a producer's name 1024 characters")
+        if request.payload.size > MAX_RUN_BYTES:
+            raise Invalid(f"a run holds at most {MAX_RUN_BYTES} bytes, not {request.payload.size}")
         payload = request.payload.data
         if payload is None:
             payload = await self.ports.net.fetch(request.payload)

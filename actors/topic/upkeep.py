@@ -20,10 +20,11 @@ from actors.ports import Ports
 from actors.topic.log import PartitionLog
 from actors.topic.reads import LogReads
 from actors.topic.trimming import trimmable
-from storage.errors import Conflict, SluiceError
+from storage.errors import Conflict, Fenced, SluiceError
 
 DELETE_TIMEOUT = 10_000
 VERIFY_MS = 5_000
+FILL_RETRY_MS = 30_000
 
 
 class Upkeep:
@@ -39,6 +40,7 @@ class Upkeep:
         self._lost: list[str] = []
         self._leftovers: list[LedgerRecord] = []
         self._verified = 0
+        self._fill_not_before = 0
         self.marks: dict[str, int] = {}
 
     def restore(self) -> None:
@@ -56,9 +58,32 @@ class Upkeep:
         await self.trim()
         if self._lost:
             await self._replicator.run(lambda: self._lost)
+        if self._log.settled and now >= self._fill_not_before:
+            await self._fill(now)
         if self._leftovers:
             leftovers, self._leftovers = self._leftovers, []
             await self._forget(leftovers)
+
+    async def _fill(self, now: int) -> None:
+        """Look whether ledgers that were closed lately have all their copies; what cannot be done now comes later."""
+        waiting: list[int] = []
+        while self._log.settled:
+            ledger = self._log.record.ledger(self._log.settled.pop(0))
+            if ledger is None:
+                continue
+            try:
+                copied = await self._replicator.fill(ledger)
+            except Fenced:
+                raise
+            except SluiceError as error:
+                self._ports.log("fill_waits", ledger=ledger.id, error=str(error))
+                waiting.append(ledger.id)
+                continue
+            if copied:
+                self._ports.log("filled", ledger=ledger.id, runs=copied)
+        self._log.settled.extend(waiting)
+        if waiting:
+            self._fill_not_before = now + FILL_RETRY_MS
 
     # -- subscriptions and trimming ----------------------------------------------------------------------------------
 

@@ -1,0 +1,151 @@
+"""The partition's record: one owner at a time, lost answers looked up, ids never given twice."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from actors.ledger.keeper import BLOCK, LedgerIds, RecordKeeper
+from actors.ledger.record import (
+    PartitionRecord,
+    State,
+    decode_record,
+    encode_record,
+    record_key,
+    unpack_record,
+)
+from actors.messages import TopicSettings
+from storage.errors import Corrupt, Fenced, InvariantViolation
+from tests.actors.ledger.fakes import Lab, make_ledger
+
+SETTINGS = TopicSettings()
+
+
+def keeper(lab: Lab, me: str) -> tuple[RecordKeeper, list[str]]:
+    lost: list[str] = []
+    return RecordKeeper(lab.make_ports(me), "t", 0, lost.append), lost
+
+
+def trimmed(record: PartitionRecord) -> PartitionRecord:
+    return msgspec.structs.replace(record, trimmed_before=record.trimmed_before + 1)
+
+
+async def test_each_owner_has_the_next_epoch_and_open_ledgers_go_into_recovery() -> None:
+    lab = Lab()
+    first, _ = keeper(lab, "one")
+    assert (await first.acquire(SETTINGS)).epoch == 1
+    await first.update(lambda record: record.with_new_ledger(make_ledger(state=State.OPEN)))
+    second, _ = keeper(lab, "two")
+    taken = await second.acquire(SETTINGS)
+    assert (taken.epoch, taken.owner, taken.ledgers[0].state) == (2, "two", State.IN_RECOVERY)
+
+
+async def test_the_old_owner_loses_its_next_write_and_every_one_after() -> None:
+    lab = Lab()
+    old, lost = keeper(lab, "one")
+    await old.acquire(SETTINGS)
+    new, _ = keeper(lab, "two")
+    await new.acquire(SETTINGS)
+    for _ in range(2):
+        with pytest.raises(Fenced):
+            await old.update(trimmed)
+    assert lost
+    assert old.record.trimmed_before == new.record.trimmed_before == 0
+
+
+async def test_an_idle_old_owner_notices_when_it_looks() -> None:
+    lab = Lab()
+    old, lost = keeper(lab, "one")
+    await old.acquire(SETTINGS)
+    await old.verify()
+    new, _ = keeper(lab, "two")
+    await new.acquire(SETTINGS)
+    with pytest.raises(Fenced):
+        await old.verify()
+    assert lost
+
+
+async def test_a_write_whose_answer_was_lost_is_recognised_as_ones_own() -> None:
+    lab = Lab()
+    owner, lost = keeper(lab, "one")
+    lab.meta.fail = ["after"]
+    await owner.acquire(SETTINGS)
+    lab.meta.fail = ["after", "before", "after"]
+    await owner.update(trimmed)
+    await owner.update(trimmed)
+    assert lost == []
+    version = await lab.meta.read(record_key("t", 0))
+    assert version is not None
+    assert unpack_record(version.value).trimmed_before == 2
+    assert version.number == 3
+
+
+async def test_of_two_new_owners_one_is_fenced() -> None:
+    lab = Lab()
+    first, _ = keeper(lab, "one")
+    second, _ = keeper(lab, "two")
+    tasks = []
+
+    async def take(which: RecordKeeper, into: list[str]) -> None:
+        try:
+            await which.acquire(SETTINGS)
+            into.append("owner")
+        except Fenced:
+            into.append("fenced")
+
+    outcomes: list[str] = []
+    tasks = [lab.ports.spawn(take(which, outcomes), "take") for which in (first, second)]
+    assert len(tasks) == 2
+    await lab.settle()
+    assert sorted(outcomes) == ["fenced", "owner"]
+
+
+async def test_a_deleted_topic_comes_back_empty_and_under_a_higher_epoch() -> None:
+    lab = Lab()
+    owner, _ = keeper(lab, "one")
+    await owner.acquire(SETTINGS)
+    await owner.update(lambda record: msgspec.structs.replace(record, deleted=True, ever_subscribed=True))
+    again, _ = keeper(lab, "two")
+    record = await again.acquire(SETTINGS)
+    assert (record.epoch, record.deleted, record.ever_subscribed) == (2, False, False)
+
+
+async def test_ledger_ids_are_never_given_twice() -> None:
+    lab = Lab()
+    lab.meta.fail = ["", "after", "before"]
+    givers = [LedgerIds(lab.make_ports(name)) for name in "xy"]
+    taken: list[int] = []
+    for _ in range(2 * BLOCK + 3):
+        for giver in givers:
+            while True:
+                try:
+                    taken.append(await giver.take())
+                    break
+                except Exception:
+                    continue
+    assert len(set(taken)) == len(taken)
+    assert min(taken) == 1
+    assert taken[::2] == sorted(taken[::2])
+
+
+def test_a_record_goes_through_bytes_unchanged_and_damage_is_corrupt() -> None:
+    record = PartitionRecord(
+        topic="t", partition=3, epoch=4, owner="o", settings=SETTINGS, ledgers=(make_ledger(),), subscriptions={"s": -1}
+    )
+    assert decode_record(encode_record(record)) == record
+    with pytest.raises(Corrupt):
+        decode_record({"topic": 3})
+    with pytest.raises(Corrupt):
+        unpack_record(b"\xc1")
+    with pytest.raises(Corrupt, match="format 9"):
+        decode_record({**encode_record(record), "format": 9})
+
+
+def test_only_one_ledger_may_be_open_and_ids_ascend() -> None:
+    record = PartitionRecord(topic="t", partition=0, settings=SETTINGS, ledgers=(make_ledger(state=State.OPEN),))
+    with pytest.raises(InvariantViolation):
+        record.with_new_ledger(make_ledger(ledger_id=8))
+    closed = record.with_ledger(make_ledger(state=State.CLOSED))
+    with pytest.raises(InvariantViolation):
+        closed.with_new_ledger(make_ledger(ledger_id=7))
+    assert [ledger.id for ledger in closed.with_new_ledger(make_ledger(ledger_id=8)).ledgers] == [7, 8]
