@@ -122,6 +122,16 @@ class Dispatch:
         ahead = core.look_ahead_limit() - core.waiting
         return max(min(permits, ahead), 0)
 
+    def due_room(self) -> int:
+        """Delayed messages that may be handed to `due` now; 0 = none.
+
+        They take the way of redelivery, so messages that wait for a draining hash do not use up their room, and a
+        blocked subscription does not stop them (KS-49); only what was due before and still waits does.
+        """
+        core = self._core
+        permits = int(core.members.allowance().sum())
+        return max(min(permits, core.look_ahead_limit() - core.window.count[LOOSE]), 0)
+
     def append(self, positions: Positions, hashes: Hashes) -> None:
         """Messages were read forward: int64 positions ascending and above all read before, masked hashes uint32.
 

@@ -251,15 +251,16 @@ def _keep(core: Core, rows: Rows | slice, left: Mask, now: int) -> None:
 def deal(core: Core, count: int, allowance: Counts) -> Reduced:
     """Shared: owners for `count` rows in turn, the lowest priority number first, each a fair share of the rest."""
     owners: Reduced = np.full(count, NO_SLOT, np.uint16)
-    members = sorted((member for member in core.members if allowance[member.slot] > 0), key=lambda m: m.priority)
+    left = allowance.copy()
     done = 0
-    while members and done < count:
-        level = [member for member in members if member.priority == members[0].priority]
-        members = members[len(level) :]
+    for priority in sorted({member.priority for member in core.members}):
+        level = [member.slot for member in core.members if member.priority == priority]
         shift = core.turn % len(level)
-        level = sorted(level[shift:] + level[:shift], key=lambda m: int(allowance[m.slot]))
-        for at, member in enumerate(level):
-            share = min(int(allowance[member.slot]), -(-(count - done) // (len(level) - at)))
-            owners[done : done + share] = member.slot
-            done += share
+        level = level[shift:] + level[:shift]
+        while done < count and (level := [slot for slot in level if left[slot] > 0]):
+            for at, slot in enumerate(level):
+                share = min(int(left[slot]), -(-(count - done) // (len(level) - at)))
+                owners[done : done + share] = slot
+                left[slot] -= share
+                done += share
     return owners

@@ -1,0 +1,146 @@
+"""A small driver for tests of the dispatcher: publishes by key, names consumers, and shows what came out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from actors.key_shared import Dispatch
+from actors.messages import NO_POSITIONS, SubscriptionSettings
+from storage.hashing import masked_hash
+from storage.position import position, run_positions, show
+
+
+def ints(values: list[int]) -> np.ndarray:
+    """A column of positions."""
+    return np.array(values, np.int64)
+
+
+class Driver:
+    """One dispatcher with consumers by name; messages are named `ledger:entry`."""
+
+    def __init__(self, *, ledger: int = 1, entry: int = 0, **settings: Any) -> None:
+        self.dispatch = Dispatch(SubscriptionSettings(**settings))
+        self.ledger, self.entry = ledger, entry
+        self.numbers: dict[str, int] = {}
+        self.permits: dict[str, int] = {}
+        self.keys: dict[int, str] = {}
+        self.now = 1_000
+        self.incarnations = 0
+
+    # -- consumers --------------------------------------------------------------------------------------------------
+
+    def join(self, name: str, permits: int = 1000, *, called: str | None = None, **options: Any) -> int:
+        """Connect a consumer under `name` (its own name may be `called` differently) and give it permits."""
+        self.incarnations += 1
+        number = self.dispatch.join(called or name, f"i{self.incarnations}", now=self.now, **options)
+        self.numbers[name], self.permits[name] = number, 0
+        self.grant(name, permits)
+        return number
+
+    def leave(self, name: str) -> None:
+        """Disconnect."""
+        self.dispatch.leave(self.numbers.pop(name), now=self.now)
+
+    def grant(self, name: str, more: int) -> None:
+        """More permits."""
+        self.permits[name] += more
+        self.dispatch.grant(self.numbers[name], self.permits[name])
+
+    def key_of(self, name: str, avoid: tuple[str, ...] = ()) -> str:
+        """A key that the selector gives to this consumer now."""
+        for number in range(100_000):
+            key = f"k{number}"
+            if key not in avoid and self.owner_of(key) == name:
+                return key
+        raise AssertionError(f"no key for {name}")
+
+    def owner_of(self, key: str) -> str | None:
+        """Name under which the owner of a key joined."""
+        slots = {member.number: member.slot for member in self.dispatch.consumers()}
+        slot = int(self.dispatch.tables.owner[self.hash_of(key)])
+        return next((name for name, number in self.numbers.items() if slots[number] == slot), None)
+
+    def hash_of(self, key: str) -> int:
+        """The hash of a key as the selector sees it."""
+        return int(self.dispatch.reduce(np.array([masked_hash(key.encode())], np.uint32))[0])
+
+    # -- messages ---------------------------------------------------------------------------------------------------
+
+    def publish(self, *keys: str) -> list[str]:
+        """Publish one message a key, and read them at once; returns their names."""
+        at = run_positions(self.ledger, self.entry, len(keys))
+        self.entry += len(keys)
+        self.keys.update(zip(at.tolist(), keys, strict=True))
+        self.dispatch.append(at, np.array([masked_hash(key.encode()) for key in keys], np.uint32))
+        return [show(int(p)) for p in at]
+
+    def due(self, *keys: str) -> list[str]:
+        """Delayed messages that are due now; they take their place in the log, but are not read forward."""
+        at = run_positions(self.ledger, self.entry, len(keys))
+        self.entry += len(keys)
+        self.keys.update(zip(at.tolist(), keys, strict=True))
+        self.dispatch.due(at, np.array([masked_hash(key.encode()) for key in keys], np.uint32))
+        return [show(int(p)) for p in at]
+
+    def route(self) -> dict[str, list[str]]:
+        """Route once: what each consumer got, in order."""
+        names = {number: name for name, number in self.numbers.items()}
+        got: dict[str, list[str]] = {}
+        for part in self.dispatch.route(self.now):
+            got.setdefault(names[part.consumer], []).extend(show(int(p)) for p in part.positions)
+        self.dispatch.check()
+        return got
+
+    def send(self, *keys: str) -> dict[str, list[str]]:
+        """Publish and route."""
+        self.publish(*keys)
+        return self.route()
+
+    def ack(self, *names: str, by: str | None = None) -> list[str]:
+        """Acknowledge messages by name; returns those that were here."""
+        done = self.dispatch.acknowledge(at(*names), self.numbers[by] if by else None)
+        self.dispatch.check()
+        return [show(int(p)) for p in done]
+
+    def nack(self, name: str, *messages: str, **options: Any) -> int:
+        """Negatively acknowledge; without messages: everything."""
+        positions = at(*messages) if messages else None
+        return self.dispatch.negative_acknowledge(self.numbers[name], positions, now=self.now, **options)
+
+    def pending(self, name: str) -> list[str]:
+        """What a consumer holds."""
+        return [show(int(p)) for p in self.dispatch.pending(self.numbers[name])]
+
+    def consumer_stats(self, name: str) -> dict[str, Any]:
+        """Statistics of one consumer."""
+        consumers = self.dispatch.stats(self.now)["consumers"]
+        found: dict[str, Any] = next(c for c in consumers if c["consumerNumber"] == self.numbers[name])
+        return found
+
+    def why(self, **about: Any) -> list[str]:
+        """The gates of an explanation, the most important first."""
+        return [reason["gate"] for reason in self.dispatch.explain(now=self.now, **about)["reasons"]]
+
+
+def at(*names: str) -> np.ndarray:
+    """Positions of messages named `ledger:entry`."""
+    if not names:
+        return NO_POSITIONS
+    return ints([position(int(name.split(":")[0]), int(name.split(":")[1])) for name in names])
+
+
+def keys_by_owners(*stages: tuple[str, ...], **settings: Any) -> dict[tuple[str | None, ...], list[str]]:
+    """Keys by who owns them at each stage of membership: `stages` are the consumers that join at each, in order."""
+    trial = Driver(**settings)
+    keys = [f"key-{number}" for number in range(3000)]
+    owners: list[list[str | None]] = []
+    for stage in stages:
+        for name in stage:
+            trial.join(name)
+        owners.append([trial.owner_of(key) for key in keys])
+    found: dict[tuple[str | None, ...], list[str]] = {}
+    for key, history in zip(keys, zip(*owners, strict=True), strict=True):
+        found.setdefault(history, []).append(key)
+    return found

@@ -1,0 +1,285 @@
+"""The published flows of PIP-282, PIP-319 and PIP-379, step by step, under every policy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from actors.key_shared.policies import JoinPosition, RecentlyJoined, make_policy
+from actors.key_shared.window import FRESH, PENDING, REPLAY, SENT, Window
+from storage.errors import Invalid
+from storage.position import position, show
+from tests.actors.key_shared.driver import Driver, keys_by_owners
+
+FLOW = keys_by_owners(("c1", "c2"), ("c3",))
+KEY_A = FLOW["c1", "c3"][0]
+KEY_B = FLOW["c2", "c2"][0]
+
+ORDERED = ["draining_hashes", "last_sent_position"]
+
+
+def first_flow(policy: str, **options: Any) -> Driver:
+    """PIP-282 issue-1, steps 1 to 3: c1 holds 1:6, c2 holds 1:9 to 1:11, and c3 joins and takes over key-a."""
+    flow = Driver(ledger=1, entry=6, policy=policy, **options)
+    flow.join("c1", permits=1)
+    flow.join("c2", permits=1000)
+    got = flow.send(KEY_A, KEY_A, KEY_A, KEY_B, KEY_B, KEY_B)
+    assert got == {"c1": ["1:6"], "c2": ["1:9", "1:10", "1:11"]}
+    flow.join("c3", permits=1000)
+    assert flow.owner_of(KEY_A) == "c3"
+    return flow
+
+
+def test_pip_282_issue_1_is_out_of_order_under_read_position() -> None:
+    flow = first_flow("read_position")
+    assert flow.route() == {"c3": ["1:7", "1:8"]}
+    flow.leave("c1")
+    assert flow.route() == {"c3": ["1:6"]}, "c3 receives 1:7, 1:8, 1:6"
+    sentinel = flow.dispatch.stats(0)["sentinel"]
+    assert (sentinel["violationsHolder"], sentinel["violationsOrder"]) == (2, 0)
+    assert "promise 2 broken: 1:7" in sentinel["stories"][0]
+
+
+@pytest.mark.parametrize("policy", ORDERED)
+def test_pip_282_issue_1_is_in_order_under_the_others(policy: str) -> None:
+    flow = first_flow(policy)
+    assert flow.route() == {}
+    flow.leave("c1")
+    if policy == "draining_hashes":
+        assert flow.route() == {"c3": ["1:6", "1:7", "1:8"]}
+    else:
+        # c3 may have no more than was sent before it came, until that is acknowledged.
+        assert flow.route() == {"c3": ["1:6"]}
+        flow.ack("1:6", "1:9", "1:10", "1:11")
+        flow.dispatch.mark_deleted(position(1, 6))
+        assert flow.route() == {"c3": ["1:7", "1:8"]}
+    assert flow.dispatch.stats(0)["sentinel"]["violationsHolder"] == 0
+
+
+def test_pip_282_issue_1_race_messages_are_read_and_not_sent_when_c3_joins() -> None:
+    """The flow as the proposal states it first: the consumer is added between the read and the dispatch."""
+    flow = Driver(entry=6, policy="read_position")
+    flow.join("c1", permits=1)
+    flow.join("c2")
+    assert flow.send(KEY_A) == {"c1": ["1:6"]}
+    flow.publish(KEY_A, KEY_A)
+    flow.join("c3")
+    assert flow.route() == {"c3": ["1:7", "1:8"]}
+    assert flow.dispatch.stats(0)["sentinel"]["violationsHolder"] == 2
+
+
+def second_flow(policy: str) -> Driver:
+    """PIP-282 issue-2, steps 1 to 4: c1 holds 2:1, 2:2 waits for want of permits, and c3 joins."""
+    flow = Driver(ledger=2, entry=1, policy=policy)
+    flow.join("c1", permits=1)
+    flow.join("c2", permits=1000)
+    assert flow.send(KEY_A) == {"c1": ["2:1"]}
+    assert flow.send(KEY_A) == {}
+    assert flow.dispatch.stats(0)["msgInReplay"] == 1
+    flow.join("c3", permits=1000)
+    return flow
+
+
+def test_pip_282_issue_2_is_out_of_order_under_read_position() -> None:
+    flow = second_flow("read_position")
+    assert flow.route() == {"c3": ["2:2"]}
+    flow.leave("c1")
+    assert flow.route() == {"c3": ["2:1"]}, "c3 receives 2:2, 2:1"
+    assert flow.dispatch.stats(0)["sentinel"]["violationsHolder"] == 1
+
+
+@pytest.mark.parametrize("policy", ORDERED)
+def test_pip_282_issue_2_is_in_order_under_the_others(policy: str) -> None:
+    flow = second_flow(policy)
+    assert flow.route() == {}
+    flow.leave("c1")
+    got = flow.route()
+    if policy == "draining_hashes":
+        assert got == {"c3": ["2:1", "2:2"]}
+    else:
+        assert got == {"c3": ["2:1"]}
+        assert flow.route() == {}
+        flow.ack("2:1")
+        flow.dispatch.mark_deleted(position(2, 1))
+        assert flow.route() == {"c3": ["2:2"]}
+    assert flow.dispatch.stats(0)["sentinel"]["violationsHolder"] == 0
+
+
+def test_pip_379_gain_other_keys_are_not_held_back_under_draining_hashes() -> None:
+    moved = FLOW["c1", "c3"]
+    for policy, expected in (("draining_hashes", ["1:8"]), ("last_sent_position", []), ("read_position", [])):
+        flow = Driver(entry=6, policy=policy)
+        flow.join("c1")
+        flow.join("c2")
+        flow.send(moved[0])
+        flow.join("c3")
+        got = flow.send(moved[0], moved[1])
+        assert got.get("c3", []) == expected, policy
+
+
+def test_kst_27_new_keys_of_a_newcomer_arrive_at_once() -> None:
+    flow = Driver()
+    flow.join("c1")
+    moved = keys_by_owners(("c1",), ("c2",))["c1", "c2"]
+    assert flow.send(moved[0]) == {"c1": ["1:0"]}
+    flow.join("c2")
+    assert flow.send(moved[1], moved[2]) == {"c2": ["1:1", "1:2"]}
+    assert flow.send(moved[0]) == {}
+    flow.ack("1:0")
+    assert flow.route() == {"c2": ["1:3"]}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"policy": "draining_hashes"},
+        {"policy": "last_sent_position", "remember_unacked_keys": True},
+        {"policy": "read_position", "remember_unacked_keys": True},
+    ],
+)
+def test_kst_28_one_message_that_is_never_acknowledged_stops_nobody_else(options: dict[str, Any]) -> None:
+    """PIP-319 and #21199: fourteen consumers restart one after another; all keys but the stuck one go on."""
+    flow = Driver(**options)
+    for number in range(3):
+        flow.join(f"c{number}")
+    assert len(flow.send("stuck")) == 1
+    keys = [f"free-{number}" for number in range(40)]
+    for restart in range(14):
+        flow.leave(sorted(flow.numbers)[0])
+        flow.join(f"c{restart + 3}")
+        free = flow.publish(*keys)
+        got = flow.route()
+        flow.dispatch.mark_deleted(position(1, 0) - 1)
+        delivered = [message for messages in got.values() for message in messages]
+        assert set(free) <= set(delivered), f"restart {restart}"
+        flow.ack(*free)
+    assert flow.dispatch.stats(0)["unackedMessages"] + flow.dispatch.stats(0)["msgInReplay"] == 1
+    assert flow.dispatch.stats(0)["sentinel"]["violationsHolder"] == 0
+
+
+def test_issue_21199_without_remembering_a_newcomer_gets_nothing() -> None:
+    flow = Driver(policy="last_sent_position")
+    flow.join("c1")
+    flow.join("c2")
+    flow.send(KEY_A)
+    flow.join("c3")
+    keys = FLOW["c1", "c3"][1:20]
+    assert flow.send(*keys) == {}
+    assert flow.dispatch.stats(0)["consumersAfterMarkDeletePosition"] == {"consumer 'c3' #3": "1:0"}
+    flow.ack("1:0")
+    flow.dispatch.mark_deleted(position(1, 0))
+    assert len(flow.route()["c3"]) == 19
+    assert flow.dispatch.stats(0)["consumersAfterMarkDeletePosition"] == {}
+
+
+def test_rk_3_earlier_messages_of_the_key_that_wait_are_not_overtaken() -> None:
+    flow = Driver(policy="last_sent_position", remember_unacked_keys=True)
+    flow.join("c1", permits=1)
+    flow.join("c2")
+    other, moved = FLOW["c1", "c3"][:2]
+    flow.send(other, moved)
+    assert flow.pending("c1") == ["1:0"]
+    flow.join("c3")
+    # Nobody holds `moved`, so what waits of it may go, and the rest of it behind it.
+    assert flow.send(moved, other) == {"c3": ["1:1", "1:2"]}
+    flow.ack("1:0")
+    assert flow.route() == {"c3": ["1:3"]}
+
+
+def test_rk_4_remembering_has_no_effect_under_draining_hashes() -> None:
+    assert type(make_policy("draining_hashes", remember_unacked_keys=True)) is type(make_policy("draining_hashes"))
+
+
+def test_an_unknown_policy_is_refused() -> None:
+    with pytest.raises(Invalid, match="draining_hashes, last_sent_position or read_position"):
+        make_policy("none")
+
+
+# -- last sent position (LS-1 .. LS-7) ---------------------------------------------------------------------------------
+
+
+def show_sent(unsent: list[tuple[int, int]], ledgers: int = 2, first: int = 11) -> tuple[str, list[str]]:
+    """`last` and `individual` when of ledgers of 20 entries, from 1:first on, all but `unsent` were sent."""
+    window = Window()
+    every = [position(1 + ledger, entry) for ledger in range(ledgers) for entry in range(20)]
+    every = [at for at in every if at >= position(1, first)]
+    waiting = {position(ledger, entry) for ledger, entry in unsent}
+    every = [at for at in every if at <= max(waiting, default=every[-1])] if waiting else every
+    column = np.array(every, np.int64)
+    window.add(column, np.zeros(len(column), np.uint32), np.ones(len(column), np.uint16), FRESH, 0, 0)
+    went = np.array([at not in waiting for at in every])
+    window.move(np.flatnonzero(went), int(went.sum()), FRESH, PENDING)
+    window.flags[: len(column)][went] |= SENT
+    window.move(np.flatnonzero(~went), int((~went).sum()), FRESH, REPLAY)
+    policy = RecentlyJoined(JoinPosition.LAST_SENT)
+    policy.mark_delete = position(1, 10)
+    last = policy.last_sent(window, every[-1])
+    return show(last), [f"({low},{high}]" for low, high in policy.individually_sent(window, every[-1])]
+
+
+def test_ls_t4_and_t5_the_position_moves_over_what_was_sent() -> None:
+    assert show_sent([(1, 12)]) == ("1:11", [])
+    assert show_sent([(1, 16)]) == ("1:15", [])
+
+
+def test_ls_t7_to_t10_ranges_above_an_unsent_message() -> None:
+    assert show_sent([(1, 11), (1, 16)]) == ("1:10", ["(1:11,1:15]"])
+    assert show_sent([(1, 11), (1, 17)]) == ("1:10", ["(1:11,1:16]"])
+    assert show_sent([(1, 11), (1, 16), (1, 18)]) == ("1:10", ["(1:11,1:15]", "(1:16,1:17]"])
+
+
+def test_ls_3_the_position_crosses_the_end_of_a_ledger() -> None:
+    assert show_sent([(2, 0)]) == ("1:19", [])
+    assert show_sent([(2, 3)]) == ("2:2", [])
+
+
+def test_ls_t14_walk_through_of_the_proposal() -> None:
+    def walk(*unsent: int) -> tuple[str, list[str]]:
+        window, policy = Window(), RecentlyJoined(JoinPosition.LAST_SENT)
+        column = np.array([position(3, entry) for entry in range(1, 11)], np.int64)
+        window.add(column, np.zeros(10, np.uint32), np.ones(10, np.uint16), FRESH, 0, 0)
+        window.flags[:10] = [0 if entry in unsent else SENT for entry in range(1, 11)]
+        last = int(column[-1])
+        return show(policy.last_sent(window, last)), [f"({a},{b}]" for a, b in policy.individually_sent(window, last)]
+
+    assert walk(4, 6, 7) == ("3:3", ["(3:4,3:5]", "(3:7,3:10]"])
+    assert walk(4, 6) == ("3:3", ["(3:4,3:5]", "(3:6,3:10]"])
+    assert walk(4) == ("3:3", ["(3:4,3:10]"])
+    assert walk() == ("3:10", [])
+
+
+def test_ls_t17_equal_names_have_separate_entries_that_vanish() -> None:
+    flow = Driver(policy="last_sent_position")
+    flow.join("c1", called="same")
+    flow.send("x")
+    flow.join("c2", called="same")
+    flow.join("c3", called="same")
+    stats = flow.dispatch.stats(0)
+    assert stats["consumersAfterMarkDeletePosition"] == {"consumer 'same' #2": "1:0", "consumer 'same' #3": "1:0"}
+    assert stats["lastSentPosition"] == "1:0"
+    assert stats["individuallySentPositions"] == []
+    flow.ack("1:0")
+    flow.dispatch.mark_deleted(position(1, 0))
+    assert flow.dispatch.stats(0)["consumersAfterMarkDeletePosition"] == {}
+
+
+def test_ls_5_one_consumer_alone_waits_for_nobody() -> None:
+    flow = Driver(policy="last_sent_position")
+    flow.join("c1")
+    flow.send("x", "y", "z")
+    flow.join("c2")
+    flow.leave("c1")
+    assert flow.dispatch.stats(0)["consumersAfterMarkDeletePosition"] == {}
+    assert len(flow.route()["c2"]) == 3
+
+
+def test_allow_out_of_order_delivery_holds_nothing_back() -> None:
+    flow = Driver(allow_out_of_order_delivery=True)
+    flow.join("c1", permits=1)
+    flow.join("c2")
+    flow.send(KEY_A)
+    flow.join("c3")
+    assert flow.send(KEY_A) == {"c3": ["1:1"]}
+    assert flow.dispatch.stats(0)["sentinel"]["violationsHolder"] == 1
