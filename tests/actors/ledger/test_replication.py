@@ -1,0 +1,134 @@
+"""Re-replication: planned slot by slot, copied, and the count goes to zero or says that it cannot."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from actors.ledger.keeper import RecordKeeper
+from actors.ledger.reader import LedgerReader
+from actors.ledger.record import Fragment, LedgerRecord, PartitionRecord, State
+from actors.ledger.replication import (
+    Replicator,
+    expected_runs,
+    plan_repairs,
+    under_replicated,
+    with_repair,
+)
+from actors.ledger.sweep import sweep
+from actors.messages import TopicSettings
+from storage.errors import Corrupt, Unavailable
+from tests.actors.ledger.fakes import Lab, make_ledger
+
+RUNS = 12
+
+
+def make_closed(ledger_id: int = 7) -> LedgerRecord:
+    """Runs 0..4 on a b c, runs 5..11 on a d c; Qw 2 of E 3; two entries a run."""
+    ledger = make_ledger("abc", write=2, ack=2, ledger_id=ledger_id, state=State.CLOSED)
+    ledger = ledger.with_fragment(Fragment(5, 10, ("a", "d", "c")))
+    return msgspec.structs.replace(ledger, last_run=RUNS - 1, last_entry=2 * RUNS - 1)
+
+
+async def stocked(lab: Lab) -> tuple[RecordKeeper, Replicator]:
+    """A keeper whose partition has that ledger, with all its copies at the bookies."""
+    keeper = RecordKeeper(lab.ports, "t", 0, lambda reason: None)
+    await keeper.acquire(TopicSettings())
+    ledger = make_closed()
+    await keeper.update(lambda record: msgspec.structs.replace(record, ledgers=(ledger,)))
+    for run in range(RUNS):
+        for bookie in ledger.write_set(run):
+            lab.put(bookie, 7, run, 2 * run)
+    return keeper, Replicator(lab.ports, lab.bookies, LedgerReader(lab.ports, lab.bookies), keeper)
+
+
+def test_the_plan_names_every_slot_of_a_lost_bookie_with_its_runs() -> None:
+    record = PartitionRecord(topic="t", partition=0, settings=TopicSettings(), ledgers=(make_closed(),))
+    repairs = plan_repairs(record, ["c"])
+    assert [(repair.fragment.first_run, repair.slot, repair.runs()) for repair in repairs] == [
+        (0, 2, [1, 2, 4]),
+        (5, 2, [5, 7, 8, 10, 11]),
+    ]
+    for bookie in "abcd":
+        planned = [run for repair in plan_repairs(record, [bookie]) for run in repair.runs()]
+        assert planned == expected_runs(make_closed(), bookie).tolist()
+    assert under_replicated(record, ["b", "d"]) == 2
+    assert under_replicated(record, ["x"]) == 0
+
+
+def test_the_end_of_an_open_ledger_is_left_to_its_writer() -> None:
+    ledger = msgspec.structs.replace(make_closed(), state=State.OPEN, last_run=-1, last_entry=-1)
+    record = PartitionRecord(topic="t", partition=0, settings=TopicSettings(), ledgers=(ledger,))
+    assert [repair.fragment.first_run for repair in plan_repairs(record, ["a"])] == [0]
+    assert under_replicated(record, ["a"]) == 2
+
+
+def test_a_slot_that_moved_on_meanwhile_is_left_alone() -> None:
+    record = PartitionRecord(topic="t", partition=0, settings=TopicSettings(), ledgers=(make_closed(),))
+    repair = plan_repairs(record, ["b"])[0]
+    mended = with_repair(record, repair, "e")
+    assert mended.ledgers[0].fragments[0].bookies == ("a", "e", "c")
+    assert with_repair(mended, repair, "d") == mended
+
+
+async def test_everything_that_a_lost_bookie_had_is_copied_and_the_count_goes_to_zero() -> None:
+    lab = Lab("abcdef")
+    keeper, replicator = await stocked(lab)
+    lab.wire.rules.append(lambda bookie, request: "lose" if bookie == "c" else None)
+    assert under_replicated(keeper.record, ["c"]) == 2
+    await replicator.run(lambda: ["c"])
+    assert under_replicated(keeper.record, ["c"]) == 0
+    ledger = keeper.record.ledgers[0]
+    for run in range(RUNS):
+        assert all((7, run) in lab.wire.bookies[name].runs for name in ledger.write_set(run))
+
+
+async def test_runs_without_any_other_copy_stay_counted() -> None:
+    lab = Lab("abcdef")
+    keeper, replicator = await stocked(lab)
+    lab.wire.rules.append(lambda bookie, request: "lose" if bookie in "ac" else None)
+    await replicator.run(lambda: ["a", "c"])
+    assert under_replicated(keeper.record, ["a", "c"]) > 0
+    assert any(event == "repair_failed" for event, _ in lab.events)
+
+
+async def test_copies_that_are_missing_on_live_bookies_are_filled_in() -> None:
+    lab = Lab("abcdef")
+    keeper, replicator = await stocked(lab)
+    for bookie, run in (("a", 0), ("d", 6)):
+        del lab.wire.bookies[bookie].runs[7, run]
+    assert await replicator.fill(keeper.record.ledgers[0]) == 2
+    assert await replicator.fill(keeper.record.ledgers[0]) == 0
+    assert (7, 0) in lab.wire.bookies["a"].runs
+    assert (7, 6) in lab.wire.bookies["d"].runs
+
+
+async def test_a_damaged_copy_is_never_copied_on() -> None:
+    lab = Lab("abcdef")
+    keeper, replicator = await stocked(lab)
+    ledger = keeper.record.ledgers[0]
+    holder = next(name for name in ledger.write_set(1) if name != "c")
+    head, payload = lab.wire.bookies[holder].runs[7, 1]
+    lab.wire.bookies[holder].runs[7, 1] = (head, bytes([payload[0] ^ 1]) + payload[1:])
+    await replicator.run(lambda: ["c"])
+    assert keeper.record.ledgers[0].fragments[0].bookies[2] == "c"
+    assert not any((7, 1) in lab.wire.bookies[name].runs for name in "ef")
+
+
+async def test_the_sweep_deletes_what_no_record_names_and_nothing_else() -> None:
+    lab = Lab("abcdef")
+    await stocked(lab)
+    lab.put("a", 99, 0, 0)
+    lab.put("e", 99, 0, 0)
+    assert await sweep(lab.ports, await lab.list_bookies()) == {"a": [99], "e": [99]}
+    assert await sweep(lab.ports, await lab.list_bookies()) == {}
+    assert lab.wire.holders(7, 0) != []
+
+
+async def test_a_record_that_cannot_be_read_ends_the_sweep() -> None:
+    lab = Lab("abc")
+    lab.put("a", 99, 0, 0)
+    await lab.meta.create("partition/t/1", 1, b"\xc1")
+    with pytest.raises((Corrupt, Unavailable)):
+        await sweep(lab.ports, await lab.list_bookies())
+    assert lab.wire.holders(99, 0) == ["a"]

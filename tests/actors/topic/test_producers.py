@@ -1,0 +1,115 @@
+"""Deduplication by (producer, sequence): each publish is exactly one of five things."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from actors.messages import Published
+from actors.topic.producers import FORGET_MS, REMEMBERED_RUNS, Join, NotYet, Producer, Producers, Store, Stored, Tail
+from storage.errors import Fenced, Invalid
+
+
+def outcome() -> asyncio.Future[Published]:
+    return asyncio.get_running_loop().create_future()
+
+
+def opened(producers: Producers, name: str = "p") -> Producer:
+    return producers.open(name, "one", epoch=1, now=0)
+
+
+def push(producers: Producers, producer: Producer, first: int, count: int) -> None:
+    producers.push(producer, first, count, outcome(), now=0)
+
+
+async def test_the_five_judgements() -> None:
+    producers = Producers()
+    producer = opened(producers)
+    judge = producers.judge
+    assert judge(producer, 0, 3) == Store()
+    assert judge(producer, 3, 2) == NotYet(predecessor=True)
+    push(producers, producer, 0, 3)
+    assert isinstance(judge(producer, 0, 3), Join)
+    assert judge(producer, 0, 5) == NotYet(predecessor=False)
+    assert judge(producer, 3, 2) == Store()
+    producers.confirm("p", 0, 3, ledger=4, first_entry=10)
+    stored = judge(producer, 1, 2)
+    assert isinstance(stored, Stored)
+    assert stored.place == Published(ledger=4, first_entry=11, count=2, duplicate=True)
+    assert judge(producer, 0, 5) == Tail(skip=3)
+
+
+async def test_a_gap_is_only_accepted_when_the_producer_says_that_it_is_final() -> None:
+    producers = Producers()
+    producer = opened(producers)
+    producers.confirm("p", 0, 3, 1, 0)
+    assert producers.judge(producer, 7, 1) == NotYet(predecessor=True)
+    assert producers.judge(producer, 7, 1, follows=2) == Store()
+    assert producers.judge(producer, 7, 1, follows=4) == NotYet(predecessor=True)
+
+
+async def test_places_beyond_memory_are_told_as_unknown() -> None:
+    producers = Producers()
+    producer = opened(producers)
+    for run in range(REMEMBERED_RUNS + 1):
+        producers.confirm("p", run, 1, 1, run)
+    assert producer.place(0, 1).ledger == 0
+    assert producer.place(1, 1) == Published(ledger=1, first_entry=1, count=1, duplicate=True)
+
+
+async def test_a_newer_incarnation_fences_the_older_for_good() -> None:
+    producers = Producers()
+    first = producers.open("p", "one", 1, 0).session
+    assert producers.open("p", "one", 1, 0).session == first
+    second = producers.open("p", "two", 1, 0).session
+    assert producers.find("p", second).session == second
+    with pytest.raises(Fenced):
+        producers.find("p", first)
+    with pytest.raises(Fenced):
+        producers.open("p", "one", 1, 0)
+
+
+async def test_sessions_of_different_owners_differ() -> None:
+    assert opened(Producers()).session != Producers().open("p", "one", epoch=2, now=0).session
+
+
+async def test_a_snapshot_and_a_replay_bring_everything_back() -> None:
+    producers = Producers()
+    opened(producers)
+    producers.confirm("p", 0, 3, 1, 0)
+    restored = Producers()
+    restored.restore(producers.snapshot(now=5))
+    restored.replay("p", 3, 2, 1, 3, now=6)
+    restored.replay("q", 0, 1, 1, 5, now=6)
+    producer = opened(restored)
+    assert (producer.stored, producer.pushed) == (4, 4)
+    assert producer.place(0, 3).first_entry == 0
+    assert producer.place(3, 2).first_entry == 3
+    assert opened(restored, "q").stored == 0
+
+
+async def test_silent_producers_are_forgotten_but_never_with_something_pending() -> None:
+    producers = Producers()
+    push(producers, opened(producers, "busy"), 0, 1)
+    opened(producers, "gone")
+    producers.confirm("gone", 0, 1, 1, 0)
+    producers.snapshot(now=FORGET_MS + 1)
+    assert len(producers) == 1
+
+
+async def test_a_stopping_owner_leaves_nobody_waiting() -> None:
+    producers = Producers()
+    producer = opened(producers)
+    push(producers, producer, 0, 1)
+    producers.fail(Fenced("stopped"))
+    waiting = producers.judge(producer, 0, 1)
+    assert isinstance(waiting, Join)
+    with pytest.raises(Fenced):
+        await waiting.outcome
+
+
+async def test_names_that_do_not_fit_a_header_are_refused() -> None:
+    for name in ("", "x" * 1025):
+        with pytest.raises(Invalid):
+            Producers().open(name, "one", 1, 0)

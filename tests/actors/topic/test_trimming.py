@@ -1,0 +1,67 @@
+"""Which ledgers may go: only what every durable subscription has passed and retention does not keep."""
+
+from __future__ import annotations
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actors.ledger.record import PartitionRecord, State
+from actors.messages import TopicSettings
+from actors.topic.trimming import trimmable
+from storage.position import position
+from tests.actors.ledger.fakes import make_ledger
+
+NOW = 1_000_000
+
+
+def record(retention_ms: int = 0, retention_bytes: int = 0, ever: bool = True, ledgers: int = 4) -> PartitionRecord:
+    """Ledgers 1, 2, ... of 10 entries and 100 bytes, closed 4, 3, ... thousand ms ago; the last one is open."""
+    chain = [
+        msgspec.structs.replace(
+            make_ledger(ledger_id=number, state=State.CLOSED if number < ledgers else State.OPEN),
+            last_run=4,
+            last_entry=9,
+            bytes=100,
+            closed_at=NOW - 1000 * (ledgers - number),
+        )
+        for number in range(1, ledgers + 1)
+    ]
+    return PartitionRecord(
+        topic="t", partition=0, ledgers=tuple(chain), ever_subscribed=ever,
+        settings=TopicSettings(retention_ms=retention_ms, retention_bytes=retention_bytes),
+    )  # fmt: skip
+
+
+def test_the_slowest_subscription_decides() -> None:
+    assert trimmable(record(), {"a": position(2, 9), "b": position(3, 9)}, NOW) == [1, 2]
+    assert trimmable(record(), {"a": position(2, 8), "b": position(3, 9)}, NOW) == [1]
+    assert trimmable(record(), {"a": -1}, NOW) == []
+
+
+def test_the_open_ledger_is_never_trimmed() -> None:
+    assert trimmable(record(), {"a": position(9, 0)}, NOW) == [1, 2, 3]
+
+
+def test_without_a_subscription_ever_everything_is_kept() -> None:
+    assert trimmable(record(ever=False), {}, NOW) == []
+    assert trimmable(record(ever=True), {}, NOW) == [1, 2, 3]
+
+
+def test_retention_keeps_what_is_young_and_fits() -> None:
+    done = {"a": position(4, 0)}
+    assert trimmable(record(retention_ms=2500), done, NOW) == [1]
+    assert trimmable(record(retention_ms=-1), done, NOW) == []
+    assert trimmable(record(retention_bytes=200), done, NOW) == [1]
+    assert trimmable(record(retention_ms=-1, retention_bytes=100), done, NOW) == [1, 2]
+    assert trimmable(record(retention_ms=1, retention_bytes=-1), done, NOW) == [1, 2, 3]
+    assert trimmable(record(retention_ms=2500, ever=False), {}, NOW) == [1]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(-1, 9)), min_size=1, max_size=4), st.integers(-1, 5000))
+def test_nothing_above_any_mark_ever_goes(marks: list[tuple[int, int]], retention_ms: int) -> None:
+    at = {str(n): position(ledger, max(entry, 0)) - (entry < 0) for n, (ledger, entry) in enumerate(marks)}
+    gone = trimmable(record(retention_ms=retention_ms), at, NOW)
+    assert gone == list(range(1, len(gone) + 1))
+    assert all(position(ledger, 9) <= min(at.values()) for ledger in gone)
