@@ -1,0 +1,197 @@
+"""Publishing: once, in order, refused when it must be, and the same after a change of owner."""
+
+from __future__ import annotations
+
+import pytest
+
+from actors.messages import Publish, Published, TopicSettings
+from actors.ports import Ports, Unknown
+from actors.topic import log
+from actors.wire import Blob
+from storage.errors import Conflict, Fenced, Invalid, Overloaded
+from storage.position import position
+from tests.actors.topic.cluster import Cluster, TestProducer, insist, make_test_run, read_all
+from tests.sim.world import World
+
+
+async def started(world: World, settings: TopicSettings | None = None) -> tuple[Cluster, Ports, TestProducer]:
+    cluster = Cluster(world, settings=settings or TopicSettings())
+    to = await cluster.start()
+    client = world.client("client")
+    producer = TestProducer(client, to)
+    await producer.open()
+    return cluster, client, producer
+
+
+async def values(client: Ports, cluster: Cluster) -> list[str]:
+    return [value for _, _, value in await read_all(client, cluster.current)]
+
+
+def test_s19_a_resend_after_a_change_of_owner_returns_the_same_place_and_stores_nothing() -> None:
+    async def scenario(world: World) -> None:
+        cluster, client, producer = await started(world)
+        for _ in range(6):
+            await producer.publish(3)
+        for incarnation in ("2", "3"):
+            again = TestProducer(client, await cluster.replace_owner(), incarnation=incarnation)
+            assert (await again.open()).last_sequence == 17
+            for first, place in producer.places:
+                run = make_test_run([f"p-{n}" for n in range(first, first + 3)], first=first)
+                reply = await again.send(run, first)
+                assert (reply.ledger, reply.first_entry, reply.duplicate) == (place.ledger, place.first_entry, True)
+        assert await values(client, cluster) == [f"p-{n}" for n in range(18)]
+
+    World(11).play(scenario)
+
+
+def test_repetitions_of_one_publish_while_it_is_under_way_store_it_once() -> None:
+    async def scenario(world: World) -> None:
+        cluster, client, producer = await started(world)
+        run = make_test_run(["a", "b"])
+        replies: list[Published] = []
+
+        async def send() -> None:
+            replies.append(await producer.send(run, 0))
+
+        for _ in range(5):
+            client.spawn(send(), "send")
+        while len(replies) < 5:
+            await client.clock.sleep(10)
+        assert {(reply.ledger, reply.first_entry) for reply in replies} == {(1, 0)}
+        assert await values(client, cluster) == ["a", "b"]
+
+    World(12).play(scenario)
+
+
+def test_s7_runs_that_overtake_one_another_are_stored_in_the_order_of_their_sequences() -> None:
+    async def scenario(world: World) -> None:
+        cluster, client, producer = await started(world)
+        done: list[int] = []
+
+        async def send(first: int) -> None:
+            await producer.send(make_test_run([str(first), str(first + 1)], first=first), first)
+            done.append(first)
+
+        for first in (6, 2, 4, 0, 8):
+            client.spawn(send(first), "send")
+            await client.clock.sleep(5)
+        while len(done) < 5:
+            await client.clock.sleep(10)
+        assert await values(client, cluster) == [str(n) for n in range(10)]
+
+    World(13).play(scenario)
+
+
+def test_a_run_stored_in_part_has_only_its_tail_stored() -> None:
+    async def scenario(world: World) -> None:
+        cluster, client, producer = await started(world)
+        await producer.send(make_test_run(["0", "1", "2"], due=99), 0)
+        reply = await producer.send(make_test_run(["1", "2", "3", "4"], first=1, due=99), 1)
+        assert (reply.count, reply.duplicate) == (4, True)
+        assert await values(client, cluster) == ["0", "1", "2", "3", "4"]
+        runs = (await insist(client, cluster.current, -1)).runs
+        assert [(run.first_entry, run.count, run.delayed) for run in runs] == [(0, 3, True), (3, 2, True)]
+
+    World(14).play(scenario)
+
+
+def test_a_gap_is_a_conflict_unless_it_is_said_to_be_final() -> None:
+    async def scenario(world: World) -> None:
+        cluster, client, producer = await started(world)
+        await producer.send(make_test_run(["0"]), 0)
+        gap = producer.request(make_test_run(["5"], first=5), 5)
+        with pytest.raises(Conflict):
+            await client.net.call(cluster.current, gap, 20_000)
+        gap.follows = 0
+        assert not isinstance(await client.net.call(cluster.current, gap, 20_000), Unknown)
+        assert await values(client, cluster) == ["0", "5"]
+
+    World(15).play(scenario)
+
+
+def test_a_newer_twin_fences_the_older_one() -> None:
+    async def scenario(world: World) -> None:
+        cluster, client, producer = await started(world)
+        await producer.publish(1)
+        twin = TestProducer(client, cluster.current, incarnation="2")
+        assert (await twin.open()).last_sequence == 0
+        with pytest.raises(Fenced):
+            await producer.publish(1)
+        with pytest.raises(Fenced):
+            await producer.open()
+        await twin.publish(1)
+
+    World(16).play(scenario)
+
+
+def test_bad_publishes_are_refused_and_consume_no_sequence() -> None:
+    async def scenario(world: World) -> None:
+        cluster, client, producer = await started(world, TopicSettings(max_delay_ms=10_000))
+        now = client.clock.now()
+        with pytest.raises(Invalid, match="delayed by more"):
+            await producer.send(make_test_run(["x"], due=now + 60_000), 0)
+        run = make_test_run(["x"])
+        for broken in (0, 70_000):
+            bad = producer.request(run, 0)
+            bad.count = broken
+            with pytest.raises(Invalid):
+                await client.net.call(cluster.current, bad, 1000)
+        short = Publish(
+            producer="p", session=producer.session, first_sequence=0, count=50, delayed=True, shape=0, crc=0,
+            payload=Blob(b"1234"),
+        )  # fmt: skip
+        with pytest.raises(Invalid, match="index columns"):
+            await client.net.call(cluster.current, short, 1000)
+        await producer.send(make_test_run(["fine"], due=now + 5_000), 0)
+        assert await values(client, cluster) == ["fine"]
+
+    World(17).play(scenario)
+
+
+def test_too_much_under_way_is_overloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log, "HELD_BYTES", 100)
+
+    async def scenario(world: World) -> None:
+        cluster, client, producer = await started(world)
+        await producer.send(make_test_run(["0"]), 0)
+        for name in ("b0", "b1", "b2"):
+            world.pause(name)
+
+        async def first() -> None:
+            await producer.send(make_test_run(["1"], first=1), 1)
+
+        client.spawn(first(), "first")
+        await client.clock.sleep(50)
+        with pytest.raises(Overloaded):
+            await client.net.call(cluster.current, producer.request(make_test_run(["2"], first=2), 2), 1000)
+        for name in ("b0", "b1", "b2"):
+            world.resume(name)
+        await producer.send(make_test_run(["2"], first=2), 2)
+        assert await values(client, cluster) == ["0", "1", "2"]
+
+    World(18).play(scenario)
+
+
+def test_s11_readers_are_shown_nothing_that_is_not_confirmed() -> None:
+    async def scenario(world: World) -> None:
+        cluster, client, producer = await started(world)
+        await producer.publish(2)
+        holders = cluster.topic()._log.record.ledgers[-1].fragments[-1].bookies
+        cluster.hidden = sorted(cluster.addresses)
+        world.pause(holders[0])
+
+        async def stuck() -> None:
+            await producer.publish(2)
+
+        client.spawn(stuck(), "stuck")
+        await client.clock.sleep(1000)
+        reply = await insist(client, cluster.current, -1)
+        assert [(run.first_entry, run.count) for run in reply.runs] == [(0, 2)]
+        assert reply.last_confirmed == position(1, 1)
+        world.resume(holders[0])
+        cluster.hidden = []
+        while len(producer.places) < 2:
+            await client.clock.sleep(50)
+        assert len(await values(client, cluster)) == 4
+
+    World(19).play(scenario)

@@ -1,0 +1,225 @@
+"""Reading: over ledgers, from bookies, by row, by time; trimming, deletion and re-replication through the topic."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+import pytest
+
+from actors.ledger.record import record_key, unpack_record
+from actors.messages import (
+    DeleteTopic,
+    FindTime,
+    ListLedgers,
+    Progress,
+    ReadEnds,
+    ReadPayload,
+    ReadRowIndex,
+    Replicate,
+    Stats,
+    TopicSettings,
+)
+from actors.ports import Ports, Unknown
+from actors.wire import Reply, Request
+from storage.errors import Conflict, NotFound
+from storage.hashing import masked_hash
+from storage.position import position
+from tests.actors.topic.cluster import Cluster, TestProducer, insist, make_test_run, read_all
+from tests.sim.world import World
+
+ROLLING = TopicSettings(roll_entries=6)
+
+
+R = TypeVar("R", bound=Reply)
+
+
+async def ask(client: Ports, to: str, request: Request[R]) -> R:
+    """A call that is answered."""
+    reply = await client.net.call(to, request, 20_000)
+    assert not isinstance(reply, Unknown)
+    return reply
+
+
+async def started(world: World, settings: TopicSettings = ROLLING) -> tuple[Cluster, Ports, TestProducer]:
+    cluster = Cluster(world, settings=settings)
+    to = await cluster.start()
+    client = world.client("client")
+    producer = TestProducer(client, to)
+    await producer.open()
+    return cluster, client, producer
+
+
+async def until(client: Ports, condition: Callable[[], bool]) -> None:
+    """Wait, for a minute of the world's time at the most."""
+    for _ in range(600):
+        if condition():
+            return
+        await client.clock.sleep(100)
+    raise AssertionError("it never came about")
+
+
+def test_reading_steps_over_the_ends_of_ledgers_and_tells_of_them() -> None:
+    async def scenario(world: World) -> None:
+        cluster, client, producer = await started(world)
+        for _ in range(7):
+            await producer.publish(3)
+        reply = await insist(client, cluster.current, -1)
+        assert [ledger.last_entry for ledger in cluster.topic()._log.record.ledgers[:-1]] == [5, 5, 5]
+        ids = [ledger.id for ledger in cluster.topic()._log.record.ledgers]
+        assert reply.ended == [(ledger, 5) for ledger in ids[:-1]]
+        assert reply.resume == position(ids[-1], 3)
+        assert sum(run.count for run in reply.runs) == 21
+        middle = await insist(client, cluster.current, position(ids[1], 4))
+        assert (middle.runs[0].ledger, middle.runs[0].first_entry) == (ids[1], 3)
+        some = await insist(client, cluster.current, position(ids[0], 0), limit=4)
+        assert [run.count for run in some.runs] == [3, 3]
+        behind = await insist(client, cluster.current, position(ids[-1], 3))
+        assert (behind.runs, behind.ended, behind.resume) == ([], [], position(ids[-1], 3))
+
+    World(21).play(scenario)
+
+
+def test_a_new_owner_reads_old_runs_from_the_bookies() -> None:
+    async def scenario(world: World) -> None:
+        cluster, client, producer = await started(world)
+        for _ in range(9):
+            await producer.publish(2)
+        to = await cluster.replace_owner()
+        assert [value for _, _, value in await read_all(client, to)] == [f"p-{n}" for n in range(18)]
+        world.crash("b1")
+        to = await cluster.replace_owner()
+        assert [value for _, _, value in await read_all(client, to)] == [f"p-{n}" for n in range(18)]
+
+    World(22).play(scenario)
+
+
+def test_rows_come_with_their_hashes_and_trimmed_ones_are_left_out() -> None:
+    async def scenario(world: World) -> None:
+        cluster, client, producer = await started(world)
+        for _ in range(4):
+            await producer.publish(3)
+        for to in (cluster.current, await cluster.replace_owner()):
+            found = {value: position(ledger, entry) for ledger, entry, value in await read_all(client, to)}
+            wanted = ["p-1", "p-5", "p-7", "p-11"]
+            asked = np.array([*(found[value] for value in wanted), position(900, 1), position(1, 800)], np.int64)
+            rows = await ask(client, to, ReadRowIndex(positions=asked))
+            assert rows.positions.tolist() == [found[value] for value in wanted]
+            assert rows.hashes.tolist() == [masked_hash(value.encode()) for value in wanted]
+
+    World(23).play(scenario)
+
+
+def test_a_time_is_found_in_whatever_ledger_it_is() -> None:
+    async def scenario(world: World) -> None:
+        cluster, client, producer = await started(world)
+        for n in range(12):
+            await producer.send(make_test_run([str(2 * n), str(2 * n + 1)], first=2 * n, now=1000 * (n + 1)), 2 * n)
+        places = {value: position(ledger, entry) for ledger, entry, value in await read_all(client, cluster.current)}
+        for time, value in ((0, "0"), (1000, "0"), (1001, "2"), (7000, "12"), (12_000, "22")):
+            assert (await ask(client, cluster.current, FindTime(time=time))).position == places[value]
+        after = await ask(client, cluster.current, FindTime(time=12_001))
+        assert after.position == (await ask(client, cluster.current, ReadEnds())).next
+
+    World(24).play(scenario)
+
+
+def test_s13_trimming_follows_the_slowest_subscription_and_survives_a_change_of_owner() -> None:
+    async def scenario(world: World) -> None:
+        cluster, client, producer = await started(world)
+        for name in ("slow", "fast"):
+            await ask(client, cluster.current, Progress(subscription=name, mark_delete=-1))
+        for _ in range(8):
+            await producer.publish(3)
+        ids = [ledger.id for ledger in cluster.topic()._log.record.ledgers]
+        await ask(client, cluster.current, Progress(subscription="fast", mark_delete=position(ids[3], 2)))
+        to = await cluster.replace_owner()
+        await ask(client, to, Progress(subscription="fast", mark_delete=position(ids[3], 2)))
+        await client.clock.sleep(3000)
+        assert len(cluster.topic()._log.record.ledgers) == 4
+        await ask(client, to, Progress(subscription="slow", mark_delete=position(ids[2], 4)))
+        await until(client, lambda: [ledger.id for ledger in cluster.topic()._log.record.ledgers] == ids[2:])
+        assert (await ask(client, to, ReadEnds())).first == position(ids[2], 0)
+        with pytest.raises(NotFound):
+            await ask(client, to, ReadPayload(ledger=ids[0], entry=0))
+        assert (await insist(client, to, -1)).runs[0].ledger == ids[2]
+        await ask(client, to, Progress(subscription="slow", mark_delete=-1, gone=True))
+        await until(client, lambda: [ledger.id for ledger in cluster.topic()._log.record.ledgers] == ids[3:])
+        held = [await ask(client, cluster.addresses[name], ListLedgers()) for name in sorted(cluster.addresses)]
+        assert {ledger for reply in held for ledger in reply.ledgers} <= set(ids[3:])
+
+    World(25).play(scenario)
+
+
+def test_a_late_statement_of_progress_is_ignored() -> None:
+    async def scenario(world: World) -> None:
+        cluster, client, _ = await started(world)
+        await ask(client, cluster.current, Progress(subscription="s", mark_delete=5, number=1))
+        await ask(client, cluster.current, Progress(subscription="s", mark_delete=2, number=3))
+        await ask(client, cluster.current, Progress(subscription="s", mark_delete=9, number=2))
+        assert cluster.topic()._upkeep.marks == {"s": 2}
+
+    World(26).play(scenario)
+
+
+def test_a_deleted_topic_leaves_nothing_at_the_bookies_and_can_be_made_again() -> None:
+    async def scenario(world: World) -> None:
+        cluster, client, producer = await started(world)
+        await producer.publish(4)
+        await ask(client, cluster.current, Progress(subscription="s", mark_delete=-1))
+        with pytest.raises(Conflict, match="subscriptions: s"):
+            await ask(client, cluster.current, DeleteTopic())
+        await ask(client, cluster.current, DeleteTopic(force=True))
+        held = [await ask(client, cluster.addresses[name], ListLedgers()) for name in sorted(cluster.addresses)]
+        assert [reply.ledgers for reply in held] == [[], [], []]
+        to = await cluster.replace_owner()
+        fresh = TestProducer(client, to)
+        assert (await fresh.open()).last_sequence == -1
+        await fresh.publish(1)
+        assert [value for _, _, value in await read_all(client, to)] == ["p-0"]
+
+    World(27).play(scenario)
+
+
+def test_l8_what_a_lost_bookie_held_is_restored_and_the_count_returns_to_zero() -> None:
+    async def scenario(world: World) -> None:
+        cluster = Cluster(world, bookies=4, settings=TopicSettings(roll_entries=6))
+        producer = TestProducer(client := world.client("client"), await cluster.start())
+        await producer.open()
+        for _ in range(9):
+            await producer.publish(2)
+        lost = cluster.topic()._log.record.ledgers[0].fragments[0].bookies[0]
+        world.crash(lost)
+        assert (await ask(client, cluster.current, Replicate(lost=[lost]))).remaining > 0
+        for _ in range(100):
+            if (await ask(client, cluster.current, Replicate(lost=[lost]))).remaining == 0:
+                break
+            await client.clock.sleep(500)
+        version = await client.meta.read(record_key("t", 0))
+        assert version is not None
+        record = unpack_record(version.value)
+        assert not any(lost in ledger.bookies() for ledger in record.ledgers)
+        stats = json.loads((await ask(client, cluster.current, Stats())).json)
+        assert stats["under_replicated"] == 0
+        # Any other bookie may go now: with two copies of each run nothing is lost.
+        other = next(name for name in sorted(cluster.addresses) if name != lost)
+        world.crash(other)
+        to = await cluster.replace_owner()
+        assert [value for _, _, value in await read_all(client, to)] == [f"p-{n}" for n in range(18)]
+
+    World(28).play(scenario)
+
+
+def test_a_frozen_owner_that_comes_back_idle_stops_serving() -> None:
+    async def scenario(world: World) -> None:
+        cluster, client, producer = await started(world)
+        await producer.publish(1)
+        old = cluster.topic()
+        world.pause("owner1")
+        await cluster.replace_owner()
+        world.resume("owner1")
+        await until(client, lambda: old.stopped is not None)
+
+    World(29).play(scenario)
