@@ -51,6 +51,7 @@ class FolderProducer:
         self.partitions = int((self._folder / "partitions").read_text())
         self._next = [first] * self.partitions
         self._sent = 0
+        self._broken = False
 
     def send_batch(self, batch: pa.RecordBatch, sequences: Any = None) -> FolderReceipt:
         """Store the rows."""
@@ -59,7 +60,9 @@ class FolderProducer:
             raise Invalid("the batch is empty")
         self._sent += 1
         broken = self._folder / f"broke-{self._name}"
-        if self._fail_after and self._sent > self._fail_after and not broken.exists():
+        if self._broken or (self._fail_after and self._sent > self._fail_after and not broken.exists()):
+            # What follows a batch whose outcome is unknown must not be stored in its place.
+            self._broken = True
             broken.touch()
             return FolderReceipt(np.zeros(count), np.zeros(count), np.zeros(count), Unavailable("planted"))
         keys = batch.column("key").fill_null(b"")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
-from loadgen import faults as module
 from loadgen.consume import ConsumeJob
 from loadgen.faults import JOIN, KILL, KINDS, RESTART, Fault, Fleet, plan_by_share, plan_by_time
 from loadgen.history import DEATH, EVENTS, Clock
@@ -51,13 +51,13 @@ class PretendedProcess:
 def killed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     PretendedProcess.made = []
     pids: list[int] = []
-    monkeypatch.setattr(module.os, "kill", lambda pid, signal: pids.append(pid))
-    monkeypatch.setattr(module, "AWAY_US", 0)
+    monkeypatch.setattr("loadgen.faults.os.kill", lambda pid, signal: pids.append(pid))
+    monkeypatch.setattr("loadgen.faults.AWAY_US", 0)
     return pids
 
 
 def make_fleet(tmp_path: Path, seed: int = 1) -> Fleet:
-    job = ConsumeJob(ListClient(ListConsumer(__import__("collections").deque())), "t", "s", Clock.start(), tmp_path)
+    job = ConsumeJob(ListClient(ListConsumer(deque())), "t", "s", Clock.start(), tmp_path)
     job.prepare()
     return Fleet(job, PretendedProcess, seed)
 
@@ -138,7 +138,7 @@ def test_killing_the_last_consumer_leaves_a_replacement(tmp_path: Path, killed: 
 def test_a_consumer_that_cannot_join_is_told_at_once(tmp_path: Path, killed: list[int]) -> None:
     fleet = make_fleet(tmp_path)
     fleet._spawn = lambda job: PretendedProcess(job, error="Unavailable: nobody answers")
-    with pytest.raises(Unavailable, match="consumer-1.1 stopped: Unavailable: nobody answers"):
+    with pytest.raises(Unavailable, match=r"consumer-1\.1 stopped: Unavailable: nobody answers"):
         fleet.begin(1, spares=0)
 
 
