@@ -75,8 +75,9 @@ def _sweep(
             counters[name] = counters.get(name, 0) + number
         if not outcome.clean:
             failed, code = failed + 1, 1
-            problems[outcome.problem] = problems.get(outcome.problem, 0) + 1
-            if problems[outcome.problem] == 1:
+            sort = ":".join(outcome.problem.split(":")[:2])[:100]
+            problems[sort] = problems.get(sort, 0) + 1
+            if problems[sort] == 1:
                 _report(outcome, story=not keep_going)
             if not keep_going:
                 break
@@ -93,8 +94,8 @@ def _sweep(
     )
     for name in sorted(counters):
         print(f"  {name}: {counters[name]:,}")
-    for problem, number in problems.items():
-        print(f"  FAILED {number} times: {problem}")
+    for sort, number in problems.items():
+        print(f"  FAILED {number} times: {sort}")
     return code
 
 

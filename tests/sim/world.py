@@ -265,13 +265,18 @@ class World:
         """Count a fault that happened."""
         self.counters[what] = self.counters.get(what, 0) + 1
 
-    async def within(self, milliseconds: int, work: Coroutine[Any, Any, T], promise: str) -> T:
+    async def within(self, milliseconds: int, work: Coroutine[Any, Any, T], promise: str | Callable[[], str]) -> T:
         """The result of work that must end in bounded virtual time; else the promise is broken."""
-        late = self.loop.after(milliseconds, self.loop.fail, SimFailure(f"{promise} in {milliseconds} ms"))
+
+        def late() -> None:
+            told = promise if isinstance(promise, str) else promise()
+            self.loop.fail(SimFailure(f"{told} in {milliseconds} ms"))
+
+        timer = self.loop.after(milliseconds, late)
         try:
             return await work
         finally:
-            late.cancel()
+            timer.cancel()
 
     def background(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Run work of the world itself, not of a process."""

@@ -44,6 +44,12 @@ class History:
         self.receives: list[list[Any]] = []
         self.acks: list[list[Any]] = []
         self.events: list[list[Any]] = []
+        self.finished: set[tuple[bytes, int]] = set()
+        """(key, number) of every message that some consumer acknowledged."""
+
+    def unfinished(self) -> int:
+        """How many confirmed messages nobody has acknowledged yet."""
+        return sum(send[6] == history.OK and (send[2], send[3]) not in self.finished for send in self.sends)
 
     def stamp(self) -> int:
         """A moment: microseconds, ever rising."""
@@ -62,9 +68,9 @@ class History:
 
     def tables(self) -> tuple[pa.Table, pa.Table, pa.Table, pa.Table]:
         """Sends, receives, acks and events."""
-        who = {receive[1]: receive[0] for receive in self.receives}
+        who = {(receive[2], receive[1]): receive[0] for receive in self.receives}
         for event in self.events:
-            event[0] = event[0] or who.get(event[1], SOMEBODY)
+            event[0] = event[0] or who.get((event[2], event[1]), SOMEBODY)
         sends, receives, acks, events = (
             _table(rows, schema)
             for rows, schema in (
@@ -74,7 +80,7 @@ class History:
                 (self.events, history.EVENTS),
             )
         )
-        return sends, receives, history.confirm_acks(acks, events), events
+        return sends, receives, acks, events
 
 
 def _table(rows: list[list[Any]], schema: pa.Schema) -> pa.Table:
@@ -194,6 +200,8 @@ class SimConsumer:
         self.ports = self.world.client(self.name)
         self.queue: deque[Received] = deque()
         self._wake: asyncio.Future[None] | None = None
+        self.unconfirmed: list[list[list[Any]]] = [[] for _ in range(self.traffic.partitions)]
+        """By partition: acknowledgements that are not known to be durable yet."""
         directory = Directory(self.ports, self.traffic.controller)
         queue_size = self.rng.choice((1, 3, 10, 100))
         for partition in range(self.traffic.partitions):
@@ -237,6 +245,8 @@ class SimConsumer:
 
     def told(self, partition: int, event: Event) -> None:
         """The session has something to say."""
+        if event.kind == "lost":
+            self.unconfirmed[partition] = []  # nobody promised anything about these
         if event.kind == "failed":
             raise AssertionError(f"L5: a consumer failed: {self.parts[partition].failed!r}")
 
@@ -263,27 +273,39 @@ class SimConsumer:
         rows = rows[part.open[rows]]
         if not len(rows):
             return
+        keys = part.rows.column("key").to_pylist()
+        numbers = part.rows.column("payload").to_pylist()
         negative = not self.calm and self.rng.random() < self.traffic.negative
         moment = self.past.stamp()
         for position in part.positions[rows].tolist():
-            self.past.acks.append([self.name, part.session, part.partition, position, moment, 0, negative])
+            ack = [self.name, part.session, part.partition, position, moment, 0, negative]
+            self.past.acks.append(ack)
+            if not negative:
+                self.unconfirmed[part.partition].append(ack)
         if negative:
             await consumer.negative_acknowledge(part, rows, self.rng.choice((0, 50, 1000)))
         else:
+            self.past.finished.update((keys[row], int(numbers[row])) for row in rows.tolist())
             consumer.acknowledge(part, rows)
 
     async def _confirm(self) -> None:
         """Now and then wait until all acknowledgements are durable, and write that down."""
         while True:
             await self.ports.clock.sleep(self.rng.randrange(100, 1000))
-            upto = self.past.stamp()
-            try:
-                for part in self.parts:
+            for part in self.parts:
+                waiting = self.unconfirmed[part.partition]
+                asked = len(waiting)
+                try:
                     await part.wait_confirmed()
-            except SluiceError as error:
-                self.ports.log("not confirmed", error=str(error))
-                continue
-            self.past.event(self.name, history.CONFIRMED, upto=upto)
+                except SluiceError as error:
+                    self.ports.log("not confirmed", error=str(error))
+                    continue
+                if waiting is not self.unconfirmed[part.partition]:
+                    continue  # the session was lost meanwhile
+                moment = self.past.stamp()
+                for ack in waiting[:asked]:
+                    ack[5] = moment
+                del waiting[:asked]
 
     def leave(self) -> None:
         """Close politely; what is held goes to the others."""
@@ -310,7 +332,9 @@ def watch(world: World, past: History, consumers: list[SimConsumer]) -> None:
         if event == "ended" and process.name.startswith("consumer-"):
             past.event(process.name, history.DEATH)
         elif event == "session_ended":
-            past.event(SOMEBODY, history.EXPIRED, session=int(str(fields["session"])))
+            assert process.placed is not None
+            partition = int(process.placed[1]["partition"])
+            past.event(SOMEBODY, history.EXPIRED, session=int(str(fields["session"])), partition=partition)
         elif event == "session_lost":
             consumer = next(known for known in consumers if known.name == process.name)
             partition = int(str(fields["partition"]))
