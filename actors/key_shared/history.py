@@ -59,13 +59,15 @@ class History:
             names.setdefault(gone.slot, f"{gone.name}#{gone.number}")
         named = tuple((low, high, names.get(old, NOBODY), names.get(new, NOBODY)) for low, high, old, new in moved)
         self.changes.append(Change(self.number, now, cause, named))
-        for member in members:
-            assigned = tuple((low, high) for low, high, _, new in moved if new == member.slot)
-            revoked = tuple((low, high) for low, high, old, _ in moved if old == member.slot)
-            for kind, ranges in (("revoked", revoked), ("assigned", assigned)):
-                if ranges:
-                    member.events.append((kind, ranges, self.number))
-            del member.events[:-_EVENTS_A_CONSUMER]
+        told: dict[tuple[int, str], list[Range]] = {}
+        for low, high, old, new in moved:
+            told.setdefault((old, "revoked"), []).append((low, high))
+            told.setdefault((new, "assigned"), []).append((low, high))
+        for (slot, kind), ranges in told.items():
+            member = members.by_slot[slot] if slot < members.slots else None
+            if member is not None:
+                member.events.append((kind, tuple(ranges), self.number))
+                del member.events[:-_EVENTS_A_CONSUMER]
 
     def owner(self, hash: int, at: int) -> dict[str, Any]:
         """Who owned a hash at a time: name ("" for nobody) and the change that made it so; None if not known."""
@@ -87,6 +89,8 @@ def drained(members: Members, holder: Reduced, freed: npt.NDArray[np.intp]) -> N
             mine = freed[holder[freed] == slot]
             member.drained_total += len(mine)
             member.drained.append(mine)
+            if len(member.drained) > _EVENTS_A_CONSUMER:
+                member.drained = [np.unique(np.concatenate(member.drained))]
 
 
 def take_events(member: Member, number: int) -> list[Event]:
