@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import threading
 from collections.abc import Callable, Iterator
@@ -33,14 +34,30 @@ pytestmark = pytest.mark.usefixtures("s3_credentials")
 # -- moto: in this process, keeps nothing --------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="class")
+def moto_store() -> Iterator[S3Objects]:
+    """A store on a bucket of moto; a client takes long to make, so there is one for a whole kit."""
+    with pytest.MonkeyPatch.context() as patch, mock_aws():
+        patch.setenv("AWS_ACCESS_KEY_ID", "any")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "any")
+        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        store = S3Objects(BUCKET)
+        store._client.create_bucket(Bucket=BUCKET)
+        yield store
+
+
+def _below(store: S3Objects, prefix: str) -> S3Objects:
+    """The same client on another prefix."""
+    other = copy.copy(store)
+    other._prefix = prefix + "/"
+    return other
+
+
 @pytest.fixture
-def moto(monkeypatch: pytest.MonkeyPatch, s3_credentials: None) -> Iterator[Callable[[], S3Objects]]:  # noqa: F811
-    """A maker of stores on an empty bucket of moto."""
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    with mock_aws():
-        S3Objects(BUCKET)._client.create_bucket(Bucket=BUCKET)
-        store = S3Objects(BUCKET, "a/prefix")  # it keeps nothing itself, and a client takes long to make
-        yield lambda: store
+def moto(moto_store: S3Objects) -> Callable[[], S3Objects]:
+    """A maker of stores on an empty prefix."""
+    store = _below(moto_store, f"a/prefix-{next(_numbers)}")
+    return lambda: store
 
 
 class TestMotoObjects(objects_kit.ObjectStoreKit):
@@ -65,18 +82,18 @@ class TestMotoMetadata(metadata_kit.MetadataKit):
         return lambda: ObjectMetadata(objects)
 
 
-def test_two_prefixes_of_one_bucket_do_not_see_one_another(moto: Callable[[], S3Objects]) -> None:
-    one, other, all_of_it = S3Objects(BUCKET, "one"), S3Objects(BUCKET, "one-more"), S3Objects(BUCKET)
+def test_two_prefixes_of_one_bucket_do_not_see_one_another(moto_store: S3Objects) -> None:
+    one, other = _below(moto_store, "one"), _below(moto_store, "one-more")
     assert one.put("a", b"1")
     assert other.put("a", b"2")
     assert one.names("") == other.names("") == ["a"]
-    assert all_of_it.names("one") == ["one-more/a", "one/a"]
+    assert moto_store.names("one") == ["one-more/a", "one/a"]
 
 
 def test_keys_of_others_in_the_same_bucket_are_not_listed(moto: Callable[[], S3Objects]) -> None:
-    store = S3Objects(BUCKET, "one")
+    store = moto()
     assert store.put("a", b"1")
-    store._client.put_object(Bucket=BUCKET, Key="one/notes.txt", Body=b"by hand")
+    store._client.put_object(Bucket=BUCKET, Key=store._prefix + "notes.txt", Body=b"by hand")
     assert store.names("") == ["a"]
 
 
