@@ -26,10 +26,10 @@ Torn or damaged? A crash may lose or tear what was written but not yet synced, a
 acknowledged, so it may be forgotten. Damage to what had been synced must never be forgotten. The bytes look the
 same, so the journal keeps witnesses of how far it was durable: every envelope carries in `durable` the length of
 the segment that was known synced when it was written, every segment begins with a BEGIN record that states the
-final length of its predecessor, and a mark (16 bytes, in a file of its own, not synced itself) is written after each
-sync and before its acknowledgements. What lies below the highest witness and cannot be read is damage. What lies
-above and cannot be read is a torn tail. A mark survives the end of the process, so only a power failure can leave
-the last group without witness, and then a torn tail is what is to be expected.
+final length of its predecessor, and when nothing follows at once a mark (16 bytes, in a file of its own, not synced
+itself) is written after the sync and before its acknowledgements. What lies below the highest witness and cannot be
+read is damage. What lies above and cannot be read is a torn tail. A mark survives the end of the process, so only a
+power failure can leave the last group without witness, and then a torn tail is what is to be expected.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class Bookie(Actor):
     @property
     def lost_records(self) -> bool:
         """Whether the last start found that records without a name are lost."""
-        return self._store.replayed.lost
+        return self.store.replayed.lost
 
     async def tend(self) -> None:
         """One round of housekeeping now; it runs by itself every `housekeeping_ms`."""
@@ -108,6 +108,7 @@ class Bookie(Actor):
     async def on_add_run(self, request: messages.AddRun) -> messages.Done:
         """Store one frame; see messages.AddRun."""
         header = _check_add(request)
+        self.store.ledgers.refuse_older(request.ledger, request.epoch)
         payload = await self._payload(request, header)
         key = (header.ledger, header.run)
         while (busy := self._busy.get(key)) is not None:
@@ -134,9 +135,9 @@ class Bookie(Actor):
         if known is None:
             await self._check_writable(header.ledger)
         # From here to the end of `submit` there is no await: the epoch is checked and the run queued in one step.
-        self._store.ledgers.admit(header.ledger, request.epoch, recovery=request.recovery)
+        self.store.ledgers.admit(header.ledger, request.epoch, recovery=request.recovery)
         if known is None:
-            return self._store.log.submit(_record(request, header), [request.head, payload])
+            return self.store.log.submit(_record(request, header), [request.head, payload])
         if (known.crc, known.first_entry, known.count) != (header.crc, header.first_entry, header.count):
             raise Conflict(f"run {header.run} of ledger {header.ledger} is stored with other contents")
         return None
@@ -148,7 +149,7 @@ class Bookie(Actor):
         """Raise the epoch durably; see messages.FenceLedger."""
         _check_ledger(request.ledger, request.epoch)
         await self._fence(request.ledger, request.epoch)
-        state = self._store.ledgers.get(request.ledger)
+        state = self.store.ledgers.get(request.ledger)
         if state.limbo:
             raise Unavailable(f"bookie {self.bookie_id} may have lost runs of ledger {request.ledger}")
         return messages.FenceState(last_confirmed=state.last_confirmed, last_run=state.last_run)
@@ -161,9 +162,9 @@ class Bookie(Actor):
         busy = self._busy.get((request.ledger, request.run))
         if busy is not None:
             await busy.wait()
-        found = await self._store.load(request.ledger, request.run)
+        found = await self.store.load(request.ledger, request.run)
         if found is None:
-            if self._store.ledgers.peek(request.ledger).limbo:
+            if self.store.ledgers.peek(request.ledger).limbo:
                 raise Unavailable(f"bookie {self.bookie_id} may have lost runs of ledger {request.ledger}")
             return messages.RunRead()
         data, frame = found
@@ -173,8 +174,8 @@ class Bookie(Actor):
     async def on_describe_ledger(self, request: messages.DescribeLedger) -> messages.LedgerIndex:
         """What is here of a ledger."""
         _check_ledger(request.ledger)
-        state = self._store.ledgers.peek(request.ledger)
-        rows = await self._store.index.rows(request.ledger)
+        state = self.store.ledgers.peek(request.ledger)
+        rows = await self.store.index.rows(request.ledger)
         good, bad = rows[rows["segment"] > 0], rows[rows["segment"] == 0]
         return messages.LedgerIndex(
             runs=np.ascontiguousarray(good["run"]),
@@ -189,9 +190,9 @@ class Bookie(Actor):
         for ledger in request.ledgers:
             _check_ledger(ledger)
         waits = [
-            self._store.log.submit(Envelope(Kind.DELETE, 0, 0, ledger=ledger), [])
+            self.store.log.submit(Envelope(Kind.DELETE, 0, 0, ledger=ledger), [])
             for ledger in sorted(request.ledgers)
-            if ledger not in self._store.ledgers.deleted
+            if ledger not in self.store.ledgers.deleted
         ]
         for wait in waits:
             await wait
@@ -199,11 +200,11 @@ class Bookie(Actor):
 
     async def on_list_ledgers(self, request: messages.ListLedgers) -> messages.LedgerList:
         """Every ledger of which something is kept."""
-        return messages.LedgerList(ledgers=self._store.ledgers.ids())
+        return messages.LedgerList(ledgers=self.store.ledgers.ids())
 
     async def on_stats(self, request: messages.Stats) -> messages.Text:
         """Counters and sizes."""
-        store, log = self._store, self._store.log
+        store, log = self.store, self.store.log
         stats = {
             "bookie": self.bookie_id,
             "read_only": self._keeper.read_only if self._keeper is not None else None,
@@ -224,7 +225,8 @@ class Bookie(Actor):
     # -- inside --
 
     @property
-    def _store(self) -> Store:
+    def store(self) -> Store:
+        """What is on the disk. Raises Unavailable before the start."""
         if self._opened is None:
             raise Unavailable(f"bookie {self.bookie_id} has not started")
         return self._opened
@@ -241,10 +243,10 @@ class Bookie(Actor):
 
     async def _known(self, header: Header) -> Header | None:
         """The header of the stored run of this number, if there is one and it can be read."""
-        if header.run > self._store.ledgers.peek(header.ledger).last_run:
+        if header.run > self.store.ledgers.peek(header.ledger).last_run:
             return None
         try:
-            found = await self._store.load(header.ledger, header.run)
+            found = await self.store.load(header.ledger, header.run)
         except Corrupt:
             return None
         return None if found is None else found[1].header
@@ -253,7 +255,7 @@ class Bookie(Actor):
         reason = self._keeper.read_only if self._keeper is not None else None
         if reason is None:
             try:
-                await self._store.known_below(ledger)
+                await self.store.known_below(ledger)
                 return
             except DiskFull as error:
                 self._disk_full()
@@ -262,7 +264,7 @@ class Bookie(Actor):
 
     async def _fence(self, ledger: int, epoch: int) -> None:
         """Raise the epoch, durably. Everything that older epochs had in flight is durable and visible then."""
-        store = self._store
+        store = self.store
         try:
             await store.known_below(ledger, use_reserve=True)
         except DiskFull as error:

@@ -1,6 +1,6 @@
 """Group commit: what arrives while one sync is under way is written and synced by the next, as one.
 
-    submit -> queue -> one append with fdatasync -> a mark (not synced) -> applied in order -> answered
+    submit -> queue -> one append with fdatasync -> a mark, if nothing waits -> applied in order -> answered
 
 There is one writer and one append in flight. Records get their place in the journal in the order in which they
 were submitted. A record is applied (made visible to reads) and answered only after it is durable; everything before
@@ -175,9 +175,8 @@ class CommitLog:
         if segment != self.segment:
             self._on_closed(self.segment, self.size)
         self.segment, self.size = segment, at
-        with contextlib.suppress(DiskFull):  # A mark is a witness; the group is durable without it.
-            await self._disk.append(marks_name(segment), [encode_mark(segment, at, self._salt)], sync=False)
-            self.unsynced_mark = segment
+        if not self._queue:  # Otherwise the next group follows at once and is itself the witness of this one.
+            await self._mark(segment, at)
         self.groups += 1
         self.written += at - start
         for record in placed:
@@ -186,6 +185,11 @@ class CommitLog:
         for waiting, record in zip(group, placed, strict=True):
             if not waiting.done.done():
                 waiting.done.set_result(record)
+
+    async def _mark(self, segment: int, durable: int) -> None:
+        with contextlib.suppress(DiskFull):  # The group is durable without it.
+            await self._disk.append(marks_name(segment), [encode_mark(segment, durable, self._salt)], sync=False)
+            self.unsynced_mark = segment
 
     async def _survive_full(self, group: list[_Waiting], reason: str) -> None:
         self._full()

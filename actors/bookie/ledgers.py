@@ -62,11 +62,16 @@ class Ledgers:
             raise NotFound(f"ledger {ledger} was deleted")
         return self.states.get(ledger) or LedgerState(limbo=ledger < self.limbo_below)
 
-    def admit(self, ledger: int, epoch: int, *, recovery: bool = True) -> LedgerState:
-        """Check and raise the epoch of a ledger. Raises Fenced below it, Unavailable for a normal add in limbo."""
-        state = self.get(ledger)
+    def refuse_older(self, ledger: int, epoch: int) -> None:
+        """Raises Fenced if a newer epoch spoke before, NotFound if the ledger was deleted."""
+        state = self.peek(ledger)
         if epoch < state.epoch:
             raise Fenced(f"ledger {ledger} is at epoch {state.epoch}, this request is of epoch {epoch}")
+
+    def admit(self, ledger: int, epoch: int, *, recovery: bool = True) -> LedgerState:
+        """Check and raise the epoch of a ledger. Raises Fenced below it, Unavailable for a normal add in limbo."""
+        self.refuse_older(ledger, epoch)
+        state = self.get(ledger)
         if state.limbo and not recovery:
             raise Unavailable(f"ledger {ledger} may have lost records here, among them its fence; use another bookie")
         state.epoch = epoch

@@ -129,15 +129,23 @@ class Store:
                 self.watermark = await raise_watermark(self.disk, ledger, self.salt)
 
     async def load(self, ledger: int, run: int) -> tuple[bytes, Frame] | None:
-        """The frame of a stored run, verified, or None if the index has no such run. Raises Corrupt."""
+        """The frame of a stored run, verified, or None if the index has no such run.
+
+        Raises Corrupt; NotFound if the ledger was deleted, whose rows may linger in tables without their segments.
+        """
         seen: Row | None = None
-        while (row := await self.index.find(ledger, run)) is not None:
+        while True:
+            row = await self.index.find(ledger, run)
+            self.ledgers.peek(ledger)
+            if row is None:
+                return None
             if row.damaged:
                 raise Corrupt(f"run {run} of ledger {ledger} is damaged here")
             try:
                 data = await self.disk.read(segment_name(row.segment), row.offset, row.size)
                 frame = decode_frame(data)
             except (NotFound, Corrupt) as error:
+                self.ledgers.peek(ledger)
                 if row != seen:  # A compaction may have moved it between the two reads.
                     seen = row
                     continue
@@ -146,7 +154,6 @@ class Store:
             if (frame.header.ledger, frame.header.run) != (ledger, run):
                 raise Corrupt(f"run {run} of ledger {ledger} is not where its index says")
             return data, frame
-        return None
 
     async def flush(self) -> None:
         """Write the tail of the index as a table."""

@@ -1,0 +1,181 @@
+"""Group commit, a full disk, a failed sync."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from actors import messages
+from actors.bookie import BookieSettings
+from actors.wire import Blob
+from storage.errors import Corrupt, Fenced, Invalid, Overloaded, Unavailable
+from tests.actors.bookie.world import SMALL, World, add, payload_of, read
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def journal_syncs(world: World) -> int:
+    return sum(name.startswith("journal-") for name in world.disk.syncs)
+
+
+async def test_what_arrives_during_a_sync_is_written_by_one_more() -> None:
+    world = World()
+    bookie = await world.started(BookieSettings(min_free_bytes=0))
+    before = journal_syncs(world)
+    world.disk.gate.clear()
+    first = asyncio.create_task(bookie.handle(add(1, 0)))
+    await settle()
+    others = [asyncio.create_task(bookie.handle(add(2, run))) for run in range(50)]
+    await settle()
+    assert not first.done()
+    world.disk.gate.set()
+    await asyncio.gather(first, *others)
+    assert journal_syncs(world) - before == 2
+
+
+async def test_nothing_is_answered_or_shown_before_it_is_durable() -> None:
+    world = World()
+    bookie = await world.started()
+    world.disk.gate.clear()
+    waiting = asyncio.create_task(bookie.handle(add(1, 0)))
+    reading = asyncio.create_task(read(bookie, 1, 0))
+    await settle()
+    assert not waiting.done()
+    assert not reading.done(), "an answer now would be a lie one way or the other"
+    index = await bookie.handle(messages.DescribeLedger(ledger=1))
+    assert isinstance(index, messages.LedgerIndex)
+    assert index.runs.tolist() == []
+    world.disk.gate.set()
+    await waiting
+    assert await reading is not None
+
+
+async def test_a_caller_that_goes_away_leaves_its_run_claimed_until_it_is_decided() -> None:
+    world = World()
+    bookie = await world.started()
+    world.disk.gate.clear()
+    gone = asyncio.create_task(bookie.handle(add(1, 0)))
+    await settle()
+    gone.cancel()
+    await settle()
+    other = asyncio.create_task(bookie.handle(add(1, 0, seed=5)))
+    await settle()
+    assert not other.done()
+    world.disk.gate.set()
+    with pytest.raises(Exception, match="other contents"):
+        await other
+    frame = await read(bookie, 1, 0)
+    assert frame is not None
+    assert bytes(frame.payload) == payload_of(add(1, 0))
+
+
+async def test_a_damaged_or_misdirected_request_stores_nothing() -> None:
+    bookie = await World().started()
+    good, other = add(1, 0), add(1, 1)
+    spoiled = bytes([payload_of(good)[0] ^ 1]) + payload_of(good)[1:]
+    bad: list[tuple[messages.AddRun, type[Exception]]] = [
+        (messages.AddRun(ledger=1, epoch=1, head=good.head, payload=Blob(spoiled)), Corrupt),
+        (messages.AddRun(ledger=1, epoch=1, head=good.head, payload=Blob(payload_of(good)[:-1])), Corrupt),
+        (messages.AddRun(ledger=1, epoch=1, head=good.head[:-1] + b"\xff", payload=good.payload), Corrupt),
+        (messages.AddRun(ledger=2, epoch=1, head=good.head, payload=good.payload), Invalid),
+        (messages.AddRun(ledger=1, epoch=-1, head=good.head, payload=good.payload), Invalid),
+        (messages.AddRun(ledger=1, epoch=1 << 63, head=good.head, payload=good.payload), Invalid),
+        (messages.AddRun(ledger=1, epoch=1, head=good.head, payload=Blob(handle="gone", size=9)), Unavailable),
+    ]
+    for request, error in bad:
+        with pytest.raises(error):
+            await bookie.handle(request)
+    assert await read(bookie, 1, 0) is None
+    await bookie.handle(other)
+    await bookie.handle(good)
+
+
+async def test_too_much_in_the_queue_is_overload() -> None:
+    world = World()
+    bookie = await world.started(BookieSettings(queue_bytes=2000, min_free_bytes=0))
+    world.disk.gate.clear()
+    tasks = [asyncio.create_task(bookie.handle(add(1, run))) for run in range(20)]
+    await settle()
+    refused = [task for task in tasks if task.done()]
+    assert refused
+    assert all(isinstance(task.exception(), Overloaded) for task in refused)
+    world.disk.gate.set()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert results.count(messages.Done()) == 20 - len(refused)
+
+
+async def test_a_full_disk_refuses_runs_but_still_fences_and_reads() -> None:
+    world = World()
+    bookie = await world.started()
+    await bookie.handle(add(1, 0, epoch=4))
+    world.disk.capacity = world.disk.used() + 40
+    with pytest.raises(Unavailable, match="read-only"):
+        await bookie.handle(add(1, 1, epoch=4))
+    assert await read(bookie, 1, 0) is not None
+    assert await read(bookie, 1, 1) is None
+    assert await bookie.handle(messages.FenceLedger(ledger=1, epoch=5)) == messages.FenceState(
+        last_confirmed=-1, last_run=0
+    )
+    await bookie.handle(messages.DeleteLedgers(ledgers=[2]))
+    with pytest.raises(Unavailable, match="read-only"):
+        await bookie.handle(add(1, 1, epoch=5))
+    await world.kill()
+    world.disk.crash()
+    bookie = await world.started()
+    with pytest.raises(Fenced):
+        await bookie.handle(add(1, 1, epoch=4))
+    world.disk.capacity = 1 << 40
+    await bookie.tend()
+    assert await bookie.handle(add(1, 1, epoch=5)) == messages.Done()
+    assert "reserve" in world.disk.files
+
+
+async def test_too_little_free_space_makes_it_read_only_before_the_disk_is_full() -> None:
+    world = World()
+    settings = BookieSettings(min_free_bytes=50_000, reserve_bytes=1000)
+    world.disk.capacity = 60_000
+    bookie = await world.started(settings)
+    await bookie.handle(add(1, 0))
+    world.disk.capacity = 40_000
+    await bookie.tend()
+    with pytest.raises(Unavailable, match="free"):
+        await bookie.handle(add(1, 1))
+    assert await bookie.handle(add(1, 0)) == messages.Done(), "what is stored needs no space"
+
+
+async def test_a_failed_sync_ends_the_bookie_for_good() -> None:
+    world = World()
+    bookie = await world.started()
+    await bookie.handle(add(1, 0))
+    world.disk.gate.clear()
+    tasks = [asyncio.create_task(bookie.handle(add(1, run))) for run in range(1, 5)]
+    await settle()
+    world.disk.failing = True
+    world.disk.gate.set()
+    for result in await asyncio.gather(*tasks, return_exceptions=True):
+        assert isinstance(result, Unavailable)
+    world.disk.failing = world.disk.failed = False
+    for request in (add(1, 9), messages.ReadRun(ledger=1, run=0), messages.Ping()):
+        with pytest.raises(Unavailable, match="disk failed"):
+            await bookie.handle(request)
+    assert bookie.stopped is not None
+    assert [event for event, _ in world.events] == ["bookie_started", "bookie_failed"]
+
+
+async def test_the_last_group_has_a_durable_witness_after_a_quiet_moment() -> None:
+    world = World()
+    bookie = await world.started(SMALL)
+    await bookie.handle(add(1, 0))
+    await bookie.tend()
+    await world.kill()
+    world.disk.crash()
+    journal = world.disk.files["journal-00000001"]
+    journal.data[-80] ^= 1
+    journal.data[150] ^= 1
+    bookie = await world.started(SMALL)
+    with pytest.raises(Corrupt):
+        await read(bookie, 1, 0)
