@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from cluster.names import check_name
+from storage.errors import Unavailable
+
+CONNECT_SECONDS = 3
+"""How long a connection to an address may take."""
 
 
 def _name(kind: str) -> object:
@@ -47,12 +52,31 @@ def moment(text: str) -> int:
         raise typer.BadParameter(f"{text!r} is not a time; write 2026-12-24T18:00:00Z or milliseconds") from None
 
 
+def _check_address(text: str | None) -> str | None:
+    """HOST:PORT at which somebody listens. Ray itself would wait for more than a minute."""
+    if text is None:
+        return None
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise typer.BadParameter(f"an address is HOST:PORT, not {text!r}")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
+    except OSError as error:
+        raise Unavailable(f"nothing answers at {text}: {error.strerror or error}") from None
+    return text
+
+
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs in place of a table.")]
 WatchOption = Annotated[bool, typer.Option("--watch", help="Show it again every two seconds until Ctrl-C.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
 AddressOption = Annotated[
     str | None,
-    typer.Option("--address", metavar="HOST:PORT", help="Ray cluster that Sluice runs in. Default: the local one."),
+    typer.Option(
+        "--address",
+        metavar="HOST:PORT",
+        callback=_check_address,
+        help="Ray cluster that Sluice runs in. Default: the local one.",
+    ),
 ]
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", help="Configuration file (TOML). Default: ./sluice.toml.")

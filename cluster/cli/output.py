@@ -11,18 +11,22 @@ from typing import Any
 
 Row = Mapping[str, Any]
 
+PIPE_WIDTH = 200
+"""Columns of a table that goes into a pipe or a file."""
+
 WATCH_SECONDS = 2.0
 """How often --watch asks again."""
 
 
-def show(rows: Sequence[Row], as_json: bool, columns: Sequence[str] | None = None, title: str = "") -> None:
-    """Print rows as a table, or as one JSON array. columns: which, in this order (default: all of the first row)."""
+def show(rows: Sequence[Row], as_json: bool, columns: Mapping[str, str] | None = None, title: str = "") -> None:
+    """Print rows as a table, or as one JSON array of everything.
+
+    columns: field and heading of each column of the table that some row has (default: all fields of the first row).
+    """
     if as_json:
         show_json(list(rows))
         return
-    from rich.console import Console
-
-    Console(soft_wrap=not sys.stdout.isatty()).print(_table(rows, columns, title))
+    _console().print(_table(rows, columns, title))
 
 
 def show_one(record: Row, as_json: bool) -> None:
@@ -30,13 +34,28 @@ def show_one(record: Row, as_json: bool) -> None:
     if as_json:
         show_json(record)
         return
-    from rich.console import Console
     from rich.table import Table
 
     table = Table.grid(padding=(0, 2))
     for name, value in record.items():
         table.add_row(f"[bold]{name}[/bold]", _cell(name, value))
-    Console(soft_wrap=not sys.stdout.isatty()).print(table)
+    _console().print(table)
+
+
+def show_partitions(answers: Sequence[Any], as_json: bool) -> None:
+    """Print what each partition answered, whatever its form: rows, one plain record, or one with inner structure."""
+    if as_json:
+        show_json(list(answers))
+        return
+    rows: list[Row] = []
+    for partition, answer in enumerate(answers):
+        inner = answer if isinstance(answer, list) else [answer]
+        rows += [{"partition": partition, **one} if isinstance(one, Mapping) else {"answer": one} for one in inner]
+    if any(isinstance(value, Mapping | list) and value for row in rows for value in row.values()):
+        for row in rows:
+            show_one(row, False)
+    else:
+        show(rows, False)
 
 
 def show_json(document: object) -> None:
@@ -67,17 +86,27 @@ def text_of(data: bytes) -> str:
         return data.hex()
 
 
-def _table(rows: Sequence[Row], columns: Sequence[str] | None, title: str) -> Any:
+def _console() -> Any:
+    """Standard output; as wide as the table needs to be when it is not a terminal."""
+    from rich.console import Console
+
+    return Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
+
+
+def _table(rows: Sequence[Row], columns: Mapping[str, str] | None, title: str) -> Any:
     from rich.table import Table
 
-    shown = list(columns) if columns else list(rows[0]) if rows else []
+    if not rows:
+        return f"{title}: none" if title else "none"
+    wanted = columns or {name: name for name in rows[0]}
+    shown = {name: heading for name, heading in wanted.items() if any(name in row for row in rows)}
     table = Table(title=title or None, title_justify="left")
-    for name in shown:
+    for name, heading in shown.items():
         numeric = all(isinstance(row.get(name), int | float) for row in rows)
-        table.add_column(name, justify="right" if numeric and rows else "left", overflow="fold")
+        table.add_column(heading, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*(_cell(name, row.get(name)) for name in shown))
-    return table if rows else "none"
+    return table
 
 
 def _cell(name: str, value: object) -> str:

@@ -25,6 +25,7 @@ config_app = typer.Typer(no_args_is_help=True, help="Show the configuration.")
 
 def up(
     bookies: Annotated[int | None, typer.Option("--bookies", min=1, help="How many bookies to start.")] = None,
+    nodes: Annotated[int, typer.Option("--nodes", min=1, help="Ray nodes to start on this machine.")] = 1,
     data_dir: DataDirOption = None,
     address: AddressOption = None,
     objects: Annotated[
@@ -47,7 +48,7 @@ def up(
         "s3_endpoint_url": s3_endpoint,
     }
     loaded = load(config, **(flags | {name: value for name, value in given.items() if value is not None}))
-    answer = _launch("up", loaded.values)
+    answer = _launch("up", loaded.values, nodes)
     if json:
         show_json(answer)
     else:

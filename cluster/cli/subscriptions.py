@@ -23,7 +23,7 @@ from cluster.cli.options import (
     moment,
 )
 from cluster.cli.outcome import say
-from cluster.cli.output import show, show_json, show_one, watch
+from cluster.cli.output import show, show_json, show_one, show_partitions, watch
 from cluster.cli.session import joined
 
 app = typer.Typer(no_args_is_help=True, help="Show, explain and move subscriptions.")
@@ -34,13 +34,16 @@ TopOption = Annotated[int, typer.Option("--top", "-n", min=1, help="How many to 
 Where = tuple[str | None, Path | None]
 """Address and data folder, either of which names the cluster."""
 
-_STATS = (
-    "partition", "type", "msgBacklog", "msgDelayed", "msgInReplay", "unackedMessages", "drainingHashesCount",
-    "drainingHashesClearedTotal",
-)  # fmt: skip
-_CONSUMERS = (
-    "partition", "consumerName", "availablePermits", "unackedMessages", "msgOutCounter", "drainingHashesCount",
-)  # fmt: skip
+_STATS = {
+    "partition": "partition", "policy": "policy", "msgBacklog": "backlog", "msgDelayed": "delayed",
+    "unackedMessages": "unacked", "msgInReplay": "in replay", "drainingHashesCount": "draining hashes",
+    "drainingHashesClearedTotal": "drained", "orderViolationsTotal": "order violations",
+}  # fmt: skip
+_CONSUMERS = {
+    "partition": "partition", "consumerName": "consumer", "availablePermits": "permits", "unackedMessages": "unacked",
+    "msgOutCounter": "delivered", "msgAckCounter": "acknowledged", "drainingHashesCount": "draining hashes",
+    "connectedSince": "since",
+}  # fmt: skip
 
 
 @app.command("list")
@@ -81,7 +84,12 @@ def explain(
     if sum(given is not None for given in (key, hash, message_id)) != 1:
         raise typer.BadParameter("give exactly one of --key, --hash and --message-id")
     with joined(address, data_dir) as client:
-        show_one(client.explain(topic, subscription, key=key, hash=hash, message_id=message_id), json)
+        answer = client.explain(topic, subscription, key=key, hash=hash, message_id=message_id)
+    if json:
+        show_json(answer)
+        return
+    for part in answer.get("partitions", [answer]):
+        _show_explanation(part)
 
 
 @app.command()
@@ -243,13 +251,7 @@ def _ask(
     given = {name: value for name, value in arguments.items() if value is not None}
     with joined(*where) as client:
         rows: list[dict[str, Any]] = client.admin(topic, subscription, verb, **given)
-    if json:
-        show_json(rows)
-    else:
-        for number, row in enumerate(rows):
-            if len(rows) > 1:
-                print(f"partition {number}")
-            show_one(row, False)
+    show_partitions(rows, json)
     return rows
 
 
@@ -273,11 +275,21 @@ def _change(
 
 
 def _show_stats(rows: list[dict[str, Any]], json: bool) -> None:
-    if json:
-        show_json(rows)
-        return
-    numbered = [{"partition": number, **row} for number, row in enumerate(rows)]
-    show(numbered, False, [name for name in _STATS if any(name in row for row in numbered)])
-    consumers = [{"partition": row["partition"], **one} for row in numbered for one in row.get("consumers") or []]
-    if consumers:
-        show(consumers, False, [name for name in _CONSUMERS if any(name in one for one in consumers)], "consumers")
+    show(rows, json, _STATS)
+    if not json:
+        consumers = [{"partition": row.get("partition"), **one} for row in rows for one in row.get("consumers") or []]
+        show(consumers, False, _CONSUMERS, "consumers")
+
+
+def _show_explanation(answer: dict[str, Any]) -> None:
+    """The facts in a grid, then every gate that holds, the first one deciding, and what would open it."""
+    gates = [*answer.get("gates", []), *answer.get("reasons", [])]
+    show_one({name: value for name, value in answer.items() if name not in ("gates", "reasons")}, False)
+    for gate in gates:
+        known = dict(gate)
+        name = known.pop("gate")
+        opens = known.pop("unblocks", None) or known.pop("until", None)
+        said = known.pop("text", None) or known.pop("because", None) or ""
+        facts = ", ".join(f"{key} {value}" for key, value in known.items())
+        line = ": ".join(part for part in (name, said, facts) if part)
+        print(f"- {line}" + (f" (unblocked by: {opens})" if opens else ""))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -17,14 +17,23 @@ from cluster.cli.options import (
     parse_settings,
 )
 from cluster.cli.outcome import say
-from cluster.cli.output import show, show_json, watch
+from cluster.cli.output import show, watch
 from cluster.cli.session import joined
 
 app = typer.Typer(no_args_is_help=True, help="Make, show and delete topics.")
 
-_STATS = (
-    "partition", "owner", "epoch", "msgInCounter", "storageSize", "ledgers", "lastConfirmedEntry", "subscriptions",
-)  # fmt: skip
+_TOPICS = {
+    "topic": "topic", "partitions": "partitions", "ensemble": "ensemble", "write_quorum": "write quorum",
+    "ack_quorum": "ack quorum",
+}  # fmt: skip
+_STATS = {
+    "partition": "partition", "number_of_entries": "messages", "storage_size": "bytes", "msg_in_counter": "published",
+    "under_replicated": "under-replicated", "producers": "producers", "subscriptions": "subscriptions",
+}  # fmt: skip
+_PARTITIONS = {
+    "partition": "partition", "owner": "owner", "epoch": "epoch", "trimmed_before": "begins",
+    "last_confirmed_entry": "last confirmed",
+}  # fmt: skip
 
 
 @app.command()
@@ -50,7 +59,7 @@ def create(
 def list_topics(json: JsonOption = False, address: AddressOption = None, data_dir: DataDirOption = None) -> None:
     """List the topics."""
     with joined(address, data_dir) as client:
-        show(client.topics(), json, ("topic", "partitions", "ensemble", "write_quorum", "ack_quorum"))
+        show(client.topics(), json, _TOPICS)
 
 
 @app.command()
@@ -63,7 +72,7 @@ def stats(
 ) -> None:
     """Show what the topic holds, one row a partition. --json has every field, with Pulsar's names."""
     with joined(address, data_dir) as client:
-        watch(again, lambda: _show_partitions(client.stats(topic), json))
+        watch(again, lambda: show(client.stats(topic), json, _STATS))
 
 
 @app.command()
@@ -72,7 +81,7 @@ def partitions(
 ) -> None:
     """Show the partitions: who owns each, under which epoch, where it ends."""
     with joined(address, data_dir) as client:
-        _show_partitions(client.stats(topic), json, ("partition", "owner", "epoch", "lastConfirmedEntry"))
+        show(client.stats(topic), json, _PARTITIONS)
 
 
 @app.command()
@@ -86,17 +95,8 @@ def delete(
     """Delete a topic with everything in it."""
     with joined(address, data_dir) as client:
         if dry_run:
-            _show_partitions(client.stats(topic), False)
+            show(client.stats(topic), False, _STATS)
             say(f"would delete topic {topic}")
             return
         client.delete_topic(topic, force=force)
     say(f"deleted topic {topic}")
-
-
-def _show_partitions(rows: list[dict[str, Any]], json: bool, columns: tuple[str, ...] = _STATS) -> None:
-    if json:
-        show_json(rows)
-        return
-    numbered = [{"partition": number, **row} for number, row in enumerate(rows)]
-    present = [name for name in columns if any(name in row for row in numbered)]
-    show(numbered, False, present if len(present) > 1 else None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import signal
 import sys
 from collections import deque
@@ -103,6 +104,13 @@ class FakeClient:
         self.closed += 1
 
 
+def _connect(address: tuple[str, int], timeout: float) -> io.BytesIO:
+    """Somebody listens everywhere but on port 1."""
+    if address[1] == 1:
+        raise ConnectionRefusedError(111, "Connection refused")
+    return io.BytesIO()
+
+
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
     """The made-up client behind `cluster.connect`; `client.calls[0]` is the connection itself."""
@@ -135,6 +143,7 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr("socket.create_connection", _connect)
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
 
     def call(*arguments: str) -> Outcome:

@@ -20,8 +20,8 @@ def launch(fake_module: Callable[..., None]) -> Calls:
     """Records what the launcher is told."""
     calls: Calls = []
 
-    def verb(name: str, answer: Any) -> Callable[[Any], Any]:
-        def call(argument: Any) -> Any:
+    def verb(name: str, answer: Any) -> Callable[..., Any]:
+        def call(argument: Any, nodes: int = 0) -> Any:
             calls.append((name, argument))
             return answer
 

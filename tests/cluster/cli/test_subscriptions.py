@@ -48,10 +48,11 @@ def test_a_dry_run_changes_nothing(cli: Cli, client: FakeClient, line: str) -> N
     [("--key=k", {"key": "k"}), ("--hash=1", {"hash": 1}), ("--message-id=1:2:0", {"message_id": "1:2:0"})],
 )
 def test_explain(cli: Cli, client: FakeClient, option: str, expected: dict[str, Any]) -> None:
-    client.answers["explain"] = {"reason": "draining", "unblocks": "acknowledgement of 1:2"}
+    reason = {"gate": "draining", "text": "c1 holds it", "unblocks": "acknowledgement of 1:2", "age_ms": 12}
+    client.answers["explain"] = {"verdict": "draining", "reasons": [reason], "gates": [{"gate": "paused"}]}
     code, out, _ = cli("subscriptions", "explain", "T", "S", option)
     assert code == 0
-    assert "acknowledgement of 1:2" in out
+    assert "- paused\n- draining: c1 holds it: age_ms 12 (unblocked by: acknowledgement of 1:2)\n" in out
     assert client.calls[1] == ("explain", "T", "S", {"key": None, "hash": None, "message_id": None} | expected)
 
 
@@ -60,7 +61,7 @@ def test_stats_show_partitions_and_consumers(cli: Cli, client: FakeClient) -> No
     client.answers["stats"] = [{"msgBacklog": 5, "consumers": [consumer]}, {"msgBacklog": 6, "consumers": []}]
     out = cli("subscriptions", "stats", "T", "S")[1]
     assert "c1" in out
-    assert "msgBacklog" in out
+    assert "backlog" in out
     assert json.loads(cli("subscriptions", "stats", "T", "S", "--json")[1]) == client.answers["stats"]
 
 
@@ -72,3 +73,19 @@ def test_list(cli: Cli, client: FakeClient) -> None:
 def test_delete(cli: Cli, client: FakeClient) -> None:
     assert cli("subscriptions", "delete", "T", "S", "--force")[0] == 0
     assert client.calls[1:] == [("delete_subscription", "T", "S", {"force": True})]
+
+
+@pytest.mark.parametrize(
+    ("answer", "shown"),
+    [
+        ([[{"hash": 77}], []], "77"),
+        ([{"hashes_moved": 78}], "78"),
+        ([{"next": [{"due": 79}]}], "79"),
+        ([[], []], "none"),
+    ],
+)
+def test_answers_of_every_form_are_shown(cli: Cli, client: FakeClient, answer: list[Any], shown: str) -> None:
+    client.answers["admin"] = answer
+    code, out, err = cli("subscriptions", "pending", "T", "S")
+    assert (code, err) == (0, "")
+    assert shown in out

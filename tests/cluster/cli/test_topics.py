@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.cluster.cli.conftest import Cli, FakeClient
 
 
@@ -39,12 +41,23 @@ def test_list_as_table_and_as_json(cli: Cli, client: FakeClient) -> None:
 
 
 def test_stats_keep_every_field_in_json(cli: Cli, client: FakeClient) -> None:
-    client.answers["stats"] = [{"owner": "node/x", "epoch": 3, "msgInCounter": 10, "odd": {"a": [1]}}]
+    client.answers["stats"] = [{"partition": 0, "owner": "node/x", "epoch": 3, "storage_size": 10, "odd": {"a": [1]}}]
     assert json.loads(cli("topics", "stats", "orders", "--json")[1]) == client.answers["stats"]
     table = cli("topics", "stats", "orders")[1]
-    assert "msgInCounter" in table
+    assert "bytes" in table
     assert "odd" not in table
     assert "node/x" in cli("topics", "partitions", "orders")[1]
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [("host", "an address is HOST:PORT"), ("host:99999", "an address is HOST:PORT"), ("h:1", "nothing answers at h:1")],
+)
+def test_an_address_where_nothing_listens(cli: Cli, client: FakeClient, address: str, said: str) -> None:
+    code, out, err = cli("topics", "list", "--address", address)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert client.calls == []
 
 
 def test_without_a_cluster_it_says_how_to_start_one(cli: Cli, client: FakeClient) -> None:
