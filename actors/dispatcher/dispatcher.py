@@ -341,7 +341,11 @@ class Dispatcher(Actor):
         if not len(positions) or not session.arrived(turn):
             return
         positions = _ascending(positions)
-        positions = positions[: int(np.searchsorted(positions, self.reader.position))]
+        # What was never sent cannot be done: it was read by us, or the consumer brought it from an earlier owner.
+        known = positions < self.reader.position
+        if not known.all():
+            known |= np.isin(positions, self.core.claims(session.number))
+            positions = positions[known]
         self.core.acknowledge(positions, session.number)
         self.cursor.acknowledge(positions)
         session.messages_acked += len(positions)

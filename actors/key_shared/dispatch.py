@@ -29,6 +29,7 @@ from actors.key_shared.routing import Assignment, route, would_send
 from actors.key_shared.selectors import Range
 from actors.key_shared.tables import HashTables
 from actors.key_shared.window import (
+    DEAD,
     DONE,
     DUE,
     FRESH,
@@ -92,6 +93,11 @@ class Dispatch:
         core.change_owners(now=now, cause=f"{name} joined")
         core.policy.joined(slot, others, core.window, core.last_read)
         return member.number
+
+    def claims(self, consumer: int) -> Positions:
+        """Positions that a consumer holds from before a change of owner and that were not read yet, ascending."""
+        member = self._core.members.by_number.get(consumer)
+        return NO_POSITIONS if member is None else member.claims
 
     def leave(self, consumer: int, *, now: int) -> None:
         """A consumer left, for whatever reason; what it held waits in order for the others (KS-35, KS-36)."""
@@ -239,8 +245,9 @@ class Dispatch:
         core = self._core
         if not core.dead:
             return NO_POSITIONS
-        dead = np.unique(np.concatenate(core.dead))
+        rows = core.window.find(np.concatenate(core.dead))
         core.dead.clear()
+        dead: Positions = core.window.position[rows[core.window.state[rows] == DEAD]]
         return dead
 
     def remove(self, positions: Positions | None = None, up_to: int | None = None) -> None:
