@@ -71,7 +71,7 @@ class Size:
             max_unacked_messages_per_subscription=rng.choice((20, 200_000)),
             look_ahead_per_consumer=look_ahead,
             look_ahead_per_subscription=look_ahead * 3,
-            lease_ms=rng.choice((1_000, 3_000, 10_000)),
+            lease_ms=rng.choice((3_000, 10_000)),
             delayed_tracker=rng.choice(("bucket", "memory")),
             delayed_delivery_min_index_count_per_bucket=rng.choice((5, 30)),
             delayed_delivery_max_indexes_per_bucket_snapshot_segment=rng.choice((3, 20)),
