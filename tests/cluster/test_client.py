@@ -1,0 +1,272 @@
+"""The public client against a real cluster: what a user of Pulsar would try first, and what must survive a kill -9."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import cluster
+from cluster import launch
+from cluster.client import Client
+from cluster.consumer import Consumer
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """One cluster for all tests of this module."""
+    folder: Path = tmp_path_factory.mktemp("cluster")
+    with launch.local(folder, brokers=2), cluster.connect() as connected:
+        yield connected
+
+
+def batch(keys: int, each: int, first: int = 0) -> pa.RecordBatch:
+    """`each` messages for each of `keys` keys, interleaved; the payload is the number within the key."""
+    names = [f"key-{key}" for _ in range(each) for key in range(keys)]
+    payloads = [str(first + number).encode() for number in range(each) for _ in range(keys)]
+    return pa.record_batch({"key": names, "payload": pa.array(payloads, pa.binary())})
+
+
+def collect(consumers: list[Consumer], count: int, acknowledge: bool = True) -> dict[str, list[int]]:
+    """Receive `count` messages in all; the numbers of each key in order of arrival."""
+    seen: dict[str, list[int]] = {}
+    left = count
+    deadline = time.monotonic() + 60
+    while left > 0:
+        assert time.monotonic() < deadline, f"{left} of {count} messages did not come"
+        for consumer in consumers:
+            got = consumer.receive_batch(50)
+            if got is None:
+                continue
+            left -= len(got)
+            pairs = zip(got.rows.column("key").to_pylist(), got.rows.column("payload").to_pylist(), strict=True)
+            for key, payload in pairs:
+                seen.setdefault(key.decode(), []).append(int(payload))
+            if acknowledge:
+                consumer.acknowledge(got)
+    return seen
+
+
+def eventually(condition: Callable[[], bool], what: str, seconds: float = 30) -> None:
+    """Wait for something that must come true."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def backlog(client: Client, topic: str, subscription: str) -> int:
+    """Messages that are not done, over all partitions."""
+    return sum(row["msgBacklog"] for row in client.stats(topic, subscription))
+
+
+def test_single_messages_as_in_pulsar(client: Client) -> None:
+    """send, receive, acknowledge, with key, properties, times and ids."""
+    client.create_topic("single", partitions=2)
+    consumer = client.subscribe("single", "s", initial_position="earliest")
+    with client.create_producer("single") as producer:
+        sent = producer.send(b"paid", {"kind": "order"}, partition_key="customer-7", event_timestamp=17)
+        message = consumer.receive(timeout_millis=10_000)
+        assert message.data() == b"paid"
+        assert message.partition_key() == "customer-7"
+        assert message.properties() == {"kind": "order"}
+        assert message.event_timestamp() == 17
+        assert message.message_id() == sent
+        assert message.redelivery_count() == 0
+        consumer.acknowledge(message, ack_receipt=True)
+    eventually(lambda: backlog(client, "single", "s") == 0, "the backlog stays")
+    with pytest.raises(cluster.Invalid, match="acknowledge each message"):
+        consumer.acknowledge_cumulative(message)
+    consumer.close()
+
+
+def test_each_key_arrives_in_order_at_two_consumers(client: Client) -> None:
+    """Columns in, columns out; every key complete and rising; nothing is left over."""
+    client.create_topic("ordered", partitions=3)
+    consumers = [client.subscribe("ordered", "s", initial_position="earliest", receiver_queue_size=600) for _ in "ab"]
+    producer = client.create_producer("ordered")
+    receipts = [producer.send_batch(batch(50, 40, first=40 * part)) for part in range(5)]
+    for receipt in receipts:
+        assert (receipt.result(30).positions >= 0).all()
+    seen = collect(consumers, 50 * 200)
+    assert {key: numbers for key, numbers in seen.items() if numbers != list(range(200))} == {}
+    assert len(seen) == 50
+    for consumer in consumers:
+        consumer.wait_acknowledged(10_000)
+    assert backlog(client, "ordered", "s") == 0
+    rows = client.stats("ordered", "s")
+    assert sum(row["orderCheckedTotal"] for row in rows) >= 10_000
+    assert sum(row["orderViolationsTotal"] for row in rows) == 0
+    for consumer in consumers:
+        consumer.close()
+
+
+def test_a_delayed_message_is_never_early(client: Client) -> None:
+    """The undelayed ones come first; the delayed one not before its time."""
+    client.create_topic("late")
+    consumer = client.subscribe("late", "s", initial_position="earliest")
+    producer = client.create_producer("late")
+    begun = time.time()
+    producer.send(b"later", partition_key="k", deliver_after=timedelta(seconds=1.5))
+    producer.send(b"now", partition_key="k")
+    assert consumer.receive(timeout_millis=5_000).data() == b"now"
+    later = consumer.receive(timeout_millis=10_000)
+    assert later.data() == b"later"
+    assert time.time() - begun >= 1.5
+    assert later.deliver_at() > 0
+    consumer.close()
+
+
+def test_a_negative_acknowledgement_brings_it_again(client: Client) -> None:
+    """Redelivered with its count raised, to the same subscription."""
+    client.create_topic("nack")
+    consumer = client.subscribe("nack", "s", initial_position="earliest")
+    client.create_producer("nack").send(b"x", partition_key="k")
+    first = consumer.receive(timeout_millis=5_000)
+    consumer.negative_acknowledge(first, delay_ms=10)
+    again = consumer.receive(timeout_millis=5_000)
+    assert again.message_id() == first.message_id()
+    assert again.redelivery_count() == 1
+    consumer.acknowledge(again)
+    consumer.close()
+
+
+def test_too_often_given_back_goes_to_the_dead_letter_topic(client: Client) -> None:
+    """After max_redeliver_count redeliveries it is done here and stored there."""
+    client.create_topic("poison")
+    consumer = client.subscribe("poison", "s", initial_position="earliest", max_redeliver_count=2)
+    client.create_producer("poison").send(b"bad", partition_key="k")
+    for _ in range(3):
+        consumer.negative_acknowledge(consumer.receive(timeout_millis=5_000), delay_ms=0)
+    eventually(lambda: backlog(client, "poison", "s") == 0, "the dead letter stays in the backlog")
+    dead = client.subscribe("poison-s-DLQ", "look", initial_position="earliest")
+    assert dead.receive(timeout_millis=10_000).data() == b"bad"
+    dead.close()
+    consumer.close()
+
+
+def test_an_identical_repetition_stores_nothing_twice(client: Client) -> None:
+    """Same producer name, same first sequence, same rows: the same places (S4, S19)."""
+    client.create_topic("dedup", partitions=2)
+    first = client.create_producer("dedup", "task-1", initial_sequence_id=0)
+    stored = first.send_batch(batch(10, 30)).result(30)
+    again = client.create_producer("dedup", "task-1", initial_sequence_id=0)
+    repeated = again.send_batch(batch(10, 30)).result(30)
+    assert np.array_equal(stored.positions, repeated.positions)
+    consumer = client.subscribe("dedup", "s", initial_position="earliest")
+    assert {tuple(numbers) for numbers in collect([consumer], 300).values()} == {tuple(range(30))}
+    assert consumer.receive_batch(300) is None
+    with pytest.raises(cluster.Fenced):
+        first.send_batch(batch(1, 1)).result(30)
+    consumer.close()
+
+
+def test_seek_and_clear(client: Client) -> None:
+    """Back to the beginning, then everything skipped."""
+    client.create_topic("moves")
+    consumer = client.subscribe("moves", "s", initial_position="earliest")
+    client.create_producer("moves").send_batch(batch(3, 20)).result(30)
+    assert sum(map(len, collect([consumer], 60).values())) == 60
+    consumer.wait_acknowledged(10_000)
+    client.admin("moves", "s", "seek", message_id="earliest")
+    assert sum(map(len, collect([consumer], 60, acknowledge=False).values())) == 60
+    assert backlog(client, "moves", "s") == 60
+    client.admin("moves", "s", "clear_backlog")
+    assert backlog(client, "moves", "s") == 0
+    consumer.close()
+
+
+def test_explain_names_the_holder_of_a_draining_hash(client: Client) -> None:
+    """A key whose messages are still with its former owner waits, and says for whom."""
+    client.create_topic("why")
+    first = client.subscribe("why", "s", initial_position="earliest", consumer_name="first")
+    producer = client.create_producer("why")
+    producer.send_batch(batch(200, 1)).result(30)
+    held = [first.receive_batch(5_000)]
+    second = client.subscribe("why", "s", consumer_name="second")
+    producer.send_batch(batch(200, 1, first=1)).result(30)
+    eventually(lambda: client.stats("why", "s")[0]["msgInReplay"] > 0, "nothing waits")
+    waiting = [key for key in range(200) if "drain" in str(client.explain("why", "s", key=f"key-{key}"))]
+    assert waiting, "no key is draining although a second consumer took half of them"
+    told = str(client.explain("why", "s", key=f"key-{waiting[0]}"))
+    assert "first" in told
+    for got in held:
+        assert got is not None
+        first.acknowledge(got)
+    seen = collect([first, second], 200)
+    assert all(numbers == [1] for numbers in seen.values())
+    first.close()
+    second.close()
+
+
+def test_wrong_calls_get_one_clear_line(client: Client) -> None:
+    """Invalid names, settings, columns and topics are refused with what to do."""
+    with pytest.raises(cluster.NotFound, match="there is no topic 'nowhere'"):
+        client.create_producer("nowhere")
+    with pytest.raises(cluster.Invalid):
+        client.create_topic("../etc")
+    with pytest.raises(cluster.Invalid, match="partition"):
+        client.create_topic("none", partitions=0)
+    with pytest.raises(cluster.Invalid, match="unknown setting"):
+        client.create_topic("odd", colour="red")
+    client.create_topic("single", partitions=2)
+    with pytest.raises(cluster.Conflict, match="other settings"):
+        client.create_topic("single", partitions=5)
+    producer = client.create_producer("single")
+    with pytest.raises(cluster.Invalid, match="payload"):
+        producer.send_batch(pa.record_batch({"key": ["a"]}))
+    with pytest.raises(cluster.Invalid, match="unknown column 'colour'"):
+        producer.send_batch(pa.record_batch({"payload": ["a"], "colour": ["red"]}))
+
+
+def pids(client: Client, kind: str, topic: str = "") -> list[int]:
+    """Processes that run actors of a kind (for a topic)."""
+    import ray
+
+    rows = client.status()["actors"]
+    hosts = {row["address"].partition("/")[0] for row in rows if row["kind"] == kind and topic in row["name"]}
+    return [int(ray.get(ray.get_actor(host, "sluice").usage.remote())["pid"]) for host in sorted(hosts - {""})]
+
+
+@pytest.mark.parametrize("kind", ["dispatcher", "topic", "bookie"])
+@pytest.mark.slow
+def test_a_killed_process_loses_and_repeats_nothing(client: Client, kind: str) -> None:
+    """SIGKILL under load: every confirmed message arrives, each key's first deliveries rise, the rest is zero."""
+    topic = f"kill-{kind}"
+    client.create_topic(topic, partitions=2, ensemble=3)
+    consumers = [client.subscribe(topic, "s", initial_position="earliest", receiver_queue_size=400) for _ in "ab"]
+    producer = client.create_producer(topic)
+    receipts = [producer.send_batch(batch(40, 20, first=20 * part)) for part in range(10)]
+    for victim in pids(client, kind, "bookie-1" if kind == "bookie" else topic):
+        os.kill(victim, signal.SIGKILL)
+    receipts += [producer.send_batch(batch(40, 20, first=20 * part)) for part in range(10, 20)]
+    seen: dict[str, list[int]] = {}
+    deadline = time.monotonic() + 90
+    while any(len(set(numbers)) < 400 for numbers in seen.values()) or len(seen) < 40:
+        assert time.monotonic() < deadline, {key: len(set(numbers)) for key, numbers in seen.items()}
+        for consumer in consumers:
+            got = consumer.receive_batch(50)
+            if got is not None:
+                for key, payload in zip(got.rows["key"].to_pylist(), got.rows["payload"].to_pylist(), strict=True):
+                    seen.setdefault(key.decode(), []).append(int(payload))
+                consumer.acknowledge(got)
+    for receipt in receipts:
+        receipt.result(60)
+    for key, numbers in seen.items():
+        firsts = list(dict.fromkeys(numbers))
+        assert firsts == sorted(firsts), f"{key} came out of order"
+        assert firsts == list(range(400)), f"{key} lost messages"
+    for consumer in consumers:
+        consumer.wait_acknowledged(30_000)
+    eventually(lambda: backlog(client, topic, "s") == 0, "the backlog stays")
+    for consumer in consumers:
+        consumer.close()
