@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -63,13 +62,12 @@ def metadata(
 
 
 def _inspect(what: str, verify: bool, json: bool, data_dir: Path | None, **arguments: object) -> int:
+    from cluster import inspect
     from cluster.config import load
 
-    folder = load(None, data_dir=data_dir).values.data_dir
-    if not folder.is_dir():
-        raise Invalid(f"there is no data folder {folder}; name it with --data-dir")
-    # cluster.inspect reads the formats of storage/ and answers rows, each with `ok` when it verified something.
-    inspect: Any = getattr(import_module("cluster.inspect"), what)
-    rows: list[dict[str, Any]] = inspect(folder, verify=verify, **arguments)
+    values = load(None, data_dir=data_dir).values
+    if not values.data_dir.is_dir():
+        raise Invalid(f"there is no data folder {values.data_dir}; name it with --data-dir")
+    rows: list[dict[str, Any]] = getattr(inspect, what)(values, verify=verify, **arguments)
     show(rows, json)
-    return 1 if verify and not all(row.get("ok", True) for row in rows) else 0
+    return 0 if all(row.get("ok", True) for row in rows) else 1

@@ -1,0 +1,215 @@
+"""What is on the disk, for `sluice inspect`: read without a running cluster and without changing a byte.
+
+Each function answers rows. With `verify`, a row has `ok`, and where that is false `problem` says what is wrong:
+
+* a journal is well if every record that was synced can be read (a torn end was never acknowledged, so it is no loss);
+* a ledger is well if each of its confirmed runs can be read from at least `ack_quorum` bookies of this machine that
+  should hold it; of an open ledger, what its own frames say is confirmed;
+* a cursor or another record is well if it decodes.
+
+The answer is about this machine's disks: bookies on other machines are counted as missing, and named.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from actors.bookie import JournalRow, inspect_journal
+from actors.ledger.record import LedgerRecord, State, unpack_record
+from cluster.config import Configuration
+from cluster.disk import FileDisk
+from cluster.stores import open_metadata
+from storage.cursor import Cursor
+from storage.errors import Corrupt, Invalid, NotFound
+from storage.position import show
+
+Row = dict[str, Any]
+
+BAD = ("damaged", "unknown", "missing")
+"""Verdicts on a stretch of a journal that mean a loss on this disk."""
+
+
+@dataclass(slots=True)
+class Held:
+    """What one bookie's disk holds: per ledger its readable runs, and the highest entry known to be confirmed."""
+
+    runs: dict[int, dict[int, JournalRow]] = field(default_factory=dict)
+    confirmed: dict[int, int] = field(default_factory=dict)
+
+
+def metadata(values: Configuration, *, verify: bool, prefix: str = "") -> list[Row]:
+    """A row for each record: key, version, bytes, value (decoded where that is possible)."""
+    rows = []
+    for key, version, raw in _records(values, prefix):
+        row: Row = {"key": key, "version": version, "bytes": len(raw), "value": _plain(raw)}
+        rows.append(row | _verdict(_decode_problem(key, raw)) if verify else row)
+    return rows
+
+
+def cursor(
+    values: Configuration, *, verify: bool, topic: str | None = None, subscription: str | None = None
+) -> list[Row]:
+    """A row for each subscription of each partition: mark-delete position and what is acknowledged beyond it."""
+    rows = []
+    for key, version, raw in _records(values, f"subscription/{topic}/" if topic else "subscription/"):
+        _, of_topic, partition, name = key.split("/")
+        if subscription not in (None, name):
+            continue
+        row: Row = {"topic": of_topic, "partition": int(partition), "subscription": name, "version": version}
+        problem = _decode_problem(key, raw)
+        if not problem:
+            value = msgpack.unpackb(raw)
+            found = Cursor.decode(value["cursor"])
+            row |= {
+                "epoch": value["epoch"],
+                "mark_delete": show(found.mark_delete),
+                "acknowledged_beyond": found.acknowledged_count,
+                "holes": found.holes,
+            }
+        rows.append(row | _verdict(problem) if verify or problem else row)
+    return rows
+
+
+def journal(values: Configuration, *, verify: bool, bookie: str | None = None) -> list[Row]:
+    """A row for each journal segment of each bookie on this machine: records by kind, bytes, verdicts."""
+    rows: list[Row] = []
+    for name, found in _journals(values, bookie):
+        segments: dict[int, list[JournalRow]] = {}
+        for one in found:
+            segments.setdefault(one.segment, []).append(one)
+        for segment, stretches in segments.items():
+            kinds = Counter(one.kind for one in stretches if one.verdict == "ok")
+            verdicts = Counter(one.verdict for one in stretches)
+            row: Row = {"bookie": name, "segment": segment, "bytes": sum(one.bytes for one in stretches)}
+            row |= {kind: kinds[kind] for kind in ("run", "fence", "delete")}
+            row |= {"torn": verdicts["torn"], "damaged": sum(verdicts[bad] for bad in BAD)}
+            reasons = [f"offset {one.offset}: {one.verdict}: {one.reason}" for one in stretches if one.verdict in BAD]
+            rows.append(row | _verdict("; ".join(reasons[:3])) if verify else row)
+    return rows
+
+
+def ledger(values: Configuration, *, verify: bool, ledger: int | None = None) -> list[Row]:
+    """A row for each ledger of each partition: state, size, and the bookies of each fragment."""
+    held = {name: _held(found) for name, found in _journals(values, None)} if verify else {}
+    rows = []
+    for _, _, raw in _records(values, "partition/"):
+        record = unpack_record(raw)
+        for one in record.ledgers:
+            if ledger not in (None, one.id):
+                continue
+            row: Row = {
+                "topic": record.topic,
+                "partition": record.partition,
+                "ledger": one.id,
+                "state": one.state.value,
+                "entries": one.last_entry + 1 if one.state is State.CLOSED else None,
+                "bytes": one.bytes,
+                "quorum": f"{one.ensemble}/{one.write_quorum}/{one.ack_quorum}",
+                "fragments": [[part.first_entry, *part.bookies] for part in one.fragments],
+            }
+            rows.append(row | _verdict(_ledger_problem(one, held)) if verify else row)
+    if ledger is not None and not rows:
+        raise NotFound(f"no partition has a ledger {ledger}")
+    return rows
+
+
+def _ledger_problem(record: LedgerRecord, held: dict[str, Held]) -> str:
+    """What is wrong with a ledger's copies on this machine's disks, or nothing."""
+    known: dict[int, JournalRow] = {}
+    confirmed = record.last_entry if record.state is State.CLOSED else -1
+    for one in held.values():
+        known |= one.runs.get(record.id, {})
+        if record.state is not State.CLOSED:
+            confirmed = max(confirmed, one.confirmed.get(record.id, -1))
+    last = record.last_run
+    if record.state is not State.CLOSED:
+        last = max((run for run, row in known.items() if row.first_entry + row.count - 1 <= confirmed), default=-1)
+    for run in range(last + 1):
+        holders = [name for name in record.write_set(run) if run in _runs(held, name, record.id)]
+        if len(holders) < record.ack_quorum:
+            lost = [name for name in record.write_set(run) if name not in holders]
+            return f"run {run} can be read from {len(holders)} of {record.ack_quorum} bookies; not from {lost}"
+    return ""
+
+
+def _runs(held: dict[str, Held], bookie: str, ledger: int) -> dict[int, JournalRow]:
+    return held[bookie].runs.get(ledger, {}) if bookie in held else {}
+
+
+def _held(found: list[JournalRow]) -> Held:
+    answer = Held()
+    for row in found:
+        if row.kind == "delete" and row.verdict == "ok":
+            answer.runs.pop(row.ledger, None)
+        elif row.kind == "run" and row.verdict == "ok":
+            answer.runs.setdefault(row.ledger, {})[row.run] = row
+            answer.confirmed[row.ledger] = max(answer.confirmed.get(row.ledger, -1), row.last_confirmed)
+    return answer
+
+
+def _journals(values: Configuration, bookie: str | None) -> Iterator[tuple[str, list[JournalRow]]]:
+    root = Path(values.data_dir) / "bookies"
+    folders = [folder for folder in sorted(root.glob("*")) if folder.is_dir() and bookie in (None, folder.name)]
+    if not folders:
+        raise NotFound(f"there is no bookie {bookie!r} in {root}" if bookie else f"there are no bookies in {root}")
+    for folder in folders:
+        yield folder.name, asyncio.run(_read_journal(folder))
+
+
+async def _read_journal(folder: Path) -> list[JournalRow]:
+    disk = FileDisk(folder, readers=1, read_only=True)
+    try:
+        return [row async for row in inspect_journal(disk)]
+    except Corrupt as error:
+        return [JournalRow(0, 0, 0, "unknown", reason=str(error))]
+    finally:
+        disk.close()
+
+
+def _records(values: Configuration, prefix: str) -> Iterator[tuple[str, int, bytes]]:
+    """Key, version and bytes of every metadata record with the prefix."""
+    if not values.metadata and not (values.data_dir / "metadata.db").is_file():
+        raise NotFound(f"there is no metadata in {values.data_dir}; name the data folder or the metadata store")
+    options = values.cluster_options().settings()
+    stores = open_metadata(options["metadata"], options["s3_endpoint_url"])
+    try:
+        for key in stores.store.keys(prefix):
+            record = stores.store.read(key)
+            if record is not None:
+                yield key, record.number, record.value
+    finally:
+        stores.close()
+
+
+def _decode_problem(key: str, raw: bytes) -> str:
+    """Why a record cannot be read, or nothing. Kinds of records that this code does not know are not judged."""
+    try:
+        if key.startswith("partition/"):
+            unpack_record(raw)
+        elif key.startswith("subscription/"):
+            Cursor.decode(msgpack.unpackb(raw)["cursor"])
+    except (Corrupt, Invalid, ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _plain(raw: bytes) -> object:
+    """A record for people: decoded if it is one msgpack map, else as text or hexadecimal digits."""
+    try:
+        value = msgpack.unpackb(raw)
+    except (ValueError, msgpack.UnpackException):
+        value = None
+    if isinstance(value, dict):
+        return value
+    return raw.decode() if raw.isascii() else raw.hex()
+
+
+def _verdict(problem: str) -> Row:
+    return {"ok": not problem, "problem": problem or None}
