@@ -415,6 +415,63 @@ async def test_a_store_that_is_away_stops_nothing_that_is_in_memory() -> None:
     await scenario.finish(broker)
 
 
+async def test_order_is_exact_again_after_a_store_was_away() -> None:
+    away = [False]
+
+    def script(n: int, what: str, name: str) -> Fault:
+        return "lost_before" if away[0] and what == "get" else "ok"
+
+    scenario = Scenario(cap=1, scale=10_000)
+    broker = await scenario.begin(script)
+    await scenario.publish(broker, 1, 20)
+    away[0] = True
+    await broker.run_until(10_100)
+    away[0] = False
+    await broker.run_until(19_000)
+    assert numbers(broker.delivered) == [1]
+    assert broker.tracker.stats()["bucketDelayedIndexStats"]["stalled"] == 0
+    # Everything falls due before anybody looks: whatever is loaded first must not overtake.
+    scenario.world.now = 200_000
+    await broker.pump()
+    assert numbers(broker.delivered) == list(range(1, 21))
+    await scenario.finish(broker)
+
+
+async def test_a_write_whose_answer_was_lost_is_no_failure() -> None:
+    lost: list[str] = []
+
+    def script(n: int, what: str, name: str) -> Fault:
+        if what in ("put", "create") and what not in lost and broker_up:
+            lost.append(what)
+            return "lost_after"
+        return "ok"
+
+    broker_up: list[bool] = []
+    scenario = Scenario(scale=100_000)
+    broker = await scenario.begin(script)
+    broker_up.append(True)
+    await scenario.publish(broker, 1, 6)
+    await scenario.world.advance(sum(BACK_OFF_MS))
+    assert lost == ["put", "create"]
+    operations = broker.tracker.stats()["pulsar_delayed_message_index_bucket_op_count"]
+    assert operations["create"] == {"succeed": 1, "failed": 0, "all": 1}
+    assert len(scenario.world.objects) == 1
+    await scenario.finish(broker)
+
+
+async def test_a_merge_goes_on_from_what_its_sources_had_loaded() -> None:
+    scenario = Scenario(cap=1, max_buckets=2, min_count=6, look_ahead_ms=30)
+    broker = await scenario.begin()
+    await scenario.publish(broker, 1, 12)
+    await scenario.world.advance(15)
+    assert broker.tracker.loaded() > 0
+    await scenario.publish(broker, 13, 60)
+    assert broker.tracker.stats()["pulsar_delayed_message_index_bucket_op_count"]["merge"]["succeed"] > 0
+    await broker.run_until(600)
+    assert numbers(broker.delivered) == list(range(1, 61))
+    await scenario.finish(broker)
+
+
 async def test_next_untracked_skips_what_waits() -> None:
     scenario = Scenario()
     broker = await scenario.begin()

@@ -14,7 +14,7 @@ import pytest
 from tests.actors.delayed.broker import Broker, Log, bucket_settings
 from tests.actors.delayed.world import Fault, World
 
-FAULTS: tuple[Fault, ...] = ("crash_before", "crash_after", "lost_before", "lost_after")
+FAULTS: tuple[Fault, ...] = ("crash_before", "crash_after", "lost_before", "lost_after", "late")
 LEDGERS, PER_LEDGER = 9, 4
 END = 3_000
 QUIET = 120_000

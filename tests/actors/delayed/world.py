@@ -16,7 +16,9 @@ from storage.errors import NotFound, Unavailable
 from storage.frame import Buffer
 
 Fault = str
-"""ok, crash_before, crash_after, lost_before, lost_after (Unavailable without and with the effect)."""
+"""ok, crash_before, crash_after, lost_before, lost_after (Unavailable without and with the effect), late (Unavailable,
+and the effect comes LATE_MS later, whoever owns the subscription then)."""
+LATE_MS = 500
 
 
 class World:
@@ -29,6 +31,7 @@ class World:
         self.gets: list[tuple[str, int, int | None]] = []
         self._sleepers: list[tuple[int, int, asyncio.Future[None]]] = []
         self._count = 0
+        self._late: list[asyncio.Task[None]] = []
 
     async def settle(self) -> None:
         """Let everything run that can run without time passing."""
@@ -49,6 +52,15 @@ class World:
                 future.set_result(None)
                 await self.settle()
         self.now = end
+
+    def later(self, effect: Callable[[], Any]) -> None:
+        """Let an effect happen on its own, later."""
+
+        async def happen() -> None:
+            await self.sleep(LATE_MS)
+            effect()
+
+        self._late.append(asyncio.get_running_loop().create_task(happen()))
 
     async def sleep(self, milliseconds: int) -> None:
         """Wait in virtual time."""
@@ -124,7 +136,9 @@ class Life:
         self.calls.append((what, name))
         if fault == "crash_before":
             self.dead = True
-        if fault == "lost_before":
+        if fault == "late":
+            self.world.later(effect)
+        if fault in ("lost_before", "late"):
             raise Unavailable(f"scripted: {what} {name}")
         if self.dead:
             await asyncio.get_running_loop().create_future()

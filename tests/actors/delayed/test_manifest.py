@@ -1,0 +1,86 @@
+"""The manifest record: fencing, and versions whose outcome was unclear."""
+
+import pytest
+
+from actors.delayed.manifest import ManifestStore
+from storage.delayed.manifest import BucketRecord, Manifest, decode_manifest
+from storage.errors import Corrupt, Fenced, Unavailable
+from tests.actors.delayed.broker import KEY
+from tests.actors.delayed.world import LATE_MS, Fault, Life, World
+
+
+def record(number: int) -> BucketRecord:
+    return BucketRecord(1, number, number, number, 1, 1, 1, 1, 1, 1)
+
+
+def settled(store: ManifestStore) -> bool:
+    return store.settled
+
+
+def newest(world: World) -> Manifest:
+    return decode_manifest(world.records[KEY][-1], KEY)
+
+
+async def test_opening_takes_possession() -> None:
+    world = World()
+    first = ManifestStore(Life(world).ports, KEY, 1)
+    await first.open()
+    await first.commit(Manifest(1, (record(1),)))
+    second = ManifestStore(Life(world).ports, KEY, 2)
+    assert (await second.open()).buckets == (record(1),)
+    assert newest(world).epoch == 2
+    with pytest.raises(Fenced, match="belongs to epoch 2"):
+        await first.commit(Manifest(1, ()))
+    with pytest.raises(Fenced, match="belongs to epoch 2"):
+        await first.current()
+    with pytest.raises(Fenced, match="belongs to epoch 2"):
+        await ManifestStore(Life(world).ports, KEY, 1).open()
+    assert newest(world).buckets == (record(1),)
+
+
+async def test_an_outdated_version_of_our_own_that_lands_late_is_followed_by_the_wanted_one() -> None:
+    world = World()
+    faults: list[Fault] = []
+
+    def script(n: int, what: str, name: str) -> Fault:
+        return faults.pop(0) if what == "create" and faults else "ok"
+
+    life = Life(world, script)
+    store = ManifestStore(life.ports, KEY, 1)
+    await store.open()
+    faults += ["late", "lost_before"]
+    outcomes: list[str] = []
+
+    async def commit(buckets: tuple[BucketRecord, ...]) -> None:
+        try:
+            await store.commit(Manifest(1, buckets))
+            outcomes.append("written")
+        except Unavailable:
+            outcomes.append("unclear")
+
+    # The late effect lands before the third attempt, which finds it.
+    life.spawn(commit((record(1),)), "first")
+    await world.advance(LATE_MS - 1)
+    assert len(world.records[KEY]) == 1
+    assert settled(store) is False
+    await world.advance(10_000)
+    assert outcomes == ["written"], "the late version is the wanted one"
+    assert settled(store) is True
+
+    faults += ["late"]
+    world_before = len(world.records[KEY])
+    task = life.spawn(commit((record(1), record(2))), "second")
+    await world.settle()
+    task.cancel()
+    await world.advance(LATE_MS)
+    assert len(world.records[KEY]) == world_before + 1
+    await commit((record(3),))
+    assert newest(world).buckets == (record(3),)
+    assert settled(store) is True
+
+
+async def test_a_damaged_record_is_named() -> None:
+    world = World()
+    world.records[KEY] = [b"rubbish"]
+    with pytest.raises(Corrupt, match=KEY):
+        await ManifestStore(Life(world).ports, KEY, 1).open()
