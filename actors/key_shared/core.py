@@ -58,6 +58,10 @@ class Core:
     def __init__(self, settings: SubscriptionSettings, first_dispatch: int = 0) -> None:
         if settings.type not in TYPES:
             raise Invalid(f"type is {', '.join(TYPES)}, not {settings.type!r}")
+        if settings.delay_key_policy != "pass":
+            # A delayed message that holds its whole key back needs the delayed positions of each hash in order,
+            # which only the delayed index has. Until it hands them over, promising this would be a lie.
+            raise Invalid(f"delay_key_policy is pass, not {settings.delay_key_policy!r}")
         self.settings = settings
         self.window = Window()
         limited = settings.type in ("key_shared", "shared")

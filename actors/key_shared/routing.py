@@ -127,6 +127,8 @@ def _pass(core: Core, rows: Rows | slice, allowance: Counts, out: list[Assignmen
         picked = order
     else:
         picked = chosen if order is None else chosen[order]
+    if core.shared and total < count:
+        core.members.starved[:] = True
     if total:
         _send(core, rows, candidates, picked, counts, out, now)
     if fresh and total < count:

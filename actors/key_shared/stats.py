@@ -8,11 +8,13 @@ import numpy as np
 
 from actors.key_shared.core import Core
 from actors.key_shared.members import Member
-from actors.key_shared.policies import policy_stats
+from actors.key_shared.policies import RecentlyJoined, policy_stats
 from actors.key_shared.selectors import ranges_of
 from actors.key_shared.window import DEAD, LOOSE, PENDING, REPLAY, WAITING
+from storage.position import show
 
 _TYPE_NAMES = {"key_shared": "Key_Shared", "shared": "Shared", "exclusive": "Exclusive", "failover": "Failover"}
+_JOIN_NAMES = {"read_position": "readPosition", "last_sent_position": "lastSentPosition"}
 _HASHES_SHOWN = 1000
 
 
@@ -46,6 +48,7 @@ def stats(core: Core, now: int) -> dict[str, Any]:
 def _consumer(core: Core, member: Member) -> dict[str, Any]:
     members, tables = core.members, core.tables
     slot = member.slot
+    joined = core.policy.recent.get(slot) if isinstance(core.policy, RecentlyJoined) else None
     draining = np.flatnonzero(tables.draining_mask() & (tables.holder == slot))
     return {
         "consumerName": member.name,
@@ -66,5 +69,6 @@ def _consumer(core: Core, member: Member) -> dict[str, Any]:
             {"hash": int(at), "unackMsgs": int(tables.pending[at]), "blockedAttempts": int(tables.attempts[at])}
             for at in draining[:_HASHES_SHOWN]
         ],
+        **({} if joined is None else {f"{_JOIN_NAMES[core.settings.policy]}WhenJoining": show(joined)}),
         "keyHashRangeArrays": [list(pair) for pair in ranges_of(tables.owner, slot)],
     }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from actors.key_shared.core import UNLIMITED, look_ahead_limit
@@ -285,6 +287,13 @@ def test_failover_has_one_active_consumer_and_hands_over_in_order() -> None:
 
 
 def test_unknown_settings_are_refused() -> None:
-    for wrong in ({"type": "queue"}, {"selector": "random"}, {"policy": "hope"}, {"replica_points": 0}):
+    wrongs: list[dict[str, Any]] = [
+        {"type": "queue"},
+        {"selector": "random"},
+        {"policy": "hope"},
+        {"replica_points": 0},
+        {"delay_key_policy": "block_key"},
+    ]
+    for wrong in wrongs:
         with pytest.raises(Invalid):
             Driver(**wrong)

@@ -259,6 +259,7 @@ def test_ls_t17_equal_names_have_separate_entries_that_vanish() -> None:
     stats = flow.dispatch.stats(0)
     assert stats["consumersAfterMarkDeletePosition"] == {"consumer 'same' #2": "1:0", "consumer 'same' #3": "1:0"}
     assert stats["lastSentPosition"] == "1:0"
+    assert flow.consumer_stats("c2")["lastSentPositionWhenJoining"] == "1:0"
     assert stats["individuallySentPositions"] == []
     flow.ack("1:0")
     flow.dispatch.mark_deleted(position(1, 0))

@@ -68,7 +68,7 @@ def test_it_shrinks_again() -> None:
         add(window, late)
         drop(window, late)
     add(window, run_positions(9, 0, 300_000))
-    assert window.capacity <= 1 << 20
+    assert window.capacity <= 1 << 21
     assert window.find(column[:1]).tolist() == [window.head]
 
 
