@@ -14,11 +14,11 @@ The class runs as a Ray actor (`loadgen.faults` starts them) but knows nothing o
 from __future__ import annotations
 
 import os
+import struct
 import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -43,6 +43,7 @@ from storage.errors import SluiceError
 
 _POLL_MS = 200
 _CONFIRM_MS = 5_000
+_PROGRESS = struct.Struct("<?qq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +74,41 @@ class ConsumeJob:
         """The folder of the journals that are still being written."""
         return self.folder / "journals"
 
+    @property
+    def progress(self) -> Path:
+        """The folder in which each consumer says how far it is."""
+        return self.folder / "consuming"
+
     def prepare(self) -> None:
         """Make the folders that consumers write into."""
-        for folder in (self.deliveries, self.events, self.journals):
+        for folder in (self.deliveries, self.events, self.journals, self.progress):
             folder.mkdir(parents=True, exist_ok=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerProgress:
+    """How far a consumer is. error: what stopped it, if anything did."""
+
+    joined: bool = False
+    received: int = 0
+    redelivered: int = 0
+    error: str = ""
+
+    def write(self, path: Path) -> None:
+        """Tell; a reader sees the whole or what was there before."""
+        partial = path.with_name(f".{path.name}")
+        partial.write_bytes(_PROGRESS.pack(self.joined, self.received, self.redelivered) + self.error.encode())
+        partial.replace(path)
+
+    @classmethod
+    def read(cls, path: Path) -> ConsumerProgress:
+        """What was told last; nothing yet if there is no file."""
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return cls()
+        joined, received, redelivered = _PROGRESS.unpack(data[: _PROGRESS.size])
+        return cls(joined, received, redelivered, data[_PROGRESS.size :].decode())
 
 
 class FloodConsumer:
@@ -89,7 +121,7 @@ class FloodConsumer:
         self._thread: threading.Thread | None = None
         self._error = ""
         self._joined = False
-        self._received = self._redelivered = self._bytes = 0
+        self._received = self._redelivered = 0
         self._sessions: dict[int, tuple[int, int]] = {}
         self._lost_sessions = 0
 
@@ -108,22 +140,16 @@ class FloodConsumer:
         self._thread = threading.Thread(target=self._run, name="consumer", daemon=True)
         self._thread.start()
 
-    def progress(self) -> dict[str, Any]:
-        """Whether it has joined, messages received and redelivered, payload bytes, and what stopped it if anything."""
-        return {
-            "joined": self._joined,
-            "received": self._received,
-            "redelivered": self._redelivered,
-            "bytes": self._bytes,
-            "error": self._error,
-        }
-
-    def stop(self, timeout_s: float = 30.0) -> dict[str, Any]:
+    def stop(self, timeout_s: float = 30.0) -> None:
         """Finish the batch in hand, wait until its acknowledgements are durable, leave, seal the history."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join(timeout_s)
-        return self.progress()
+
+    def _tell(self) -> None:
+        """Say how far it is, in a file: asking a busy process would disturb it, and a killed one does not answer."""
+        told = ConsumerProgress(self._joined, self._received, self._redelivered, self._error)
+        told.write(self._job.progress / self._incarnation)
 
     def _run(self) -> None:
         try:
@@ -136,6 +162,7 @@ class FloodConsumer:
         except Exception as error:
             # This thread is the consumer's whole life: whatever ends it is told to whoever asks how it is doing.
             self._error = f"{type(error).__name__}: {error}"
+            self._tell()
 
     def _consume(self, deliveries: Journal, events: Journal) -> None:
         job = self._job
@@ -151,6 +178,7 @@ class FloodConsumer:
             )
             self._event(events, ATTACH, job.clock.now())
             self._joined = True
+            self._tell()
             quiet = threading.Event()
             confirmer = threading.Thread(target=self._confirm, args=(consumer, events, quiet), daemon=True)
             confirmer.start()
@@ -183,7 +211,7 @@ class FloodConsumer:
         consumer.acknowledge(batch)
         self._received += count
         self._redelivered += int(np.count_nonzero(batch.redeliveries))
-        self._bytes += int(payload.nbytes)
+        self._tell()
 
     def _record(self, batch: Batch, received_at: int, acked_at: int) -> pa.RecordBatch:
         rows = batch.rows

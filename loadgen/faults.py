@@ -22,13 +22,13 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from loadgen.consume import ConsumeJob, seal_journals
+from loadgen.consume import ConsumeJob, ConsumerProgress, seal_journals
 from loadgen.history import DEATH, EVENTS, write_parquet
 from storage.errors import Invalid, Unavailable
 
 RESTART, KILL, JOIN = "restart-consumer", "kill-consumer", "join-consumer"
 KINDS = (RESTART, KILL, JOIN)
-AWAY_US = 300_000
+AWAY_S = 0.3
 """How long a consumer that left cleanly stays away."""
 _READY_S = 120.0
 _STOP_S = 40.0
@@ -72,10 +72,7 @@ class Handle(Protocol):
     def start(self, incarnation: str, consumer_name: str) -> None:
         """Join the subscription under this name and begin to work; returns at once."""
 
-    def progress(self) -> dict[str, Any] | None:
-        """What FloodConsumer.progress says, or None if there is no answer in a moment."""
-
-    def stop(self, timeout_s: float) -> dict[str, Any]:
+    def stop(self, timeout_s: float) -> None:
         """Leave cleanly and wait for it."""
 
     def end(self) -> None:
@@ -94,12 +91,7 @@ class Member:
     incarnation: str
     name: str
     pid: int
-    last: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def received(self) -> int:
-        """Messages it got, as far as is known."""
-        return int(self.last.get("received", 0))
+    last: ConsumerProgress = field(default_factory=ConsumerProgress)
 
 
 class Fleet:
@@ -111,7 +103,6 @@ class Fleet:
         self._rng = np.random.default_rng([seed, 7])
         self._started: list[Handle] = []
         self._spares: list[Handle] = []
-        self._returning: list[tuple[int, str]] = []
         self._lives: dict[str, int] = {}
         self._events: list[dict[str, Any]] = []
         self._next = 0
@@ -128,14 +119,14 @@ class Fleet:
         for handle in handles:
             self._join(handle, self._new_name())
         deadline = time.monotonic() + _READY_S
-        while not all(member.last.get("joined") for member in self.working):
+        while not all(member.last.joined for member in self.working):
             self.poll()
             if self.troubles() or time.monotonic() > deadline:
                 raise Unavailable("; ".join(self.troubles()) or f"the consumers did not join within {_READY_S:.0f} s")
             time.sleep(_LOOK_EVERY_S)
 
     def inject(self, fault: Fault, start_us: int) -> None:
-        """Break something now, and mend it."""
+        """Break something now, and mend it; returns when it is mended. One fault at a time."""
         if fault.kind == JOIN:
             name = self._new_name()
             self._note(JOIN, name, start_us)
@@ -151,34 +142,30 @@ class Fleet:
             self._join(self._spare(), victim.name)
         else:
             self._stop(victim)
-            self._returning.append((self._job.clock.now() + AWAY_US, victim.name))
+            time.sleep(AWAY_S)
+            self._join(self._spare(), victim.name)
 
     def poll(self) -> None:
-        """Ask everybody how far they are, and let those come back whose time it is."""
-        now = self._job.clock.now()
-        for _, name in [entry for entry in self._returning if entry[0] <= now]:
-            self._join(self._spare(), name)
-        self._returning = [entry for entry in self._returning if entry[0] > now]
-        for member in self.working:
-            with contextlib.suppress(Exception):
-                member.last = member.handle.progress() or member.last
+        """Look how far everybody is."""
+        for member in [*self.working, *self.gone]:
+            member.last = ConsumerProgress.read(self._job.progress / member.incarnation)
 
     @property
     def received(self) -> int:
         """Deliveries to all consumers so far, the gone ones included."""
-        return sum(member.received for member in [*self.working, *self.gone])
+        return sum(member.last.received for member in [*self.working, *self.gone])
 
     @property
     def redelivered(self) -> int:
         """Deliveries so far that the broker marked as redeliveries."""
-        return sum(int(member.last.get("redelivered", 0)) for member in [*self.working, *self.gone])
+        return sum(member.last.redelivered for member in [*self.working, *self.gone])
 
     def troubles(self) -> list[str]:
         """Consumers that stopped by themselves, and why."""
         return [
-            f"consumer {member.incarnation} stopped: {member.last['error']}"
+            f"consumer {member.incarnation} stopped: {member.last.error}"
             for member in [*self.working, *self.gone]
-            if member.last.get("error")
+            if member.last.error
         ]
 
     def finish(self) -> None:
@@ -218,12 +205,10 @@ class Fleet:
 
     def _stop(self, member: Member) -> None:
         with contextlib.suppress(Exception):
-            member.last = member.handle.stop(_STOP_S)
+            member.handle.stop(_STOP_S)
         member.handle.end()
 
     def _kill(self, member: Member) -> None:
-        with contextlib.suppress(Exception):
-            member.last = member.handle.progress() or member.last
         at = self._job.clock.now()
         row = {"consumer": member.incarnation, "session": -1, "partition": -1, "event": DEATH, "at": at, "upto": 0}
         self._events.append(row)

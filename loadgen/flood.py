@@ -13,6 +13,7 @@ import contextlib
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -39,6 +40,7 @@ from storage.errors import Invalid, SluiceError, Unavailable
 
 TOPIC, SUBSCRIPTION = "flood", "judge"
 _LOOK_EVERY_S = 0.05
+_FAULT_EVERY_S = 0.005
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _REST_S = 10.0
 
@@ -71,9 +73,11 @@ def flood_command(**values: Any) -> int:
         from loadgen.inputs import check_input
 
         check_input(options)
-    console = Console(stderr=False)
+    # Ray tells on standard output when a worker dies, which here is the plan: only the console writes there.
+    console = Console(file=sys.stdout)
     with _data_folder(options) as folder, contextlib.ExitStack() as stack:
         stack.enter_context(_finish_undisturbed())
+        stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(folder / "ray.log", "w"))))
         display = stack.enter_context(make_display(console))
         display.show(Progress(phase="starting the cluster" if options.address is None else "joining the cluster"))
         began = time.monotonic()
@@ -242,30 +246,42 @@ class Flood:
         )
         publisher.start()
         self._progress.total = total
-        waiting = list(faults)
+        ended = threading.Event()
+        breaker = threading.Thread(target=self._break, args=(fleet, faults, total, ended), name="faults", daemon=True)
+        breaker.start()
         watch = _Watch(options)
         while True:
             alive = publisher.is_alive()
             finished = 0 if alive else self._clock.now()
-            fleet.poll()
             self._look(fleet, sampler)
-            share = self._progress.delivered / total if total else 0.0
-            seconds = (self._clock.now() - self._start) / 1e6
-            while waiting and waiting[0].due(share, seconds):
-                fleet.inject(waiting.pop(0), self._start)
-            if not alive and self._drained(sampler, finished) and not waiting:
+            if not alive and (options.minutes is not None or self._failure is not None):
+                ended.set()
+            if not alive and not breaker.is_alive() and self._drained(sampler, finished):
                 break
-            if not alive and self._failure is not None and self._progress.confirmed == 0:
-                break
-            if options.minutes is not None and not alive:
-                waiting = []
             trouble = watch.trouble(self._progress, fleet)
             if trouble:
                 self._troubles.append(trouble)
                 break
             time.sleep(_LOOK_EVERY_S)
+        ended.set()
+        breaker.join()
         if self._failure is not None:
             self._troubles.append(f"publishing failed: {_first_line(self._failure)}")
+
+    def _break(self, fleet: Fleet, faults: list[Fault], total: int, ended: threading.Event) -> None:
+        """Inject the faults, each when it is due; in a thread of its own, because a clean leave takes a while."""
+        for fault in faults:
+            while True:
+                share = self._progress.delivered / total if total else 0.0
+                if fault.due(share, (self._clock.now() - self._start) / 1e6):
+                    break
+                if ended.wait(_FAULT_EVERY_S):
+                    return
+            try:
+                fleet.inject(fault, self._start)
+            except Exception as error:
+                self._troubles.append(f"the fault {fault.kind} could not be mended: {error}")
+                return
 
     def _publish(self, job: Any) -> None:
         try:
@@ -283,13 +299,14 @@ class Flood:
 
     def _look(self, fleet: Fleet, sampler: Sampler) -> None:
         progress = self._progress
+        fleet.poll()
         progress.sent, progress.confirmed = read_progress(self._folder)
         progress.delivered, progress.redelivered = fleet.received, fleet.redelivered
         latest = sampler.latest
         progress.backlog, progress.unacked = latest.get("backlog", 0), latest.get("unacked", 0)
         progress.draining, progress.replay = latest.get("draining", 0), latest.get("replay", 0)
         progress.draining_history = sampler.draining
-        progress.consumers = [(member.incarnation, member.received) for member in fleet.working]
+        progress.consumers = [(member.incarnation, member.last.received) for member in fleet.working]
         progress.faults = [f"{f['at_s']:6.1f} s  {f['kind']} {f['target']}" for f in fleet.history]
         self._display.show(progress)
 
@@ -322,7 +339,7 @@ class _Watch:
     def trouble(self, progress: Progress, fleet: Fleet) -> str:
         """A sentence when the run stands still, else nothing."""
         stopped = "; ".join(fleet.troubles())
-        if fleet.working and all(member.last.get("error") for member in fleet.working):
+        if fleet.working and all(member.last.error for member in fleet.working):
             return f"no consumer is left ({stopped})"
         now = (progress.sent, progress.confirmed, progress.delivered, progress.backlog)
         if now != self._seen:
@@ -367,6 +384,7 @@ def _data_folder(options: FloodOptions) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder / "spark", ignore_errors=True)
+        (folder / "ray.log").unlink(missing_ok=True)
         if not options.keep:
             if options.data_dir is None:
                 shutil.rmtree(folder, ignore_errors=True)

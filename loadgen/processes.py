@@ -10,14 +10,11 @@ from typing import Any
 
 from loadgen.consume import ConsumeJob, FloodConsumer
 
-_PROGRESS_S = 0.5
-
 
 class RayConsumer:
     """A FloodConsumer in a process of its own; a loadgen.faults.Handle.
 
-    The actor takes part in no placement (no cpu) and answers several calls at once, so that its progress can be
-    asked while it leaves.
+    The actor takes part in no placement (no cpu) and answers several calls at once.
     """
 
     def __init__(self, job: ConsumeJob) -> None:
@@ -38,19 +35,11 @@ class RayConsumer:
 
         ray.get(self._actor.start.remote(incarnation, consumer_name), timeout=30)
 
-    def progress(self) -> dict[str, Any] | None:
-        """How far it is, or None if it does not answer in half a second."""
-        import ray
-
-        answer = self._actor.progress.remote()
-        done, _ = ray.wait([answer], timeout=_PROGRESS_S)
-        return dict(ray.get(answer)) if done else None
-
-    def stop(self, timeout_s: float) -> dict[str, Any]:
+    def stop(self, timeout_s: float) -> None:
         """Leave cleanly and wait for it."""
         import ray
 
-        return dict(ray.get(self._actor.stop.remote(timeout_s - 2), timeout=timeout_s))
+        ray.get(self._actor.stop.remote(timeout_s - 2), timeout=timeout_s)
 
     def end(self) -> None:
         """End the process if it still lives."""

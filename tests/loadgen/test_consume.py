@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from loadgen.consume import ConsumeJob, FloodConsumer, seal_journals
+from loadgen.consume import ConsumeJob, ConsumerProgress, FloodConsumer, seal_journals
 from loadgen.generate import payloads
 from loadgen.history import ATTACH, CONFIRMED, DELIVERIES, DETACH, EVENTS, EXPIRED, Clock, read_journal
 from storage.errors import Unavailable
@@ -36,20 +36,19 @@ def make_job(tmp_path: Path, consumer: ListConsumer) -> ConsumeJob:
     return job
 
 
-def run(job: ConsumeJob, consumer: ListConsumer) -> dict[str, object]:
+def run(job: ConsumeJob, consumer: ListConsumer) -> ConsumerProgress:
     flood = FloodConsumer(job)
     flood.start("c.1", "c")
     assert consumer.empty.wait(10)
-    return flood.stop()
+    flood.stop()
+    return ConsumerProgress.read(job.progress / "c.1")
 
 
 def test_history_holds_every_delivery_and_event(tmp_path: Path) -> None:
     consumer = ListConsumer(deque(make_batch(number) for number in range(3)))
     job = make_job(tmp_path, consumer)
     progress = run(job, consumer)
-    assert progress["error"] == ""
-    assert progress["received"] == 12
-    assert progress["redelivered"] == 3
+    assert progress == ConsumerProgress(joined=True, received=12, redelivered=3)
     rows = pq.read_table(job.deliveries / "c.1.parquet", schema=DELIVERIES)
     assert rows.column("key_seq").to_pylist() == list(range(12))
     assert rows.column("position").to_pylist() == [position(1, entry) for entry in range(12)]
@@ -100,7 +99,7 @@ def test_a_failing_consumer_says_why(tmp_path: Path) -> None:
     consumer.acknowledge = refuse  # type: ignore[method-assign]
     job = make_job(tmp_path, consumer)
     progress = run(job, consumer)
-    assert progress["error"] == "Unavailable: the dispatcher is gone"
+    assert progress.error == "Unavailable: the dispatcher is gone"
     seal_journals(job, "c.1")
     assert pq.read_table(job.deliveries / "c.1.parquet").num_rows == 4
     seal_journals(job, "c.1")

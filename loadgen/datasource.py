@@ -1,0 +1,347 @@
+"""`format("sluice")`: Sluice as a Spark data source, Arrow both ways.
+
+    spark.dataSource.register(SluiceDataSource)
+    frame.write.format("sluice").option("topic", "orders").mode("append").save()
+    spark.read.format("sluice").option("topic", "orders").load()
+    spark.readStream.format("sluice").option("topic", ...).option("subscription", ...).option("spool", folder).load()
+    stream.writeStream.format("sluice").option("topic", ...).option("checkpointLocation", folder).start()
+
+Options: topic; address (of a running cluster; none inside one); producer (the name under which a write is known).
+
+**Writing** stores nothing twice. Each Spark partition is one producer, named after the write (and the micro-batch),
+whose rows are numbered from 0: a task that is tried again sends the same numbers, and the broker knows them. This
+needs rows that come in the same order again, which Spark gives unless the plan itself is random. Spark's commit is
+not a transaction: what good partitions sent stays when another fails.
+
+**Reading a batch** takes everything that is in the topic when the read begins, through a subscription of its own
+that is deleted afterwards.
+
+**Reading a stream** is a consumer of a subscription. Messages are acknowledged when Spark has committed the
+micro-batch that holds them, and must come again, unchanged, if it has not. The broker promises the first half only:
+after a restart it may deliver in other portions. So the reader spools: what it receives is written to files, one an
+offset, before Spark hears of the offset; a file is deleted when its acknowledgements are durable. After a restart
+spooled messages are delivered again by the broker and recognised by their positions. The spool must survive what the
+checkpoint survives, and be readable by the workers.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    InputPartition,
+    WriterCommitMessage,
+)
+
+from loadgen.spool import ROWS, Spool, rows_of
+from storage.errors import Invalid, SluiceError, Unavailable
+
+SCHEMA = "key binary, payload binary, publish_time long, deliver_at long, partition int, position long, redelivery int"
+_WRITABLE = ("key", "payload", "ordering_key", "publish_time", "event_time", "deliver_at", "properties")
+_RESULT_S = 120.0
+_QUIET_MS = 200
+_STALLED_S = 60.0
+
+
+class SluiceDataSource(DataSource):  # type: ignore[misc]
+    """The data source; made anew in each of Spark's planner processes, so it holds options only."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The word after `format`."""
+        return "sluice"
+
+    def schema(self) -> str:
+        """What a read gives."""
+        return SCHEMA
+
+    def writer(self, schema: Any, overwrite: bool) -> SluiceWriter:
+        """A batch write."""
+        if overwrite:
+            raise Invalid('a topic is not overwritten; use mode("append")')
+        _check_columns(schema)
+        return SluiceWriter(_Target.of(self.options))
+
+    def streamWriter(self, schema: Any, overwrite: bool) -> SluiceStreamWriter:  # noqa: N802 (Spark's name)
+        """The sink of a streaming query."""
+        _check_columns(schema)
+        return SluiceStreamWriter(_Target.of(self.options))
+
+    def reader(self, schema: Any) -> SluiceReader:
+        """A batch read."""
+        return SluiceReader(_Target.of(self.options))
+
+    def streamReader(self, schema: Any) -> SluiceStreamReader:  # noqa: N802 (Spark's name)
+        """The source of a streaming query."""
+        target = _Target.of(self.options)
+        for name in ("subscription", "spool"):
+            if not self.options.get(name):
+                raise Invalid(f"reading a stream needs the option {name!r}")
+        limit = int(self.options.get("maxmessagespertrigger", "100000"))
+        return SluiceStreamReader(target, self.options["subscription"], Path(self.options["spool"]), limit)
+
+
+@dataclass(frozen=True)
+class _Target:
+    """Which topic of which cluster; pickled to the workers. connect: replaces cluster.connect in tests."""
+
+    topic: str
+    address: str | None
+    producer: str
+    connect: Callable[[], Any] | None = None
+
+    @classmethod
+    def of(cls, options: Any) -> _Target:
+        if not options.get("topic"):
+            raise Invalid("the option 'topic' is missing")
+        name = options.get("producer") or f"spark-{secrets.token_hex(6)}"
+        return cls(options["topic"], options.get("address"), name, _connector(options.get("connector")))
+
+    def client(self) -> Any:
+        """A connection, to be used as a context manager."""
+        if self.connect is not None:
+            return self.connect()
+        import cluster
+
+        return cluster.connect(self.address)
+
+    def publish(self, batches: Iterator[pa.RecordBatch], producer_name: str) -> int:
+        """Send all batches as one producer and wait until they are durable; the number of rows."""
+        count = 0
+        with self.client() as client:
+            producer = client.create_producer(self.topic, producer_name, initial_sequence_id=0)
+            try:
+                receipts = [producer.send_batch(batch) for batch in batches if batch.num_rows]
+                for receipt in receipts:
+                    count += len(receipt.result(_RESULT_S).positions)
+            finally:
+                producer.close()
+        return count
+
+
+@dataclass
+class Published(WriterCommitMessage):  # type: ignore[misc]
+    """What one task published."""
+
+    partition: int
+    rows: int
+
+
+class SluiceWriter(DataSourceArrowWriter):  # type: ignore[misc]
+    """Each task publishes its partition."""
+
+    def __init__(self, target: _Target) -> None:
+        self._target = target
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Published:
+        """Publish one partition; in a worker."""
+        partition = _task_number()
+        return Published(partition, self._target.publish(iterator, f"{self._target.producer}-{partition}"))
+
+    def commit(self, messages: Sequence[Any]) -> None:
+        """Everything is durable already."""
+
+    def abort(self, messages: Sequence[Any]) -> None:
+        """What was sent stays; the same write under the same producer name completes it."""
+
+
+class SluiceStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
+    """Each task publishes its partition of a micro-batch under a name that a repeated micro-batch has again.
+
+    A producer's numbers have no gaps, and micro-batches have no fixed size: so each has producers of its own.
+    """
+
+    def __init__(self, target: _Target) -> None:
+        self._target = target
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Published:
+        """Publish one partition of one micro-batch; in a worker."""
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        query = context.getLocalProperty("sql.streaming.queryId")
+        batch = context.getLocalProperty("streaming.sql.batchId")
+        if query is None or batch is None:
+            raise Unavailable("Spark does not tell the number of the micro-batch, so a repetition could not be known")
+        name = f"stream-{query}-{batch}-{_task_number()}"
+        return Published(_task_number(), self._target.publish(iterator, name))
+
+    def commit(self, messages: Sequence[Any], batchId: int) -> None:  # noqa: N803 (Spark's name)
+        """Everything is durable already."""
+
+    def abort(self, messages: Sequence[Any], batchId: int) -> None:  # noqa: N803 (Spark's name)
+        """The repeated micro-batch completes what is missing."""
+
+
+class SluiceReader(DataSourceReader):  # type: ignore[misc]
+    """Reads everything that is there, in one task: one consumer gets each partition in order."""
+
+    def __init__(self, target: _Target) -> None:
+        self._target = target
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """One task."""
+        return [InputPartition(0)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Every message that is there now; in a worker. A repeated attempt begins again with a new subscription."""
+        subscription = f"spark-read-{secrets.token_hex(6)}"
+        with self._target.client() as client:
+            consumer = client.subscribe(
+                self._target.topic, subscription, initial_position="earliest", receiver_queue_size=20_000
+            )
+            try:
+                yield from _drain(client, self._target.topic, subscription, consumer)
+            finally:
+                consumer.close()
+                client.delete_subscription(self._target.topic, subscription, force=True)
+
+
+class SluiceStreamReader(DataSourceStreamReader):  # type: ignore[misc]
+    """Receives in the process that plans the query, which lives as long as the query; workers read the spool."""
+
+    def __init__(self, target: _Target, subscription: str, spool: Path, limit: int) -> None:
+        self._target, self._subscription, self._limit = target, subscription, limit
+        self._folder = spool
+        self._session: _Session | None = None
+
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802 (Spark's name)
+        """Offsets count spooled files; a new query begins behind what is spooled and committed."""
+        return {"file": Spool(self._folder).floor()}
+
+    def latestOffset(self, start: dict[str, int], limit: Any = None) -> dict[str, int]:  # noqa: N802
+        """Receive what is there, spool it, and say how far the spool reaches."""
+        if self._session is None:
+            self._session = _Session(self._target, self._subscription, self._folder)
+        return {"file": self._session.receive(start["file"], self._limit)}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        """One task a spooled file."""
+        spool = Spool(self._folder)
+        return [InputPartition(str(spool.path(number))) for number in range(start["file"], end["file"])]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """A spooled file; in a worker."""
+        yield from Spool.read(Path(partition.value)).to_batches()
+
+    def commit(self, end: dict[str, int]) -> None:
+        """Spark is done with everything before `end`: acknowledge it, and forget it when that is durable."""
+        if self._session is not None:
+            self._session.commit(end["file"])
+
+    def stop(self) -> None:
+        """The query ends."""
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+
+class _Session:
+    """A connected stream reader: its consumer, and which batches await which file's commit."""
+
+    def __init__(self, target: _Target, subscription: str, folder: Path) -> None:
+        self._spool = Spool(folder)
+        self._client = target.client().__enter__()
+        self._consumer = self._client.subscribe(
+            target.topic, subscription, initial_position="earliest", receiver_queue_size=20_000
+        )
+        self._waiting: dict[int, list[Any]] = {}
+
+    def receive(self, start: int, limit: int) -> int:
+        """Spool what has come, up to about `limit` messages; the number behind the last file."""
+        self._settle(start)
+        received: list[Any] = []
+        count = 0
+        while count < limit:
+            batch = self._consumer.receive_batch(timeout_ms=0 if received else _QUIET_MS)
+            if batch is None:
+                break
+            received.append(batch)
+            count += batch.rows.num_rows
+        for batch in received:
+            table = pa.Table.from_batches([rows_of(batch)], ROWS)
+            number = self._spool.owner(table)
+            if number is None:
+                number = self._spool.append(table)
+            elif number < start:
+                self._consumer.acknowledge(batch)
+                continue
+            self._waiting.setdefault(number, []).append(batch)
+        return self._spool.end()
+
+    def commit(self, end: int) -> None:
+        """Acknowledge all batches of the files before `end`."""
+        for number in sorted(number for number in self._waiting if number < end):
+            for batch in self._waiting.pop(number):
+                self._consumer.acknowledge(batch)
+        self._settle(end)
+
+    def _settle(self, done: int) -> None:
+        """Forget the files before `done` if everything acknowledged so far is durable."""
+        try:
+            self._consumer.wait_acknowledged(timeout_ms=5_000)
+        except SluiceError:
+            return
+        self._spool.forget(done, keep=set(self._waiting))
+
+    def close(self) -> None:
+        """Leave; what is spooled and not committed comes again to whoever reads on."""
+        self._consumer.close()
+        self._client.__exit__(None, None, None)
+
+
+def _drain(client: Any, topic: str, subscription: str, consumer: Any) -> Iterator[pa.RecordBatch]:
+    """Batches until the subscription, which began at the beginning, has nothing left."""
+    import time
+
+    quiet_since = time.monotonic()
+    while True:
+        batch = consumer.receive_batch(timeout_ms=_QUIET_MS)
+        if batch is not None:
+            quiet_since = time.monotonic()
+            yield rows_of(batch)
+            # The subscription is this read's own; what was read is not wanted again.
+            consumer.acknowledge(batch)
+            continue
+        consumer.wait_acknowledged(timeout_ms=10_000)
+        if all(row["msgBacklog"] == 0 for row in client.stats(topic, subscription)):
+            return
+        if time.monotonic() - quiet_since > _STALLED_S:
+            raise Unavailable(f"topic {topic} holds messages that do not come; delayed ones cannot be read as a batch")
+
+
+def _check_columns(schema: Any) -> None:
+    names = list(schema.fieldNames())
+    unknown = [name for name in names if name not in _WRITABLE]
+    if unknown:
+        raise Invalid(f"cannot write the column {unknown[0]!r}; there are {', '.join(_WRITABLE)}")
+    if "payload" not in names:
+        raise Invalid("the column 'payload' is missing")
+
+
+def _task_number() -> int:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return 0 if context is None else int(context.partitionId())
+
+
+def _connector(name: str | None) -> Callable[[], Any] | None:
+    """`module:function` that connects; for tests and for clusters that are reached in another way."""
+    if name is None:
+        return None
+    from importlib import import_module
+
+    module, _, attribute = name.partition(":")
+    found: Callable[[], Any] = getattr(import_module(module), attribute)
+    return found

@@ -1,0 +1,126 @@
+"""The spool of a streaming read: received messages as numbered files, until they are acknowledged for good.
+
+A file holds one batch. It is written whole, under its number, before anybody hears of the number; a file that is
+there is final. `floor` is the number below which everything is done and deleted.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from storage.errors import Invalid
+
+ROWS = pa.schema(
+    [
+        pa.field("key", pa.binary()),
+        pa.field("payload", pa.binary()),
+        pa.field("publish_time", pa.int64()),
+        pa.field("deliver_at", pa.int64()),
+        pa.field("partition", pa.int32()),
+        pa.field("position", pa.int64()),
+        pa.field("redelivery", pa.int32()),
+    ]
+)
+"""What a read gives; times in milliseconds, position packed (storage.position)."""
+_FLOOR = "floor"
+
+
+def rows_of(batch: Any) -> pa.RecordBatch:
+    """A received batch as rows of ROWS."""
+    rows, count = batch.rows, batch.rows.num_rows
+    columns = [
+        rows.column("key"),
+        rows.column("payload"),
+        rows.column("publish_time"),
+        pa.array(np.asarray(batch.deliver_at, np.int64)),
+        pa.array(np.full(count, batch.partition, np.int32)),
+        pa.array(np.asarray(batch.positions, np.int64)),
+        pa.array(np.asarray(batch.redeliveries, np.int32)),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=ROWS)
+
+
+class Spool:
+    """A folder of numbered Arrow files. One process writes; any may read."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open or make the spool. Raises Invalid if the folder cannot be used."""
+        self._folder = folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._floor = int((folder / _FLOOR).read_text()) if (folder / _FLOOR).exists() else 0
+        except (OSError, ValueError) as error:
+            raise Invalid(f"the spool {folder} cannot be used: {error}") from error
+        self._places: dict[int, set[tuple[int, int]]] = {}
+        self._next = self._floor
+        for number in sorted(int(path.stem) for path in folder.glob("*.arrow")):
+            self._places[number] = _places(self.read(self.path(number)))
+            self._next = max(self._next, number + 1)
+
+    def path(self, number: int) -> Path:
+        """The file of a number."""
+        return self._folder / f"{number:012d}.arrow"
+
+    def floor(self) -> int:
+        """Everything below is done."""
+        return self._floor
+
+    def end(self) -> int:
+        """The number that the next file will have."""
+        return self._next
+
+    def append(self, rows: pa.Table) -> int:
+        """Keep a batch durably; its number."""
+        number = self._next
+        partial = self._folder / f".{number}.partial"
+        with pa.OSFile(str(partial), "wb") as sink, pa.ipc.new_file(sink, rows.schema) as writer:
+            writer.write_table(rows)
+        _sync(partial)
+        partial.replace(self.path(number))
+        _sync(self._folder)
+        self._places[number] = _places(rows)
+        self._next += 1
+        return number
+
+    def owner(self, rows: pa.Table) -> int | None:
+        """The file that already holds the first of these messages, or None. Spooled batches come again whole or cut."""
+        first = (rows.column("partition")[0].as_py(), rows.column("position")[0].as_py())
+        return next((number for number, places in self._places.items() if first in places), None)
+
+    def forget(self, below: int, keep: set[int]) -> None:
+        """Delete the files below a number, except those in `keep`."""
+        done = [number for number in self._places if number < below and number not in keep]
+        if not done and below <= self._floor:
+            return
+        if below > self._floor:
+            partial = self._folder / f".{_FLOOR}.partial"
+            partial.write_text(str(below))
+            _sync(partial)
+            partial.replace(self._folder / _FLOOR)
+            self._floor = below
+        for number in done:
+            self.path(number).unlink(missing_ok=True)
+            del self._places[number]
+
+    @staticmethod
+    def read(path: Path) -> pa.Table:
+        """The rows of a file."""
+        with pa.memory_map(str(path)) as source:
+            return pa.ipc.open_file(source).read_all()
+
+
+def _places(rows: pa.Table) -> set[tuple[int, int]]:
+    return set(zip(rows.column("partition").to_pylist(), rows.column("position").to_pylist(), strict=True))
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
