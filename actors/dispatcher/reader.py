@@ -141,7 +141,8 @@ class Reader:
         if reply.resume >= 0 and (not chain or chain[-1][0] < reply.resume >> 32):
             chain.append((reply.resume >> 32, None))
         if chain:
-            self._cursor.chain(chain)
+            # The first answer may name a ledger in which nothing is confirmed yet; still nothing lies before it.
+            self._cursor.chain(chain, complete=from_the_start)
         self.end = max(self.end, reply.last_confirmed)
         self.position = max(self.position, reply.resume)
         self._fed()
