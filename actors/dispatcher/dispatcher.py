@@ -116,6 +116,20 @@ class Dispatcher(Actor):
             owner_epoch=self._record.epoch,
         )
         self.core.mark_deleted(self.cursor.mark_delete)
+        self._assemble()
+        self._expect_members()
+        for name, work in (
+            ("keep", self.keeper.run()),
+            ("read", self.reader.run()),
+            ("pump", self.pump.run()),
+            ("due", self.pump.release_due()),
+            ("lease", self._watch_leases()),
+            ("progress", self._report_progress()),
+        ):
+            self.ports.spawn(work, name)
+
+    def _assemble(self) -> None:
+        """The parts around the core."""
         self.reader = Reader(
             self.ports,
             self.directory,
@@ -140,16 +154,6 @@ class Dispatcher(Actor):
             self.settings.dead_letter_topic,
             self._moved_to_dead_letters,
         )
-        self._expect_members()
-        for name, work in (
-            ("keep", self.keeper.run()),
-            ("read", self.reader.run()),
-            ("pump", self.pump.run()),
-            ("due", self.pump.release_due()),
-            ("lease", self._watch_leases()),
-            ("progress", self._report_progress()),
-        ):
-            self.ports.spawn(work, name)
 
     @property
     def epoch(self) -> int:

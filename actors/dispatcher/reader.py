@@ -89,29 +89,33 @@ class Reader:
                 await self.signal.wait(self._ports)
                 self.signal.clear()
                 continue
-            generation = self.generation
-            address = ""
-            try:
-                address = await self._directory.topic(self._topic, self._partition)
-                start = self._next()
-                request = ReadIndex(start=start, limit=min(room, READ_MOST), wait=READ_WAIT)
-                self.reading = True
-                reply = await self._ports.net.call(address, request, READ_TIMEOUT)
-                if isinstance(reply, Unknown):
-                    await self._directory.suspect(address)
-                elif await self._take(reply, generation, from_the_start=start == 0):
-                    wait = RETRY_FIRST
-                    continue
-                else:
-                    continue
-            except Fenced:
-                await self._directory.suspect(address)
-            except (Unavailable, Overloaded, NotFound) as error:
-                self._ports.log("read_waits", error=str(error))
-            finally:
-                self.reading = False
+            self.reading = True
+            answered = await self._read(room)
+            self.reading = False
+            if answered:
+                wait = RETRY_FIRST
+                continue
             await self._ports.clock.sleep(wait)
             wait = min(wait * 2, RETRY_MOST)
+
+    async def _read(self, room: int) -> bool:
+        """One read; False if there was no answer, so that the next try had better wait."""
+        generation = self.generation
+        address = ""
+        try:
+            address = await self._directory.topic(self._topic, self._partition)
+            start = self._next()
+            request = ReadIndex(start=start, limit=min(room, READ_MOST), wait=READ_WAIT)
+            reply = await self._ports.net.call(address, request, READ_TIMEOUT)
+            if isinstance(reply, Unknown):
+                await self._directory.suspect(address)
+                return False
+            return await self._take(reply, generation, from_the_start=start == 0)
+        except Fenced:
+            await self._directory.suspect(address)
+        except (Unavailable, Overloaded, NotFound) as error:
+            self._ports.log("read_waits", error=str(error))
+        return False
 
     def _next(self) -> int:
         """Where something may be that is neither done nor delayed: whole stretches are never read (discontinuous)."""
@@ -125,18 +129,19 @@ class Reader:
         return at
 
     async def _take(self, reply: IndexRead, generation: int, *, from_the_start: bool) -> bool:
+        """Feed what was read; an answer to a read of an older generation is dropped. False: columns were gone."""
         for run in reply.runs:
             columns = await self._ports.net.fetch(run.columns)
             if columns is None:
                 return False
             if generation != self.generation:
-                return False
+                return True
             # What is read from the very start tells the first ledger that there is: nothing lies before it.
             self._cursor.chain([(run.ledger, None)], complete=from_the_start)
             from_the_start = False
             self._feed(run, columns)
         if generation != self.generation:
-            return False
+            return True
         chain: list[tuple[int, int | None]] = list(reply.ended)
         if reply.resume >= 0 and (not chain or chain[-1][0] < reply.resume >> 32):
             chain.append((reply.resume >> 32, None))

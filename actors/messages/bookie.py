@@ -1,0 +1,103 @@
+"""What is asked of a bookie."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+import numpy as np
+
+from actors.messages.common import Done, no_rows
+from actors.wire import Blob, Reply, Request
+
+
+class AddRun(Request[Done], kw_only=True):
+    """Store one frame: head (storage.frame.encode_head) and payload. Answered when durable.
+
+    Refused with Fenced if `epoch` is below the ledger's; with Overloaded or Unavailable if the bookie is read-only.
+    A repetition of a stored run is Done; a different run under the same number is Conflict.
+    """
+
+    reply: ClassVar[type[Reply]] = Done
+    ledger: int
+    epoch: int
+    head: bytes
+    payload: Blob
+    recovery: bool = False
+
+
+class FenceState(Reply, kw_only=True):
+    """last_confirmed: highest entry that this bookie knows confirmed, -1 for none. last_run: highest run held."""
+
+    last_confirmed: int
+    last_run: int
+
+
+class FenceLedger(Request[FenceState], kw_only=True):
+    """Raise the ledger's epoch, durably, so that every older writer is refused. Fenced if a newer one was here.
+
+    A bookie that may have lost runs of this ledger raises Unavailable instead of answering.
+    """
+
+    reply: ClassVar[type[Reply]] = FenceState
+    ledger: int
+    epoch: int
+
+
+class RunRead(Reply, kw_only=True):
+    """One stored run. head None is the explicit "no such run"; damage raises Corrupt or Unavailable instead."""
+
+    head: bytes | None = None
+    payload: Blob | None = None
+
+
+class ReadRun(Request[RunRead], kw_only=True):
+    """Read one run by its ordinal. A recovery read carries the new epoch and fences with it (BK1).
+
+    part: "columns" or "head" when the asker needs no more than that of the payload; a bookie may send all of it.
+    """
+
+    reply: ClassVar[type[Reply]] = RunRead
+    ledger: int
+    run: int
+    fence_epoch: int | None = None
+    part: str = "all"
+
+
+class LedgerIndex(Reply, kw_only=True):
+    """What a bookie holds of a ledger, by run ascending: uint32 columns of equal length.
+
+    damaged: runs that are known to have been here and cannot be read.
+    """
+
+    runs: np.ndarray
+    first_entries: np.ndarray
+    counts: np.ndarray
+    last_confirmed: int = -1
+    damaged: np.ndarray = msgspec.field(default_factory=no_rows)
+
+
+class DescribeLedger(Request[LedgerIndex], kw_only=True):
+    """The runs that this bookie holds of a ledger."""
+
+    reply: ClassVar[type[Reply]] = LedgerIndex
+    ledger: int
+
+
+class DeleteLedgers(Request[Done], kw_only=True):
+    """Forget these ledgers; their space is reclaimed later."""
+
+    reply: ClassVar[type[Reply]] = Done
+    ledgers: list[int]
+
+
+class LedgerList(Reply, kw_only=True):
+    """ledgers ascending."""
+
+    ledgers: list[int]
+
+
+class ListLedgers(Request[LedgerList]):
+    """Every ledger of which this bookie holds something."""
+
+    reply: ClassVar[type[Reply]] = LedgerList

@@ -1,0 +1,42 @@
+"""What every conversation uses: empty columns, the plain replies, liveness and statistics."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from actors.wire import Reply, Request
+
+NO_POSITIONS: np.ndarray = np.empty(0, np.int64)
+NO_ROWS: np.ndarray = np.empty(0, np.uint32)
+
+
+def no_positions() -> np.ndarray:
+    return NO_POSITIONS
+
+
+def no_rows() -> np.ndarray:
+    return NO_ROWS
+
+
+class Done(Reply):
+    """Nothing to say but: it happened, or had happened before."""
+
+
+class Ping(Request[Done]):
+    """Is anybody there? Every actor answers."""
+
+    reply: ClassVar[type[Reply]] = Done
+
+
+class Text(Reply):
+    """A JSON document (stats, explanations); not on any hot path."""
+
+    json: str
+
+
+class Stats(Request[Text]):
+    """The actor's statistics, with Pulsar's names where it has them."""
+
+    reply: ClassVar[type[Reply]] = Text

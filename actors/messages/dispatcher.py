@@ -1,0 +1,146 @@
+"""What consumers and operators ask of a dispatcher."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+import numpy as np
+
+from actors.messages.common import Done, Text, no_positions
+from actors.wire import Blob, Reply, Request
+
+
+class Attached(Reply, kw_only=True):
+    """session stands for this consumer from now on; it ends after `lease` ms without a Poll or Acknowledge."""
+
+    session: int
+    epoch: int
+    lease: int
+
+
+class Attach(Request[Attached], kw_only=True):
+    """A consumer joins, or comes back to a new owner with what it still holds.
+
+    incarnation is unique per consumer object and never reused; a repetition returns the same session. holding:
+    unacknowledged positions from before the owner changed, which stay with this consumer.
+    """
+
+    reply: ClassVar[type[Reply]] = Attached
+    consumer: str
+    incarnation: str
+    ranges: list[tuple[int, int]] = []
+    priority: int = 0
+    holding: np.ndarray = msgspec.field(default_factory=no_positions)
+
+
+class Part(msgspec.Struct, kw_only=True):
+    """Messages of one run for one consumer.
+
+    rows: uint32 offsets from first_entry, ascending. redeliveries: uint8 counts of redelivery, empty = all zero.
+    dispatch: the dispatcher's number of the first row, the others follow. blob None: ask the topic (ReadPayload).
+    """
+
+    ledger: int
+    first_entry: int
+    count: int
+    delayed: bool
+    shape: int
+    crc: int
+    dispatch: int
+    rows: np.ndarray
+    redeliveries: np.ndarray = msgspec.field(default_factory=lambda: np.empty(0, np.uint8))
+    blob: Blob | None = None
+
+
+class Event(msgspec.Struct, kw_only=True):
+    """Something a consumer is told: assigned, revoked or drained hash ranges (inclusive pairs)."""
+
+    kind: str
+    ranges: list[tuple[int, int]] = []
+    epoch: int = 0
+
+
+class Delivery(Reply, kw_only=True):
+    """Answer to a Poll. confirmed: highest acknowledgement turn that is durable with all before it."""
+
+    turn: int
+    parts: list[Part] = []
+    confirmed: int = 0
+    events: list[Event] = []
+
+
+class Poll(Request[Delivery], kw_only=True):
+    """Wait up to `wait` ms for messages. A repetition of a turn brings the same delivery again, never a second one.
+
+    granted: messages that this consumer was ever ready to take, cumulative over the session (permits are the
+    difference to what was ever sent). acks: positions done; ack_turn numbers this group of acknowledgements.
+    """
+
+    reply: ClassVar[type[Reply]] = Delivery
+    session: int
+    turn: int
+    granted: int
+    wait: int = 1000
+    ack_turn: int = 0
+    acks: np.ndarray = msgspec.field(default_factory=no_positions)
+
+
+class Acknowledged(Reply, kw_only=True):
+    """confirmed: highest acknowledgement turn that is durable with all before it."""
+
+    confirmed: int
+
+
+class Acknowledge(Request[Acknowledged], kw_only=True):
+    """Acknowledge and grant permits without polling; also renews the lease. granted as in Poll.
+
+    durable: answer only when this turn is confirmed.
+    """
+
+    reply: ClassVar[type[Reply]] = Acknowledged
+    session: int
+    ack_turn: int
+    granted: int = 0
+    acks: np.ndarray = msgspec.field(default_factory=no_positions)
+    durable: bool = False
+
+
+class NegativeAcknowledge(Request[Done], kw_only=True):
+    """Give messages back for redelivery after `delay` ms. everything: all that this consumer holds.
+
+    counted: the redelivery count rises (a hand-back at close does not count).
+    """
+
+    reply: ClassVar[type[Reply]] = Done
+    session: int
+    positions: np.ndarray = msgspec.field(default_factory=no_positions)
+    delay: int = 0
+    everything: bool = False
+    counted: bool = True
+
+
+class Detach(Request[Done], kw_only=True):
+    """The consumer leaves; what it holds goes to the others in order."""
+
+    reply: ClassVar[type[Reply]] = Done
+    session: int
+
+
+class Explain(Request[Text], kw_only=True):
+    """Why is this key, hash or message not being delivered? Give one of the three."""
+
+    reply: ClassVar[type[Reply]] = Text
+    key: bytes | None = None
+    hash: int | None = None
+    position: int | None = None
+
+
+class Admin(Request[Text], kw_only=True):
+    """An administrative verb of a subscription: seek, skip, clear_backlog, expire, delete, pending, blocked_keys,
+    what_if, owner, assignments, delayed, pause, resume; arguments as JSON.
+    """
+
+    reply: ClassVar[type[Reply]] = Text
+    verb: str
+    arguments: str = "{}"

@@ -1,0 +1,195 @@
+"""What is asked of the owner of a partition: by producers, by readers, by subscriptions."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+import numpy as np
+
+from actors.messages.common import Done
+from actors.wire import Blob, Reply, Request
+
+
+class ProducerOpened(Reply, kw_only=True):
+    """last_sequence: highest sequence of this producer that is stored, -1 for none. session fences older twins."""
+
+    session: int
+    last_sequence: int
+    epoch: int
+
+
+class OpenProducer(Request[ProducerOpened], kw_only=True):
+    """Register a producer name. A newer session of the same name fences the older one."""
+
+    reply: ClassVar[type[Reply]] = ProducerOpened
+    producer: str
+    incarnation: str
+
+
+class Published(Reply, kw_only=True):
+    """Where the run stands: entries first_entry .. first_entry+count-1 of the ledger, durable on ack_quorum bookies.
+
+    duplicate: it (or part of it) had been stored before. ledger is 0 if it was stored so long ago that its place is
+    no longer remembered.
+    """
+
+    ledger: int
+    first_entry: int
+    count: int
+    duplicate: bool = False
+
+
+class Publish(Request[Published], kw_only=True):
+    """Append one run (storage.frame.Run) with consecutive sequences first_sequence, first_sequence+1, ...
+
+    Sequences at or below the producer's last stored one are not stored again. Answered when confirmed. A gap behind
+    the last run waits for its predecessor and is Conflict in the end, unless `follows` says that there is none:
+    everything between `follows` and first_sequence was answered with a refusal and will not come again.
+    """
+
+    reply: ClassVar[type[Reply]] = Published
+    producer: str
+    session: int
+    first_sequence: int
+    count: int
+    delayed: bool
+    shape: int
+    crc: int
+    payload: Blob
+    follows: int | None = None
+
+
+class RunIndex(msgspec.Struct, kw_only=True):
+    """The index columns of one confirmed run, as the dispatcher sees it; the payload only by handle.
+
+    columns: the frame's columns section. blob: the shared payload (columns and body) if it is in the tail cache.
+    bytes: length of the whole payload.
+    """
+
+    ledger: int
+    first_entry: int
+    count: int
+    delayed: bool
+    shape: int
+    crc: int
+    bytes: int
+    columns: Blob
+    blob: Blob | None = None
+
+
+class IndexRead(Reply, kw_only=True):
+    """Confirmed runs in order. resume: where the next read starts. ended: (ledger, last entry) of closed ledgers
+    that lie wholly before `resume`, so that a cursor can step over their ends. last_confirmed: end of the topic.
+    """
+
+    runs: list[RunIndex]
+    resume: int
+    ended: list[tuple[int, int]] = []
+    last_confirmed: int = -1
+
+
+class ReadIndex(Request[IndexRead], kw_only=True):
+    """Runs from position `start` (inclusive; the first may begin before it) up to about `limit` messages.
+
+    With nothing there yet, waits up to `wait` ms for a publish. Nothing above the last confirmed entry is shown.
+    """
+
+    reply: ClassVar[type[Reply]] = IndexRead
+    start: int
+    limit: int
+    wait: int = 0
+    max_bytes: int = 5 * 1024 * 1024
+
+
+class PayloadRead(Reply, kw_only=True):
+    """The payload of one run."""
+
+    count: int
+    delayed: bool
+    shape: int
+    crc: int
+    first_entry: int
+    payload: Blob
+
+
+class ReadPayload(Request[PayloadRead], kw_only=True):
+    """The run that contains an entry, from the tail cache or a bookie. NotFound if trimmed."""
+
+    reply: ClassVar[type[Reply]] = PayloadRead
+    ledger: int
+    entry: int
+
+
+class RowIndex(Reply, kw_only=True):
+    """positions (int64, ascending) that exist, with their masked hashes (uint32)."""
+
+    positions: np.ndarray
+    hashes: np.ndarray
+
+
+class ReadRowIndex(Request[RowIndex], kw_only=True):
+    """Index columns of single messages anywhere in the topic; positions that were trimmed are left out."""
+
+    reply: ClassVar[type[Reply]] = RowIndex
+    positions: np.ndarray
+
+
+class Ends(Reply, kw_only=True):
+    """first: position of the oldest kept entry. last: of the last confirmed one; -1 if there is none."""
+
+    first: int
+    last: int
+    next: int
+
+
+class ReadEnds(Request[Ends]):
+    """Where the topic begins and ends, for initial positions and seeks."""
+
+    reply: ClassVar[type[Reply]] = Ends
+
+
+class Found(Reply, kw_only=True):
+    """position of the first message published at or after the asked time; the end if there is none."""
+
+    position: int
+
+
+class FindTime(Request[Found], kw_only=True):
+    """Look a publish time up."""
+
+    reply: ClassVar[type[Reply]] = Found
+    time: int
+
+
+class Progress(Request[Done], kw_only=True):
+    """A durable subscription tells how far it has come; the topic trims below the slowest. gone: it was deleted.
+
+    number grows with every new statement of a subscription, so that a late one is recognised; 0: not numbered.
+    """
+
+    reply: ClassVar[type[Reply]] = Done
+    subscription: str
+    mark_delete: int
+    gone: bool = False
+    number: int = 0
+
+
+class Replicated(Reply, kw_only=True):
+    """remaining: fragments that still name a lost bookie; 0 when every run has its copies again."""
+
+    remaining: int
+
+
+class Replicate(Request[Replicated], kw_only=True):
+    """These bookies will never come back: copy what they held. Answered at once; ask again to see it finish."""
+
+    reply: ClassVar[type[Reply]] = Replicated
+    lost: list[str]
+
+
+class DeleteTopic(Request[Done], kw_only=True):
+    """Delete the partition with all its ledgers; refuses while subscriptions remain unless force."""
+
+    reply: ClassVar[type[Reply]] = Done
+    force: bool = False
