@@ -83,6 +83,7 @@ class Core:
         self.mark_delete = EARLIEST
         self.stir = False
         self.later: list[tuple[int, int, Positions]] = []
+        self.waits = 0
         self.next_dispatch = first_dispatch
         self.turn = 0
         self.now = 0
@@ -255,7 +256,8 @@ class Core:
     def wait(self, rows: Rows, until: int) -> None:
         """WAITING rows may be sent again at `until` (ms)."""
         if len(rows):
-            heapq.heappush(self.later, (until, self.next_dispatch + len(self.later), self.window.position[rows].copy()))
+            self.waits += 1
+            heapq.heappush(self.later, (until, self.waits, self.window.position[rows]))
 
     def wake(self, now: int) -> None:
         """Rows whose delay is over wait to be sent from now on."""

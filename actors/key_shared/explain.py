@@ -16,7 +16,7 @@ from actors.key_shared.core import Core
 from actors.key_shared.policies import Candidates, Gate, RecentlyJoined
 from actors.key_shared.routing import candidates_of, closed, open_rows
 from actors.key_shared.window import DEAD, FRESH, LOOSE, NO_SLOT, PENDING, REPLAY, STATES, WAITING, Rows
-from storage.errors import Invalid, NotFound
+from storage.errors import Invalid, InvariantViolation, NotFound
 from storage.hashing import HASH_RANGE
 from storage.position import show
 
@@ -105,12 +105,17 @@ def _gates(core: Core, row: int) -> list[Gate]:
 
 
 def _earlier(core: Core, row: int) -> int | None:
-    """The first row of the same hash that waits in the order before this one."""
+    """The first row of the same hash that waits for redelivery and goes before this one.
+
+    What was read forward waits behind all of them, what waits itself behind those with a lower position.
+    """
     window = core.window
     if not core.policy.ordered or window.state[row] == LOOSE:
         return None
     waiting = window.rows_in(REPLAY)
-    waiting = waiting[(window.hash[waiting] == window.hash[row]) & (waiting < row)]
+    waiting = waiting[window.hash[waiting] == window.hash[row]]
+    if window.state[row] == REPLAY:
+        waiting = waiting[waiting < row]
     return int(waiting[0]) if len(waiting) else None
 
 
@@ -121,7 +126,7 @@ def _gate_reason(core: Core, gate: Gate, row: int, now: int) -> Reason:
     if gate == Gate.EARLIER_WAITS:
         earlier = _earlier(core, row)
         if earlier is None:
-            raise AssertionError("the gate is closed by a row that is not there")
+            raise InvariantViolation(f"{show(int(window.position[row]))} waits behind a message that is not there")
         return _reason(
             "earlier_waits",
             f"{show(int(window.position[earlier]))} of the same hash waits before it",
@@ -383,6 +388,3 @@ def _named(core: Core, name: str) -> list[Any]:
     if not found:
         raise NotFound(f"no connected consumer is called {name!r}")
     return found
-
-
-__all__ = ["blocked_keys", "explain", "read_reasons", "row_reasons", "what_if"]

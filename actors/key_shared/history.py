@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from actors.key_shared.members import Member, Members
 from actors.key_shared.selectors import Range, difference, mask_ranges
-from actors.key_shared.window import NO_SLOT, Reduced
+from actors.key_shared.window import Reduced
 from actors.messages import Event
 from storage.hashing import HASH_RANGE
 
@@ -103,11 +103,3 @@ def take_events(member: Member, number: int) -> list[Event]:
     member.events.clear()
     member.drained.clear()
     return events
-
-
-def moved_hashes(before: Reduced, after: Reduced) -> int:
-    """How many hash values changed hands from somebody to somebody else."""
-    return int(((before != after) & (before != NO_SLOT)).sum())
-
-
-__all__ = ["NOBODY", "Change", "History", "Range", "drained", "moved_hashes", "take_events"]

@@ -20,6 +20,7 @@ The gate is asked by the dispatch and by `explain`; there is no second copy of i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import Any, Protocol
@@ -34,16 +35,12 @@ from storage.position import EARLIEST, Positions, entry_of, show
 
 
 class Gate(IntEnum):
-    """Why a message does not go out, in order of precedence for an explanation."""
+    """What holds a message back from its owner, in order of precedence for an explanation."""
 
-    OPEN = 0
     EARLIER_WAITS = 1
     DRAINING = 2
     RECENTLY_JOINED = 3
-    NO_PERMITS = 4
-    UNACKED_LIMIT = 5
-    LOOK_AHEAD = 6
-    NO_OWNER = 7
+    NO_OWNER = 4
 
 
 @dataclass(slots=True)
@@ -232,7 +229,7 @@ def make_policy(name: str, *, remember_unacked_keys: bool = False) -> Policy:
     return RecentlyJoined(which, remember_unacked_keys=remember_unacked_keys)
 
 
-def policy_stats(policy: Policy, window: Window, last_read: int, describe: Any) -> dict[str, Any]:
+def policy_stats(policy: Policy, window: Window, last_read: int, describe: Callable[[int], str]) -> dict[str, Any]:
     """Statistics that only this policy has, with Pulsar's names (LS-7); `describe(slot)` names a consumer uniquely."""
     if not isinstance(policy, RecentlyJoined):
         return {}

@@ -142,6 +142,20 @@ def test_not_read_yet_and_what_stops_the_reading() -> None:
     assert flow.why(position=ahead) == ["unacked_limit", "look_ahead_limit"]
 
 
+def test_what_was_read_forward_waits_behind_all_redelivery_of_its_hash() -> None:
+    flow = Driver(entry=5)
+    flow.join("c1")
+    flow.due(X)
+    flow.route()
+    flow.leave("c1")
+    flow.join("c2", permits=0)
+    flow.entry = 0
+    flow.publish(X)
+    answer = flow.dispatch.explain(position=int(at("1:0")[0]), now=0)
+    assert [reason["gate"] for reason in answer["reasons"]] == ["earlier_waits", "no_permits"]
+    assert answer["reasons"][0]["earlier"] == "1:5"
+
+
 def test_shared_subscriptions_are_explained_too() -> None:
     flow = Driver(type="shared")
     flow.publish(X)

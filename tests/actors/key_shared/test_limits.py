@@ -223,6 +223,19 @@ def test_na_several_delays_at_once() -> None:
         assert flow.route() == {"c1": [name]}
 
 
+def test_delays_that_end_together_after_others_are_over() -> None:
+    flow = Driver()
+    flow.join("c1")
+    flow.send("a", "b", "c")
+    flow.nack("c1", "1:0", delay=10)
+    flow.nack("c1", "1:1", delay=50)
+    flow.now += 10
+    assert flow.route() == {"c1": ["1:0"]}
+    flow.nack("c1", "1:2", delay=40)
+    flow.now += 40
+    assert flow.route() == {"c1": ["1:1", "1:2"]}
+
+
 def test_an_acknowledgement_during_the_delay_counts() -> None:
     flow = Driver()
     flow.join("c1")
