@@ -1,0 +1,188 @@
+"""Inspection reads what real bookies wrote, finds every kind of damage, and changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import shutil
+from pathlib import Path
+
+import msgpack
+import pytest
+
+from actors.bookie import Bookie, BookieSettings
+from actors.ledger.record import Fragment, LedgerRecord, PartitionRecord, State, encode_record
+from actors.messages import TopicSettings
+from actors.ports import Ports
+from cluster import inspect
+from cluster.config import Configuration, load
+from cluster.disk import FileDisk
+from cluster.real import RealClock, StructuredLog, Tasks, make_rng
+from cluster.stores import AsyncMeta
+from storage.cursor import Cursor
+from storage.errors import NotFound
+from storage.metadata_sqlite import SqliteMetadata
+from storage.position import position
+from tests.actors.bookie.world import NoNet, add
+
+LEDGER, RUNS, TOPIC = 7, 4, "orders"
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder with two bookies that hold one ledger of four runs, its partition, and a subscription."""
+    folder = tmp_path_factory.mktemp("written")
+    store = SqliteMetadata(folder / "metadata.db")
+    for name in ("bookie-0", "bookie-1"):
+        asyncio.run(_write(folder, name, AsyncMeta(store)))
+    store.create(f"partition/{TOPIC}/0", 1, msgpack.packb(encode_record(_record())))
+    saved = {"epoch": 3, "owner": "x", "cursor": _cursor().encode()}
+    store.create(f"subscription/{TOPIC}/0/billing", 1, msgpack.packb(saved))
+    store.close()
+    return folder
+
+
+@pytest.fixture
+def values(written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Configuration:
+    """A copy of that folder for one test."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    folder = tmp_path / "data"
+    shutil.copytree(written, folder)
+    return load(None, data_dir=folder, metadata=f"sqlite://{folder / 'metadata.db'}").values
+
+
+def _cursor() -> Cursor:
+    cursor = Cursor()
+    cursor.reset(position(LEDGER, 0))
+    cursor.chain([(LEDGER, None)])
+    return cursor
+
+
+def _record(last_run: int = RUNS - 1) -> PartitionRecord:
+    ledger = LedgerRecord(
+        id=LEDGER,
+        state=State.CLOSED,
+        ensemble=2,
+        write_quorum=2,
+        ack_quorum=2,
+        fragments=(Fragment(0, 0, ("bookie-0", "bookie-1")),),
+        last_run=last_run,
+        last_entry=last_run,
+    )
+    return PartitionRecord(topic=TOPIC, partition=0, settings=TopicSettings(), ledgers=(ledger,))
+
+
+async def _write(folder: Path, name: str, meta: AsyncMeta) -> None:
+    disk = FileDisk(folder / "bookies" / name)
+    tasks = Tasks(name)
+    ports = Ports(
+        me=name,
+        clock=RealClock(),
+        net=NoNet(),
+        objects=None,  # type: ignore[arg-type]
+        meta=meta,
+        rng=make_rng(),
+        spawn=tasks,
+        log=StructuredLog(name),
+        disk=disk,
+    )
+    bookie = Bookie(ports, bookie_id=name, settings=BookieSettings(min_free_bytes=0, reserve_bytes=4096))
+    await bookie.start()
+    for run in range(RUNS):
+        await bookie.handle(add(LEDGER, run, payload_bytes=100))
+    await bookie.stop("done")
+    tasks.cancel_all()
+    disk.close()
+
+
+def _journal(values: Configuration, bookie: str) -> Path:
+    return values.data_dir / "bookies" / bookie / "journal-00000001"
+
+
+def _flip(path: Path, offset: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1
+    path.write_bytes(data)
+
+
+def test_everything_is_well(values: Configuration) -> None:
+    assert [row["ok"] for row in inspect.journal(values, verify=True)] == [True, True]
+    (row,) = inspect.ledger(values, verify=True)
+    assert (row["ledger"], row["entries"], row["ok"], row["quorum"]) == (LEDGER, RUNS, True, "2/2/2")
+    (cursor,) = inspect.cursor(values, verify=True)
+    assert (cursor["topic"], cursor["subscription"], cursor["epoch"], cursor["ok"]) == (TOPIC, "billing", 3, True)
+    assert all(row["ok"] for row in inspect.metadata(values, verify=True))
+
+
+def test_the_counts_of_a_journal(values: Configuration) -> None:
+    rows = inspect.journal(values, verify=False, bookie="bookie-1")
+    assert [(row["bookie"], row["run"], row["damaged"]) for row in rows] == [("bookie-1", RUNS, 0)]
+    assert "ok" not in rows[0]
+
+
+def test_nothing_is_changed(values: Configuration) -> None:
+    before = _digest(values.data_dir / "bookies")
+    for look in (inspect.journal, inspect.ledger, inspect.cursor, inspect.metadata):
+        look(values, verify=True)
+    assert _digest(values.data_dir / "bookies") == before
+
+
+def _digest(folder: Path) -> dict[str, str]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def test_a_flipped_byte_is_named_by_bookie_and_ledger(values: Configuration) -> None:
+    ((_, found),) = inspect._journals(values, "bookie-1")
+    record = next(one for one in found if one.kind == "run" and one.run == 1)
+    _flip(_journal(values, "bookie-1"), record.offset + record.bytes // 2)
+    well, ill = inspect.journal(values, verify=True)
+    assert (well["ok"], ill["ok"], ill["bookie"]) == (True, False, "bookie-1")
+    (row,) = inspect.ledger(values, verify=True)
+    assert row["ok"] is False
+    assert "run 1 can be read from 1 of 2 bookies; not from ['bookie-1']" in row["problem"]
+
+
+def test_a_lost_disk_is_named(values: Configuration) -> None:
+    (values.data_dir / "bookies" / "bookie-0").rename(values.data_dir / "gone")
+    (row,) = inspect.ledger(values, verify=True)
+    assert "run 0 can be read from 1 of 2 bookies; not from ['bookie-0']" in row["problem"]
+
+
+def test_a_run_that_nobody_has_is_named(values: Configuration) -> None:
+    store = SqliteMetadata(values.data_dir / "metadata.db")
+    store.create(f"partition/{TOPIC}/0", 2, msgpack.packb(encode_record(_record(last_run=RUNS))))
+    store.close()
+    (row,) = inspect.ledger(values, verify=True)
+    assert f"run {RUNS} can be read from 0 of 2 bookies" in row["problem"]
+
+
+def test_a_damaged_cursor_is_named(values: Configuration) -> None:
+    store = SqliteMetadata(values.data_dir / "metadata.db")
+    store.create(f"subscription/{TOPIC}/0/billing", 2, msgpack.packb({"epoch": 4, "cursor": b"nothing"}))
+    store.close()
+    (cursor,) = inspect.cursor(values, verify=False)
+    assert cursor["ok"] is False
+    bad = [row["key"] for row in inspect.metadata(values, verify=True) if not row["ok"]]
+    assert bad == [f"subscription/{TOPIC}/0/billing"]
+
+
+def test_filters(values: Configuration) -> None:
+    assert inspect.cursor(values, verify=False, topic="other") == []
+    assert inspect.cursor(values, verify=False, topic=TOPIC, subscription="other") == []
+    assert [row["key"] for row in inspect.metadata(values, verify=False, prefix="subscription/")] == [
+        f"subscription/{TOPIC}/0/billing"
+    ]
+    with pytest.raises(NotFound, match="no partition has a ledger 8"):
+        inspect.ledger(values, verify=False, ledger=8)
+    with pytest.raises(NotFound, match="there is no bookie 'nope'"):
+        inspect.journal(values, verify=False, bookie="nope")
+
+
+def test_an_empty_folder_is_said(values: Configuration, tmp_path: Path) -> None:
+    empty = load(None, data_dir=tmp_path / "empty").values
+    with pytest.raises(NotFound, match="there is no metadata in"):
+        inspect.metadata(empty, verify=False)
+    with pytest.raises(NotFound, match="there are no bookies in"):
+        inspect.journal(empty, verify=False)
