@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import (
     DataSource,
@@ -93,7 +94,7 @@ class SluiceDataSource(DataSource):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class _Target:
-    """Which topic of which cluster; pickled to the workers. connect: replaces cluster.connect in tests."""
+    """Which topic of which cluster; pickled to the workers. connect: how to reach it, in place of the address."""
 
     topic: str
     address: str | None
@@ -105,7 +106,7 @@ class _Target:
         if not options.get("topic"):
             raise Invalid("the option 'topic' is missing")
         name = options.get("producer") or f"spark-{secrets.token_hex(6)}"
-        return cls(options["topic"], options.get("address"), name, _connector(options.get("connector")))
+        return cls(options["topic"], options.get("address"), name)
 
     def client(self) -> Any:
         """A connection, to be used as a context manager."""
@@ -251,40 +252,64 @@ class _Session:
 
     def __init__(self, target: _Target, subscription: str, folder: Path) -> None:
         self._spool = Spool(folder)
+        self._waiting: list[tuple[set[int], Any]] = []
+        self._unsettled: set[int] = set()
+        # Whether the files of an earlier life were acknowledged for good is not known.
+        self._doubtful: set[int] = self._spool.numbers()
+        self._topic, self._subscription = target.topic, subscription
         self._client = target.client().__enter__()
         self._consumer = self._client.subscribe(
-            target.topic, subscription, initial_position="earliest", receiver_queue_size=20_000
+            target.topic,
+            subscription,
+            initial_position="earliest",
+            receiver_queue_size=20_000,
+            on_ranges=self._told,
         )
-        self._waiting: dict[int, list[Any]] = {}
+
+    def _told(self, _partition: int, kind: str, _ranges: Any) -> None:
+        """A session was lost: acknowledgements that were not durable yet may be void, so their files stay.
+
+        What comes again is recognised by them and acknowledged again; what does not come again was durable.
+        """
+        if kind == "lost":
+            self._doubtful |= self._unsettled
 
     def receive(self, start: int, limit: int) -> int:
         """Spool what has come, up to about `limit` messages; the number behind the last file."""
         self._settle(start)
-        received: list[Any] = []
         count = 0
         while count < limit:
-            batch = self._consumer.receive_batch(timeout_ms=0 if received else _QUIET_MS)
+            batch = self._consumer.receive_batch(timeout_ms=0 if count else _QUIET_MS)
             if batch is None:
                 break
-            received.append(batch)
             count += batch.rows.num_rows
-        for batch in received:
-            table = pa.Table.from_batches([rows_of(batch)], ROWS)
-            number = self._spool.owner(table)
-            if number is None:
-                number = self._spool.append(table)
-            elif number < start:
-                self._consumer.acknowledge(batch)
-                continue
-            self._waiting.setdefault(number, []).append(batch)
+            self._keep(batch, start)
         return self._spool.end()
 
+    def _keep(self, batch: Any, start: int) -> None:
+        """Spool what is new in a batch, and note which files it awaits; after a restart parts of it may be known."""
+        table = pa.Table.from_batches([rows_of(batch)], ROWS)
+        owners = self._spool.owners(table)
+        files = set(np.unique(owners[owners >= 0]).tolist())
+        fresh = np.flatnonzero(owners < 0)
+        if len(fresh):
+            files.add(self._spool.append(table.take(pa.array(fresh))))
+        if max(files) < start:
+            self._acknowledge(files, batch)
+        else:
+            self._waiting.append((files, batch))
+
     def commit(self, end: int) -> None:
-        """Acknowledge all batches of the files before `end`."""
-        for number in sorted(number for number in self._waiting if number < end):
-            for batch in self._waiting.pop(number):
-                self._consumer.acknowledge(batch)
+        """Acknowledge the batches that lie wholly in the files before `end`."""
+        done = [entry for entry in self._waiting if max(entry[0]) < end]
+        self._waiting = [entry for entry in self._waiting if max(entry[0]) >= end]
+        for files, batch in done:
+            self._acknowledge(files, batch)
         self._settle(end)
+
+    def _acknowledge(self, files: set[int], batch: Any) -> None:
+        self._unsettled |= files
+        self._consumer.acknowledge(batch)
 
     def _settle(self, done: int) -> None:
         """Forget the files before `done` if everything acknowledged so far is durable."""
@@ -292,7 +317,14 @@ class _Session:
             self._consumer.wait_acknowledged(timeout_ms=5_000)
         except SluiceError:
             return
-        self._spool.forget(done, keep=set(self._waiting))
+        if self._doubtful and self._nothing_left():
+            self._doubtful = set()
+        self._spool.forget(done, keep=self._doubtful.union(*(files for files, _ in self._waiting)))
+        self._unsettled = set()
+
+    def _nothing_left(self) -> bool:
+        """Everything in the topic is acknowledged, so nothing that is spooled can come again."""
+        return all(row["msgBacklog"] == 0 for row in self._client.stats(self._topic, self._subscription))
 
     def close(self) -> None:
         """Leave; what is spooled and not committed comes again to whoever reads on."""
@@ -334,14 +366,3 @@ def _task_number() -> int:
 
     context = TaskContext.get()
     return 0 if context is None else int(context.partitionId())
-
-
-def _connector(name: str | None) -> Callable[[], Any] | None:
-    """`module:function` that connects; for tests and for clusters that are reached in another way."""
-    if name is None:
-        return None
-    from importlib import import_module
-
-    module, _, attribute = name.partition(":")
-    found: Callable[[], Any] = getattr(import_module(module), attribute)
-    return found

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from storage.errors import Invalid
@@ -28,6 +29,7 @@ ROWS = pa.schema(
 )
 """What a read gives; times in milliseconds, position packed (storage.position)."""
 _FLOOR = "floor"
+Int64s = npt.NDArray[np.int64]
 
 
 def rows_of(batch: Any) -> pa.RecordBatch:
@@ -56,7 +58,7 @@ class Spool:
             self._floor = int((folder / _FLOOR).read_text()) if (folder / _FLOOR).exists() else 0
         except (OSError, ValueError) as error:
             raise Invalid(f"the spool {folder} cannot be used: {error}") from error
-        self._places: dict[int, set[tuple[int, int]]] = {}
+        self._places: dict[int, Int64s] = {}
         self._next = self._floor
         for number in sorted(int(path.stem) for path in folder.glob("*.arrow")):
             self._places[number] = _places(self.read(self.path(number)))
@@ -74,6 +76,10 @@ class Spool:
         """The number that the next file will have."""
         return self._next
 
+    def numbers(self) -> set[int]:
+        """The files that are there."""
+        return set(self._places)
+
     def append(self, rows: pa.Table) -> int:
         """Keep a batch durably; its number."""
         number = self._next
@@ -87,10 +93,13 @@ class Spool:
         self._next += 1
         return number
 
-    def owner(self, rows: pa.Table) -> int | None:
-        """The file that already holds the first of these messages, or None. Spooled batches come again whole or cut."""
-        first = (rows.column("partition")[0].as_py(), rows.column("position")[0].as_py())
-        return next((number for number, places in self._places.items() if first in places), None)
+    def owners(self, rows: pa.Table) -> Int64s:
+        """The number of the file that holds each message already, -1 for a new one; int64, shape (rows,)."""
+        places = _places(rows)
+        result = np.full(len(places), -1, np.int64)
+        for number, held in self._places.items():
+            result[np.isin(places, held)] = number
+        return result
 
     def forget(self, below: int, keep: set[int]) -> None:
         """Delete the files below a number, except those in `keep`."""
@@ -114,8 +123,9 @@ class Spool:
             return pa.ipc.open_file(source).read_all()
 
 
-def _places(rows: pa.Table) -> set[tuple[int, int]]:
-    return set(zip(rows.column("partition").to_pylist(), rows.column("position").to_pylist(), strict=True))
+def _places(rows: pa.Table) -> Int64s:
+    """One number for each (partition, position), int64: ledgers stay below 2**19 and partitions below 2**12."""
+    return np.asarray(rows.column("position").to_numpy() + (rows.column("partition").to_numpy().astype(np.int64) << 51))
 
 
 def _sync(path: Path) -> None:

@@ -138,6 +138,7 @@ class ListBatch:
     dispatch: npt.NDArray[np.int64]
     epoch: int = 1
     session: int = 7
+    deliver_at: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
 @dataclass
@@ -183,6 +184,7 @@ class ListClient:
 
     def __init__(self, consumer: ListConsumer) -> None:
         self.consumer = consumer
+        self.backlog = 1
 
     def __call__(self) -> ListClient:
         """Connect."""
@@ -193,6 +195,10 @@ class ListClient:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         pass
+
+    def stats(self, topic: str, subscription: str | None = None) -> list[dict[str, Any]]:
+        """One partition, with the backlog that the test wants."""
+        return [{"partition": 0, "msgBacklog": self.backlog}]
 
     def subscribe(self, topic: str, subscription: str, **settings: Any) -> ListConsumer:
         """The consumer."""

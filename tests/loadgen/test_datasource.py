@@ -1,0 +1,137 @@
+"""The data source's parts without Spark: what a write sends, what a stream spools, and when it acknowledges."""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import StructType
+
+from loadgen.datasource import SluiceDataSource, SluiceStreamReader, SluiceWriter, _Target
+from loadgen.spool import Spool
+from storage.errors import Invalid
+from storage.position import position
+from tests.loadgen.fakes import FolderClient, ListBatch, ListClient, ListConsumer
+
+
+def message_batch(first: int, count: int) -> ListBatch:
+    rows = pa.record_batch(
+        {
+            "key": pa.array([b"k"] * count),
+            "payload": pa.array([b"%d" % at for at in range(first, first + count)]),
+            "publish_time": pa.array(np.full(count, 1)),
+        }
+    )
+    at = np.arange(first, first + count)
+    batch = ListBatch(rows, 0, position(1, 0) + at, np.zeros(count, np.uint8), at)
+    batch.deliver_at = np.zeros(count, np.int64)
+    return batch
+
+
+def stream(folder: Path, consumer: ListConsumer) -> SluiceStreamReader:
+    target = _Target("t", None, "p", ListClient(consumer))
+    return SluiceStreamReader(target, "s", folder, limit=5)
+
+
+def payloads(reader: SluiceStreamReader, start: int, end: int) -> list[int]:
+    parts = reader.partitions({"file": start}, {"file": end})
+    return [int(v) for part in parts for b in reader.read(part) for v in b.column("payload").to_pylist()]
+
+
+def test_stream_acknowledges_on_commit_only(tmp_path: Path) -> None:
+    consumer = ListConsumer(deque([message_batch(0, 3), message_batch(3, 3), message_batch(6, 3)]))
+    reader = stream(tmp_path, consumer)
+    assert reader.initialOffset() == {"file": 0}
+    end = reader.latestOffset({"file": 0})
+    assert end == {"file": 2}  # the limit of five messages was passed with the second batch
+    assert payloads(reader, 0, 2) == list(range(6))
+    assert consumer.acknowledged == []
+    assert reader.latestOffset(end) == {"file": 3}
+    reader.commit(end)
+    assert [batch.rows.num_rows for batch in consumer.acknowledged] == [3, 3]
+    assert payloads(reader, 2, 3) == [6, 7, 8]
+    assert not Spool(tmp_path).path(0).exists()
+    reader.stop()
+    assert consumer.closed
+
+
+def test_uncommitted_messages_are_read_again_unchanged_after_a_restart(tmp_path: Path) -> None:
+    first = stream(tmp_path, ListConsumer(deque([message_batch(0, 3), message_batch(3, 2)])))
+    first.latestOffset({"file": 0})
+    first.commit({"file": 1})
+    # The process dies; the broker delivers what was not acknowledged again, in another portion, with news behind it.
+    consumer = ListConsumer(deque([message_batch(3, 4)]))
+    second = stream(tmp_path, consumer)
+    assert payloads(second, 1, 2) == [3, 4]
+    assert second.latestOffset({"file": 2}) == {"file": 3}
+    assert payloads(second, 2, 3) == [5, 6]
+    assert consumer.acknowledged == []
+    second.commit({"file": 3})
+    assert len(consumer.acknowledged) == 1
+
+
+def test_committed_but_not_acknowledged_messages_are_not_read_twice(tmp_path: Path) -> None:
+    first = stream(tmp_path, ListConsumer(deque([message_batch(0, 3)])))
+    first.latestOffset({"file": 0})
+    consumer = ListConsumer(deque([message_batch(0, 3)]))
+    second = stream(tmp_path, consumer)
+    # Spark's checkpoint says that file 0 was committed before the process died.
+    assert second.latestOffset({"file": 1}) == {"file": 1}
+    assert len(consumer.acknowledged) == 1
+
+
+def test_files_of_an_earlier_life_go_when_nothing_is_left(tmp_path: Path) -> None:
+    stream(tmp_path, ListConsumer(deque([message_batch(0, 3)]))).latestOffset({"file": 0})
+    client = ListClient(ListConsumer(deque()))
+    reader = SluiceStreamReader(_Target("t", None, "p", client), "s", tmp_path, limit=5)
+    reader.latestOffset({"file": 1})
+    assert Spool(tmp_path).path(0).exists()
+    client.backlog = 0
+    reader.latestOffset({"file": 1})
+    assert not Spool(tmp_path).path(0).exists()
+
+
+def test_files_stay_when_a_lost_session_voids_their_acknowledgements(tmp_path: Path) -> None:
+    consumer = ListConsumer(deque([message_batch(0, 3)]), lose_after=1)
+    reader = stream(tmp_path, consumer)
+    reader.latestOffset({"file": 0})
+    reader.commit({"file": 1})
+    assert Spool(tmp_path).path(0).exists()
+    consumer.batches.append(message_batch(0, 3))
+    assert reader.latestOffset({"file": 1}) == {"file": 1}
+    assert len(consumer.acknowledged) == 2
+
+
+def test_write_publishes_and_a_repetition_stores_nothing_twice(tmp_path: Path) -> None:
+    client = FolderClient(tmp_path)
+    client.create_topic("t", partitions=2)
+    writer = SluiceWriter(_Target("t", None, "job", client))
+    rows = [pa.record_batch({"key": pa.array([b"a", b"b"]), "payload": pa.array([b"1", b"2"])})] * 3
+    for _ in range(2):
+        assert writer.write(iter(rows)).rows == 6
+    assert client.stored("t").num_rows == 6
+
+
+def test_options_and_columns_are_checked() -> None:
+    with pytest.raises(Invalid, match="'topic' is missing"):
+        SluiceDataSource({}).reader(None)
+    with pytest.raises(Invalid, match="needs the option 'subscription'"):
+        SluiceDataSource({"topic": "t"}).streamReader(None)
+    source = SluiceDataSource({"topic": "t"})
+    with pytest.raises(Invalid, match="not overwritten"):
+        source.writer(columns("payload"), overwrite=True)
+    with pytest.raises(Invalid, match="cannot write the column 'colour'"):
+        source.writer(columns("payload", "colour"), overwrite=False)
+    with pytest.raises(Invalid, match="'payload' is missing"):
+        source.streamWriter(columns("key"), overwrite=False)
+
+
+def columns(*names: str) -> Any:
+    schema = StructType()
+    for name in names:
+        schema.add(name, "binary")
+    return schema
