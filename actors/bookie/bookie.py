@@ -194,8 +194,7 @@ class Bookie(Actor):
             for ledger in sorted(request.ledgers)
             if ledger not in self.store.ledgers.deleted
         ]
-        for wait in waits:
-            await wait
+        await asyncio.gather(*waits)
         return messages.Done()
 
     async def on_list_ledgers(self, request: messages.ListLedgers) -> messages.LedgerList:

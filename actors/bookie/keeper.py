@@ -18,7 +18,7 @@ from actors.bookie.commit import RESERVE, marks_name, segment_name, segment_of
 from actors.bookie.replay import scan_segment
 from actors.bookie.store import REBUILD, Store
 from actors.ports import DiskFull
-from storage.errors import Corrupt, Overloaded, Unavailable
+from storage.errors import Corrupt, NotFound, Overloaded, Unavailable
 from storage.frame import decode_frame
 from storage.journal import Envelope, Kind
 
@@ -55,8 +55,10 @@ class Keeper:
             await self._compact_one()
         except DiskFull as error:
             self.full(str(error))
+        except (Corrupt, NotFound) as error:
+            store.index.damaged = store.index.damaged or str(error)  # The next round sees to it.
         except (Overloaded, Unavailable):
-            return  # The disk is busy or an index block is damaged; the next round tries again.
+            return  # The disk is busy; the next round tries again.
 
     def full(self, reason: str) -> None:
         """The disk had no space."""

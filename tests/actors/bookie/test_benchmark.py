@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 from benchmarks.journal import measure
 
 
-async def test_the_journal_benchmark_runs_in_small(tmp_path: Path) -> None:
-    figures = await measure(tmp_path, small=True)
+def test_the_journal_benchmark_runs_in_small(tmp_path: Path) -> None:
+    figures = asyncio.run(measure(tmp_path, small=True))
     assert figures["small"] is True
     assert [part["frame_bytes"] for part in figures["throughput"]] == [1024 * 1024, 100_000]
     for part in figures["throughput"]:

@@ -16,6 +16,7 @@ from actors.bookie import Bookie, BookieSettings, inspect_journal
 from actors.bookie.index import FAN, Index, Row
 from actors.bookie.table import BLOCK_ROWS, ROW, TableWriter, merge, open_table
 from storage.errors import Corrupt, Fenced, NotFound, Unavailable
+from storage.frame import Buffer
 from tests.actors.bookie.world import SMALL, MemoryDisk, World, add, payload_of, read
 
 SETTINGS = BookieSettings(
@@ -57,6 +58,50 @@ async def test_a_start_replays_only_what_is_behind_the_checkpoint() -> None:
     bookie = await world.started(SETTINGS)
     assert bookie.store.replayed.records < 40
     await check(bookie, (1, 2, 3), range(40))
+
+
+async def test_a_checkpoint_between_the_sync_of_a_group_and_its_answer_misses_nothing() -> None:
+    world = World()
+    bookie = await world.started(SETTINGS)
+    await fill(bookie, (1,), range(3))
+    held, append = asyncio.Event(), world.disk.append
+
+    async def hold_marks(name: str, parts: Sequence[Buffer], *, sync: bool) -> int:
+        if name.startswith("marks-") and not sync:
+            await held.wait()
+        return await append(name, parts, sync=sync)
+
+    world.disk.append = hold_marks  # type: ignore[method-assign]
+    late = asyncio.create_task(bookie.handle(add(1, 3)))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not late.done()
+    await bookie.store.checkpoint()
+    held.set()
+    await late
+    await world.kill()
+    world.disk.crash()
+    bookie = await world.started(SETTINGS)
+    await check(bookie, (1,), range(4))
+
+
+async def test_what_was_only_in_memory_when_the_process_ended_is_durable_before_it_is_served() -> None:
+    world = World()
+    bookie = await world.started(SETTINGS)
+    await bookie.handle(add(1, 0))
+    world.disk.gate.clear()
+    task = asyncio.create_task(bookie.handle(add(1, 1)))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    task.cancel()
+    await world.kill()
+    world.disk.gate.set()
+    bookie = await world.started(SETTINGS)
+    assert await read(bookie, 1, 1, fence_epoch=2) is not None
+    await world.kill()
+    world.disk.crash()
+    bookie = await world.started(SETTINGS)
+    assert await read(bookie, 1, 1) is not None
 
 
 @pytest.mark.parametrize("broken", ["checkpoint-0", "checkpoint-1", "tables", "both"])
@@ -103,6 +148,24 @@ async def test_damage_in_an_index_block_ends_the_bookie_and_the_next_start_build
     bookie = await world.started(SETTINGS)
     await check(bookie, (1,), range(20))
     assert "rebuild" not in world.disk.files
+
+
+async def test_damage_that_a_merge_meets_is_repaired_by_the_next_start() -> None:
+    world = World()
+    bookie = await world.started(SETTINGS)
+    for first in range(0, 8 * (FAN - 1), 8):
+        await fill(bookie, (1,), range(first, first + 8), tend_every=8)
+    tables = bookie.store.index.tables
+    assert len(tables) == FAN - 1
+    world.disk.files[tables[3].name].data[9] ^= 1
+    await fill(bookie, (1,), range(56, 64), tend_every=8)
+    await bookie.tend()
+    await bookie.tend()
+    assert bookie.stopped is not None
+    assert "rebuild" in world.disk.files
+    await world.kill()
+    bookie = await world.started(SETTINGS)
+    await check(bookie, (1,), range(64))
 
 
 async def test_the_space_of_deleted_ledgers_comes_back() -> None:
