@@ -90,6 +90,19 @@ def test_a_broken_gate_cannot_hide(monkeypatch: pytest.MonkeyPatch) -> None:
         flow.dispatch.route(0)
 
 
+def test_a_wake_up_that_was_missed_costs_time_and_never_order() -> None:
+    flow = Driver()
+    flow.join("c1", permits=1)
+    flow.send(X, X)
+    # As if a grant had forgotten to stir up what waits: 1:1 is not looked at, and 1:2 must not overtake it.
+    flow.dispatch._core.members.credited[0] = 3
+    flow.publish(X)
+    assert flow.route() == {}
+    assert flow.dispatch.stalled(), "and the watchdog sees it"
+    flow.dispatch._core.stir = True
+    assert flow.route() == {"c1": ["1:1", "1:2"]}
+
+
 def test_a_broken_order_gate_cannot_hide() -> None:
     flow = Driver()
     flow.join("c1", permits=1)

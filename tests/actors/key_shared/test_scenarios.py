@@ -1,0 +1,189 @@
+"""Scenarios of upstream's broker tests that have an equivalent in the pure dispatcher, by their ids."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from actors.messages import SubscriptionSettings
+from storage.hashing import masked_hash
+from storage.position import position
+from tests.actors.key_shared.driver import Driver, at, keys_by_owners
+
+MOVED = keys_by_owners(("slow", "fast"), ("third",))
+SLOW = MOVED["slow", "slow"][0]
+FAST = MOVED["fast", "fast"][0]
+
+
+def test_sd_4_a_consumer_without_permits_is_passed_over_for_the_time_being() -> None:
+    flow = Driver(entry=1)
+    flow.join("fast", permits=10)
+    flow.join("slow", permits=0)
+    assert flow.send(SLOW) == {}
+    assert flow.send(SLOW, FAST) == {"fast": ["1:3"]}
+    flow.grant("slow", 2)
+    assert flow.route() == {"slow": ["1:1", "1:2"]}
+
+
+def test_cl_1_the_look_ahead_limit_stops_the_fast_consumer_too() -> None:
+    for policy in ("read_position", "draining_hashes"):
+        flow = Driver(policy=policy, look_ahead_per_consumer=2, look_ahead_per_subscription=2)
+        flow.join("slow", permits=1)
+        flow.join("fast", permits=100)
+        flow.send(SLOW, SLOW, SLOW)
+        assert flow.dispatch.stats(0)["msgInReplay"] == 2
+        assert flow.dispatch.room() == 0, "the message for the fast consumer is not read"
+        flow.ack("1:0")
+        flow.grant("slow", 1)
+        assert flow.route() == {"slow": ["1:1"]}
+        assert flow.dispatch.room() == 1
+        assert flow.send(FAST) == {"fast": ["1:3"]}
+
+
+def test_kst_2_sticky_ranges_get_exactly_their_keys_and_again_in_order() -> None:
+    flow = Driver(selector="sticky")
+    ranges = {"a": (0, 20000), "b": (20001, 40000), "c": (40001, 65535)}
+    for name, pair in ranges.items():
+        flow.join(name, ranges=[pair])
+    keys = [str(number % 300) for number in range(1000)]
+    got = flow.send(*keys)
+    for name, messages in got.items():
+        low, high = ranges[name]
+        assert all(low <= flow.hash_of(keys[int(message.split(":")[1])]) <= high for message in messages)
+        flow.ack(*messages[::2])
+    left = {name: messages[1::2] for name, messages in got.items()}
+    for name in ranges:
+        assert flow.nack(name) == len(left[name])
+    assert flow.route() == left, "the same to the same, in order, and no more"
+
+
+def test_kst_16_keys_rise_although_nothing_is_acknowledged_until_the_end() -> None:
+    flow = Driver()
+    for name in ("a", "b", "c"):
+        flow.join(name)
+    keys = ["k1", "k2", "k3"]
+    received: dict[str, list[int]] = {key: [] for key in keys}
+    generator = random.Random(3)
+    for _ in range(100):
+        for messages in flow.send(*[generator.choice(keys) for _ in range(10)]).values():
+            for message in messages:
+                received[flow.keys[int(at(message)[0])]].append(int(at(message)[0]))
+    assert sum(map(len, received.values())) == 1000
+    assert all(order == sorted(order) for order in received.values())
+
+
+def test_kst_20_sticky_consumers_restart_in_the_middle() -> None:
+    flow = Driver(selector="sticky")
+    halves = [(0, 32767), (32768, 65535)]
+    acked: set[str] = set()
+    for generation in range(2):
+        for side, pair in enumerate(halves):
+            flow.join(f"c{generation}{side}", permits=20 if generation == 0 else 1000, ranges=[pair])
+        for number in range(50):
+            got = flow.send(str(50 * generation + number))
+            if generation:
+                for messages in got.values():
+                    acked.update(flow.ack(*messages))
+        if generation == 0:
+            for side in range(2):
+                flow.leave(f"c{generation}{side}")
+    assert len(acked) == 100
+    assert flow.dispatch.idle()
+
+
+def test_kst_22_what_waits_is_not_gone_through_again_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Upstream read and discarded the same messages over and over while a consumer held them back."""
+    flow = Driver()
+    flow.join("c1", permits=10)
+    flow.send(*[str(number) for number in range(100)])
+    flow.join("c2", permits=1000)
+    flow.route()
+
+    def looked(*states: int) -> None:
+        raise AssertionError("the waiting messages were gone through, and nothing had changed")
+
+    monkeypatch.setattr(flow.dispatch._core.window, "rows_in", looked)
+    for _ in range(1000):
+        assert flow.dispatch.route(flow.now) == []
+    flow.grant("c1", 1)
+    with pytest.raises(AssertionError, match="gone through"):
+        flow.dispatch.route(flow.now)
+
+
+@pytest.mark.parametrize("last", ["1:3", "3:1", "5:10"])
+def test_mr_3_waiting_messages_are_removed_up_to_a_position(last: str) -> None:
+    flow = Driver()
+    flow.join("c1", permits=0)
+    left = {"1:3": ["2:1", "2:2", "3:1", "3:2"], "3:1": ["3:2"], "5:10": []}[last]
+    for name in ("1:1", "1:2", "1:3", "2:1", "2:2", "3:1", "3:2"):
+        flow.ledger, flow.entry = int(name[0]), int(name[2])
+        flow.send(f"key-{name}")
+    flow.dispatch.remove(up_to=int(at(last)[0]))
+    assert flow.dispatch.stats(0)["msgInReplay"] == len(left)
+    assert int(flow.dispatch.tables.replayed.sum()) == len(left)
+    flow.grant("c1", 100)
+    assert flow.route().get("c1", []) == left
+
+
+def test_rolling_restart_keeps_every_key_in_order() -> None:
+    """#23307: under the older policies a rolling restart of the consumers misordered keys."""
+    flow = Driver()
+    generator = random.Random(17)
+    alive = [f"c0-{number}" for number in range(4)]
+    for name in alive:
+        flow.join(name, permits=15)
+    first: dict[str, list[int]] = {}
+    seen: set[int] = set()
+    for step in range(60):
+        for messages in flow.send(*[f"key-{generator.randrange(20)}" for _ in range(12)]).values():
+            for message in messages:
+                where = int(at(message)[0])
+                if where not in seen:
+                    seen.add(where)
+                    first.setdefault(flow.keys[where], []).append(where)
+        for name in list(flow.numbers):
+            flow.ack(*[message for message in flow.pending(name) if generator.random() < 0.5])
+            flow.grant(name, generator.randrange(8))
+        if step % 5 == 4:
+            gone = alive.pop(0)
+            flow.leave(gone)
+            alive.append(f"c{step}")
+            flow.join(alive[-1], permits=15)
+    assert len(seen) > 300
+    assert all(order == sorted(order) for order in first.values())
+    assert flow.dispatch.stats(0)["sentinel"]["violationsHolder"] == 0
+
+
+def test_defaults_are_those_of_the_newest_pulsar() -> None:
+    settings = SubscriptionSettings()
+    assert (settings.look_ahead_per_consumer, settings.look_ahead_per_subscription) == (4_000, 40_000)
+    assert (settings.max_unacked_messages_per_consumer, settings.max_unacked_messages_per_subscription) == (
+        50_000,
+        200_000,
+    )
+    assert (settings.policy, settings.selector, settings.replica_points) == (
+        "draining_hashes",
+        "consistent_hashing",
+        100,
+    )
+
+
+def test_a_million_messages_pass_through_and_leave_nothing() -> None:
+    flow = Driver(
+        max_unacked_messages_per_consumer=0, max_unacked_messages_per_subscription=0, look_ahead_per_consumer=0
+    )
+    for number in range(4):
+        flow.join(f"c{number}", permits=2_000_000)
+    hashes = np.array([masked_hash(f"{number}".encode()) for number in range(5000)], np.uint32)
+    generator = np.random.default_rng(1)
+    for start in range(0, 1_000_000, 10_000):
+        where = np.arange(position(1, start), position(1, start + 10_000))
+        flow.dispatch.append(where, hashes[generator.integers(0, 5000, 10_000)])
+        for part in flow.dispatch.route(0):
+            flow.dispatch.acknowledge(part.positions, part.consumer)
+    flow.dispatch.check()
+    assert flow.dispatch.idle()
+    assert flow.dispatch.stats(0)["sentinel"]["checkedOrder"] == 1_000_000
+    assert flow.dispatch.stats(0)["memory"]["windowBytes"] < 4_000_000
