@@ -213,6 +213,33 @@ def test_a_write_lock_held_by_another_process_is_waited_for(tmp_path: Path) -> N
     release.join()
 
 
+def test_a_number_that_does_not_follow_is_refused_before_anything_is_written() -> None:
+    """Not even for a moment may a reader see a version behind a gap."""
+
+    class Watched(MemoryObjects):
+        puts: list[str] = []
+
+        def put(self, name: str, data: Buffer) -> bool:
+            self.puts.append(name)
+            return super().put(name, data)
+
+    objects = Watched()
+    assert ObjectMetadata(objects).create("a", 1, b"one")
+    written = list(objects.puts)
+    for number in (1, 3, 17):
+        assert not ObjectMetadata(objects).create("a", number, b"x")
+    assert objects.puts == written
+
+
+def test_versions_of_a_key_below_are_not_versions_of_the_key_above() -> None:
+    store = ObjectMetadata(MemoryObjects())
+    for number in range(1, 10):
+        assert store.create("a/vault", number, b"below")
+    assert store.read("a") is None
+    assert store.create("a", 1, b"above")
+    assert store.read("a") == Record(1, b"above")
+
+
 # -- failures between the effects of a create ----------------------------------------------------------------------
 
 
