@@ -22,7 +22,7 @@ from actors.signal import Signal
 from storage.cursor import Cursor
 from storage.errors import Fenced, NotFound, Overloaded, Unavailable
 from storage.frame import index_columns
-from storage.position import position, run_positions
+from storage.position import ledger_of, position, run_positions
 
 READ_WAIT = 2_000
 READ_TIMEOUT = 10_000
@@ -110,7 +110,7 @@ class Reader:
             if isinstance(reply, Unknown):
                 await self._directory.suspect(address)
                 return False
-            return await self._take(reply, generation, from_the_start=start == 0)
+            return await self._take(reply, generation, start)
         except Fenced:
             await self._directory.suspect(address)
         except (Unavailable, Overloaded, NotFound) as error:
@@ -128,17 +128,20 @@ class Reader:
             at = beyond
         return at
 
-    async def _take(self, reply: IndexRead, generation: int, *, from_the_start: bool) -> bool:
+    async def _take(self, reply: IndexRead, generation: int, start: int) -> bool:
         """Feed what was read; an answer to a read of an older generation is dropped. False: columns were gone."""
+        first = _first_ledger(reply)
+        if first > ledger_of(start) and generation == self.generation:
+            # An answer names every ledger from the asked position on. The asked one is not among them: it is gone,
+            # or never was, and nothing lies before those that are named.
+            self._cursor.chain([(first, None)], complete=True)
         for run in reply.runs:
             columns = await self._ports.net.fetch(run.columns)
             if columns is None:
                 return False
             if generation != self.generation:
                 return True
-            # What is read from the very start tells the first ledger that there is: nothing lies before it.
-            self._cursor.chain([(run.ledger, None)], complete=from_the_start)
-            from_the_start = False
+            self._cursor.chain([(run.ledger, None)])
             self._feed(run, columns)
         if generation != self.generation:
             return True
@@ -146,8 +149,7 @@ class Reader:
         if reply.resume >= 0 and (not chain or chain[-1][0] < reply.resume >> 32):
             chain.append((reply.resume >> 32, None))
         if chain:
-            # The first answer may name a ledger in which nothing is confirmed yet; still nothing lies before it.
-            self._cursor.chain(chain, complete=from_the_start)
+            self._cursor.chain(chain)
         self.end = max(self.end, reply.last_confirmed)
         self.position = max(self.position, reply.resume)
         self._fed()
@@ -177,3 +179,10 @@ class Reader:
             self._core.append(positions, hashes)
         elif keep.any():
             self._core.append(positions[keep], hashes[keep])
+
+
+def _first_ledger(reply: IndexRead) -> int:
+    """The first ledger that an answer names; 0 if there is none."""
+    named = [reply.runs[0].ledger] if reply.runs else []
+    named += [ledger for ledger, _ in reply.ended[:1]]
+    return min(named, default=ledger_of(max(reply.resume, 0)))
