@@ -114,7 +114,7 @@ class Process:
             net=SimNet(world, self),
             objects=SimObjects(world.objects, machine),
             meta=SimMeta(world.meta, machine),
-            rng=SimRng(f"rng/{world.seed}/{self.address}"),
+            rng=SimRng(f"rng/{world.seed}/{name}.{incarnation}"),
             spawn=self.task,
             log=self.log,
             disk=world.disk(disk) if disk else None,
