@@ -196,6 +196,7 @@ class BucketTracker:
                 "stalled": sum(bucket.stalled for bucket in shelf.buckets),
                 "lost_buckets": shelf.damaged,
                 "pending_rescans": len(shelf.rescans),
+                "last_error": shelf.last_error,
                 "merges_waiting": self._keeper.too_many(),
             },
             "recovery": self._keeper.recovery_progress(),

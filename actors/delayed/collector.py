@@ -8,9 +8,10 @@ manifest and is fenced; whatever it still writes is found by the next collection
 
 from __future__ import annotations
 
+from actors.delayed.retry import REFUSALS
 from actors.delayed.shelf import Shelf
 from actors.delayed.stats import DELETE
-from storage.errors import Unavailable
+from storage.errors import Corrupt, Fenced
 
 
 class Collector:
@@ -21,14 +22,25 @@ class Collector:
         self.due = True
 
     async def collect(self) -> bool:
-        """Delete what is free. False: something could not be deleted now; ask again later. Raises Fenced."""
+        """Delete what is free. False: something could not be deleted now; ask again later."""
+        # What is asked for while this runs is for the next time.
+        self.due = False
+        complete = await self._collect()
+        self.due = self.due or not complete
+        return complete
+
+    async def _collect(self) -> bool:
         shelf, objects = self._shelf, self._shelf.objects
         if not shelf.manifest.settled:
             return False
         try:
             names = await objects.names()
             named = [record.key for record in (await shelf.manifest.current()).buckets]
-        except Unavailable:
+        except REFUSALS as error:
+            shelf.refused("collect", objects.prefix, error)
+            return False
+        except (Fenced, Corrupt) as error:
+            shelf.fail(error)
             return False
         complete = True
         for name in names:
@@ -39,7 +51,7 @@ class Collector:
                 return False
             try:
                 await objects.timed(DELETE, lambda name=name: objects.delete(name))  # type: ignore[misc]
-            except Unavailable:
+            except REFUSALS as error:
+                shelf.refused("delete", name, error)
                 complete = False
-        self.due = not complete
         return complete

@@ -12,6 +12,7 @@ from actors.delayed.collector import Collector
 from actors.delayed.loader import Loader
 from actors.delayed.merger import Merger
 from actors.delayed.recovery import Recovery
+from actors.delayed.retry import REFUSALS
 from actors.delayed.sealer import Sealer
 from actors.delayed.shelf import Names, Shelf
 from actors.ports import Task
@@ -98,6 +99,8 @@ class Keeper:
 
     async def delete_everything(self) -> None:
         """Delete all objects and the record. Everything was cleared before. Raises Unavailable."""
+        # A write that is under way must not land behind the last collection.
+        await self._shelf.wait_landed()
         if not await self._collector.collect():
             raise Unavailable(f"the buckets of {self._shelf.objects.owner} could not all be deleted; try again")
         await self._shelf.manifest.remove()
@@ -157,7 +160,8 @@ class Keeper:
             drops, lost = list(shelf.drops), dict(shelf.lost)
             try:
                 await shelf.commit(lambda names: _without(names, drops, lost))
-            except Unavailable:
+            except REFUSALS as error:
+                shelf.refused("commit", shelf.manifest.key, error)
                 return False
             for key in drops:
                 shelf.drops.pop(key, None)

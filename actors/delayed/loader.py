@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from actors.delayed.retry import REFUSALS
 from actors.delayed.shelf import Shelf
 from actors.delayed.stats import LOAD
 from storage.delayed.entries import NEVER, concat
 from storage.delayed.live import Bucket, State
 from storage.delayed.queue import Run
-from storage.errors import SluiceError, Unavailable
+from storage.errors import SluiceError
 
 LOAD_ENTRIES = 20_000
 """About how many entries one range read brings, more only if a single segment is larger."""
@@ -65,8 +66,8 @@ class Loader:
         shelf, lost = self._shelf, False
         try:
             await self._fetch(bucket, until)
-        except Unavailable as error:
-            shelf.ports.log("delayed_load_failed", bucket=shelf.objects.name(bucket.key), error=str(error))
+        except REFUSALS as error:
+            shelf.refused("load", shelf.objects.name(bucket.key), error)
             self._stall(bucket)
             await shelf.ports.clock.sleep(STALLED_MS)
         except SluiceError as error:

@@ -13,7 +13,7 @@ import asyncio
 from actors.delayed.retry import BACK_OFF_MS, attempt
 from actors.ports import Ports, Version
 from storage.delayed.manifest import Manifest, decode_manifest, encode_manifest
-from storage.errors import Fenced, Unavailable
+from storage.errors import Fenced, Overloaded, Unavailable
 
 
 def manifest_key(topic: str, partition: int, subscription: str) -> str:
@@ -52,7 +52,7 @@ class ManifestStore:
                     if await self._create(value):
                         self.settled = True
                         return manifest
-                except Unavailable:
+                except (Unavailable, Overloaded):
                     self.settled = False
                     if pause is None:
                         raise
@@ -77,7 +77,7 @@ class ManifestStore:
             if await self._ports.meta.create(self.key, number, value):
                 self._number = number
                 return True
-        except Unavailable:
+        except (Unavailable, Overloaded):
             self.settled = False
         newest = await self._ports.meta.read(self.key)
         if newest is None or newest.number < number:

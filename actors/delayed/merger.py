@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from actors.delayed.objects import Key
+from actors.delayed.retry import REFUSALS
 from actors.delayed.shelf import Names, Shelf
 from actors.delayed.stats import MERGE
 from storage.delayed.bucket import BucketBuilder, SealedBucket, SegmentTable
@@ -21,7 +22,7 @@ from storage.delayed.entries import EMPTY, END, Bound, concat
 from storage.delayed.live import Bucket, State, record_of
 from storage.delayed.queue import Run
 from storage.delayed.window import Candidate, choose_window
-from storage.errors import Conflict, Corrupt, NotFound, SluiceError, Unavailable
+from storage.errors import Conflict, Corrupt, NotFound, SluiceError
 
 MAX_MERGED = 2_000_000
 """Messages of a merged bucket at most."""
@@ -85,11 +86,11 @@ class Merger:
         except SourceLost as lost:
             shelf.lose(lost.bucket, lost.error)
             return True
-        except (Unavailable, Conflict, Corrupt, NotFound) as error:
-            shelf.ports.log("delayed_merge_failed", bucket=shelf.objects.name(key), error=str(error))
+        except (*REFUSALS, Conflict, Corrupt, NotFound) as error:
+            shelf.refused("merge", shelf.objects.name(key), error)
             return False
         finally:
-            shelf.inflight.pop(key, None)
+            shelf.release(key)
             for bucket in sources:
                 bucket.merging = False
             shelf.changed()

@@ -16,7 +16,7 @@ from actors.delayed.stats import Operations
 from actors.ports import Ports
 from storage.delayed.bucket import BucketHeader, SealedBucket, SegmentTable, decode_header, decode_segments
 from storage.delayed.entries import Entries
-from storage.errors import Conflict, Corrupt, Unavailable
+from storage.errors import Conflict, Corrupt, Overloaded, Unavailable
 
 T = TypeVar("T")
 _VERIFY_BYTES = 8 * 1024 * 1024
@@ -54,7 +54,7 @@ class BucketObjects:
             nonlocal unclear
             try:
                 created = await self._ports.objects.put(self.name(key), sealed.data)
-            except Unavailable:
+            except (Unavailable, Overloaded):
                 unclear = True
                 raise
             if not created and not unclear:

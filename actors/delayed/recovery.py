@@ -13,12 +13,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from actors.delayed.retry import REFUSALS
 from actors.delayed.shelf import Shelf
 from storage.delayed.bucket import BucketHeader, restore_bitmaps
 from storage.delayed.index import PositionIndex
 from storage.delayed.live import Bucket, first_live_segment
 from storage.delayed.manifest import BucketRecord
-from storage.errors import Corrupt, NotFound, SluiceError, Unavailable
+from storage.errors import Corrupt, NotFound, SluiceError
 
 PARALLEL = 8
 
@@ -86,7 +87,7 @@ class Recovery:
                 if generation == self._generation:
                     self._restore(record, header)
                     self.restored += 1
-            except (Unavailable, NotFound, Corrupt) as error:
+            except (*REFUSALS, NotFound, Corrupt) as error:
                 if generation == self._generation:
                     self._give_up(record, error)
         self._workers -= 1
@@ -110,9 +111,9 @@ class Recovery:
 
     def _give_up(self, record: BucketRecord, error: SluiceError) -> None:
         shelf = self._shelf
-        shelf.ports.log("delayed_recovery_failed", bucket=shelf.objects.name(record.key), error=str(error))
-        if isinstance(error, Unavailable):
+        if isinstance(error, REFUSALS):
             self.unreachable += 1
+            shelf.refused("recover", shelf.objects.name(record.key), error)
         else:
             self.lost += 1
             shelf.note_loss(record.key, error)

@@ -6,23 +6,26 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from actors.ports import Ports
-from storage.errors import Unavailable
+from storage.errors import Invalid, Overloaded, Unavailable
 
 T = TypeVar("T")
 
+REFUSALS = (Unavailable, Overloaded, Invalid)
+"""What a store says that cannot serve: away, busy, or set up wrongly (credentials, permissions). None of them says
+anything about the objects themselves, so the work is put off, and what is in memory goes on."""
 BACK_OFF_MS = (100, 400, 1600)
 """Pauses between the four attempts."""
 
 
 async def attempt(ports: Ports, call: Callable[[], Awaitable[T]], failed: Callable[[], None] = lambda: None) -> T:
-    """Call until it answers, at most four times. Raises the last Unavailable; other errors pass at once.
+    """Call until it answers, at most four times. Raises the last refusal; other errors pass at once.
 
-    failed: called after each attempt but the last that was Unavailable.
+    failed: called after each attempt but the last that was refused.
     """
     for pause in BACK_OFF_MS:
         try:
             return await call()
-        except Unavailable:
+        except (Unavailable, Overloaded):
             failed()
             await ports.clock.sleep(pause)
     return await call()

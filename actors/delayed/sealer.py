@@ -11,13 +11,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from actors.delayed.retry import REFUSALS
 from actors.delayed.shelf import Names, Shelf
 from actors.delayed.stats import CREATE
 from storage.delayed.bucket import BucketBuilder, SealedBucket
 from storage.delayed.entries import Entries
 from storage.delayed.live import Bucket, State, record_of
 from storage.delayed.queue import Run
-from storage.errors import Conflict, Fenced, Unavailable
+from storage.errors import Conflict, Fenced
 
 SPILL = 4
 SPILL_ENTRIES = 262_144
@@ -110,15 +111,15 @@ class Sealer:
             try:
                 if not shelf.stopped and bucket.state is State.BUILDING:
                     await shelf.objects.timed(CREATE, lambda: self._create(bucket))
-            except (Unavailable, Conflict) as error:
-                shelf.ports.log("delayed_create_failed", bucket=shelf.objects.name(key), error=str(error))
+            except (*REFUSALS, Conflict) as error:
+                shelf.refused("create", shelf.objects.name(key), error)
                 if bucket.state is State.BUILDING:
                     bucket.state = State.PARKED
                     self.retry_at = shelf.ports.clock.monotonic() + PARKED_MS
             except Fenced:
                 return
             finally:
-                shelf.inflight.pop(key, None)
+                shelf.release(key)
         # An unclear write may still land after the collector ran, so it runs again after the next good one.
         leftover, before = bucket.state is not State.LIVE, self._leftover
         self._leftover = leftover

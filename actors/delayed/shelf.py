@@ -48,12 +48,15 @@ class Shelf:
         self.buckets: list[Bucket] = []
         """Building, parked and live ones, ordered by their start."""
         self.named: Names = {}
+        self.landed = asyncio.Event()
         self.inflight: dict[Key, None] = {}
         """Objects that may be written but are not named yet."""
         self.drops: dict[Key, None] = {}
         """Named objects that are not needed any more."""
         self.lost: dict[Key, bool] = {}
         """Named objects that cannot be read, and whether they exist."""
+        self.last_error = ""
+        """The latest refusal of a store."""
         self.rescans: list[tuple[int, int]] = []
         self.mark_delete = -1
         """The position of the last trim; everything at or below it is done."""
@@ -82,6 +85,18 @@ class Shelf:
     def reserve(self, number: int) -> None:
         """Never use a number up to this one: an object of the same epoch has it."""
         self._next_number = max(self._next_number, number + 1)
+
+    def release(self, key: Key) -> None:
+        """An object is not being written any more."""
+        self.inflight.pop(key, None)
+        if not self.inflight:
+            self.landed.set()
+
+    async def wait_landed(self) -> None:
+        """Until no object is being written."""
+        while self.inflight:
+            self.landed.clear()
+            await self.landed.wait()
 
     def is_past(self, key: Key) -> bool:
         """Whether an object of this name can no longer come to be named by this owner."""
@@ -215,6 +230,11 @@ class Shelf:
         self.damaged += 1
         self.lost[key] = isinstance(error, Corrupt)
         self.ports.log("delayed_bucket_lost", bucket=self.objects.name(key), error=str(error))
+
+    def refused(self, what: str, name: str, error: SluiceError) -> None:
+        """A store refused a piece of work, which is put off; the stats and the log show why."""
+        self.last_error = f"{what} {name}: {error}"
+        self.ports.log("delayed_store_refused", what=what, name=name, error=str(error))
 
     @staticmethod
     def is_final(error: SluiceError) -> bool:

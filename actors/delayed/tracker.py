@@ -15,11 +15,12 @@ import numpy as np
 from actors.delayed.buckets import LOOK_AHEAD_MS, BucketTracker
 from actors.delayed.manifest import ManifestStore, manifest_key
 from actors.delayed.memory import InMemoryTracker
+from actors.delayed.retry import REFUSALS
 from actors.messages import SubscriptionSettings
 from actors.ports import Ports
 from storage.delayed.browse import Slot
 from storage.delayed.entries import Mask, Times
-from storage.errors import Corrupt, Invalid, SluiceError, Unavailable
+from storage.errors import Corrupt, Invalid, SluiceError
 from storage.hashing import Hashes
 from storage.position import Positions
 
@@ -139,7 +140,7 @@ async def make_tracker(
     )
     try:
         await tracker.start()
-    except (Unavailable, Corrupt) as error:
+    except (*REFUSALS, Corrupt) as error:
         ports.log("delayed_fallback", key=manifest.key, error=str(error))
         await tracker.close()
         return InMemoryTracker(tick_ms=tick, fallback=str(error))

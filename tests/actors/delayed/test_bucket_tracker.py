@@ -501,6 +501,20 @@ async def test_browse_from_headers_alone() -> None:
     await scenario.finish(broker)
 
 
+async def test_delete_waits_for_writes_that_are_under_way() -> None:
+    scenario = Scenario()
+    broker = await scenario.begin()
+    for i in range(1, 13):
+        scenario.log.due[message(i)] = i * 1000
+    broker.read()
+    assert broker.tracker.behind() == 2
+    await broker.tracker.delete()
+    await scenario.world.advance(LONG)
+    assert scenario.world.objects == {}
+    assert scenario.world.records == {}
+    await broker.end()
+
+
 async def test_delete_removes_every_trace() -> None:
     scenario = Scenario(max_buckets=2)
     broker = await scenario.begin()

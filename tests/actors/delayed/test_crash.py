@@ -8,6 +8,7 @@ run when DELAYED_PAIRS is set; a stride through them runs always.
 """
 
 import os
+from collections.abc import Callable
 
 import pytest
 
@@ -18,6 +19,8 @@ FAULTS: tuple[Fault, ...] = ("crash_before", "crash_after", "lost_before", "lost
 LEDGERS, PER_LEDGER = 9, 4
 END = 3_000
 QUIET = 120_000
+STARTED = 3
+"""Calls until the first collection is over."""
 PAIR_STRIDE = 1 if os.environ.get("DELAYED_PAIRS") else 199
 
 
@@ -117,8 +120,24 @@ async def test_a_store_that_is_away_for_a_while(what: str) -> None:
     world, log = World(), new_log()
 
     def script(n: int, called: str, name: str) -> Fault:
-        return "lost_after" if called == what and 100 <= world.now < 10_000 else "ok"
+        return "lost_after" if called == what and n > STARTED and world.now < 10_000 else "ok"
 
+    await away_and_back(world, log, script)
+
+
+@pytest.mark.parametrize("what", ["put", "get", "create", "names", "delete", "read"])
+async def test_a_store_that_refuses_its_owner_for_a_while(what: str) -> None:
+    world, log = World(), new_log()
+
+    def script(n: int, called: str, name: str) -> Fault:
+        return "refused" if called == what and n > STARTED and world.now < 10_000 else "ok"
+
+    broker = await away_and_back(world, log, script)
+    assert "credentials" in broker.tracker.stats()["bucketDelayedIndexStats"]["last_error"]
+
+
+async def away_and_back(world: World, log: Log, script: Callable[[int, str, str], Fault]) -> Broker:
+    """Everything is delivered and collected although a store did not serve for a while."""
     broker = Broker(world, log, SETTINGS, 1, script)
     await flow(broker)
     await broker.run_until(QUIET, acknowledge=True)
@@ -127,6 +146,7 @@ async def test_a_store_that_is_away_for_a_while(what: str) -> None:
     broker.recount()
     assert world.objects == {}
     await broker.end()
+    return broker
 
 
 async def test_an_old_owner_wakes_up_and_is_fenced() -> None:

@@ -12,12 +12,12 @@ from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
 from actors.ports import Net, Ports, Rng, Version
-from storage.errors import NotFound, Unavailable
+from storage.errors import Invalid, NotFound, Unavailable
 from storage.frame import Buffer
 
 Fault = str
 """ok, crash_before, crash_after, lost_before, lost_after (Unavailable without and with the effect), late (Unavailable,
-and the effect comes LATE_MS later, whoever owns the subscription then)."""
+and the effect comes LATE_MS later, whoever owns the subscription then), refused (Invalid: set up wrongly)."""
 LATE_MS = 500
 
 
@@ -138,6 +138,8 @@ class Life:
             self.dead = True
         if fault == "late":
             self.world.later(effect)
+        if fault == "refused":
+            raise Invalid(f"scripted: the credentials do not allow {what} {name}")
         if fault in ("lost_before", "late"):
             raise Unavailable(f"scripted: {what} {name}")
         if self.dead:
