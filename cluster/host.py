@@ -19,8 +19,10 @@ import psutil
 import ray
 
 from actors.actor import REQUESTS, Actor
+from actors.messages import Stats, Text
 from actors.ports import Address, Meta, Objects, Ports, Unknown
 from actors.wire import Reply, Request, pack, pack_error, unpack
+from cluster.metrics import EVERY_S, Exporter
 from cluster.net import Envelope, RayNet
 from cluster.real import RealClock, StructuredLog, Tasks, log_to_stderr, make_rng
 from storage.errors import InvariantViolation, SluiceError, Unavailable
@@ -49,6 +51,7 @@ class Host:
         self._boot = boot
         self._net = RayNet(self)
         self._meta, self._objects = parts.stores(settings)
+        self._exporter = Exporter(str(settings.get("cluster", "sluice")))
         self._actors: dict[str, tuple[str, Actor, Tasks, dict[str, Any]]] = {}
         self._ready: asyncio.Task[None] | None = None
 
@@ -59,7 +62,19 @@ class Host:
         await self._ready
         return os.getpid()
 
+    async def _export(self) -> None:
+        """Keep the metrics up to date, for as long as this host lives."""
+        while True:
+            await asyncio.sleep(EVERY_S)
+            for actor, (kind, _, _, _) in list(self._actors.items()):
+                if kind in ("dispatcher", "topic"):
+                    with contextlib.suppress(SluiceError):
+                        reply = await self.deliver(actor, Stats())
+                        if isinstance(reply, Text):
+                            self._exporter.show(kind, reply.json)
+
     async def _start_boot(self) -> None:
+        self._exporting = asyncio.get_running_loop().create_task(self._export())
         for kind, actor, settings in self._boot:
             await self.start(kind, actor, settings)
 

@@ -91,6 +91,8 @@ class Administration:
                 "orderViolationsTotal": sentinel.get("violationsHolder", 0) + sentinel.get("violationsOrder", 0),
                 "hashesMovedTotal": d.pump.hashes_moved(),
                 "type": d.settings.type,
+                "msgOutCounter": sum(s.messages_out for s in d.sessions.all()) + d.messages_out_before,
+                "consumersCount": len(d.sessions),
                 "consumers": [{**consumers.get(s.number, {}), **_session_row(s)} for s in d.sessions.all()],
             }
         )

@@ -89,6 +89,7 @@ class Dispatcher(Actor):
         self._reported = -2
         self.paused = False
         self.watchdog_stalls = 0
+        self.messages_out_before = 0
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -255,6 +256,7 @@ class Dispatcher(Actor):
         """The consumer is out: its messages go to the others."""
         self.ports.log("session_ended", consumer=session.name, session=session.session, reason=reason)
         self.sessions.close(session)
+        self.messages_out_before += session.messages_out
         self.core.leave(session.number, now=self.ports.clock.now())
         self.members.pop(session.incarnation, None)
         self.keeper.dirty()

@@ -1,4 +1,4 @@
-"""A partition's statistics as plain data; the names are Pulsar's in snake_case where Pulsar has them."""
+"""A partition's statistics as plain data; the names are Pulsar's where Pulsar has them."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def describe(log: PartitionLog, producers: Producers, upkeep: Upkeep) -> dict[st
         "partition": record.partition,
         "epoch": record.epoch,
         "owner": record.owner,
-        "msg_in_counter": log.messages_in,
-        "bytes_in_counter": log.bytes_in,
-        "storage_size": sum(_size(log, ledger) for ledger in record.ledgers),
-        "number_of_entries": sum(log.last_entry(ledger) + 1 for ledger in record.ledgers),
-        "last_confirmed_entry": show(log.last_confirmed),
-        "trimmed_before": show(record.trimmed_before),
-        "under_replicated": upkeep.under_replicated(),
-        "adds_in_flight": log.in_flight,
-        "bytes_in_flight": log.held,
-        "tail_cache_bytes": log.tail.bytes,
+        "msgInCounter": log.messages_in,
+        "bytesInCounter": log.bytes_in,
+        "storageSize": sum(_size(log, ledger) for ledger in record.ledgers),
+        "numberOfEntries": sum(log.last_entry(ledger) + 1 for ledger in record.ledgers),
+        "lastConfirmedEntry": show(log.last_confirmed),
+        "trimmedBefore": show(record.trimmed_before),
+        "underReplicated": upkeep.under_replicated(),
+        "addsInFlight": log.in_flight,
+        "bytesInFlight": log.held,
+        "tailCacheBytes": log.tail.bytes,
         "producers": len(producers),
         "subscriptions": {name: show(mark) for name, mark in sorted(upkeep.marks.items())},
         "ledgers": [_ledger(log, ledger) for ledger in record.ledgers],
@@ -41,14 +41,14 @@ def _size(log: PartitionLog, ledger: LedgerRecord) -> int:
 
 def _ledger(log: PartitionLog, ledger: LedgerRecord) -> dict[str, Any]:
     return {
-        "ledger_id": ledger.id,
+        "ledgerId": ledger.id,
         "state": ledger.state.value,
         "entries": log.last_entry(ledger) + 1,
         "size": _size(log, ledger),
-        "ensemble_size": ledger.ensemble,
-        "write_quorum": ledger.write_quorum,
-        "ack_quorum": ledger.ack_quorum,
+        "ensembleSize": ledger.ensemble,
+        "writeQuorum": ledger.write_quorum,
+        "ackQuorum": ledger.ack_quorum,
         "fragments": [[fragment.first_entry, list(fragment.bookies)] for fragment in ledger.fragments],
-        "opened_at": ledger.opened_at,
-        "closed_at": ledger.closed_at,
+        "openedAt": ledger.opened_at,
+        "closedAt": ledger.closed_at,
     }

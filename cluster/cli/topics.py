@@ -27,12 +27,12 @@ _TOPICS = {
     "ack_quorum": "ack quorum",
 }  # fmt: skip
 _STATS = {
-    "partition": "partition", "number_of_entries": "messages", "storage_size": "bytes", "msg_in_counter": "published",
-    "under_replicated": "under-replicated", "producers": "producers", "subscriptions": "subscriptions",
+    "partition": "partition", "numberOfEntries": "messages", "storageSize": "bytes", "msgInCounter": "published",
+    "underReplicated": "under-replicated", "producers": "producers", "subscriptions": "subscriptions",
 }  # fmt: skip
 _PARTITIONS = {
-    "partition": "partition", "owner": "owner", "epoch": "epoch", "trimmed_before": "begins",
-    "last_confirmed_entry": "last confirmed",
+    "partition": "partition", "owner": "owner", "epoch": "epoch", "trimmedBefore": "begins",
+    "lastConfirmedEntry": "last confirmed",
 }  # fmt: skip
 
 

@@ -147,6 +147,7 @@ def test_s13_trimming_follows_the_slowest_subscription_and_survives_a_change_of_
         assert (await insist(client, to, -1)).runs[0].ledger == ids[2]
         await ask(client, to, Progress(subscription="slow", mark_delete=-1, gone=True))
         await until(client, lambda: [ledger.id for ledger in cluster.topic()._log.record.ledgers] == ids[3:])
+        await until(client, lambda: not cluster.topic()._upkeep._leftovers and not cluster.topic()._upkeep._mending)
         held = [await ask(client, cluster.addresses[name], ListLedgers()) for name in sorted(cluster.addresses)]
         assert {ledger for reply in held for ledger in reply.ledgers} <= set(ids[3:])
 
@@ -202,7 +203,7 @@ def test_l8_what_a_lost_bookie_held_is_restored_and_the_count_returns_to_zero() 
         record = unpack_record(version.value)
         assert not any(lost in ledger.bookies() for ledger in record.ledgers)
         stats = json.loads((await ask(client, cluster.current, Stats())).json)
-        assert stats["under_replicated"] == 0
+        assert stats["underReplicated"] == 0
         # Any other bookie may go now: with two copies of each run nothing is lost.
         other = next(name for name in sorted(cluster.addresses) if name != lost)
         world.crash(other)

@@ -41,7 +41,7 @@ def test_list_as_table_and_as_json(cli: Cli, client: FakeClient) -> None:
 
 
 def test_stats_keep_every_field_in_json(cli: Cli, client: FakeClient) -> None:
-    client.answers["stats"] = [{"partition": 0, "owner": "node/x", "epoch": 3, "storage_size": 10, "odd": {"a": [1]}}]
+    client.answers["stats"] = [{"partition": 0, "owner": "node/x", "epoch": 3, "storageSize": 10, "odd": {"a": [1]}}]
     assert json.loads(cli("topics", "stats", "orders", "--json")[1]) == client.answers["stats"]
     table = cli("topics", "stats", "orders")[1]
     assert "bytes" in table
