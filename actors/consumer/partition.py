@@ -72,7 +72,7 @@ class PartitionConsumer:
         self._turn = self._got = self._queued = 0
         self._lease, self._renewed, self._granted_sent = 0, 0, 0
         self._acks: list[Positions] = []
-        self._ack_turn = 0
+        self._ack_turn = self._hand_backs = 0
         self._unconfirmed: deque[tuple[int, Positions]] = deque()
         self._ack_signal, self._changed = Signal(), Signal()
         self._parts: deque[tuple[Part, int, int]] = deque()
@@ -111,13 +111,18 @@ class PartitionConsumer:
         """Give messages back, to be delivered again after `delay` ms."""
         positions = part.close(rows)
         if len(positions):
-            await self._tell(NegativeAcknowledge(session=self.session, positions=positions, delay=delay))
+            self._hand_backs += 1
+            request = NegativeAcknowledge(
+                session=self.session, positions=positions, delay=delay, number=self._hand_backs
+            )
+            await self._tell(request)
 
     async def redeliver_all(self) -> None:
         """Give back everything that is not acknowledged."""
         for part in list(self._holding._parts.values()):
             part.close()
-        await self._tell(NegativeAcknowledge(session=self.session, everything=True))
+        self._hand_backs += 1
+        await self._tell(NegativeAcknowledge(session=self.session, everything=True, number=self._hand_backs))
 
     async def wait_confirmed(self) -> None:
         """Wait until every acknowledgement so far is durable; raises Fenced if the session was lost before."""

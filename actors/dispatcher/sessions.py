@@ -19,6 +19,9 @@ from storage.errors import Fenced
 EPOCH_SESSIONS = 1 << 24
 """Session numbers of different epochs never meet: a late request of an old session is always refused."""
 
+REMEMBERED_BACK = 1_000
+"""So many hand-backs of a session are remembered, to know late copies of them."""
+
 
 @dataclass(eq=False, slots=True)
 class Session:
@@ -44,6 +47,7 @@ class Session:
     messages_out: int = 0
     messages_acked: int = 0
     messages_redelivered: int = 0
+    handed_back: dict[int, None] = field(default_factory=dict)
 
     def arrived(self, ack_turn: int) -> bool:
         """Note an acknowledgement turn; False if it had arrived before."""
@@ -53,6 +57,16 @@ class Session:
         while self.received + 1 in self.early:
             self.received += 1
             del self.early[self.received]
+        return True
+
+    def first_time(self, number: int) -> bool:
+        """Note a numbered hand-back; False if it is a copy of one that was seen, or too old to be remembered."""
+        if number in self.handed_back or (self.handed_back and number < max(self.handed_back) - REMEMBERED_BACK):
+            return False
+        self.handed_back[number] = None
+        if len(self.handed_back) > 2 * REMEMBERED_BACK:
+            lowest = max(self.handed_back) - REMEMBERED_BACK
+            self.handed_back = {seen: None for seen in self.handed_back if seen >= lowest}
         return True
 
     def deliver(self) -> Delivery:

@@ -109,7 +109,8 @@ class Acknowledge(Request[Acknowledged], kw_only=True):
 class NegativeAcknowledge(Request[Done], kw_only=True):
     """Give messages back for redelivery after `delay` ms. everything: all that this consumer holds.
 
-    counted: the redelivery count rises (a hand-back at close does not count).
+    counted: the redelivery count rises (a hand-back at close does not count). number: rises with each hand-back of a
+    session, so that a late copy does not take back what was delivered again since; 0 = not numbered.
     """
 
     reply: ClassVar[type[Reply]] = Done
@@ -118,6 +119,7 @@ class NegativeAcknowledge(Request[Done], kw_only=True):
     delay: int = 0
     everything: bool = False
     counted: bool = True
+    number: int = 0
 
 
 class Detach(Request[Done], kw_only=True):
