@@ -6,8 +6,10 @@ tests can run against a broker that is a folder of files.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -99,3 +101,23 @@ class Client(Protocol):
 
 Connect = Callable[[], AbstractContextManager[Any]]
 """Opens a connection; must survive pickling, because Spark tasks and consumer processes open their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterConnect:
+    """Connects to a running cluster from any process, Spark's and Ray's workers included.
+
+    address: `host:port` of Ray, None for the cluster that this process runs in. token_file: where its token is, if
+    the environment does not say.
+    """
+
+    address: str | None
+    token_file: str = ""
+
+    def __call__(self) -> Any:
+        """A client, to be used as a context manager. Raises Unavailable if nothing answers."""
+        if self.token_file:
+            os.environ.setdefault("RAY_AUTH_TOKEN_PATH", self.token_file)
+        import cluster
+
+        return cluster.connect(self.address)

@@ -6,7 +6,8 @@
     spark.readStream.format("sluice").option("topic", ...).option("subscription", ...).option("spool", folder).load()
     stream.writeStream.format("sluice").option("topic", ...).option("checkpointLocation", folder).start()
 
-Options: topic; address (of a running cluster; none inside one); producer (the name under which a write is known).
+Options: topic; address and tokenFile (of a running cluster; none inside one); producer (the name under which a write
+is known); maxMessagesPerTrigger (for a stream).
 
 **Writing** stores nothing twice. Each Spark partition is one producer, named after the write (and the micro-batch),
 whose rows are numbered from 0: a task that is tried again sends the same numbers, and the broker knows them. This
@@ -27,7 +28,7 @@ checkpoint survives, and be readable by the workers.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
+from loadgen.broker import ClusterConnect, Connect
 from loadgen.spool import ROWS, Spool, rows_of
 from storage.errors import Invalid, SluiceError, Unavailable
 
@@ -94,27 +96,18 @@ class SluiceDataSource(DataSource):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class _Target:
-    """Which topic of which cluster; pickled to the workers. connect: how to reach it, in place of the address."""
+    """Which topic of which cluster; pickled to the workers."""
 
     topic: str
-    address: str | None
+    client: Connect
     producer: str
-    connect: Callable[[], Any] | None = None
 
     @classmethod
     def of(cls, options: Any) -> _Target:
         if not options.get("topic"):
             raise Invalid("the option 'topic' is missing")
         name = options.get("producer") or f"spark-{secrets.token_hex(6)}"
-        return cls(options["topic"], options.get("address"), name)
-
-    def client(self) -> Any:
-        """A connection, to be used as a context manager."""
-        if self.connect is not None:
-            return self.connect()
-        import cluster
-
-        return cluster.connect(self.address)
+        return cls(options["topic"], ClusterConnect(options.get("address"), options.get("tokenfile") or ""), name)
 
     def publish(self, batches: Iterator[pa.RecordBatch], producer_name: str) -> int:
         """Send all batches as one producer and wait until they are durable; the number of rows."""

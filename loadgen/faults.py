@@ -125,18 +125,18 @@ class Fleet:
                 raise Unavailable("; ".join(self.troubles()) or f"the consumers did not join within {_READY_S:.0f} s")
             time.sleep(_LOOK_EVERY_S)
 
-    def inject(self, fault: Fault, start_us: int) -> None:
+    def inject(self, fault: Fault) -> None:
         """Break something now, and mend it; returns when it is mended. One fault at a time."""
         if fault.kind == JOIN:
             name = self._new_name()
-            self._note(JOIN, name, start_us)
+            self._note(JOIN, name)
             self._join(self._spare(), name)
             return
         if not self.working:
             return
         victim = self.working.pop(int(self._rng.integers(len(self.working))))
         self.gone.append(victim)
-        self._note(fault.kind, victim.name, start_us)
+        self._note(fault.kind, victim.name)
         if fault.kind == KILL:
             self._kill(victim)
             self._join(self._spare(), victim.name)
@@ -215,6 +215,5 @@ class Fleet:
         with contextlib.suppress(ProcessLookupError):
             os.kill(member.pid, signal.SIGKILL)
 
-    def _note(self, kind: str, target: str, start_us: int) -> None:
-        at = (self._job.clock.now() - start_us) / 1e6
-        self.history.append({"at_s": round(at, 3), "kind": kind, "target": target})
+    def _note(self, kind: str, target: str) -> None:
+        self.history.append({"at_us": self._job.clock.now(), "kind": kind, "target": target})

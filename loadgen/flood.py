@@ -18,21 +18,21 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from rich.console import Console
 
-from loadgen.broker import Connect
+from loadgen.broker import ClusterConnect, Connect
 from loadgen.consume import ConsumeJob
 from loadgen.display import Display, Progress, make_display
 from loadgen.faults import Fault, Fleet, Spawn, plan_by_share, plan_by_time
 from loadgen.history import Clock, write_parquet
 from loadgen.options import FloodOptions
 from loadgen.outcome import Report
-from loadgen.publish import SUMMARY, PublishJob, publish_generated, publish_rows, read_progress
+from loadgen.publish import SUMMARY, PublishJob, publish_generated, publish_rows, read_progress, warm_up
 from loadgen.sampling import Sampler, at_rest
 from loadgen.session import spark_session
 from loadgen.verdict import judge_with_spark, span_of
@@ -43,22 +43,6 @@ _LOOK_EVERY_S = 0.05
 _FAULT_EVERY_S = 0.005
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _REST_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterConnect:
-    """Connects to a running cluster from any process of the flood, Spark's and Ray's workers included."""
-
-    address: str
-    token_file: str = ""
-
-    def __call__(self) -> Any:
-        """A client, to be used as a context manager."""
-        if self.token_file:
-            os.environ.setdefault("RAY_AUTH_TOKEN_PATH", self.token_file)
-        import cluster
-
-        return cluster.connect(self.address)
 
 
 def flood_command(**values: Any) -> int:
@@ -104,21 +88,28 @@ def run_flood(
     folder: Path,
     display: Display | None = None,
     spawn: Spawn | None = None,
+    spark: Any = None,
 ) -> Report:
     """Flood a running broker and judge it. Histories are written under `folder`/histories.
 
-    spawn: how consumer processes are started, Ray actors by default.
+    spawn: how consumer processes are started, Ray actors by default. spark: a session to use and to leave open.
     """
     from loadgen.display import LineDisplay
 
-    return Flood(options, connect, folder, display or LineDisplay(Console(quiet=True)), spawn).run()
+    return Flood(options, connect, folder, display or LineDisplay(Console(quiet=True)), spawn, spark).run()
 
 
 class Flood:
     """One run; `run` once."""
 
     def __init__(
-        self, options: FloodOptions, connect: Connect, folder: Path, display: Display, spawn: Spawn | None
+        self,
+        options: FloodOptions,
+        connect: Connect,
+        folder: Path,
+        display: Display,
+        spawn: Spawn | None = None,
+        spark: Any = None,
     ) -> None:
         if spawn is None:
             from loadgen.processes import RayConsumer
@@ -128,6 +119,7 @@ class Flood:
         self._folder = folder / "histories"
         self._spark_folder = folder / "spark"
         self._spawn = spawn
+        self._session = spark
         self._clock = Clock.start()
         self._progress = Progress()
         self._phases: dict[str, float] = {}
@@ -164,6 +156,9 @@ class Flood:
                 spark = self._start_spark(stack)
                 fleet.begin(options.consumers, sum(1 for _ in faults[:8]))
                 frame, total = self._source(spark)
+                spark.range(0, options.cores, numPartitions=options.cores).mapInArrow(
+                    warm_up(publish), "id long"
+                ).collect()
             sampler = Sampler(client, self._topic, SUBSCRIPTION, self._clock)
             sampler.start()
             with self._phase("flooding", "flood"):
@@ -176,14 +171,15 @@ class Flood:
             with self._phase("judging with Spark", "judge"):
                 span = span_of(self._folder)
                 judgement = judge_with_spark(spark, self._folder, span, total or self._progress.sent)
+        first = judgement.measures.first_sent or self._start
         return Report(
             seed=options.seed,
             config=options.describe(),
             judgement=judgement,
             stats=stats,
             at_rest=rest,
-            faults=fleet.history,
-            start_us=self._start,
+            faults=[fault | {"at_s": round((fault["at_us"] - first) / 1e6, 3)} for fault in fleet.history],
+            start_us=first,
             troubles=self._troubles + fleet.troubles(),
             phases=self._phases,
             moves_expected=bool(fleet.history) and options.consumers > 1,
@@ -204,6 +200,8 @@ class Flood:
         return plan_by_share(options.restarts)
 
     def _start_spark(self, stack: contextlib.ExitStack) -> Any:
+        if self._session is not None:
+            return self._session
         with _own_signals():
             return stack.enter_context(spark_session(self._spark_folder, cores=self._options.cores))
 
@@ -278,7 +276,7 @@ class Flood:
                 if ended.wait(_FAULT_EVERY_S):
                     return
             try:
-                fleet.inject(fault, self._start)
+                fleet.inject(fault)
             except Exception as error:
                 self._troubles.append(f"the fault {fault.kind} could not be mended: {error}")
                 return
@@ -307,7 +305,9 @@ class Flood:
         progress.draining, progress.replay = latest.get("draining", 0), latest.get("replay", 0)
         progress.draining_history = sampler.draining
         progress.consumers = [(member.incarnation, member.last.received) for member in fleet.working]
-        progress.faults = [f"{f['at_s']:6.1f} s  {f['kind']} {f['target']}" for f in fleet.history]
+        progress.faults = [
+            f"{(f['at_us'] - self._start) / 1e6:6.1f} s  {f['kind']} {f['target']}" for f in fleet.history
+        ]
         self._display.show(progress)
 
     def _rest(self, sampler: Sampler) -> dict[str, int]:
@@ -332,7 +332,7 @@ class _Watch:
     """Notices that nothing moves any more."""
 
     def __init__(self, options: FloodOptions) -> None:
-        self._patience = options.stall_s + (60 if options.delayed else 0)
+        self._patience = options.stall_s + (options.delay_max_ms / 1000 if options.delayed else 0)
         self._seen: tuple[int, ...] = ()
         self._since = time.monotonic()
 

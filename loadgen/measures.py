@@ -20,9 +20,10 @@ from hdrh.histogram import HdrHistogram
 from loadgen.history import OK, Int64s
 
 MAX_LATENCY_US = 3_600_000_000
-COARSE = 96
-"""Buckets of the coarse latency histograms: eight to each doubling, from 64 microseconds on."""
+_PER_DOUBLING = 6
 _COARSE_FLOOR = 6.0
+COARSE = 26 * _PER_DOUBLING
+"""Buckets of the coarse latency histograms: six to each doubling, from 64 microseconds to an hour."""
 
 Counts = npt.NDArray[np.int64]
 
@@ -100,7 +101,7 @@ class Measures:
         sums = np.cumsum(self.latency, axis=1)
         total = sums[:, -1]
         bucket = (sums < np.ceil(total * percent / 100)[:, None]).sum(axis=1)
-        values = 2.0 ** ((bucket + 0.5) / 8 + _COARSE_FLOOR) / 1000
+        values = 2.0 ** ((bucket + 0.5) / _PER_DOUBLING + _COARSE_FLOOR) / 1000
         return np.where(total > 0, values, np.nan)
 
     def to_dict(self) -> dict[str, Any]:
@@ -188,7 +189,8 @@ def _measure_latency(result: Measures, sent: pa.Table, delivered: pa.Table) -> N
     record(result.histogram, latency)
     record(result.lateness, latency[due[mates] > 0])
     steps = result.span.steps(received[rows])
-    bucket = ((np.log2(np.maximum(latency, 1)) - _COARSE_FLOOR) * 8).astype(np.int64).clip(0, COARSE - 1)
+    doublings = np.log2(np.maximum(latency, 1)) - _COARSE_FLOOR
+    bucket = np.floor(doublings * _PER_DOUBLING).astype(np.int64).clip(0, COARSE - 1)
     counts = np.bincount(steps * COARSE + bucket, minlength=result.span.count * COARSE)
     result.latency = counts.reshape(result.span.count, COARSE)
     # Bytes of messages, each counted once however often it came.

@@ -18,10 +18,11 @@ class FloodOptions:
     """The options of `sluice flood`, by the names of the command line.
 
     size: bytes a message. skew: Zipf exponent. restarts: how many consumers are restarted under load, True means 3.
-    delayed: share of messages that is delayed. rate: messages per second, 0 = as fast as it goes. minutes: how long,
-    in place of messages. faults, fault_every_ms: kinds of faults by time, in place of restarts. work_us: simulated
-    work per message in each consumer. input and the columns: real data in place of generated messages. address: a
-    running cluster; without one a local cluster is started. cores: Spark tasks at once.
+    delayed: share of messages that is delayed, by delay_min_ms to delay_max_ms. rate: messages per second, 0 = as
+    fast as it goes. minutes: how long, in place of messages. faults, fault_every_ms: kinds of faults by time, in
+    place of restarts. work_us: simulated work per message in each consumer. input and the columns: real data in place
+    of generated messages. address: a running cluster; without one a local cluster is started. cores: Spark tasks at
+    once. stall_s: how long nothing may move before the run is given up.
     """
 
     partitions: int = 4
@@ -32,6 +33,8 @@ class FloodOptions:
     consumers: int = 4
     restarts: int = 3
     delayed: float = 0.0
+    delay_min_ms: int = 1_000
+    delay_max_ms: int = 60_000
     rate: float = 0.0
     minutes: float | None = None
     faults: list[str] | None = None
@@ -107,6 +110,8 @@ class FloodOptions:
             tasks=self.cores,
             seed=self.seed,
             delayed=self.delayed,
+            delay_min_ms=self.delay_min_ms,
+            delay_max_ms=self.delay_max_ms,
         )
 
     def describe(self) -> dict[str, Any]:

@@ -27,6 +27,7 @@ class Report:
 
     stats: samples of the dispatchers (schema STATS). at_rest: the last statistics, summed over partitions. troubles:
     sentences about what went wrong outside of the promises (a consumer that stopped, a drain that ended too soon).
+    faults: at_s (seconds since the first message), kind, target. start_us: when the first message was sent.
     phases: seconds spent in each phase.
     """
 
@@ -108,7 +109,7 @@ class Report:
             "latency_ms": percentiles(measures.histogram),
             "lateness_ms": percentiles(measures.lateness),
             "publish_latency_ms": percentiles(measures.publish),
-            "faults": self.faults,
+            "faults": [{name: fault[name] for name in ("at_s", "kind", "target")} for fault in self.faults],
             "examples": findings.examples,
             "reasons": self.reasons,
             "phases_s": {name: round(seconds, 3) for name, seconds in self.phases.items()},

@@ -93,6 +93,16 @@ def publish_rows(job: PublishJob) -> Any:
     return run
 
 
+def warm_up(job: PublishJob) -> Any:
+    """The function for `mapInArrow` that makes every worker connect once, so that the flood does not begin with it."""
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with job.connect():
+            yield from batches
+
+    return run
+
+
 def chunks_of(batches: Iterator[pa.RecordBatch], task: int) -> Iterator[Chunk]:
     """Number the rows of a user's data within their keys; a row without key gets a number of the whole run."""
     counts: dict[bytes, int] = {}

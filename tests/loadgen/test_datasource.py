@@ -33,7 +33,7 @@ def message_batch(first: int, count: int) -> ListBatch:
 
 
 def stream(folder: Path, consumer: ListConsumer) -> SluiceStreamReader:
-    target = _Target("t", None, "p", ListClient(consumer))
+    target = _Target("t", ListClient(consumer), "p")
     return SluiceStreamReader(target, "s", folder, limit=5)
 
 
@@ -87,7 +87,7 @@ def test_committed_but_not_acknowledged_messages_are_not_read_twice(tmp_path: Pa
 def test_files_of_an_earlier_life_go_when_nothing_is_left(tmp_path: Path) -> None:
     stream(tmp_path, ListConsumer(deque([message_batch(0, 3)]))).latestOffset({"file": 0})
     client = ListClient(ListConsumer(deque()))
-    reader = SluiceStreamReader(_Target("t", None, "p", client), "s", tmp_path, limit=5)
+    reader = SluiceStreamReader(_Target("t", client, "p"), "s", tmp_path, limit=5)
     reader.latestOffset({"file": 1})
     assert Spool(tmp_path).path(0).exists()
     client.backlog = 0
@@ -109,7 +109,7 @@ def test_files_stay_when_a_lost_session_voids_their_acknowledgements(tmp_path: P
 def test_write_publishes_and_a_repetition_stores_nothing_twice(tmp_path: Path) -> None:
     client = FolderClient(tmp_path)
     client.create_topic("t", partitions=2)
-    writer = SluiceWriter(_Target("t", None, "job", client))
+    writer = SluiceWriter(_Target("t", client, "job"))
     rows = [pa.record_batch({"key": pa.array([b"a", b"b"]), "payload": pa.array([b"1", b"2"])})] * 3
     for _ in range(2):
         assert writer.write(iter(rows)).rows == 6

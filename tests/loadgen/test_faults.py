@@ -83,7 +83,7 @@ def test_killed_consumer_is_replaced_under_its_name_and_its_death_is_written(tmp
     fleet.begin(3, spares=1)
     assert sorted(member.incarnation for member in fleet.working) == ["consumer-1.1", "consumer-2.1", "consumer-3.1"]
     before = fleet._job.clock.now()
-    fleet.inject(Fault(KILL), start_us=before)
+    fleet.inject(Fault(KILL))
     (dead,) = fleet.gone
     assert killed == [dead.pid]
     assert [m.incarnation for m in fleet.working if m.name == dead.name] == [f"{dead.name}.2"]
@@ -99,7 +99,7 @@ def test_killed_consumer_is_replaced_under_its_name_and_its_death_is_written(tmp
 def test_restarted_consumer_leaves_cleanly_and_comes_back(tmp_path: Path, killed: list[int]) -> None:
     fleet = make_fleet(tmp_path)
     fleet.begin(2, spares=0)
-    fleet.inject(Fault(RESTART), start_us=0)
+    fleet.inject(Fault(RESTART))
     (left,) = fleet.gone
     assert killed == []
     assert PretendedProcess.made[[p.incarnation for p in PretendedProcess.made].index(left.incarnation)].calls == [
@@ -112,7 +112,7 @@ def test_restarted_consumer_leaves_cleanly_and_comes_back(tmp_path: Path, killed
 def test_join_adds_a_new_name_from_the_spares(tmp_path: Path, killed: list[int]) -> None:
     fleet = make_fleet(tmp_path)
     fleet.begin(2, spares=1)
-    fleet.inject(Fault(JOIN), start_us=0)
+    fleet.inject(Fault(JOIN))
     assert [member.name for member in fleet.working] == ["consumer-1", "consumer-2", "consumer-3"]
     assert len(PretendedProcess.made) == 3
 
@@ -120,7 +120,7 @@ def test_join_adds_a_new_name_from_the_spares(tmp_path: Path, killed: list[int])
 def test_counts_include_those_that_are_gone(tmp_path: Path, killed: list[int]) -> None:
     fleet = make_fleet(tmp_path)
     fleet.begin(2, spares=2)
-    fleet.inject(Fault(KILL), start_us=0)
+    fleet.inject(Fault(KILL))
     fleet.poll()
     assert len(fleet.gone) == 1
     assert fleet.received == 30
@@ -130,7 +130,7 @@ def test_counts_include_those_that_are_gone(tmp_path: Path, killed: list[int]) -
 def test_killing_the_last_consumer_leaves_a_replacement(tmp_path: Path, killed: list[int]) -> None:
     fleet = make_fleet(tmp_path)
     fleet.begin(1, spares=0)
-    fleet.inject(Fault(KILL), start_us=0)
+    fleet.inject(Fault(KILL))
     assert len(fleet.working) == 1
 
 

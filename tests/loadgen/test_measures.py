@@ -123,6 +123,15 @@ def test_percentiles_over_time_are_those_of_each_step() -> None:
     assert np.isnan(values[1:]).all()
 
 
+@pytest.mark.parametrize("latency", [100, 5_000, 900_000, 17_000_000, 1_800_000_000])
+def test_percentiles_over_time_reach_from_microseconds_to_half_an_hour(latency: int) -> None:
+    received = START + latency
+    sent, delivered = tables([sent_row(0, sent_at=START)], [delivered_row(0, 0, received_at=received)])
+    span = Span.over(START, received)
+    values = measure(sent, delivered, span).percentile_over_time(99)
+    assert values[-1] == pytest.approx(latency / 1000, rel=0.1)
+
+
 @pytest.mark.parametrize("value", [1, 999, 1_025, 70_001, 12_345_678])
 def test_recording_keeps_three_digits(value: int) -> None:
     histogram = HdrHistogram(1, MAX_LATENCY_US, 3)
