@@ -371,6 +371,8 @@ class Dispatcher(Actor):
         """See messages.NegativeAcknowledge."""
         session = self._session(request.session)
         self._renew(session)
+        if request.number and not session.first_time(request.number):
+            return Done()
         session.messages_redelivered += self.core.negative_acknowledge(
             session.number,
             None if request.everything else _ascending(request.positions),
