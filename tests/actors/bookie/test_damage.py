@@ -154,6 +154,78 @@ async def test_after_unnamed_loss_nothing_old_is_denied_and_new_ledgers_work() -
     assert await read(bookie, fresh, 1) is None
 
 
+@pytest.mark.parametrize("by_fence", [False, True])
+async def test_a_ledger_of_which_everything_was_lost_is_in_limbo(by_fence: bool) -> None:
+    """The only record of a ledger with a high id goes without a name: the watermark alone tells of the ledger."""
+    world = World()
+    bookie = await world.started(SETTINGS)
+    if by_fence:
+        await bookie.handle(messages.FenceLedger(ledger=70_000, epoch=3))
+    else:
+        await bookie.handle(add(70_000, 0))
+    await world.kill()
+    del world.disk.files[segments_of(world.disk)[-1]].data[128:]
+    bookie = await world.started(SETTINGS)
+    assert bookie.lost_records
+    with pytest.raises(Unavailable, match="may have lost"):
+        await read(bookie, 70_000, 0)
+    with pytest.raises(Unavailable, match="may have lost"):
+        await bookie.handle(add(70_000, 0))
+    assert await read(bookie, 90_000, 0) is None
+
+
+async def test_a_cut_in_a_closed_segment_is_noticed_by_what_its_successor_states() -> None:
+    """The marks of a closed segment are deleted; the last group in it has no other witness than the next segment."""
+    world = World()
+    bookie = await world.started(SETTINGS)
+    for run in range(6):
+        await bookie.handle(add(1, run))
+    await bookie.tend()
+    first, second = segments_of(world.disk)[:2]
+    assert first.replace("journal", "marks") not in world.disk.files
+    await world.kill()
+    assert second in world.disk.files
+    data = world.disk.files[first].data
+    start = data.rindex(b"SLJh")
+    for cut in (start, start + 10, start + 200, len(data) - 1):
+        disk = world.disk.copy()
+        del disk.files[first].data[cut:]
+        bookie = await World(disk, world.meta).started(SETTINGS)
+        lost = [run for run in range(6) if await is_refused(bookie, 1, run)]
+        assert len(lost) == 1
+        assert bookie.lost_records
+
+
+async def test_a_group_is_witnessed_by_the_one_behind_it() -> None:
+    """Power goes and takes the marks along; damage in front of a later group is still no torn tail."""
+    world = World()
+    bookie = await world.started(BookieSettings(min_free_bytes=0, reserve_bytes=0))
+    world.disk.gate.clear()
+    tasks = [asyncio.create_task(bookie.handle(add(1, 0)))]
+    for run in (1, 2):
+        for _ in range(20):
+            await asyncio.sleep(0)
+        tasks.append(asyncio.create_task(bookie.handle(add(1, run))))
+    world.disk.gate.set()
+    await asyncio.gather(*tasks)
+    await world.kill()
+    world.disk.crash()
+    data = world.disk.files["journal-00000001"].data
+    at = data.index(payload_of(add(1, 0)))
+    data[at : at + 20] = bytes(20)
+    bookie = await world.started(SETTINGS)
+    assert [await is_refused(bookie, 1, run) for run in range(3)] == [True, False, False]
+
+
+async def is_refused(bookie: Bookie, ledger: int, run: int) -> bool:
+    """Whether the run is reported damaged or unknown; it must not be denied."""
+    try:
+        assert await read(bookie, ledger, run) is not None
+    except (Corrupt, Unavailable):
+        return True
+    return False
+
+
 async def test_a_damaged_run_is_listed_and_can_be_stored_again() -> None:
     disk, meta = await written()
     name = segments_of(disk)[0]

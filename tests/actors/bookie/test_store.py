@@ -213,6 +213,32 @@ async def test_sparse_segments_are_emptied_while_runs_are_read() -> None:
     await check(bookie, (3,), range(24))
 
 
+async def test_a_read_whose_segment_is_emptied_meanwhile_looks_again() -> None:
+    world = World()
+    bookie = await world.started(SETTINGS)
+    await fill(bookie, (1, 2, 3, 4, 5), range(12))
+    held, read_bytes, slow = asyncio.Event(), world.disk.read, list[str]()
+
+    async def hold_first(name: str, offset: int, length: int) -> bytes:
+        if name.startswith("journal-") and not slow:
+            slow.append(name)
+            await held.wait()
+        return await read_bytes(name, offset, length)
+
+    world.disk.read = hold_first  # type: ignore[method-assign]
+    reading = asyncio.create_task(read(bookie, 3, 0))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    await bookie.handle(messages.DeleteLedgers(ledgers=[1, 2, 4, 5]))
+    for _ in range(20):
+        await bookie.tend()
+    assert slow[0] not in world.disk.files
+    held.set()
+    frame = await reading
+    assert frame is not None
+    assert bytes(frame.payload) == payload_of(add(3, 0))
+
+
 @pytest.mark.parametrize("seed", range(12))
 async def test_housekeeping_may_be_killed_anywhere(seed: int) -> None:
     rng = random.Random(seed)
