@@ -21,7 +21,7 @@ from actors.ports import Ports
 from actors.signal import Signal
 from actors.wire import Blob
 from storage.errors import Conflict, Corrupt, Fenced, Invalid, InvariantViolation, NotFound, Overloaded, SluiceError
-from storage.frame import Header, Run, encode_head
+from storage.frame import Header, Run, encode_head, payload_crc
 
 ADD_TIMEOUT = 3_000
 RETRY_FIRST, RETRY_MOST = 50, 2_000
@@ -153,10 +153,12 @@ class LedgerWriter:
                 return True
             except Fenced:
                 raise
-            except (Conflict, Invalid, Corrupt, NotFound) as error:
+            except (Conflict, Invalid, NotFound) as error:
                 self._stop(str(error))
                 raise InvariantViolation(f"bookie {bookie} refuses {append.header}: {error}") from error
             except SluiceError as error:
+                if isinstance(error, Corrupt):
+                    self._check_payload(append)
                 if blob.handle is not None and not isinstance(error, NoAnswer):
                     blob = append.inline
                     continue
@@ -170,6 +172,12 @@ class LedgerWriter:
             await self._ports.clock.sleep(delay)
             delay = min(2 * delay, RETRY_MOST)
         return False
+
+    def _check_payload(self, append: Append) -> None:
+        """A bookie saw damage. On its way there: try again. In our own hands: this place can never be filled."""
+        if payload_crc(append.inline.data or b"") != append.header.crc:
+            self._stop("a run was damaged before it was stored")
+            raise InvariantViolation(f"the payload of {append.header} does not fit its checksum")
 
     def _settle(self, append: Append) -> None:
         """Let the bytes go when the run is confirmed and no copy is still being made."""

@@ -86,6 +86,8 @@ class Producer:
     pushed: int = -1
     stored: int = -1
     seen: int = 0
+    verified: bool = False
+    """Whether a run of this session was looked at as a whole."""
     pending: OrderedDict[int, Pending] = field(default_factory=OrderedDict)
     recent: deque[StoredRun] = field(default_factory=lambda: deque(maxlen=REMEMBERED_RUNS))
 
@@ -123,6 +125,7 @@ class Producers:
         self._sessions += 1
         producer.session = epoch << 24 | self._sessions
         producer.incarnation = incarnation
+        producer.verified = False
         return producer
 
     def find(self, name: str, session: int) -> Producer:

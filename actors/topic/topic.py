@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from actors.actor import Actor
 from actors.ledger.bookies import Bookies
@@ -50,7 +51,7 @@ from actors.topic.producers import Join, NotYet, Producer, Producers, Store, Sto
 from actors.topic.reads import LogReads
 from actors.topic.stats import describe
 from actors.topic.upkeep import Upkeep
-from actors.wire import Blob
+from actors.wire import Blob, Reply, Request
 from storage.batch import MAX_RUN_BYTES, MAX_RUN_MESSAGES, Batch, decode_body
 from storage.errors import Conflict, Corrupt, Fenced, Invalid, NotFound, SluiceError, Unavailable
 from storage.frame import Run, index_columns, make_run, payload_crc
@@ -94,6 +95,12 @@ class Topic(Actor):
         """Take the partition over; the log is recovered in the background. Raises Fenced if a newer owner is there."""
         await self._log.take()
         self.ports.spawn(self._recover(), "recover")
+
+    async def handle(self, request: Request[Any]) -> Reply:
+        """Answer one request. Raises Fenced once stopped, also to a Ping: this owner is of no use any more."""
+        if self.stopped is not None and not self._deleted:
+            raise Fenced(self._gone())
+        return await super().handle(request)
 
     async def stop(self, reason: str) -> None:
         """Refuse everything from now on. Idempotent."""
@@ -158,7 +165,7 @@ class Topic(Actor):
         """Append a run, once. Raises Fenced, Conflict (a gap), Overloaded, Unavailable, Invalid."""
         await self._ready()
         producer = self._producers.find(request.producer, request.session)
-        run = await self._check(request)
+        run = await self._check(request, producer)
         blob: Blob | None = None
         while True:
             verdict = self._producers.judge(producer, request.first_sequence, request.count, request.follows)
@@ -208,11 +215,13 @@ class Topic(Actor):
             waiting = self._turns.get(request.producer, [])
             if signal in waiting:
                 waiting.remove(signal)
+            if not waiting:
+                self._turns.pop(request.producer, None)
             raise Conflict(
                 f"sequence {request.first_sequence} does not follow {producer.pushed} of producer {request.producer!r}"
             )
 
-    async def _check(self, request: Publish) -> Run:
+    async def _check(self, request: Publish, producer: Producer) -> Run:
         """The run of a request, its payload in hand. Raises Invalid; Unavailable if a handle is gone."""
         if not 0 < request.count <= MAX_RUN_MESSAGES or request.first_sequence < 0:
             raise Invalid(f"a run holds 1 to {MAX_RUN_MESSAGES} messages, not {request.count}")
@@ -227,6 +236,13 @@ class Topic(Actor):
         columns = request.count * (12 if request.delayed else 4)
         if len(payload) < columns:
             raise Invalid(f"{len(payload)} bytes cannot hold the index columns of {request.count} messages")
+        if not producer.verified:
+            # A producer that encodes wrongly is found at its first run, before anything of it gets a place. Later
+            # ones are not looked at: damage on the way is rare, and the bookies' checksums stop it.
+            if payload_crc(payload) != request.crc:
+                raise Corrupt("the payload does not fit its checksum; send it again")
+            decode_body(payload[columns:], request.shape, request.count)
+            producer.verified = True
         if request.delayed and self.settings.max_delay_ms:
             deliver_at = index_columns(payload[:columns], request.count, True)[0]
             limit = self.ports.clock.now() + self.settings.max_delay_ms

@@ -38,7 +38,8 @@ class Upkeep:
         self._replicator = Replicator(ports, bookies, log.reader, log.keeper)
         self._numbers: dict[str, int] = {}
         self._lost: list[str] = []
-        self._leftovers: list[LedgerRecord] = []
+        self._leftovers: dict[str, list[int]] = {}
+        self._mending = False
         self._verified = 0
         self._fill_not_before = 0
         self.marks: dict[str, int] = {}
@@ -56,13 +57,24 @@ class Upkeep:
         await self._log.snapshot()
         await self._log.roll_if_due()
         await self.trim()
-        if self._lost:
-            await self._replicator.run(lambda: self._lost)
-        if self._log.settled and now >= self._fill_not_before:
-            await self._fill(now)
-        if self._leftovers:
-            leftovers, self._leftovers = self._leftovers, []
-            await self._forget(leftovers)
+        if not self._mending and (
+            self._lost or self._leftovers or (self._log.settled and now >= self._fill_not_before)
+        ):
+            self._mending = True
+            self._ports.spawn(self._mend(now), "mend")
+
+    async def _mend(self, now: int) -> None:
+        """What depends on bookies that may be away: copies and deletions. Never in the way of the rest."""
+        try:
+            if self._lost:
+                await self._replicator.run(lambda: self._lost)
+            if now >= self._fill_not_before:
+                await self._fill(now)
+            await self._forget()
+        except Fenced:
+            return  # the keeper has told the topic
+        finally:
+            self._mending = False
 
     async def _fill(self, now: int) -> None:
         """Look whether ledgers that were closed lately have all their copies; what cannot be done now comes later."""
@@ -121,20 +133,24 @@ class Upkeep:
         self._log.forget(ids)
         self._reads.forget(ids)
         self._ports.log("trimmed", ledgers=ids)
-        await self._forget(gone)
+        self._gone(gone)
 
-    async def _forget(self, ledgers: Iterable[LedgerRecord]) -> None:
-        """Tell the bookies of deleted ledgers; who does not answer is asked again in the next round."""
+    def _gone(self, ledgers: Iterable[LedgerRecord]) -> None:
+        """These ledgers are deleted in the record: the bookies are to hear of it."""
         for ledger in ledgers:
-            missed = False
             for bookie in ledger.bookies():
-                try:
-                    await self._bookies.ask(bookie, DeleteLedgers(ledgers=[ledger.id]), DELETE_TIMEOUT)
-                except SluiceError as error:
-                    missed = missed or bookie not in self._lost
-                    self._ports.log("delete_missed", ledger=ledger.id, bookie=bookie, error=str(error))
-            if missed:
-                self._leftovers.append(ledger)
+                self._leftovers.setdefault(bookie, []).append(ledger.id)
+
+    async def _forget(self) -> None:
+        """Tell the bookies of deleted ledgers; who does not answer is asked again in the next round."""
+        for bookie in list(self._leftovers):
+            ledgers = self._leftovers.pop(bookie)
+            try:
+                await self._bookies.ask(bookie, DeleteLedgers(ledgers=ledgers), DELETE_TIMEOUT)
+            except SluiceError as error:
+                self._ports.log("delete_missed", ledgers=ledgers, bookie=bookie, error=str(error))
+                if bookie not in self._lost:
+                    self._leftovers.setdefault(bookie, []).extend(ledgers)
 
     # -- lost bookies and the end ------------------------------------------------------------------------------------
 
@@ -166,4 +182,5 @@ class Upkeep:
 
         await self._log.keeper.update(change)
         self._log.halt()
-        await self._forget(gone)
+        self._gone(gone)
+        await self._forget()

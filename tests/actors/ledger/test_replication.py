@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import msgspec
-import pytest
 
 from actors.ledger.keeper import RecordKeeper
 from actors.ledger.reader import LedgerReader
@@ -15,9 +14,7 @@ from actors.ledger.replication import (
     under_replicated,
     with_repair,
 )
-from actors.ledger.sweep import sweep
 from actors.messages import TopicSettings
-from storage.errors import Corrupt, Unavailable
 from tests.actors.ledger.fakes import Lab, make_ledger
 
 RUNS = 12
@@ -113,22 +110,3 @@ async def test_a_damaged_copy_is_never_copied_on() -> None:
     await replicator.run(lambda: ["c"])
     assert keeper.record.ledgers[0].fragments[0].bookies[2] == "c"
     assert not any((7, 1) in lab.wire.bookies[name].runs for name in "ef")
-
-
-async def test_the_sweep_deletes_what_no_record_names_and_nothing_else() -> None:
-    lab = Lab("abcdef")
-    await stocked(lab)
-    lab.put("a", 99, 0, 0)
-    lab.put("e", 99, 0, 0)
-    assert await sweep(lab.ports, await lab.list_bookies()) == {"a": [99], "e": [99]}
-    assert await sweep(lab.ports, await lab.list_bookies()) == {}
-    assert lab.wire.holders(7, 0) != []
-
-
-async def test_a_record_that_cannot_be_read_ends_the_sweep() -> None:
-    lab = Lab("abc")
-    lab.put("a", 99, 0, 0)
-    await lab.meta.create("partition/t/1", 1, b"\xc1")
-    with pytest.raises((Corrupt, Unavailable)):
-        await sweep(lab.ports, await lab.list_bookies())
-    assert lab.wire.holders(99, 0) == ["a"]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from actors.ledger.record import Fragment, LedgerRecord, State
 from actors.ledger.writer import Append, LedgerWriter
 from actors.messages import AddRun
 from actors.wire import Blob, Request
-from storage.errors import Fenced
+from storage.errors import Fenced, InvariantViolation
 from storage.frame import Run, decode_head
 from tests.actors.ledger.fakes import Lab, make_ledger
 from tests.actors.topic.cluster import make_test_run
@@ -151,3 +153,25 @@ async def test_a_bookie_that_is_lost_for_good_is_replaced_without_traffic() -> N
     writing.writer.replace("a")
     await lab.settle()
     assert writing.fragments == [Fragment(1, 2, ("c", "b"))]
+
+
+async def test_damage_on_the_way_to_a_bookie_is_sent_again() -> None:
+    lab = Lab("ab")
+    damage = iter(["damaged", "damaged"])
+    lab.wire.rules.append(lambda bookie, request: next(damage, None) if bookie == "b" else None)
+    writing = await start(lab, "ab", 2, 2)
+    writing.append()
+    await writing.writer.drain()
+    assert lab.wire.holders(7, 0) == ["a", "b"]
+
+
+async def test_a_run_damaged_in_our_own_hands_stops_the_owner() -> None:
+    lab = Lab("ab")
+    lab.wire.rules.append(lambda bookie, request: "damaged")
+    writing = await start(lab, "ab", 2, 2)
+    append = writing.append()
+    append.inline = Blob(b"something else")
+    with pytest.raises(InvariantViolation):
+        await lab.settle()
+    assert writing.lost != []
+    assert writing.confirmed == []

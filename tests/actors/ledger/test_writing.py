@@ -68,7 +68,7 @@ def test_a_change_needs_a_replacement_and_only_one_runs_at_a_time() -> None:
         state.begin_change(["b"], ["d"])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_every_confirmed_run_is_on_an_ack_quorum_of_the_fragment_that_holds_it(data: st.DataObject) -> None:
     names = "abcdef"

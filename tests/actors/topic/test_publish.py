@@ -8,7 +8,7 @@ from actors.messages import Publish, Published, TopicSettings
 from actors.ports import Ports, Unknown
 from actors.topic import log
 from actors.wire import Blob
-from storage.errors import Conflict, Fenced, Invalid, Overloaded
+from storage.errors import Conflict, Corrupt, Fenced, Invalid, Overloaded
 from storage.position import position
 from tests.actors.topic.cluster import Cluster, TestProducer, insist, make_test_run, read_all
 from tests.sim.world import World
@@ -146,6 +146,23 @@ def test_bad_publishes_are_refused_and_consume_no_sequence() -> None:
         assert await values(client, cluster) == ["fine"]
 
     World(17).play(scenario)
+
+
+def test_a_producer_that_encodes_wrongly_is_refused_before_anything_has_a_place() -> None:
+    async def scenario(world: World) -> None:
+        cluster, client, producer = await started(world)
+        request = producer.request(make_test_run(["x"]), 0)
+        request.crc ^= 1
+        with pytest.raises(Corrupt):
+            await client.net.call(cluster.current, request, 1000)
+        request = producer.request(make_test_run(["x"]), 0)
+        request.shape = 1
+        with pytest.raises(Corrupt):
+            await client.net.call(cluster.current, request, 1000)
+        await producer.send(make_test_run(["fine"]), 0)
+        assert await values(client, cluster) == ["fine"]
+
+    World(20).play(scenario)
 
 
 def test_too_much_under_way_is_overloaded(monkeypatch: pytest.MonkeyPatch) -> None:

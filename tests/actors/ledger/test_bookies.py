@@ -1,0 +1,63 @@
+"""The list of bookies: cached, and those that failed lately are chosen last."""
+
+from __future__ import annotations
+
+import pytest
+
+from actors.ledger.bookies import AVOID_MS, REFRESH_MS, Bookies, NoAnswer
+from actors.messages import BookieList, ListLedgers
+from storage.errors import Unavailable
+from tests.actors.ledger.fakes import Lab
+
+
+async def test_ensembles_are_chosen_among_the_writable_and_failed_ones_come_last() -> None:
+    lab = Lab("abcd")
+    asked = []
+
+    async def listed() -> BookieList:
+        asked.append(1)
+        return BookieList(ids=list("abcd"), addresses=list("abcd"), read_only=["d"])
+
+    bookies = Bookies(lab.ports, listed)
+    assert sorted(await bookies.choose(3)) == ["a", "b", "c"]
+    bookies.suspect("b")
+    for _ in range(10):
+        assert "b" not in await bookies.choose(2)
+    assert len(asked) == 1
+    lab.clock.at += AVOID_MS
+    assert {name for _ in range(30) for name in await bookies.choose(2)} == {"a", "b", "c"}
+    assert len(asked) == 2
+    with pytest.raises(Unavailable, match="4 bookies are needed, 3"):
+        await bookies.choose(4)
+
+
+async def test_silence_is_no_answer_and_makes_a_bookie_suspect_until_it_answers() -> None:
+    lab = Lab("ab")
+    silent = ["a"]
+    lab.wire.rules.append(lambda bookie, request: "lose" if bookie in silent else None)
+    with pytest.raises(NoAnswer):
+        await lab.bookies.ask("a", ListLedgers(), 100)
+    assert lab.bookies.suspected("a")
+    silent.clear()
+    await lab.bookies.ask("a", ListLedgers(), 100)
+    assert not lab.bookies.suspected("a")
+    with pytest.raises(NoAnswer, match="not known"):
+        await lab.bookies.ask("z", ListLedgers(), 100)
+
+
+async def test_a_source_that_is_away_leaves_the_old_list() -> None:
+    lab = Lab("ab")
+    answers: list[BookieList | None] = [BookieList(ids=["a"], addresses=["a"]), None]
+
+    async def listed() -> BookieList:
+        answer = answers.pop(0)
+        if answer is None:
+            raise Unavailable("the controller is away")
+        return answer
+
+    bookies = Bookies(lab.ports, listed)
+    await bookies.refresh()
+    lab.clock.at += REFRESH_MS
+    await bookies.refresh()
+    assert bookies.writable() == ["a"]
+    assert answers == []

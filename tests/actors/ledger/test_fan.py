@@ -1,0 +1,72 @@
+"""Several pieces of work at once: outcomes in order of arrival, refusals are outcomes, defects are raised."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from actors.ledger.fan import Fan, together
+from storage.errors import NotFound, Unavailable
+from tests.actors.ledger.fakes import Lab
+
+
+async def later(turns: int, result: int) -> int:
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    return result
+
+
+async def refuse() -> int:
+    raise NotFound("no")
+
+
+async def break_down() -> int:
+    raise ZeroDivisionError
+
+
+async def test_outcomes_come_as_they_arrive() -> None:
+    fan: Fan[str, int] = Fan(Lab().ports, "test")
+    fan.start("slow", later(20, 1))
+    fan.start("quick", later(2, 2))
+    fan.start("refused", refuse())
+    outcomes = []
+    while fan.busy:
+        outcomes.append(await fan.next())
+    assert [key for key, _ in outcomes] == ["refused", "quick", "slow"]
+    assert isinstance(outcomes[0][1], NotFound)
+    assert [result for _, result in outcomes[1:]] == [2, 1]
+
+
+async def test_a_defect_is_raised() -> None:
+    fan: Fan[str, int] = Fan(Lab().ports, "test")
+    fan.start("broken", break_down())
+    with pytest.raises(ZeroDivisionError):
+        await fan.next()
+
+
+async def test_together_keeps_the_order_and_raises_the_first_refusal() -> None:
+    ports = Lab().ports
+    assert await together(ports, "test", [later(5, 1), later(1, 2), later(3, 3)]) == [1, 2, 3]
+    assert await together(ports, "test", []) == []
+    with pytest.raises(NotFound):
+        await together(ports, "test", [later(500, 1), refuse()])
+
+
+async def test_cancelled_work_is_not_waited_for() -> None:
+    lab = Lab()
+    fan: Fan[str, int] = Fan(lab.ports, "test")
+    fan.start("endless", later(10**9, 1))
+    await asyncio.sleep(0)
+    fan.cancel()
+    await asyncio.gather(*lab.tasks, return_exceptions=True)
+    assert all(task.cancelled() for task in lab.tasks)
+
+
+async def test_unavailable_is_an_outcome_too() -> None:
+    async def away() -> int:
+        raise Unavailable("away")
+
+    fan: Fan[str, int] = Fan(Lab().ports, "test")
+    fan.start("away", away())
+    assert isinstance((await fan.next())[1], Unavailable)

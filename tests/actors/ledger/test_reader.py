@@ -1,0 +1,69 @@
+"""Reading runs: from any bookie that has them whole, never from one that answers something else."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from actors.ledger.reader import LedgerReader, check_answer
+from actors.ledger.record import LedgerRecord, State
+from actors.messages import DescribeLedger, RunRead
+from actors.wire import Blob
+from storage.errors import Corrupt, Unavailable
+from tests.actors.ledger.fakes import Lab, make_ledger, make_stored
+
+
+def make_lab() -> tuple[Lab, LedgerReader, LedgerRecord]:
+    """Four runs of two entries on a, b and c."""
+    lab = Lab("abc")
+    ledger = msgspec.structs.replace(make_ledger(state=State.CLOSED), last_run=3, last_entry=7)
+    for run in range(4):
+        for bookie in "abc":
+            lab.put(bookie, 7, run, 2 * run)
+    return lab, LedgerReader(lab.ports, lab.bookies), ledger
+
+
+async def test_any_bookie_of_the_write_set_will_do() -> None:
+    lab, reader, ledger = make_lab()
+    for dead in ("ab", "bc", "ac"):
+        lab.wire.rules[:] = [lambda bookie, request, dead=dead: "lose" if bookie in dead else None]  # type: ignore[misc]
+        frame, data = await reader.whole(ledger, 2)
+        assert frame.bookie not in dead
+        assert (frame.header.run, frame.header.first_entry, len(data)) == (2, 4, frame.full_size)
+
+
+async def test_a_run_that_nobody_gives_is_unavailable_and_not_missing() -> None:
+    lab, reader, ledger = make_lab()
+    lab.wire.rules.append(lambda bookie, request: "damaged" if bookie == "a" else "lose")
+    with pytest.raises(Unavailable, match="cannot be read now"):
+        await reader.run(ledger, 1)
+
+
+async def test_damaged_bytes_are_passed_over() -> None:
+    lab, reader, ledger = make_lab()
+    for bookie in "ab":
+        head, payload = lab.wire.bookies[bookie].runs[7, 0]
+        lab.wire.bookies[bookie].runs[7, 0] = (head, bytes([payload[0] ^ 255]) + payload[1:])
+    assert (await reader.whole(ledger, 0))[0].bookie == "c"
+
+
+def test_another_run_than_the_one_asked_for_is_corrupt() -> None:
+    made, head = make_stored(7, 3, 6)
+    answer = RunRead(head=head, payload=Blob(made.payload))
+    found = check_answer(answer, 7, 3, "a")
+    assert found is not None
+    assert found.header.run == 3
+    for ledger, run in ((7, 2), (8, 3)):
+        with pytest.raises(Corrupt):
+            check_answer(answer, ledger, run, "a")
+    assert check_answer(RunRead(), 7, 3, "a") is None
+
+
+async def test_the_table_needs_only_as_many_bookies_as_tell_it_whole() -> None:
+    lab, reader, ledger = make_lab()
+    lab.wire.rules.append(lambda b, r: "lose" if isinstance(r, DescribeLedger) and b != "b" else None)
+    table = await reader.table(ledger)
+    assert [table.first(run) for run in range(4)] == [0, 2, 4, 6]
+    del lab.wire.bookies["b"].runs[7, 2]
+    with pytest.raises(Unavailable, match="1 runs"):
+        await reader.table(ledger)

@@ -1,0 +1,45 @@
+"""The sweep of leftovers: only what certainly no record names."""
+
+from __future__ import annotations
+
+import pytest
+
+from actors.ledger.sweep import named_ledgers, sweep
+from storage.errors import Corrupt, Unavailable
+from tests.actors.ledger.fakes import Lab
+from tests.actors.ledger.test_replication import stocked
+
+
+async def test_the_sweep_deletes_what_no_record_names_and_nothing_else() -> None:
+    lab = Lab("abcdef")
+    await stocked(lab)
+    lab.put("a", 99, 0, 0)
+    lab.put("e", 99, 0, 0)
+    assert await sweep(lab.ports, await lab.list_bookies()) == {"a": [99], "e": [99]}
+    assert await sweep(lab.ports, await lab.list_bookies()) == {}
+    assert lab.wire.holders(7, 0) != []
+
+
+async def test_a_record_that_cannot_be_read_ends_the_sweep() -> None:
+    lab = Lab("abc")
+    lab.put("a", 99, 0, 0)
+    await lab.meta.create("partition/t/1", 1, b"\xc1")
+    with pytest.raises((Corrupt, Unavailable)):
+        await sweep(lab.ports, await lab.list_bookies())
+    assert lab.wire.holders(99, 0) == ["a"]
+
+
+async def test_bookies_are_asked_before_the_records_are_read() -> None:
+    lab = Lab("abcd")
+    await stocked(lab)
+    read = lab.meta.keys
+
+    async def keys(prefix: str) -> list[str]:
+        # A ledger that appears at a bookie only now is in a record by now as well; it must not be judged.
+        lab.put("a", 50, 0, 0)
+        return await read(prefix)
+
+    lab.meta.keys = keys  # type: ignore[method-assign]
+    assert await sweep(lab.ports, await lab.list_bookies()) == {}
+    assert lab.wire.holders(50, 0) == ["a"]
+    assert sorted(await named_ledgers(lab.ports)) == [7]
