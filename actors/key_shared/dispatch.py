@@ -184,24 +184,22 @@ class Dispatch:
         """Messages are done, whoever says so (KS-57); returns those that were here, ascending, each once."""
         core = self._core
         window = core.window
-        rows = window.locate(positions)
+        rows, done = window.locate(positions)
         if core.claiming:
             for member in core.members:
                 member.claims = np.setdiff1d(member.claims, positions)
         state = window.state[rows]
         held = state == PENDING
-        if held.all():
-            pending = rows
-        else:
+        pending = rows
+        if not held.all():
             pending = rows[held]
             core.drop(rows[~held & (state != DONE)])
-            rows = rows[state != DONE]
-        if len(rows) == 0:
-            return NO_POSITIONS
-        done = window.position[rows]
+            done = done[state != DONE]
+        elif done is positions:
+            done = done.copy()
         core.release(pending, DONE)
         if consumer in core.members.by_number:
-            core.members.by_number[consumer].messages_acked += len(rows)
+            core.members.by_number[consumer].messages_acked += len(done)
         window.trim()
         return done
 

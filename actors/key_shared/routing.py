@@ -129,15 +129,38 @@ def _pass(core: Core, rows: Rows | slice, allowance: Counts, out: list[Assignmen
         picked = chosen if order is None else chosen[order]
     if core.shared and total < count:
         core.members.starved[:] = True
+    if fresh:
+        _mark_fresh(core, rows, candidates.owners, picked, total, now)
+        core.window.fresh_from = core.window.tail
     if total:
         _send(core, rows, candidates, picked, counts, out, now)
-    if fresh and total < count:
-        left = np.ones(count, np.bool_)
-        if total:
-            left[picked] = False
-        _keep(core, rows, left, now)
-    if fresh:
-        core.window.fresh_from = core.window.tail
+
+
+def _mark_fresh(
+    core: Core, rows: Rows | slice, owners: Reduced, picked: npt.NDArray[np.intp] | None, total: int, now: int
+) -> None:
+    """Of the rows that were read forward `picked` (None: all) are with their owner now.
+
+    The others wait with their place in the order (KS-37.3). As they are few, all are marked as sent, in the order
+    in which they lie, and these then taken back.
+    """
+    window = core.window
+    count = len(owners)
+    window.since[rows] = now
+    window.move(rows, total, FRESH, PENDING)
+    window.consumer[rows] = owners
+    window.flags[rows] = DELIVERED | SENT
+    if total == count:
+        return
+    left = np.ones(count, np.bool_)
+    if total:
+        left[picked] = False
+    kept = np.flatnonzero(left)
+    kept = kept + rows.start if isinstance(rows, slice) else rows[kept]
+    window.move(kept, len(kept), FRESH, REPLAY)
+    window.consumer[kept] = NO_SLOT
+    window.flags[kept] = 0
+    core.queue(kept)
 
 
 def cut(core: Core, owners: Reduced, allowance: Counts) -> tuple[npt.NDArray[np.intp] | None, Counts]:
@@ -178,39 +201,35 @@ def _send(
     window = core.window
     slots = np.repeat(np.arange(len(counts), dtype=np.uint16), counts)
     if picked is None:
-        hashes, positions, chosen = candidates.hashes, candidates.positions.copy(), rows
+        hashes, positions = candidates.hashes, candidates.positions.copy()
     else:
         hashes, positions = candidates.hashes[picked], candidates.positions[picked]
-        chosen = picked + rows.start if isinstance(rows, slice) else rows[picked]
-    if not candidates.fresh:
+    redeliveries = _NO_REDELIVERIES
+    if candidates.fresh:
+        core.sentinel.sent(slots, hashes, positions, None)
+    else:
+        chosen = _all(rows) if picked is None else _all(rows)[picked]
         core.sentinel.sent(slots, hashes, positions, (window.flags[chosen] & (DELIVERED | DUE)) == 0)
         _take_from_queue(core, chosen)
         window.consumer[chosen] = slots
         window.flags[chosen] |= DELIVERED | SENT
-    else:
-        core.sentinel.sent(slots, hashes, positions, None)
-        to = slots
-        if len(hashes) == len(candidates.hashes):
-            # All go, so the rows can be marked as they lie, without following the sort by owner.
-            chosen, to = rows, candidates.owners
-        window.move(chosen, len(hashes), FRESH, PENDING)
-        window.consumer[chosen] = to
-        window.flags[chosen] = DELIVERED | SENT
-    window.since[chosen] = now
+        window.since[chosen] = now
+        if window.redelivered:
+            redeliveries = window.redelivery[chosen]
     core.tables.sent(hashes, slots)
     core.members.count_sent(counts)
     core.settle_limits()
-    redeliveries = _NO_REDELIVERIES
-    if not candidates.fresh and window.redelivered:
-        redeliveries = window.redelivery[chosen]
     _assign(core, positions, redeliveries, counts, out, now)
 
 
-def _take_from_queue(core: Core, rows: Rows | slice) -> None:
+def _all(rows: Rows | slice) -> Rows:
+    return np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
+
+
+def _take_from_queue(core: Core, rows: Rows) -> None:
     state = core.window.state[rows]
-    every = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
     for before in (REPLAY, LOOSE):
-        mine = every[state == before]
+        mine = rows[state == before]
         if before == REPLAY:
             core.unqueue(mine)
         core.window.move(mine, len(mine), before, PENDING)
@@ -234,20 +253,18 @@ def _assign(
         again = np.bincount(np.repeat(np.arange(len(counts)), counts)[redeliveries > 0], minlength=len(counts))
         members.redelivered += again
     numbers = members.numbers[to].tolist()
-    start = 0
-    for slot, number, end in zip(to.tolist(), numbers, ends, strict=True):
-        some = redeliveries[start:end] if len(redeliveries) and again[slot] else _NO_REDELIVERIES
-        out.append(Assignment(number, positions[start:end], some, core.next_dispatch + start))
-        start = end
+    starts = [0, *ends[:-1]]
+    first = core.next_dispatch
+    if again.any():
+        parts = [redeliveries[start:end] for start, end in zip(starts, ends, strict=True)]
+        parts = [part if part.any() else _NO_REDELIVERIES for part in parts]
+    else:
+        parts = [_NO_REDELIVERIES] * len(ends)
+    out += [
+        Assignment(number, positions[start:end], part, first + start)
+        for number, start, end, part in zip(numbers, starts, ends, parts, strict=True)
+    ]
     core.next_dispatch += len(positions)
-
-
-def _keep(core: Core, rows: Rows | slice, left: Mask, now: int) -> None:
-    """Forward messages that cannot go now wait with their place in the order (KS-37.3)."""
-    kept = np.flatnonzero(left) + rows.start if isinstance(rows, slice) else rows[left]
-    core.window.move(kept, len(kept), FRESH, REPLAY)
-    core.window.since[kept] = now
-    core.queue(kept)
 
 
 def deal(core: Core, count: int, allowance: Counts) -> Reduced:

@@ -156,31 +156,29 @@ class Window:
 
     def find(self, positions: Positions) -> Rows:
         """Rows of the given positions that are live, ascending, each once; positions not here are left out."""
-        rows = self.locate(positions)
+        rows, _ = self.locate(positions)
         alive = self.state[rows] != DONE
         return rows if alive.all() else rows[alive]
 
-    def locate(self, positions: Positions) -> Rows:
-        """As `find`, but rows that are DONE may be among them."""
+    def locate(self, positions: Positions) -> tuple[Rows, Positions]:
+        """Rows of the given positions, ascending, each once, and their positions. Some may be DONE."""
         view = self.position[self.head : self.tail]
         if len(positions) == 0 or len(view) == 0:
-            return np.empty(0, np.intp)
+            return np.empty(0, np.intp), np.empty(0, np.int64)
         if not bool((positions[1:] > positions[:-1]).all()):
             positions = np.unique(positions)
-        last = int(view.searchsorted(positions[-1]))
-        if last == len(view):
-            last -= 1
+        last = min(int(view.searchsorted(positions[-1])), len(view) - 1)
         # Where no position is missing from the table between a wanted one and the last one, a subtraction finds it.
         at = positions - (int(view[last]) - last)
         if at[0] < 0 or at[-1] > last:
             np.clip(at, 0, last, out=at)
         missed = np.flatnonzero(view[at] != positions)
         if len(missed):
-            rest = view[: last + 1].searchsorted(positions[missed])
-            at[missed] = np.minimum(rest, last)
-            at = at[view[at] == positions]
+            at[missed] = np.minimum(view[: last + 1].searchsorted(positions[missed]), last)
+            found = view[at] == positions
+            at, positions = at[found], positions[found]
         at += self.head
-        return at
+        return at, positions
 
     def rows_in(self, *states: int) -> Rows:
         """All rows in the given states, ascending."""

@@ -266,6 +266,21 @@ def test_ls_t17_equal_names_have_separate_entries_that_vanish() -> None:
     assert flow.dispatch.stats(0)["consumersAfterMarkDeletePosition"] == {}
 
 
+@pytest.mark.parametrize("policy", ["read_position", "last_sent_position"])
+def test_ls_6_what_waits_for_one_newcomer_does_not_go_to_the_next(policy: str) -> None:
+    """c1 must wait for 1:1 and 1:2; c2 joins later, further on, and takes their hashes over: it must wait as well."""
+    key = keys_by_owners(("c0",), ("c1",), ("c2",))["c0", "c1", "c2"]
+    flow = Driver(policy=policy)
+    flow.join("c0")
+    flow.send("anything")
+    flow.join("c1")
+    assert flow.send(key[0], key[1]) == {}
+    stays = keys_by_owners(("c0",), ("c1",), ("c2",))["c0", "c0", "c0"][0]
+    assert flow.send(stays) == {"c0": ["1:3"]}
+    flow.join("c2")
+    assert flow.route() == {}, "under the old policy the position of c2 is above them, that of c1 is not"
+
+
 def test_ls_5_one_consumer_alone_waits_for_nobody() -> None:
     flow = Driver(policy="last_sent_position")
     flow.join("c1")
