@@ -1,0 +1,55 @@
+"""What a consumer holds, and what is left of it after acknowledgements and a lost session."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from actors.consumer.held import Holding, Received
+
+
+def part(first: int, count: int) -> Received:
+    """Positions first .. first+count-1."""
+    zeros = np.zeros(count, np.int64)
+    return Received(
+        rows=pa.record_batch({"payload": [b""] * count}),
+        partition=0,
+        positions=np.arange(first, first + count),
+        dispatch=zeros,
+        redeliveries=zeros.astype(np.uint8),
+        deliver_at=zeros,
+        epoch=1,
+        session=1,
+    )
+
+
+def test_closing_rows_tells_each_position_once() -> None:
+    """A second acknowledgement of the same rows says nothing."""
+    one = part(10, 4)
+    assert one.close(np.array([1, 3])).tolist() == [11, 13]
+    assert one.close(np.array([1, 2])).tolist() == [12]
+    assert one.close().tolist() == [10]
+    assert one.close().tolist() == []
+
+
+def test_holding_is_what_is_open_in_order() -> None:
+    """Positions of all parts, ascending; finished parts are forgotten."""
+    holding = Holding()
+    late, early = part(50, 2), part(10, 3)
+    holding.add(late)
+    holding.add(early)
+    early.close(np.array([0]))
+    assert holding.positions().tolist() == [11, 12, 50, 51]
+    late.close()
+    assert holding.positions().tolist() == [11, 12]
+
+
+def test_a_lost_session_leaves_nothing() -> None:
+    """Everything is revoked: acknowledging it later sends nothing."""
+    holding = Holding()
+    one = part(10, 3)
+    holding.add(one)
+    holding.revoke()
+    assert one.revoked
+    assert one.close().tolist() == []
+    assert holding.positions().tolist() == []

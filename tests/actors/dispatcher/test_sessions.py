@@ -1,0 +1,62 @@
+"""Sessions: leases, turns, and the order in which acknowledgements are confirmed."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.dispatcher.sessions import EPOCH_SESSIONS, Session, Sessions
+from storage.errors import Fenced
+
+
+def opened() -> tuple[Sessions, Session]:
+    """One consumer at a dispatcher of epoch 3."""
+    sessions = Sessions(3)
+    return sessions, sessions.open(1, "c", "c.0", 1000, 0)
+
+
+def test_a_session_that_is_over_is_fenced() -> None:
+    """S21: nothing that an ended session says is heard."""
+    sessions, session = opened()
+    assert sessions.get(session.session) is session
+    sessions.close(session)
+    with pytest.raises(Fenced):
+        sessions.get(session.session)
+    assert sessions.of_incarnation("c.0") is None
+    assert sessions.of_number(1) is None
+    assert session.ready.is_set()
+
+
+def test_sessions_of_two_epochs_never_meet() -> None:
+    """A number of an older epoch is not a session of the newer one."""
+    _, old = opened()
+    newer = Sessions(4)
+    newer.open(1, "c", "c.0", 1000, 0)
+    assert old.session // EPOCH_SESSIONS == 3
+    with pytest.raises(Fenced):
+        newer.get(old.session)
+
+
+@given(st.permutations(range(1, 8)), st.lists(st.integers(1, 7)))
+def test_turns_are_received_without_gaps_whatever_their_order(order: list[int], again: list[int]) -> None:
+    """`received` is the end of the unbroken beginning; a repetition is seen as one."""
+    _, session = opened()
+    arrived: set[int] = set()
+    for turn in [*order, *again]:
+        assert session.arrived(turn) == (turn not in arrived)
+        arrived.add(turn)
+        unbroken = 0
+        while unbroken + 1 in arrived:
+            unbroken += 1
+        assert session.received == unbroken
+
+
+def test_a_turn_is_answered_with_what_lay_ready_and_remembered() -> None:
+    """The delivery of a turn is kept for its repetition; the outbox is empty afterwards."""
+    _, session = opened()
+    session.turn = 4
+    delivery = session.deliver()
+    assert delivery.turn == 4
+    assert session.answered is delivery
+    assert session.outbox == []
