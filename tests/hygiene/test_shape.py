@@ -32,7 +32,7 @@ def test_no_function_is_too_long() -> None:
 
 
 def test_no_drawer_for_everything() -> None:
-    drawers = {"utils.py", "util.py", "helpers.py", "misc.py", "common.py"}
+    drawers = {"utils.py", "util.py", "helpers.py", "misc.py"}
     assert [name for name in tracked() if PurePosixPath(name).name in drawers and not name.startswith("tests/")] == []
 
 
