@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import sys
@@ -43,6 +44,9 @@ _LOOK_EVERY_S = 0.05
 _FAULT_EVERY_S = 0.005
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _REST_S = 10.0
+_PYTHON_ERROR = re.compile(
+    r"[A-Za-z_][\w.]*(Error|Exception|Unavailable|Overloaded|Fenced|Conflict|Invalid|NotFound|Corrupt): "
+)
 
 
 def flood_command(**values: Any) -> int:
@@ -264,7 +268,7 @@ class Flood:
         ended.set()
         breaker.join()
         if self._failure is not None:
-            self._troubles.append(f"publishing failed: {_first_line(self._failure)}")
+            self._troubles.append(f"publishing failed: {_cause(self._failure)}")
 
     def _break(self, fleet: Fleet, faults: list[Fault], total: int, ended: threading.Event) -> None:
         """Inject the faults, each when it is due; in a thread of its own, because a clean leave takes a while."""
@@ -351,11 +355,11 @@ class _Watch:
         )
 
 
-def _first_line(error: BaseException) -> str:
-    """The line of a Spark error that names its cause: the last one of the Python traceback inside."""
+def _cause(error: BaseException) -> str:
+    """The line of a Spark error that names its cause: the last Python error in it, else its first line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    causes = [line for line in lines if line.startswith(("storage.errors.", "pyspark.errors", "ray.exceptions"))]
-    return (causes or lines or [type(error).__name__])[0]
+    causes = [line for line in lines if _PYTHON_ERROR.match(line) and not line.startswith(("org.", "java.", "Caused"))]
+    return (causes[-1:] or lines or [type(error).__name__])[0]
 
 
 @contextlib.contextmanager
