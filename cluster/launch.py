@@ -14,15 +14,20 @@ import contextlib
 import json
 import os
 import shutil
+import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cluster import environment
 from cluster.environment import LOOPBACK, NAMESPACE, prepare, short_folder
-from storage.errors import Invalid, Unavailable
+from cluster.nodes import add_node, start_head, stop_session
+from storage.errors import Invalid, NotFound, Unavailable
+
+if TYPE_CHECKING:
+    from cluster.config import Configuration
 
 STATE_FILE = "cluster.json"
 TOKEN_FILE = "token"
@@ -52,8 +57,8 @@ class ClusterOptions:
             "data_dir": str(root),
             "bookies": [f"bookie-{number}" for number in range(self.bookies)],
             "brokers": self.brokers,
-            "metadata": self.metadata or f"sqlite:{root / 'metadata.db'}",
-            "objects": self.objects or f"file:{root / 'objects'}",
+            "metadata": self.metadata or (root / "metadata.db").as_uri().replace("file", "sqlite", 1),
+            "objects": self.objects or (root / "objects").as_uri(),
             "s3_endpoint_url": self.s3_endpoint_url,
             "bookie_settings": self.bookie_settings,
         }
@@ -185,11 +190,121 @@ def find(data_dir: Path | None = None) -> tuple[str, Path | None] | None:
     if inherited:
         token = os.environ.get("RAY_AUTH_TOKEN_PATH")
         return inherited, Path(token) if token else None
-    state = (data_dir or Path("sluice-data")) / STATE_FILE
-    if state.exists():
-        known = json.loads(state.read_text())
-        return str(known["address"]), state.parent / TOKEN_FILE
-    return None
+    state = _read_state(data_dir or Path("sluice-data"))
+    if state is None:
+        return None
+    return str(state["address"]), Path(state["token_file"]) if state.get("token_file") else None
+
+
+# -- a cluster that stays ---------------------------------------------------------------------------------------------
+
+
+def up(values: Configuration, nodes: int = 1) -> dict[str, Any]:
+    """Start a cluster that stays when this process ends, or Sluice in the Ray cluster at `values.address`.
+
+    What runs already is left running, what died is started again over the same data. Raises Invalid, Unavailable.
+    """
+    options = values.cluster_options()
+    root = prepare_folder(options.data_dir)
+    state = _read_state(root)
+    if state is not None and not _answers(state["address"]):
+        _forget(root, state)
+        state = None
+    if state is None:
+        state = {"address": values.address, "session": "", "token_file": "", "started_at": int(time.time())}
+        if values.address is None:
+            state["token_file"] = str(root / TOKEN_FILE)
+            prepare(root / TOKEN_FILE)
+            session = state["session"] = short_folder()
+            try:
+                state["address"] = start_head(session, cpus=options.cpus, object_store_bytes=options.object_store_bytes)
+                for _ in range(nodes - 1):
+                    add_node(session, state["address"], object_store_bytes=options.object_store_bytes)
+            except BaseException:
+                _forget(root, state)
+                raise
+        (root / STATE_FILE).write_text(json.dumps(state))
+    join(str(state["address"]), Path(state["token_file"]) if state["token_file"] else None)
+    start_controller(options.settings())
+    return {"address": state["address"], "data_dir": str(root), "nodes": len(_alive_nodes())}
+
+
+def down(data_dir: Path) -> dict[str, Any]:
+    """End the cluster of a data folder: Sluice's own processes first, then the Ray nodes that `up` started."""
+    state = _read_state(data_dir)
+    if state is None:
+        raise NotFound(f"no cluster was started on {data_dir}")
+    if _answers(state["address"]):
+        join(str(state["address"]), Path(state["token_file"]) if state["token_file"] else None)
+        import ray
+
+        stop_hosts()
+        ray.shutdown()
+    return {"ended": _forget(data_dir, state)}
+
+
+def status(values: Configuration) -> dict[str, Any]:
+    """Nodes, actors, topics and alarms of the running cluster. Raises Unavailable if there is none."""
+    import cluster
+
+    found = (values.address, None) if values.address else find(values.data_dir)
+    if found is None:
+        raise Unavailable(f"no cluster is running on {values.data_dir}; start one with `./sluice up`")
+    with cluster.connect(found[0], data_dir=values.data_dir) as client:
+        answer = client.status()
+        topics = client.topics()
+    restarted = [row for row in answer["actors"] if row["problem"] or row["state"] != "running"]
+    return {
+        "address": found[0],
+        "data_dir": str(values.data_dir.absolute()),
+        "free_bytes": shutil.disk_usage(values.data_dir).free if values.data_dir.exists() else None,
+        "objects": values.objects or (values.data_dir.absolute() / "objects").as_uri(),
+        "alarms": [f"{row['name']} is {row['state']}: {row['problem']}" for row in restarted],
+        "nodes": _alive_nodes(),
+        "actors": answer["actors"],
+        "topics": topics,
+    }
+
+
+def _alive_nodes() -> list[dict[str, Any]]:
+    import ray
+
+    if not ray.is_initialized():
+        return []
+    return [
+        {"node": node["NodeID"][:12], "address": node["NodeManagerAddress"], "alive": node["Alive"]}
+        for node in ray.nodes()
+    ]
+
+
+def _read_state(data_dir: Path) -> dict[str, Any] | None:
+    try:
+        state = json.loads((data_dir / STATE_FILE).read_text())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise Invalid(f"{data_dir / STATE_FILE} cannot be read ({error}); remove it if no cluster runs") from None
+    return dict(state)
+
+
+def _answers(address: str) -> bool:
+    """Whether somebody listens there."""
+    host, _, port = str(address).rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), timeout=2):
+            return True
+    except OSError:
+        return False
+
+
+def _forget(data_dir: Path, state: dict[str, Any]) -> int:
+    """End what is left of a session and remove its traces; the data stays."""
+    ended = 0
+    if state.get("session"):
+        ended = stop_session(state["session"])
+        shutil.rmtree(state["session"], ignore_errors=True)
+    (data_dir / STATE_FILE).unlink(missing_ok=True)
+    return ended
 
 
 def wait_until(condition: Any, timeout_s: float, what: str) -> None:

@@ -166,6 +166,8 @@ def _split(url: str, forms: str) -> tuple[str, str]:
     if "://" not in url and url != "memory:":
         if not url:
             raise Invalid(f"a store is named by {forms}")
+        if ":" in url.partition("/")[0]:
+            raise Invalid(f"{url} is no store: give {forms}")
         return "file", url
     parts = urlsplit(url)
     if parts.query or parts.fragment or parts.username or parts.password:
