@@ -24,6 +24,7 @@ from actors.ports import Ports
 from storage.delayed.browse import Slot, histogram
 from storage.delayed.core import DelayedCore, tracked
 from storage.delayed.entries import NEVER, Mask, Times
+from storage.delayed.index import PositionIndex
 from storage.delayed.live import State
 from storage.errors import Invalid, SluiceError
 from storage.hashing import Hashes
@@ -108,6 +109,11 @@ class BucketTracker:
                 self._keeper.kick()
             self._keeper.arm()
         return taken
+
+    @property
+    def index(self) -> PositionIndex:
+        """Which positions are tracked; not to be changed."""
+        return self._core.index
 
     def contains(self, positions: Positions) -> Mask:
         """Which of the positions are tracked, shape (n,)."""

@@ -16,6 +16,7 @@ import numpy as np
 from storage.delayed.browse import Slot, histogram
 from storage.delayed.core import DelayedCore, tracked
 from storage.delayed.entries import END, Mask, Times
+from storage.delayed.index import PositionIndex
 from storage.errors import SluiceError
 from storage.hashing import Hashes
 from storage.position import Positions
@@ -59,6 +60,11 @@ class InMemoryTracker:
         if not self.count():
             self._reset()
         return taken
+
+    @property
+    def index(self) -> PositionIndex:
+        """Which positions are tracked; not to be changed."""
+        return self._core.index
 
     def contains(self, positions: Positions) -> Mask:
         """Which of the positions are tracked, shape (n,)."""

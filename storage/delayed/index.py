@@ -128,6 +128,35 @@ class PositionIndex:
             known, reach = (middle, reach) if inside else (known, middle)
         return min(start + reach, end)
 
+    def next_present(self, start: int, end: int) -> int:
+        """The first position start <= p < end that is in the set, else `end`."""
+        if start >= end:
+            return end
+        for ledger in self._ledgers.irange(ledger_of(max(start, 0)), ledger_of(max(end - 1, 0))):
+            low, high = _entry_range(ledger, start, end)
+            found = self._ledgers[ledger].next_set_bit(low) if self._ledgers[ledger].max() >= low else high
+            if found < high:
+                return position(ledger, found)
+        return end
+
+    def common(self, other: PositionIndex) -> int:
+        """How many positions are in both sets."""
+        pairs = ((bitmap, other._ledgers.get(ledger)) for ledger, bitmap in self._ledgers.items())
+        return sum(bitmap.intersection_cardinality(theirs) for bitmap, theirs in pairs if theirs is not None)
+
+    def count_range(self, start: int, end: int) -> int:
+        """How many positions start <= p < end are in the set."""
+        total = 0
+        for ledger in self._ledgers.irange(ledger_of(max(start, 0)), ledger_of(max(end - 1, 0))):
+            total += self._ledgers[ledger].range_cardinality(*_entry_range(ledger, start, end))
+        return total
+
+    def replace(self, other: PositionIndex) -> None:
+        """Become a copy of another set."""
+        self.clear()
+        for ledger, bitmap in other.ledgers():
+            self.merge(ledger, bitmap)
+
     def compact(self, start: int, end: int) -> None:
         """Store consecutive entries as ranges in the ledgers of start .. end; called when a bucket was sealed."""
         for ledger in self._ledgers.irange(ledger_of(start), ledger_of(end)):

@@ -96,6 +96,22 @@ def test_next_absent_over_long_ranges() -> None:
     assert index.next_absent(position(4, (1 << 32) - 5), position(5, 3)) == position(5, 0)
 
 
+@settings(max_examples=100, deadline=None)
+@given(PLACES, PLACES, st.integers(0, 40), st.integers(0, 60))
+def test_counting_and_the_next_present(places: list[int], others: list[int], start: int, length: int) -> None:
+    index, other = PositionIndex(), PositionIndex()
+    index.add(column(places))
+    other.add(column(others))
+    first = position(2, start)
+    end = first + length
+    inside = [p for p in sorted(set(places)) if first <= p < end]
+    assert index.next_present(first, end) == (inside[0] if inside else end)
+    assert index.count_range(first, end) == len(inside)
+    assert index.common(other) == len(set(places) & set(others))
+    other.replace(index)
+    assert len(other) == index.common(other) == len(index)
+
+
 def test_taking_out_everything_of_another_set() -> None:
     index, other = PositionIndex(), PositionIndex()
     index.add(column([position(1, 1), position(1, 2), position(2, 7)]))

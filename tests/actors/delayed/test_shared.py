@@ -1,0 +1,269 @@
+"""One index for all subscriptions of a partition: each gets everything once, whoever comes, goes or is late."""
+
+from typing import cast
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actors.delayed.memory import InMemoryTracker
+from actors.delayed.shared import SharedIndex, SharedView, make_shared_index
+from actors.delayed.tracker import DelayedTracker
+from storage.position import position
+from tests.actors.delayed.broker import Log, bucket_settings
+from tests.actors.delayed.world import Life, World
+
+
+class Subscription:
+    """A dispatcher's side: reads the log, delivers, acknowledges."""
+
+    def __init__(self, name: str, world: World, log: Log) -> None:
+        self.name = name
+        self.world = world
+        self.log = log
+        self.acknowledged: dict[int, int] = {}
+        self.delivered: list[int] = []
+        self.view: SharedView | None = None
+        self.read_to = -1
+
+    def attach(self, index: SharedIndex) -> None:
+        self.view = index.view(self.name, lambda: None)
+        self.delivered = []
+        self.view.untrack(np.array(sorted(self.acknowledged), np.int64))
+        self.read_to = -1
+        self.trim()
+
+    def trim(self) -> None:
+        assert self.view is not None
+        self.view.trim(self.mark_delete())
+
+    def mark_delete(self) -> int:
+        last = -1
+        for place in sorted(self.log.due):
+            if place not in self.acknowledged:
+                return last
+            last = place
+        return last
+
+    def feed(self, places: list[int]) -> None:
+        assert self.view is not None
+        wanted = [p for p in places if p not in self.acknowledged and p not in self.delivered]
+        if wanted:
+            column = np.array(wanted, np.int64)
+            due = np.array([self.log.due[place] for place in wanted], np.int64)
+            waits = self.view.add(column, (column & 0xFFFF).astype(np.uint32), due, self.world.now)
+            self.deliver(column[~waits].tolist())
+
+    def step(self) -> None:
+        """Read what is new, read lost ranges again, take what is due."""
+        assert self.view is not None
+        new = [place for place in sorted(self.log.due) if place > self.read_to]
+        self.read_to = max([self.read_to, *new])
+        self.feed(new)
+        positions, hashes = self.view.take(1000, self.world.now)
+        assert ((positions & 0xFFFF) == hashes).all()
+        self.deliver(positions.tolist())
+        for start, end in self.view.take_rescans():
+            self.feed([place for place in sorted(self.log.due) if start <= place <= end])
+
+    def deliver(self, places: list[int]) -> None:
+        for place in places:
+            assert self.log.due[place] <= self.world.now
+            assert place not in self.delivered
+            assert place not in self.acknowledged
+            self.delivered.append(place)
+
+    def acknowledge(self) -> None:
+        self.acknowledged.update(dict.fromkeys(self.delivered, 1))
+        self.trim()
+
+    def waiting(self) -> list[int]:
+        gone = {*self.acknowledged, *self.delivered}
+        return [place for place in sorted(self.log.due) if place not in gone]
+
+    def check(self) -> None:
+        assert self.view is not None
+        waiting = self.waiting()
+        assert self.view.count() == len(waiting)
+        places = np.array(sorted(self.log.due), np.int64)
+        assert self.view.contains(places).tolist() == [place in waiting for place in places.tolist()]
+        if places.size:
+            end = int(places[-1]) + 1
+            start = int(places[0])
+            free = [p for p in range(start, min(end, start + 50)) if p not in waiting]
+            expected = free[0] if free else None
+            if expected is not None:
+                assert self.view.next_untracked(start, end) == expected
+
+
+def memory_index() -> SharedIndex:
+    return SharedIndex(lambda changed: InMemoryTracker())
+
+
+def attached(index: SharedIndex, world: World, log: Log, *names: str) -> list[Subscription]:
+    subscriptions = [Subscription(name, world, log) for name in names]
+    for subscription in subscriptions:
+        subscription.attach(index)
+    return subscriptions
+
+
+def test_every_subscription_gets_every_message_from_one_index() -> None:
+    world, log, index = World(), Log(), memory_index()
+    log.publish(1, [10, 20, 30])
+    one, two = attached(index, world, log, "one", "two")
+    one.step()
+    two.step()
+    assert len(index.tracker.index) == 3
+    world.now = 20
+    one.step()
+    assert one.delivered == [position(1, 0), position(1, 1)]
+    assert two.delivered == []
+    assert two.view is not None
+    assert two.view.count() == 3
+    assert two.view.next_due() is not None
+    two.step()
+    assert two.delivered == one.delivered
+
+
+def test_a_late_subscription_at_earliest_gets_everything() -> None:
+    world, log, index = World(), Log(), memory_index()
+    log.publish(1, [10, 20, 30])
+    (one,) = attached(index, world, log, "one")
+    one.step()
+    world.now = 20
+    one.step()
+    (late,) = attached(index, world, log, "late")
+    late.step()
+    assert late.delivered == one.delivered == [position(1, 0), position(1, 1)]
+    world.now = 30
+    late.step()
+    one.step()
+    assert late.delivered == one.delivered
+    assert len(late.delivered) == 3
+
+
+async def test_clear_concerns_one_subscription_alone() -> None:
+    world, log, index = World(), Log(), memory_index()
+    log.publish(1, [10, 20])
+    one, two = attached(index, world, log, "one", "two")
+    one.step()
+    two.step()
+    assert one.view is not None
+    await one.view.clear()
+    assert one.view.count() == 0
+    two.check()
+    world.now = 50
+    one.step()
+    two.step()
+    assert (one.delivered, len(two.delivered)) == ([], 2)
+
+
+async def test_an_inbox_that_nobody_empties_is_left_to_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("actors.delayed.shared.INBOX_MOST", 5)
+    world, log, index = World(), Log(), memory_index()
+    log.publish(1, [10 + i for i in range(12)])
+    busy, lazy = attached(index, world, log, "busy", "lazy")
+    busy.step()
+    lazy.step()
+    for now in (12, 14, 17, 30):
+        world.now = now
+        busy.step()
+    assert lazy.view is not None
+    assert lazy.view.memory_bytes() < 1000
+    lazy.step()
+    assert sorted(lazy.delivered) == sorted(log.due)
+    await lazy.view.close()
+    assert list(index.views) == ["busy"]
+
+
+async def test_the_index_survives_a_restart_in_bucket_objects() -> None:
+    world, log = World(), Log()
+    for ledger in range(1, 8):
+        log.publish(ledger, [1000 * entry + ledger for entry in range(1, 5)])
+    rule = bucket_settings(min_count=5, cap=3, max_buckets=2)
+    subscriptions: list[Subscription] = []
+    for epoch in (1, 2):
+        life = Life(world)
+        index = await make_shared_index(
+            life.ports, topic="orders", partition=0, settings=rule, owner_epoch=epoch, look_ahead_ms=0
+        )
+        await index.tracker.recovered()
+        subscriptions = subscriptions or [Subscription(name, world, log) for name in ("one", "two")]
+        for subscription in subscriptions:
+            subscription.attach(index)
+            subscription.step()
+            subscription.check()
+        await world.advance(1500)
+        for _ in range(3):
+            for subscription in subscriptions:
+                subscription.step()
+                await world.settle()
+        subscriptions[0].acknowledge()
+        assert len(subscriptions[0].acknowledged) > 0
+        await life.end()
+        life.check()
+    assert any("_shared" in name for name in world.objects)
+    life = Life(world)
+    index = await make_shared_index(life.ports, topic="orders", partition=0, settings=rule, owner_epoch=3)
+    await index.tracker.recovered()
+    for subscription in subscriptions:
+        subscription.attach(index)
+    await world.advance(10_000)
+    for _ in range(5):
+        for subscription in subscriptions:
+            subscription.step()
+            subscription.acknowledge()
+            await world.settle()
+    for subscription in subscriptions:
+        assert sorted(subscription.acknowledged) == sorted(log.due)
+    index.trim(max(log.due))
+    await world.advance(60_000)
+    assert world.objects == {}
+    await life.end()
+    life.check()
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("publish"), st.lists(st.integers(0, 60), min_size=1, max_size=6)),
+        st.tuples(st.just("pass"), st.integers(1, 30)),
+        st.tuples(st.sampled_from(["step", "ack", "leave"]), st.integers(0, 2)),
+    ),
+    max_size=30,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(STEPS, st.sampled_from([2, 1000]))
+def test_views_are_dicts_of_due_times(steps: list[tuple[str, object]], most: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("actors.delayed.shared.INBOX_MOST", most)
+        world, log, index = World(), Log(), memory_index()
+        subscriptions = attached(index, world, log, "a", "b", "c")
+        for what, argument in steps:
+            if what == "publish":
+                log.publish(1, [world.now + due for due in cast(list[int], argument)])
+            elif what == "pass":
+                world.now += cast(int, argument)
+            else:
+                subscription = subscriptions[cast(int, argument)]
+                if what == "leave":
+                    subscription.attach(index)
+                subscription.step()
+                if what == "ack":
+                    subscription.acknowledge()
+                subscription.check()
+        world.now += 100
+        for subscription in subscriptions:
+            subscription.step()
+            subscription.acknowledge()
+            assert sorted(subscription.acknowledged) == sorted(log.due)
+            subscription.check()
+
+
+def test_a_view_is_a_tracker() -> None:
+    view: DelayedTracker = memory_index().view("one", lambda: None)
+    assert view.stats()["shared"] is True
+    assert (view.failed, view.behind(), view.pause_reads(0), view.loaded()) == (None, 0, False, 0)
+    assert (view.histogram(), view.next_messages(3)) == ([], [])
