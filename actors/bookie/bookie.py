@@ -157,6 +157,8 @@ class Bookie(Actor):
     async def on_read_run(self, request: messages.ReadRun) -> messages.RunRead:
         """Read one run; see messages.ReadRun."""
         _check_ledger(request.ledger, request.fence_epoch or 0)
+        if not 0 <= request.run <= MAX_ENTRY:
+            raise Invalid(f"run {request.run} is out of range")
         if request.fence_epoch is not None:
             await self._fence(request.ledger, request.fence_epoch)
         busy = self._busy.get((request.ledger, request.run))

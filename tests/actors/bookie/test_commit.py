@@ -89,6 +89,9 @@ async def test_a_damaged_or_misdirected_request_stores_nothing() -> None:
     for request, error in bad:
         with pytest.raises(error):
             await bookie.handle(request)
+    for run, ledger in ((-1, 1), (1 << 32, 1), (0, -1), (0, 1 << 31)):
+        with pytest.raises(Invalid):
+            await read(bookie, ledger, run)
     assert await read(bookie, 1, 0) is None
     await bookie.handle(other)
     await bookie.handle(good)
