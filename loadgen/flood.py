@@ -147,7 +147,15 @@ class Flood:
             options.work_us,
             options.receiver_queue_size,
         )
-        publish = PublishJob(self._connect, self._topic, f"flood-{self._run}", self._clock, self._folder, options.rate)
+        publish = PublishJob(
+            self._connect,
+            self._topic,
+            f"flood-{self._run}",
+            self._clock,
+            self._folder,
+            rate=options.rate,
+            tasks=options.cores,
+        )
         consume.prepare()
         publish.prepare()
         fleet = Fleet(consume, self._spawn, options.seed)

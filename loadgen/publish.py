@@ -43,8 +43,8 @@ _PROGRESS = struct.Struct("<qq")
 class PublishJob:
     """What every publishing task needs to know; it is pickled to the workers.
 
-    rate: messages per second of the whole job, 0 = as fast as it goes. until: time (us) after which nothing more is
-    sent, 0 = none.
+    rate: messages per second of the whole job, 0 = as fast as it goes. tasks: how many share it. until: time (us)
+    after which nothing more is sent, 0 = none.
     """
 
     connect: Connect
@@ -53,6 +53,7 @@ class PublishJob:
     clock: Clock
     folder: Path
     rate: float = 0.0
+    tasks: int = 1
     until: int = 0
 
     @property
@@ -87,8 +88,7 @@ def publish_rows(job: PublishJob) -> Any:
 
         context = TaskContext.get()
         task = 0 if context is None else context.partitionId()
-        tasks = 1 if context is None else context.numPartitions()
-        yield _publish(job, task, chunks_of(batches, task), job.rate / tasks)
+        yield _publish(job, task, chunks_of(batches, task), job.rate / job.tasks)
 
     return run
 

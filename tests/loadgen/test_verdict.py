@@ -15,7 +15,7 @@ import pytest
 from loadgen.generate import Workload
 from loadgen.history import CONFIRMED, DELIVERIES, DETACH, EVENTS, SENT, Clock, write_parquet
 from loadgen.measures import Span
-from loadgen.publish import SUMMARY, PublishJob, publish_generated
+from loadgen.publish import SUMMARY, PublishJob, publish_generated, publish_rows
 from loadgen.verdict import MESSAGES_PER_PART, judge_part, judge_with_spark, read_table, span_of
 from tests.loadgen.fakes import FolderClient
 
@@ -171,3 +171,15 @@ def test_spark_tasks_publish_and_a_retried_task_stores_nothing_twice(spark: Any,
     assert judged.findings.clean
     assert judged.findings.messages["published"] == WORKLOAD.messages
     assert judged.findings.messages["unknown"] == 0
+
+
+@pytest.mark.spark
+def test_spark_tasks_publish_a_users_rows(spark: Any, tmp_path: Path) -> None:
+    job = published(tmp_path)
+    frame = spark.range(900).selectExpr(
+        "cast(string(id % 7) as binary) as key", "cast(string(id) as binary) as payload"
+    )
+    rows = frame.repartition(2, "key").mapInArrow(publish_rows(job), SUMMARY).collect()
+    assert sum(row["confirmed"] for row in rows) == 900
+    assert FolderClient(tmp_path / "broker").stored("t").num_rows == 900
+    assert read_table(tmp_path / "sends", SENT).num_rows == 900
