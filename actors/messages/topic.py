@@ -176,7 +176,9 @@ class Progress(Request[Done], kw_only=True):
 
 
 class Replicated(Reply, kw_only=True):
-    """remaining: fragments that still name a lost bookie; 0 when every run has its copies again."""
+    """remaining: fragments that still name a lost bookie, and closed ledgers whose copies were not counted yet; 0 when
+    every run of a closed ledger has its copies again.
+    """
 
     remaining: int
 

@@ -78,24 +78,19 @@ class Upkeep:
 
     async def _fill(self, now: int) -> None:
         """Look whether ledgers that were closed lately have all their copies; what cannot be done now comes later."""
-        waiting: list[int] = []
-        while self._log.settled:
-            ledger = self._log.record.ledger(self._log.settled.pop(0))
-            if ledger is None:
-                continue
+        for ledger_id in list(self._log.settled):
+            ledger = self._log.record.ledger(ledger_id)
             try:
-                copied = await self._replicator.fill(ledger)
+                copied = 0 if ledger is None else await self._replicator.fill(ledger)
             except Fenced:
                 raise
             except SluiceError as error:
-                self._ports.log("fill_waits", ledger=ledger.id, error=str(error))
-                waiting.append(ledger.id)
+                self._ports.log("fill_waits", ledger=ledger_id, error=str(error))
+                self._fill_not_before = now + FILL_RETRY_MS
                 continue
+            self._log.settled.remove(ledger_id)
             if copied:
-                self._ports.log("filled", ledger=ledger.id, runs=copied)
-        self._log.settled.extend(waiting)
-        if waiting:
-            self._fill_not_before = now + FILL_RETRY_MS
+                self._ports.log("filled", ledger=ledger_id, runs=copied)
 
     # -- subscriptions and trimming ----------------------------------------------------------------------------------
 
@@ -155,12 +150,16 @@ class Upkeep:
     # -- lost bookies and the end ------------------------------------------------------------------------------------
 
     def replicate(self, lost: Iterable[str]) -> int:
-        """Note bookies that will not come back; returns how many fragments still name one."""
+        """Note bookies that will not come back; returns how much is left to be mended.
+
+        Counted are fragments that name a lost bookie, and closed ledgers whose copies were not counted yet.
+        """
         for bookie in lost:
             if bookie not in self._lost:
                 self._lost.append(bookie)
             self._log.bookie_lost(bookie)
-        return self.under_replicated()
+        self._fill_not_before = 0
+        return self.under_replicated() + len(self._log.settled)
 
     def under_replicated(self) -> int:
         """How many fragments name a bookie that is lost for good."""
