@@ -26,6 +26,7 @@ def describe(log: PartitionLog, producers: Producers, upkeep: Upkeep) -> dict[st
         "lastConfirmedEntry": show(log.last_confirmed),
         "trimmedBefore": show(record.trimmed_before),
         "underReplicated": upkeep.under_replicated(),
+        "ledgersToBeCounted": len(log.settled),
         "addsInFlight": log.in_flight,
         "bytesInFlight": log.held,
         "tailCacheBytes": log.tail.bytes,
