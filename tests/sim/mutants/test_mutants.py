@@ -1,0 +1,33 @@
+"""Every planted defect is found at its recorded seed: the simulator is not blind."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.sim.mutants import Mutant, plant
+from tests.sim.mutants.catalogue import MUTANTS
+
+
+def test_there_are_enough_of_them_and_their_names_differ() -> None:
+    assert len(MUTANTS) >= 30
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
+
+
+def test_a_mutant_whose_line_was_rewritten_is_stale() -> None:
+    with pytest.raises(ValueError, match="occurs 0 times"):
+        Mutant("gone", "storage.position", "no such text", "", "bookie", 0).apply("source")
+
+
+def test_a_module_that_is_imported_cannot_be_changed() -> None:
+    with pytest.raises(ValueError, match="imported already"):
+        plant(Mutant("late", "tests.sim.mutants", "a", "b", "bookie", 0))
+
+
+@pytest.mark.slow
+def test_every_mutant_is_found_at_its_seed() -> None:
+    ran = subprocess.run([sys.executable, "-m", "tests.sim.mutants"], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert f"{len(MUTANTS)} of {len(MUTANTS)} mutants found, 0 stale" in ran.stdout

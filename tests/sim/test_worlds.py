@@ -1,0 +1,117 @@
+"""Seeds of every world are clean, replay exactly, and the faults in them really happen."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.sim.cli import main
+from tests.sim.faults import KINDS, Fault, draw, parse
+from tests.sim.runner import run_seed, shrink
+from tests.sim.world import World
+from tests.sim.worlds import WORLDS
+
+SEEDS = {"bookie": 60, "ledger": 40, "broker": 12}
+"""How many seeds each run of the tests plays; the command plays as many as one likes."""
+
+
+@pytest.mark.parametrize("name", sorted(WORLDS))
+def test_seeds_are_clean(name: str) -> None:
+    checked = 0
+    for seed in range(SEEDS[name]):
+        outcome = run_seed(WORLDS[name], seed)
+        assert outcome.clean, outcome.story
+        checked += sum(count for what, count in outcome.counters.items() if not what.startswith("fault"))
+    assert checked > SEEDS[name] * 10
+
+
+@pytest.mark.parametrize("name", sorted(WORLDS))
+def test_a_seed_replays_exactly(name: str) -> None:
+    assert run_seed(WORLDS[name], 3).digest == run_seed(WORLDS[name], 3).digest
+    assert run_seed(WORLDS[name], 3).digest != run_seed(WORLDS[name], 4).digest
+
+
+def world_digests() -> str:
+    """One digest of each world; also called in other processes."""
+    return " ".join(run_seed(WORLDS[name], 7).digest for name in sorted(WORLDS))
+
+
+def test_digests_do_not_depend_on_the_process_or_its_hash_seed() -> None:
+    code = "from tests.sim.test_worlds import world_digests; print(world_digests())"
+    told = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": salt},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout.strip()
+        for salt in ("1", "2")
+    }
+    assert told == {world_digests()}
+
+
+def test_the_swarm_draws_every_kind_and_also_calm_worlds() -> None:
+    drawn = [draw(seed) for seed in range(200)]
+    assert {fault.kind for faults in drawn for fault in faults} == set(KINDS)
+    assert [] in drawn
+
+
+def test_a_fault_is_text_and_back() -> None:
+    for fault in draw(6):
+        again = parse(str(fault))
+        assert (again.kind, [name for name, _ in again.values]) == (fault.kind, [name for name, _ in fault.values])
+    assert parse("loss chance=0.5") == Fault("loss", (("chance", 0.5),))
+    with pytest.raises(ValueError, match="no fault"):
+        parse("bad")
+
+
+def test_taking_a_fault_out_leaves_the_others_as_they_were() -> None:
+    every = draw(11)
+    without = draw(11, [kind for kind in KINDS if kind != "loss"])
+    assert [fault for fault in every if fault.kind != "loss"] == without
+
+
+class Fragile:
+    """A world that breaks whenever messages are lost, to test the runner."""
+
+    name = "fragile"
+    kinds = ["loss", "delay", "repeat"]
+
+    def __call__(self, world: World, faults: list[Fault], options: dict[str, str]) -> dict[str, int]:
+        """Fail if `loss` is among the faults."""
+
+        async def scenario(world: World) -> None:
+            world.record("fragile", "looks")
+            assert all(fault.kind != "loss" for fault in faults), "S0: broken"
+
+        world.play(scenario)
+        return {}
+
+
+def test_shrinking_keeps_only_what_is_needed_to_fail() -> None:
+    faults = [parse("delay"), parse("loss"), parse("repeat")]
+    outcome = shrink(Fragile(), 1, faults=faults)
+    assert [fault.kind for fault in outcome.faults] == ["loss"]
+    assert outcome.problem == "AssertionError: S0: broken"
+    assert "fragile: looks" in outcome.story
+
+
+def test_the_command_tells_seed_faults_promise_and_story(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(WORLDS, "fragile", Fragile())
+    assert main(world="fragile", seeds="0:3", faults=["none"]) == 0
+    assert "3 seeds of fragile, 0 failed" in capsys.readouterr().out
+    assert main(world="fragile", seeds="5:9", faults=["loss chance=0.1", "delay"]) == 1
+    told = capsys.readouterr().out
+    assert "seed 5 FAILED: AssertionError: S0: broken" in told
+    assert "faults: loss chance=0.1; delay most=201.5" in told
+    assert "fragile: looks" in told
+    assert main(world="fragile", replay=5, faults=["loss"]) == 1
+    assert main(world="fragile", shrink_seed=5, faults=["loss", "delay"]) == 1
+    assert "faults: loss chance=0.05" in capsys.readouterr().out
+    assert main(world="nowhere") == 2
