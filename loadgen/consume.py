@@ -274,7 +274,7 @@ class FloodConsumer:
 
 def seal_journals(job: ConsumeJob, incarnation: str) -> None:
     """Turn what a consumer wrote into Parquet; also for one that was killed. Safe to repeat."""
-    for kind, folder in (("deliveries", job.deliveries), ("events", job.events)):
+    for kind, schema, folder in (("deliveries", DELIVERIES, job.deliveries), ("events", EVENTS, job.events)):
         journal = job.journals / f"{kind}-{incarnation}"
         if journal.exists():
-            seal(journal, folder / f"{incarnation}.parquet")
+            seal(journal, schema, folder / f"{incarnation}.parquet")

@@ -134,7 +134,11 @@ class Fleet:
             return
         if not self.working:
             return
-        victim = self.working.pop(int(self._rng.integers(len(self.working))))
+        self.poll()
+        # One that has not joined yet has nothing to lose; it is taken only if there is nobody else.
+        busy = [member for member in self.working if member.last.joined] or self.working
+        victim = busy[int(self._rng.integers(len(busy)))]
+        self.working.remove(victim)
         self.gone.append(victim)
         self._note(fault.kind, victim.name)
         if fault.kind == KILL:

@@ -184,22 +184,22 @@ class Journal:
         self.close()
 
 
-def read_journal(path: Path) -> pa.Table:
-    """All whole batches of a journal. A torn tail, which a killed writer leaves, is dropped."""
+def read_journal(path: Path, schema: pa.Schema) -> pa.Table:
+    """All whole batches of a journal. A torn tail, or a torn beginning, which a killed writer leaves, is dropped."""
     batches: list[pa.RecordBatch] = []
     with pa.OSFile(str(path), "rb") as source:
-        stream = pa.ipc.open_stream(source)
         try:
+            stream = pa.ipc.open_stream(source)
             while True:
                 batches.append(stream.read_next_batch())
         except (StopIteration, OSError, pa.ArrowInvalid):
             pass
-        return pa.Table.from_batches(batches, stream.schema)
+        return pa.Table.from_batches(batches, schema)
 
 
-def seal(journal: Path, target: Path) -> int:
+def seal(journal: Path, schema: pa.Schema, target: Path) -> int:
     """Turn a journal into one Parquet file and remove it. Returns the number of rows."""
-    rows = read_journal(journal)
+    rows = read_journal(journal, schema)
     write_parquet(rows, target)
     journal.unlink()
     return int(rows.num_rows)

@@ -73,7 +73,7 @@ def test_history_holds_every_delivery_and_event(tmp_path: Path) -> None:
 def test_rows_are_on_disk_before_the_acknowledgement_leaves(tmp_path: Path) -> None:
     consumer = ListConsumer(deque(make_batch(number) for number in range(3)))
     job = make_job(tmp_path, consumer)
-    consumer.look = lambda: read_journal(job.journals / "deliveries-c.1").num_rows
+    consumer.look = lambda: read_journal(job.journals / "deliveries-c.1", DELIVERIES).num_rows
     run(job, consumer)
     assert consumer.seen_on_acknowledge == [4, 8, 12]
 

@@ -38,7 +38,7 @@ def test_journal_becomes_parquet(tmp_path: Path) -> None:
     with Journal(tmp_path / "j", EVENTS) as journal:
         journal.append(event_rows(3))
         journal.append(event_rows(2))
-    assert seal(tmp_path / "j", tmp_path / "e.parquet") == 5
+    assert seal(tmp_path / "j", EVENTS, tmp_path / "e.parquet") == 5
     assert not (tmp_path / "j").exists()
     assert pq.read_table(tmp_path / "e.parquet").column("at").to_pylist() == [0, 1, 2, 0, 1]
     assert [path.name for path in tmp_path.iterdir()] == ["e.parquet"]
@@ -51,9 +51,9 @@ def test_torn_tail_is_dropped(tmp_path: Path, cut: int) -> None:
     whole = (tmp_path / "j").stat().st_size
     journal.append(event_rows(4))
     os.truncate(tmp_path / "j", (tmp_path / "j").stat().st_size - cut)
-    assert read_journal(tmp_path / "j").num_rows == 3
+    assert read_journal(tmp_path / "j", EVENTS).num_rows == 3
     os.truncate(tmp_path / "j", whole)
-    assert read_journal(tmp_path / "j").num_rows == 3
+    assert read_journal(tmp_path / "j", EVENTS).num_rows == 3
 
 
 def test_appended_rows_survive_sigkill(tmp_path: Path) -> None:
@@ -68,12 +68,12 @@ def test_appended_rows_survive_sigkill(tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, check=False)
     assert done.returncode == -signal.SIGKILL
-    assert read_journal(tmp_path / "j").num_rows == 11
+    assert read_journal(tmp_path / "j", EVENTS).num_rows == 11
 
 
 def test_empty_journal_has_a_schema(tmp_path: Path) -> None:
     Journal(tmp_path / "j", EVENTS).close()
-    assert read_journal(tmp_path / "j").schema.names == EVENTS.names
+    assert read_journal(tmp_path / "j", EVENTS).schema.names == EVENTS.names
 
 
 def test_clock_goes_forward_and_agrees_between_holders() -> None:
@@ -107,3 +107,9 @@ def test_confirmation_covers_what_was_acknowledged_before_it_was_asked() -> None
 def test_parquet_appears_whole(tmp_path: Path) -> None:
     write_parquet(pa.Table.from_batches([event_rows(2)]), tmp_path / "a.parquet")
     assert [path.name for path in tmp_path.iterdir()] == ["a.parquet"]
+
+
+def test_journal_of_a_writer_that_was_killed_at_once_is_empty(tmp_path: Path) -> None:
+    (tmp_path / "j").touch()
+    assert seal(tmp_path / "j", EVENTS, tmp_path / "e.parquet") == 0
+    assert pq.read_schema(tmp_path / "e.parquet").names == EVENTS.names
