@@ -82,7 +82,7 @@ class Controller(Actor):
     async def start(self) -> None:
         """Find what runs already, start the bookies that do not, and begin to watch."""
         for kind, address, settings in await self._places.inventory():
-            if kind != "controller":
+            if kind not in ("controller", "admin"):
                 key = _key(kind, settings)
                 self._running[key] = Running(kind, key, settings, address)
         for bookie in self._bookies:

@@ -57,6 +57,15 @@ class SluiceParts:
                 bookie_id=settings["bookie"],
                 settings=msgspec.convert(settings.get("bookie_settings", {}), BookieSettings),
             )
+        if kind == "admin":
+            from cluster.admin_http import AdminHttp  # only the controller's process pays for a web server
+
+            return AdminHttp(
+                ports,
+                controller=CONTROLLER,
+                data_dir=Path(settings["data_dir"]),
+                port=int(settings.get("admin_port", 0)),
+            )
         directory = Directory(ports, CONTROLLER)
         if kind == "topic":
             return Topic(

@@ -48,6 +48,7 @@ class ClusterOptions:
     metadata: str = ""
     objects: str = ""
     s3_endpoint_url: str | None = None
+    admin_port: int = 0
     bookie_settings: dict[str, Any] = field(default_factory=dict)
 
     def settings(self) -> dict[str, Any]:
@@ -60,6 +61,7 @@ class ClusterOptions:
             "metadata": self.metadata or (root / "metadata.db").as_uri().replace("file", "sqlite", 1),
             "objects": self.objects or (root / "objects").as_uri(),
             "s3_endpoint_url": self.s3_endpoint_url,
+            "admin_port": self.admin_port,
             "bookie_settings": self.bookie_settings,
         }
 
@@ -132,7 +134,7 @@ def start_controller(settings: dict[str, Any]) -> None:
 
     from cluster.build import make_host
 
-    boot: list[tuple[str, str, dict[str, Any]]] = [("controller", "controller", {})]
+    boot: list[tuple[str, str, dict[str, Any]]] = [("controller", "controller", {}), ("admin", "admin", {})]
     try:
         handle = ray.get_actor(CONTROLLER_NAME, NAMESPACE)
     except ValueError:

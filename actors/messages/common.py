@@ -13,10 +13,12 @@ NO_ROWS: np.ndarray = np.empty(0, np.uint32)
 
 
 def no_positions() -> np.ndarray:
+    """Default of a column of positions: int64, shape (0,)."""
     return NO_POSITIONS
 
 
 def no_rows() -> np.ndarray:
+    """Default of a column of rows: uint32, shape (0,)."""
     return NO_ROWS
 
 

@@ -1,0 +1,183 @@
+"""The admin HTTP interface with made-up actors behind it: paths, guard, errors, totals."""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from actors.messages import Admin, CreateTopic, Done, Explain, ListBookies, Located, LocateTopic, Manage, Ping, Text
+from actors.ports import Ports, Unknown
+from actors.wire import Request
+from cluster.admin_http import PORT_FILE, TOKEN_FILE, AdminHttp
+from cluster.real import RealClock, StructuredLog, Tasks, make_rng
+from storage.errors import Conflict, Unavailable
+
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
+
+
+class Actors:
+    """Answers for a controller with one topic of two partitions and one subscription."""
+
+    def __init__(self) -> None:
+        self.asked: list[Request[Any]] = []
+        self.away = False
+
+    async def call(self, to: str, request: Request[Any], timeout: int) -> Any:
+        """One canned answer a request."""
+        self.asked.append(request)
+        if self.away:
+            return Unknown("away", gone=True)
+        if isinstance(request, Ping | CreateTopic):
+            if isinstance(request, CreateTopic) and request.settings.partitions == 9:
+                raise Conflict("topic orders exists with other settings")
+            return Done()
+        if isinstance(request, Manage):
+            answers: dict[str, Any] = {
+                "topics": [{"topic": "orders"}],
+                "subscriptions": ["billing"],
+                "status": {"actors": [{"kind": "dispatcher", "address": "host/d-0"}]},
+            }
+            return Text(json=json.dumps(answers.get(request.verb, {})))
+        if isinstance(request, LocateTopic):
+            return Located(addresses=["host/t-0", "host/t-1"], settings='{"partitions": 2}')
+        if type(request).__name__ == "LocateSubscription":
+            return Located(addresses=["host/d-0", "host/d-1"])
+        if isinstance(request, Admin | Explain):
+            return Text(json=json.dumps({"gates": []}))
+        partition = int(to[-1])
+        row = {"topic": "orders", "partition": partition, "epoch": 7, "msgInCounter": 10 + partition}
+        if "/d-" in to:
+            row = {
+                "topic": "orders", "partition": partition, "subscription": 'bill"ing', "type": "key_shared",
+                "msgBacklog": 5, "epoch": 7, "consumers": [{"consumerName": f"c{partition}"}],
+            }  # fmt: skip
+        return Text(json=json.dumps(row))
+
+
+@pytest.fixture
+def actors() -> Actors:
+    """The made-up peers."""
+    return Actors()
+
+
+@pytest.fixture
+async def session(tmp_path: Path, actors: Actors) -> AsyncIterator[aiohttp.ClientSession]:
+    """A browser with the right token."""
+    ports = Ports(
+        me="host/admin",
+        clock=RealClock(),
+        net=actors,  # type: ignore[arg-type]
+        objects=None,  # type: ignore[arg-type]
+        meta=None,  # type: ignore[arg-type]
+        rng=make_rng(),
+        spawn=Tasks("admin"),
+        log=StructuredLog("admin"),
+    )
+    server = AdminHttp(ports, controller="controller/controller", data_dir=tmp_path, port=0)
+    await server.start()
+    token = (tmp_path / TOKEN_FILE).read_text()
+    assert stat.S_IMODE((tmp_path / TOKEN_FILE).stat().st_mode) == 0o600
+    port = (tmp_path / PORT_FILE).read_text()
+    headers = {"Authorization": f"Bearer {token}"}
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{port}", headers=headers) as browser:
+        yield browser
+    await server.stop("the test is over")
+
+
+BASE = "/admin/v2/persistent/public/default"
+
+
+async def test_health_needs_no_token_and_everything_else_does(session: aiohttp.ClientSession) -> None:
+    """A wrong token is refused, whatever the path."""
+    wrong = {"Authorization": "Bearer wrong"}
+    assert (await session.get("/healthz", headers=wrong)).status == 200
+    for path in (BASE, "/metrics", f"{BASE}/orders/stats"):
+        answer = await session.get(path, headers=wrong)
+        assert answer.status == 401
+        assert "bearer token" in (await answer.json())["reason"]
+
+
+async def test_a_made_up_host_name_is_refused(session: aiohttp.ClientSession) -> None:
+    """A page that points its own name at the loopback gets nothing."""
+    assert (await session.get("/healthz", headers={"Host": "evil.example:80"})).status == 421
+
+
+async def test_topics_and_their_totals(session: aiohttp.ClientSession) -> None:
+    """Counters are summed over the partitions; epochs are not."""
+    assert await (await session.get(BASE)).json() == ["persistent://public/default/orders"]
+    stats = await (await session.get(f"{BASE}/orders/stats")).json()
+    assert stats["msgInCounter"] == 21
+    assert stats["partitions"]["orders-partition-1"]["msgInCounter"] == 11
+    billing = stats["subscriptions"]["billing"]
+    assert (billing["msgBacklog"], billing["type"]) == (10, "key_shared")
+    assert [consumer["consumerName"] for consumer in billing["consumers"]] == ["c0", "c1"]
+    assert "epoch" not in stats
+
+
+async def test_verbs_reach_every_partition(session: aiohttp.ClientSession, actors: Actors) -> None:
+    """Pulsar's paths become our verbs."""
+    for path, verb, arguments in (
+        ("skip/5", "skip", {"messages": 5}),
+        ("skip_all", "clear_backlog", {}),
+        ("resetcursor/1700", "seek", {"time": 1700}),
+    ):
+        actors.asked.clear()
+        assert (await session.post(f"{BASE}/orders/subscription/billing/{path}")).status == 200
+        sent = [request for request in actors.asked if isinstance(request, Admin)]
+        assert [(one.verb, json.loads(one.arguments)) for one in sent] == [(verb, arguments)] * 2
+    assert (await session.get(f"{BASE}/orders/subscription/billing/explain?key=k")).status == 200
+    assert (await session.put(f"{BASE}/orders/partitions", data="3")).status == 204
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("PUT", f"{BASE}/orders/partitions", "many", 412),
+        ("PUT", f"{BASE}/orders/partitions", "9", 409),
+        ("GET", "/admin/v2/persistent/other/place/orders/stats", None, 404),
+        ("GET", f"{BASE}/orders/subscription/billing/explain", None, 412),
+        ("POST", f"{BASE}/orders/subscription/billing/skip/x", None, 412),
+        ("GET", f"{BASE}/%2e%2e%2fetc/stats", None, 412),
+        ("GET", "/nowhere", None, 404),
+    ],
+)
+async def test_wrong_calls_get_a_status_and_a_reason(
+    session: aiohttp.ClientSession, method: str, path: str, body: str | None, status: int
+) -> None:
+    """Errors are JSON with one line."""
+    from yarl import URL
+
+    answer = await session.request(method, URL(path, encoded=True), data=body)
+    assert answer.status == status
+    if path != "/nowhere":
+        assert (await answer.json())["reason"]
+
+
+async def test_metrics_are_prometheus_text(session: aiohttp.ClientSession) -> None:
+    """Labels are escaped; each series has its help and type."""
+    text = await (await session.get("/metrics")).text()
+    assert "# TYPE pulsar_subscription_back_log gauge" in text
+    assert 'pulsar_subscription_back_log{topic="orders",partition="0",subscription="bill\\"ing"} 5' in text
+
+
+async def test_a_silent_controller_is_unhealthy(session: aiohttp.ClientSession, actors: Actors) -> None:
+    """503, with who does not answer."""
+    actors.away = True
+    assert (await session.get("/healthz")).status == 503
+    assert (await session.get(BASE)).status == 503
+
+
+async def test_a_port_in_use_is_one_clear_line(session: aiohttp.ClientSession, tmp_path: Path, actors: Actors) -> None:
+    """The second server on a port says which."""
+    port = int((tmp_path / PORT_FILE).read_text())
+    ports = Ports("host/b", RealClock(), actors, None, None, make_rng(), Tasks("b"), StructuredLog("b"))  # type: ignore[arg-type]
+    second = AdminHttp(ports, controller="c/c", data_dir=tmp_path, port=port)
+    with pytest.raises(Unavailable, match=f"port {port} is in use"):
+        await second.start()
+    assert not [request for request in actors.asked if isinstance(request, ListBookies)]
