@@ -114,11 +114,15 @@ class PayloadRead(Reply, kw_only=True):
 
 
 class ReadPayload(Request[PayloadRead], kw_only=True):
-    """The run that contains an entry, from the tail cache or a bookie. NotFound if trimmed."""
+    """The run that contains an entry, from the tail cache or a bookie. NotFound if trimmed.
+
+    again: an earlier answer could not be used (its handle is gone, its checksum wrong), so read a verified copy anew.
+    """
 
     reply: ClassVar[type[Reply]] = PayloadRead
     ledger: int
     entry: int
+    again: bool = False
 
 
 class RowIndex(Reply, kw_only=True):

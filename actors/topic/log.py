@@ -51,6 +51,15 @@ RETRY_FIRST, RETRY_MOST = 100, 3_000
 POSTPONE_ROLL_MS = 5_000
 
 
+def cache_run(append: Append) -> CachedRun:
+    """A run for the tail. A shared payload is kept by its handle alone, so that its bytes are not held twice."""
+    header, blob, size = append.header, append.blob, append.inline.size
+    columns = (append.inline.data or b"")[: header.columns_bytes]
+    if blob.handle is None:
+        return CachedRun(header, Blob(columns), blob, size)
+    return CachedRun(header, Blob(bytes(columns)), Blob(handle=blob.handle, size=size), size)
+
+
 class PartitionLog:
     """The ledgers of a partition. lost(reason) is called, once, when a newer owner shows up."""
 
@@ -197,8 +206,7 @@ class PartitionLog:
     def _confirmed(self, appends: list[Append]) -> None:
         for append in appends:
             header, size = append.header, append.inline.size
-            columns = Blob((append.inline.data or b"")[: header.columns_bytes])
-            self.tail.put(CachedRun(header, columns, append.blob, size))
+            self.tail.put(cache_run(append))
             self.last_confirmed = position(header.ledger, header.last_entry)
             self.messages_in += header.count
             self.bytes_in += size

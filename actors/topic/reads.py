@@ -199,8 +199,11 @@ class LogReads:
 
     # -- payloads ----------------------------------------------------------------------------------------------------
 
-    async def payload(self, ledger_id: int, entry: int) -> PayloadRead:
-        """The run that contains an entry. Raises NotFound if it was trimmed, Unavailable if it is not confirmed."""
+    async def payload(self, ledger_id: int, entry: int, *, again: bool = False) -> PayloadRead:
+        """The run that contains an entry. Raises NotFound if it was trimmed, Unavailable if it is not confirmed.
+
+        again: what is in memory was of no use to the asker; read a copy from a bookie and verify it.
+        """
         ledger = self._log.record.ledger(ledger_id)
         if ledger is None:
             raise NotFound(f"ledger {ledger_id} was trimmed")
@@ -208,17 +211,23 @@ class LogReads:
             if ledger.state is State.CLOSED:
                 raise NotFound(f"ledger {ledger_id} ends at entry {ledger.last_entry}")
             raise Unavailable(f"entry {entry} of ledger {ledger_id} is not confirmed")
-        cached = await self._whole(ledger, (await self._table(ledger)).run_of(entry))
-        header = cached.header
-        if cached.blob is None:
-            raise Unavailable(f"run {header.run} of ledger {ledger_id} is out of reach for a moment")
+        run = (await self._table(ledger)).run_of(entry)
+        if again:
+            frame, data = await self._log.reader.whole(ledger, run)
+            header, blob = frame.header, Blob(data)
+        else:
+            cached = await self._whole(ledger, run)
+            header = cached.header
+            if cached.blob is None:
+                raise Unavailable(f"run {run} of ledger {ledger_id} is out of reach for a moment")
+            blob = cached.blob
         return PayloadRead(
             count=header.count,
             delayed=header.delayed,
             shape=header.shape,
             crc=header.crc,
             first_entry=header.first_entry,
-            payload=cached.blob,
+            payload=blob,
         )
 
     async def _whole(self, ledger: LedgerRecord, run: int) -> CachedRun:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from actors.wire import Blob
 from storage.frame import Header
 
-TAIL_BYTES = 128 * 1024 * 1024
-OLD_BYTES = 32 * 1024 * 1024
+TAIL_BYTES = 64 * 1024 * 1024
+OLD_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)

@@ -292,7 +292,7 @@ class Topic(Actor):
     async def on_read_payload(self, request: ReadPayload) -> PayloadRead:
         """The run that contains an entry."""
         await self._ready()
-        return await self._reads.payload(request.ledger, request.entry)
+        return await self._reads.payload(request.ledger, request.entry, again=request.again)
 
     async def on_read_row_index(self, request: ReadRowIndex) -> RowIndex:
         """Index columns of single messages."""

@@ -27,7 +27,7 @@ from actors.wire import Reply, Request
 from storage.errors import Conflict, NotFound
 from storage.hashing import masked_hash
 from storage.position import position
-from tests.actors.topic.cluster import Cluster, TestProducer, insist, make_test_run, read_all
+from tests.actors.topic.cluster import Cluster, TestProducer, insist, make_test_run, read_all, values_of
 from tests.sim.world import World
 
 ROLLING = TopicSettings(roll_entries=6)
@@ -224,3 +224,24 @@ def test_a_frozen_owner_that_comes_back_idle_stops_serving() -> None:
         await until(client, lambda: old.stopped is not None)
 
     World(29).play(scenario)
+
+
+def test_a_payload_whose_handle_is_gone_comes_from_a_bookie_when_asked_again() -> None:
+    async def scenario(world: World) -> None:
+        cluster, client, producer = await started(world)
+        many = [f"{number:0100}" for number in range(1000)]
+        await producer.send(make_test_run(many), 0)
+        ledger = cluster.topic()._log.record.ledgers[0].id
+        first = await ask(client, cluster.current, ReadPayload(ledger=ledger, entry=0))
+        assert first.payload.data is None
+        world.network.faults.blob_loss = 1.0
+        assert await client.net.fetch(first.payload) is None
+        world.network.faults.blob_loss = 0.0
+        calls = world.network.calls.get("ReadRun", 0)
+        again = await ask(client, cluster.current, ReadPayload(ledger=ledger, entry=0, again=True))
+        assert world.network.calls["ReadRun"] == calls + 1
+        data = again.payload.data or await client.net.fetch(again.payload)
+        assert data is not None
+        assert values_of(data, again.delayed, again.shape, again.count) == many
+
+    World(30).play(scenario)
