@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from actors.key_shared.core import Core
-from actors.key_shared.window import DONE, NO_SLOT, PENDING, REPLAY, STATES
+from actors.key_shared.tables import NOTHING_HELD
+from actors.key_shared.window import DONE, HELD, NO_SLOT, PENDING, REPLAY, STATES
 from storage.errors import InvariantViolation
 from storage.hashing import HASH_RANGE
 
@@ -25,6 +26,9 @@ def check(core: Core) -> None:
     held = state == PENDING
     _same("pending", np.bincount(hashes[held], minlength=HASH_RANGE), tables.pending)
     _same("replayed", np.bincount(hashes[state == REPLAY], minlength=HASH_RANGE), tables.replayed)
+    held_from = np.full(HASH_RANGE, NOTHING_HELD)
+    np.minimum.at(held_from, hashes[state == HELD], window.position[view][state == HELD])
+    _same("held_from", held_from, tables.held_from)
     slots = max(members.slots, 1)
     _same("unacked", np.bincount(holders[held], minlength=slots)[: members.slots], members.unacked)
     for slot in np.unique(holders[held]):

@@ -27,12 +27,13 @@ from actors.key_shared.selectors import (
     reduce_for,
 )
 from actors.key_shared.sentinel import Sentinel
-from actors.key_shared.tables import HashTables
+from actors.key_shared.tables import NOTHING_HELD, HashTables
 from actors.key_shared.window import (
     DEAD,
     DELIVERED,
     DONE,
     FRESH,
+    HELD,
     LOOSE,
     PENDING,
     REMOVED,
@@ -45,10 +46,11 @@ from actors.key_shared.window import (
 )
 from actors.messages import SubscriptionSettings
 from storage.errors import Invalid
-from storage.hashing import Hashes
+from storage.hashing import HASH_RANGE, Hashes
 from storage.position import EARLIEST, Positions
 
 UNLIMITED = 2**31 - 1
+DELAY_KEY_POLICIES = ("pass", "block_key", "reject")
 TYPES = ("key_shared", "shared", "exclusive", "failover")
 
 
@@ -58,10 +60,8 @@ class Core:
     def __init__(self, settings: SubscriptionSettings, first_dispatch: int = 0) -> None:
         if settings.type not in TYPES:
             raise Invalid(f"type is {', '.join(TYPES)}, not {settings.type!r}")
-        if settings.delay_key_policy != "pass":
-            # A delayed message that holds its whole key back needs the delayed positions of each hash in order,
-            # which only the delayed index has. Until it hands them over, promising this would be a lie.
-            raise Invalid(f"delay_key_policy is pass, not {settings.delay_key_policy!r}")
+        if settings.delay_key_policy not in DELAY_KEY_POLICIES:
+            raise Invalid(f"delay_key_policy is {', '.join(DELAY_KEY_POLICIES)}, not {settings.delay_key_policy!r}")
         self.settings = settings
         self.window = Window()
         limited = settings.type in ("key_shared", "shared")
@@ -76,6 +76,7 @@ class Core:
         self.policy = Unordered() if unordered else policy
         if settings.type in ("exclusive", "failover"):
             self.policy = make_policy("draining_hashes")
+        self.holds_keys = settings.delay_key_policy == "block_key" and settings.type == "key_shared" and not unordered
         self.tables = HashTables(tracking=self.policy.strict)
         self.sentinel = Sentinel(strict=self.policy.strict, name=self.describe)
         self.history = History()
@@ -131,6 +132,33 @@ class Core:
         """The reverse of `queue`."""
         self.tables.unqueued(self.window.hash[rows])
 
+    def move_waiting(self, rows: Rows, before: int, after: int) -> None:
+        """Rows that are with nobody change their state; what is known by hash follows."""
+        if len(rows) == 0:
+            return
+        self.window.move(rows, len(rows), before, after)
+        if before == REPLAY:
+            self.unqueue(rows)
+        elif before == HELD:
+            self.unhold(self.window.hash[rows])
+        if after == REPLAY:
+            self.queue(rows)
+
+    def hold(self, rows: Rows) -> None:
+        """FRESH rows are delayed, and hold back what comes after them of their hash until `due`."""
+        self.window.move(rows, len(rows), FRESH, HELD)
+        np.minimum.at(self.tables.held_from, self.window.hash[rows], self.window.position[rows])
+
+    def unhold(self, hashes: Reduced) -> None:
+        """Rows of these hashes are held no more; look again which are."""
+        affected = np.zeros(HASH_RANGE, np.bool_)
+        affected[hashes] = True
+        self.tables.held_from[affected] = NOTHING_HELD
+        rows = self.window.rows_in(HELD)
+        rows = rows[affected[self.window.hash[rows]]]
+        np.minimum.at(self.tables.held_from, self.window.hash[rows], self.window.position[rows])
+        self.stir = True
+
     def release(self, rows: Rows, into: int) -> None:
         """PENDING rows leave their consumers, each record exactly once (KS-20, KS-21)."""
         if len(rows) == 0:
@@ -180,13 +208,9 @@ class Core:
         """Rows that are not PENDING are done; keeps the counts."""
         window = self.window
         state = window.state[rows]
-        for before in (FRESH, REPLAY, LOOSE, WAITING, DEAD):
-            if window.count[before] == 0:
-                continue
-            mine = rows[state == before]
-            if before == REPLAY:
-                self.unqueue(mine)
-            window.move(mine, len(mine), before, DONE)
+        for before in (FRESH, REPLAY, LOOSE, WAITING, DEAD, HELD):
+            if window.count[before]:
+                self.move_waiting(rows[state == before], before, DONE)
         self.stir = True
         self.settle_limits()
 
@@ -199,10 +223,7 @@ class Core:
         rows = rows[window.redelivery[rows] > most]
         if len(rows) == 0:
             return
-        before = int(window.state[rows[0]])
-        if before == REPLAY:
-            self.unqueue(rows)
-        window.move(rows, len(rows), before, DEAD)
+        self.move_waiting(rows, int(window.state[rows[0]]), DEAD)
         self.dead.append(window.position[rows].copy())
         self.settle_limits()
 
@@ -227,11 +248,8 @@ class Core:
         if len(rows) == 0:
             return
         state = window.state[rows]
-        for before in (FRESH, REPLAY, LOOSE, WAITING):
-            mine = rows[state == before]
-            if before == REPLAY:
-                self.unqueue(mine)
-            window.move(mine, len(mine), before, PENDING)
+        for before in (FRESH, REPLAY, LOOSE, WAITING, HELD):
+            self.move_waiting(rows[state == before], before, PENDING)
         hashes = window.hash[rows]
         slots = np.full(len(rows), member.slot, np.uint16)
         self.sentinel.take(slots, hashes, window.position[rows])

@@ -33,6 +33,7 @@ from actors.key_shared.window import (
     DONE,
     DUE,
     FRESH,
+    HELD,
     LOOSE,
     MAX_REDELIVERIES,
     NO_SLOT,
@@ -41,6 +42,7 @@ from actors.key_shared.window import (
     REPLAY,
     SENT,
     WAITING,
+    Mask,
     Reduced,
 )
 from actors.messages import NO_POSITIONS, Event, SubscriptionSettings
@@ -138,10 +140,17 @@ class Dispatch:
         permits = int(core.members.allowance().sum())
         return max(min(permits, core.look_ahead_limit() - core.window.count[LOOSE]), 0)
 
-    def append(self, positions: Positions, hashes: Hashes) -> None:
+    @property
+    def holds_keys(self) -> bool:
+        """`append` wants the delayed messages too, because they hold back their keys (`delay_key_policy=block_key`)."""
+        return self._core.holds_keys
+
+    def append(self, positions: Positions, hashes: Hashes, *, delayed: Mask | None = None) -> None:
         """Messages were read forward: int64 positions ascending and above all read before, masked hashes uint32.
 
-        Only those that are neither acknowledged nor delayed. Raises InvariantViolation if they do not follow.
+        Without those that are acknowledged, and without the delayed ones, unless `holds_keys`: then with them, and
+        `delayed` (bool) says which are not due. Later messages of their hashes wait until `due` brings them.
+        Raises InvariantViolation if the positions do not follow.
         """
         core = self._core
         if len(positions) == 0:
@@ -150,17 +159,30 @@ class Dispatch:
             raise InvariantViolation(f"{show(int(positions[0]))} was read after {show(core.last_read)}")
         core.last_read = int(positions[-1])
         self._add(positions, hashes, FRESH, 0)
+        if delayed is not None and delayed.any():
+            if not core.holds_keys:
+                raise InvariantViolation("delayed messages were read into a subscription in which they hold no keys")
+            rows = core.window.find(positions[delayed])
+            core.hold(rows[core.window.state[rows] == FRESH])
 
     def due(self, positions: Positions, hashes: Hashes) -> None:
         """Delayed messages are due now: they wait to be sent without a place in the order (KS-60, KS-64).
 
-        Positions that are here already are ignored; any order.
+        Those that held back their keys have kept their place. Positions that are here already are ignored; any order.
         """
+        core = self._core
         if len(positions) == 0:
             return
         positions, first = np.unique(positions, return_index=True)
+        if core.window.count[HELD]:
+            rows = core.window.find(positions)
+            rows = rows[core.window.state[rows] == HELD]
+            # What was read and not offered yet may lie before them: then all of it waits, and goes out by position.
+            core.move_waiting(core.window.rows_in(FRESH), FRESH, REPLAY)
+            core.window.since[rows] = core.now
+            core.move_waiting(rows, HELD, REPLAY)
         self._add(positions, hashes[first], LOOSE, DUE)
-        self._core.stir = True
+        core.stir = True
 
     def _add(self, positions: Positions, hashes: Hashes, state: int, flags: int) -> None:
         core = self._core

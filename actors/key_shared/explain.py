@@ -15,7 +15,7 @@ import numpy as np
 from actors.key_shared.core import Core
 from actors.key_shared.policies import Candidates, Gate, RecentlyJoined
 from actors.key_shared.routing import candidates_of, closed, open_rows
-from actors.key_shared.window import DEAD, FRESH, LOOSE, NO_SLOT, PENDING, REPLAY, STATES, WAITING, Rows
+from actors.key_shared.window import DEAD, FRESH, HELD, LOOSE, NO_SLOT, PENDING, REPLAY, STATES, WAITING, Rows
 from storage.errors import Invalid, InvariantViolation, NotFound
 from storage.hashing import HASH_RANGE
 from storage.position import show
@@ -73,6 +73,8 @@ def row_reasons(core: Core, row: int, now: int) -> list[Reason]:
         until = next((due for due, _, places in core.later if window.position[row] in places), None)
         text = f"it was negatively acknowledged and waits until {until}"
         return [_reason("delayed_until", text, "time", until=until)]
+    if state == HELD:
+        return [_reason("delayed", "it is delayed and not due, and holds back its key", "time; see the delayed index")]
     if state == DEAD:
         return [
             _reason(
@@ -123,6 +125,10 @@ def _gate_reason(core: Core, gate: Gate, row: int, now: int) -> Reason:
     window = core.window
     value = int(window.hash[row])
     owner = _owner(core, value)
+    if gate == Gate.KEY_DELAYED:
+        first = show(int(core.tables.held_from[value]))
+        text = f"{first} of the same hash is delayed and holds back what follows it (delay_key_policy=block_key)"
+        return _reason("key_delayed", text, f"{first} falling due and being delivered", earlier=first)
     if gate == Gate.EARLIER_WAITS:
         earlier = _earlier(core, row)
         if earlier is None:

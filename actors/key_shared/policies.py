@@ -28,7 +28,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from actors.key_shared.tables import HashTables
-from actors.key_shared.window import FRESH, NO_SLOT, PENDING, REPLAY, SENT, HashIndex, Mask, Reduced, Window
+from actors.key_shared.window import FRESH, HELD, NO_SLOT, PENDING, REPLAY, SENT, HashIndex, Mask, Reduced, Window
 from storage.errors import Invalid
 from storage.hashing import HASH_RANGE
 from storage.position import EARLIEST, Positions, entry_of, show
@@ -37,10 +37,11 @@ from storage.position import EARLIEST, Positions, entry_of, show
 class Gate(IntEnum):
     """What holds a message back from its owner, in order of precedence for an explanation."""
 
-    EARLIER_WAITS = 1
-    DRAINING = 2
-    RECENTLY_JOINED = 3
-    NO_OWNER = 4
+    KEY_DELAYED = 1
+    EARLIER_WAITS = 2
+    DRAINING = 3
+    RECENTLY_JOINED = 4
+    NO_OWNER = 5
 
 
 @dataclass(slots=True)
@@ -197,7 +198,7 @@ class RecentlyJoined:
 
 def _unsent(window: Window) -> Positions:
     """Positions that wait for their first delivery and have a place in the order, ascending."""
-    rows = window.rows_in(FRESH, REPLAY)
+    rows = window.rows_in(FRESH, REPLAY, HELD)
     positions: Positions = window.position[rows[(window.flags[rows] & SENT) == 0]]
     return positions
 

@@ -22,7 +22,20 @@ import numpy.typing as npt
 from actors.key_shared.core import Core
 from actors.key_shared.members import Counts
 from actors.key_shared.policies import Candidates, Gate
-from actors.key_shared.window import DELIVERED, DUE, FRESH, LOOSE, NO_SLOT, PENDING, REPLAY, SENT, Mask, Reduced, Rows
+from actors.key_shared.window import (
+    DELIVERED,
+    DUE,
+    FRESH,
+    HELD,
+    LOOSE,
+    NO_SLOT,
+    PENDING,
+    REPLAY,
+    SENT,
+    Mask,
+    Reduced,
+    Rows,
+)
 from storage.position import Positions
 
 _NO_REDELIVERIES: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
@@ -48,6 +61,8 @@ def closed(core: Core, rows: Candidates) -> Iterator[tuple[Gate, Mask]]:
     Permits are not here: how many may go is a matter of the whole pass, see `cut`.
     """
     tables = core.tables
+    if core.window.count[HELD]:
+        yield Gate.KEY_DELAYED, rows.positions > tables.held_from[rows.hashes]
     if rows.fresh and core.policy.ordered and core.window.count[REPLAY]:
         yield Gate.EARLIER_WAITS, tables.replayed[rows.hashes] > 0
     gate = core.policy.gate(tables, core.window, rows)

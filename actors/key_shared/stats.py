@@ -10,7 +10,7 @@ from actors.key_shared.core import Core
 from actors.key_shared.members import Member
 from actors.key_shared.policies import RecentlyJoined, policy_stats
 from actors.key_shared.selectors import ranges_of
-from actors.key_shared.window import DEAD, LOOSE, PENDING, REPLAY, WAITING
+from actors.key_shared.window import DEAD, HELD, LOOSE, PENDING, REPLAY, WAITING
 from storage.position import show
 
 _TYPE_NAMES = {"key_shared": "Key_Shared", "shared": "Shared", "exclusive": "Exclusive", "failover": "Failover"}
@@ -30,6 +30,7 @@ def stats(core: Core, now: int) -> dict[str, Any]:
         "allowOutOfOrderDelivery": core.settings.allow_out_of_order_delivery,
         "msgInReplay": window.count[REPLAY] + window.count[LOOSE],
         "msgDelayedRedelivery": window.count[WAITING],
+        "msgDelayedHoldingKeys": window.count[HELD],
         "msgDeadLetter": window.count[DEAD],
         "unackedMessages": window.count[PENDING],
         "blockedSubscriptionOnUnackedMsgs": members.all_blocked,

@@ -4,6 +4,7 @@
     holder[h]     slot of the consumer to which a message of h was sent last
     pending[h]    messages of h that are sent and not acknowledged
     replayed[h]   messages of h that wait to be sent and whose place in the order is known
+    held_from[h]  lowest position of a delayed message of h that holds its key back until it is due
 
 **A hash is draining exactly when pending > 0 and holder != owner.** PIP-379 keeps a map of draining hashes, fills it
 when ranges change and empties it as acknowledgements arrive; most of the defects found in it later (KS-30, KS-31)
@@ -20,7 +21,9 @@ import numpy.typing as npt
 
 from actors.key_shared.window import NO_SLOT, HashIndex, Mask, Reduced
 from storage.hashing import HASH_RANGE
+from storage.position import Positions
 
+NOTHING_HELD = np.iinfo(np.int64).max
 _ONE = np.int32(1)
 _NO_HASHES: npt.NDArray[np.intp] = np.empty(0, np.intp)
 
@@ -39,13 +42,14 @@ class HashTables:
         self.replayed: npt.NDArray[np.int32] = np.zeros(HASH_RANGE, np.int32)
         self.attempts: npt.NDArray[np.int32] = np.zeros(HASH_RANGE, np.int32)
         self.drains: Mask = np.zeros(HASH_RANGE, np.bool_)
+        self.held_from: Positions = np.full(HASH_RANGE, NOTHING_HELD, np.int64)
         self.draining = 0
         self.holes = True
 
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays; it does not depend on how many hashes drain."""
-        arrays = (self.owner, self.holder, self.pending, self.replayed, self.attempts, self.drains)
+        arrays = (self.owner, self.holder, self.pending, self.replayed, self.attempts, self.drains, self.held_from)
         return sum(int(array.nbytes) for array in arrays)
 
     def draining_mask(self) -> Mask:

@@ -9,6 +9,7 @@ One row a message, by column, always ascending by position. A row is in one of t
     WAITING   negatively acknowledged with a delay that is not over
     PENDING   sent, not acknowledged; `consumer` says where it is
     DEAD      redelivered too often; waits for the dead letter topic
+    HELD      delayed and not due, under `delay_key_policy=block_key`: later messages of its hash wait behind it
     DONE      gone; the row is free
 
 `since` is when a row came into its state, for ages in explanations; `redelivery` counts counted redeliveries.
@@ -42,8 +43,8 @@ Mask = npt.NDArray[np.bool_]
 
 
 # States of a row, see above. Plain numbers, because columns are compared with them on every path.
-DONE, FRESH, REPLAY, LOOSE, WAITING, PENDING, DEAD = range(7)
-STATES = ("done", "fresh", "replay", "loose", "waiting", "pending", "dead")
+DONE, FRESH, REPLAY, LOOSE, WAITING, PENDING, DEAD, HELD = range(8)
+STATES = ("done", "fresh", "replay", "loose", "waiting", "pending", "dead", "held")
 
 DELIVERED = 1
 """Flag: the row was sent to a consumer at least once by this object."""

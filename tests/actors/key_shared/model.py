@@ -18,7 +18,7 @@ FAR = 1 << 62
 
 @dataclass
 class Message:
-    """state: fresh, replay, loose, waiting, pending, dead or done."""
+    """state: fresh, replay, loose, waiting, held, pending, dead or done."""
 
     position: int
     hash: int
@@ -136,7 +136,7 @@ class Model:
 
     def last_sent(self) -> int:
         """Highest position such that all that were read up to it were sent."""
-        unsent = [m.position for m in self.messages.values() if m.state in ("fresh", "replay") and not m.sent]
+        unsent = [m.position for m in self.messages.values() if m.state in ("fresh", "replay", "held") and not m.sent]
         if not unsent:
             return max(self.last_read, self.mark_delete)
         return min(unsent) - 1
@@ -162,27 +162,35 @@ class Model:
             if message.position in consumer.claims and message.state != "done":
                 consumer.claims.discard(message.position)
                 free = not self.ordered or message.hash not in held
-                if message.state in ("fresh", "replay", "loose", "waiting") and free:
+                if message.state in ("fresh", "replay", "loose", "waiting", "held") and free:
                     message.state, message.holder = "pending", consumer.number
                     message.delivered = message.sent = True
         self._settle()
 
     # -- the log ----------------------------------------------------------------------------------------------------
 
-    def append(self, messages: Sequence[tuple[int, int]]) -> None:
-        """(position, masked hash), read forward."""
+    def append(self, messages: Sequence[tuple[int, int]], delayed: Sequence[int] = ()) -> None:
+        """(position, masked hash), read forward; `delayed` are held with their keys."""
         for position, masked in messages:
             self.last_read = position
             if position not in self.messages:
                 self.messages[position] = Message(position, self.reduce(masked), "fresh")
         for consumer in self.consumers:
             self._claim(consumer)
+        for position in delayed:
+            if self.messages[position].state == "fresh":
+                self.messages[position].state = "held"
 
     def due(self, messages: Sequence[tuple[int, int]]) -> None:
         """Delayed messages are due."""
+        if self.in_state("held"):
+            for message in self.in_state("fresh"):
+                message.state = "replay"
         for position, masked in messages:
             if position not in self.messages:
                 self.messages[position] = Message(position, self.reduce(masked), "loose", due=True)
+            elif self.messages[position].state == "held":
+                self.messages[position].state = "replay"
         for consumer in self.consumers:
             self._claim(consumer)
 
@@ -329,7 +337,14 @@ class Model:
             blocked: set[int] = set()
             for message in batch:
                 owner = self.owner(message.hash)
-                stop = message.hash in blocked or message.hash in waiting or not owner or self._gate(message, owner)
+                stop = any(m.hash == message.hash and m.position < message.position for m in self.in_state("held"))
+                stop = (
+                    stop
+                    or message.hash in blocked
+                    or message.hash in waiting
+                    or not owner
+                    or self._gate(message, owner)
+                )
                 if not stop and permits[owner] > 0:
                     permits[owner] -= 1
                     going.append((message, owner))

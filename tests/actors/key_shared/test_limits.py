@@ -305,7 +305,7 @@ def test_unknown_settings_are_refused() -> None:
         {"selector": "random"},
         {"policy": "hope"},
         {"replica_points": 0},
-        {"delay_key_policy": "block_key"},
+        {"delay_key_policy": "sometimes"},
     ]
     for wrong in wrongs:
         with pytest.raises(Invalid):

@@ -26,6 +26,8 @@ CONFIGS: list[dict[str, Any]] = [
     {"policy": "read_position"},
     {"policy": "read_position", "remember_unacked_keys": True},
     {"allow_out_of_order_delivery": True},
+    {"delay_key_policy": "block_key"},
+    {"delay_key_policy": "block_key", "policy": "last_sent_position"},
 ]
 LIMITS: list[dict[str, Any]] = [
     {},
@@ -65,7 +67,11 @@ class Schedule(RuleBasedStateMachine):
     def publish(self, keys: list[int], delayed: int, roll: bool) -> None:
         for key in keys:
             at = position(self.ledger, self.entry)
-            (self.delayed if key == delayed else self.backlog).append((at, KEYS[key]))
+            late = key == delayed and not (self.dispatch.holds_keys and self.entry % 2)
+            if late:
+                self.delayed.append((at, KEYS[key]))
+            if not late or self.dispatch.holds_keys:
+                self.backlog.append((at, KEYS[key]))
             self.published.append(at)
             self.entry += 1
         if roll:
@@ -76,15 +82,22 @@ class Schedule(RuleBasedStateMachine):
         room = self.dispatch.room()
         assert room == self.model.room()
         batch, self.backlog = self.backlog[: room + beyond], self.backlog[room + beyond :]
-        self.dispatch.append(ints([at for at, _ in batch]), np.array([h for _, h in batch], np.uint32))
-        self.model.append(batch)
+        late = [at for at, _ in batch if self.dispatch.holds_keys and at in dict(self.delayed)]
+        self.dispatch.append(
+            ints([at for at, _ in batch]),
+            np.array([h for _, h in batch], np.uint32),
+            delayed=np.array([at in late for at, _ in batch], np.bool_),
+        )
+        self.model.append(batch, late)
 
     @precondition(lambda self: self.delayed)
     @rule(pick=st.lists(st.integers(0, 1000), min_size=1, max_size=4, unique=True))
     def fall_due(self, pick: list[int]) -> None:
         chosen = sorted({i % len(self.delayed) for i in pick})
-        batch = [self.delayed[i] for i in chosen]
-        self.delayed = [message for i, message in enumerate(self.delayed) if i not in chosen]
+        # Under block_key the index brings only what was read; without, the order of reading does not matter.
+        unread = dict(self.backlog) if self.dispatch.holds_keys else {}
+        batch = [self.delayed[i] for i in chosen if self.delayed[i][0] not in unread]
+        self.delayed = [message for message in self.delayed if message not in batch]
         batch.reverse()
         self.dispatch.due(ints([at for at, _ in batch]), np.array([h for _, h in batch], np.uint32))
         self.model.due(batch)
@@ -140,7 +153,7 @@ class Schedule(RuleBasedStateMachine):
             assert [g for g in got if g[0] == number] == [w for w in want if w[0] == number]
         assert not self.dispatch.stalled()
         assert self.dispatch.route(self.now) == []
-        for message in self.model.in_state("replay", "loose"):
+        for message in self.model.in_state("replay", "loose", "held"):
             assert self.dispatch.explain(position=message.position, now=self.now)["verdict"] != "deliverable"
 
     @rule(part=st.sampled_from(["own", "all", "any", "read"]), pick=st.integers(0, 5), every=st.integers(1, 3))
@@ -180,6 +193,9 @@ class Schedule(RuleBasedStateMachine):
             return
         self.dispatch.remove(None if positions is None else ints(sorted(positions)), up_to)
         self.model.remove(positions, up_to)
+        # What is removed is acknowledged in the cursor, and the delayed index no longer brings it.
+        gone = {m.position for m in self.model.in_state("done")}
+        self.delayed = [message for message in self.delayed if message[0] not in gone]
 
     @rule(milliseconds=st.sampled_from([1, 30, 100]))
     def pass_time(self, milliseconds: int) -> None:
@@ -212,6 +228,7 @@ class Schedule(RuleBasedStateMachine):
             assert self.dispatch.pending(consumer.number).tolist() == held
         stats = self.dispatch.stats(self.now)
         assert stats["msgInReplay"] == len(self.model.in_state("replay", "loose"))
+        assert stats["msgDelayedHoldingKeys"] == len(self.model.in_state("held"))
         assert stats["msgDeadLetter"] == len(self.model.in_state("dead"))
         assert stats["blockedSubscriptionOnUnackedMsgs"] == self.model.all_blocked
         assert self.dispatch.room() == self.model.room()

@@ -179,6 +179,16 @@ def test_ks_11_the_holder_leaves_first() -> None:
     assert (ring.owners() == alone.owners()).all()
 
 
+def test_ks_11_of_several_in_line_the_first_takes_over() -> None:
+    ring, without = ConsistentHashing(8000), ConsistentHashing(8000)
+    for slot, name in enumerate(("first", "second", "third")):
+        ring.add(slot, name)
+        if slot:
+            without.add(slot, name)
+    ring.remove(0)
+    assert (ring.owners() == without.owners()).all()
+
+
 def test_ring_needs_a_point_and_takes_no_ranges() -> None:
     with pytest.raises(Invalid, match="at least one point"):
         ConsistentHashing(0)
