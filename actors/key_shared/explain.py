@@ -17,7 +17,7 @@ from actors.key_shared.policies import Candidates, Gate, RecentlyJoined
 from actors.key_shared.routing import candidates_of, closed, open_rows
 from actors.key_shared.window import DEAD, FRESH, HELD, LOOSE, NO_SLOT, PENDING, REPLAY, STATES, WAITING, Rows
 from storage.errors import Invalid, InvariantViolation, NotFound
-from storage.hashing import HASH_RANGE
+from storage.hashing import HASH_RANGE, MASK
 from storage.position import show
 
 Reason = dict[str, Any]
@@ -29,6 +29,10 @@ def explain(core: Core, *, key_hash: int | None, hash: int | None, position: int
     """The answer as a JSON object: hash, owner, state, verdict, and `reasons`, the most important first."""
     if sum(what is not None for what in (key_hash, hash, position)) != 1:
         raise Invalid("explain needs exactly one of a key, a hash and a position")
+    if not 0 <= (position or 0) < 1 << 63:
+        raise Invalid(f"{position} is not a position")
+    if not 0 <= (key_hash or 0) <= MASK:
+        raise Invalid(f"a masked hash is 0 to {MASK}, not {key_hash}")
     window = core.window
     row: int | None = None
     if position is not None:

@@ -167,7 +167,9 @@ def test_shared_subscriptions_are_explained_too() -> None:
     assert flow.why(position=int(at("1:0")[0])) == ["deliverable"]
 
 
-@pytest.mark.parametrize("about", [{}, {"hash": 1, "position": 2}, {"hash": 65536}, {"hash": -1}])
+@pytest.mark.parametrize(
+    "about", [{}, {"hash": 1, "position": 2}, {"hash": 65536}, {"hash": -1}, {"position": 1 << 63}, {"key_hash": -1}]
+)
 def test_a_question_that_cannot_be_answered(about: dict[str, int]) -> None:
     with pytest.raises(Invalid):
         Driver().dispatch.explain(now=0, **about)

@@ -187,3 +187,19 @@ def test_a_million_messages_pass_through_and_leave_nothing() -> None:
     assert flow.dispatch.idle()
     assert flow.dispatch.stats(0)["sentinel"]["checkedOrder"] == 1_000_000
     assert flow.dispatch.stats(0)["memory"]["windowBytes"] < 4_000_000
+
+
+def test_one_stuck_message_while_the_window_is_squeezed_again_and_again() -> None:
+    flow = Driver(max_unacked_messages_per_subscription=0)
+    flow.join("c1", permits=1_000_000)
+    flow.join("c2", permits=1_000_000)
+    stuck = flow.publish("stuck")
+    flow.route()
+    for batch in range(200):
+        names = flow.publish(*[f"key-{(batch * 7 + number) % 50}" for number in range(101)])
+        got = flow.route()
+        assert sorted(message for part in got.values() for message in part) == sorted(names)
+        flow.ack(*names)
+    assert flow.dispatch._core.window.capacity <= 4096
+    assert flow.ack(*stuck) == stuck
+    assert flow.dispatch.idle()
