@@ -472,6 +472,44 @@ async def test_a_merge_goes_on_from_what_its_sources_had_loaded() -> None:
     await scenario.finish(broker)
 
 
+async def test_what_is_given_out_during_recovery_does_not_come_back_with_a_header() -> None:
+    scenario = Scenario(cap=10)
+    broker = await scenario.begin()
+    await scenario.publish(broker, 1, 6)
+    await scenario.finish(broker)
+    scenario.world.now = 30
+
+    def script(n: int, what: str, name: str) -> Fault:
+        return "lost_before" if what == "get" and scenario.world.now < 40 else "ok"
+
+    again = Broker(scenario.world, scenario.log, scenario.settings, 2, script)
+    await again.tracker.start()
+    again.read()
+    assert numbers(again.delivered) == [1, 2, 3]
+    assert again.tracker.stats()["recovery"]["running"]
+    await scenario.world.advance(BACK_OFF_MS[0])
+    assert again.tracker.stats()["recovery"]["restored"] == 1
+    await again.run_until(200)
+    assert sorted(numbers(again.delivered)) == [1, 2, 3, 4, 5, 6]
+    await scenario.finish(again)
+
+
+async def test_equal_times_do_not_block_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than the low-water mark of a bucket is loaded and must wait for its own next segment."""
+    monkeypatch.setattr("actors.delayed.loader.LOW_WATER", 1)
+    scenario = Scenario(cap=2, min_count=10, look_ahead_ms=5)
+    broker = await scenario.begin()
+    # A later position stands first in the order, so loaded entries of the same time wait for the next segment.
+    places = np.array([position(1, entry) for entry in range(12)], np.int64)
+    scenario.log.due = dict(zip(places.tolist(), [1000] * 12, strict=True))
+    scenario.log.due[position(2, 0)] = 1000
+    broker.read()
+    await scenario.world.settle()
+    await broker.run_until(1000)
+    assert broker.delivered == sorted(scenario.log.due)
+    await scenario.finish(broker)
+
+
 async def test_next_untracked_skips_what_waits() -> None:
     scenario = Scenario()
     broker = await scenario.begin()
