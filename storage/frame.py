@@ -19,7 +19,8 @@ against the limits, before anything is allocated.
 from __future__ import annotations
 
 import struct
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
+from operator import attrgetter
 
 import google_crc32c
 import msgpack
@@ -85,6 +86,10 @@ class Header:
         return self.count * (12 if self.delayed else 4)
 
 
+_VALUES = attrgetter(*(field.name for field in fields(Header)))
+"""The header's values in order (dataclasses.astuple would copy each of them deeply)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Frame:
     """A decoded frame. payload (columns, then body) is a view into the bytes it was decoded from."""
@@ -142,7 +147,7 @@ def payload_crc(payload: Buffer) -> int:
 
 def encode_head(header: Header, payload_bytes: int) -> bytes:
     """Prefix and header of a frame; the payload follows as it is."""
-    packed: bytes = msgpack.packb(astuple(header))
+    packed: bytes = msgpack.packb(_VALUES(header))
     if len(packed) > MAX_HEADER_BYTES:
         raise Invalid(f"the header needs {len(packed)} bytes, the limit is {MAX_HEADER_BYTES}")
     columns = header.columns_bytes

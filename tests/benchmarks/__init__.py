@@ -1,0 +1,1 @@
+"""The benchmarks run small, so that they do not rot."""

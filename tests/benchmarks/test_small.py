@@ -1,0 +1,40 @@
+"""The benchmarks that need a cluster, a few seconds each; their figures are not looked at, their counts are."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(240)]
+
+
+def run(name: str) -> dict[str, Any]:
+    """The JSON that a benchmark prints."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / name), "--small"], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_end_to_end_delivers_everything_in_order() -> None:
+    """Every message once, checked by the sentinel, nothing left."""
+    result = run("end_to_end.py")
+    assert result["received"] == result["messages"] > 0
+    assert result["backlog"] == 0
+    assert result["order_violations"] == 0
+    assert result["order_checked"] >= result["messages"]
+
+
+def test_publish_latency_measures_every_message() -> None:
+    """All quantiles are there, in order."""
+    result = run("publish_latency.py")
+    for kind in ("confirmed_ms", "delivered_ms"):
+        assert 0 < result[kind]["p50"] <= result[kind]["p99"] <= result[kind]["p100"]
