@@ -179,6 +179,7 @@ class Flood:
                 rest = self._rest(sampler)
                 stats = sampler.stop()
                 fleet.finish()
+                self._look(fleet, sampler)
             write_parquet(stats, self._folder / "stats.parquet")
             with self._phase("judging with Spark", "judge"):
                 span = span_of(self._folder)
