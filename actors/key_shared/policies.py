@@ -152,7 +152,9 @@ class RecentlyJoined:
     def joined(self, slot: int, others: int, window: Window, last_read: int) -> None:
         """Remember the position if there is anything that is not acknowledged and somebody to hold it (LS-5)."""
         if others and window.live:
-            self.recent[slot] = last_read if self.which is JoinPosition.READ else self.last_sent(window, last_read)
+            limit = last_read if self.which is JoinPosition.READ else self.last_sent(window, last_read)
+            if limit > self.mark_delete:
+                self.recent[slot] = limit
 
     def left(self, slot: int, remaining: int) -> None:
         """One consumer alone has no need to wait for itself."""
@@ -180,8 +182,9 @@ class RecentlyJoined:
         first = int(unsent[0])
         if entry_of(first) > 0:
             return first - 1
-        row = int(window.position[window.head : window.tail].searchsorted(first)) + window.head
-        return int(window.position[row - 1]) if row > window.head else self.mark_delete
+        live = window.position[window.rows_live()]
+        before = int(live.searchsorted(first))
+        return int(live[before - 1]) if before else self.mark_delete
 
     def individually_sent(self, window: Window, last_read: int) -> list[tuple[str, str]]:
         """Open-closed ranges that were sent above `last_sent`, as Pulsar shows them (LS-7)."""

@@ -171,6 +171,10 @@ class Window:
         last = min(int(view.searchsorted(positions[-1])), len(view) - 1)
         # Where no position is missing from the table between a wanted one and the last one, a subtraction finds it.
         at = positions - (int(view[last]) - last)
+        if view[last] == positions[-1] and at[0] >= 0 and view[at[0]] == positions[0]:
+            # Positions rise by one a row or more; from the first to the last by exactly one, so none is missing.
+            at += self.head
+            return at, positions
         if at[0] < 0 or at[-1] > last:
             np.clip(at, 0, last, out=at)
         missed = np.flatnonzero(view[at] != positions)

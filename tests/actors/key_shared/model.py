@@ -128,10 +128,11 @@ class Model:
         self.consumers.append(consumer)
         self._claim(consumer)
         if len(self.consumers) > 1 and any(m.state != "done" for m in self.messages.values()):
-            if self.settings.policy == "read_position":
-                self.recent[consumer.number] = self.last_read
-            elif self.settings.policy == "last_sent_position":
-                self.recent[consumer.number] = self.last_sent()
+            limit = {"read_position": self.last_read, "last_sent_position": self.last_sent()}.get(
+                self.settings.policy, -1
+            )
+            if limit > self.mark_delete:
+                self.recent[consumer.number] = limit
         return consumer.number
 
     def last_sent(self) -> int:
@@ -139,7 +140,11 @@ class Model:
         unsent = [m.position for m in self.messages.values() if m.state in ("fresh", "replay", "held") and not m.sent]
         if not unsent:
             return max(self.last_read, self.mark_delete)
-        return min(unsent) - 1
+        first = min(unsent)
+        if first & 0xFFFFFFFF:
+            return first - 1
+        before = [m.position for m in self.messages.values() if m.position < first and m.state != "done"]
+        return max(before, default=self.mark_delete)
 
     def leave(self, number: int) -> None:
         """What it held waits in order."""

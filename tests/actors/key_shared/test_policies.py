@@ -291,6 +291,22 @@ def test_ls_5_one_consumer_alone_waits_for_nobody() -> None:
     assert len(flow.route()["c2"]) == 3
 
 
+@pytest.mark.parametrize("policy", ["read_position", "last_sent_position"])
+def test_a_newcomer_does_not_wait_for_what_is_acknowledged_already(policy: str) -> None:
+    flow = Driver(policy=policy)
+    flow.join("c1", permits=1)
+    flow.send(KEY_A)
+    flow.ack("1:0")
+    flow.dispatch.mark_deleted(position(1, 0))
+    flow.join("c2")
+    flow.publish(KEY_A)
+    flow.route()
+    flow.join("c3")
+    if policy == "last_sent_position":
+        assert flow.dispatch.stats(0)["consumersAfterMarkDeletePosition"] == {}
+    assert flow.route() == {"c3": ["1:1"]}, "nobody holds anything, and c1 has no permits: it must go out"
+
+
 def test_allow_out_of_order_delivery_holds_nothing_back() -> None:
     flow = Driver(allow_out_of_order_delivery=True)
     flow.join("c1", permits=1)
