@@ -10,6 +10,7 @@ happens; a second Ctrl-C does not stop the clean-up half way.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import shutil
@@ -416,6 +417,7 @@ def _finish_undisturbed() -> Iterator[None]:
     def interrupt(_signal: int, _frame: FrameType | None) -> None:
         for name in _SIGNALS:
             signal.signal(name, signal.SIG_IGN)
+        logging.getLogger().addFilter(_not_py4j)
         raise KeyboardInterrupt
 
     before = [(name, signal.signal(name, interrupt)) for name in _SIGNALS]
@@ -424,6 +426,12 @@ def _finish_undisturbed() -> Iterator[None]:
     finally:
         for name, handler in before:
             signal.signal(name, handler)
+        logging.getLogger().removeFilter(_not_py4j)
+
+
+def _not_py4j(record: logging.LogRecord) -> bool:
+    """The bridge to Java tells the root logger of the interrupt that it passes on; everything else is let through."""
+    return "while sending command" not in record.getMessage()
 
 
 @contextlib.contextmanager

@@ -32,7 +32,7 @@ def spark_session(folder: Path, *, cores: int = 2, attempts: int = 3, memory: st
 
     folder.mkdir(parents=True, exist_ok=True)
     _environment()
-    logging.getLogger("py4j").setLevel(logging.ERROR)
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
     settings = {
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
