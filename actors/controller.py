@@ -5,19 +5,27 @@ none of these can break a promise, because every owner is fenced by its epoch in
 keeps no state of its own that matters: what exists is in the metadata, what runs is asked of the places.
 
 A dead process is seen at once (the first call to it says so, and whoever notices reports it with `Suspect`); a frozen
-one answers nothing and is given up after MISSES pings in a row.
+one answers nothing and is given up after MISSES pings in a row. An actor is pinged by one call at a time, so that a
+stall of the controller itself counts as one miss, and a host by at most SAMPLE of its actors each PING_MS: when one of
+them is given up, the others in its process are looked at without waiting for their turn.
+
+A bookie that cannot be started stops nobody else. `actors/losses.py` says when it is lost for good; then the topics
+copy what it held (`actors/mending.py`). The bookies are those of the settings and those that ever served, which their
+cookies in the metadata tell: a shorter list in the settings must not hide data.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from actors.actor import Actor
+from actors.losses import LOST_AFTER_MS, Losses
+from actors.mending import Mending
 from actors.messages import (
     Admin,
     BookieList,
@@ -38,57 +46,84 @@ from actors.messages import (
 from actors.ports import Address, Places, Ports, Unknown
 from actors.signal import Signal
 from actors.wire import Request
-from storage.errors import Conflict, Fenced, Invalid, NotFound, SluiceError, Unavailable
+from storage.errors import Conflict, Corrupt, Fenced, Invalid, NotFound, SluiceError, Unavailable
 
 PING_MS, PING_TIMEOUT, MISSES = 500, 1_500, 3
+SAMPLE = 16
+SWEEP_MS = 1_000
 CALL_TIMEOUT = 10_000
 START_TRIES = 50
 RETRY_MS = 100
-STORE_TRIES = 20
+COOKIES = "bookies/"
 
 
 @dataclass(slots=True)
 class Running:
-    """One actor that should run. address is empty while it is being started."""
+    """One actor that should run. address is empty while it is being started.
+
+    leaving: the address that it had and whether its process is frozen, until that one is ended.
+    """
 
     kind: str
     name: str
     settings: dict[str, Any]
     address: Address = ""
+    leaving: tuple[Address, bool] | None = None
     misses: int = 0
     restarts: int = 0
     starting: Signal | None = None
+    looking: Signal | None = None
     problem: str = ""
-    last_error: SluiceError | None = field(default=None)
 
 
 class Controller(Actor):
     """Knows the bookies, and an address for every topic partition and subscription that is in use."""
 
-    def __init__(self, ports: Ports, *, bookies: list[str]) -> None:
+    def __init__(self, ports: Ports, *, bookies: list[str], lost_after_ms: int = LOST_AFTER_MS) -> None:
         super().__init__(ports)
         assert ports.places is not None
         self._places: Places = ports.places
         self._bookies = bookies
         self._running: dict[str, Running] = {}
+        self._losses = Losses(lost_after_ms)
+        self._mending = Mending(ports, self._lost, self._partitions)
+        self._deleting: dict[str, None] = {}
+        self._swept: dict[str, int] = {}
+        self._turn = 0
         self._verbs: dict[str, Callable[[dict[str, Any]], Awaitable[Any]]] = {
             "topics": self._topics,
             "subscriptions": self._subscriptions,
             "delete_topic": self._delete_topic,
             "delete_subscription": self._delete_subscription,
+            "add_bookies": self._add_bookies,
             "status": self._status,
         }
 
     async def start(self) -> None:
-        """Find what runs already, start the bookies that do not, and begin to watch."""
+        """Find what runs already, start the bookies that do not, and begin to watch.
+
+        Raises what the first bookie's start raises if not one bookie can be had.
+        """
         for kind, address, settings in await self._places.inventory():
-            if kind not in ("controller", "admin"):
+            if kind != "controller":
                 key = _key(kind, settings)
                 self._running[key] = Running(kind, key, settings, address)
-        for bookie in self._bookies:
-            self._want("bookie", {"bookie": bookie})
-        await self._ensure_all(list(self._running.values()))
+        entries = [self._want("bookie", {"bookie": bookie}) for bookie in await self._known_bookies()]
+        errors = [error for error in await self._try_all(entries) if error is not None]
+        if entries and len(errors) == len(entries):
+            raise errors[0]
         self.ports.spawn(self._watch(), "watch")
+        self.ports.spawn(self._mending.run(), "mend")
+
+    async def _known_bookies(self) -> list[str]:
+        """Those of the settings, then those that have a cookie besides."""
+        try:
+            keys = await self.ports.meta.keys(COOKIES)
+        except Unavailable as error:
+            self.ports.log("cookies_unknown", error=str(error))
+            keys = []
+        served = [key.removeprefix(COOKIES).partition("/")[0] for key in keys]
+        return list(dict.fromkeys([*self._bookies, *served]))
 
     # -- what runs ------------------------------------------------------------------------------------------------
 
@@ -105,10 +140,18 @@ class Controller(Actor):
         if not entry.address:
             done = entry.starting = Signal()
             try:
+                if entry.leaving is not None:
+                    await self._places.stop(entry.leaving[0], frozen=entry.leaving[1])
+                    entry.leaving = None
                 entry.address = await self._start(entry)
                 entry.misses, entry.problem = 0, ""
+                if entry.kind == "bookie":
+                    self._losses.back(entry.settings["bookie"])
             except SluiceError as error:
                 entry.problem = str(error)
+                if entry.kind == "bookie":
+                    now = self.ports.clock.monotonic()
+                    self._losses.failed(entry.settings["bookie"], now, refused=isinstance(error, Corrupt))
                 raise
             finally:
                 entry.starting = None
@@ -117,10 +160,32 @@ class Controller(Actor):
 
     async def _ensure_all(self, entries: list[Running]) -> list[Address]:
         """The addresses of several actors, started side by side. Raises what the first failed start raises."""
-        for entry in entries:
-            if not entry.address and entry.starting is None:
-                self.ports.spawn(self._try_ensure(entry), "start")
+        for error in await self._try_all(entries):
+            if error is not None:
+                raise error
         return [await self._ensure(entry) for entry in entries]
+
+    async def _try_all(self, entries: list[Running]) -> list[SluiceError | None]:
+        """Start several actors side by side; returns why each could not be started, None if it runs."""
+        errors: list[SluiceError | None] = [None] * len(entries)
+        left = [number for number, entry in enumerate(entries) if not entry.address]
+        done = Signal()
+
+        async def one(number: int) -> None:
+            try:
+                await self._ensure(entries[number])
+            except SluiceError as error:
+                errors[number] = error
+            finally:
+                left.remove(number)
+                if not left:
+                    done.set()
+
+        for number in list(left):
+            self.ports.spawn(one(number), "start")
+        if left:
+            await done.wait(self.ports)
+        return errors
 
     async def _start(self, entry: Running) -> Address:
         for attempt in range(START_TRIES):
@@ -140,15 +205,32 @@ class Controller(Actor):
     async def _watch(self) -> None:
         while True:
             await self.ports.clock.sleep(PING_MS)
+            self._turn += 1
+            hosts: dict[str, list[Running]] = {}
             for entry in list(self._running.values()):
                 if entry.address:
-                    self.ports.spawn(self._look(entry, entry.address), "ping")
-                elif entry.starting is None:
+                    hosts.setdefault(_host(entry.address), []).append(entry)
+                elif entry.starting is None and self._may_start(entry):
                     self.ports.spawn(self._try_ensure(entry), "restart")
+            for entries in hosts.values():
+                first = self._turn * SAMPLE % len(entries) if len(entries) > SAMPLE else 0
+                for entry in [*entries, *entries][first : first + min(SAMPLE, len(entries))]:
+                    self.ports.spawn(self._look(entry, entry.address), "ping")
+
+    def _may_start(self, entry: Running) -> bool:
+        return entry.kind != "bookie" or self._losses.may_start(entry.settings["bookie"], self.ports.clock.monotonic())
 
     async def _look(self, entry: Running, address: Address) -> None:
-        """Ping one actor; replace it if it is gone, or was silent too often."""
-        reply = await self._ping(address)
+        """Ping one actor; replace it if it is gone, or was silent too often. Who comes meanwhile waits for that."""
+        if entry.looking is not None:
+            await entry.looking.wait(self.ports)
+            return
+        done = entry.looking = Signal()
+        try:
+            reply = await self._ping(address)
+        finally:
+            entry.looking = None
+            done.set()
         if entry.address != address:
             return
         if not isinstance(reply, Unknown):
@@ -156,7 +238,18 @@ class Controller(Actor):
             return
         entry.misses += 1
         if reply.gone or entry.misses >= MISSES:
+            self._sweep(address)
             await self._replace(entry, address, frozen=not reply.gone)
+
+    def _sweep(self, address: Address) -> None:
+        """One actor of a process was given up: look at the others in it."""
+        host, now = _host(address), self.ports.clock.monotonic()
+        if now - self._swept.get(host, now - SWEEP_MS) < SWEEP_MS:
+            return
+        self._swept = {name: at for name, at in self._swept.items() if now - at < SWEEP_MS} | {host: now}
+        for other in list(self._running.values()):
+            if other.address != address and _host(other.address) == host:
+                self.ports.spawn(self._look(other, other.address), "sweep")
 
     async def _ping(self, address: Address) -> Done | Unknown:
         try:
@@ -166,9 +259,10 @@ class Controller(Actor):
 
     async def _replace(self, entry: Running, address: Address, *, frozen: bool) -> None:
         self.ports.log("replacing", key=entry.name, address=address, frozen=frozen)
-        entry.address, entry.misses = "", 0
+        entry.address, entry.misses, entry.leaving = "", 0, (address, frozen)
         entry.restarts += 1
-        await self._places.stop(address, frozen=frozen)
+        if entry.kind == "bookie":
+            self._losses.down(entry.settings["bookie"], self.ports.clock.monotonic())
         await self._try_ensure(entry)
 
     async def _try_ensure(self, entry: Running) -> None:
@@ -184,11 +278,37 @@ class Controller(Actor):
                 await self._look(entry, request.address)
         return Done()
 
+    # -- lost bookies ---------------------------------------------------------------------------------------------
+
+    def _lost(self) -> tuple[str, ...]:
+        return self._losses.lost(self.ports.clock.monotonic())
+
+    async def _partitions(self, everything: bool) -> list[tuple[str, Address]]:
+        """See mending.Partitions."""
+        if everything:
+            for key in await self.ports.meta.keys("topic/"):
+                topic = key.removeprefix("topic/")
+                try:
+                    settings = await self._topic_settings(topic)
+                except NotFound:
+                    continue  # deleted meanwhile
+                if topic not in self._deleting:
+                    await self._try_all(self._topic_entries(topic, settings))
+        return [(name, entry.address) for name, entry in sorted(self._running.items()) if entry.kind == "topic"]
+
+    async def _add_bookies(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Start bookies with these ids as well; fine if they run. Raises what the first failed start raises."""
+        wanted = [str(bookie) for bookie in arguments["bookies"]]
+        new = [bookie for bookie in wanted if _key("bookie", {"bookie": bookie}) not in self._running]
+        await self._ensure_all([self._want("bookie", {"bookie": bookie}) for bookie in new])
+        return {"added": new}
+
     # -- questions ------------------------------------------------------------------------------------------------
 
     async def on_create_topic(self, request: CreateTopic) -> Done:
         """See messages.CreateTopic."""
-        check_settings(request.settings, len(self._bookies))
+        lost = self._lost()
+        check_settings(request.settings, len([key for key in self._bookie_ids() if key not in lost]))
         value = msgspec.json.encode(request.settings)
         if not await self.ports.meta.create(topic_key(request.topic), 1, value):
             known = await self._topic_settings(request.topic)
@@ -202,15 +322,20 @@ class Controller(Actor):
             raise NotFound(f"there is no topic {topic!r}")
         return msgspec.json.decode(record.value, type=TopicSettings)
 
+    def _topic_entries(self, topic: str, settings: TopicSettings) -> list[Running]:
+        plain = msgspec.to_builtins(settings)
+        return [
+            self._want("topic", {"topic": topic, "partition": partition, "topic_settings": plain})
+            for partition in range(settings.partitions)
+        ]
+
+    def _bookie_ids(self) -> list[str]:
+        return [entry.settings["bookie"] for entry in self._running.values() if entry.kind == "bookie"]
+
     async def on_locate_topic(self, request: LocateTopic) -> Located:
         """See messages.LocateTopic."""
         settings = await self._topic_settings(request.topic)
-        plain = msgspec.to_builtins(settings)
-        entries = [
-            self._want("topic", {"topic": request.topic, "partition": partition, "topic_settings": plain})
-            for partition in range(settings.partitions)
-        ]
-        addresses = await self._ensure_all(entries)
+        addresses = await self._ensure_all(self._topic_entries(request.topic, settings))
         return Located(addresses=addresses, settings=msgspec.json.encode(settings).decode())
 
     async def on_locate_subscription(self, request: LocateSubscription) -> Located:
@@ -278,13 +403,17 @@ class Controller(Actor):
         subscriptions = await self._subscriptions({"topic": topic})
         if subscriptions and not force:
             raise Invalid(f"topic {topic} has subscriptions ({', '.join(subscriptions)}); use force")
-        for subscription in subscriptions:
-            await self._delete_subscription({"topic": topic, "subscription": subscription, "force": True})
-        located = await self.on_locate_topic(LocateTopic(topic=topic))
-        for partition, address in enumerate(located.addresses):
-            await self._ask(address, DeleteTopic(force=force))
-            await self._end("topic", {"topic": topic, "partition": partition})
-        await self.ports.meta.remove(topic_key(topic))
+        self._deleting[topic] = None
+        try:
+            for subscription in subscriptions:
+                await self._delete_subscription({"topic": topic, "subscription": subscription, "force": True})
+            located = await self.on_locate_topic(LocateTopic(topic=topic))
+            for partition, address in enumerate(located.addresses):
+                await self._ask(address, DeleteTopic(force=force))
+                await self._end("topic", {"topic": topic, "partition": partition})
+            await self.ports.meta.remove(topic_key(topic))
+        finally:
+            self._deleting.pop(topic, None)
         return {"deleted": topic}
 
     async def _end(self, kind: str, settings: dict[str, Any]) -> None:
@@ -293,14 +422,17 @@ class Controller(Actor):
             await self._places.stop(entry.address)
 
     async def _status(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        lost = self._lost()
         return {
             "controller": self.ports.me,
+            "lostBookies": list(lost),
+            "underReplicated": self._mending.under_replicated(),
             "actors": [
                 {
                     "kind": entry.kind,
                     "name": entry.name,
                     "address": entry.address,
-                    "state": "running" if entry.address else "starting",
+                    "state": _state(entry, lost),
                     "restarts": entry.restarts,
                     "misses": entry.misses,
                     "problem": entry.problem,
@@ -308,6 +440,16 @@ class Controller(Actor):
                 for _, entry in sorted(self._running.items())
             ],
         }
+
+
+def _state(entry: Running, lost: tuple[str, ...]) -> str:
+    if entry.kind == "bookie" and entry.settings["bookie"] in lost:
+        return "lost"
+    return "running" if entry.address else "starting"
+
+
+def _host(address: Address) -> str:
+    return address.partition("/")[0]
 
 
 def topic_key(topic: str) -> str:

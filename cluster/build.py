@@ -13,6 +13,7 @@ from actors.bookie import Bookie, BookieSettings
 from actors.controller import Controller
 from actors.directory import Directory
 from actors.dispatcher import Dispatcher
+from actors.losses import LOST_AFTER_MS
 from actors.messages import SubscriptionSettings, TopicSettings
 from actors.ports import Meta, Objects, Ports
 from actors.topic.topic import Topic
@@ -49,7 +50,11 @@ class SluiceParts:
         """Make an actor, not yet started. Raises Invalid for an unknown kind."""
         if kind == "controller":
             places = RayPlaces(settings, make_host)
-            return Controller(dataclasses.replace(ports, places=places), bookies=list(settings["bookies"]))
+            return Controller(
+                dataclasses.replace(ports, places=places),
+                bookies=list(settings["bookies"]),
+                lost_after_ms=settings.get("bookie_lost_after_ms", LOST_AFTER_MS),
+            )
         if kind == "bookie":
             disk = FileDisk(Path(settings["data_dir"]) / "bookies" / settings["bookie"])
             return Bookie(

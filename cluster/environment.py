@@ -25,6 +25,10 @@ _SETTINGS = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_DISABLE_IMPORT_WARNING": "1",
     "RAY_timeout_ms_task_wait_for_death_info": "50",
+    # A node is dead after four seconds without a process, or about twelve without an answer.
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "3000",
+    "RAY_health_check_failure_threshold": "4",
     "GLOG_minloglevel": "2",
     "PYTHONWARNINGS": "ignore::FutureWarning",
 }
@@ -53,6 +57,19 @@ def prepare(token_file: Path | None = None) -> None:
         os.environ["RAY_AUTH_TOKEN_PATH"] = str(token_file)
 
 
+SESSION_PREFIX = "sluice-"
+
+
 def short_folder() -> str:
     """A fresh folder with a short path for Ray's session: its socket names must stay below 108 bytes."""
-    return tempfile.mkdtemp(prefix="sluice-", dir="/tmp" if Path("/tmp").is_dir() else None)
+    return tempfile.mkdtemp(prefix=SESSION_PREFIX, dir=_short_root())
+
+
+def is_session_folder(path: str) -> bool:
+    """Whether `short_folder` may have made it: what it names is removed with the cluster, so it must be that."""
+    folder = Path(path)
+    return folder.name.startswith(SESSION_PREFIX) and str(folder.parent) == _short_root() and not folder.is_symlink()
+
+
+def _short_root() -> str:
+    return "/tmp" if Path("/tmp").is_dir() else tempfile.gettempdir()

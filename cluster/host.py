@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import threading
 from typing import Any, Protocol
@@ -26,6 +27,10 @@ from cluster.metrics import EVERY_S, Exporter
 from cluster.net import Envelope, RayNet
 from cluster.real import RealClock, StructuredLog, Tasks, log_to_stderr, make_rng
 from storage.errors import InvariantViolation, SluiceError, Unavailable
+
+logger = logging.getLogger("sluice")
+
+BOOT_RETRY_S = 1.0
 
 
 class Parts(Protocol):
@@ -54,13 +59,33 @@ class Host:
         self._exporter = Exporter(str(settings.get("cluster", "sluice")))
         self._actors: dict[str, tuple[str, Actor, Tasks, dict[str, Any]]] = {}
         self._ready: asyncio.Task[None] | None = None
+        self._exporting: asyncio.Task[None] | None = None
+        self._booted = False
+        if boot:
+            # Nobody may call for a long time after Ray has restarted this process: it wakes itself.
+            self._woken = ray.get_runtime_context().current_actor.wake.remote()
 
     async def ready(self) -> int:
-        """Start the actors that this host boots with; returns the process id."""
-        if self._ready is None:
+        """Start the actors that this host boots with; returns the process id. Raises what their start raises."""
+        if self._ready is None or (self._ready.done() and self._ready.exception() is not None):
             self._ready = asyncio.get_running_loop().create_task(self._start_boot())
-        await self._ready
+        await asyncio.shield(self._ready)
+        self._booted = True
         return os.getpid()
+
+    async def wake(self) -> None:
+        """Boot, and go on trying while a store is away; whoever waits for `ready` is told of each failure."""
+        while True:
+            try:
+                await self.ready()
+                return
+            except Exception as error:
+                logger.warning("%s does not start: %r", self.name, error)
+                await asyncio.sleep(BOOT_RETRY_S)
+
+    def node(self) -> str:
+        """The id of the Ray node that this process runs on."""
+        return str(ray.get_runtime_context().get_node_id())
 
     async def _export(self) -> None:
         """Keep the metrics up to date, for as long as this host lives."""
@@ -74,7 +99,8 @@ class Host:
                             self._exporter.show(kind, reply.json)
 
     async def _start_boot(self) -> None:
-        self._exporting = asyncio.get_running_loop().create_task(self._export())
+        if self._exporting is None:
+            self._exporting = asyncio.get_running_loop().create_task(self._export())
         for kind, actor, settings in self._boot:
             await self.start(kind, actor, settings)
 
@@ -113,6 +139,10 @@ class Host:
             entry[2].cancel_all()
 
     def _drop(self, actor: str, reason: str) -> None:
+        if any(actor == name for _, name, _ in self._boot):
+            # Nobody else starts what a host boots with: Ray starts the whole process again.
+            logger.error("%s ends with its %s: %s", self.name, actor, reason)
+            os._exit(1)
         entry = self._actors.pop(actor, None)
         if entry is not None:
             entry[1].stopped = reason
@@ -132,9 +162,9 @@ class Host:
     async def call(self, envelope: Envelope) -> tuple[str, Any, Any, Any]:
         """The one remote entry: (status, head, attachments, handles); status is ok, unknown, or an error's name."""
         actor, kind, head, attachments, handles = envelope
-        if self._ready is None or not self._ready.done():
-            await self.ready()
         try:
+            if not self._booted:
+                await self.ready()
             wanted = REQUESTS.get(kind)
             if wanted is None:
                 raise Unavailable(f"{self.name} does not know {kind}; is it an older version?")
@@ -169,7 +199,7 @@ class Host:
 
 
 def remote_host(name: str, *, restarts: int = 0, node: str | None = None) -> Any:
-    """The Ray options of a host: named, detached, no CPU reserved, no retries."""
+    """The Ray options of a host: named, detached, no CPU reserved, no retries. node: preferred, if it lives."""
     options: dict[str, Any] = {
         "name": name,
         "lifetime": "detached",
@@ -181,5 +211,5 @@ def remote_host(name: str, *, restarts: int = 0, node: str | None = None) -> Any
     if node is not None:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
+        options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node_id=node, soft=True)
     return ray.remote(Host).options(**options)

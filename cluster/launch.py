@@ -10,7 +10,9 @@ away with the cluster. The data folder holds what must survive: bookies, metadat
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -21,16 +23,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from actors.losses import LOST_AFTER_MS
 from cluster import environment
-from cluster.environment import LOOPBACK, NAMESPACE, prepare, short_folder
-from cluster.nodes import add_node, start_head, stop_session
-from storage.errors import Invalid, NotFound, Unavailable
+from cluster.environment import LOOPBACK, NAMESPACE, is_session_folder, prepare, short_folder
+from cluster.nodes import add_node, count_nodes, processes_of, start_head, stop_session
+from storage.errors import Invalid, NotFound, SluiceError, Unavailable
 
 if TYPE_CHECKING:
     from cluster.config import Configuration
 
 STATE_FILE = "cluster.json"
 TOKEN_FILE = "token"
+LOCK_FILE = ".cluster.lock"
 OBJECT_STORE_BYTES = 512 * 1024 * 1024
 CONTROLLER_NAME = "controller"
 READY_TIMEOUT = 120.0
@@ -38,7 +42,10 @@ READY_TIMEOUT = 120.0
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """What a cluster is made of. metadata and objects are URLs (cluster.stores); empty means in the data folder."""
+    """What a cluster is made of. metadata and objects are URLs (cluster.stores); empty means in the data folder.
+
+    bookie_lost_after_ms: a bookie that cannot be started for so long is given up, and its copies are made again.
+    """
 
     data_dir: Path
     bookies: int = 3
@@ -48,7 +55,7 @@ class ClusterOptions:
     metadata: str = ""
     objects: str = ""
     s3_endpoint_url: str | None = None
-    admin_port: int = 0
+    bookie_lost_after_ms: int = LOST_AFTER_MS
     bookie_settings: dict[str, Any] = field(default_factory=dict)
 
     def settings(self) -> dict[str, Any]:
@@ -61,7 +68,7 @@ class ClusterOptions:
             "metadata": self.metadata or (root / "metadata.db").as_uri().replace("file", "sqlite", 1),
             "objects": self.objects or (root / "objects").as_uri(),
             "s3_endpoint_url": self.s3_endpoint_url,
-            "admin_port": self.admin_port,
+            "bookie_lost_after_ms": self.bookie_lost_after_ms,
             "bookie_settings": self.bookie_settings,
         }
 
@@ -89,16 +96,47 @@ def prepare_folder(data_dir: Path) -> Path:
 
 
 @contextlib.contextmanager
+def _claimed(root: Path) -> Iterator[None]:
+    """Hold a data folder: nobody else starts or ends a cluster on it meanwhile. Raises Invalid if somebody does."""
+    handle = os.open(root / LOCK_FILE, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Invalid(f"another process runs a cluster on {root}, or starts or ends one; wait for it") from None
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
 def local(data_dir: Path | str, **options: Any) -> Iterator[RunningCluster]:
-    """A cluster on this machine for the length of a `with` block; options are the fields of ClusterOptions."""
-    wanted = ClusterOptions(data_dir=prepare_folder(Path(data_dir)), **options)
-    session = short_folder()
+    """A cluster on this machine for the length of a `with` block; options are the fields of ClusterOptions.
+
+    Raises Invalid if a cluster runs on this folder already, or this process is attached to one.
+    """
     _check_order()
-    prepare(wanted.data_dir / TOKEN_FILE)
-    os.environ["RAY_TMPDIR"] = session
+    wanted = ClusterOptions(data_dir=prepare_folder(Path(data_dir)), **options)
+    with _claimed(wanted.data_dir):
+        state = _read_state(wanted.data_dir)
+        if state is not None and _runs(state):
+            raise Invalid(f"a cluster runs on {wanted.data_dir} already, at {state['address']}")
+        with _session(wanted) as address:
+            yield RunningCluster(address, wanted.data_dir)
+
+
+@contextlib.contextmanager
+def _session(wanted: ClusterOptions) -> Iterator[str]:
+    """A Ray of this process's own with Sluice in it; whatever happens, nothing of it is left behind."""
     import ray
 
+    if ray.is_initialized():
+        raise Invalid("this process is attached to a Ray cluster already")
+    prepare(wanted.data_dir / TOKEN_FILE)
+    session = ""
     try:
+        session = short_folder()
+        os.environ["RAY_TMPDIR"] = session
         context = ray.init(
             address="local",
             num_cpus=wanted.cpus or os.cpu_count(),
@@ -113,13 +151,18 @@ def local(data_dir: Path | str, **options: Any) -> Iterator[RunningCluster]:
         address = str(context.address_info["gcs_address"])
         os.environ["SLUICE_INTERNAL_ADDRESS"] = address
         start_controller(wanted.settings())
-        yield RunningCluster(address, wanted.data_dir)
+        yield address
     finally:
         os.environ.pop("SLUICE_INTERNAL_ADDRESS", None)
         os.environ.pop("RAY_TMPDIR", None)
-        stop_hosts()
-        ray.shutdown()
-        shutil.rmtree(session, ignore_errors=True)
+        try:
+            stop_hosts()
+            ray.shutdown()
+        finally:
+            if session:
+                # Ray's own shutdown knows nothing of what a start that was interrupted had begun.
+                stop_session(session)
+                shutil.rmtree(session, ignore_errors=True)
 
 
 def _check_order() -> None:
@@ -128,7 +171,10 @@ def _check_order() -> None:
 
 
 def start_controller(settings: dict[str, Any]) -> None:
-    """Start the controller, or find it running; returns when the bookies are up. Raises Unavailable."""
+    """Start the controller, or find it running and add the bookies that it lacks; returns when they are up.
+
+    Raises Unavailable, and what the bookies' start raises.
+    """
     import ray
     from ray.exceptions import RayError, RayTaskError
 
@@ -145,6 +191,18 @@ def start_controller(settings: dict[str, Any]) -> None:
         raise error.cause if isinstance(error.cause, Exception) else Unavailable(str(error)) from None
     except RayError as error:
         raise Unavailable(f"the controller did not start: {error}") from None
+
+
+def _add_bookies(bookies: list[str]) -> None:
+    from actors.messages import Manage
+    from actors.ports import Unknown
+    from cluster.build import CONTROLLER
+    from cluster.net import RayNet
+
+    request = Manage(verb="add_bookies", arguments=json.dumps({"bookies": bookies}))
+    reply = asyncio.run(RayNet().call(CONTROLLER, request, round(READY_TIMEOUT * 1000)))
+    if isinstance(reply, Unknown):
+        raise Unavailable(f"the controller does not answer: {reply.reason}")
 
 
 def stop_hosts() -> None:
@@ -166,12 +224,17 @@ def stop_hosts() -> None:
 
 
 def join(address: str, token_file: Path | None = None) -> None:
-    """Attach this process to a running Ray cluster. Raises Unavailable in one clear line."""
+    """Attach this process to a running Ray cluster. Raises Unavailable, Invalid in one clear line."""
     _check_order()
     prepare(token_file)
+    if not _answers(address):
+        raise Unavailable(f"nothing answers at {address}")
     import ray
 
     if ray.is_initialized():
+        attached = str(ray.get_runtime_context().gcs_address)
+        if attached != address:
+            raise Invalid(f"this process is attached to the cluster at {attached}; it can be attached to one only")
         return
     try:
         ray.init(
@@ -181,7 +244,8 @@ def join(address: str, token_file: Path | None = None) -> None:
             logging_level="ERROR",
             _node_ip_address=LOOPBACK,
         )
-    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+    except (ConnectionError, RuntimeError, ValueError, TimeoutError, ray.exceptions.RayError) as error:
+        ray.shutdown()
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise Unavailable(f"no cluster answers at {address}: {first}") from None
 
@@ -195,7 +259,7 @@ def find(data_dir: Path | None = None) -> tuple[str, Path | None] | None:
     state = _read_state(data_dir or Path("sluice-data"))
     if state is None:
         return None
-    return str(state["address"]), Path(state["token_file"]) if state.get("token_file") else None
+    return str(state["address"]), _token(state)
 
 
 # -- a cluster that stays ---------------------------------------------------------------------------------------------
@@ -204,45 +268,76 @@ def find(data_dir: Path | None = None) -> tuple[str, Path | None] | None:
 def up(values: Configuration, nodes: int = 1) -> dict[str, Any]:
     """Start a cluster that stays when this process ends, or Sluice in the Ray cluster at `values.address`.
 
-    What runs already is left running, what died is started again over the same data. Raises Invalid, Unavailable.
+    nodes: Ray nodes on this machine; missing ones are added. What runs already is left running, what died is started
+    again over the same data. Raises Invalid, Unavailable; then nothing is left of what this call started.
     """
     options = values.cluster_options()
     root = prepare_folder(options.data_dir)
-    state = _read_state(root)
-    if state is not None and not _answers(state["address"]):
-        _forget(root, state)
-        state = None
-    if state is None:
-        state = {"address": values.address, "session": "", "token_file": "", "started_at": int(time.time())}
-        if values.address is None:
-            state["token_file"] = str(root / TOKEN_FILE)
-            prepare(root / TOKEN_FILE)
-            session = state["session"] = short_folder()
-            try:
-                state["address"] = start_head(session, cpus=options.cpus, object_store_bytes=options.object_store_bytes)
-                for _ in range(nodes - 1):
-                    add_node(session, state["address"], object_store_bytes=options.object_store_bytes)
-            except BaseException:
-                _forget(root, state)
-                raise
-        (root / STATE_FILE).write_text(json.dumps(state))
-    join(str(state["address"]), Path(state["token_file"]) if state["token_file"] else None)
-    start_controller(options.settings())
+    with _claimed(root):
+        state = _read_state(root)
+        if state is not None and not _runs(state):
+            _forget(root, state)
+            state = None
+        fresh = state is None
+        if state is None:
+            state = {"address": values.address, "session": "", "token_file": "", "started_at": int(time.time())}
+        elif values.address not in (None, state["address"]):
+            raise Invalid(f"a cluster at {state['address']} runs on {root}; end it with `./sluice down` first")
+        try:
+            if state["address"] is None:
+                _start_ray(root, state, options)
+            _add_nodes(state, nodes, options)
+            join(str(state["address"]), _token(state))
+            start_controller(options.settings())
+            _write_state(root, state)
+        except BaseException:
+            if fresh and state["session"]:
+                _end(root, state)
+            raise
     return {"address": state["address"], "data_dir": str(root), "nodes": len(_alive_nodes())}
+
+
+def _start_ray(root: Path, state: dict[str, Any], options: ClusterOptions) -> None:
+    """Start a head node. The state file names the session before anything runs in it, so that `down` finds it."""
+    state["token_file"] = str(root / TOKEN_FILE)
+    prepare(root / TOKEN_FILE)
+    state["session"] = short_folder()
+    state["address"] = ""
+    _write_state(root, state)
+    state["address"] = start_head(state["session"], cpus=options.cpus, object_store_bytes=options.object_store_bytes)
+    _write_state(root, state)
+
+
+def _add_nodes(state: dict[str, Any], nodes: int, options: ClusterOptions) -> None:
+    """Bring a session that `up` started to so many live nodes."""
+    if state["session"]:
+        for _ in range(nodes - count_nodes(state["session"])):
+            add_node(state["session"], state["address"], object_store_bytes=options.object_store_bytes)
+    elif nodes > 1:
+        raise Invalid("nodes of a Ray cluster that was not started here cannot be added here")
 
 
 def down(data_dir: Path) -> dict[str, Any]:
     """End the cluster of a data folder: Sluice's own processes first, then the Ray nodes that `up` started."""
-    state = _read_state(data_dir)
-    if state is None:
+    if not data_dir.is_dir():
         raise NotFound(f"no cluster was started on {data_dir}")
-    if _answers(state["address"]):
-        join(str(state["address"]), Path(state["token_file"]) if state["token_file"] else None)
-        import ray
+    with _claimed(data_dir):
+        state = _read_state(data_dir)
+        if state is None:
+            raise NotFound(f"no cluster was started on {data_dir}")
+        return {"ended": _end(data_dir, state)}
 
-        stop_hosts()
-        ray.shutdown()
-    return {"ended": _forget(data_dir, state)}
+
+def _end(root: Path, state: dict[str, Any]) -> int:
+    import ray
+
+    if state["address"] and _answers(state["address"]):
+        # A cluster that lets nobody in is ended all the same: by process id, like one that does not answer.
+        with contextlib.suppress(SluiceError):
+            join(str(state["address"]), _token(state))
+            stop_hosts()
+    ray.shutdown()
+    return _forget(root, state)
 
 
 def status(values: Configuration) -> dict[str, Any]:
@@ -255,13 +350,17 @@ def status(values: Configuration) -> dict[str, Any]:
     with cluster.connect(found[0], data_dir=values.data_dir) as client:
         answer = client.status()
         topics = client.topics()
-    restarted = [row for row in answer["actors"] if row["problem"] or row["state"] != "running"]
+    troubled = [row for row in answer["actors"] if row["problem"] or row["state"] != "running"]
+    alarms = [f"{row['name']} is {row['state']}: {row['problem']}" for row in troubled]
+    if answer["underReplicated"]:
+        alarms.append(f"{answer['underReplicated']} fragments have fewer copies than they should")
     return {
         "address": found[0],
         "data_dir": str(values.data_dir.absolute()),
         "free_bytes": shutil.disk_usage(values.data_dir).free if values.data_dir.exists() else None,
         "objects": values.objects or (values.data_dir.absolute() / "objects").as_uri(),
-        "alarms": [f"{row['name']} is {row['state']}: {row['problem']}" for row in restarted],
+        "underReplicated": answer["underReplicated"],
+        "alarms": alarms,
         "nodes": _alive_nodes(),
         "actors": answer["actors"],
         "topics": topics,
@@ -280,22 +379,47 @@ def _alive_nodes() -> list[dict[str, Any]]:
 
 
 def _read_state(data_dir: Path) -> dict[str, Any] | None:
+    """The state file, None without one. Raises Invalid if it is not ours: it says what `down` may end and remove."""
+    path = data_dir / STATE_FILE
     try:
-        state = json.loads((data_dir / STATE_FILE).read_text())
-    except FileNotFoundError:
+        state = json.loads(path.read_text())
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
-        raise Invalid(f"{data_dir / STATE_FILE} cannot be read ({error}); remove it if no cluster runs") from None
+        raise Invalid(f"{path} cannot be read ({error}); remove it if no cluster runs") from None
+    texts = [state.get(name) for name in ("address", "session", "token_file")] if isinstance(state, dict) else [None]
+    if not all(isinstance(text, str) for text in texts) or (
+        state["session"] and not is_session_folder(state["session"])
+    ):
+        raise Invalid(f"{path} was not written by Sluice; remove it if no cluster runs")
     return dict(state)
+
+
+def _write_state(root: Path, state: dict[str, Any]) -> None:
+    """Replace the state file, whole."""
+    fresh = root / f"{STATE_FILE}.new"
+    fresh.write_text(json.dumps(state))
+    fresh.replace(root / STATE_FILE)
+
+
+def _token(state: dict[str, Any]) -> Path | None:
+    return Path(state["token_file"]) if state["token_file"] else None
+
+
+def _runs(state: dict[str, Any]) -> bool:
+    """Whether the cluster of a state file is there; somebody else may have got its port since."""
+    if state["session"] and not processes_of(state["session"]):
+        return False
+    return bool(state["address"]) and _answers(state["address"])
 
 
 def _answers(address: str) -> bool:
     """Whether somebody listens there."""
     host, _, port = str(address).rpartition(":")
     try:
-        with socket.create_connection((host, int(port)), timeout=2):
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=2):
             return True
-    except OSError:
+    except (OSError, ValueError, OverflowError):
         return False
 
 

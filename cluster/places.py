@@ -1,27 +1,52 @@
 """Where actors run: host processes in the Ray cluster, made and ended for the controller.
 
 A bookie has a process of its own. Topics and dispatchers share a pool of broker processes; a partition's topic and
-its dispatchers are put into the same one, so that they talk without Ray. When the cluster has several nodes, bookies
-and brokers are dealt out over them in turn.
+its dispatchers are put into the same one, so that they talk without Ray. Each new process goes to the node that runs
+the fewest of its sort, so bookies are spread as far as the nodes go, and brokers too.
+
+A bookie belongs to its disk. Nothing remembers which machine that disk is in: the bookie is tried on one machine after
+another, and its cookie says whether the disk is its own. A machine that is refused has lost nothing by it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import secrets
 import zlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 
 from actors.ports import Address
 from cluster.environment import NAMESPACE
-from storage.errors import SluiceError, Unavailable
+from storage.errors import Corrupt, SluiceError, Unavailable
 
 START_TIMEOUT = 60.0
+STOP_TIMEOUT = 2.0
+INVENTORY_TIMEOUT = 10.0
+"""Seconds after which a process that another controller made is taken for frozen, and ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A live Ray node. address: of its machine; several nodes of one machine share its disks."""
+
+    id: str
+    address: str
+
+
+@dataclass(slots=True)
+class HostProcess:
+    """A host that this controller knows: its Ray name, its handle, its node's id."""
+
+    name: str
+    handle: Any
+    node: str
 
 
 class RayPlaces:
@@ -31,54 +56,61 @@ class RayPlaces:
         self._settings = settings
         self._make_host = make_host
         self._brokers = int(settings.get("brokers", 1))
-        self._hosts: dict[str, tuple[str, Any]] = {}
+        self._hosts: dict[str, HostProcess] = {}
         self._making: dict[str, asyncio.Lock] = {}
+        self._going: dict[str, str] = {}
+        """Node that a slot's process is being started on."""
 
     async def start(self, kind: str, name: str, settings: dict[str, Any]) -> Address:
         """See actors.ports.Places."""
         slot = self._slot(kind, settings)
-        async with self._making.setdefault(slot, asyncio.Lock()):
-            if slot not in self._hosts:
-                self._hosts[slot] = await self._make(slot)
-        _, handle = self._hosts[slot]
-        try:
-            return str(await asyncio.wait_for(_answer(handle.start.remote(kind, name, settings)), START_TIMEOUT))
-        except RayTaskError as error:
-            if isinstance(error.cause, SluiceError):
-                raise error.cause from None
-            raise Unavailable(f"{kind} failed to start: {error.cause!r}") from error
-        except (RayError, TimeoutError) as error:
-            if self._hosts.get(slot, (None, None))[1] is handle:
-                del self._hosts[slot]
-            if not isinstance(error, ActorDiedError):
-                ray.kill(handle)
-            raise Unavailable(f"the process for {kind} ended: {type(error).__name__}") from error
+        if kind != "bookie":
+            return await self._start_in(await self._host(slot, None), slot, kind, name, settings)
+        tried: list[str] = []
+        while True:
+            machine = await self._machine(slot, tried)
+            host = await self._host(slot, machine)
+            try:
+                return await self._start_in(host, slot, kind, name, settings)
+            except Corrupt:
+                tried.append(machine)
+                if not await self._others(tried):
+                    raise
+                self._forget(slot, host)
 
     async def stop(self, address: Address, *, frozen: bool = False) -> None:
         """See actors.ports.Places."""
-        host, _, actor = address.partition("/")
-        for slot, (name, handle) in list(self._hosts.items()):
-            if name == host:
+        name, _, actor = address.partition("/")
+        for slot, host in list(self._hosts.items()):
+            if host.name == name:
                 try:
                     if frozen:
                         raise TimeoutError
-                    await asyncio.wait_for(_answer(handle.stop.remote(actor)), 2)
+                    await asyncio.wait_for(_answer(host.handle.stop.remote(actor)), STOP_TIMEOUT)
                 except (RayError, TimeoutError):
-                    self._hosts.pop(slot, None)
-                    ray.kill(handle)
+                    self._forget(slot, host)
 
     async def inventory(self) -> list[tuple[str, Address, dict[str, Any]]]:
-        """See actors.ports.Places; also finds the hosts that an earlier controller made."""
+        """See actors.ports.Places; also finds the hosts that an earlier controller made, and ends those that hang."""
+        names = await asyncio.to_thread(_host_names)
         found: list[tuple[str, Address, dict[str, Any]]] = []
-        for name in await asyncio.to_thread(_host_names):
-            try:
-                handle = await asyncio.to_thread(ray.get_actor, name, NAMESPACE)
-                rows = await asyncio.wait_for(_answer(handle.inventory.remote()), 3)
-            except (ValueError, RayActorError, GetTimeoutError, RayError, TimeoutError):
-                continue
-            self._hosts[name.rsplit("-", 1)[0]] = (name, handle)
+        for rows in await asyncio.gather(*(self._inventory_of(name) for name in names)):
             found += [(kind, address, json.loads(settings)) for kind, address, settings in rows]
         return found
+
+    async def _inventory_of(self, name: str) -> list[tuple[str, str, str]]:
+        try:
+            handle = await asyncio.to_thread(ray.get_actor, name, NAMESPACE)
+        except (ValueError, RayError):
+            return []
+        try:
+            rows = await asyncio.wait_for(_answer(handle.inventory.remote()), INVENTORY_TIMEOUT)
+            node = await asyncio.wait_for(_answer(handle.node.remote()), INVENTORY_TIMEOUT)
+        except (RayError, TimeoutError):
+            _kill(handle)
+            return []
+        self._hosts[name.rsplit("-", 1)[0]] = HostProcess(name, handle, node)
+        return list(rows)
 
     def _slot(self, kind: str, settings: dict[str, Any]) -> str:
         if kind == "bookie":
@@ -86,16 +118,78 @@ class RayPlaces:
         home = zlib.crc32(str(settings["topic"]).encode()) + int(settings["partition"])
         return f"broker-{home % self._brokers}"
 
-    async def _make(self, slot: str) -> tuple[str, Any]:
+    async def _start_in(self, host: HostProcess, slot: str, kind: str, name: str, settings: dict[str, Any]) -> Address:
+        try:
+            return str(await asyncio.wait_for(_answer(host.handle.start.remote(kind, name, settings)), START_TIMEOUT))
+        except RayTaskError as error:
+            if isinstance(error.cause, SluiceError):
+                raise error.cause from None
+            raise Unavailable(f"{kind} failed to start: {error.cause!r}") from error
+        except (RayError, TimeoutError) as error:
+            self._forget(slot, host)
+            raise Unavailable(f"the process for {kind} ended: {type(error).__name__}") from error
+
+    async def _host(self, slot: str, machine: str | None) -> HostProcess:
+        """The process of a slot, made if need be (on that machine, if one is given)."""
+        async with self._making.setdefault(slot, asyncio.Lock()):
+            if slot not in self._hosts:
+                nodes = await asyncio.to_thread(_nodes)
+                here = [node for node in nodes if node.address == machine] or nodes
+                node = least_loaded(here, slot, self._placed())
+                self._going[slot] = node.id
+                try:
+                    self._hosts[slot] = await self._make(slot, node if len(nodes) > 1 else None)
+                finally:
+                    del self._going[slot]
+            return self._hosts[slot]
+
+    async def _machine(self, slot: str, tried: list[str]) -> str:
+        """The machine to try next for a bookie: where its process is, else the one with the fewest of them."""
+        if slot in self._hosts:
+            node_id = self._hosts[slot].node
+            for node in await asyncio.to_thread(_nodes):
+                if node.id == node_id:
+                    return node.address
+        return least_loaded(await self._others(tried), slot, self._placed()).address
+
+    async def _others(self, tried: list[str]) -> list[Node]:
+        return [node for node in await asyncio.to_thread(_nodes) if node.address not in tried]
+
+    def _placed(self) -> dict[str, str]:
+        return {slot: host.node for slot, host in self._hosts.items()} | self._going
+
+    async def _make(self, slot: str, node: Node | None) -> HostProcess:
         name = f"{slot}-{secrets.token_hex(4)}"
-        nodes = await asyncio.to_thread(_nodes)
-        node = nodes[zlib.crc32(slot.encode()) % len(nodes)] if len(nodes) > 1 else None
-        handle = self._make_host(name, self._settings, node=node)
+        handle = self._make_host(name, self._settings, node=node.id if node else None)
         try:
             await asyncio.wait_for(_answer(handle.ready.remote()), START_TIMEOUT)
+            return HostProcess(name, handle, await asyncio.wait_for(_answer(handle.node.remote()), START_TIMEOUT))
         except (RayError, TimeoutError) as error:
+            _kill(handle)
             raise Unavailable(f"no process could be started for {slot}: {type(error).__name__}") from error
-        return name, handle
+
+    def _forget(self, slot: str, host: HostProcess) -> None:
+        """End a process that does not answer, or is of no use."""
+        if self._hosts.get(slot) is host:
+            del self._hosts[slot]
+        _kill(host.handle)
+
+
+def least_loaded(nodes: list[Node], slot: str, placed: dict[str, str]) -> Node:
+    """The node with the fewest processes of this slot's sort, then with the fewest of all, then the first by id.
+
+    placed: node id by slot. Raises Unavailable if there is no node.
+    """
+    if not nodes:
+        raise Unavailable("the cluster has no live node")
+    sort = slot.rsplit("-", 1)[0]
+    same = [node for other, node in sorted(placed.items()) if other.rsplit("-", 1)[0] == sort and other != slot]
+    return min(nodes, key=lambda node: (same.count(node.id), list(placed.values()).count(node.id), node.id))
+
+
+def _kill(handle: Any) -> None:
+    with contextlib.suppress(RayError, ValueError):
+        ray.kill(handle)
 
 
 def _host_names() -> list[str]:
@@ -103,8 +197,9 @@ def _host_names() -> list[str]:
     return sorted(row["name"] for row in listed if row["namespace"] == NAMESPACE and row["name"] != "controller")
 
 
-def _nodes() -> list[str]:
-    return sorted(node["NodeID"] for node in ray.nodes() if node["Alive"])
+def _nodes() -> list[Node]:
+    live = [Node(node["NodeID"], node["NodeManagerAddress"]) for node in ray.nodes() if node["Alive"]]
+    return sorted(live, key=lambda node: node.id)
 
 
 async def _answer(ref: Any) -> Any:

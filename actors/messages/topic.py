@@ -188,7 +188,9 @@ class Replicated(Reply, kw_only=True):
 
 
 class Replicate(Request[Replicated], kw_only=True):
-    """These bookies will never come back: copy what they held. Answered at once; ask again to see it finish."""
+    """These bookies, and no others, will never come back: copy what they held. Answered at once; ask again to see it
+    finish.
+    """
 
     reply: ClassVar[type[Reply]] = Replicated
     lost: list[str]

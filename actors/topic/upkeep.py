@@ -150,13 +150,12 @@ class Upkeep:
     # -- lost bookies and the end ------------------------------------------------------------------------------------
 
     def replicate(self, lost: Iterable[str]) -> int:
-        """Note bookies that will not come back; returns how much is left to be mended.
+        """Note all bookies that will not come back; returns how much is left to be mended.
 
         Counted are fragments that name a lost bookie, and closed ledgers whose copies were not counted yet.
         """
-        for bookie in lost:
-            if bookie not in self._lost:
-                self._lost.append(bookie)
+        self._lost[:] = lost  # one that came back after all is used again
+        for bookie in self._lost:
             self._log.bookie_lost(bookie)
         self._fill_not_before = 0
         return self.under_replicated() + len(self._log.settled)

@@ -1,0 +1,75 @@
+"""Telling the topics that a bookie is lost, until each has all its copies again.
+
+A topic keeps the list of lost bookies in memory only, and counts what it still has to copy. So every partition there
+is gets the list, again after each change of the list or of the partition's owner, and is asked every MEND_MS until it
+says that nothing remains. Topics that nobody uses are started for it: their old data needs its copies as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from actors.messages import Replicate
+from actors.ports import Address, Ports, Unknown
+from storage.errors import SluiceError
+
+MEND_MS = 1_000
+ASK_TIMEOUT = 3_000
+
+Partitions = Callable[[bool], Awaitable[list[tuple[str, Address]]]]
+"""The partitions in use (True: all that there are): key, and address of the owner, empty while there is none."""
+
+
+class Mending:
+    """What each partition said about its missing copies."""
+
+    def __init__(self, ports: Ports, lost: Callable[[], tuple[str, ...]], partitions: Partitions) -> None:
+        self._ports = ports
+        self._lost = lost
+        self._partitions = partitions
+        self._told: tuple[str, ...] = ()
+        self._all_known = True
+        self._remaining: dict[str, tuple[Address, int]] = {}
+
+    async def run(self) -> None:
+        """For ever."""
+        while True:
+            await self._ports.clock.sleep(MEND_MS)
+            try:
+                await self.turn()
+            except SluiceError as error:
+                self._ports.log("mending_waits", error=str(error))
+
+    async def turn(self) -> None:
+        """Tell those who do not know, ask those who are not done. Raises SluiceErrors of the metadata."""
+        lost = self._lost()
+        if lost != self._told:
+            self._ports.log("bookies_lost", lost=list(lost))
+            self._told, self._all_known = lost, False
+            self._remaining = dict.fromkeys(self._remaining, ("", 1))
+        if not lost and self._all_known and not self.under_replicated():
+            return
+        known = await self._partitions(not self._all_known)
+        self._all_known = True
+        self._remaining = {key: self._remaining.get(key, ("", 1)) for key, _ in known}
+        for key, address in known:
+            if self._remaining[key] != (address, 0):
+                await self._tell(key, address)
+
+    async def _tell(self, key: str, address: Address) -> None:
+        """One partition. While it does not answer, it counts as one fragment to be mended."""
+        self._remaining[key] = ("", max(self._remaining[key][1], 1))
+        if not address:
+            return
+        lost = self._told
+        try:
+            reply = await self._ports.net.call(address, Replicate(lost=list(lost)), ASK_TIMEOUT)
+        except SluiceError as error:
+            self._ports.log("mending_refused", key=key, error=str(error))
+            return
+        if not isinstance(reply, Unknown):
+            self._remaining[key] = (address, reply.remaining)
+
+    def under_replicated(self) -> int:
+        """Fragments that lack copies, as the topics said last; a topic that has not answered counts as one."""
+        return sum(remaining for _, remaining in self._remaining.values())

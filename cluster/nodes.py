@@ -1,0 +1,112 @@
+"""Ray nodes that outlive the command that started them, and their clean end.
+
+`ray start` makes them; every process of a node carries the session's own temporary folder on its command line or is a
+child of one that does, so they can be ended by process id, one by one, and nothing else on the machine is touched
+(`ray stop` would end every Ray process there is).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+
+from cluster.environment import LOOPBACK
+from storage.errors import Unavailable
+
+START_TIMEOUT = 120.0
+STOP_GRACE = 10.0
+
+
+def start_head(session: str, *, cpus: int | None, object_store_bytes: int) -> str:
+    """Start a head node on the loopback; returns its address `host:port`. Raises Unavailable with Ray's own words."""
+    port = free_port()
+    _ray_start(
+        session,
+        "--head",
+        f"--port={port}",
+        f"--ray-client-server-port={free_port()}",
+        "--include-dashboard=false",
+        f"--temp-dir={session}",
+        f"--num-cpus={cpus or os.cpu_count()}",
+        f"--object-store-memory={object_store_bytes}",
+    )
+    return f"{LOOPBACK}:{port}"
+
+
+def add_node(session: str, address: str, *, cpus: int | None = None, object_store_bytes: int) -> None:
+    """Start one more node on this machine and join it to the cluster at `address`."""
+    _ray_start(
+        session, f"--address={address}", f"--num-cpus={cpus or 1}", f"--object-store-memory={object_store_bytes}"
+    )
+
+
+def _ray_start(session: str, *arguments: str) -> None:
+    # Workers listen on ports that the system chooses: two raylets on one machine would deal out the same range.
+    fixed = (f"--node-ip-address={LOOPBACK}", "--min-worker-port=0", "--max-worker-port=0")
+    command = [str(Path(sys.executable).with_name("ray")), "start", *fixed, *arguments]
+    environment = {**os.environ, "RAY_TMPDIR": session}
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=START_TIMEOUT, stdin=subprocess.DEVNULL
+        )
+    except subprocess.TimeoutExpired:
+        raise Unavailable(f"Ray did not start within {START_TIMEOUT:.0f} s") from None
+    if done.returncode:
+        words = re.sub(r"\x1b\[[0-9;]*m", "", done.stderr or done.stdout).strip().splitlines()
+        raise Unavailable(f"Ray did not start: {words[-1] if words else f'exit code {done.returncode}'}")
+
+
+def free_port() -> int:
+    """A TCP port of the loopback that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return int(probe.getsockname()[1])
+
+
+def processes_of(session: str) -> list[psutil.Process]:
+    """Every process of the Ray session in that temporary folder, with all their children.
+
+    The daemons have the folder on their command line. Workers, whose title Ray rewrites, are their children; one that
+    lost its raylet is known by its environment. This process and its other children are none of them.
+    """
+    found: dict[int, psutil.Process] = {}
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.pid != os.getpid() and _belongs(process, session):
+                found[process.pid] = process
+                found |= {child.pid: child for child in process.children(recursive=True) if child.pid != os.getpid()}
+    return list(found.values())
+
+
+def _belongs(process: psutil.Process, session: str) -> bool:
+    words = process.cmdline()
+    if words and words[0].startswith("ray::"):
+        return bool(process.environ().get("RAY_TMPDIR") == session)
+    return any("/ray/" in word for word in words) and any(session in word for word in words)
+
+
+def count_nodes(session: str) -> int:
+    """How many nodes of a session run on this machine: each has one raylet."""
+    return sum(process.name() == "raylet" for process in processes_of(session))
+
+
+def stop_session(session: str) -> int:
+    """End every process of a session: asked first, killed after STOP_GRACE seconds. Returns how many there were."""
+    processes = processes_of(session)
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.terminate()
+    _, stubborn = psutil.wait_procs(processes, timeout=STOP_GRACE)
+    stubborn += processes_of(session)
+    for process in stubborn:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(stubborn, timeout=STOP_GRACE)
+    return len(processes)
