@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from actors.actor import Actor
 from actors.ledger.bookies import Bookies
@@ -51,7 +50,7 @@ from actors.topic.producers import Join, NotYet, Producer, Producers, Store, Sto
 from actors.topic.reads import LogReads
 from actors.topic.stats import describe
 from actors.topic.upkeep import Upkeep
-from actors.wire import Blob, Reply, Request
+from actors.wire import Blob
 from storage.batch import MAX_RUN_BYTES, MAX_RUN_MESSAGES, Batch, decode_body
 from storage.errors import Conflict, Corrupt, Fenced, Invalid, NotFound, SluiceError, Unavailable
 from storage.frame import Run, index_columns, make_run, payload_crc
@@ -95,12 +94,6 @@ class Topic(Actor):
         """Take the partition over; the log is recovered in the background. Raises Fenced if a newer owner is there."""
         await self._log.take()
         self.ports.spawn(self._recover(), "recover")
-
-    async def handle(self, request: Request[Any]) -> Reply:
-        """Answer one request. Raises Fenced once stopped, also to a Ping: this owner is of no use any more."""
-        if self.stopped is not None and not self._deleted:
-            raise Fenced(self._gone())
-        return await super().handle(request)
 
     async def stop(self, reason: str) -> None:
         """Refuse everything from now on. Idempotent."""
