@@ -159,9 +159,14 @@ class SimNet:
             answer = await future
         finally:
             timer.cancel()
+        witness = self._world.witness
         if isinstance(answer, Packed):
             reply = unpack(type(request).reply, answer.head, answer.attachments, answer.handles)
+            if witness is not None:
+                witness(self._process, to, request, reply)
             return cast("R", reply)
+        if witness is not None:
+            witness(self._process, to, request, answer)
         if isinstance(answer, tuple):
             raise unpack_error(*answer)
         return answer

@@ -21,7 +21,7 @@ from contextvars import Context
 from typing import Any, TypeVar
 
 from actors.actor import Actor
-from actors.ports import Address, DiskFailed, Ports
+from actors.ports import Address, DiskFailed, Ports, Unknown
 from actors.wire import Reply, Request
 from storage.errors import Invalid, SluiceError, Unavailable
 from tests.sim.disk import DiskFaults, SimDisk
@@ -189,6 +189,8 @@ class World:
         """What `Places.start` can start."""
         self.ears: list[Callable[[Process, str, dict[str, object]], None]] = []
         """Told of every event that a process logs, and of its end (`ended`)."""
+        self.witness: Callable[[Process, Address, Request[Any], Reply | Unknown | tuple[str, str]], None] | None = None
+        """Sees each call with its outcome as the caller sees it: a reply, Unknown, or a refusal (class, message)."""
         self.place_failures = 0.0
         self.zombies = 0.0
         """How likely `Places.stop` reports success although the process lives on, frozen or cut off."""

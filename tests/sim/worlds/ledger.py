@@ -43,6 +43,8 @@ TOPIC = "orders"
 HEALED_MS = 180_000
 """After healing everything must be done in so much virtual time."""
 
+DENSE = 0.05
+
 BOOKIE = BookieSettings(
     segment_bytes=60_000,
     group_bytes=8_000,
@@ -63,6 +65,8 @@ class Size:
     producers: int
     sends: int
     trouble_ms: int
+    dense: bool
+    """Everything happens twenty times as often: owners and bookies change while runs are on their way."""
 
     @classmethod
     def draw(cls, rng: random.Random) -> Size:
@@ -73,7 +77,10 @@ class Size:
         settings = TopicSettings(
             ensemble=ensemble, write_quorum=write, ack_quorum=ack, roll_entries=rng.choice((10, 40, 5_000_000))
         )
-        return cls(ensemble + rng.randrange(3), settings, rng.randint(1, 3), rng.randint(3, 25), rng.randint(1, 25_000))
+        bookies, producers, sends = ensemble + rng.randrange(3), rng.randint(1, 3), rng.randint(3, 25)
+        dense = rng.random() < 0.6
+        trouble = rng.randint(1, 2_500 if dense else 25_000)
+        return cls(bookies, settings, producers, sends, trouble, dense)
 
 
 class LedgerWorld:
@@ -114,7 +121,7 @@ class _Course:
         self.world = world
         self.rng = random.Random(f"course/{world.seed}")
         self.size = Size.draw(self.rng)
-        self.nemesis = Nemesis(world, faults)
+        self.nemesis = Nemesis(world, [fault.quickened(DENSE) for fault in faults] if self.size.dense else faults)
         self.told: list[Told] = []
         self.sent = [0] * self.size.producers
         self.shown: dict[int, tuple[int, int]] = {}
@@ -221,7 +228,7 @@ class _Course:
                 self.told.append(Told(number, first, count, at))
 
             producer.send(Outgoing(batch, first, np.arange(count), done))
-            await ports.clock.sleep(rng.choice((0, 5, 100, 1500)))
+            await ports.clock.sleep(rng.choice((0, 2, 5, 30) if self.size.dense else (0, 5, 100, 1500)))
         await producer.flush()
 
     async def _follow(self, ports: Ports) -> None:

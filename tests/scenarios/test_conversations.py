@@ -1,0 +1,22 @@
+"""Every script in `text/` is played, and the conversation must be what is written there.
+
+`python -m tests.scenarios` writes the files anew.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.scenarios.stage import TEXTS, Stage
+
+
+@pytest.mark.parametrize("path", sorted(TEXTS.glob("*.txt")), ids=lambda path: path.stem)
+def test_conversation(path: Path) -> None:
+    script = path.read_text()
+    assert Stage().play(script) == script
+
+
+def test_there_are_a_dozen() -> None:
+    assert len(list(TEXTS.glob("*.txt"))) >= 12
