@@ -26,9 +26,10 @@ def check(core: Core) -> None:
     held = state == PENDING
     _same("pending", np.bincount(hashes[held], minlength=HASH_RANGE), tables.pending)
     _same("replayed", np.bincount(hashes[state == REPLAY], minlength=HASH_RANGE), tables.replayed)
-    held_from = np.full(HASH_RANGE, NOTHING_HELD)
-    np.minimum.at(held_from, hashes[state == HELD], window.position[view][state == HELD])
-    _same("held_from", held_from, tables.held_from)
+    if core.holds_keys:
+        held_from = np.full(HASH_RANGE, NOTHING_HELD)
+        np.minimum.at(held_from, hashes[state == HELD], window.position[view][state == HELD])
+        _same("held_from", held_from, tables.held_from)
     slots = max(members.slots, 1)
     _same("unacked", np.bincount(holders[held], minlength=slots)[: members.slots], members.unacked)
     for slot in np.unique(holders[held]):

@@ -77,7 +77,7 @@ class Core:
         if settings.type in ("exclusive", "failover"):
             self.policy = make_policy("draining_hashes")
         self.holds_keys = settings.delay_key_policy == "block_key" and settings.type == "key_shared" and not unordered
-        self.tables = HashTables(tracking=self.policy.strict)
+        self.tables = HashTables(tracking=self.policy.strict, holding=self.holds_keys)
         self.sentinel = Sentinel(strict=self.policy.strict, name=self.describe)
         self.history = History()
         self.last_read = EARLIEST

@@ -32,9 +32,10 @@ class HashTables:
     """The arrays above, each of shape (65536,), and the counters of the draining statistics.
 
     tracking False: the policy allows a hash at several consumers, `holder` is only the latest, and nothing drains.
+    holding: delayed messages hold back their keys; only then there is a `held_from`.
     """
 
-    def __init__(self, *, tracking: bool = True) -> None:
+    def __init__(self, *, tracking: bool = True, holding: bool = False) -> None:
         self.tracking = tracking
         self.owner: Reduced = np.full(HASH_RANGE, NO_SLOT, np.uint16)
         self.holder: Reduced = np.full(HASH_RANGE, NO_SLOT, np.uint16)
@@ -42,7 +43,7 @@ class HashTables:
         self.replayed: npt.NDArray[np.int32] = np.zeros(HASH_RANGE, np.int32)
         self.attempts: npt.NDArray[np.int32] = np.zeros(HASH_RANGE, np.int32)
         self.drains: Mask = np.zeros(HASH_RANGE, np.bool_)
-        self.held_from: Positions = np.full(HASH_RANGE, NOTHING_HELD, np.int64)
+        self.held_from: Positions = np.full(HASH_RANGE if holding else 0, NOTHING_HELD, np.int64)
         self.draining = 0
         self.holes = True
 

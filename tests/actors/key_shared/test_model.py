@@ -268,7 +268,7 @@ class Schedule(RuleBasedStateMachine):
 
 
 Schedule.TestCase.settings = settings(
-    max_examples=60,
+    max_examples=40,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),
