@@ -6,6 +6,7 @@ work belongs to its actor and ends with it.
 
 from __future__ import annotations
 
+import inspect
 from collections import deque
 from collections.abc import Coroutine, Iterable
 from typing import Any, Generic, TypeVar
@@ -26,13 +27,13 @@ class Fan(Generic[K, T]):
         self._name = name
         self._signal = Signal()
         self._outcomes: deque[tuple[K, T | BaseException]] = deque()
-        self._tasks: list[Task] = []
+        self._works: list[tuple[Task, Coroutine[Any, Any, T]]] = []
         self._open = 0
 
     def start(self, key: K, work: Coroutine[Any, Any, T]) -> None:
         """Begin a piece of work."""
         self._open += 1
-        self._tasks.append(self._ports.spawn(self._run(key, work), self._name))
+        self._works.append((self._ports.spawn(self._run(key, work), self._name), work))
 
     @property
     def busy(self) -> bool:
@@ -52,8 +53,10 @@ class Fan(Generic[K, T]):
 
     def cancel(self) -> None:
         """Wait for nobody any more; what was asked may still happen."""
-        for task in self._tasks:
+        for task, work in self._works:
             task.cancel()
+            if inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
+                work.close()  # it never began, and never will
 
     async def _run(self, key: K, work: Coroutine[Any, Any, T]) -> None:
         outcome: T | BaseException

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 
 import pytest
 
@@ -61,6 +62,17 @@ async def test_cancelled_work_is_not_waited_for() -> None:
     fan.cancel()
     await asyncio.gather(*lab.tasks, return_exceptions=True)
     assert all(task.cancelled() for task in lab.tasks)
+
+
+@pytest.mark.filterwarnings("error")
+async def test_work_that_never_began_is_let_go_without_a_complaint() -> None:
+    lab = Lab()
+    fan: Fan[str, int] = Fan(lab.ports, "test")
+    work = later(1, 1)
+    fan.start("never", work)
+    fan.cancel()
+    await asyncio.gather(*lab.tasks, return_exceptions=True)
+    assert inspect.getcoroutinestate(work) == inspect.CORO_CLOSED
 
 
 async def test_unavailable_is_an_outcome_too() -> None:
