@@ -69,7 +69,7 @@ class Core:
             settings.max_unacked_messages_per_consumer if limited else 0,
             settings.max_unacked_messages_per_subscription if limited else 0,
         )
-        self.selector = self.new_selector()
+        self.selector = _make_selector(settings)
         policy = make_policy(settings.policy, remember_unacked_keys=settings.remember_unacked_keys)
         self.shared = settings.type == "shared"
         unordered = self.shared or (settings.type == "key_shared" and settings.allow_out_of_order_delivery)
@@ -91,10 +91,6 @@ class Core:
         self.drained_total = 0
         self.claiming = False
         self.dead: list[Positions] = []
-
-    def new_selector(self) -> Selector:
-        """An empty selector of the configured kind."""
-        return _make_selector(self.settings)
 
     def reduce(self, masked: Hashes) -> Reduced:
         """Masked hashes as this subscription's selector sees them."""

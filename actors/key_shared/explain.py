@@ -7,6 +7,7 @@ what the broker does.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -354,10 +355,8 @@ def what_if(core: Core, add: int, remove: Sequence[str]) -> dict[str, Any]:
     """
     if core.settings.type != "key_shared" or core.settings.selector == "sticky":
         raise Invalid("what_if is for Key_Shared subscriptions whose selector divides the hashes itself")
-    trial = core.new_selector()
+    trial = copy.deepcopy(core.selector)
     leaving = {member.number for name in remove for member in _named(core, name)}
-    for member in core.members:
-        trial.add(member.slot, member.name, ranges=member.ranges, priority=member.priority)
     slot = core.members.slots
     for number in range(add):
         trial.add(slot + number, f"new-{number + 1}")
