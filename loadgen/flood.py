@@ -262,13 +262,15 @@ class Flood:
         breaker = threading.Thread(target=self._break, args=(fleet, faults, total, ended), name="faults", daemon=True)
         breaker.start()
         watch = _Watch(options)
+        finished = 0
         while True:
             alive = publisher.is_alive()
-            finished = 0 if alive else self._clock.now()
+            if not alive and not finished:
+                finished = self._clock.now()
             self._look(fleet, sampler)
             if not alive and (options.minutes is not None or self._failure is not None):
                 ended.set()
-            if not alive and not breaker.is_alive() and self._drained(sampler, finished):
+            if not alive and not breaker.is_alive() and _drained(sampler, finished):
                 break
             trouble = watch.trouble(self._progress, fleet)
             if trouble:
@@ -302,13 +304,6 @@ class Flood:
             # Spark's errors are Java's; what matters is told by the main thread.
             self._failure = error
 
-    def _drained(self, sampler: Sampler, since: int) -> bool:
-        """A sample that was begun after publishing ended, and says that nothing is left."""
-        with contextlib.suppress(SluiceError):
-            sums = sampler.sample()
-            return sampler.taken_at >= since and sums["backlog"] == 0
-        return False
-
     def _look(self, fleet: Fleet, sampler: Sampler) -> None:
         progress = self._progress
         fleet.poll()
@@ -340,6 +335,11 @@ class Flood:
                     )
                 )
             time.sleep(_LOOK_EVERY_S)
+
+
+def _drained(sampler: Sampler, since: int) -> bool:
+    """A sample that was begun after publishing ended says that nothing is left."""
+    return sampler.taken_at >= since and sampler.latest.get("backlog") == 0
 
 
 class _Watch:

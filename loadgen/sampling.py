@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,14 +65,16 @@ class Sampler:
         sums = {name: sum(row[name] for row in rows) for name in (*_ALWAYS, *_SENTINEL)}
         self.rows.extend(rows)
         self.draining.append(sums["draining"])
-        self.latest, self.taken_at = sums, at
+        # In this order: whoever sees the new time also sees the new sums.
+        self.latest = sums
+        self.taken_at = at
         return sums
 
     def _run(self) -> None:
         while not self._quiet.wait(_EVERY_S):
             try:
                 self.sample()
-            except SluiceError:
+            except (SluiceError, CancelledError):
                 # A dispatcher that is just being replaced has nothing to say; the next sample finds its successor.
                 continue
 
