@@ -16,7 +16,7 @@ bookie. Damage to synced bytes (`bit_flip`, `lost_object`) hits one victim in a 
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,13 +65,13 @@ def parse(text: str) -> Fault:
     return Fault(kind, tuple(values.items()))
 
 
-def draw(seed: int, kinds: list[str] | None = None) -> list[Fault]:
-    """The faults of a seed: a random part of the kinds, with random numbers."""
+def draw(seed: int, kinds: list[str] | None = None, favourites: Sequence[str] = ()) -> list[Fault]:
+    """The faults of a seed: a random part of the kinds, with random numbers. Favourites are there every other time."""
     rng = random.Random(f"swarm/{seed}")
     density = rng.choice((0.0, 0.15, 0.3, 0.3, 0.5, 0.8))
     chosen: list[Fault] = []
     for kind, what in KINDS.items():
-        taken = rng.random() < density
+        taken = rng.random() < (max(density, 0.5) if density and kind in favourites else density)
         values = tuple(
             (name, round(low + rng.random() ** 2 * (high - low), 4)) for name, (low, high) in what.ranges.items()
         )

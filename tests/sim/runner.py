@@ -18,6 +18,8 @@ class Scenario(Protocol):
     name: str
     kinds: list[str]
     """The kinds of faults that make sense here."""
+    favourites: Sequence[str]
+    """Those without which little is at stake here."""
 
     def __call__(self, world: World, faults: list[Fault], options: dict[str, str]) -> dict[str, int]:
         """Play one run to its end; returns counters of what was checked. Raises SimFailure."""
@@ -52,7 +54,7 @@ def run_seed(
     echo: Callable[[str], object] | None = None,
 ) -> Outcome:
     """Play one seed. faults None: those of the seed."""
-    chosen = list(faults) if faults is not None else swarm.draw(seed, scenario.kinds)
+    chosen = list(faults) if faults is not None else swarm.draw(seed, scenario.kinds, scenario.favourites)
     world = World(seed)
     world.echo = echo
     outcome = Outcome(seed, chosen)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import pytest
 
@@ -80,6 +81,7 @@ class Fragile:
 
     name = "fragile"
     kinds = ["loss", "delay", "repeat"]
+    favourites: Sequence[str] = ()
 
     def __call__(self, world: World, faults: list[Fault], options: dict[str, str]) -> dict[str, int]:
         """Fail if `loss` is among the faults."""

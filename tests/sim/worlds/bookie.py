@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+from collections.abc import Sequence
 
 import pyarrow as pa
 
@@ -48,6 +49,7 @@ class BookieWorld:
         "loss", "delay", "repeat", "late", "blob_loss", "no_hint", "pause", "crash", "torn", "slow_disk",
         "failed_sync", "full_disk", "bit_flip", "meta_503", "meta_lost_answer", "meta_slow",
     ]  # fmt: skip
+    favourites: Sequence[str] = ("crash", "slow_disk")
 
     def __call__(self, world: World, faults: list[Fault], options: dict[str, str]) -> dict[str, int]:
         """Play a run."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -31,7 +32,7 @@ from storage.errors import SluiceError
 from tests.sim.faults import Fault, Nemesis
 from tests.sim.world import World
 from tests.sim.worlds.clients import History, SimConsumer, SimProducer, Traffic, watch
-from tests.sim.worlds.ledger import BOOKIE
+from tests.sim.worlds.ledger import BOOKIE, DENSE
 
 TOPIC, SUBSCRIPTION = "orders", "billing"
 CONTROLLER = "controller/controller"
@@ -54,6 +55,8 @@ class Size:
     producers: int
     consumers: int
     trouble_ms: int
+    dense: bool
+    """Everything happens twenty times as often: consumers and owners change while messages are on their way."""
 
     @classmethod
     def draw(cls, rng: random.Random, options: dict[str, str]) -> Size:
@@ -97,7 +100,9 @@ class Size:
             roll_entries=rng.choice((20, 100, 5_000_000)),
         )
         bookies = ensemble + rng.randrange(2)
-        return cls(bookies, topic, traffic, rng.randint(1, 2), rng.randint(1, 4), rng.randint(1, 20_000))
+        dense = rng.random() < 0.6
+        trouble = rng.randint(1, 2_000 if dense else 20_000)
+        return cls(bookies, topic, traffic, rng.randint(1, 2), rng.randint(1, 4), trouble, dense)
 
 
 class BrokerWorld:
@@ -110,6 +115,7 @@ class BrokerWorld:
         "object_lost_answer", "object_late", "object_slow", "lost_object", "cut_stores", "clock", "no_place",
         "zombie", "two_owners", "churn",
     ]  # fmt: skip
+    favourites: Sequence[str] = ("two_owners", "crash", "churn")
 
     def __call__(self, world: World, faults: list[Fault], options: dict[str, str]) -> dict[str, int]:
         """Play a run."""
@@ -125,7 +131,7 @@ class _Course:
         self.world = world
         self.size = Size.draw(random.Random(f"course/{world.seed}"), options)
         self.past = History(world)
-        self.nemesis = Nemesis(world, faults)
+        self.nemesis = Nemesis(world, [fault.quickened(DENSE) for fault in faults] if self.size.dense else faults)
         self.skewed = any(fault.kind == "clock" for fault in faults)
         self.producers: list[SimProducer] = []
         self.consumers: list[SimConsumer] = []

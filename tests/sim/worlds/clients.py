@@ -232,6 +232,10 @@ class SimConsumer:
         moment = self.past.stamp()
         keys = part.rows.column("key").to_pylist()
         numbers = [int(value) for value in part.rows.column("payload").to_pylist()]
+        consumer = self.parts[part.partition]
+        assert consumer._queued <= consumer._queue_size, (
+            f"S11: {consumer._queued} messages for {consumer._queue_size} permits"
+        )
         for row in range(len(part)):
             self.past.receives.append(
                 [

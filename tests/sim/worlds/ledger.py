@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -92,6 +93,7 @@ class LedgerWorld:
         "slow_disk", "failed_sync", "full_disk", "meta_503", "meta_lost_answer", "meta_late", "meta_slow",
         "cut_stores", "clock", "two_owners",
     ]  # fmt: skip
+    favourites: Sequence[str] = ("two_owners", "crash", "partition")
 
     def __call__(self, world: World, faults: list[Fault], options: dict[str, str]) -> dict[str, int]:
         """Play a run."""
