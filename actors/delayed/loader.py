@@ -45,10 +45,12 @@ class Loader:
         until = shelf.core.cutoff(now) + shelf.look_ahead_ms
         if shelf.stopped or self._running >= PARALLEL or (shelf.horizon()[0] > until and not retry):
             return
-        wanted = [bucket for bucket in shelf.buckets if _needs_load(bucket, until)]
-        wanted.sort(key=lambda bucket: (bucket.horizon(), bucket.key))
         room = BUDGET_ENTRIES - shelf.loaded()
         least = shelf.horizon()
+        if room < LOAD_ENTRIES and least[0] > shelf.core.cutoff(now) and not retry:
+            return
+        wanted = [bucket for bucket in shelf.buckets if _needs_load(bucket, until)]
+        wanted.sort(key=lambda bucket: (bucket.horizon(), bucket.key))
         for bucket in wanted[: PARALLEL - self._running]:
             urgent = bucket.horizon() <= min(least, (shelf.core.cutoff(now), NEVER))
             if room < LOAD_ENTRIES and not urgent:
@@ -116,5 +118,6 @@ class Loader:
 def _needs_load(bucket: Bucket, until: int) -> bool:
     """Whether the next segment starts soon, and little is left before it."""
     horizon = bucket.horizon()
-    soon = horizon[0] <= until and not bucket.loading
-    return soon and (len(bucket.run) <= LOW_WATER or bucket.run.bound() >= horizon)
+    if horizon[0] > until or bucket.loading:
+        return False
+    return len(bucket.run) <= LOW_WATER or bucket.run.bound() >= horizon

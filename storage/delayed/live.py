@@ -34,7 +34,7 @@ class Bucket:
     """One sealed bucket.
 
     key: (epoch, number) of its object. start, end: lowest and highest position. run: sorted entries in memory.
-    next_segment: the first segment that is not loaded. stalled: loading fails at present, so its horizon is ignored
+    stalled: loading fails at present, so its horizon is ignored
     and what is in memory goes on.
     """
 
@@ -46,7 +46,8 @@ class Bucket:
         self.state = State.BUILDING
         self.record: BucketRecord | None = None
         self.table: SegmentTable | None = None
-        self.next_segment = 0
+        self._horizon = END
+        self._next_segment = 0
         self.loading = False
         self.stalled = False
         self.merging = False
@@ -84,9 +85,19 @@ class Bucket:
 
     def horizon(self) -> Bound:
         """The least entry that may be missing in memory; END if nothing is."""
-        if self.table is None or self.state is not State.LIVE or self.next_segment >= len(self.table):
-            return END
-        return self.table.bound(self.next_segment)
+        return self._horizon if self.state is State.LIVE else END
+
+    @property
+    def next_segment(self) -> int:
+        """The number of the first segment that is not loaded."""
+        return self._next_segment
+
+    @next_segment.setter
+    def next_segment(self, segment: int) -> None:
+        # The horizon is asked for far more often than it changes.
+        self._next_segment = segment
+        known = self.table is not None and segment < len(self.table)
+        self._horizon = self.table.bound(segment) if known and self.table is not None else END
 
     def is_in(self, state: State) -> bool:
         """Whether it stands in a state now; ask again after every await."""

@@ -34,22 +34,26 @@ NOTHING: Bound = (-1, 0)
 
 
 class Run:
-    """Sorted entries of which the first `head` are gone."""
+    """Sorted entries of which the first `head` are gone. What every pull asks is kept as plain ints."""
 
-    __slots__ = ("entries", "head")
+    __slots__ = ("_first", "entries", "head", "size")
 
     def __init__(self, entries: Entries) -> None:
         self.entries = entries
         self.head = 0
+        self.size = len(entries)
+        self._first: Bound | None = None
 
     def __len__(self) -> int:
-        return len(self.entries) - self.head
+        return self.size - self.head
 
     def bound(self) -> Bound:
         """The first entry, or END."""
-        if not len(self):
+        if self.head == self.size:
             return END
-        return int(self.entries.deliver_at[self.head]), int(self.entries.positions[self.head])
+        if self._first is None:
+            self._first = int(self.entries.deliver_at[self.head]), int(self.entries.positions[self.head])
+        return self._first
 
     def times(self) -> Times:
         """The due times that are left."""
@@ -57,7 +61,7 @@ class Run:
 
     def rest(self) -> Entries:
         """What is left, as views."""
-        return self.entries.slice(self.head, len(self.entries))
+        return self.entries.slice(self.head, self.size)
 
     def count_before(self, bound: Bound) -> int:
         """How many of the entries that are left stand before a bound."""
@@ -69,18 +73,22 @@ class Run:
         same = self.entries.positions[self.head + low : self.head + high]
         return low + int(np.searchsorted(same, bound[1], "left"))
 
+    def advance(self, count: int) -> Entries:
+        """Take off the first entries."""
+        part = self.entries.slice(self.head, self.head + count)
+        self.head += count
+        self._first = None
+        if self.head == self.size:
+            self.entries, self.head, self.size = EMPTY, 0, 0
+        return part
+
     def cut(self, bound: Bound) -> Entries:
         """Take off everything before a bound."""
-        stop = self.head + self.count_before(bound)
-        part = self.entries.slice(self.head, stop)
-        self.head = stop
-        if stop == len(self.entries):
-            self.entries, self.head = EMPTY, 0
-        return part
+        return self.advance(self.count_before(bound))
 
     def memory_bytes(self) -> int:
         """What the columns occupy, with the part that is gone."""
-        return len(self.entries) * ENTRY_BYTES
+        return self.size * ENTRY_BYTES
 
 
 class Staging:
@@ -208,8 +216,11 @@ class Ready:
         if not due:
             self.until = NOTHING
             return False
-        until = _pull_limit(due, until)
-        parts = [part for run in due if len(part := run.cut(until))]
+        counts = [run.count_before(until) for run in due]
+        if sum(counts) > 2 * PULL:
+            until = _pull_limit(due, counts, until)
+            counts = [run.count_before(until) for run in due]
+        parts = [run.advance(count) for run, count in zip(due, counts, strict=True) if count]
         self.run = Run(parts[0] if len(parts) == 1 else concat(parts).sorted())
         self.until = until
         return True
@@ -217,8 +228,7 @@ class Ready:
     def take(self, limit: int, cutoff: int) -> Entries:
         """Up to `limit` entries from the head, none due after `cutoff`."""
         due = int(np.searchsorted(self.run.times()[:limit], cutoff, "right"))
-        part = self.run.entries.slice(self.run.head, self.run.head + due)
-        self.run.head += due
+        part = self.run.advance(due)
         if not len(self.run):
             self.run, self.until = Run(EMPTY), NOTHING
         return part
@@ -229,11 +239,11 @@ class Ready:
         return run
 
 
-def _pull_limit(due: list[Run], until: Bound) -> Bound:
-    """A bound at or before `until` before which the runs hold about PULL entries, and at least one."""
-    counts = [run.count_before(until) for run in due]
-    if sum(counts) <= 2 * PULL:
-        return until
+def _pull_limit(due: list[Run], counts: list[int], until: Bound) -> Bound:
+    """A bound at or before `until` before which the runs hold about PULL entries, and at least one.
+
+    counts: how many entries before `until` each run has.
+    """
     # A few evenly spaced times of each run, weighted with the entries that each stands for, give the quantile.
     times, weights = [], []
     for run, count in zip(due, counts, strict=True):
