@@ -123,9 +123,19 @@ class Nemesis:
         world.place_failures = world.zombies = 0.0
         for name in world.names():
             world.resume(name)
+        await self._revive()
+        world.background(self._ward(), "ward")
+
+    async def _ward(self) -> None:
+        """What a fault of before still brings down is brought up again."""
+        while True:
+            await self.world.loop.pause(500)
+            await self._revive()
+
+    async def _revive(self) -> None:
         for role in self.roles:
             for name in self.roles[role]():
-                if not world.is_up(name):
+                if not self.world.is_up(name):
                     await self.bring_back(role, name)
 
     async def bring_back(self, role: str, name: str) -> None:

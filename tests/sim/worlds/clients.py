@@ -295,7 +295,7 @@ class SimConsumer:
     async def _confirm(self) -> None:
         """Now and then wait until all acknowledgements are durable, and write that down."""
         while True:
-            await self.ports.clock.sleep(self.rng.randrange(100, 1000))
+            await self.ports.clock.sleep(self.rng.choice((1, 5, 20, 300)))
             for part in self.parts:
                 waiting = self.unconfirmed[part.partition]
                 asked = len(waiting)
