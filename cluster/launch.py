@@ -26,7 +26,15 @@ from typing import TYPE_CHECKING, Any
 from actors.losses import LOST_AFTER_MS
 from cluster import environment
 from cluster.environment import LOOPBACK, NAMESPACE, is_session_folder, prepare, short_folder
-from cluster.nodes import add_node, count_nodes, processes_of, start_head, stop_session
+from cluster.nodes import (
+    SLOW_START,
+    START_TRIES,
+    add_node,
+    count_nodes,
+    processes_of,
+    start_head,
+    stop_session,
+)
 from storage.errors import Invalid, NotFound, SluiceError, Unavailable
 
 if TYPE_CHECKING:
@@ -37,7 +45,7 @@ TOKEN_FILE = "token"
 LOCK_FILE = ".cluster.lock"
 OBJECT_STORE_BYTES = 512 * 1024 * 1024
 CONTROLLER_NAME = "controller"
-READY_TIMEOUT = 120.0
+READY_TIMEOUT = 300.0
 
 
 @dataclass(frozen=True)
@@ -133,21 +141,9 @@ def _session(wanted: ClusterOptions) -> Iterator[str]:
     if ray.is_initialized():
         raise Invalid("this process is attached to a Ray cluster already")
     prepare(wanted.data_dir / TOKEN_FILE)
-    session = ""
+    sessions: list[str] = []
     try:
-        session = short_folder()
-        os.environ["RAY_TMPDIR"] = session
-        context = ray.init(
-            address="local",
-            num_cpus=wanted.cpus or os.cpu_count(),
-            object_store_memory=wanted.object_store_bytes,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level="ERROR",
-            namespace=NAMESPACE,
-            _node_ip_address=LOOPBACK,
-            _temp_dir=session,
-        )
+        context = _init_ray(sessions, wanted)
         address = str(context.address_info["gcs_address"])
         os.environ["SLUICE_INTERNAL_ADDRESS"] = address
         start_controller(wanted.settings())
@@ -159,10 +155,41 @@ def _session(wanted: ClusterOptions) -> Iterator[str]:
             stop_hosts()
             ray.shutdown()
         finally:
-            if session:
-                # Ray's own shutdown knows nothing of what a start that was interrupted had begun.
+            # Ray's own shutdown knows nothing of what a start that was interrupted had begun.
+            for session in sessions:
                 stop_session(session)
                 shutil.rmtree(session, ignore_errors=True)
+
+
+def _init_ray(sessions: list[str], wanted: ClusterOptions) -> Any:
+    """Start Ray in a folder of its own, which is noted in `sessions` first. Raises Unavailable."""
+    import ray
+
+    for left in reversed(range(START_TRIES)):
+        sessions.append(short_folder())
+        os.environ["RAY_TMPDIR"] = sessions[-1]
+        try:
+            return ray.init(
+                address="local",
+                num_cpus=wanted.cpus or os.cpu_count(),
+                object_store_memory=wanted.object_store_bytes,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level="ERROR",
+                namespace=NAMESPACE,
+                _node_ip_address=LOOPBACK,
+                _temp_dir=sessions[-1],
+            )
+        except Exception as error:
+            ray.shutdown()
+            if not left or SLOW_START not in str(error):
+                raise Unavailable(f"Ray did not start: {_first_line(error)}") from error
+            stop_session(sessions[-1])
+    raise AssertionError("the last try returns or raises")
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def _check_order() -> None:
@@ -246,8 +273,7 @@ def join(address: str, token_file: Path | None = None) -> None:
         )
     except (ConnectionError, RuntimeError, ValueError, TimeoutError, ray.exceptions.RayError) as error:
         ray.shutdown()
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise Unavailable(f"no cluster answers at {address}: {first}") from None
+        raise Unavailable(f"no cluster answers at {address}: {_first_line(error)}") from None
 
 
 def find(data_dir: Path | None = None) -> tuple[str, Path | None] | None:

@@ -26,7 +26,7 @@ from actors.ports import Address
 from cluster.environment import NAMESPACE
 from storage.errors import Corrupt, SluiceError, Unavailable
 
-START_TIMEOUT = 60.0
+START_TIMEOUT = 120.0
 STOP_TIMEOUT = 2.0
 INVENTORY_TIMEOUT = 10.0
 """Seconds after which a process that another controller made is taken for frozen, and ended."""
