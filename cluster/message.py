@@ -66,7 +66,7 @@ EARLIEST_ID = MessageId(0, EARLIEST)
 
 @dataclass(eq=False, slots=True)
 class Batch:
-    """Messages of one run for this consumer, as columns; n rows.
+    """Messages of one partition for this consumer, as columns, in the order in which they were sent; n rows.
 
     rows: pyarrow record batch with key, payload, publish_time and, where used, ordering_key, properties, event_time.
     positions, dispatch, deliver_at: int64 (n,). redeliveries: uint8 (n,). pandas and polars read `rows` directly.
@@ -88,7 +88,7 @@ class Batch:
 
     @property
     def positions(self) -> Positions:
-        """Packed positions, ascending."""
+        """Packed positions."""
         return self.received.positions
 
     @property

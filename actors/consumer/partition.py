@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 
 import numpy as np
 
 from actors.consumer.held import Holding, Received
-from actors.consumer.payload import Payloads
+from actors.consumer.payload import JOIN_ROWS, Payloads, join
 from actors.directory import Directory
 from actors.messages import (
     Acknowledge,
@@ -291,16 +292,29 @@ class PartitionConsumer:
             await self._parts_signal.wait(self._ports)
             self._parts_signal.clear()
             while self._parts and not self.closing:
-                part, epoch, session = self._parts[0]
-                resolved = await self._payloads.resolve(part, epoch, session)
-                if not self._parts or self._parts[0][0] is not part:
-                    continue
-                self._parts.popleft()
-                if not resolved:
-                    self._queued -= len(part.rows)
-                for received in resolved:
+                taken = self._leading()
+                pieces: list[Received] = []
+                for part, epoch, session in taken:
+                    pieces += await self._payloads.resolve(part, epoch, session)
+                if not self._parts or self._parts[0] is not taken[0]:
+                    continue  # the session was lost meanwhile, and they with it
+                for _ in taken:
+                    self._parts.popleft()
+                # What was trimmed never reaches the queue: its permits are free again.
+                self._queued -= sum(len(part.rows) for part, _, _ in taken) - sum(map(len, pieces))
+                for received in join(pieces):
                     self._holding.add(received)
                     self._received(received)
+
+    def _leading(self) -> list[tuple[Part, int, int]]:
+        """The next parts of one session, as many as may be joined."""
+        taken, rows = [self._parts[0]], len(self._parts[0][0].rows)
+        for one in islice(self._parts, 1, None):
+            rows += len(one[0].rows)
+            if rows > JOIN_ROWS or one[1:] != taken[0][1:]:
+                break
+            taken.append(one)
+        return taken
 
     # -- acknowledgements -----------------------------------------------------------------------------------------
 

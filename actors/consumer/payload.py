@@ -3,23 +3,84 @@
 The dispatcher sends row numbers and a handle. Where the handle is gone (its sharer died), or there never was one
 (old runs, due messages), the topic is asked; the topic asks its bookies. A checksum that does not fit is never
 delivered (S18): the payload is fetched again from the topic.
+
+Messages that fall due come a few at a time from many runs, so the runs looked at last stay decoded; and small pieces
+that arrive together are joined, so that a user gets columns and not crumbs.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right, insort
+from collections import OrderedDict
+from dataclasses import dataclass
+
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
 from actors.consumer.held import Received
 from actors.directory import Directory
-from actors.messages import Part, PayloadRead, ReadPayload
+from actors.messages import Part, ReadPayload
 from actors.ports import Ports, Unknown
-from actors.wire import Blob
 from storage.batch import decode_body
 from storage.errors import Corrupt, Fenced, NotFound, Overloaded, Unavailable
 from storage.frame import index_columns, payload_crc
 
 READ_TIMEOUT = 10_000
 RETRY_FIRST, RETRY_MOST = 5, 500
+DECODED_BYTES = 32 * 1024 * 1024
+JOIN_ROWS = 4_096
+"""Pieces are joined up to this many rows; a piece of half of it stays alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedRun:
+    """A run whose checksum was verified. rows: its stored columns. due: int64 ms (count,), None if none is delayed."""
+
+    ledger: int
+    first_entry: int
+    rows: pa.RecordBatch
+    due: npt.NDArray[np.int64] | None
+    bytes: int
+
+    @property
+    def end(self) -> int:
+        """The entry behind the last one."""
+        return int(self.first_entry + self.rows.num_rows)
+
+
+class DecodedRuns:
+    """The runs looked at last, up to so many bytes of payload; found by any entry in them."""
+
+    def __init__(self, limit: int = DECODED_BYTES) -> None:
+        self._limit = limit
+        self._bytes = 0
+        self._runs: OrderedDict[tuple[int, int], DecodedRun] = OrderedDict()
+        self._firsts: list[tuple[int, int]] = []
+
+    def find(self, ledger: int, entry: int) -> DecodedRun | None:
+        """The run that holds an entry, if it is here."""
+        at = bisect_right(self._firsts, (ledger, entry)) - 1
+        if at < 0:
+            return None
+        run = self._runs[self._firsts[at]]
+        if run.ledger != ledger or entry >= run.end:
+            return None
+        self._runs.move_to_end(self._firsts[at])
+        return run
+
+    def add(self, run: DecodedRun) -> None:
+        """Keep a run; those not used for the longest time go."""
+        key = (run.ledger, run.first_entry)
+        if key in self._runs:
+            return
+        self._runs[key] = run
+        insort(self._firsts, key)
+        self._bytes += run.bytes
+        while self._bytes > self._limit and len(self._runs) > 1:
+            oldest, gone = self._runs.popitem(last=False)
+            self._firsts.pop(bisect_right(self._firsts, oldest) - 1)
+            self._bytes -= gone.bytes
 
 
 class Payloads:
@@ -30,103 +91,115 @@ class Payloads:
         self._directory = directory
         self._topic = topic
         self._partition = partition
+        self._decoded = DecodedRuns()
 
     async def resolve(self, part: Part, epoch: int, session: int) -> list[Received]:
         """The part's messages, in order, one `Received` a run. Messages that were trimmed are left out."""
-        if part.count and part.blob is not None:
-            payload = await self._ports.net.fetch(part.blob)
-            if payload is not None and payload_crc(payload) == part.crc:
-                return [self._cut(part, _as_read(part, payload), epoch, session)]
-        found = []
-        rest = part
-        while len(rest.rows):
+        found: list[Received] = []
+        entries = part.first_entry + part.rows.astype(np.int64)
+        start = 0
+        while start < len(entries):
             try:
-                run = await self._read(rest.ledger, rest.first_entry + int(rest.rows[0]))
+                run = await self._run(part, int(entries[start]))
             except NotFound:
-                self._ports.log("trimmed", ledger=rest.ledger, entry=rest.first_entry + int(rest.rows[0]))
-                rest = _without(rest, 1)
+                self._ports.log("trimmed", ledger=part.ledger, entry=int(entries[start]))
+                start += 1
                 continue
-            inside = rest.first_entry + rest.rows.astype(np.int64) < run.first_entry + run.count
-            count = int(np.count_nonzero(inside))
-            found.append(self._cut(_within(rest, run, count), run, epoch, session))
-            rest = _without(rest, count)
+            stop = int(np.searchsorted(entries, run.end))
+            found.append(self._cut(part, run, entries[start:stop], start, epoch, session))
+            start = stop
         return found
 
-    async def _read(self, ledger: int, entry: int) -> PayloadRead:
+    async def _run(self, part: Part, entry: int) -> DecodedRun:
+        """The decoded run that holds an entry: kept, by the part's handle, or from the topic. Raises NotFound."""
+        known = self._decoded.find(part.ledger, entry)
+        if known is not None:
+            return known
+        run = None
+        if part.count and part.blob is not None:
+            payload = await self._ports.net.fetch(part.blob)
+            if payload is not None:
+                run = _decode(part.ledger, part.first_entry, part.count, part.delayed, part.shape, part.crc, payload)
         wait = RETRY_FIRST
-        while True:
-            try:
-                address = await self._directory.topic(self._topic, self._partition)
-                reply = await self._ports.net.call(address, ReadPayload(ledger=ledger, entry=entry), READ_TIMEOUT)
-                if isinstance(reply, Unknown):
-                    await self._directory.suspect(address)
-                else:
-                    payload = await self._ports.net.fetch(reply.payload)
-                    if payload is not None and payload_crc(payload) == reply.crc:
-                        return reply
-            except (Unavailable, Fenced, Corrupt, Overloaded) as error:
-                self._ports.log("payload_waits", ledger=ledger, entry=entry, error=str(error))
-            await self._ports.clock.sleep(wait)
-            wait = min(wait * 2, RETRY_MOST)
+        while run is None:
+            run = await self._read(part.ledger, entry)
+            if run is None:
+                await self._ports.clock.sleep(wait)
+                wait = min(wait * 2, RETRY_MOST)
+        self._decoded.add(run)
+        return run
 
-    def _cut(self, part: Part, run: PayloadRead, epoch: int, session: int) -> Received:
-        payload = run.payload.data
-        assert payload is not None
-        columns = run.count * (12 if run.delayed else 4)
-        rows = decode_body(payload[columns:], run.shape, run.count)
-        due, _ = index_columns(payload[:columns], run.count, run.delayed)
-        wanted = part.rows.astype(np.int64)
-        count = len(wanted)
-        whole = count == run.count
-        redeliveries = part.redeliveries if len(part.redeliveries) else np.zeros(count, np.uint8)
+    async def _read(self, ledger: int, entry: int) -> DecodedRun | None:
+        """One try to get a run from the topic."""
+        try:
+            address = await self._directory.topic(self._topic, self._partition)
+            reply = await self._ports.net.call(address, ReadPayload(ledger=ledger, entry=entry), READ_TIMEOUT)
+            if isinstance(reply, Unknown):
+                await self._directory.suspect(address)
+                return None
+            payload = await self._ports.net.fetch(reply.payload)
+            if payload is None:
+                return None
+            return _decode(ledger, reply.first_entry, reply.count, reply.delayed, reply.shape, reply.crc, payload)
+        except (Unavailable, Fenced, Corrupt, Overloaded) as error:
+            self._ports.log("payload_waits", ledger=ledger, entry=entry, error=str(error))
+            return None
+
+    def _cut(
+        self, part: Part, run: DecodedRun, entries: npt.NDArray[np.int64], start: int, epoch: int, session: int
+    ) -> Received:
+        rows = entries - run.first_entry
+        count = len(rows)
+        counts = part.redeliveries[start : start + count]
         return Received(
-            rows=rows if whole else rows.take(wanted),
+            rows=run.rows if count == run.rows.num_rows else run.rows.take(pa.array(rows)),
             partition=self._partition,
-            positions=(part.ledger << 32 | part.first_entry) + wanted,
-            dispatch=np.arange(part.dispatch, part.dispatch + count, dtype=np.int64),
-            redeliveries=redeliveries,
-            deliver_at=np.zeros(count, np.int64) if due is None else due[wanted],
+            positions=(part.ledger << 32) + entries,
+            dispatch=np.arange(part.dispatch + start, part.dispatch + start + count, dtype=np.int64),
+            redeliveries=counts if len(counts) else np.zeros(count, np.uint8),
+            deliver_at=np.zeros(count, np.int64) if run.due is None else run.due[rows],
             epoch=epoch,
             session=session,
         )
 
 
-def _as_read(part: Part, payload: memoryview) -> PayloadRead:
-    return PayloadRead(
-        count=part.count,
-        delayed=part.delayed,
-        shape=part.shape,
-        crc=part.crc,
-        first_entry=part.first_entry,
-        payload=Blob(payload),
+def join(pieces: list[Received]) -> list[Received]:
+    """Join neighbouring small pieces of one session into larger ones; order and every column stay as they are."""
+    joined: list[Received] = []
+    group: list[Received] = []
+    size = 0
+    for piece in pieces:
+        fits = size + len(piece) <= JOIN_ROWS and len(piece) <= JOIN_ROWS // 2
+        if group and not (fits and piece.rows.schema.equals(group[0].rows.schema)):
+            joined.append(_concatenate(group))
+            group, size = [], 0
+        group.append(piece)
+        size += len(piece)
+    return [*joined, _concatenate(group)] if group else joined
+
+
+def _concatenate(group: list[Received]) -> Received:
+    if len(group) == 1:
+        return group[0]
+    first = group[0]
+    return Received(
+        rows=pa.concat_batches([piece.rows for piece in group]),
+        partition=first.partition,
+        positions=np.concatenate([piece.positions for piece in group]),
+        dispatch=np.concatenate([piece.dispatch for piece in group]),
+        redeliveries=np.concatenate([piece.redeliveries for piece in group]),
+        deliver_at=np.concatenate([piece.deliver_at for piece in group]),
+        epoch=first.epoch,
+        session=first.session,
     )
 
 
-def _within(part: Part, run: PayloadRead, count: int) -> Part:
-    """The first `count` rows of a part, counted from the start of their run."""
-    entries = part.first_entry + part.rows[:count].astype(np.int64)
-    return Part(
-        ledger=part.ledger,
-        first_entry=run.first_entry,
-        count=run.count,
-        delayed=run.delayed,
-        shape=run.shape,
-        crc=run.crc,
-        dispatch=part.dispatch,
-        rows=(entries - run.first_entry).astype(np.uint32),
-        redeliveries=part.redeliveries[:count],
-    )
-
-
-def _without(part: Part, count: int) -> Part:
-    return Part(
-        ledger=part.ledger,
-        first_entry=part.first_entry,
-        count=part.count,
-        delayed=part.delayed,
-        shape=part.shape,
-        crc=part.crc,
-        dispatch=part.dispatch + count,
-        rows=part.rows[count:],
-        redeliveries=part.redeliveries[count:],
-    )
+def _decode(
+    ledger: int, first_entry: int, count: int, delayed: bool, shape: int, crc: int, payload: memoryview
+) -> DecodedRun | None:
+    """The run of a payload, None if its checksum does not fit."""
+    if payload_crc(payload) != crc:
+        return None
+    columns = count * (12 if delayed else 4)
+    due, _ = index_columns(payload[:columns], count, delayed)
+    return DecodedRun(ledger, first_entry, decode_body(payload[columns:], shape, count), due, len(payload))

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from actors.dispatcher.dispatcher import Dispatcher
 
 DUE_AT_ONCE = 10_000
+DUE_GROUP_MS = 20
 
 
 class Pump:
@@ -103,7 +104,8 @@ class Pump:
             open_rows = ~d.cursor.is_acknowledged(positions[order])
             d.core.due(positions[order][open_rows], hashes[order][open_rows])
             self.wake()
-            await d.ports.clock.sleep(0)
+            # Messages fall due one by one; moved in small groups they cost a call and a part a group, not each.
+            await d.ports.clock.sleep(DUE_GROUP_MS if len(positions) < DUE_AT_ONCE else 0)
 
     def hashes_moved(self) -> int:
         """Hashes that changed from one consumer to another since this owner began."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
+from collections import deque
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +16,17 @@ import numpy.typing as npt
 from actors.messages import Part, RunIndex
 from storage.position import MAX_ENTRY, Positions, position
 
+SHARED_BYTES = 128 * 1024 * 1024
+"""Payloads that one dispatcher keeps in shared memory by naming them; consumers ask the topic for older ones."""
+
 
 class RunTable:
     """Runs by first position."""
 
-    def __init__(self) -> None:
+    def __init__(self, shared_bytes: int = SHARED_BYTES) -> None:
+        self._limit = shared_bytes
+        self._shared: deque[RunIndex] = deque()
+        self._shared_bytes = 0
         self._firsts: list[int] = []
         self._runs: list[RunIndex] = []
         self._starts: Positions | None = None
@@ -36,6 +43,13 @@ class RunTable:
         self._firsts.append(first)
         self._runs.append(run)
         self._starts = None
+        if run.blob is not None:
+            self._shared.append(run)
+            self._shared_bytes += run.bytes
+            while self._shared_bytes > self._limit and len(self._shared) > 1:
+                oldest = self._shared.popleft()
+                oldest.blob = None
+                self._shared_bytes -= oldest.bytes
 
     def drop_below(self, mark_delete: int) -> None:
         """Forget the runs that lie wholly at or below the mark-delete position."""
@@ -43,12 +57,17 @@ class RunTable:
         while keep and self._last(keep - 1) > mark_delete:
             keep -= 1
         if keep:
+            for run in self._runs[:keep]:
+                if self._shared and self._shared[0] is run:
+                    self._shared_bytes -= self._shared.popleft().bytes
             del self._firsts[:keep]
             del self._runs[:keep]
             self._starts = None
 
     def clear(self) -> None:
         """Forget everything (the cursor was moved)."""
+        self._shared.clear()
+        self._shared_bytes = 0
         self._firsts.clear()
         self._runs.clear()
         self._starts = None
