@@ -117,7 +117,4 @@ class Loader:
 
 def _needs_load(bucket: Bucket, until: int) -> bool:
     """Whether the next segment starts soon, and little is left before it."""
-    horizon = bucket.horizon()
-    if horizon[0] > until or bucket.loading:
-        return False
-    return len(bucket.run) <= LOW_WATER or bucket.run.bound() >= horizon
+    return bucket.horizon()[0] <= until and not bucket.loading and len(bucket.run) <= LOW_WATER

@@ -459,8 +459,9 @@ async def test_a_write_whose_answer_was_lost_is_no_failure() -> None:
     await scenario.finish(broker)
 
 
-async def test_a_merge_goes_on_from_what_its_sources_had_loaded() -> None:
-    scenario = Scenario(cap=1, max_buckets=2, min_count=6, look_ahead_ms=30)
+@pytest.mark.parametrize("look_ahead_ms", [15, 25, 30])
+async def test_a_merge_goes_on_from_what_its_sources_had_loaded(look_ahead_ms: int) -> None:
+    scenario = Scenario(cap=1, max_buckets=2, min_count=6, look_ahead_ms=look_ahead_ms)
     broker = await scenario.begin()
     await scenario.publish(broker, 1, 12)
     await scenario.world.advance(15)
@@ -473,14 +474,14 @@ async def test_a_merge_goes_on_from_what_its_sources_had_loaded() -> None:
 
 
 async def test_what_is_given_out_during_recovery_does_not_come_back_with_a_header() -> None:
-    scenario = Scenario(cap=10)
+    scenario = Scenario(cap=10, scale=100)
     broker = await scenario.begin()
     await scenario.publish(broker, 1, 6)
     await scenario.finish(broker)
-    scenario.world.now = 30
+    scenario.world.now = 300
 
     def script(n: int, what: str, name: str) -> Fault:
-        return "lost_before" if what == "get" and scenario.world.now < 40 else "ok"
+        return "lost_before" if what == "get" and scenario.world.now < 310 else "ok"
 
     again = Broker(scenario.world, scenario.log, scenario.settings, 2, script)
     await again.tracker.start()
@@ -489,17 +490,17 @@ async def test_what_is_given_out_during_recovery_does_not_come_back_with_a_heade
     assert again.tracker.stats()["recovery"]["running"]
     await scenario.world.advance(BACK_OFF_MS[0])
     assert again.tracker.stats()["recovery"]["restored"] == 1
-    await again.run_until(200)
+    await again.run_until(700)
     assert sorted(numbers(again.delivered)) == [1, 2, 3, 4, 5, 6]
     await scenario.finish(again)
 
 
 async def test_equal_times_do_not_block_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More than the low-water mark of a bucket is loaded and must wait for its own next segment."""
+    """Segments of one time follow one another, each loaded when the one before it is nearly gone."""
     monkeypatch.setattr("actors.delayed.loader.LOW_WATER", 1)
+    monkeypatch.setattr("actors.delayed.loader.LOAD_ENTRIES", 2)
     scenario = Scenario(cap=2, min_count=10, look_ahead_ms=5)
     broker = await scenario.begin()
-    # A later position stands first in the order, so loaded entries of the same time wait for the next segment.
     places = np.array([position(1, entry) for entry in range(12)], np.int64)
     scenario.log.due = dict(zip(places.tolist(), [1000] * 12, strict=True))
     scenario.log.due[position(2, 0)] = 1000
