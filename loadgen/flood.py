@@ -25,6 +25,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import pyarrow as pa
 from rich.console import Console
 
 from loadgen.broker import ClusterConnect, Connect
@@ -37,7 +38,7 @@ from loadgen.outcome import Report
 from loadgen.publish import SUMMARY, PublishJob, publish_generated, publish_rows, read_progress, warm_up
 from loadgen.sampling import Sampler, at_rest
 from loadgen.session import spark_session
-from loadgen.verdict import judge_with_spark, span_of
+from loadgen.verdict import Judgement, judge_with_spark, span_of
 from storage.errors import Invalid, SluiceError, Unavailable
 
 TOPIC, SUBSCRIPTION = "flood", "judge"
@@ -138,27 +139,7 @@ class Flood:
     def run(self) -> Report:
         """Everything, from the topic to the verdict."""
         options = self._options
-        consume = ConsumeJob(
-            self._connect,
-            self._topic,
-            SUBSCRIPTION,
-            self._clock,
-            self._folder,
-            options.policy,
-            options.work_us,
-            options.receiver_queue_size,
-        )
-        publish = PublishJob(
-            self._connect,
-            self._topic,
-            f"flood-{self._run}",
-            self._clock,
-            self._folder,
-            rate=options.rate,
-            tasks=options.cores,
-        )
-        consume.prepare()
-        publish.prepare()
+        consume, publish = self._jobs()
         fleet = Fleet(consume, self._spawn, options.seed)
         with contextlib.ExitStack() as stack:
             client = stack.enter_context(self._connect())
@@ -185,6 +166,36 @@ class Flood:
             with self._phase("judging with Spark", "judge"):
                 span = span_of(self._folder)
                 judgement = judge_with_spark(spark, self._folder, span, total or self._progress.sent)
+        return self._report(judgement, stats, rest, fleet)
+
+    def _jobs(self) -> tuple[ConsumeJob, PublishJob]:
+        """What consumers and producers are told, and the folders that they write into."""
+        options = self._options
+        consume = ConsumeJob(
+            self._connect,
+            self._topic,
+            SUBSCRIPTION,
+            self._clock,
+            self._folder,
+            options.policy,
+            options.work_us,
+            options.receiver_queue_size,
+        )
+        publish = PublishJob(
+            self._connect,
+            self._topic,
+            f"flood-{self._run}",
+            self._clock,
+            self._folder,
+            rate=options.rate,
+            tasks=options.cores,
+        )
+        consume.prepare()
+        publish.prepare()
+        return consume, publish
+
+    def _report(self, judgement: Judgement, stats: pa.Table, rest: dict[str, int], fleet: Fleet) -> Report:
+        options = self._options
         first = judgement.measures.first_sent or self._start
         return Report(
             seed=options.seed,
