@@ -26,6 +26,7 @@ PREFIX = "delayed/orders/0/billing/"
 LEDGERS, PER_LEDGER = 24, 200
 KILL_AT = (3, 9, 14)
 PATIENCE = 60
+HOUR_MS = 3_600_000
 _prefixes = itertools.count()
 
 
@@ -70,15 +71,73 @@ class Killing:
         await self.objects.delete(name)
 
 
-async def drain(tracker: DelayedTracker, clock: Clock, changed: asyncio.Event, taken: list[np.ndarray]) -> None:
-    """Take until nothing is left."""
-    while tracker.count():
-        changed.clear()
-        positions, _ = tracker.take(10_000, clock.wall)
-        if positions.size:
-            taken.append(positions)
-        elif tracker.count():
-            await asyncio.wait_for(changed.wait(), PATIENCE)
+class Setup:
+    """One subscription over the server, and what is published to it."""
+
+    def __init__(self, server: S3Server) -> None:
+        prefix = f"run{next(_prefixes)}"
+        store = S3Objects(BUCKET, prefix, server.endpoint, connect_seconds=1, read_seconds=5, attempts=1)
+        self.objects = Killing(AsyncObjects(store), server)
+        self.clock, self.changed, self.tasks = Clock(), asyncio.Event(), Tasks("test")
+        self.ports = Ports(
+            me="test",
+            clock=self.clock,
+            net=cast(Net, None),
+            objects=self.objects,
+            meta=AsyncMeta(MemoryMetadata()),
+            rng=random.Random(1),
+            spawn=self.tasks,
+            log=lambda event, **fields: None,
+        )
+        rng = np.random.default_rng(3)
+        self.due = {ledger: rng.integers(1, HOUR_MS, PER_LEDGER) for ledger in range(1, LEDGERS + 1)}
+
+    async def owner(self, epoch: int) -> DelayedTracker:
+        """A recovered owner that has read the whole log."""
+        tracker = await make_tracker(
+            self.ports,
+            topic="orders",
+            partition=0,
+            subscription="billing",
+            settings=SubscriptionSettings(
+                delayed_delivery_min_index_count_per_bucket=PER_LEDGER,
+                delayed_delivery_max_indexes_per_bucket_snapshot_segment=50,
+                delayed_delivery_max_num_buckets=3,
+            ),
+            changed=self.changed.set,
+            owner_epoch=epoch,
+        )
+        await tracker.recovered()
+        for ledger, times in self.due.items():
+            places = position(ledger, 0) + np.arange(PER_LEDGER, dtype=np.int64)
+            assert tracker.add(places, (places & 0xFFFF).astype(np.uint32), times, self.clock.wall).all()
+        return tracker
+
+    async def quiet(self, tracker: DelayedTracker) -> None:
+        """Until nothing is being written, waits to be written, or has to be merged."""
+        while True:
+            self.changed.clear()
+            stats = tracker.stats()["bucketDelayedIndexStats"]
+            if not (stats["being_written"] or stats["in_memory_mode"] or stats["merges_waiting"]):
+                return
+            await asyncio.wait_for(self.changed.wait(), PATIENCE)
+
+    async def drain(self, tracker: DelayedTracker) -> list[int]:
+        """Take until nothing is left."""
+        taken: list[int] = []
+        while tracker.count():
+            self.changed.clear()
+            positions, _ = tracker.take(10_000, self.clock.wall)
+            taken += positions.tolist()
+            if not positions.size and tracker.count():
+                await asyncio.wait_for(self.changed.wait(), PATIENCE)
+        return taken
+
+    def expected(self) -> list[int]:
+        """All positions in the order (deliver_at, position)."""
+        places = np.concatenate([position(ledger, 0) + np.arange(PER_LEDGER) for ledger in self.due])
+        times = np.concatenate(list(self.due.values()))
+        return cast(list[int], places[np.lexsort((places, times))].tolist())
 
 
 async def test_a_server_killed_in_the_middle_of_seals_and_merges(
@@ -89,75 +148,20 @@ async def test_a_server_killed_in_the_middle_of_seals_and_merges(
     for constant in ("sealer.PARKED_MS", "keeper.RETRY_MS", "loader.STALLED_MS"):
         monkeypatch.setattr(f"actors.delayed.{constant}", 100)
     s3_server.make_bucket(BUCKET)
-    prefix = f"run{next(_prefixes)}"
-    store = S3Objects(BUCKET, prefix, s3_server.endpoint, connect_seconds=1, read_seconds=5, attempts=1)
-    objects, clock, changed, tasks = Killing(AsyncObjects(store), s3_server), Clock(), asyncio.Event(), Tasks("test")
-    ports = Ports(
-        me="test",
-        clock=clock,
-        net=cast(Net, None),
-        objects=objects,
-        meta=AsyncMeta(MemoryMetadata()),
-        rng=random.Random(1),
-        spawn=tasks,
-        log=lambda event, **fields: None,
-    )
-
-    async def owner(epoch: int) -> DelayedTracker:
-        tracker = await make_tracker(
-            ports,
-            topic="orders",
-            partition=0,
-            subscription="billing",
-            settings=SubscriptionSettings(
-                delayed_delivery_min_index_count_per_bucket=PER_LEDGER,
-                delayed_delivery_max_indexes_per_bucket_snapshot_segment=50,
-                delayed_delivery_max_num_buckets=3,
-            ),
-            changed=changed.set,
-            owner_epoch=epoch,
-        )
-        await tracker.recovered()
-        return tracker
-
-    async def quiet(tracker: DelayedTracker) -> None:
-        while True:
-            changed.clear()
-            stats = tracker.stats()["bucketDelayedIndexStats"]
-            if not (stats["being_written"] or stats["in_memory_mode"] or stats["merges_waiting"]):
-                return
-            await asyncio.wait_for(changed.wait(), PATIENCE)
-
-    rng = np.random.default_rng(3)
-    due = {ledger: rng.integers(1, 3_600_000, PER_LEDGER) for ledger in range(1, LEDGERS + 1)}
-
-    def read(tracker: DelayedTracker) -> None:
-        for ledger, times in due.items():
-            places = position(ledger, 0) + np.arange(PER_LEDGER, dtype=np.int64)
-            assert tracker.add(places, (places & 0xFFFF).astype(np.uint32), times, clock.wall).all()
-
-    first = await owner(1)
-    read(first)
-    await quiet(first)
-    assert objects.kills == len(KILL_AT)
-    counts = first.stats()["pulsar_delayed_message_index_bucket_op_count"]
-    assert counts["merge"]["succeed"] > 0
+    setup = Setup(s3_server)
+    first = await setup.owner(1)
+    await setup.quiet(first)
+    assert setup.objects.kills == len(KILL_AT)
+    assert first.stats()["pulsar_delayed_message_index_bucket_op_count"]["merge"]["succeed"] > 0
     await first.close()
-    tasks.cancel_all()
+    setup.tasks.cancel_all()
 
-    second = await owner(2)
-    read(second)
-    clock.wall = 3_600_000
-    taken: list[np.ndarray] = []
-    await drain(second, clock, changed, taken)
-    got = np.concatenate(taken)
-    places = np.concatenate([position(ledger, 0) + np.arange(PER_LEDGER) for ledger in due])
-    times = np.concatenate(list(due.values()))
-    assert got.tolist() == places[np.lexsort((places, times))].tolist()
+    second = await setup.owner(2)
+    setup.clock.wall = HOUR_MS
+    assert await setup.drain(second) == setup.expected()
     second.trim(position(LEDGERS + 1, 0))
     async with asyncio.timeout(PATIENCE):
-        while await objects.names(PREFIX):
-            changed.clear()
+        while await setup.objects.names(PREFIX):
             await asyncio.sleep(0.05)
     await second.close()
-    tasks.cancel_all()
+    setup.tasks.cancel_all()
