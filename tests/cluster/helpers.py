@@ -1,0 +1,116 @@
+"""What the tests of a real cluster share: patience, batches, what a subscription received, and who listens where."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+
+from cluster.client import Client
+from cluster.consumer import Consumer
+from cluster.nodes import processes_of
+from storage.errors import SluiceError
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE_S = 240.0
+"""How long to wait for what must come true; a machine that runs other tests besides is slow."""
+
+SMALL = {"object_store_bytes": 80 << 20}
+PYTHON = sys.executable
+
+
+def eventually(condition: Callable[[], object], what: str | Callable[[], str], seconds: float = PATIENCE_S) -> None:
+    """Wait for something that must come true. A cluster that does not answer yet is not there yet."""
+    deadline = time.monotonic() + seconds
+    while True:
+        with contextlib.suppress(SluiceError):
+            if condition():
+                return
+        assert time.monotonic() < deadline, what if isinstance(what, str) else what()
+        time.sleep(0.05)
+
+
+def batch(keys: int, each: int, first: int = 0) -> pa.RecordBatch:
+    """`each` messages for each of `keys` keys, interleaved; the payload is the number within the key."""
+    names = [f"key-{key}" for _ in range(each) for key in range(keys)]
+    payloads = [str(first + number).encode() for number in range(each) for _ in range(keys)]
+    return pa.record_batch({"key": names, "payload": pa.array(payloads, pa.binary())})
+
+
+class Received:
+    """What the consumers of a subscription got, in order of arrival."""
+
+    def __init__(self) -> None:
+        self.by_key: dict[str, list[int]] = {}
+        self.count = 0
+
+    def take(self, consumers: Sequence[Consumer], *, timeout_millis: int = 50, acknowledge: bool = True) -> int:
+        """One round over the consumers; returns how many messages came."""
+        before = self.count
+        for consumer in consumers:
+            got = consumer.receive_batch(timeout_millis)
+            if got is None:
+                continue
+            pairs = zip(got.rows.column("key").to_pylist(), got.rows.column("payload").to_pylist(), strict=True)
+            for key, payload in pairs:
+                self.by_key.setdefault(key.decode(), []).append(int(payload))
+            self.count += len(got)
+            if acknowledge:
+                consumer.acknowledge(got)
+        return self.count - before
+
+    def complete(self, keys: int, each: int) -> bool:
+        """Whether every number of every key has come."""
+        return len(self.by_key) == keys and all(len(set(numbers)) == each for numbers in self.by_key.values())
+
+    def missing(self, keys: int, each: int) -> str:
+        """What has not come."""
+        lacking = {f"key-{key}": each - len(set(self.by_key.get(f"key-{key}", []))) for key in range(keys)}
+        return f"missing: { {key: count for key, count in lacking.items() if count} }"
+
+    def check(self, keys: int, each: int) -> None:
+        """Nothing is lost, and the first deliveries of each key rise."""
+        assert len(self.by_key) == keys
+        for key, numbers in self.by_key.items():
+            assert list(dict.fromkeys(numbers)) == list(range(each)), f"{key} lost messages or came out of order"
+
+
+def rows(client: Client, topic: str, subscription: str, name: str) -> int:
+    """The sum of a statistic over all partitions."""
+    return sum(row[name] for row in client.stats(topic, subscription))
+
+
+def actors(client: Client, kind: str, text: str = "") -> list[dict[str, Any]]:
+    """The rows of the status about running actors of a kind whose name contains a text."""
+    status = client.status()["actors"]
+    return [row for row in status if row["kind"] == kind and text in row["name"] and row["address"]]
+
+
+def pid_of(address: str) -> int:
+    """The process of the host at an address."""
+    import ray
+
+    return int(ray.get(ray.get_actor(address.partition("/")[0], "sluice").usage.remote(), timeout=60)["pid"])
+
+
+def listeners(session: str) -> dict[tuple[str, int], str]:
+    """(address, port) of every TCP socket that a process of a session listens on, and who that is."""
+    found: dict[tuple[str, int], str] = {}
+    for process in processes_of(session):
+        with contextlib.suppress(psutil.Error):
+            for each in process.net_connections("tcp"):
+                if each.status == psutil.CONN_LISTEN:
+                    found[(each.laddr.ip, each.laddr.port)] = process.name()
+    return found
+
+
+def still_open(ports: Sequence[int]) -> list[int]:
+    """Which of these ports somebody listens on."""
+    taken = {each.laddr.port for each in psutil.net_connections("tcp") if each.status == psutil.CONN_LISTEN}
+    return [port for port in ports if port in taken]

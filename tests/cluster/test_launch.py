@@ -1,0 +1,381 @@
+"""Clusters that start, stay, are killed, come back, and leave nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import cluster
+from cluster import launch
+from cluster.config import load
+from cluster.environment import is_session_folder, short_folder
+from cluster.nodes import count_nodes, free_port, processes_of, runs
+from tests.cluster.helpers import (
+    PATIENCE_S,
+    PYTHON,
+    ROOT,
+    SMALL,
+    Received,
+    batch,
+    eventually,
+    listeners,
+    rows,
+    still_open,
+)
+
+PATIENCE_MS = round(PATIENCE_S * 1000)
+
+
+def values(folder: Path, **more: Any) -> Any:
+    """A configuration without this machine's files."""
+    return load(None, data_dir=folder, brokers=1, **SMALL, **more).values
+
+
+def up(folder: Path, *, nodes: int = 1, **more: Any) -> dict[str, Any]:
+    """Start a cluster, or what is missing of it, and leave this process unattached."""
+    import ray
+
+    try:
+        return launch.up(values(folder, **more), nodes)
+    finally:
+        ray.shutdown()
+
+
+@contextlib.contextmanager
+def attached(folder: Path) -> Iterator[cluster.client.Client]:
+    """A client of the cluster of a folder; afterwards this process is free again."""
+    import ray
+
+    try:
+        with cluster.connect(data_dir=folder) as client:
+            yield client
+    finally:
+        ray.shutdown()
+
+
+def session_of(folder: Path) -> str:
+    """Ray's folder of the cluster that was started on a data folder."""
+    return str(json.loads((folder / launch.STATE_FILE).read_text())["session"])
+
+
+def kill_everything(session: str) -> None:
+    """SIGKILL to every process, bookies and all, at once."""
+    processes = processes_of(session)
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    eventually(lambda: not any(runs(process) for process in processes), "killed processes live on")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A data folder; whatever the test left running on it is ended."""
+    data = tmp_path / "data"
+    yield data
+    if (data / launch.STATE_FILE).exists():
+        with contextlib.suppress(cluster.SluiceError):
+            launch.down(data)
+
+
+# -- what stays -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_down_and_kill_9_keep_everything(folder: Path) -> None:
+    """Topics with settings, subscriptions, backlog, cursor and delayed messages, over `down` and over kill -9."""
+    assert up(folder, bookies=2)["nodes"] == 1
+    with attached(folder) as client:
+        client.create_topic("orders", partitions=2, retention_ms=77)
+        consumer = client.subscribe("orders", "billing", initial_position="earliest", receiver_queue_size=100)
+        client.subscribe("orders", "audit", initial_position="earliest").close()
+        producer = client.create_producer("orders", "shop")
+        producer.send_batch(batch(20, 10)).result(PATIENCE_S)
+        due = time.time() + 5
+        producer.send(b"100", partition_key="delayed", deliver_at=round(due * 1000))
+        producer.send(b"200", partition_key="far", deliver_after=timedelta(days=2))
+        first = Received()
+        eventually(lambda: first.take([consumer]) >= 0 and first.count >= 60, "nothing was delivered")
+        consumer.wait_acknowledged(PATIENCE_MS)
+        consumer.close()
+        left = 202 - first.count
+        eventually(lambda: rows(client, "orders", "billing", "msgBacklog") == left, "the backlog is wrong")
+    before = session_of(folder)
+    ports = [port for _, port in listeners(before)]
+    assert launch.down(folder)["ended"] > 0
+    assert processes_of(before) == []
+    assert still_open(ports) == []
+    assert not Path(before).exists()
+    assert not (folder / launch.STATE_FILE).exists()
+
+    up(folder, bookies=2)
+    with attached(folder) as client:
+        assert_found_again(client, left)
+    kill_everything(session_of(folder))
+    up(folder, bookies=2)
+    with attached(folder) as client:
+        assert_found_again(client, left)
+        consumer = client.subscribe("orders", "billing")
+        eventually(lambda: first.take([consumer]) >= 0 and first.count >= 201, lambda: first.missing(20, 10))
+        assert time.time() >= due
+        assert first.by_key.pop("delayed") == [100]
+        first.check(20, 10)
+        assert first.count == 201, "something was delivered twice"
+        consumer.wait_acknowledged(PATIENCE_MS)
+        assert rows(client, "orders", "billing", "msgBacklog") == 1
+        assert rows(client, "orders", "audit", "msgBacklog") == 202
+        again = client.create_producer("orders", "shop", initial_sequence_id=0)
+        again.send_batch(batch(20, 10)).result(PATIENCE_S)
+        assert rows(client, "orders", "audit", "msgBacklog") == 202, "a producer's sequences were forgotten"
+        consumer.close()
+
+
+def assert_found_again(client: cluster.client.Client, left: int) -> None:
+    """What the first half of the test made is there."""
+    (topic,) = client.topics()
+    assert (topic["topic"], topic["partitions"], topic["retention_ms"]) == ("orders", 2, 77)
+    assert client.subscriptions("orders") == ["audit", "billing"]
+    eventually(lambda: rows(client, "orders", "billing", "msgBacklog") == left, "the backlog is wrong")
+    eventually(lambda: rows(client, "orders", "audit", "msgBacklog") == 202, "the other backlog is wrong")
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_up_twice_adds_and_two_clusters_do_not_meet(folder: Path, tmp_path: Path) -> None:
+    """`up` on a running cluster adds bookies; a cluster beside it lives and dies alone; strangers are kept out."""
+    other = tmp_path / "other"
+    first = up(folder, bookies=2)
+    assert up(folder, bookies=3)["address"] == first["address"]
+    try:
+        assert up(other, bookies=2)["address"] != first["address"]
+        mine, theirs = session_of(folder), session_of(other)
+        pids = {process.pid for process in processes_of(mine)}
+        assert pids.isdisjoint(process.pid for process in processes_of(theirs))
+        for session in (mine, theirs):
+            found = listeners(session)
+            assert {"gcs_server", "raylet"} <= set(found.values())
+            assert {host for host, _ in found} == {"127.0.0.1"}, found
+        with attached(other) as client:
+            client.create_topic("theirs")
+        with attached(folder) as client:
+            client.create_topic("three", ensemble=3)
+            assert [row["topic"] for row in client.topics()] == ["three"]
+        assert_strangers_are_kept_out(str(first["address"]), tmp_path)
+    finally:
+        launch.down(other)
+    assert count_nodes(mine) == 1
+    with attached(folder) as client:
+        client.create_producer("three").send(b"x", partition_key="k")
+        state = cluster.launch.status(values(folder, bookies=3))
+        assert state["alarms"] == []
+        assert state["underReplicated"] == 0
+
+
+def assert_strangers_are_kept_out(address: str, tmp_path: Path) -> None:
+    """Another token, or none: one line, exit 2."""
+    wrong = tmp_path / "wrong-token"
+    wrong.write_text("ab" * 32)
+    wrong.chmod(0o600)
+    script = "import sys; from cluster.cli import main; sys.argv = ['sluice', *sys.argv[1:]]; main()"
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    for more in ({"RAY_AUTH_TOKEN_PATH": str(wrong)}, {"HOME": str(tmp_path)}):
+        done = subprocess.run(
+            [PYTHON, "-c", script, "topics", "list", "--address", address, "--data-dir", str(tmp_path / "empty")],
+            cwd=ROOT,
+            env=plain | more,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+        )
+        assert done.returncode == 2, done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+        assert done.stderr.startswith("sluice: "), done.stderr
+
+
+# -- what goes ------------------------------------------------------------------------------------------------------
+
+CHILD = """
+import sys, time
+import cluster
+from cluster import launch
+make = launch.short_folder
+def told():
+    path = make()
+    print(path, flush=True)
+    return path
+launch.short_folder = told
+with launch.local(sys.argv[1], bookies=1, brokers=1, object_store_bytes=80 << 20):
+    print("up", flush=True)
+    time.sleep(3600)
+"""
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("moment", ["folder", "gcs_server", "raylet", "host", "up"])
+def test_an_interrupted_cluster_leaves_nothing(tmp_path: Path, moment: str) -> None:
+    """Ctrl-C at any moment of a start or a run: no process, no port, no folder, and the data folder is free."""
+    child = subprocess.Popen(
+        [PYTHON, "-c", CHILD, str(tmp_path)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert child.stdout is not None
+        session = child.stdout.readline().strip()
+        assert is_session_folder(session)
+        moments: dict[str, Callable[[], object]] = {
+            "folder": lambda: True,
+            "gcs_server": lambda: "gcs_server" in names(session),
+            "raylet": lambda: "raylet" in names(session),
+            "host": lambda: any(name.startswith("ray::") for name in names(session)),
+            "up": lambda: child.stdout is not None and child.stdout.readline().strip() == "up",
+        }
+        eventually(moments[moment], f"{moment} did not come")
+        ports = [port for _, port in listeners(session)]
+        os.killpg(child.pid, signal.SIGINT)
+        assert child.wait(PATIENCE_S) != 0
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+    assert names(session) == []
+    assert still_open(ports) == []
+    assert not Path(session).exists()
+    with launch._claimed(tmp_path):
+        pass
+
+
+def names(session: str) -> list[str]:
+    """The processes of a session, by name."""
+    found = []
+    for process in processes_of(session):
+        with contextlib.suppress(psutil.Error):
+            found.append(process.name())
+    return found
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_an_exception_ends_the_local_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exception comes through; meanwhile everything listened on the loopback, and nobody else gets the folder."""
+    sessions: list[str] = []
+
+    def told() -> str:
+        sessions.append(short_folder())
+        return sessions[-1]
+
+    monkeypatch.setattr(launch, "short_folder", told)
+    ports: list[int] = []
+    with pytest.raises(ZeroDivisionError), launch.local(tmp_path, bookies=1, brokers=1, **SMALL):  # noqa: PT012
+        found = listeners(sessions[-1])
+        assert {host for host, _ in found} == {"127.0.0.1"}, found
+        ports = [port for _, port in found]
+        with pytest.raises(cluster.Invalid, match="another process runs a cluster on"), launch.local(tmp_path):
+            pass
+        with pytest.raises(cluster.Invalid, match="another process runs a cluster on"):
+            launch.up(values(tmp_path))
+        raise ZeroDivisionError
+    assert ports
+    for session in sessions:
+        assert names(session) == []
+        assert not Path(session).exists()
+    assert still_open(ports) == []
+    assert "SLUICE_INTERNAL_ADDRESS" not in os.environ
+
+
+# -- what is refused ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails the test if Ray would be started."""
+
+    def refuse() -> str:
+        raise AssertionError("a session was begun")
+
+    monkeypatch.setattr(launch, "short_folder", refuse)
+
+
+@pytest.mark.usefixtures("no_session")
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    """Before anything is started."""
+    file = tmp_path / "file"
+    file.write_text("in the way")
+    for folder in (file, file / "below", Path("/proc/sluice")):
+        with pytest.raises(cluster.Invalid, match=r"the data folder .* cannot be used"):
+            launch.up(values(folder))
+        with pytest.raises(cluster.Invalid, match=r"the data folder .* cannot be used"), launch.local(folder):
+            pass
+
+
+@pytest.mark.usefixtures("no_session")
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        "{}",
+        '{"address": 7, "session": "", "token_file": ""}',
+        '{"address": "127.0.0.1:1", "session": "/home", "token_file": ""}',
+        '{"address": "127.0.0.1:1", "session": "/tmp/sluice-x/../../home", "token_file": ""}',
+    ],
+)
+def test_a_foreign_state_file_is_refused(tmp_path: Path, content: str) -> None:
+    """It says what would be ended and removed, so it must be one of ours; it is left as it is."""
+    (tmp_path / launch.STATE_FILE).write_text(content)
+    for call in (lambda: launch.up(values(tmp_path)), lambda: launch.down(tmp_path), lambda: launch.find(tmp_path)):
+        with pytest.raises(cluster.Invalid, match=r"cluster\.json .*remove it if no cluster runs"):
+            call()
+    assert (tmp_path / launch.STATE_FILE).read_text() == content
+
+
+@pytest.mark.usefixtures("no_session")
+def test_an_address_where_nothing_listens_is_refused(tmp_path: Path) -> None:
+    """At once, by every way in."""
+    address = f"127.0.0.1:{free_port()}"
+    with pytest.raises(cluster.Unavailable, match=f"nothing answers at {address}"):
+        launch.up(values(tmp_path, address=address))
+    assert not (tmp_path / launch.STATE_FILE).exists()
+    with pytest.raises(cluster.Unavailable, match="nothing answers at"):
+        cluster.connect(address)
+    with pytest.raises(cluster.Unavailable, match="nothing answers at"):
+        launch.join("no-port-at-all")
+
+
+def test_a_folder_without_a_cluster(tmp_path: Path) -> None:
+    """Nothing to end, nothing to show."""
+    with pytest.raises(cluster.NotFound, match="no cluster was started on"):
+        launch.down(tmp_path)
+    with pytest.raises(cluster.NotFound, match="no cluster was started on"):
+        launch.down(tmp_path / "nowhere")
+    assert launch.find(tmp_path) is None
+
+
+def test_a_state_file_of_a_dead_cluster_is_cleared_away(tmp_path: Path) -> None:
+    """`down` after a reboot: nothing runs, the traces go."""
+    session = short_folder()
+    state = {"address": f"127.0.0.1:{free_port()}", "session": session, "token_file": ""}
+    (tmp_path / launch.STATE_FILE).write_text(json.dumps(state))
+    assert launch.down(tmp_path) == {"ended": 0}
+    assert not Path(session).exists()
+    assert not (tmp_path / launch.STATE_FILE).exists()
