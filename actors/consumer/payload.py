@@ -121,19 +121,23 @@ class Payloads:
             if payload is not None:
                 run = _decode(part.ledger, part.first_entry, part.count, part.delayed, part.shape, part.crc, payload)
         wait = RETRY_FIRST
+        again = part.blob is not None
         while run is None:
-            run = await self._read(part.ledger, entry)
+            run = await self._read(part.ledger, entry, again)
+            again = True
             if run is None:
                 await self._ports.clock.sleep(wait)
                 wait = min(wait * 2, RETRY_MOST)
         self._decoded.add(run)
         return run
 
-    async def _read(self, ledger: int, entry: int) -> DecodedRun | None:
-        """One try to get a run from the topic."""
+    async def _read(self, ledger: int, entry: int, again: bool) -> DecodedRun | None:
+        """One try to get a run from the topic; `again` says that an earlier copy could not be used."""
         try:
             address = await self._directory.topic(self._topic, self._partition)
-            reply = await self._ports.net.call(address, ReadPayload(ledger=ledger, entry=entry), READ_TIMEOUT)
+            reply = await self._ports.net.call(
+                address, ReadPayload(ledger=ledger, entry=entry, again=again), READ_TIMEOUT
+            )
             if isinstance(reply, Unknown):
                 await self._directory.suspect(address)
                 return None

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from actors.dispatcher import moving
-from actors.messages import Explain, FindTime, Progress, SubscriptionSettings
+from actors.messages import Explain, FindTime, SubscriptionSettings
 from actors.ports import Unknown
 from storage.errors import Invalid, Unavailable
 from storage.hashing import masked_hash
@@ -107,25 +107,41 @@ class Administration:
         return self._d.cursor.unacknowledged_in(self._d.cursor.mark_delete + 1, end)
 
     def explain(self, request: Explain) -> str:
-        """Run the dispatch predicate with reasons on, and add the two gates that lie outside of the core."""
+        """Run the dispatch predicate with reasons on, and add the gates that lie outside of the core."""
         d = self._d
         now = d.ports.clock.now()
         key_hash = None if request.key is None else masked_hash(request.key)
         answer = d.core.explain(key_hash=key_hash, hash=request.hash, position=request.position, now=now)
-        gates = list(answer.get("gates", []))
-        if d.paused:
-            gates.insert(0, {"gate": "paused", "until": "an operator resumes the subscription"})
-        if not d.pump.settled():
-            waits = max(d.pump.awaited.values()) - d.ports.clock.monotonic()
-            gates.insert(0, {"gate": "taking_over", "consumers": len(d.pump.awaited), "at_most_ms": max(waits, 0)})
+        reasons = [*self._outer_gates(), *answer.get("reasons", [])]
         if request.position is not None:
-            if bool(d.tracker.contains(np.array([request.position], np.int64))[0]):
-                gates.insert(0, {"gate": "delayed", "next_due": d.tracker.next_due()})
-            elif bool(d.cursor.is_acknowledged(np.array([request.position], np.int64))[0]):
-                gates = [{"gate": "nothing_to_deliver", "because": "it is acknowledged"}]
-            elif request.position >= d.reader.position:
-                gates.append({"gate": "look_ahead", "read_position": show(d.reader.position)})
-        return _json({**answer, "gates": gates, "partition": d.partition, "key": request.key})
+            reasons = self._gates_of(request.position, reasons)
+        verdict = reasons[0]["gate"] if reasons else answer.get("verdict")
+        return _json({**answer, "verdict": verdict, "reasons": reasons, "partition": d.partition, "key": request.key})
+
+    def _outer_gates(self) -> list[dict[str, Any]]:
+        """What holds the whole subscription back."""
+        d = self._d
+        gates = []
+        if d.paused:
+            gates.append(_gate("paused", "the subscription is paused", "an operator resumes it"))
+        if not d.pump.settled():
+            waits = max(max(d.pump.awaited.values()) - d.ports.clock.monotonic(), 0)
+            text = f"{len(d.pump.awaited)} consumers of an earlier owner have not come back"
+            gates.append(_gate("taking_over", text, f"they do, or their leases end, in {waits} ms at most"))
+        return gates
+
+    def _gates_of(self, position: int, reasons: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """What holds one message back that is not in the core."""
+        d = self._d
+        at = np.array([position], np.int64)
+        if bool(d.cursor.is_acknowledged(at)[0]):
+            return [_gate("nothing_to_deliver", "it is acknowledged", "nothing")]
+        if bool(d.tracker.contains(at)[0]):
+            return [_gate("delayed", "it is not due yet", "time"), *reasons]
+        if position >= d.reader.position:
+            text = f"the dispatcher has read up to {show(d.reader.position)} only"
+            return [*reasons, _gate("not_read", text, "what waits before it is delivered")]
+        return reasons
 
     # -- verbs ----------------------------------------------------------------------------------------------------
 
@@ -179,8 +195,7 @@ class Administration:
             d.end_session(session, "deleted")
         await d.tracker.clear()
         address = await d.directory.topic(d.topic, d.partition)
-        gone = Progress(subscription=d.subscription, mark_delete=d.cursor.mark_delete, gone=True)
-        if isinstance(await d.ports.net.call(address, gone, CALL_TIMEOUT), Unknown):
+        if isinstance(await d.ports.net.call(address, d.progress(gone=True), CALL_TIMEOUT), Unknown):
             raise Unavailable("the topic did not answer; try again")
         await d.forget()
         return {"deleted": True}
@@ -247,6 +262,11 @@ class Administration:
         await self._d.keeper.barrier()
         self._d.wake()
         return {"paused": paused}
+
+
+def _gate(name: str, text: str, unblocks: str) -> dict[str, Any]:
+    """A reason in the form of the core's own."""
+    return {"gate": name, "text": text, "unblocks": unblocks}
 
 
 def _session_row(session: Any) -> dict[str, Any]:

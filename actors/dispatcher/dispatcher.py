@@ -18,6 +18,7 @@ forgotten (L4, L5, L10).
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import msgspec
@@ -35,6 +36,8 @@ from actors.dispatcher.runs import RunTable
 from actors.dispatcher.sessions import Session, Sessions
 from actors.key_shared.dispatch import Dispatch
 from actors.messages import (
+    NO_POSITIONS,
+    NO_ROWS,
     Acknowledge,
     Acknowledged,
     Admin,
@@ -49,6 +52,8 @@ from actors.messages import (
     Poll,
     Progress,
     ReadEnds,
+    ReadRowIndex,
+    RowIndex,
     Stats,
     SubscriptionSettings,
     Text,
@@ -87,6 +92,7 @@ class Dispatcher(Actor):
         self.pump = Pump(self)
         self._attaching: dict[str, Signal] = {}
         self._reported = -2
+        self._statements = 0
         self.paused = False
         self.watchdog_stalls = 0
         self.messages_out_before = 0
@@ -107,6 +113,8 @@ class Dispatcher(Actor):
         self.core = Dispatch(self.settings, first_dispatch=0)
         self.runs = RunTable()
         await self._record.save(self._snapshot())
+        if value is None:
+            await self._protect()
         self.tracker = await make_tracker(
             self.ports,
             topic=self.topic,
@@ -227,6 +235,8 @@ class Dispatcher(Actor):
 
     async def _join(self, request: Attach) -> Session:
         now, mono = self.ports.clock.now(), self.ports.clock.monotonic()
+        held = _ascending(request.holding)
+        due = await self._hashes_of(held[self.tracker.contains(held)])
         if request.incarnation not in self.members:
             self.members[request.incarnation] = {"name": request.consumer, "incarnation": request.incarnation}
             await self.keeper.barrier()
@@ -238,12 +248,14 @@ class Dispatcher(Actor):
                 now=now,
                 ranges=request.ranges,
                 priority=request.priority,
-                holding=_ascending(request.holding),
+                holding=held,
             )
         except (Conflict, Invalid):
             self.members.pop(request.incarnation, None)
             self.keeper.dirty()
             raise
+        # What was due under an earlier owner and is still held belongs to this consumer from now on, read or not.
+        self.core.due(due.positions, due.hashes)
         self.pump.awaited.pop(request.incarnation, None)
         session = self.sessions.open(number, request.consumer, request.incarnation, mono + self.settings.lease_ms, now)
         self.reader.enabled = True
@@ -251,6 +263,18 @@ class Dispatcher(Actor):
         self.pump.wake()
         self.ports.log("attached", consumer=request.consumer, session=session.session)
         return session
+
+    async def _hashes_of(self, positions: Positions) -> RowIndex:
+        """Index columns of single messages; waits for the topic."""
+        while len(positions):
+            with contextlib.suppress(Unavailable, Fenced):
+                address = await self.directory.topic(self.topic, self.partition)
+                reply = await self.ports.net.call(address, ReadRowIndex(positions=positions), CALL_TIMEOUT)
+                if not isinstance(reply, Unknown):
+                    return reply
+                await self.directory.suspect(address)
+            await self.ports.clock.sleep(RETRY_MS)
+        return RowIndex(positions=NO_POSITIONS, hashes=NO_ROWS)
 
     def end_session(self, session: Session, reason: str) -> None:
         """The consumer is out: its messages go to the others."""
@@ -282,7 +306,7 @@ class Dispatcher(Actor):
                     self.end_session(session, "lease expired")
             if self.pump.awaited:
                 self.pump.wake()
-            if self.core.stalled():
+            if self.pump.settled() and not self.paused and self.core.stalled():
                 self.watchdog_stalls += 1
                 self.ports.log("stalled", stats=self.core.stats(self.ports.clock.now()))
                 self.pump.wake()
@@ -397,14 +421,37 @@ class Dispatcher(Actor):
             if self.cursor.mark_delete == self._reported:
                 continue
             reached = self.cursor.mark_delete
-            try:
+            with contextlib.suppress(Unavailable, Fenced, NotFound):
                 await self.keeper.barrier()
-                address = await self.directory.topic(self.topic, self.partition)
-                request = Progress(subscription=self.subscription, mark_delete=reached)
-                if not isinstance(await self.ports.net.call(address, request, CALL_TIMEOUT), Unknown):
-                    self._reported = reached
-            except (Unavailable, Fenced, NotFound):
-                continue
+                await self._send_progress(reached)
+
+    def progress(self, mark_delete: int | None = None, *, gone: bool = False) -> Progress:
+        """The next statement of how far this subscription is; numbered, so that a late one is recognised."""
+        self._statements += 1
+        return Progress(
+            subscription=self.subscription,
+            mark_delete=self.cursor.mark_delete if mark_delete is None else mark_delete,
+            gone=gone,
+            number=self.epoch << 32 | self._statements,
+        )
+
+    async def _send_progress(self, reached: int) -> bool:
+        """Tell the topic; False if it did not answer. `reached` must be durable."""
+        address = await self.directory.topic(self.topic, self.partition)
+        reply = await self.ports.net.call(address, self.progress(reached), CALL_TIMEOUT)
+        if isinstance(reply, Unknown):
+            await self.directory.suspect(address)
+            return False
+        self._reported = reached
+        return True
+
+    async def _protect(self) -> None:
+        """Before a new subscription is used: from now on the topic keeps what it has not seen."""
+        while True:
+            with contextlib.suppress(Unavailable, Fenced):
+                if await self._send_progress(self.cursor.mark_delete):
+                    return
+            await self.ports.clock.sleep(RETRY_MS)
 
     # -- moving ---------------------------------------------------------------------------------------------------
 

@@ -60,6 +60,7 @@ class Pump:
                 self._route()
             if d.core.room() > 0:
                 d.reader.signal.set()
+            if d.core.due_room() > 0:
                 self.due.set()
 
     def _route(self) -> None:
@@ -89,7 +90,7 @@ class Pump:
         while True:
             now = d.ports.clock.now()
             due = d.tracker.next_due()
-            room = d.core.room() if d.reader.enabled else 0
+            room = d.core.due_room() if d.reader.enabled else 0
             ready = due is not None and due <= now and room > 0
             positions, hashes = d.tracker.take(min(room, DUE_AT_ONCE), now) if ready else (NO_POSITIONS, NO_ROWS)
             if d.tracker.failed is not None:

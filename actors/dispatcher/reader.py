@@ -120,7 +120,7 @@ class Reader:
     def _next(self) -> int:
         """Where something may be that is neither done nor delayed: whole stretches are never read (discontinuous)."""
         at = self._cursor.next_unacknowledged(max(self.position, 0))
-        while self.end >= at:
+        while self.end >= at and not self._core.holds_keys:
             beyond = self._tracker.next_untracked(at, self.end + 1)
             beyond = self._cursor.next_unacknowledged(beyond)
             if beyond == at:
@@ -165,24 +165,22 @@ class Reader:
         keep = ~self._cursor.is_acknowledged(positions)
         keep &= positions >= self.position
         self._runs.add(run)
+        waiting = np.zeros(run.count, bool)
         if self.delayed:
             if due is not None:
                 later = keep & (due > 0)
                 if later.any():
                     now = self._ports.clock.now()
-                    tracked = self._tracker.add(positions[later], hashes[later], due[later], now)
-                    keep[np.flatnonzero(later)[tracked]] = False
+                    waiting[later] = self._tracker.add(positions[later], hashes[later], due[later], now)
             elif self._tracker.count():
-                keep &= ~self._tracker.contains(positions)
+                waiting = keep & self._tracker.contains(positions)
         self.position = first + run.count
+        if self._core.holds_keys:
+            if keep.any():
+                self._core.append(positions[keep], hashes[keep], delayed=waiting[keep])
+            return
+        keep &= ~waiting
         if keep.all():
             self._core.append(positions, hashes)
         elif keep.any():
             self._core.append(positions[keep], hashes[keep])
-
-
-def _first_ledger(reply: IndexRead) -> int:
-    """The first ledger that an answer names; 0 if there is none."""
-    named = [reply.runs[0].ledger] if reply.runs else []
-    named += [ledger for ledger, _ in reply.ended[:1]]
-    return min(named, default=ledger_of(max(reply.resume, 0)))
