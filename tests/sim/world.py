@@ -24,16 +24,15 @@ from actors.actor import Actor
 from actors.ports import Address, DiskFailed, Ports, Unknown
 from actors.wire import Reply, Request
 from storage.errors import Invalid, SluiceError, Unavailable
+from tests.sim.clock import SimClock, SimRng
 from tests.sim.disk import DiskFaults, SimDisk
 from tests.sim.loop import OWNER, SimFailure, SimLoop
 from tests.sim.meta import MetaStore, SimMeta
 from tests.sim.net import Network, SimNet
 from tests.sim.objects import ObjectStore, SimObjects
+from tests.sim.places import SimPlaces
 
 T = TypeVar("T")
-
-EPOCH_MS = 1_700_000_000_000
-"""Wall-clock time at the start of each run."""
 
 STORY_LINES = 200
 
@@ -45,41 +44,6 @@ Kind = tuple[
     Callable[[Ports, dict[str, Any]], Actor], Callable[[dict[str, Any]], str], Callable[[dict[str, Any]], str | None]
 ]
 """How to make an actor of a kind from its settings, which machine it runs on, and the name of its disk."""
-
-
-class SimClock:
-    """The clock of one machine. Implements actors.ports.Clock."""
-
-    def __init__(self, world: World, machine: str) -> None:
-        self._world = world
-        self._loop = world.loop
-        self._machine = machine
-        self._base = random.Random(f"clock/{world.seed}/{machine}").randrange(1, 10**9)
-
-    def now(self) -> int:
-        """Wall clock with this machine's skew."""
-        return EPOCH_MS + self._loop.now + self._world.skews.get(self._machine, 0)
-
-    def monotonic(self) -> int:
-        """Never jumps; each machine counts from its own start."""
-        return self._base + self._loop.now
-
-    async def sleep(self, milliseconds: int) -> None:
-        """Wait on virtual time."""
-        await self._loop.pause(milliseconds)
-
-
-class SimRng:
-    """Seeded randomness of one process. Implements actors.ports.Rng."""
-
-    def __init__(self, seed: str) -> None:
-        rng = random.Random(seed)
-        self.random = rng.random
-        self._randrange = rng.randrange
-
-    def randrange(self, stop: int) -> int:
-        """0 <= n < stop."""
-        return self._randrange(stop)
 
 
 class Process:
@@ -479,43 +443,3 @@ class World:
         self._processes[name] = process
         self._addresses[process.address] = process
         return process
-
-
-class SimPlaces:
-    """Starts actors on machines of their own. Implements actors.ports.Places."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-
-    async def start(self, kind: str, name: str, settings: dict[str, Any]) -> Address:
-        """Start an actor of a kind that `World.kinds` knows."""
-        world = self._world
-        if kind not in world.kinds:
-            raise Invalid(f"no kind {kind!r} of actor")
-        make, machine, disk = world.kinds[kind]
-        await world.loop.pause(world.rng.randrange(200))
-        if world.rng.random() < world.place_failures:
-            world.count("no place")
-            raise Unavailable("no place can be had now")
-        return await world.start(
-            name,
-            lambda ports: make(ports, settings),
-            machine=machine(settings),
-            disk=disk(settings),
-            placed=(kind, settings),
-        )
-
-    async def stop(self, address: Address, *, frozen: bool = False) -> None:
-        """End an actor."""
-        world = self._world
-        await world.loop.pause(world.rng.randrange(20))
-        process = world.at(address)
-        if process is not None and process.disk_name is None and world.rng.random() < world.zombies:
-            world.count("zombie")
-            return
-        world.stop(address)
-
-    async def inventory(self) -> list[tuple[str, Address, dict[str, Any]]]:
-        """Everything that lives and was started through places."""
-        await self._world.loop.pause(self._world.rng.randrange(20))
-        return self._world.placed()

@@ -27,7 +27,8 @@ from actors.producer.producer import Outgoing, PartitionProducer, split
 from loadgen import history
 from storage.batch import make_batch
 from storage.errors import SluiceError
-from tests.sim.world import EPOCH_MS, Process, World
+from tests.sim.clock import EPOCH_MS
+from tests.sim.world import Process, World
 
 KEYS = 5
 SOMEBODY = ""

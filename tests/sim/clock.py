@@ -1,0 +1,47 @@
+"""Time and randomness of simulated machines and processes."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+EPOCH_MS = 1_700_000_000_000
+"""Wall-clock time at the start of each run."""
+
+
+class SimClock:
+    """The clock of one machine. Implements actors.ports.Clock."""
+
+    def __init__(self, world: World, machine: str) -> None:
+        self._world = world
+        self._loop = world.loop
+        self._machine = machine
+        self._base = random.Random(f"clock/{world.seed}/{machine}").randrange(1, 10**9)
+
+    def now(self) -> int:
+        """Wall clock with this machine's skew."""
+        return EPOCH_MS + self._loop.now + self._world.skews.get(self._machine, 0)
+
+    def monotonic(self) -> int:
+        """Never jumps; each machine counts from its own start."""
+        return self._base + self._loop.now
+
+    async def sleep(self, milliseconds: int) -> None:
+        """Wait on virtual time."""
+        await self._loop.pause(milliseconds)
+
+
+class SimRng:
+    """Seeded randomness of one process. Implements actors.ports.Rng."""
+
+    def __init__(self, seed: str) -> None:
+        rng = random.Random(seed)
+        self.random = rng.random
+        self._randrange = rng.randrange
+
+    def randrange(self, stop: int) -> int:
+        """0 <= n < stop."""
+        return self._randrange(stop)
