@@ -184,3 +184,10 @@ class Reader:
             self._core.append(positions, hashes)
         elif keep.any():
             self._core.append(positions[keep], hashes[keep])
+
+
+def _first_ledger(reply: IndexRead) -> int:
+    """The first ledger that an answer names; 0 if there is none."""
+    named = [reply.runs[0].ledger] if reply.runs else []
+    named += [ledger for ledger, _ in reply.ended[:1]]
+    return min(named, default=ledger_of(max(reply.resume, 0)))
