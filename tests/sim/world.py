@@ -405,7 +405,7 @@ class World:
         return [
             (process.placed[0], address, process.placed[1])
             for address, process in self._addresses.items()
-            if process.placed is not None and process.alive and process.born.done()
+            if process.placed is not None and process.alive
         ]
 
     def disk(self, name: str) -> SimDisk:

@@ -34,13 +34,17 @@ class Mutant:
     world: str
     seed: int
     promise: str = ""
+    also: tuple[str, str] | None = None
+    """A second replacement, where a second line of defence would hide the first."""
 
     def apply(self, source: str) -> str:
         """The source with the defect. Raises ValueError if the text is not there exactly once."""
-        found = source.count(self.old)
-        if found != 1:
-            raise ValueError(f"mutant {self.name}: the text to replace occurs {found} times in {self.module}")
-        return source.replace(self.old, self.new)
+        for old, new in ((self.old, self.new), *([self.also] if self.also else [])):
+            found = source.count(old)
+            if found != 1:
+                raise ValueError(f"mutant {self.name}: the text to replace occurs {found} times in {self.module}")
+            source = source.replace(old, new)
+        return source
 
 
 class _Loader(importlib.machinery.SourceFileLoader):

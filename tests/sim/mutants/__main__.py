@@ -21,6 +21,7 @@ for _library in ("numpy", "pyarrow.compute", "pyarrow.ipc", "msgspec", "msgpack"
     importlib.import_module(_library)
 
 FOUND, MISSED, STALE = 0, 1, 2
+CLUMSY = ("NameError", "ImportError", "AttributeError", "SyntaxError")
 
 
 def hunt(mutant: Mutant, seeds: Iterable[int], *, faultless: bool = False) -> int:
@@ -35,6 +36,9 @@ def hunt(mutant: Mutant, seeds: Iterable[int], *, faultless: bool = False) -> in
     began = time.monotonic()
     for seed in seeds:
         outcome = runner.run_seed(worlds.WORLDS[mutant.world], seed, faults=[] if faultless else None)
+        if outcome.problem.startswith(CLUMSY):
+            print(f"STALE   {mutant.name}: it breaks the code, not a promise: {outcome.problem[:120]}", flush=True)
+            return STALE
         if not outcome.clean:
             spent = time.monotonic() - began
             print(f"found   {mutant.name}: {mutant.world} {seed}, {spent:.1f} s: {outcome.problem[:120]}", flush=True)

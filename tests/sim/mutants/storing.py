@@ -18,12 +18,21 @@ STORING: list[Mutant] = [
     Mutant(
         name="epoch checked before an await",
         module="actors.bookie.bookie",
-        old="        known = await self._known(header)\n        if known is None:",
-        new="        self.store.ledgers.admit(header.ledger, request.epoch, recovery=request.recovery)\n"
-        "        await self.ports.clock.sleep(3)\n"
-        "        self.store.ledgers.get(header.ledger).epoch = min(\n"
-        "            self.store.ledgers.get(header.ledger).epoch, request.epoch)\n"
-        "        known = await self._known(header)\n        if known is None:",
+        old="""\
+        known = await self._known(header)
+        if known is None:
+            await self._check_writable(header.ledger)
+        # From here to the end of `submit` there is no await: the epoch is checked and the run queued in one step.
+        self.store.ledgers.admit(header.ledger, request.epoch, recovery=request.recovery)
+""",
+        new="""\
+        self.store.ledgers.admit(header.ledger, request.epoch, recovery=request.recovery)
+        known = await self._known(header)
+        if known is None:
+            await self._check_writable(header.ledger)
+        await self.ports.clock.sleep(2)
+""",
+        also=("        busy = self._busy.get((request.ledger, request.run))", "        busy = None"),
         world=BOOKIE,
         seed=135,
     ),
