@@ -197,6 +197,16 @@ class Places(Protocol):
         """(kind, address, settings) of everything that runs, for a controller that starts anew."""
 
 
+class Watch(Protocol):
+    """Knows when processes have ended. Only the speed of recovery hangs on it, never a promise."""
+
+    async def ended(self, process: str) -> None:
+        """Return once that process has ended for certain; wait for ever where that cannot be known.
+
+        process: its name as it gives it itself, opaque to actors. A process that is frozen or cut off has not ended.
+        """
+
+
 class Log(Protocol):
     """Structured log lines, and in the simulator the trace that a seed must reproduce."""
 
@@ -218,3 +228,4 @@ class Ports:
     log: Log
     disk: Disk | None = None
     places: Places | None = None
+    watch: Watch | None = None

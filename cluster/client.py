@@ -26,6 +26,7 @@ from actors.producer.producer import PartitionProducer
 from actors.wire import Request
 from cluster.build import CONTROLLER
 from cluster.consumer import Consumer, RangesCallback
+from cluster.deaths import this_process
 from cluster.loop import LoopThread
 from cluster.message import MessageId
 from cluster.names import check_name
@@ -188,6 +189,7 @@ class Client:
                 queue_size=max(queue_size // settings.partitions, 1),
                 received=consumer.received,
                 told=consumer.told,
+                process=this_process(),
             )
             for partition in range(settings.partitions)
         ]

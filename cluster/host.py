@@ -23,6 +23,7 @@ from actors.actor import REQUESTS, Actor
 from actors.messages import Stats, Text
 from actors.ports import Address, Meta, Objects, Ports, Unknown
 from actors.wire import Reply, Request, pack, pack_error, unpack
+from cluster.deaths import ProcessWatch
 from cluster.metrics import EVERY_S, Exporter
 from cluster.net import Envelope, RayNet
 from cluster.real import RealClock, StructuredLog, Tasks, log_to_stderr, make_rng
@@ -55,6 +56,7 @@ class Host:
         self._settings = settings
         self._boot = boot
         self._net = RayNet(self)
+        self._watch = ProcessWatch()
         self._meta, self._objects = parts.stores(settings)
         self._exporter = Exporter(str(settings.get("cluster", "sluice")))
         self._actors: dict[str, tuple[str, Actor, Tasks, dict[str, Any]]] = {}
@@ -119,6 +121,7 @@ class Host:
             rng=make_rng(),
             spawn=tasks,
             log=StructuredLog(address),
+            watch=self._watch,
         )
         instance = self._parts.actor(kind, ports, {**self._settings, **settings})
         self._actors[actor] = (kind, instance, tasks, settings)

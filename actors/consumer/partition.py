@@ -59,11 +59,13 @@ class PartitionConsumer:
         queue_size: int,
         received: Callable[[Received], None],
         told: Callable[[int, Event], None],
+        process: str = "",
     ) -> None:
         self._ports = ports
         self._directory = directory
         self._topic, self.partition, self._subscription = topic, partition, subscription
         self._name, self._incarnation, self._lives = name, incarnation, 0
+        self._process = process
         self._settings, self._ranges, self._queue_size = settings, ranges, queue_size
         self._received, self._told = received, told
         self._payloads = Payloads(ports, directory, topic, partition)
@@ -90,6 +92,13 @@ class PartitionConsumer:
         self._ports.spawn(self._acknowledge_alone(), f"ack-{self.partition}")
 
     # -- what the user does ---------------------------------------------------------------------------------------
+
+    def lease_over(self) -> bool:
+        """The session was not renewed in time: what is held may be others' by now, and must not be handed out.
+
+        The time is that of sending the last request that was answered, so a process that was frozen knows it at once.
+        """
+        return bool(self.session) and self._ports.clock.monotonic() - self._renewed > self._lease
 
     def taken(self, part: Received) -> None:
         """The user took a part from the queue: that many permits are free again."""
@@ -173,6 +182,7 @@ class PartitionConsumer:
                     incarnation=f"{self._incarnation}.{self._lives}",
                     ranges=self._ranges,
                     holding=self._all_held(),
+                    process=self._process,
                 )
                 sent = self._ports.clock.monotonic()
                 reply = await self._ports.net.call(self._address, request, ATTACH_TIMEOUT)

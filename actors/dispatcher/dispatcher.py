@@ -27,6 +27,7 @@ import numpy as np
 from actors.actor import Actor
 from actors.delayed.tracker import make_tracker
 from actors.directory import Directory
+from actors.dispatcher import leases
 from actors.dispatcher.admin import Administration
 from actors.dispatcher.dead_letters import DeadLetters
 from actors.dispatcher.keeper import Keeper
@@ -126,13 +127,13 @@ class Dispatcher(Actor):
         )
         self.core.mark_deleted(self.cursor.mark_delete)
         self._assemble()
-        self._expect_members()
+        leases.expect_members(self)
         for name, work in (
             ("keep", self.keeper.run()),
             ("read", self.reader.run()),
             ("pump", self.pump.run()),
             ("due", self.pump.release_due()),
-            ("lease", self._watch_leases()),
+            ("lease", leases.watch_leases(self)),
             ("progress", self._report_progress()),
         ):
             self.ports.spawn(work, name)
@@ -197,10 +198,6 @@ class Dispatcher(Actor):
                 self.ports.log("topic_waits", error=str(error))
             await self.ports.clock.sleep(RETRY_MS)
 
-    def _expect_members(self) -> None:
-        until = self.ports.clock.monotonic() + self.settings.lease_ms
-        self.pump.awaited = dict.fromkeys(self.members, until)
-
     def _snapshot(self) -> dict[str, Any]:
         return {
             "settings": msgspec.json.encode(self.settings),
@@ -238,7 +235,11 @@ class Dispatcher(Actor):
         held = _ascending(request.holding)
         due = await self._hashes_of(held[self.tracker.contains(held)])
         if request.incarnation not in self.members:
-            self.members[request.incarnation] = {"name": request.consumer, "incarnation": request.incarnation}
+            self.members[request.incarnation] = {
+                "name": request.consumer,
+                "incarnation": request.incarnation,
+                "process": request.process,
+            }
             await self.keeper.barrier()
             self._check_owner()
         try:
@@ -261,6 +262,7 @@ class Dispatcher(Actor):
         self.reader.enabled = True
         self.reader.signal.set()
         self.pump.wake()
+        leases.watch_session(self, session, request.process)
         self.ports.log("attached", consumer=request.consumer, session=session.session)
         return session
 
@@ -296,20 +298,6 @@ class Dispatcher(Actor):
             return Done()
         self.end_session(session, "detached")
         return Done()
-
-    async def _watch_leases(self) -> None:
-        while True:
-            await self.ports.clock.sleep(max(self.settings.lease_ms // 8, 1))
-            now = self.ports.clock.monotonic()
-            for session in self.sessions.all():
-                if session.expires <= now:
-                    self.end_session(session, "lease expired")
-            if self.pump.awaited:
-                self.pump.wake()
-            if self.pump.settled() and not self.paused and self.core.stalled():
-                self.watchdog_stalls += 1
-                self.ports.log("stalled", stats=self.core.stats(self.ports.clock.now()))
-                self.pump.wake()
 
     def _renew(self, session: Session) -> None:
         session.expires = self.ports.clock.monotonic() + self.settings.lease_ms

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from actors.messages import Delivery, Event, Part
+from actors.ports import Task
 from actors.signal import Signal
 from storage.errors import Fenced
 
@@ -48,6 +49,7 @@ class Session:
     messages_acked: int = 0
     messages_redelivered: int = 0
     handed_back: dict[int, None] = field(default_factory=dict)
+    watch: Task | None = None
 
     def arrived(self, ack_turn: int) -> bool:
         """Note an acknowledgement turn; False if it had arrived before."""
@@ -108,6 +110,8 @@ class Sessions:
         self._by_incarnation.pop(session.incarnation, None)
         self._by_number.pop(session.number, None)
         session.ready.set()
+        if session.watch is not None:
+            session.watch.cancel()
 
     def get(self, session: int) -> Session:
         """The open session of that number. Raises Fenced if it is over (S21)."""

@@ -23,7 +23,8 @@ class Attach(Request[Attached], kw_only=True):
     """A consumer joins, or comes back to a new owner with what it still holds.
 
     incarnation is unique per consumer object and never reused; a repetition returns the same session. holding:
-    unacknowledged positions from before the owner changed, which stay with this consumer.
+    unacknowledged positions from before the owner changed, which stay with this consumer. process: where it runs, for
+    `ports.Watch`; when that process has ended, nobody waits for the lease. Empty: the lease alone counts.
     """
 
     reply: ClassVar[type[Reply]] = Attached
@@ -32,6 +33,7 @@ class Attach(Request[Attached], kw_only=True):
     ranges: list[tuple[int, int]] = []
     priority: int = 0
     holding: np.ndarray = msgspec.field(default_factory=no_positions)
+    process: str = ""
 
 
 class Part(msgspec.Struct, kw_only=True):

@@ -1,0 +1,62 @@
+"""How a dispatcher learns that a consumer is gone without having said so.
+
+A session is a lease: whoever was silent for so long must have stopped by itself. A process that is known to have ended
+holds nothing either, so nobody waits for its lease (`ports.Watch`, where the world has one). The same two rules let a
+new owner stop waiting for the consumers that its record names.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from actors.ports import Watch
+
+if TYPE_CHECKING:
+    from actors.dispatcher.dispatcher import Dispatcher
+    from actors.dispatcher.sessions import Session
+
+
+async def watch_leases(d: Dispatcher) -> None:
+    """End the sessions whose lease ran out, and notice when nothing moves although it could."""
+    while True:
+        await d.ports.clock.sleep(max(d.settings.lease_ms // 8, 1))
+        now = d.ports.clock.monotonic()
+        for session in d.sessions.all():
+            if session.expires <= now:
+                d.end_session(session, "lease expired")
+        if d.pump.awaited:
+            d.pump.wake()
+        if d.pump.settled() and not d.paused and d.core.stalled():
+            d.watchdog_stalls += 1
+            d.ports.log("stalled", stats=d.core.stats(d.ports.clock.now()))
+            d.pump.wake()
+
+
+def watch_session(d: Dispatcher, session: Session, process: str) -> None:
+    """End this session as soon as its process has ended."""
+    if process and d.ports.watch is not None:
+        session.watch = d.ports.spawn(_end_with(d, d.ports.watch, session, process), "watch")
+
+
+def expect_members(d: Dispatcher) -> None:
+    """Send nothing before everybody of the record has come back, must have stopped, or has ended."""
+    until = d.ports.clock.monotonic() + d.settings.lease_ms
+    d.pump.awaited = dict.fromkeys(d.members, until)
+    for incarnation, member in d.members.items():
+        if member.get("process") and d.ports.watch is not None:
+            d.ports.spawn(_forget_with(d, d.ports.watch, incarnation, member["process"]), "watch")
+
+
+async def _end_with(d: Dispatcher, watch: Watch, session: Session, process: str) -> None:
+    await watch.ended(process)
+    session.watch = None
+    if d.sessions.is_open(session):
+        d.end_session(session, "its process ended")
+
+
+async def _forget_with(d: Dispatcher, watch: Watch, incarnation: str, process: str) -> None:
+    await watch.ended(process)
+    if d.pump.awaited.pop(incarnation, None) is not None:
+        d.members.pop(incarnation, None)
+        d.keeper.dirty()
+        d.pump.wake()

@@ -1,0 +1,97 @@
+"""Knowing at once that a process has ended: the `Watch` port on Linux.
+
+A consumer that is killed says nothing, and its lease runs for seconds. But a process that has ended holds nothing, and
+on its own machine the kernel knows. So a consumer names its process when it attaches: machine, process id and start
+time. A host on the same machine opens a pidfd, a handle of that very process: it becomes readable when all of its
+threads are gone, and never for another reason, be it frozen, traced or out of memory. The start time is compared after
+the handle was opened, so a number that was given to somebody else since is not taken for it.
+
+Nothing else is proof. A broken connection may be a cut cable; a process of another machine, or of another container
+with its own process ids, may be anything. For those, and on systems without pidfds, the lease alone decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+def this_process() -> str:
+    """The name of the calling process for `ProcessWatch`, empty where there is no proof of its end."""
+    machine = _machine()
+    return f"{machine}/{os.getpid()}/{_started(os.getpid())}" if machine else ""
+
+
+class ProcessWatch:
+    """The `Watch` port of one event loop. Many may wait for one process; it costs one handle."""
+
+    def __init__(self) -> None:
+        self._watches: dict[str, _Watched] = {}
+
+    async def ended(self, process: str) -> None:
+        """See actors.ports.Watch."""
+        machine, _, place = process.partition("/")
+        if not machine or machine != _machine():
+            await asyncio.get_running_loop().create_future()
+        watched = self._watches.get(process)
+        if watched is None:
+            watched = self._watches[process] = _Watched(asyncio.ensure_future(_ended(place)))
+        watched.waiting += 1
+        try:
+            await asyncio.shield(watched.task)
+        finally:
+            watched.waiting -= 1
+            if not watched.waiting:
+                watched.task.cancel()
+                if self._watches.get(process) is watched:
+                    del self._watches[process]
+
+
+@dataclass(eq=False, slots=True)
+class _Watched:
+    task: asyncio.Future[None]
+    waiting: int = 0
+
+
+async def _ended(place: str) -> None:
+    """Wait for the process `pid/start time` of this machine."""
+    pid, _, started = place.partition("/")
+    try:
+        handle = os.pidfd_open(int(pid))
+    except ProcessLookupError:
+        return
+    try:
+        if _started(int(pid)) != started:
+            return
+        loop = asyncio.get_running_loop()
+        over: asyncio.Future[None] = loop.create_future()
+        loop.add_reader(handle, over.cancel)  # the fact is all there is to say, and it may be said again
+        try:
+            await asyncio.wait([over])
+        finally:
+            loop.remove_reader(handle)
+    finally:
+        os.close(handle)
+
+
+def _machine() -> str:
+    """This boot of this machine, and the space of its process ids; empty where no handle of a process can be had."""
+    if not hasattr(os, "pidfd_open"):
+        return ""
+    try:
+        return f"{_BOOT.read_text().strip()}:{os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return ""
+
+
+def _started(pid: int) -> str:
+    """When a process began, in the kernel's ticks since the boot; empty if there is none of that number."""
+    try:
+        # The second field is the program's name in brackets, which may hold anything.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
