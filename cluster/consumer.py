@@ -19,6 +19,9 @@ from storage.errors import Fenced, Invalid, NotFound, SluiceError, Unavailable
 RangesCallback = Callable[[int, str, list[tuple[int, int]]], None]
 """Called with (partition, kind, ranges); kind is assigned, revoked, drained or lost."""
 
+LATE_S = 0.02
+"""Seconds between two looks while it is not known whether the lease still stands."""
+
 
 class Consumer:
     """Receives from every partition. Safe for threads.
@@ -74,8 +77,13 @@ class Consumer:
         deadline = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
         with self._arrived:
             while True:
+                late = False
                 while self._queue:
-                    part = self._queue.popleft()
+                    part = self._queue[0]
+                    if not part.revoked and self.parts[part.partition].lease_over():
+                        late = True  # the next answer says whether these are still ours
+                        break
+                    self._queue.popleft()
                     consumer = self.parts[part.partition]
                     self._loop.soon(consumer.taken, part)
                     if not part.revoked:
@@ -88,7 +96,8 @@ class Consumer:
                 if left is not None and left <= 0:
                     return None
                 # A wait of at most a second lets Ctrl-C through on every platform.
-                self._arrived.wait(1.0 if left is None else min(left, 1.0))
+                most = LATE_S if late else 1.0
+                self._arrived.wait(most if left is None else min(left, most))
 
     def batches(self, timeout_ms: int | None = None) -> Iterator[Batch]:
         """Batches, for ever; with `timeout_ms` until none came for so long."""
@@ -97,6 +106,11 @@ class Consumer:
 
     def receive(self, timeout_millis: int | None = None) -> Message:
         """One message. Raises Unavailable (time-out) if none came in time."""
+        deadline = None if timeout_millis is None else time.monotonic() + timeout_millis / 1000
+        while self._current and not self._current[-1].batch.received.revoked and self._current_is_late():
+            if deadline is not None and time.monotonic() > deadline:
+                raise Unavailable(f"no message within {timeout_millis} ms")
+            time.sleep(LATE_S)
         if not self._current or self._current[-1].batch.received.revoked:
             batch = self.receive_batch(timeout_millis)
             if batch is None:
@@ -105,6 +119,9 @@ class Consumer:
         message = self._current.pop()
         self._unfinished[(message.batch.partition, message.message_id().position)] = message
         return message
+
+    def _current_is_late(self) -> bool:
+        return self.parts[self._current[-1].batch.partition].lease_over()
 
     def acknowledge(self, what: Batch | Message | MessageId, *, ack_receipt: bool = False) -> None:
         """Done with it, for good. ack_receipt: wait until that is durable."""

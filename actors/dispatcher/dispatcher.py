@@ -67,6 +67,7 @@ from storage.errors import Conflict, Fenced, Invalid, NotFound, Unavailable
 from storage.position import Positions
 
 CALL_TIMEOUT = 5_000
+LOOK_TIMEOUT = 1_000
 PROGRESS_MS = 500
 RETRY_MS = 50
 
@@ -130,6 +131,7 @@ class Dispatcher(Actor):
         leases.expect_members(self)
         for name, work in (
             ("keep", self.keeper.run()),
+            ("index", self.reader.restore_index()),
             ("read", self.reader.run()),
             ("pump", self.pump.run()),
             ("due", self.pump.release_due()),
@@ -233,6 +235,8 @@ class Dispatcher(Actor):
     async def _join(self, request: Attach) -> Session:
         now, mono = self.ports.clock.now(), self.ports.clock.monotonic()
         held = _ascending(request.holding)
+        if len(held):
+            await self.reader.index_ready.wait(self.ports, self.settings.lease_ms // 2)
         due = await self._hashes_of(held[self.tracker.contains(held)])
         if request.incarnation not in self.members:
             self.members[request.incarnation] = {
@@ -457,7 +461,14 @@ class Dispatcher(Actor):
     # -- questions ------------------------------------------------------------------------------------------------
 
     async def on_stats(self, request: Stats) -> Text:
-        """Statistics with Pulsar's names."""
+        """Statistics with Pulsar's names. Without room nothing is read, so the end of the topic is looked up first."""
+        if not self.reader.reading:
+            with contextlib.suppress(Unavailable, Fenced, NotFound):
+                address = await self.directory.topic(self.topic, self.partition)
+                ends = await self.ports.net.call(address, ReadEnds(), LOOK_TIMEOUT)
+                if not isinstance(ends, Unknown):
+                    self.cursor.chain(ends.ledgers)
+                    self.reader.end = max(self.reader.end, ends.last)
         return Text(json=self.administration.stats())
 
     async def on_explain(self, request: Explain) -> Text:

@@ -140,11 +140,15 @@ class ReadRowIndex(Request[RowIndex], kw_only=True):
 
 
 class Ends(Reply, kw_only=True):
-    """first: position of the oldest kept entry. last: of the last confirmed one; -1 if there is none."""
+    """first: position of the oldest kept entry. last: of the last confirmed one; -1 if there is none.
+
+    ledgers: (id, last entry) of every kept ledger in order; the last entry is None while the ledger is open.
+    """
 
     first: int
     last: int
     next: int
+    ledgers: list[tuple[int, int | None]] = []
 
 
 class ReadEnds(Request[Ends]):

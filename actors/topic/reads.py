@@ -73,6 +73,10 @@ class LogReads:
             first=position(ledgers[0].id, 0),
             last=self._log.last_confirmed,
             next=position(last.id, self._log.last_entry(last) + 1),
+            ledgers=[
+                (ledger.id, self._log.last_entry(ledger) if ledger.state is State.CLOSED else None)
+                for ledger in ledgers
+            ],
         )
 
     async def _table(self, ledger: LedgerRecord) -> RunTable:
