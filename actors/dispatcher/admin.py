@@ -193,7 +193,7 @@ class Administration:
             raise Invalid(f"{len(d.sessions)} consumers are connected; close them, or use force")
         for session in d.sessions.all():
             d.end_session(session, "deleted")
-        await d.tracker.clear()
+        await d.tracker.delete()
         address = await d.directory.topic(d.topic, d.partition)
         if isinstance(await d.ports.net.call(address, d.progress(gone=True), CALL_TIMEOUT), Unknown):
             raise Unavailable("the topic did not answer; try again")

@@ -100,6 +100,7 @@ class Pump:
                 wait = max(due - now, 1) if due is not None and due > now else None
                 await self.due.wait(d.ports, wait)
                 self.due.clear()
+                d.reader.signal.set()
                 continue
             order = np.argsort(positions, kind="stable")
             open_rows = ~d.cursor.is_acknowledged(positions[order])

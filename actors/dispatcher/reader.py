@@ -22,11 +22,15 @@ from actors.signal import Signal
 from storage.cursor import Cursor
 from storage.errors import Fenced, NotFound, Overloaded, Unavailable
 from storage.frame import index_columns
-from storage.position import ledger_of, position, run_positions
+from storage.position import entry_of, ledger_of, position, run_positions
 
 READ_WAIT = 2_000
 READ_TIMEOUT = 10_000
 READ_MOST = 65_536
+INDEX_PATIENCE = 2_000
+"""Milliseconds that the first read waits for the delayed index; without it more is read, but nothing is wrong."""
+BEHIND = 2
+"""Sealed buckets that may wait for the object store before reading pauses."""
 RETRY_FIRST, RETRY_MOST = 5, 500
 
 
@@ -55,6 +59,8 @@ class Reader:
         self.end = -1
         self.reading = False
         self.generation = self._holds = 0
+        self.index_ready = Signal()
+        self._rescans: list[tuple[int, int]] = []
         self.enabled = False
         self.delayed = True
 
@@ -80,23 +86,83 @@ class Reader:
             self._holds -= 1
             self.signal.set()
 
+    async def restore_index(self) -> None:
+        """Wait for the delayed index to be restored; an object store that is away holds up nobody else."""
+        await self._tracker.recovered()
+        self._tracker.trim(self._cursor.mark_delete)
+        self.index_ready.set()
+
     async def run(self) -> None:
         """Read whenever the core has room; ends with the actor."""
         wait = RETRY_FIRST
+        await self.index_ready.wait(self._ports, INDEX_PATIENCE)
         while True:
-            room = self._core.room() if self.enabled and not self._holds else 0
+            self._rescans += self._tracker.take_rescans()
+            room = self._room()
             if room <= 0:
                 await self.signal.wait(self._ports)
                 self.signal.clear()
                 continue
             self.reading = True
-            answered = await self._read(room)
+            answered = await (self._rescan(room) if self._rescans else self._read(room))
             self.reading = False
             if answered:
                 wait = RETRY_FIRST
                 continue
             await self._ports.clock.sleep(wait)
             wait = min(wait * 2, RETRY_MOST)
+
+    def _room(self) -> int:
+        """Messages that may be read now: none while held, or while the delayed index cannot keep up."""
+        if not self.enabled or self._holds or self._tracker.behind() > BEHIND:
+            return 0
+        if self._tracker.pause_reads(self._ports.clock.now()):
+            return 0
+        return self._core.room()
+
+    async def _rescan(self, room: int) -> bool:
+        """Read again what a lost part of the delayed index stood for, a piece at a time; the log is the truth.
+
+        Only what was read before counts here: the rest comes with the forward reads.
+        """
+        first, last = self._rescans[0]
+        last = min(last, self.position - 1)
+        if first > last:
+            self._rescans.pop(0)
+            return True
+        generation = self.generation
+        with contextlib.suppress(Fenced, Unavailable, Overloaded, NotFound):
+            address = await self._directory.topic(self._topic, self._partition)
+            request = ReadIndex(start=self._cursor.next_unacknowledged(first), limit=min(room, READ_MOST))
+            reply = await self._ports.net.call(address, request, READ_TIMEOUT)
+            if isinstance(reply, Unknown):
+                await self._directory.suspect(address)
+                return False
+            for run in reply.runs:
+                columns = await self._ports.net.fetch(run.columns)
+                if columns is None:
+                    return False
+                if generation != self.generation:
+                    return True
+                self._restore(run, columns, first, last)
+            if generation == self.generation and self._rescans:
+                self._rescans[0] = (max(reply.resume, first), self._rescans[0][1])
+                if not reply.runs:
+                    self._rescans.pop(0)
+            self._fed()
+            return True
+        return False
+
+    def _restore(self, run: RunIndex, columns: memoryview, first: int, last: int) -> None:
+        """Give the delayed rows of one run back to the index, or to the core if they are due by now."""
+        due, hashes = index_columns(columns, run.count, run.delayed)
+        if due is None:
+            return
+        positions = run_positions(run.ledger, run.first_entry, run.count)
+        wanted = (due > 0) & (positions >= first) & (positions <= last) & ~self._cursor.is_acknowledged(positions)
+        positions, hashes, due = positions[wanted], hashes[wanted], due[wanted]
+        later = self._tracker.add(positions, hashes, due, self._ports.clock.now())
+        self._core.due(positions[~later], hashes[~later])
 
     async def _read(self, room: int) -> bool:
         """One read; False if there was no answer, so that the next try had better wait."""
@@ -132,9 +198,12 @@ class Reader:
         """Feed what was read; an answer to a read of an older generation is dropped. False: columns were gone."""
         first = _first_ledger(reply)
         if first > ledger_of(start) and generation == self.generation:
-            # An answer names every ledger from the asked position on. The asked one is not among them: it is gone,
-            # or never was, and nothing lies before those that are named.
-            self._cursor.chain([(first, None)], complete=True)
+            # An answer names every ledger from the asked position on. The asked one is not among them: it is gone, or
+            # never held more than was read of it. What lies in ledgers before it may still be held by somebody.
+            if start == 0:
+                self._cursor.chain([(first, None)], complete=True)
+            else:
+                self._cursor.chain([(ledger_of(start), entry_of(start) - 1), (first, None)])
         for run in reply.runs:
             columns = await self._ports.net.fetch(run.columns)
             if columns is None:
