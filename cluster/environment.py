@@ -54,15 +54,31 @@ def prepare(token_file: Path | None = None) -> None:
             handle = os.open(token_file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
             with os.fdopen(handle, "w") as file:
                 file.write(secrets.token_hex(32))
-        os.environ["RAY_AUTH_TOKEN_PATH"] = str(token_file)
+        if os.environ.get("RAY_AUTH_TOKEN_PATH") != str(token_file):
+            os.environ["RAY_AUTH_TOKEN_PATH"] = str(token_file)
+            _forget_token()
+
+
+def _forget_token() -> None:
+    """Ray reads a token once in a process. One that comes to a second cluster must read that one's."""
+    loader = getattr(sys.modules.get("ray._raylet"), "AuthenticationTokenLoader", None)
+    if loader is not None:
+        loader.instance().reset_cache()
 
 
 SESSION_PREFIX = "sluice-"
 
 
-def short_folder() -> str:
-    """A fresh folder with a short path for Ray's session: its socket names must stay below 108 bytes."""
-    return tempfile.mkdtemp(prefix=SESSION_PREFIX, dir=_short_root())
+def short_folder(note: list[str] | None = None) -> str:
+    """A fresh folder with a short path for Ray's session: its socket names must stay below 108 bytes.
+
+    note: gets the path before the folder exists, for a caller that is interrupted.
+    """
+    path = str(Path(_short_root(), SESSION_PREFIX + secrets.token_hex(4)))
+    if note is not None:
+        note.append(path)
+    os.mkdir(path, 0o700)
+    return path
 
 
 def is_session_folder(path: str) -> bool:

@@ -166,8 +166,8 @@ def _init_ray(sessions: list[str], wanted: ClusterOptions) -> Any:
     import ray
 
     for left in reversed(range(START_TRIES)):
-        sessions.append(short_folder())
-        os.environ["RAY_TMPDIR"] = sessions[-1]
+        session = short_folder(sessions)
+        os.environ["RAY_TMPDIR"] = session
         try:
             return ray.init(
                 address="local",
@@ -178,13 +178,13 @@ def _init_ray(sessions: list[str], wanted: ClusterOptions) -> Any:
                 logging_level="ERROR",
                 namespace=NAMESPACE,
                 _node_ip_address=LOOPBACK,
-                _temp_dir=sessions[-1],
+                _temp_dir=session,
             )
         except Exception as error:
             ray.shutdown()
             if not left or SLOW_START not in str(error):
                 raise Unavailable(f"Ray did not start: {_first_line(error)}") from error
-            stop_session(sessions[-1])
+            stop_session(session)
     raise AssertionError("the last try returns or raises")
 
 
@@ -327,8 +327,7 @@ def _start_ray(root: Path, state: dict[str, Any], options: ClusterOptions) -> No
     """Start a head node. The state file names the session before anything runs in it, so that `down` finds it."""
     state["token_file"] = str(root / TOKEN_FILE)
     prepare(root / TOKEN_FILE)
-    state["session"] = short_folder()
-    state["address"] = ""
+    state["address"], state["session"] = "", short_folder()
     _write_state(root, state)
     state["address"] = start_head(state["session"], cpus=options.cpus, object_store_bytes=options.object_store_bytes)
     _write_state(root, state)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pyarrow as pa
 
+import cluster
+from cluster import launch
 from cluster.client import Client
+from cluster.config import load
 from cluster.consumer import Consumer
 from cluster.nodes import processes_of
 from storage.errors import SluiceError
@@ -23,6 +27,28 @@ PATIENCE_S = 240.0
 
 SMALL = {"object_store_bytes": 80 << 20}
 PYTHON = sys.executable
+
+
+def values(folder: Path, **more: Any) -> Any:
+    """A configuration without this machine's files."""
+    return load(None, data_dir=folder, **({"brokers": 1} | SMALL | more)).values
+
+
+@contextlib.contextmanager
+def attached(folder: Path) -> Iterator[Client]:
+    """A client of the cluster of a folder; afterwards this process is free again."""
+    import ray
+
+    try:
+        with cluster.connect(data_dir=folder) as client:
+            yield client
+    finally:
+        ray.shutdown()
+
+
+def session_of(folder: Path) -> str:
+    """Ray's folder of the cluster that was started on a data folder."""
+    return str(json.loads((folder / launch.STATE_FILE).read_text())["session"])
 
 
 def eventually(condition: Callable[[], object], what: str | Callable[[], str], seconds: float = PATIENCE_S) -> None:

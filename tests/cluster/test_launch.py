@@ -18,7 +18,6 @@ import pytest
 
 import cluster
 from cluster import launch
-from cluster.config import load
 from cluster.environment import is_session_folder, short_folder
 from cluster.nodes import count_nodes, free_port, processes_of, runs
 from tests.cluster.helpers import (
@@ -27,19 +26,17 @@ from tests.cluster.helpers import (
     ROOT,
     SMALL,
     Received,
+    attached,
     batch,
     eventually,
     listeners,
     rows,
+    session_of,
     still_open,
+    values,
 )
 
 PATIENCE_MS = round(PATIENCE_S * 1000)
-
-
-def values(folder: Path, **more: Any) -> Any:
-    """A configuration without this machine's files."""
-    return load(None, data_dir=folder, brokers=1, **SMALL, **more).values
 
 
 def up(folder: Path, *, nodes: int = 1, **more: Any) -> dict[str, Any]:
@@ -50,23 +47,6 @@ def up(folder: Path, *, nodes: int = 1, **more: Any) -> dict[str, Any]:
         return launch.up(values(folder, **more), nodes)
     finally:
         ray.shutdown()
-
-
-@contextlib.contextmanager
-def attached(folder: Path) -> Iterator[cluster.client.Client]:
-    """A client of the cluster of a folder; afterwards this process is free again."""
-    import ray
-
-    try:
-        with cluster.connect(data_dir=folder) as client:
-            yield client
-    finally:
-        ray.shutdown()
-
-
-def session_of(folder: Path) -> str:
-    """Ray's folder of the cluster that was started on a data folder."""
-    return str(json.loads((folder / launch.STATE_FILE).read_text())["session"])
 
 
 def kill_everything(session: str) -> None:
@@ -175,7 +155,8 @@ def test_up_twice_adds_and_two_clusters_do_not_meet(folder: Path, tmp_path: Path
             assert [row["topic"] for row in client.topics()] == ["three"]
         assert_strangers_are_kept_out(str(first["address"]), tmp_path)
     finally:
-        launch.down(other)
+        if other.exists():
+            launch.down(other)
     assert count_nodes(mine) == 1
     with attached(folder) as client:
         client.create_producer("three").send(b"x", partition_key="k")
@@ -212,8 +193,8 @@ import sys, time
 import cluster
 from cluster import launch
 make = launch.short_folder
-def told():
-    path = make()
+def told(note):
+    path = make(note)
     print(path, flush=True)
     return path
 launch.short_folder = told
@@ -279,8 +260,8 @@ def test_an_exception_ends_the_local_cluster(tmp_path: Path, monkeypatch: pytest
     """The exception comes through; meanwhile everything listened on the loopback, and nobody else gets the folder."""
     sessions: list[str] = []
 
-    def told() -> str:
-        sessions.append(short_folder())
+    def told(note: list[str]) -> str:
+        sessions.append(short_folder(note))
         return sessions[-1]
 
     monkeypatch.setattr(launch, "short_folder", told)
@@ -309,7 +290,7 @@ def test_an_exception_ends_the_local_cluster(tmp_path: Path, monkeypatch: pytest
 def no_session(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails the test if Ray would be started."""
 
-    def refuse() -> str:
+    def refuse(note: list[str] | None = None) -> str:
         raise AssertionError("a session was begun")
 
     monkeypatch.setattr(launch, "short_folder", refuse)

@@ -1,0 +1,186 @@
+"""Several Ray nodes on one machine: where actors go, and what the loss of a node does to them."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from cluster import launch
+from cluster.client import Client
+from cluster.nodes import count_nodes, processes_of, runs
+from cluster.places import Node, least_loaded
+from cluster.producer import Receipt
+from storage.errors import Unavailable
+from tests.cluster.helpers import PATIENCE_S, Received, actors, attached, batch, eventually, rows, session_of, values
+
+KEYS, EACH = 40, 20
+PATIENCE_MS = round(PATIENCE_S * 1000)
+PR_SET_CHILD_SUBREAPER = 36
+
+ray_test = pytest.mark.ray
+pytestmark = [pytest.mark.timeout(1500)]
+
+
+# -- where processes go, without Ray --------------------------------------------------------------------------------
+
+
+def test_processes_of_a_sort_are_spread_before_they_share_a_node() -> None:
+    """Three bookies go to three nodes, whatever else runs there; the fourth where the fewest processes are."""
+    nodes = [Node("a", "10.0.0.1"), Node("b", "10.0.0.2"), Node("c", "10.0.0.3")]
+    placed = {"broker-0": "b", "broker-1": "b"}
+    for number in range(3):
+        placed[f"bookie-{number}"] = least_loaded(nodes, f"bookie-{number}", placed).id
+    assert sorted(placed[f"bookie-{number}"] for number in range(3)) == ["a", "b", "c"]
+    assert least_loaded(nodes, "bookie-3", placed).id == "a"
+    assert least_loaded(nodes[1:], "bookie-0", placed).id == "c"
+    with pytest.raises(Unavailable, match="no live node"):
+        least_loaded([], "bookie-0", placed)
+
+
+def test_a_process_that_is_replaced_does_not_count_itself() -> None:
+    """It goes back to where it was rather than to a node with another of its sort."""
+    nodes = [Node("a", "x"), Node("b", "x")]
+    assert least_loaded(nodes, "bookie-0", {"bookie-0": "a", "bookie-1": "b"}).id == "a"
+
+
+# -- real nodes -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The data folder of a cluster of three nodes. Their processes become children of this one, so it can reap them."""
+    folder = tmp_path_factory.mktemp("nodes") / "data"
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        assert launch.up(values(folder, bookies=3, brokers=3), 3)["nodes"] == 3
+        yield folder
+    finally:
+        if (folder / launch.STATE_FILE).exists():
+            launch.down(folder)
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+@pytest.fixture
+def client(data: Path) -> Iterator[Client]:
+    """A client of it, with three nodes and every actor at work."""
+    launch.up(values(data, bookies=3, brokers=3), 3)
+    with attached(data) as connected:
+        eventually(lambda: len(live_nodes()) == 3, "a node is missing")
+        eventually(lambda: len(actors(connected, "bookie")) == 3, "a bookie is missing")
+        yield connected
+
+
+def live_nodes() -> list[dict[str, Any]]:
+    """Rows of Ray's own list."""
+    import ray
+
+    return [node for node in ray.nodes() if node["Alive"]]
+
+
+def node_of(address: str) -> str:
+    """The id of the node that an actor runs on."""
+    import ray
+
+    host = ray.get_actor(address.partition("/")[0], "sluice")
+    return str(ray.get(host.node.remote(), timeout=60))
+
+
+def raylet_of(session: str, node: dict[str, Any]) -> psutil.Process:
+    """The process that is a node."""
+    for process in processes_of(session):
+        with contextlib.suppress(psutil.Error):
+            ports = [each.laddr.port for each in process.net_connections("tcp")] if process.name() == "raylet" else []
+            if node["NodeManagerPort"] in ports:
+                return process
+    raise AssertionError(f"no raylet listens on {node['NodeManagerPort']}")
+
+
+def victim(client: Client, topic: str) -> dict[str, Any]:
+    """A node, not the head, that runs the owner of one of a topic's partitions; the bookies are on all nodes."""
+    homes = [node_of(row["address"]) for row in actors(client, "topic", topic)]
+    for node in live_nodes():
+        if node["NodeID"] in homes and "node:__internal_head__" not in node["Resources"]:
+            return node
+    raise AssertionError("every owner is on the head")
+
+
+@ray_test
+@pytest.mark.slow
+def test_bookies_are_spread_over_the_nodes(client: Client, data: Path) -> None:
+    """One on each; and the brokers as well."""
+    assert count_nodes(session_of(data)) == 3
+    homes = {node_of(row["address"]) for row in actors(client, "bookie")}
+    assert homes == {node["NodeID"] for node in live_nodes()}
+    client.create_topic("spread", partitions=3)
+    client.create_producer("spread").close()
+    assert {node_of(row["address"]) for row in actors(client, "topic", "spread")} == homes
+
+
+@ray_test
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["killed", "frozen"])
+def test_the_loss_of_a_node_loses_nothing(client: Client, data: Path, how: str) -> None:
+    """Under load. SIGKILL of a raylet, or SIGSTOP of a node with all that runs on it until it is declared dead."""
+    topic = f"node-{how}"
+    client.create_topic(topic, partitions=3)
+    client.subscribe(topic, "audit", initial_position="earliest").close()  # keeps every entry from being trimmed
+    consumers = [client.subscribe(topic, "s", initial_position="earliest", receiver_queue_size=600) for _ in "ab"]
+    producer = client.create_producer(topic)
+    received = Received()
+    receipts: list[Receipt] = []
+    for _ in range(5):
+        receipts.append(producer.send_batch(batch(KEYS, EACH, first=EACH * len(receipts))))
+    eventually(lambda: received.take(consumers), "nothing was delivered")
+    node = victim(client, topic)
+    raylet = raylet_of(session_of(data), node)
+    family = [raylet, *raylet.children(recursive=True)]
+    if how == "killed":
+        raylet.kill()
+        raylet.wait(PATIENCE_S)
+    else:
+        for process in family:
+            process.suspend()
+    try:
+        for _ in range(5):
+            receipts.append(producer.send_batch(batch(KEYS, EACH, first=EACH * len(receipts))))
+            received.take(consumers)
+
+        def moved() -> bool:
+            received.take(consumers)
+            if node["NodeID"] in [alive["NodeID"] for alive in live_nodes()]:
+                return False
+            found = actors(client, "topic", topic) + actors(client, "dispatcher", topic)
+            return len(found) == 9 and all(node_of(row["address"]) != node["NodeID"] for row in found)
+
+        eventually(moved, "what ran on the lost node does not come back on the others")
+    finally:
+        for process in family:
+            with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+                os.kill(process.pid, signal.SIGCONT)
+    for _ in range(5):
+        receipts.append(producer.send_batch(batch(KEYS, EACH, first=EACH * len(receipts))))
+    total = EACH * len(receipts)
+    eventually(
+        lambda: received.take(consumers) >= 0 and received.complete(KEYS, total),
+        lambda: received.missing(KEYS, total),
+    )
+    received.check(KEYS, total)
+    for receipt in receipts:
+        assert (receipt.result(PATIENCE_S).positions >= 0).all()
+    for consumer in consumers:
+        consumer.wait_acknowledged(PATIENCE_MS)
+    eventually(lambda: rows(client, topic, "s", "msgBacklog") == 0, "the backlog stays")
+    assert rows(client, topic, "s", "orderViolationsTotal") == 0
+    assert sum(row["numberOfEntries"] for row in client.stats(topic)) == KEYS * total, "something was stored twice"
+    eventually(lambda: not any(runs(process) for process in family), "processes of the lost node live on")
+    eventually(lambda: len(actors(client, "bookie")) == 3, "the lost node's bookie does not come back")
+    for consumer in consumers:
+        consumer.close()
