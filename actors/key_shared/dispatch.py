@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from actors.key_shared import explain, stats
+from actors.key_shared.acknowledging import acknowledge, acknowledge_all
 from actors.key_shared.check import check
 from actors.key_shared.core import Core
 from actors.key_shared.history import take_events
@@ -55,7 +56,16 @@ class Dispatch:
     """See the module. first_dispatch: number of the first row that this object will send."""
 
     def __init__(self, settings: SubscriptionSettings, *, first_dispatch: int = 0) -> None:
-        self._core = Core(settings, first_dispatch)
+        self._state = Core(settings, first_dispatch)
+        self._reports: list[tuple[Positions, int | None]] = []
+
+    @property
+    def _core(self) -> Core:
+        """Everything that is known, with all reports brought in."""
+        if self._reports:
+            reports, self._reports = self._reports, []
+            acknowledge_all(self._state, reports)
+        return self._state
 
     @property
     def tables(self) -> HashTables:
@@ -197,33 +207,20 @@ class Dispatch:
 
     def grant(self, consumer: int, total: int) -> None:
         """The consumer was ever ready to take `total` messages (KS-46); a smaller number than before is late."""
-        core = self._core
+        # Permits and reports may come in either order: a blocked consumer's permits are kept until it is released.
+        core = self._state
         member = core.members.by_number.get(consumer)
         if member is not None and core.members.grant(member, total):
             core.stir = True
 
     def acknowledge(self, positions: Positions, consumer: int | None = None) -> Positions:
         """Messages are done, whoever says so (KS-57); returns those that were here, ascending, each once."""
-        core = self._core
-        window = core.window
-        rows, done = window.locate(positions)
-        if core.claiming:
-            for member in core.members:
-                member.claims = np.setdiff1d(member.claims, positions)
-        state = window.state[rows]
-        held = state == PENDING
-        pending = rows
-        if not held.all():
-            pending = rows[held]
-            core.drop(rows[~held & (state != DONE)])
-            done = done[state != DONE]
-        elif done is positions:
-            done = done.copy()
-        core.release(pending, DONE)
-        if consumer in core.members.by_number:
-            core.members.by_number[consumer].messages_acked += len(done)
-        window.trim()
-        return done
+        return acknowledge(self._core, positions, consumer)
+
+    def acknowledge_soon(self, positions: Positions, consumer: int | None = None) -> None:
+        """The same, brought in together with other reports before anything else is decided or told."""
+        if len(positions):
+            self._reports.append((positions, consumer))
 
     def negative_acknowledge(
         self, consumer: int, positions: Positions | None, *, now: int, delay: int = 0, counted: bool = True
@@ -292,7 +289,7 @@ class Dispatch:
 
     def mark_deleted(self, position: int) -> None:
         """Everything up to `position` is acknowledged; recently joined consumers may be released (LS-6)."""
-        core = self._core
+        core = self._state  # No policy asks the rows here, so reports may wait on.
         core.mark_delete = max(core.mark_delete, position)
         if core.policy.marked(position):
             core.stir = True

@@ -15,7 +15,7 @@ import numpy as np
 
 from actors.key_shared.core import Core
 from actors.key_shared.policies import Candidates, Gate, RecentlyJoined
-from actors.key_shared.routing import candidates_of, closed, open_rows
+from actors.key_shared.routing import candidates_of, closed, closed_rows
 from actors.key_shared.window import DEAD, FRESH, HELD, LOOSE, NO_SLOT, PENDING, REPLAY, STATES, WAITING, Rows
 from storage.errors import Invalid, InvariantViolation, NotFound
 from storage.hashing import HASH_RANGE, MASK
@@ -214,7 +214,8 @@ def _ahead(core: Core, row: int) -> int:
     rows = core.window.rows_in(*((FRESH,) if fresh else (REPLAY, LOOSE)))
     allowance = core.members.allowance()
     candidates = candidates_of(core, rows, allowance, fresh=bool(fresh))
-    chosen = rows[open_rows(core, candidates)]
+    blocked = closed_rows(core, candidates)
+    chosen = rows if blocked is None else rows[~blocked]
     slot = core.tables.owner[int(core.window.hash[row])]
     return int((core.tables.owner[core.window.hash[chosen[chosen < row]]] == slot).sum())
 

@@ -136,7 +136,7 @@ class Members:
 
     def allowance(self) -> Counts:
         """How many messages each slot may get now (KS-44)."""
-        permits: Counts = np.clip(self.credited - self.sent, 0, _MOST_PERMITS)
+        permits: Counts = np.minimum(np.maximum(self.credited - self.sent, 0), _MOST_PERMITS)
         if self.max_unacked_each > 0:
             permits = np.minimum(permits, np.maximum(self.max_unacked_each - self.unacked, 0))
         return permits

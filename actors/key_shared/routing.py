@@ -14,7 +14,7 @@ was a defect upstream (#23870).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -38,11 +38,11 @@ from actors.key_shared.window import (
 )
 from storage.position import Positions
 
+_NO_ROWS: npt.NDArray[np.intp] = np.empty(0, np.intp)
 _NO_REDELIVERIES: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
 
 
-@dataclass(slots=True)
-class Assignment:
+class Assignment(NamedTuple):
     """Messages for one consumer.
 
     positions: int64, ascending. redeliveries: uint8, how often each was redelivered; empty = all 0. dispatch: number
@@ -98,7 +98,9 @@ def would_send(core: Core) -> int:
         (True, core.window.rows_fresh()),
     ):
         candidates = candidates_of(core, rows, allowance, fresh=fresh)
-        counts = np.bincount(candidates.owners[open_rows(core, candidates)], minlength=len(allowance))
+        blocked = closed_rows(core, candidates)
+        owners = candidates.owners if blocked is None else candidates.owners[~blocked]
+        counts = np.bincount(owners, minlength=len(allowance))
         going = np.minimum(counts, allowance)
         allowance = allowance - going
         total += int(going.sum())
@@ -113,8 +115,8 @@ def candidates_of(core: Core, rows: Rows | slice, allowance: Counts, *, fresh: b
     return Candidates(core.window.position[rows], hashes, owners, fresh)
 
 
-def open_rows(core: Core, candidates: Candidates, *, counting: bool = False) -> npt.NDArray[np.intp] | slice:
-    """Which candidates no gate holds back, as indices; a slice of all if that is so.
+def closed_rows(core: Core, candidates: Candidates, *, counting: bool = False) -> Mask | None:
+    """Which candidates a gate holds back, bool, one a row; None: no gate holds any.
 
     counting: this is a real attempt, so draining hashes note it, once a hash and pass (KS-27, KS-33).
     """
@@ -123,84 +125,71 @@ def open_rows(core: Core, candidates: Candidates, *, counting: bool = False) -> 
         if counting and gate == Gate.DRAINING:
             core.tables.attempts[candidates.hashes[mask]] += 1
         blocked = mask if blocked is None else blocked | mask
-    if blocked is None or not blocked.any():
-        return slice(0, len(candidates.hashes))
-    return np.flatnonzero(~blocked)
+    return blocked if blocked is not None and blocked.any() else None
 
 
 def _pass(core: Core, rows: Rows | slice, allowance: Counts, out: list[Assignment], now: int, *, fresh: bool) -> None:
     """Judge `rows`, send what may go, leave the others waiting in the order."""
     candidates = candidates_of(core, rows, allowance, fresh=fresh)
-    chosen = open_rows(core, candidates, counting=True)
+    blocked = closed_rows(core, candidates, counting=True)
     core.turn += 1
-    owners = candidates.owners[chosen]
-    order, counts = cut(core, owners, allowance)
+    picked, left, counts = cut(core, candidates.owners, blocked, allowance)
     allowance -= counts
     total = int(counts.sum())
-    count = len(candidates.hashes)
-    if isinstance(chosen, slice):
-        picked = order
-    else:
-        picked = chosen if order is None else chosen[order]
-    if core.shared and total < count:
+    if core.shared and total < len(candidates.hashes):
         core.members.starved[:] = True
     if fresh:
-        _mark_fresh(core, rows, candidates.owners, picked, total, now)
+        _mark_fresh(core, rows, candidates.owners, left, now)
         core.window.fresh_from = core.window.tail
     if total:
         _send(core, rows, candidates, picked, counts, out, now)
 
 
-def _mark_fresh(
-    core: Core, rows: Rows | slice, owners: Reduced, picked: npt.NDArray[np.intp] | None, total: int, now: int
-) -> None:
-    """Of the rows that were read forward `picked` (None: all) are with their owner now.
+def _mark_fresh(core: Core, rows: Rows | slice, owners: Reduced, left: npt.NDArray[np.intp], now: int) -> None:
+    """Of the rows that were read forward all but `left` are with their owner now.
 
-    The others wait with their place in the order (KS-37.3). As they are few, all are marked as sent, in the order
-    in which they lie, and these then taken back.
+    Those wait with their place in the order (KS-37.3). As they are few, all are marked as sent, in the order in
+    which they lie, and these then taken back.
     """
     window = core.window
-    count = len(owners)
     window.since[rows] = now
-    window.move(rows, total, FRESH, PENDING)
+    window.move(rows, len(owners) - len(left), FRESH, PENDING)
     window.consumer[rows] = owners
     window.flags[rows] = DELIVERED | SENT
-    if total == count:
+    if len(left) == 0:
         return
-    left = np.ones(count, np.bool_)
-    if total:
-        left[picked] = False
-    kept = np.flatnonzero(left)
-    kept = kept + rows.start if isinstance(rows, slice) else rows[kept]
+    kept = left + rows.start if isinstance(rows, slice) else rows[left]
     window.move(kept, len(kept), FRESH, REPLAY)
     window.consumer[kept] = NO_SLOT
     window.flags[kept] = 0
     core.queue(kept)
 
 
-def cut(core: Core, owners: Reduced, allowance: Counts) -> tuple[npt.NDArray[np.intp] | None, Counts]:
-    """Sort by owner, keep the order within, and cut each owner's part at its permits.
+def cut(
+    core: Core, owners: Reduced, blocked: Mask | None, allowance: Counts
+) -> tuple[npt.NDArray[np.intp] | None, npt.NDArray[np.intp], Counts]:
+    """Sort by owner, keep the order within, and cut each owner's part at its permits; blocked rows go to nobody.
 
-    Returns indices into `owners` (None: all of them, as they are) and how many go to each slot.
+    Returns the rows that go, sorted by slot (None: all, as they are), those that stay, and how many go to each slot.
     """
-    counts = np.bincount(owners, minlength=len(allowance)).astype(np.int64)
+    slots = len(allowance)
+    if blocked is not None:
+        # One more owner behind all others, so that one sort puts the rows aside.
+        owners = np.where(blocked, np.uint16(slots), owners)
+    every = np.bincount(owners, minlength=slots)
+    counts = every[:slots]
     over = counts > allowance
-    if counts.max(initial=0) == len(owners):
-        slot = int(counts.argmax()) if len(owners) else 0
-        if not over.any():
-            return None, counts
-        core.members.starved[slot] = True
-        counts[slot] = allowance[slot]
-        return np.arange(counts[slot], dtype=np.intp), counts
-    narrow = owners.astype(np.uint8) if len(counts) <= 256 else owners
-    order = np.argsort(narrow, kind="stable")
-    if over.any():
-        core.members.starved |= over
-        starts = np.cumsum(counts) - counts
-        rank = np.arange(len(order)) - np.repeat(starts, counts)
-        order = order[rank < np.repeat(allowance, counts)]
-        counts = np.minimum(counts, allowance)
-    return order, counts
+    if not over.any() and counts.max(initial=0) == len(owners):
+        return None, _NO_ROWS, counts
+    order = np.argsort(owners.astype(np.uint8) if len(every) <= 256 else owners, kind="stable")
+    if not over.any():
+        total = int(counts.sum())
+        return order[:total], order[total:], counts
+    core.members.starved |= over
+    rank = np.arange(len(order)) - np.repeat(np.cumsum(every) - every, every)
+    most = np.append(allowance, 0) if len(every) > slots else allowance
+    goes = rank < np.repeat(most, every)
+    return order[goes], order[~goes], np.minimum(counts, allowance)
 
 
 def _send(
@@ -275,10 +264,8 @@ def _assign(
         parts = [part if part.any() else _NO_REDELIVERIES for part in parts]
     else:
         parts = [_NO_REDELIVERIES] * len(ends)
-    out += [
-        Assignment(number, positions[start:end], part, first + start)
-        for number, start, end, part in zip(numbers, starts, ends, parts, strict=True)
-    ]
+    columns = map(positions.__getitem__, map(slice, starts, ends))
+    out += map(Assignment._make, zip(numbers, columns, parts, [first + start for start in starts], strict=True))
     core.next_dispatch += len(positions)
 
 

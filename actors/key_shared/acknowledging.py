@@ -1,0 +1,69 @@
+"""Messages are done: one by one as they are reported, or many reports in one pass.
+
+A consumer reports about a thousand messages at a time, and with hundreds of consumers such reports make up most of
+the calls. What one of them changes (counts by hash, by consumer and by state) nobody looks at before the next routing
+or the next question. So `Dispatch` gathers the reports and brings all of them in together before anything else
+happens: the cost is then by message, hardly by report.
+
+A consumer's report is ascending, so putting many in order is a merge; a message that several consumers report counts
+once, for the first of them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from actors.key_shared.core import Core
+from actors.key_shared.window import DONE, PENDING
+from storage.position import Positions
+
+
+def acknowledge(core: Core, positions: Positions, consumer: int | None) -> Positions:
+    """These messages are done; returns those that were here, ascending, each once."""
+    done = _acknowledge(core, positions)
+    _credit(core, consumer, len(done))
+    core.window.trim()
+    return done
+
+
+def acknowledge_all(core: Core, reports: list[tuple[Positions, int | None]]) -> None:
+    """The same for many reports (positions in any order, consumer) at once."""
+    if len(reports) == 1:
+        acknowledge(core, *reports[0])
+        return
+    positions = np.concatenate([report[0] for report in reports])
+    positions.sort()
+    done = _acknowledge(core, positions)
+    if len(done) == len(positions):
+        for reported, consumer in reports:
+            _credit(core, consumer, len(reported))
+    else:
+        for reported, consumer in reports:
+            mine = np.isin(done, reported)
+            _credit(core, consumer, int(np.count_nonzero(mine)))
+            done = done[~mine]
+    core.window.trim()
+
+
+def _acknowledge(core: Core, positions: Positions) -> Positions:
+    window = core.window
+    rows, done = window.locate(positions)
+    if core.claiming:
+        for member in core.members:
+            member.claims = np.setdiff1d(member.claims, positions)
+    state = window.state[rows]
+    held = state == PENDING
+    pending = rows
+    if not held.all():
+        pending = rows[held]
+        core.drop(rows[~held & (state != DONE)])
+        done = done[state != DONE]
+    elif done is positions:
+        done = done.copy()
+    core.release(pending, DONE)
+    return done
+
+
+def _credit(core: Core, consumer: int | None, count: int) -> None:
+    if consumer in core.members.by_number:
+        core.members.by_number[consumer].messages_acked += count
