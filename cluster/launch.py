@@ -208,12 +208,16 @@ def start_controller(settings: dict[str, Any]) -> None:
     from cluster.build import make_host
 
     boot: list[tuple[str, str, dict[str, Any]]] = [("controller", "controller", {}), ("admin", "admin", {})]
+    found = True
     try:
-        handle = ray.get_actor(CONTROLLER_NAME, NAMESPACE)
-    except ValueError:
-        handle = make_host(CONTROLLER_NAME, settings, boot=boot, restarts=-1)
-    try:
+        try:
+            handle = ray.get_actor(CONTROLLER_NAME, NAMESPACE)
+        except ValueError:
+            found = False
+            handle = make_host(CONTROLLER_NAME, settings, boot=boot, restarts=-1)
         ray.get(handle.ready.remote(), timeout=READY_TIMEOUT)
+        if found:
+            _add_bookies(settings["bookies"])
     except RayTaskError as error:
         raise error.cause if isinstance(error.cause, Exception) else Unavailable(str(error)) from None
     except RayError as error:

@@ -126,13 +126,16 @@ def pid_of(address: str) -> int:
 
 
 def listeners(session: str) -> dict[tuple[str, int], str]:
-    """(address, port) of every TCP socket that a process of a session listens on, and who that is."""
+    """(address, port) of every TCP socket that a process of a session listens on, and who that is.
+
+    An IPv4 address on an IPv6 socket is shown as what it is.
+    """
     found: dict[tuple[str, int], str] = {}
     for process in processes_of(session):
         with contextlib.suppress(psutil.Error):
             for each in process.net_connections("tcp"):
                 if each.status == psutil.CONN_LISTEN:
-                    found[(each.laddr.ip, each.laddr.port)] = process.name()
+                    found[(each.laddr.ip.removeprefix("::ffff:"), each.laddr.port)] = process.name()
     return found
 
 
