@@ -105,7 +105,7 @@ class Controller(Actor):
         Raises what the first bookie's start raises if not one bookie can be had.
         """
         for kind, address, settings in await self._places.inventory():
-            if kind != "controller":
+            if kind in ("bookie", "topic", "dispatcher"):
                 key = _key(kind, settings)
                 self._running[key] = Running(kind, key, settings, address)
         entries = [self._want("bookie", {"bookie": bookie}) for bookie in await self._known_bookies()]

@@ -63,6 +63,7 @@ class ClusterOptions:
     metadata: str = ""
     objects: str = ""
     s3_endpoint_url: str | None = None
+    admin_port: int = 0
     bookie_lost_after_ms: int = LOST_AFTER_MS
     bookie_settings: dict[str, Any] = field(default_factory=dict)
 
@@ -76,6 +77,7 @@ class ClusterOptions:
             "metadata": self.metadata or (root / "metadata.db").as_uri().replace("file", "sqlite", 1),
             "objects": self.objects or (root / "objects").as_uri(),
             "s3_endpoint_url": self.s3_endpoint_url,
+            "admin_port": self.admin_port,
             "bookie_lost_after_ms": self.bookie_lost_after_ms,
             "bookie_settings": self.bookie_settings,
         }
