@@ -9,6 +9,7 @@ milliseconds). The dispatcher actor feeds it and carries out what `route` says. 
     selectors   who owns which hash
     policies    the one gate in which the four ways of keeping order differ
     routing     one pass of the dispatch
+    assignments what it sends to whom, by column
     sentinel    checks every delivery against the promises, from its own books
     explain     the same gates with reasons
 """
@@ -22,11 +23,12 @@ import numpy as np
 
 from actors.key_shared import explain, stats
 from actors.key_shared.acknowledging import acknowledge, acknowledge_all
+from actors.key_shared.assignments import Assignments
 from actors.key_shared.check import check
 from actors.key_shared.core import Core
 from actors.key_shared.history import take_events
 from actors.key_shared.members import Member
-from actors.key_shared.routing import Assignment, route, would_send
+from actors.key_shared.routing import route, would_send
 from actors.key_shared.selectors import Range
 from actors.key_shared.tables import HashTables
 from actors.key_shared.window import (
@@ -296,7 +298,7 @@ class Dispatch:
 
     # -- output -----------------------------------------------------------------------------------------------------
 
-    def route(self, now: int) -> list[Assignment]:
+    def route(self, now: int) -> Assignments:
         """Send everything that can go out now. Cheap when nothing can.
 
         Raises InvariantViolation if the sentinel finds a promise broken.

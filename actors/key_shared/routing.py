@@ -14,11 +14,11 @@ was a defect upstream (#23870).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from actors.key_shared.assignments import NO_REDELIVERIES, Assignments, Share
 from actors.key_shared.core import Core
 from actors.key_shared.members import Counts
 from actors.key_shared.policies import Candidates, Gate
@@ -39,20 +39,6 @@ from actors.key_shared.window import (
 from storage.position import Positions
 
 _NO_ROWS: npt.NDArray[np.intp] = np.empty(0, np.intp)
-_NO_REDELIVERIES: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
-
-
-class Assignment(NamedTuple):
-    """Messages for one consumer.
-
-    positions: int64, ascending. redeliveries: uint8, how often each was redelivered; empty = all 0. dispatch: number
-    of the first row in the order of all dispatching, the others follow.
-    """
-
-    consumer: int
-    positions: Positions
-    redeliveries: npt.NDArray[np.uint8]
-    dispatch: int
 
 
 def closed(core: Core, rows: Candidates) -> Iterator[tuple[Gate, Mask]]:
@@ -72,11 +58,11 @@ def closed(core: Core, rows: Candidates) -> Iterator[tuple[Gate, Mask]]:
         yield Gate.NO_OWNER, rows.owners == NO_SLOT
 
 
-def route(core: Core, now: int) -> list[Assignment]:
+def route(core: Core, now: int) -> Assignments:
     """Everything that can go out now."""
     core.now = now
     core.wake(now)
-    out: list[Assignment] = []
+    out = Assignments()
     window = core.window
     allowance = core.members.allowance()
     if core.stir:
@@ -123,12 +109,12 @@ def closed_rows(core: Core, candidates: Candidates, *, counting: bool = False) -
     blocked: Mask | None = None
     for gate, mask in closed(core, candidates):
         if counting and gate == Gate.DRAINING:
-            core.tables.attempts[candidates.hashes[mask]] += 1
+            core.tables.attempts[candidates.hashes[np.flatnonzero(mask)]] += 1
         blocked = mask if blocked is None else blocked | mask
     return blocked if blocked is not None and blocked.any() else None
 
 
-def _pass(core: Core, rows: Rows | slice, allowance: Counts, out: list[Assignment], now: int, *, fresh: bool) -> None:
+def _pass(core: Core, rows: Rows | slice, allowance: Counts, out: Assignments, now: int, *, fresh: bool) -> None:
     """Judge `rows`, send what may go, leave the others waiting in the order."""
     candidates = candidates_of(core, rows, allowance, fresh=fresh)
     blocked = closed_rows(core, candidates, counting=True)
@@ -198,7 +184,7 @@ def _send(
     candidates: Candidates,
     picked: npt.NDArray[np.intp] | None,
     counts: Counts,
-    out: list[Assignment],
+    out: Assignments,
     now: int,
 ) -> None:
     """Messages leave: counts, tables, sentinel, and one assignment for each consumer."""
@@ -208,7 +194,7 @@ def _send(
         hashes, positions = candidates.hashes, candidates.positions.copy()
     else:
         hashes, positions = candidates.hashes[picked], candidates.positions[picked]
-    redeliveries = _NO_REDELIVERIES
+    redeliveries = NO_REDELIVERIES
     if candidates.fresh:
         core.sentinel.sent(slots, hashes, positions, None)
     else:
@@ -244,28 +230,20 @@ def _assign(
     positions: Positions,
     redeliveries: npt.NDArray[np.uint8],
     counts: Counts,
-    out: list[Assignment],
+    out: Assignments,
     now: int,
 ) -> None:
-    """Cut what is sent, sorted by slot, into one part for each consumer."""
+    """Note who gets what of the rows, which are sorted by slot."""
     members = core.members
     to = np.flatnonzero(counts)
-    ends = np.cumsum(counts)[to].tolist()
     members.last_sent[to] = now
-    again = np.zeros(len(counts), np.int64)
     if len(redeliveries):
         again = np.bincount(np.repeat(np.arange(len(counts)), counts)[redeliveries > 0], minlength=len(counts))
         members.redelivered += again
-    numbers = members.numbers[to].tolist()
-    starts = [0, *ends[:-1]]
-    first = core.next_dispatch
-    if again.any():
-        parts = [redeliveries[start:end] for start, end in zip(starts, ends, strict=True)]
-        parts = [part if part.any() else _NO_REDELIVERIES for part in parts]
-    else:
-        parts = [_NO_REDELIVERIES] * len(ends)
-    columns = map(positions.__getitem__, map(slice, starts, ends))
-    out += map(Assignment._make, zip(numbers, columns, parts, [first + start for start in starts], strict=True))
+        if not again.any():
+            redeliveries = NO_REDELIVERIES
+    share = Share(members.numbers[to], np.cumsum(counts)[to], positions, redeliveries, core.next_dispatch)
+    out.shares.append(share)
     core.next_dispatch += len(positions)
 
 

@@ -441,3 +441,33 @@ def test_the_last_consumer_leaves_and_the_next_gets_all_in_order() -> None:
     assert flow.dispatch.room() == 0
     flow.join("c2")
     assert flow.route() == {"c2": ["1:0", "1:1", "1:2", "1:3", "1:4"]}
+
+
+def test_reports_gathered_count_each_message_once_for_its_first_reporter() -> None:
+    flow = Driver()
+    flow.join("a")
+    flow.join("b")
+    sent = flow.send(*(f"k{number}" for number in range(20)))
+    a, b = (at(*sent[name]) for name in "ab")
+    flow.dispatch.acknowledge_soon(a[::-1], flow.numbers["a"])
+    flow.dispatch.acknowledge_soon(np.concatenate([a[:2], b[:3], b[:3], ints([7 << 32])]), flow.numbers["b"])
+    flow.dispatch.acknowledge_soon(b[3:4], None)
+    assert flow.consumer_stats("a")["msgAckCounter"] == len(a)
+    assert flow.consumer_stats("b")["msgAckCounter"] == 3
+    assert flow.pending("a") == []
+    assert flow.pending("b") == sent["b"][4:]
+    flow.dispatch.check()
+
+
+def test_a_report_frees_a_blocked_consumer_whichever_comes_first_of_it_and_new_permits() -> None:
+    for permits_first in (True, False):
+        flow = Driver(max_unacked_messages_per_consumer=4)
+        flow.join("a", permits=4)
+        sent = flow.send(*"abcdefgh")["a"]
+        assert len(sent) == 4
+        if permits_first:
+            flow.grant("a", 100)
+        flow.dispatch.acknowledge_soon(at(*sent), flow.numbers["a"])
+        if not permits_first:
+            flow.grant("a", 100)
+        assert len(flow.route()["a"]) == 4

@@ -152,12 +152,17 @@ class Schedule(RuleBasedStateMachine):
         for number in {consumer for consumer, _, _ in want + got}:
             assert [g for g in got if g[0] == number] == [w for w in want if w[0] == number]
         assert not self.dispatch.stalled()
-        assert self.dispatch.route(self.now) == []
+        assert not self.dispatch.route(self.now)
         for message in self.model.in_state("replay", "loose", "held"):
             assert self.dispatch.explain(position=message.position, now=self.now)["verdict"] != "deliverable"
 
-    @rule(part=st.sampled_from(["own", "all", "any", "read"]), pick=st.integers(0, 5), every=st.integers(1, 3))
-    def acknowledge(self, part: str, pick: int, every: int) -> None:
+    @rule(
+        part=st.sampled_from(["own", "all", "any", "read"]),
+        pick=st.integers(0, 5),
+        every=st.integers(1, 3),
+        soon=st.booleans(),
+    )
+    def acknowledge(self, part: str, pick: int, every: int, soon: bool = False) -> None:
         number = self._consumer(pick)
         held = self.model.in_state("pending")
         choice = {
@@ -168,6 +173,10 @@ class Schedule(RuleBasedStateMachine):
         }[part][::every]
         twice = choice[::-1] + choice[:2]
         for positions in (twice, choice):
+            if soon:
+                self.dispatch.acknowledge_soon(ints(positions), number)
+                self.model.acknowledge(positions)
+                continue
             done = self.dispatch.acknowledge(ints(positions), number)
             assert done.tolist() == self.model.acknowledge(positions)
         acked = set(choice)
