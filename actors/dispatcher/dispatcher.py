@@ -93,7 +93,7 @@ class Dispatcher(Actor):
         self.members: dict[str, dict[str, Any]] = {}
         self.pump = Pump(self)
         self._attaching: dict[str, Signal] = {}
-        self._reported = -2
+        self._reported = ("", -1)
         self._statements = 0
         self.paused = False
         self.watchdog_stalls = 0
@@ -368,7 +368,7 @@ class Dispatcher(Actor):
         if not known.all():
             known |= np.isin(positions, self.core.claims(session.number))
             positions = positions[known]
-        self.core.acknowledge(positions, session.number)
+        self.core.acknowledge_soon(positions, session.number)
         self.cursor.acknowledge(positions)
         session.messages_acked += len(positions)
         session.last_acked = self.ports.clock.now()
@@ -407,15 +407,15 @@ class Dispatcher(Actor):
         self.pump.wake()
 
     async def _report_progress(self) -> None:
-        """Tell the topic how far this subscription is, so that it can trim."""
+        """Tell the topic how far this subscription is, so that it can trim; and every new owner of the topic anew."""
         while True:
             await self.ports.clock.sleep(PROGRESS_MS)
-            if self.cursor.mark_delete == self._reported:
-                continue
-            reached = self.cursor.mark_delete
             with contextlib.suppress(Unavailable, Fenced, NotFound):
-                await self.keeper.barrier()
-                await self._send_progress(reached)
+                reached = self.cursor.mark_delete
+                address = await self.directory.topic(self.topic, self.partition)
+                if (address, reached) != self._reported:
+                    await self.keeper.barrier()
+                    await self._send_progress(reached)
 
     def progress(self, mark_delete: int | None = None, *, gone: bool = False) -> Progress:
         """The next statement of how far this subscription is; numbered, so that a late one is recognised."""
@@ -425,6 +425,7 @@ class Dispatcher(Actor):
             mark_delete=self.cursor.mark_delete if mark_delete is None else mark_delete,
             gone=gone,
             number=self.epoch << 32 | self._statements,
+            rejects_keyed_delay=self.settings.delay_key_policy == "reject",
         )
 
     async def _send_progress(self, reached: int) -> bool:
@@ -434,7 +435,7 @@ class Dispatcher(Actor):
         if isinstance(reply, Unknown):
             await self.directory.suspect(address)
             return False
-        self._reported = reached
+        self._reported = (address, reached)
         return True
 
     async def _protect(self) -> None:

@@ -46,6 +46,7 @@ class Publish(Request[Published], kw_only=True):
     Sequences at or below the producer's last stored one are not stored again. Answered when confirmed. A gap behind
     the last run waits for its predecessor and is Conflict in the end, unless `follows` says that there is none:
     everything between `follows` and first_sequence was answered with a refusal and will not come again.
+    keyed_delay: some message has both a key and a delay, which a subscription may refuse (delay_key_policy=reject).
     """
 
     reply: ClassVar[type[Reply]] = Published
@@ -58,6 +59,7 @@ class Publish(Request[Published], kw_only=True):
     crc: int
     payload: Blob
     follows: int | None = None
+    keyed_delay: bool = False
 
 
 class RunIndex(msgspec.Struct, kw_only=True):
@@ -174,6 +176,7 @@ class Progress(Request[Done], kw_only=True):
     """A durable subscription tells how far it has come; the topic trims below the slowest. gone: it was deleted.
 
     number grows with every new statement of a subscription, so that a late one is recognised; 0: not numbered.
+    rejects_keyed_delay: messages with a key and a delay are to be refused at publish (delay_key_policy=reject).
     """
 
     reply: ClassVar[type[Reply]] = Done
@@ -181,6 +184,7 @@ class Progress(Request[Done], kw_only=True):
     mark_delete: int
     gone: bool = False
     number: int = 0
+    rejects_keyed_delay: bool = False
 
 
 class Replicated(Reply, kw_only=True):

@@ -153,8 +153,12 @@ class PartitionProducer:
         return gathered
 
     async def _publish(self, gathered: list[Outgoing]) -> None:
-        run = make_run(_join([outgoing.batch for outgoing in gathered]), self._compression)
-        published = await self._append(run, gathered[0].first_sequence)
+        batch = _join([outgoing.batch for outgoing in gathered])
+        keyed_delay = batch.deliver_at is not None and bool(
+            (batch.rows.column("key").is_valid().to_numpy(zero_copy_only=False) & (batch.deliver_at > 0)).any()
+        )
+        run = make_run(batch, self._compression)
+        published = await self._append(run, gathered[0].first_sequence, keyed_delay)
         if published.count != run.count:
             raise InvariantViolation(f"{run.count} messages were published, {published.count} confirmed")
         self.last_sequence = gathered[0].first_sequence + run.count - 1
@@ -167,7 +171,7 @@ class PartitionProducer:
             if first >= 0:
                 first += len(outgoing.batch)
 
-    async def _append(self, run: Run, first_sequence: int) -> Published:
+    async def _append(self, run: Run, first_sequence: int, keyed_delay: bool) -> Published:
         """Publish until there is an answer. The request never changes, so a repetition is recognised."""
         wait = RETRY_FIRST
         while True:
@@ -182,6 +186,7 @@ class PartitionProducer:
                 payload=Blob(run.payload),
                 # Everything between what is confirmed and this run had its outcome: no predecessor will come.
                 follows=self.last_sequence,
+                keyed_delay=keyed_delay,
             )
             try:
                 reply = await self._ports.net.call(self._address, request, PUBLISH_TIMEOUT)

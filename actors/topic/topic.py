@@ -236,6 +236,11 @@ class Topic(Actor):
                 raise Corrupt("the payload does not fit its checksum; send it again")
             decode_body(payload[columns:], request.shape, request.count)
             producer.verified = True
+        if request.keyed_delay and self._upkeep.rejecting:
+            refused_by = next(iter(self._upkeep.rejecting))
+            raise Invalid(
+                f"subscription {refused_by} refuses messages with a key and a delay; send one without the other"
+            )
         if request.delayed and self.settings.max_delay_ms:
             deliver_at = index_columns(payload[:columns], request.count, True)[0]
             limit = self.ports.clock.now() + self.settings.max_delay_ms

@@ -43,6 +43,7 @@ class Upkeep:
         self._verified = 0
         self._fill_not_before = 0
         self.marks: dict[str, int] = {}
+        self.rejecting: dict[str, None] = {}
 
     def restore(self) -> None:
         """Begin with the marks that the record knows."""
@@ -100,6 +101,9 @@ class Upkeep:
         if request.number and request.number <= self._numbers.get(name, 0):
             return
         self._numbers[name] = request.number
+        self.rejecting.pop(name, None)
+        if request.rejects_keyed_delay and not request.gone:
+            self.rejecting[name] = None
         if request.gone:
             self.marks.pop(name, None)
         else:

@@ -270,3 +270,25 @@ def test_a_killed_process_loses_and_repeats_nothing(client: Client, kind: str) -
     eventually(lambda: backlog(client, topic, "s") == 0, "the backlog stays")
     for consumer in consumers:
         consumer.close()
+
+
+def test_what_a_key_and_a_delay_mean_together_is_declared(client: Client) -> None:
+    """`block_key`: later messages of the key wait. `reject`: refused at publish; keyless delays pass."""
+    client.create_topic("held-back")
+    consumer = client.subscribe("held-back", "s", initial_position="earliest", delay_key_policy="block_key")
+    producer = client.create_producer("held-back")
+    producer.send(b"first", partition_key="a", deliver_after=timedelta(seconds=1))
+    producer.send(b"second", partition_key="a")
+    producer.send(b"other", partition_key="b")
+    assert [consumer.receive(timeout_millis=10_000).data() for _ in range(3)] == [b"other", b"first", b"second"]
+    consumer.close()
+
+    client.create_topic("strict")
+    consumer = client.subscribe("strict", "s", initial_position="earliest", delay_key_policy="reject")
+    producer = client.create_producer("strict")
+    with pytest.raises(cluster.Invalid, match="key and a delay"):
+        producer.send(b"no", partition_key="a", deliver_after=timedelta(seconds=1))
+    producer.send(b"later", deliver_after=timedelta(milliseconds=100))
+    producer.send(b"now", partition_key="a")
+    assert {consumer.receive(timeout_millis=10_000).data() for _ in range(2)} == {b"later", b"now"}
+    consumer.close()
