@@ -363,10 +363,10 @@ class Dispatcher(Actor):
         if not len(positions) or not session.arrived(turn):
             return
         positions = _ascending(positions)
-        # What was never sent cannot be done: it was read by us, or the consumer brought it from an earlier owner.
+        # What was never sent cannot be done: it was read, or was due, or the consumer brought it from an earlier owner.
         known = positions < self.reader.position
         if not known.all():
-            known |= np.isin(positions, self.core.claims(session.number))
+            known |= self.core.knows(session.number, positions)
             positions = positions[known]
         self.core.acknowledge_soon(positions, session.number)
         self.cursor.acknowledge(positions)

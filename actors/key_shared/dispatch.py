@@ -108,10 +108,17 @@ class Dispatch:
         core.policy.joined(slot, others, core.window, core.last_read)
         return member.number
 
-    def claims(self, consumer: int) -> Positions:
-        """Positions that a consumer holds from before a change of owner and that were not read yet, ascending."""
-        member = self._core.members.by_number.get(consumer)
-        return NO_POSITIONS if member is None else member.claims
+    def knows(self, consumer: int, positions: Positions) -> Mask:
+        """Which positions (int64, ascending) this owner has at hand, or the consumer brought from before it.
+
+        A delayed message is at hand as soon as it is due, however far the reading forward has come.
+        """
+        core = self._core
+        known: Mask = np.isin(positions, core.window.position[core.window.find(positions)])
+        member = core.members.by_number.get(consumer)
+        if member is not None and len(member.claims):
+            known |= np.isin(positions, member.claims)
+        return known
 
     def leave(self, consumer: int, *, now: int) -> None:
         """A consumer left, for whatever reason; what it held waits in order for the others (KS-35, KS-36)."""
