@@ -99,7 +99,7 @@ DISPATCHING: list[Mutant] = [
     Mutant(
         name="acknowledgements ahead of the reader are dropped",
         module="actors.dispatcher.dispatcher",
-        old="            known |= np.isin(positions, self.core.claims(session.number))\n",
+        old="            known |= self.core.knows(session.number, positions)\n",
         new="",
         world=BROKER,
         seed=97,
@@ -135,14 +135,6 @@ DISPATCHING: list[Mutant] = [
         new="            if session.expires <= 0:",
         world=BROKER,
         seed=6,
-    ),
-    Mutant(
-        name="a late copy of a hand-back counts again",
-        module="actors.dispatcher.dispatcher",
-        old="        if request.number and not session.first_time(request.number):",
-        new="        if False:",
-        world=BROKER,
-        seed=275,
     ),
     Mutant(
         name="the cursor stops at a ledger that was trimmed",
