@@ -5,7 +5,8 @@ its dispatchers are put into the same one, so that they talk without Ray. Each n
 the fewest of its sort, so bookies are spread as far as the nodes go, and brokers too.
 
 A bookie belongs to its disk. Nothing remembers which machine that disk is in: the bookie is tried on one machine after
-another, and its cookie says whether the disk is its own. A machine that is refused has lost nothing by it.
+another, and its cookie says whether the disk is its own. A machine that is refused has lost nothing by it. Its process
+ends with it, so that the next one finds the disk unlocked.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from actors.ports import Address
 from cluster.environment import NAMESPACE
 from storage.errors import Corrupt, SluiceError, Unavailable
 
+BROKER = "broker-"
+"""How the slots of the shared processes begin; each other slot is a bookie's."""
 START_TIMEOUT = 120.0
 STOP_TIMEOUT = 2.0
 INVENTORY_TIMEOUT = 10.0
@@ -71,12 +74,11 @@ class RayPlaces:
             machine = await self._machine(slot, tried)
             host = await self._host(slot, machine)
             try:
-                return await self._start_in(host, slot, kind, name, settings)
+                return await self._start_in(host, slot, kind, name, settings, alone=True)
             except Corrupt:
                 tried.append(machine)
                 if not await self._others(tried):
                     raise
-                self._forget(slot, host)
 
     async def stop(self, address: Address, *, frozen: bool = False) -> None:
         """See actors.ports.Places."""
@@ -84,7 +86,7 @@ class RayPlaces:
         for slot, host in list(self._hosts.items()):
             if host.name == name:
                 try:
-                    if frozen:
+                    if frozen or not slot.startswith(BROKER):
                         raise TimeoutError
                     await asyncio.wait_for(_answer(host.handle.stop.remote(actor)), STOP_TIMEOUT)
                 except (RayError, TimeoutError):
@@ -116,12 +118,17 @@ class RayPlaces:
         if kind == "bookie":
             return str(settings["bookie"])
         home = zlib.crc32(str(settings["topic"]).encode()) + int(settings["partition"])
-        return f"broker-{home % self._brokers}"
+        return f"{BROKER}{home % self._brokers}"
 
-    async def _start_in(self, host: HostProcess, slot: str, kind: str, name: str, settings: dict[str, Any]) -> Address:
+    async def _start_in(
+        self, host: HostProcess, slot: str, kind: str, name: str, settings: dict[str, Any], *, alone: bool = False
+    ) -> Address:
+        """alone: an actor that cannot start leaves nothing behind in its process, such as the lock of its disk."""
         try:
             return str(await asyncio.wait_for(_answer(host.handle.start.remote(kind, name, settings)), START_TIMEOUT))
         except RayTaskError as error:
+            if alone:
+                self._forget(slot, host)
             if isinstance(error.cause, SluiceError):
                 raise error.cause from None
             raise Unavailable(f"{kind} failed to start: {error.cause!r}") from error
