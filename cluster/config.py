@@ -38,6 +38,7 @@ from pydantic_settings import (
 )
 
 from actors.bookie.settings import BookieSettings
+from actors.losses import LOST_AFTER_MS
 from actors.messages import SubscriptionSettings, TopicSettings
 from cluster.launch import ClusterOptions
 from storage.errors import Invalid
@@ -132,6 +133,9 @@ class Configuration(BaseSettings):
     address: str | None = Field(None, description="address of a running Ray cluster to join; none starts one here")
     data_dir: Path = Field(Path("sluice-data"), description="where bookies, metadata and objects live on this machine")
     bookies: int = Field(3, ge=1, le=1000, description="bookies to start")
+    bookie_lost_after_ms: Annotated[int, BeforeValidator(_unit)] = Field(
+        LOST_AFTER_MS, ge=1000, description="how long a bookie may be away before its copies are made again elsewhere"
+    )
     brokers: int = Field(2, ge=1, le=1000, description="processes that run topics and dispatchers")
     cpus: int | None = Field(None, ge=1, description="processors that Ray may use; none means all")
     object_store_bytes: Annotated[int, BeforeValidator(_unit)] = Field(
