@@ -23,7 +23,8 @@ from types import ModuleType
 class Mutant:
     """One planted defect.
 
-    module: where. old, new: what is replaced by what. world, seed: where it is found. promise: how the finding
+    module: where. old, new: what is replaced by what. world, seed: where it is found; a negative seed means that no
+    seed is known yet, and it is looked for only when it is named. promise: how the finding
     begins (`S1`, `InvariantViolation`, ...); empty accepts any.
     """
 

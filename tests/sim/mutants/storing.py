@@ -77,7 +77,7 @@ STORING: list[Mutant] = [
         old="        while self._change is None and self._pending and self._enough(self._pending[0]):",
         new="        while self._pending and self._enough(self._pending[0]):",
         world=LEDGER,
-        seed=0,
+        seed=-1,
     ),
     Mutant(
         name="fragment begins behind unconfirmed runs",
@@ -101,7 +101,7 @@ STORING: list[Mutant] = [
         old="        return self.ensemble - self.ack + 1",
         new="        return max(1, self.ensemble - self.ack)",
         world=LEDGER,
-        seed=0,
+        seed=-1,
     ),
     Mutant(
         name="missing answers off by one",
