@@ -98,6 +98,9 @@ class Client(Protocol):
     def stats(self, topic: str, subscription: str) -> list[dict[str, Any]]:
         """Statistics of each partition's dispatcher, Pulsar's names."""
 
+    def admin(self, topic: str, subscription: str, verb: str, **arguments: Any) -> list[Any]:
+        """What a verb of the subscription answers on each partition."""
+
 
 Connect = Callable[[], AbstractContextManager[Any]]
 """Opens a connection; must survive pickling, because Spark tasks and consumer processes open their own."""

@@ -132,11 +132,16 @@ class FloodConsumer:
         return os.getpid()
 
     def start(self, incarnation: str, consumer_name: str) -> None:
-        """Join the subscription and begin to work.
+        """Join the subscription and begin to work; again after `stop`, under another incarnation.
 
         incarnation is the name in the history and is never used again; consumer_name is what the broker hears.
         """
+        assert self._thread is None or not self._thread.is_alive(), f"{self._incarnation} has not left"
         self._incarnation, self._name = incarnation, consumer_name
+        self._stopping.clear()
+        self._error, self._joined = "", False
+        self._received = self._redelivered = self._lost_sessions = 0
+        self._sessions = {}
         self._thread = threading.Thread(target=self._run, name="consumer", daemon=True)
         self._thread.start()
 

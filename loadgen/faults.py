@@ -1,12 +1,14 @@
 """Consumers that come and go under load: who is alive, what is broken when, and what the history says of it.
 
 A fault is due at a share of the messages delivered, so that it hits a run of any length in the same phase, or at a
-time. `restart-consumer`: one leaves cleanly and comes back under its name. `kill-consumer`: one process gets SIGKILL
-and is replaced. `join-consumer`: one more joins. Spare processes are started ahead, so that a replacement costs a
-join and not the start of an interpreter.
+time. The kinds are those of `loadgen.kinds`; this module does the consumers' own. Spare processes are started ahead,
+so that a replacement costs a join and not the start of an interpreter.
 
 What the history says about an end must be true for the judge: the death is noted before the signal is sent, so no
 delivery to somebody else can come before it.
+
+A schedule is drawn from the seed alone, whom and how long included, so that the same seed breaks the same things at
+the same times. What lasts (a frozen or slowed process) is taken back by a timer, and by `calm` at the latest.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -24,12 +27,19 @@ import pyarrow as pa
 
 from loadgen.consume import ConsumeJob, ConsumerProgress, seal_journals
 from loadgen.history import DEATH, EVENTS, write_parquet
-from storage.errors import Invalid, Unavailable
+from loadgen.kinds import FLOOD_KINDS, FREEZE, JOIN, KILL, KINDS, RESTART, SLOW, check_kinds
+from storage.errors import Unavailable
 
-RESTART, KILL, JOIN = "restart-consumer", "kill-consumer", "join-consumer"
-KINDS = (RESTART, KILL, JOIN)
+__all__ = ["FREEZE", "JOIN", "KILL", "KINDS", "RESTART", "SLOW"]
+
 AWAY_S = 0.3
 """How long a consumer that left cleanly stays away."""
+SPARES = 8
+"""So many processes are kept ready at most."""
+MOST_MORE = 6
+"""So many consumers may join a run that others do not leave for good."""
+SLOW_SHARE, SLICE_S = 0.1, 0.2
+"""A slowed process runs a tenth of every fifth of a second."""
 _READY_S = 120.0
 _STOP_S = 40.0
 _LOOK_EVERY_S = 0.02
@@ -37,30 +47,57 @@ _LOOK_EVERY_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something to break: due when `share` of the messages are delivered, or `at_s` seconds after the start."""
+    """Something to break: due when `share` of the messages are delivered, or `at_s` seconds after the start.
+
+    lot: which of the possible victims, 0 <= lot < 1. lasts_s: seconds until it is taken back, for kinds that last.
+    target: the victim's name, if it is to be a certain one.
+    """
 
     kind: str
     share: float = 0.0
     at_s: float = 0.0
+    lot: float = 0.0
+    lasts_s: float = 0.0
+    target: str = ""
 
     def due(self, share: float, seconds: float) -> bool:
         """Is it time?"""
         return seconds >= self.at_s if self.at_s else share >= self.share
 
 
-def plan_by_share(restarts: int) -> list[Fault]:
-    """`restarts` faults of each kind in turn, spread over the middle of the run."""
-    return [Fault(KINDS[i % len(KINDS)], share=0.1 + 0.75 * (i + 0.5) / restarts) for i in range(restarts)]
+def plan_by_share(restarts: int, seed: int = 0) -> list[Fault]:
+    """`restarts` faults of a flood's kinds in turn, spread over the middle of the run; victims from the seed."""
+    lots = np.random.default_rng([seed, 7]).random(restarts)
+    return [
+        Fault(FLOOD_KINDS[i % len(FLOOD_KINDS)], share=0.1 + 0.75 * (i + 0.5) / restarts, lot=float(lots[i]))
+        for i in range(restarts)
+    ]
 
 
 def plan_by_time(kinds: Sequence[str], every_s: float, seconds: float, seed: int) -> list[Fault]:
-    """One fault each `every_s` seconds, kinds drawn from the seed. Raises Invalid for an unknown kind."""
-    for kind in kinds:
-        if kind not in KINDS:
-            raise Invalid(f"there is no fault {kind!r}; there are {', '.join(KINDS)}")
-    count = int(seconds / every_s)
-    drawn = np.random.default_rng([seed, 99]).integers(0, len(kinds), count)
-    return [Fault(kinds[int(kind)], at_s=(turn + 1) * every_s) for turn, kind in enumerate(drawn)]
+    """One fault each `every_s` seconds; kinds, victims and lengths drawn from the seed.
+
+    Each kind comes once before one comes again, in an order that is drawn anew each time, so that a short run has
+    something of everything. Raises Invalid for an unknown kind.
+    """
+    check_kinds(kinds)
+    rng = np.random.default_rng([seed, 99])
+    faults: list[Fault] = []
+    order: list[int] = []
+    for turn in range(int(seconds / every_s)):
+        order = order or rng.permutation(len(kinds)).tolist()
+        kind = KINDS[kinds[order.pop()]]
+        shortest, longest = kind.seconds
+        # Two draws whatever the kind: another list of kinds does not change the rest of the schedule's numbers.
+        lot, length = rng.random(2).tolist()
+        lasts = round(shortest + length**2 * (longest - shortest), 3)
+        faults.append(Fault(kind.name, at_s=(turn + 1) * every_s, lot=lot, lasts_s=lasts))
+    return faults
+
+
+def processes_needed(faults: Sequence[Fault]) -> int:
+    """How many new processes a plan will take at least."""
+    return sum(fault.kind in (KILL, JOIN) or (fault.kind == RESTART and not fault.target) for fault in faults)
 
 
 class Handle(Protocol):
@@ -97,15 +134,15 @@ class Member:
 class Fleet:
     """The consumers of one flood: those that work, the spares, and the dead."""
 
-    def __init__(self, job: ConsumeJob, spawn: Spawn, seed: int) -> None:
+    def __init__(self, job: ConsumeJob, spawn: Spawn) -> None:
         self._job = job
         self._spawn = spawn
-        self._rng = np.random.default_rng([seed, 7])
         self._started: list[Handle] = []
         self._spares: list[Handle] = []
         self._lives: dict[str, int] = {}
         self._events: list[dict[str, Any]] = []
-        self._next = 0
+        self._next = self._most = self._ahead = 0
+        self._episodes: list[Episode] = []
         self.working: list[Member] = []
         self.gone: list[Member] = []
         self.history: list[dict[str, Any]] = []
@@ -113,12 +150,19 @@ class Fleet:
     def begin(self, consumers: int, spares: int) -> None:
         """Start `consumers + spares` processes, and let the first `consumers` join when all of them are up."""
         handles = [self._process() for _ in range(consumers)]
-        self._spares = [self._process() for _ in range(spares)]
+        self._spares = [self._process() for _ in range(min(spares, SPARES))]
+        self._ahead = spares - len(self._spares)
+        self._most = consumers + MOST_MORE
         for handle in [*handles, *self._spares]:
             handle.ready(_READY_S)
         for handle in handles:
             self._join(handle, self._new_name())
+        self.await_joined()
+
+    def await_joined(self) -> None:
+        """Wait until everybody has joined. Raises Unavailable if somebody cannot."""
         deadline = time.monotonic() + _READY_S
+        self.poll()
         while not all(member.last.joined for member in self.working):
             self.poll()
             if self.troubles() or time.monotonic() > deadline:
@@ -126,28 +170,78 @@ class Fleet:
             time.sleep(_LOOK_EVERY_S)
 
     def inject(self, fault: Fault) -> None:
-        """Break something now, and mend it; returns when it is mended. One fault at a time."""
+        """Break something now, and mend it; returns when it is mended, or will be by a timer. One fault at a time."""
         if fault.kind == JOIN:
-            name = self._new_name()
-            self._note(JOIN, name)
-            self._join(self._spare(), name)
+            if len(self.working) < self._most:
+                name = self._new_name()
+                self._note(fault, name)
+                self._join(self._spare(), name)
             return
-        if not self.working:
+        victim = self._victim(fault)
+        if victim is None:
             return
-        self.poll()
-        # One that has not joined yet has nothing to lose; it is taken only if there is nobody else.
-        busy = [member for member in self.working if member.last.joined] or self.working
-        victim = busy[int(self._rng.integers(len(busy)))]
-        self.working.remove(victim)
-        self.gone.append(victim)
-        self._note(fault.kind, victim.name)
-        if fault.kind == KILL:
-            self._kill(victim)
+        if fault.kind == FREEZE:
+            self._note(fault, victim.name, incarnation=victim.incarnation)
+            self._episodes.append(Episode([victim.pid], fault.lasts_s))
+        elif fault.kind == SLOW:
+            self._note(fault, victim.name, incarnation=victim.incarnation)
+            self._episodes.append(Episode([victim.pid], fault.lasts_s, share=SLOW_SHARE))
+        elif fault.kind == KILL:
+            self._note(fault, victim.name, incarnation=victim.incarnation)
+            self.strike([victim.pid])
             self._join(self._spare(), victim.name)
         else:
-            self._stop(victim)
-            time.sleep(AWAY_S)
-            self._join(self._spare(), victim.name)
+            self._note(fault, victim.name)
+            if fault.target:
+                self.restart(victim)
+                self.await_joined()
+            else:
+                self.restart(victim, self._spare())
+
+    def strike(self, pids: Sequence[int]) -> list[Member]:
+        """SIGKILL processes, whoever's they are; the consumers among them are dead from now on, and are returned."""
+        dead = [member for member in self.working if member.pid in pids]
+        at = self._job.clock.now()
+        for member in dead:
+            row = {"consumer": member.incarnation, "session": -1, "partition": -1, "event": DEATH, "at": at, "upto": 0}
+            self._events.append(row)
+            self.working.remove(member)
+            self.gone.append(member)
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return dead
+
+    def replace(self, dead: Sequence[Member]) -> None:
+        """Others join under the names of the dead."""
+        for member in dead:
+            self._join(self._spare(), member.name)
+
+    def restart(self, member: Member, handle: Handle | None = None) -> None:
+        """One leaves cleanly, stays away a little and comes back under its name, in that process or in its old one."""
+        self.working.remove(member)
+        self.gone.append(member)
+        with contextlib.suppress(Exception):
+            member.handle.stop(_STOP_S)
+        if handle is not None:
+            member.handle.end()
+        time.sleep(AWAY_S)
+        self._join(handle or member.handle, member.name)
+
+    def calm(self) -> None:
+        """Take back everything that still lasts."""
+        for episode in self._episodes:
+            episode.end()
+        self._episodes = []
+
+    def _victim(self, fault: Fault) -> Member | None:
+        """Who is hit. One that has not joined yet has nothing to lose; it is taken only if there is nobody else."""
+        self.poll()
+        suffering = [pid for episode in self._episodes if not episode.over for pid in episode.pids]
+        able = [member for member in self.working if member.pid not in suffering]
+        able = [member for member in able if fault.target in ("", member.name)]
+        able = [member for member in able if member.last.joined] or able
+        return able[int(fault.lot * len(able))] if able else None
 
     def poll(self) -> None:
         """Look how far everybody is."""
@@ -174,6 +268,7 @@ class Fleet:
 
     def finish(self) -> None:
         """Everybody leaves cleanly; all histories become Parquet."""
+        self.calm()
         for member in self.working:
             self._stop(member)
         self.gone.extend(self.working)
@@ -184,6 +279,7 @@ class Fleet:
 
     def close(self) -> None:
         """End every process that was started. Never raises."""
+        self.calm()
         for handle in self._started:
             handle.end()
         self._started = []
@@ -198,6 +294,9 @@ class Fleet:
         return handle
 
     def _spare(self) -> Handle:
+        if self._ahead:
+            self._ahead -= 1
+            self._spares.insert(0, self._process())
         return self._spares.pop() if self._spares else self._process()
 
     def _join(self, handle: Handle, name: str) -> None:
@@ -212,12 +311,53 @@ class Fleet:
             member.handle.stop(_STOP_S)
         member.handle.end()
 
-    def _kill(self, member: Member) -> None:
-        at = self._job.clock.now()
-        row = {"consumer": member.incarnation, "session": -1, "partition": -1, "event": DEATH, "at": at, "upto": 0}
-        self._events.append(row)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(member.pid, signal.SIGKILL)
+    def _note(self, fault: Fault, target: str, **more: Any) -> None:
+        self.note(
+            {"kind": fault.kind, "target": target, **more} | ({"lasts_s": fault.lasts_s} if fault.lasts_s else {})
+        )
 
-    def _note(self, kind: str, target: str) -> None:
-        self.history.append({"at_us": self._job.clock.now(), "kind": kind, "target": target})
+    def note(self, what: dict[str, Any]) -> None:
+        """Remember what was done, now."""
+        self.history.append({"at_us": self._job.clock.now(), **what})
+
+
+class Episode:
+    """Processes that are stopped, or get a share of their time, until `end` or for so many seconds."""
+
+    def __init__(self, pids: Sequence[int], seconds: float, share: float = 0.0) -> None:
+        """Begin at once. share: part of the time that the processes may run, 0 = none."""
+        self.pids = list(pids)
+        self._share = share
+        self._quiet = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(seconds,), name="episode", daemon=True)
+        self._signal(signal.SIGSTOP)
+        self._thread.start()
+
+    @property
+    def over(self) -> bool:
+        """Whether the processes run as they like again."""
+        return not self._thread.is_alive()
+
+    def end(self) -> None:
+        """Let them run again. Safe to repeat."""
+        self._quiet.set()
+        self._thread.join()
+
+    def _run(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        try:
+            while (left := deadline - time.monotonic()) > 0:
+                if self._quiet.wait(min(left, SLICE_S * (1 - self._share)) if self._share else left):
+                    return
+                if self._share:
+                    self._signal(signal.SIGCONT)
+                    if self._quiet.wait(SLICE_S * self._share):
+                        return
+                    self._signal(signal.SIGSTOP)
+        finally:
+            self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        for pid in self.pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)

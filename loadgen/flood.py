@@ -29,9 +29,10 @@ import pyarrow as pa
 from rich.console import Console
 
 from loadgen.broker import ClusterConnect, Connect
+from loadgen.chaos import Chaos, ClusterProcesses, plan
 from loadgen.consume import ConsumeJob
 from loadgen.display import Display, Progress, make_display
-from loadgen.faults import Fault, Fleet, Spawn, plan_by_share, plan_by_time
+from loadgen.faults import Fault, Fleet, Spawn, processes_needed
 from loadgen.history import Clock, write_parquet
 from loadgen.options import FloodOptions
 from loadgen.outcome import Report
@@ -140,15 +141,19 @@ class Flood:
         """Everything, from the topic to the verdict."""
         options = self._options
         consume, publish = self._jobs()
-        fleet = Fleet(consume, self._spawn, options.seed)
+        fleet = Fleet(consume, self._spawn)
         with contextlib.ExitStack() as stack:
             client = stack.enter_context(self._connect())
             client.create_topic(self._topic, partitions=options.partitions)
             stack.callback(fleet.close)
-            faults = self._plan()
+            processes = ClusterProcesses(client, getattr(self._connect, "address", None), options.s3_endpoint_url)
+            faults = plan(options, processes)
+            chaos = stack.enter_context(
+                contextlib.closing(Chaos(fleet, processes, client, self._topic, SUBSCRIPTION, options))
+            )
             with self._phase("starting Spark and the consumers", "start"):
                 spark = self._start_spark(stack)
-                fleet.begin(options.consumers, sum(1 for _ in faults[:8]))
+                fleet.begin(options.consumers, processes_needed(faults))
                 frame, total = self._source(spark)
                 spark.range(0, options.cores, numPartitions=options.cores).mapInArrow(
                     warm_up(publish), "id long"
@@ -156,7 +161,8 @@ class Flood:
             sampler = Sampler(client, self._topic, SUBSCRIPTION, self._clock)
             sampler.start()
             with self._phase("flooding", "flood"):
-                self._flood(spark, frame, total, publish, fleet, sampler, faults)
+                self._flood(spark, frame, total, publish, chaos, sampler, faults)
+                chaos.finish()
             with self._phase("coming to rest", "rest"):
                 rest = self._rest(sampler)
                 stats = sampler.stop()
@@ -165,8 +171,9 @@ class Flood:
             write_parquet(stats, self._folder / "stats.parquet")
             with self._phase("judging with Spark", "judge"):
                 span = span_of(self._folder)
-                judgement = judge_with_spark(spark, self._folder, span, total or self._progress.sent)
-        return self._report(judgement, stats, rest, fleet)
+                messages = total or self._progress.sent
+                judgement = judge_with_spark(spark, self._folder, span, messages, fleet.history)
+        return self._report(judgement, stats, rest, chaos)
 
     def _jobs(self) -> tuple[ConsumeJob, PublishJob]:
         """What consumers and producers are told, and the folders that they write into."""
@@ -194,8 +201,8 @@ class Flood:
         publish.prepare()
         return consume, publish
 
-    def _report(self, judgement: Judgement, stats: pa.Table, rest: dict[str, int], fleet: Fleet) -> Report:
-        options = self._options
+    def _report(self, judgement: Judgement, stats: pa.Table, rest: dict[str, int], chaos: Chaos) -> Report:
+        options, fleet = self._options, chaos.fleet
         first = judgement.measures.first_sent or self._start
         return Report(
             seed=options.seed,
@@ -205,24 +212,13 @@ class Flood:
             at_rest=rest,
             faults=[fault | {"at_s": round((fault["at_us"] - first) / 1e6, 3)} for fault in fleet.history],
             start_us=first,
-            troubles=self._troubles + fleet.troubles(),
+            troubles=self._troubles + chaos.troubles + fleet.troubles(),
             phases=self._phases,
             moves_expected=bool(fleet.history) and options.consumers > 1,
             delays_expected=options.delayed > 0,
+            passed_over=chaos.passed_over,
+            moves=chaos.moves,
         )
-
-    def _plan(self) -> list[Fault]:
-        options = self._options
-        if options.minutes is not None:
-            seconds = options.minutes * 60
-            kinds = options.faults
-            if kinds is None:
-                every = seconds / (options.restarts + 1) if options.restarts else seconds + 1
-                from loadgen.faults import KINDS
-
-                return plan_by_time(KINDS, every, seconds, options.seed)
-            return plan_by_time(kinds, options.fault_every_ms / 1000, seconds, options.seed)
-        return plan_by_share(options.restarts)
 
     def _start_spark(self, stack: contextlib.ExitStack) -> Any:
         if self._session is not None:
@@ -255,11 +251,11 @@ class Flood:
         frame: Any,
         total: int,
         job: PublishJob,
-        fleet: Fleet,
+        chaos: Chaos,
         sampler: Sampler,
         faults: list[Fault],
     ) -> None:
-        options = self._options
+        options, fleet = self._options, chaos.fleet
         self._start = self._clock.now()
         if options.minutes is not None:
             job = replace(job, until=self._start + int(options.minutes * 60e6))
@@ -270,7 +266,7 @@ class Flood:
         publisher.start()
         self._progress.total = total
         ended = threading.Event()
-        breaker = threading.Thread(target=self._break, args=(fleet, faults, total, ended), name="faults", daemon=True)
+        breaker = threading.Thread(target=self._break, args=(chaos, faults, total, ended), name="faults", daemon=True)
         breaker.start()
         watch = _Watch(options)
         finished = 0
@@ -293,7 +289,7 @@ class Flood:
         if self._failure is not None:
             self._troubles.append(f"publishing failed: {_cause(self._failure)}")
 
-    def _break(self, fleet: Fleet, faults: list[Fault], total: int, ended: threading.Event) -> None:
+    def _break(self, chaos: Chaos, faults: list[Fault], total: int, ended: threading.Event) -> None:
         """Inject the faults, each when it is due; in a thread of its own, because a clean leave takes a while."""
         for fault in faults:
             while True:
@@ -303,7 +299,7 @@ class Flood:
                 if ended.wait(_FAULT_EVERY_S):
                     return
             try:
-                fleet.inject(fault)
+                chaos.inject(fault)
             except Exception as error:
                 self._troubles.append(f"the fault {fault.kind} could not be mended: {error}")
                 return

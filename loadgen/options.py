@@ -8,9 +8,29 @@ from pathlib import Path
 from typing import Any
 
 from loadgen.generate import Workload
+from loadgen.kinds import check_kinds
 from storage.errors import Invalid
 
 POLICIES = ("draining_hashes", "last_sent_position", "read_position")
+ROLLING = "rolling-restart"
+SCENARIOS = ("", ROLLING)
+EVERYTHING = "all"
+"""In place of kinds of faults: all that the cluster can stand."""
+WORKLOADS: dict[str, dict[str, Any]] = {
+    "joins": {
+        "messages": 60_000,
+        "keys": 40,
+        "skew": 0.0,
+        "partitions": 1,
+        "consumers": 3,
+        "restarts": 9,
+        "rate": 4_000.0,
+        "work_us": 400.0,
+        "receiver_queue_size": 300,
+    },
+}
+"""Workloads by name. joins: few keys that always have messages in flight, slow consumers and many who come and go:
+what a policy must be good at that lets a newcomer in without taking a key from somebody who still works on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +42,9 @@ class FloodOptions:
     fast as it goes. minutes: how long, in place of messages. faults, fault_every_ms: kinds of faults by time, in
     place of restarts. work_us: simulated work per message in each consumer. input and the columns: real data in place
     of generated messages. address: a running cluster; without one a local cluster is started. cores: Spark tasks at
-    once. stall_s: how long nothing may move before the run is given up.
+    once. stall_s: how long nothing may move before the run is given up. scenario: `rolling-restart` restarts every
+    consumer in turn, `rounds` times, in place of other faults. s3_endpoint_url: where the S3 server is that may be
+    frozen.
     """
 
     partitions: int = 4
@@ -55,15 +77,19 @@ class FloodOptions:
     work_us: float = 1.0
     receiver_queue_size: int = 20_000
     stall_s: float = 30.0
+    scenario: str = ""
+    rounds: int = 0
+    s3_endpoint_url: str | None = None
 
     @classmethod
     def of(cls, **values: Any) -> FloodOptions:
         """Options from loose values: True for restarts, text for paths and lists. Raises Invalid for what is wrong."""
         known = {f.name for f in fields(cls)}
         for name in values:
-            if name not in known:
+            if name not in known and name != "workload":
                 raise Invalid(f"there is no option {name!r}; there are {', '.join(sorted(known))}")
         given = {name: value for name, value in values.items() if value is not None}
+        given = cls._preset(given.pop("workload", None)) | given
         if isinstance(given.get("restarts"), bool):
             given["restarts"] = 3 if given["restarts"] else 0
         for name in ("data_dir", "json", "report"):
@@ -75,6 +101,14 @@ class FloodOptions:
         options = cls(**given)
         options.check()
         return options
+
+    @staticmethod
+    def _preset(name: str | None) -> dict[str, Any]:
+        if name is None:
+            return {}
+        if name not in WORKLOADS:
+            raise Invalid(f"--workload is one of {', '.join(WORKLOADS)}, not {name!r}")
+        return dict(WORKLOADS[name])
 
     def check(self) -> None:
         """Raises Invalid with one line that says what to change."""
@@ -95,6 +129,12 @@ class FloodOptions:
             raise Invalid(f"--minutes must be more than 0, not {self.minutes}")
         if self.faults is not None and self.fault_every_ms < 100:
             raise Invalid("faults come at most ten times a second")
+        if self.faults is not None and self.faults != [EVERYTHING]:
+            check_kinds(self.faults)
+        if self.scenario not in SCENARIOS:
+            raise Invalid(f"--scenario is {ROLLING}, not {self.scenario!r}")
+        if self.scenario and self.rounds < 1:
+            raise Invalid(f"--rounds must be at least 1, not {self.rounds}")
         self.workload().check()
 
     def workload(self) -> Workload:

@@ -15,6 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from loadgen.checkers import nothing_checked
+from loadgen.recovery import tell
+from loadgen.rolling import HOLD_LIMIT_MS, MOST_MOVES, Moves
 from loadgen.verdict import Judgement
 
 OK, BROKEN, NOTHING_CHECKED = "ok", "broken", "nothing_checked"
@@ -42,6 +44,8 @@ class Report:
     phases: dict[str, float] = field(default_factory=dict)
     moves_expected: bool = False
     delays_expected: bool = False
+    passed_over: list[str] = field(default_factory=list)
+    moves: Moves | None = None
 
     @property
     def reasons(self) -> list[str]:
@@ -51,6 +55,7 @@ class Report:
         reasons += [f"{name} at rest: {count:,}" for name, count in self.at_rest.items() if count]
         reasons += self.sentinel
         reasons += self.troubles
+        reasons += self.rolling
         reasons += nothing_checked(findings, moves_expected=self.moves_expected, delays_expected=self.delays_expected)
         return reasons
 
@@ -61,12 +66,31 @@ class Report:
         return [f"{seen} order violations counted by the broker itself"] if seen else []
 
     @property
+    def rolling(self) -> list[str]:
+        """What a rolling restart did that it must not."""
+        if self.moves is None:
+            return []
+        reasons = []
+        if not 0 < self.moves.ratio <= MOST_MOVES:
+            reasons.append(f"hashes moved {self.moves.ratio:.2f} times the minimum, {MOST_MOVES} is allowed")
+        longest = max((int(wait["unexplained_us"]) for wait in self.judgement.recovery.worst), default=0)
+        if longest > HOLD_LIMIT_MS * 1000:
+            reasons.append(f"a key waited {longest / 1000:,.0f} ms longer than its own messages explain")
+        return reasons
+
+    def recovery(self) -> dict[str, Any]:
+        """How long the broker needed after the faults, for the report."""
+        told = tell(self.judgement.recovery, self.faults, self.judgement.measures.span, self.start_us)
+        moves = self.moves.to_dict() if self.moves is not None else None
+        return told | {"moves": moves, "passed_over": self.passed_over}
+
+    @property
     def verdict(self) -> str:
         """ok, broken or nothing_checked."""
         findings = self.judgement.findings
         if not self.reasons:
             return OK
-        broken = not findings.clean or any(self.at_rest.values()) or self.troubles or self.sentinel
+        broken = not findings.clean or any(self.at_rest.values()) or self.troubles or self.sentinel or self.rolling
         return BROKEN if broken else NOTHING_CHECKED
 
     @property
@@ -110,6 +134,7 @@ class Report:
             "lateness_ms": percentiles(measures.lateness),
             "publish_latency_ms": percentiles(measures.publish),
             "faults": [{name: fault[name] for name in ("at_s", "kind", "target")} for fault in self.faults],
+            "recovery": self.recovery(),
             "examples": findings.examples,
             "reasons": self.reasons,
             "phases_s": {name: round(seconds, 3) for name, seconds in self.phases.items()},

@@ -8,8 +8,8 @@ a worker's memory however long the run was. Consumers' events are few and go to 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,29 +21,35 @@ import pyarrow.parquet as pq
 from loadgen.checkers import Findings, judge
 from loadgen.history import ACKS, DELIVERIES, EVENTS, RECEIVES, SENDS, SENT, confirm_acks
 from loadgen.measures import Measures, Span, measure
+from loadgen.recovery import Recovery, recover
 
 MESSAGES_PER_PART = 250_000
-_RESULT = "findings string, measures string"
+_RESULT = "findings string, measures string, recovery string"
 
 
 @dataclass
 class Judgement:
-    """What the judge found, and what the run was like."""
+    """What the judge found, what the run was like, and how it recovered from its faults."""
 
     findings: Findings
     measures: Measures
+    recovery: Recovery = field(default_factory=Recovery)
 
 
-def judge_part(sent: pa.Table, delivered: pa.Table, events: pa.Table, span: Span) -> Judgement:
-    """Judge one part: tables SENT, DELIVERIES and EVENTS of loadgen.history that hold whole keys."""
+def judge_part(
+    sent: pa.Table, delivered: pa.Table, events: pa.Table, span: Span, faults: Sequence[dict[str, Any]] = ()
+) -> Judgement:
+    """Judge one part: tables SENT, DELIVERIES and EVENTS of loadgen.history that hold whole keys; faults in order."""
     let_go = delivered.filter(pc.greater(delivered.column("acked_at"), 0))
     unconfirmed = pa.chunked_array([np.zeros(let_go.num_rows, np.int64)])
     acks = let_go.append_column("confirmed_at", unconfirmed).select(ACKS.names)
     findings = judge(sent.select(SENDS.names), delivered.select(RECEIVES.names), confirm_acks(acks, events), events)
-    return Judgement(findings, measure(sent, delivered, span))
+    return Judgement(findings, measure(sent, delivered, span), recover(sent, delivered, events, faults, span))
 
 
-def judge_with_spark(spark: Any, folder: Path, span: Span, messages: int) -> Judgement:
+def judge_with_spark(
+    spark: Any, folder: Path, span: Span, messages: int, faults: Sequence[dict[str, Any]] = ()
+) -> Judgement:
     """Judge the histories under `folder` (sends/, deliveries/, events/ as Parquet) with a Spark session."""
     from pyspark.sql.functions import col
 
@@ -52,12 +58,13 @@ def judge_with_spark(spark: Any, folder: Path, span: Span, messages: int) -> Jud
     sent = _read(spark, folder / "sends", SENT).groupBy(part)
     delivered = _read(spark, folder / "deliveries", DELIVERIES).groupBy(part)
     spark.conf.set("spark.sql.shuffle.partitions", str(parts))
-    task = _task(read_table(folder / "events", EVENTS), span)
+    task = _task(read_table(folder / "events", EVENTS), span, faults)
     rows = sent.cogroup(delivered).applyInArrow(task, _RESULT).collect()
     whole = Judgement(Findings(), Measures(span))
     for row in rows:
         whole.findings.merge(Findings(**json.loads(row["findings"])))
         whole.measures.merge(Measures.from_dict(json.loads(row["measures"])))
+        whole.recovery.merge(Recovery.from_dict(json.loads(row["recovery"])))
     return whole
 
 
@@ -85,17 +92,18 @@ def _read(spark: Any, folder: Path, schema: pa.Schema) -> Any:
     return spark.read.schema(from_arrow_schema(schema)).parquet(str(folder))
 
 
-def _task(events: pa.Table, span: Span) -> Callable[[pa.Table, pa.Table], pa.Table]:
+def _task(events: pa.Table, span: Span, faults: Sequence[dict[str, Any]]) -> Callable[[pa.Table, pa.Table], pa.Table]:
     """The function that Spark runs for each part; it takes its small tables along."""
     rows = events.to_pylist()
 
     def run(sent: pa.Table, delivered: pa.Table) -> pa.Table:
         known = pa.Table.from_pylist(rows, EVENTS)
-        part = judge_part(_shaped(sent, SENT), _shaped(delivered, DELIVERIES), known, span)
+        part = judge_part(_shaped(sent, SENT), _shaped(delivered, DELIVERIES), known, span, faults)
         return pa.table(
             {
                 "findings": [json.dumps(asdict(part.findings))],
                 "measures": [json.dumps(part.measures.to_dict())],
+                "recovery": [json.dumps(part.recovery.to_dict())],
             }
         )
 

@@ -12,6 +12,8 @@ from cluster.cli.options import AddressOption, milliseconds
 from storage.errors import Invalid
 
 Policy = Literal["draining_hashes", "last_sent_position", "read_position"]
+Scenario = Literal["rolling-restart"]
+Workload = Literal["joins"]
 
 PartitionsOption = Annotated[int, typer.Option("--partitions", min=1, max=1024, help="Partitions of the topic.")]
 MessagesOption = Annotated[int, typer.Option("--messages", min=1, help="How many messages to publish.")]
@@ -34,10 +36,16 @@ KeepOption = Annotated[bool, typer.Option("--keep", help="Keep the data and the 
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the report as JSON.")]
 ReportFile = Annotated[Path | None, typer.Option("--report", metavar="FILE", help="Write the report as one HTML page.")]
 
+WorkloadOption = Annotated[
+    Workload | None,
+    typer.Option("--workload", help="Options by name: few keys, slow consumers, many who come and go."),
+]
+
 _INPUT = "Real input"
 
 
 def flood(
+    context: typer.Context,
     partitions: PartitionsOption = 4,
     messages: MessagesOption = 1_000_000,
     size: SizeOption = 100,
@@ -71,6 +79,7 @@ def flood(
     keep: KeepOption = False,
     json: JsonFile = None,
     report: ReportFile = None,
+    workload: WorkloadOption = None,
     address: AddressOption = None,
 ) -> int:
     """Start everything, flood it from Spark, restart consumers meanwhile, and judge what was delivered.
@@ -82,12 +91,16 @@ def flood(
     if input is not None and not key_column:
         raise typer.BadParameter("--input needs --key-column: the column whose values keep their order")
     columns = [name.strip() for name in payload_columns.split(",") if name.strip()] if payload_columns else None
-    return _flood(
+    given: dict[str, Any] = dict(  # noqa: C408 - the names are parameters
         partitions=partitions, messages=messages, size=size, keys=keys, skew=skew, consumers=consumers,
         restarts=restarts, delayed=delayed, rate=rate, minutes=minutes, seed=seed, policy=policy, input=input,
         key_column=key_column, payload_columns=columns, time_column=time_column, bookies=bookies,
         data_dir=data_dir, keep=keep, json=json, report=report, address=address,
     )  # fmt: skip
+    if workload is not None:
+        # What was not asked for on the command line is the workload's own.
+        given = {name: value for name, value in given.items() if _was_given(context, name)} | {"workload": workload}
+    return _flood(**given)
 
 
 def chaos(
@@ -96,6 +109,10 @@ def chaos(
         str | None,
         typer.Option("--faults", metavar="A,B,...", help="Which faults. Default: all that this cluster can stand."),
     ] = None,
+    scenario: Annotated[
+        Scenario | None, typer.Option("--scenario", help="A scenario of its own in place of --faults.")
+    ] = None,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="How often a scenario is repeated.")] = 3,
     every: Annotated[str, typer.Option("--every", help="Time between two faults, for example 3s.")] = "3s",
     partitions: PartitionsOption = 4,
     size: SizeOption = 100,
@@ -118,16 +135,33 @@ def chaos(
     period = milliseconds(every)
     if period <= 0:
         raise typer.BadParameter("--every must be more than nothing")
-    names = [name.strip() for name in faults.split(",") if name.strip()] if faults else None
-    kinds: Any = import_module("loadgen.faults").KINDS
-    unknown = [name for name in names or () if name not in kinds]
+    names = [name.strip() for name in faults.split(",") if name.strip()] if faults else ["all"]
+    kinds: Any = import_module("loadgen.kinds").KINDS
+    unknown = [name for name in names if name not in kinds and names != ["all"]]
     if unknown:
         raise typer.BadParameter(f"there is no fault {unknown[0]!r}; there are {', '.join(kinds)}")
+    if faults and scenario:
+        raise typer.BadParameter("--scenario has its own faults; give it or --faults")
     return _flood(
-        minutes=minutes, faults=names or list(kinds), fault_every_ms=period, partitions=partitions, size=size,
+        minutes=minutes, faults=names, fault_every_ms=period, partitions=partitions, size=size,
         keys=keys, consumers=consumers, rate=rate, seed=seed, policy=policy, bookies=bookies, data_dir=data_dir,
-        keep=keep, json=json, report=report, address=address or _running(),
+        keep=keep, json=json, report=report, address=address or _running(), scenario=scenario or "",
+        rounds=rounds, s3_endpoint_url=_s3_endpoint(),
     )  # fmt: skip
+
+
+def _was_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
+
+
+def _s3_endpoint() -> str | None:
+    """Where the configured S3 server is, if the cluster uses one."""
+    from cluster.config import load
+
+    values = load().values
+    uses = any((url or "").startswith("s3://") for url in (values.metadata, values.objects))
+    return values.s3_endpoint_url if uses else None
 
 
 def _running() -> str | None:
@@ -151,7 +185,7 @@ def _flood(**options: object) -> int:
     from cluster.java import ensure_java
 
     for name in ("json", "report"):
-        path = options[name]
+        path = options.get(name)
         if isinstance(path, Path) and not path.absolute().parent.is_dir():
             raise Invalid(f"cannot write {path}: there is no folder {path.absolute().parent}")
     ensure_java()  # before anything is started, so that a missing Java costs no time

@@ -52,10 +52,10 @@ def killed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return pids
 
 
-def make_fleet(tmp_path: Path, seed: int = 1) -> Fleet:
+def make_fleet(tmp_path: Path) -> Fleet:
     job = ConsumeJob(ListClient(ListConsumer(deque())), "t", "s", Clock.start(), tmp_path)
     job.prepare()
-    return Fleet(job, PretendedProcess, seed)
+    return Fleet(job, PretendedProcess)
 
 
 def test_default_plan_has_one_of_each_in_the_middle_of_the_run() -> None:
@@ -68,9 +68,14 @@ def test_default_plan_has_one_of_each_in_the_middle_of_the_run() -> None:
 
 
 def test_plan_by_time_is_drawn_from_the_seed() -> None:
-    plan = plan_by_time(KINDS, 2.0, 60.0, seed=4)
-    assert plan == plan_by_time(KINDS, 2.0, 60.0, seed=4)
-    assert plan != plan_by_time(KINDS, 2.0, 60.0, seed=5)
+    kinds = list(KINDS)
+    plan = plan_by_time(kinds, 2.0, 60.0, seed=4)
+    assert plan == plan_by_time(kinds, 2.0, 60.0, seed=4)
+    assert plan != plan_by_time(kinds, 2.0, 60.0, seed=5)
+    assert {fault.kind for fault in plan[: len(kinds)]} == set(kinds)
+    for fault in plan:
+        shortest, longest = KINDS[fault.kind].seconds
+        assert shortest <= fault.lasts_s <= longest
     assert [fault.at_s for fault in plan] == [2.0 * (turn + 1) for turn in range(30)]
     assert plan[0].due(0.0, 2.0)
     assert not plan[0].due(1.0, 1.9)

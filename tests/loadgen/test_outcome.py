@@ -46,7 +46,7 @@ def make_report(**changes: Any) -> Report:
         "judgement": Judgement(findings, measures),
         "stats": pa.Table.from_pylist(stats, STATS),
         "at_rest": dict(REST),
-        "faults": [{"at_s": 1.5, "kind": "kill-consumer", "target": "consumer-2"}],
+        "faults": [{"at_us": START + 1_500_000, "at_s": 1.5, "kind": "kill-consumer", "target": "consumer-2"}],
         "start_us": START,
         "moves_expected": True,
     }

@@ -23,7 +23,7 @@ def flood(fake_module: Callable[..., None]) -> list[dict[str, Any]]:
         return 1
 
     fake_module("loadgen.flood", flood_command=flood_command)
-    fake_module("loadgen.faults", KINDS=("kill", "leave"))
+    fake_module("loadgen.kinds", KINDS=("kill", "leave"))
     return seen
 
 
@@ -51,7 +51,32 @@ def test_chaos(cli: Cli, flood: list[dict[str, Any]]) -> None:
     assert cli("chaos")[0] == 1
     chosen, default = flood
     assert (chosen["minutes"], chosen["faults"], chosen["fault_every_ms"]) == (2, ["kill", "leave"], 1500)
-    assert (default["minutes"], default["faults"], default["fault_every_ms"]) == (5, ["kill", "leave"], 3000)
+    assert (default["minutes"], default["faults"], default["fault_every_ms"]) == (5, ["all"], 3000)
+    assert (default["scenario"], default["s3_endpoint_url"]) == ("", None)
+
+
+def test_a_scenario_has_its_own_faults(cli: Cli, flood: list[dict[str, Any]]) -> None:
+    assert cli("chaos", "--scenario", "rolling-restart", "--rounds", "20", "--consumers", "12")[0] == 1
+    assert (flood[0]["scenario"], flood[0]["rounds"], flood[0]["consumers"]) == ("rolling-restart", 20, 12)
+    code, _, err = cli("chaos", "--scenario", "rolling-restart", "--faults", "kill")
+    assert (code, len(flood)) == (2, 1)
+    assert "--scenario has its own faults" in err
+
+
+def test_chaos_may_freeze_an_s3_server_that_the_cluster_uses(
+    cli: Cli, flood: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLUICE_OBJECTS", "s3://bucket/prefix")
+    monkeypatch.setenv("SLUICE_S3_ENDPOINT_URL", "http://127.0.0.1:9000")
+    cli("chaos")
+    assert flood[0]["s3_endpoint_url"] == "http://127.0.0.1:9000"
+
+
+def test_a_workload_gives_what_was_not_asked_for(cli: Cli, flood: list[dict[str, Any]]) -> None:
+    assert cli("flood", "--workload", "joins", "--keys", "7", "--seed", "3")[0] == 1
+    assert flood[0] == {"workload": "joins", "keys": 7, "seed": 3}
+    options = FloodOptions.of(**flood[0])
+    assert (options.keys, options.partitions, options.receiver_queue_size) == (7, 1, 300)
 
 
 def test_chaos_refuses_a_fault_that_does_not_exist(cli: Cli, flood: list[dict[str, Any]]) -> None:

@@ -1,0 +1,260 @@
+"""Breaking the broker itself, by process id: owners, bookies, the controller, a whole node, the S3 server.
+
+Whom a kind hits is looked up when it is due: the controller says at which address an actor is, the host at that
+address says its process id, and that gets a real signal. Nothing is mended here but a node, which is replaced by a
+new one: everything else the cluster has to mend by itself, which is what is being tested.
+
+A host may run several owners. What is noted for the report is all that went with it: `dispatchers` and `topics` are
+the partitions of this run whose owner was in the process, so that the judge can ask each how long it was without.
+
+A victim that cannot be found (it is just being replaced) is not waited for: the fault is passed over and counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+from urllib.parse import urlparse
+
+import psutil
+
+from loadgen.broker import Client
+from loadgen.faults import Episode, Fault, Fleet, plan_by_share, plan_by_time
+from loadgen.kinds import CONSUMER_KINDS, FLOOD_KINDS, KILL_NODE, S3_DOWN, standard_kinds
+from loadgen.options import EVERYTHING, ROLLING, FloodOptions
+from loadgen.rolling import Moves, plan_rolling
+from storage.errors import SluiceError, Unavailable
+
+NODE_AWAY_S = 3.0
+"""How long a node that was killed stays away before another one joins."""
+LOOK_EVERY = 12
+"""Restarts between two looks at the assignments, of which the dispatchers remember the newest 256."""
+_ASK_S = 5.0
+_NODE_BYTES = 80 << 20
+
+
+class Processes(Protocol):
+    """Finds the processes of a cluster. Each call may raise SluiceError or LookupError."""
+
+    def actors(self) -> list[dict[str, Any]]:
+        """Rows with kind, name and address of everything that runs."""
+
+    def pid(self, host: str) -> int:
+        """The process of a host."""
+
+    def node(self, lot: float) -> tuple[str, list[int], Callable[[], None]]:
+        """A node that may be killed: its name, its processes, and what starts another one."""
+
+    def s3(self) -> int:
+        """The process that answers at the S3 endpoint."""
+
+
+def plan(options: FloodOptions, processes: ClusterProcesses) -> list[Fault]:
+    """What to break when: by the scenario, by time, or by the share of the messages that are delivered."""
+    every = options.fault_every_ms / 1000
+    if options.scenario == ROLLING:
+        return plan_rolling(options.consumers, options.rounds, every)
+    if options.minutes is None:
+        return plan_by_share(options.restarts, options.seed)
+    seconds = options.minutes * 60
+    if options.faults is None:
+        every = seconds / (options.restarts + 1)
+        return plan_by_time(FLOOD_KINDS, every, seconds - every / 2, options.seed)
+    kinds = options.faults
+    if kinds == [EVERYTHING]:
+        kinds = standard_kinds(nodes=processes.nodes(), s3=options.s3_endpoint_url is not None)
+    return plan_by_time(kinds, every, seconds, options.seed)
+
+
+class Chaos:
+    """Does faults of every kind: to the consumers through their fleet, to the broker by signals."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        processes: Processes,
+        client: Client,
+        topic: str,
+        subscription: str,
+        options: FloodOptions,
+    ) -> None:
+        self.fleet = fleet
+        self._processes = processes
+        self._client = client
+        self._topic, self._subscription = topic, subscription
+        self.moves = Moves(options.consumers) if options.scenario == ROLLING else None
+        self._done = 0
+        self._episodes: list[Episode] = []
+        self._mending: list[threading.Thread] = []
+        self.passed_over: list[str] = []
+        self.troubles: list[str] = []
+
+    def inject(self, fault: Fault) -> None:
+        """Break something now. Returns when it is done; what lasts is taken back by a timer."""
+        if fault.kind in CONSUMER_KINDS:
+            if self.moves is not None and self._done % LOOK_EVERY == 0:
+                self.moves.look(self._client, self._topic, self._subscription)
+            self._done += 1
+            self.fleet.inject(fault)
+            return
+        try:
+            if fault.kind == KILL_NODE:
+                self._kill_node(fault)
+            elif fault.kind == S3_DOWN:
+                self._freeze(fault, "s3", self._processes.s3(), {})
+            else:
+                self._hit(fault)
+        except (SluiceError, LookupError, psutil.Error, TimeoutError) as error:
+            self.passed_over.append(f"{fault.kind}: {error}")
+
+    def finish(self) -> None:
+        """Take back what lasts, and wait for the nodes that are still being replaced."""
+        for episode in self._episodes:
+            episode.end()
+        self._episodes = []
+        for thread in self._mending:
+            thread.join()
+        self._mending = []
+        if self.moves is not None:
+            self.moves.look(self._client, self._topic, self._subscription)
+
+    def close(self) -> None:
+        """Let everything run again, whatever happened. Never raises."""
+        for episode in self._episodes:
+            episode.end()
+
+    def _hit(self, fault: Fault) -> None:
+        action, _, role = fault.kind.partition("-")
+        rows = self._processes.actors()
+        host = self._choose(rows, role, fault.lot)
+        pid = self._processes.pid(host)
+        lost = self._of_host(rows, host)
+        if action == "kill":
+            self._note(fault, host, lost)
+            self.fleet.replace(self.fleet.strike([pid]))
+        else:
+            self._freeze(fault, host, pid, lost)
+
+    def _choose(self, rows: list[dict[str, Any]], role: str, lot: float) -> str:
+        """The host of an actor of a role; an owner is one of this run's."""
+        if role == "controller":
+            return "controller"
+        mine = {"topic": f"topic/{self._topic}/", "dispatcher": f"dispatcher/{self._topic}/", "bookie": "bookie/"}
+        names = sorted(row["address"] for row in rows if row["name"].startswith(mine[role]) and row["address"])
+        if not names:
+            raise LookupError(f"no {role} is running just now")
+        return str(names[int(lot * len(names))].partition("/")[0])
+
+    def _of_host(self, rows: list[dict[str, Any]], host: str) -> dict[str, list[int]]:
+        """The partitions of this run whose owners are in a process."""
+        here = [row["name"].split("/") for row in rows if row["address"].partition("/")[0] == host]
+        return {
+            "dispatchers": sorted(int(n[2]) for n in here if n[:2] == ["dispatcher", self._topic]),
+            "topics": sorted(int(n[2]) for n in here if n[:2] == ["topic", self._topic]),
+        }
+
+    def _freeze(self, fault: Fault, target: str, pid: int, lost: dict[str, list[int]]) -> None:
+        if any(pid in episode.pids and not episode.over for episode in self._episodes):
+            raise LookupError(f"{target} is frozen already")
+        self._note(fault, target, lost)
+        self._episodes.append(Episode([pid], fault.lasts_s))
+
+    def _kill_node(self, fault: Fault) -> None:
+        if any(thread.is_alive() for thread in self._mending):
+            raise LookupError("another node is still being replaced")
+        name, pids, another = self._processes.node(fault.lot)
+        hosts = {self._host_of(row) for row in self._processes.actors()}
+        lost = {"dispatchers": list[int](), "topics": list[int]()}
+        rows = self._processes.actors()
+        for host in sorted(hosts - {""}):
+            with contextlib.suppress(SluiceError, LookupError, TimeoutError):
+                if self._processes.pid(host) in pids:
+                    for role, partitions in self._of_host(rows, host).items():
+                        lost[role] += partitions
+        self._note(fault, name, lost)
+        dead = self.fleet.strike(pids)
+        thread = threading.Thread(target=self._mend, args=(another, dead), name="mend", daemon=True)
+        self._mending.append(thread)
+        thread.start()
+
+    def _mend(self, another: Callable[[], None], dead: list[Any]) -> None:
+        try:
+            self.fleet.replace(dead)
+            time.sleep(NODE_AWAY_S)
+            another()
+        except Exception as error:
+            # Ray's and the system's errors are many; whatever it was, the run goes on with a node less, and says so.
+            self.troubles.append(f"the killed node could not be replaced: {error}")
+
+    def _host_of(self, row: dict[str, Any]) -> str:
+        return str(row["address"].partition("/")[0])
+
+    def _note(self, fault: Fault, target: str, lost: dict[str, list[int]]) -> None:
+        lasts = {"lasts_s": fault.lasts_s} if fault.lasts_s else {}
+        self.fleet.note({"kind": fault.kind, "target": target, **lasts, **lost})
+
+
+class ClusterProcesses:
+    """The processes of the Ray cluster that this process is attached to; all of them must be on this machine."""
+
+    def __init__(self, client: Any, address: str | None, s3_endpoint_url: str | None = None) -> None:
+        self._client = client
+        self._address = address or "?"
+        self._s3 = s3_endpoint_url
+
+    def actors(self) -> list[dict[str, Any]]:
+        """See Processes."""
+        return list(self._client.status()["actors"])
+
+    def pid(self, host: str) -> int:
+        """See Processes. Raises Unavailable if the host does not say."""
+        import ray
+        from ray.exceptions import RayError
+
+        from cluster.environment import NAMESPACE
+
+        try:
+            return int(ray.get(ray.get_actor(host, NAMESPACE).usage.remote(), timeout=_ASK_S)["pid"])
+        except (RayError, ValueError) as error:
+            raise Unavailable(f"{host} does not say its process id: {type(error).__name__}") from error
+
+    def node(self, lot: float) -> tuple[str, list[int], Callable[[], None]]:
+        """See Processes. The head is spared: without it there is no cluster; and so is what this process hangs on."""
+        others = sorted(self._raylets(), key=lambda process: process.pid)
+        if not others:
+            raise LookupError("there is no node besides the head")
+        raylet = others[int(lot * len(others))]
+        session = raylet.environ().get("RAY_TMPDIR", "")
+        pids = [raylet.pid, *(child.pid for child in raylet.children(recursive=True))]
+
+        def another() -> None:
+            from cluster.nodes import add_node
+
+            add_node(session, self._address, object_store_bytes=_NODE_BYTES)
+
+        return f"node of process {raylet.pid}", pids, another
+
+    def _raylets(self) -> list[psutil.Process]:
+        """The raylets of this cluster on this machine that are no head."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                words = process.cmdline()
+                if process.name() == "raylet" and any(self._address in word for word in words):
+                    found.append(process)
+        return [process for process in found if "--head" not in process.cmdline()]
+
+    def nodes(self) -> int:
+        """How many nodes could be killed, and one."""
+        return len(self._raylets()) + 1
+
+    def s3(self) -> int:
+        """See Processes. Raises LookupError if nobody of this machine listens at the endpoint."""
+        port = urlparse(self._s3 or "").port
+        for connection in psutil.net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+                return int(connection.pid)
+        raise LookupError(f"nobody on this machine listens at the S3 endpoint {self._s3}")

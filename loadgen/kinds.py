@@ -1,0 +1,76 @@
+"""What can be broken, as data: the names that `--faults` takes, what they mean, and what they are called in simulation.
+
+The simulator (`tests/sim/faults.py`) breaks the same things in a world of its own, where a process that crashes and a
+process that is paused are all there is; a live cluster has consumers, dispatchers, bookies and nodes that a person
+wants to name. `simulated` says which of the simulator's kinds has the same meaning, so that whoever sees a fault here
+can look for a seed that shows it there. A test holds the two lists together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from storage.errors import Invalid
+
+
+@dataclass(frozen=True, slots=True)
+class FaultKind:
+    """A way to break something.
+
+    name: as `--faults` has it. meaning: one sentence. simulated: the simulator's kind of the same meaning, empty if
+    it has none. needs: what the cluster must have for it, empty if every cluster can stand it. seconds: shortest and
+    longest time that it lasts, zeros if it is over at once.
+    """
+
+    name: str
+    meaning: str
+    simulated: str = ""
+    needs: str = ""
+    seconds: tuple[float, float] = (0.0, 0.0)
+
+
+RESTART, KILL, JOIN = "restart-consumer", "kill-consumer", "join-consumer"
+FREEZE, SLOW = "freeze-consumer", "slow-consumer"
+KILL_NODE, S3_DOWN = "kill-node", "s3-down"
+NODES, S3 = "a second node", "an S3 server on this machine"
+
+KINDS: dict[str, FaultKind] = {
+    kind.name: kind
+    for kind in (
+        FaultKind(RESTART, "a consumer leaves cleanly and comes back under its name", "churn"),
+        FaultKind(KILL, "a consumer's process gets SIGKILL and is replaced", "crash"),
+        FaultKind(JOIN, "one more consumer joins", "churn"),
+        FaultKind(FREEZE, "a consumer's process is stopped, for less or more than its lease", "pause", "", (0.3, 14.0)),
+        FaultKind(SLOW, "a consumer's process gets a tenth of its time", "", "", (1.0, 5.0)),
+        FaultKind("kill-dispatcher", "the process with a dispatcher gets SIGKILL", "crash"),
+        FaultKind("freeze-dispatcher", "the process with a dispatcher is stopped", "pause", "", (0.3, 6.0)),
+        FaultKind("kill-topic", "the process with a partition's owner gets SIGKILL", "crash"),
+        FaultKind("freeze-topic", "the process with a partition's owner is stopped", "pause", "", (0.3, 6.0)),
+        FaultKind("kill-bookie", "a bookie's process gets SIGKILL", "crash"),
+        FaultKind("freeze-bookie", "a bookie's process is stopped", "pause", "", (0.3, 6.0)),
+        FaultKind("kill-controller", "the controller's process gets SIGKILL", "crash"),
+        FaultKind("freeze-controller", "the controller's process is stopped", "pause", "", (0.3, 6.0)),
+        FaultKind(KILL_NODE, "a node with all its processes gets SIGKILL; another one joins", "crash", NODES),
+        FaultKind(S3_DOWN, "the S3 server answers nobody", "cut_stores", S3, (1.0, 5.0)),
+    )
+}
+"""Every kind, by name."""
+
+CONSUMER_KINDS = (RESTART, KILL, JOIN, FREEZE, SLOW)
+"""The kinds that the fleet of consumers does to itself; the rest is done to the broker."""
+FLOOD_KINDS = (RESTART, KILL, JOIN)
+"""What a flood does to its consumers in turn."""
+
+
+def check_kinds(names: Sequence[str]) -> None:
+    """Raises Invalid for a kind that there is not."""
+    for name in names:
+        if name not in KINDS:
+            raise Invalid(f"there is no fault {name!r}; there are {', '.join(KINDS)}")
+
+
+def standard_kinds(*, nodes: int = 1, s3: bool = False) -> list[str]:
+    """The kinds that a cluster with so many nodes, with or without an S3 server on this machine, can stand."""
+    has = {"": True, NODES: nodes > 1, S3: s3}
+    return [kind.name for kind in KINDS.values() if has[kind.needs]]

@@ -1,0 +1,308 @@
+"""How long the broker needed after each fault, and how long keys were held back: measured from histories alone.
+
+    redelivery  From SIGKILL of a consumer to the first delivery, to somebody else, of what was waiting at it. Waiting
+                at it were the messages of the keys whose newest delivery before its death was its own, which lie before
+                the newest position that anybody had received by then. Told for each kill (its first such message) and
+                for each key of each kill.
+    takeover    From SIGKILL of the process of a partition's dispatcher to the next delivery in that partition by an
+                owner with a higher epoch than any before; of a partition's owner, to the next delivery out of a ledger
+                newer than any before. Told for each partition that was in the process.
+    holds       When a key goes from one consumer to another, its next message is explained while the one before had
+                messages of it: held back by its own pending messages. What is left, from when those were done and the
+                message was confirmed until it came, is the unexplained wait.
+    stalls      The longest time in which a partition delivered nothing.
+
+Histories are cut by key over Spark's tasks, so everything here can be added up: smallest times by name, largest
+positions, counts in time steps, the worst few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from hdrh.histogram import HdrHistogram
+
+from loadgen.history import DEATH, DETACH, Int64s
+from loadgen.measures import MAX_LATENCY_US, Span, record
+from storage.position import ENTRY_BITS
+
+HASH_BITS = 17
+STEP_US = 100_000
+WORST = 5
+_NEVER = -1
+
+Fault = dict[str, Any]
+
+
+@dataclass
+class Recovery:
+    """Sums over a run or a part of it; times in microseconds.
+
+    redelivery: by killed incarnation, to its first. redelivered_keys: histogram of the first of each key. next: by
+    "fault/role/partition" and then by epoch or ledger, the first delivery after the fault. before: the highest epoch
+    or ledger until then. unexplained: histogram of waits. worst: the longest waits, with all that explains them.
+    deliveries: partition -> counts in steps of STEP_US.
+    """
+
+    redelivery: dict[str, int] = field(default_factory=dict)
+    next: dict[str, dict[str, int]] = field(default_factory=dict)
+    before: dict[str, int] = field(default_factory=dict)
+    worst: list[dict[str, Any]] = field(default_factory=list)
+    deliveries: dict[str, list[int]] = field(default_factory=dict)
+    redelivered_keys: Any = field(default_factory=lambda: HdrHistogram(1, MAX_LATENCY_US, 3))
+    unexplained: Any = field(default_factory=lambda: HdrHistogram(1, MAX_LATENCY_US, 3))
+
+    def merge(self, other: Recovery) -> None:
+        """Add another part of the same run."""
+        for name, at in other.redelivery.items():
+            self.redelivery[name] = min(at, self.redelivery.get(name, at))
+        for name, firsts in other.next.items():
+            mine = self.next.setdefault(name, {})
+            for number, at in firsts.items():
+                mine[number] = min(at, mine.get(number, at))
+        for name, highest in other.before.items():
+            self.before[name] = max(highest, self.before.get(name, highest))
+        for name, counts in other.deliveries.items():
+            mine_counts = self.deliveries.get(name, [0] * len(counts))
+            self.deliveries[name] = [a + b for a, b in zip(mine_counts, counts, strict=True)]
+        self.worst = sorted(self.worst + other.worst, key=lambda wait: -int(wait["unexplained_us"]))[:WORST]
+        self.redelivered_keys.add(other.redelivered_keys)
+        self.unexplained.add(other.unexplained)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, read back by `from_dict`."""
+        plain = {name: getattr(self, name) for name in ("redelivery", "next", "before", "worst", "deliveries")}
+        return plain | {name: getattr(self, name).encode().decode() for name in _HISTOGRAMS}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Recovery:
+        """What `to_dict` made plain."""
+        made = cls(**{name: value for name, value in values.items() if name not in _HISTOGRAMS})
+        for name in _HISTOGRAMS:
+            getattr(made, name).decode_and_add(values[name].encode())
+        return made
+
+    def takeovers(self, faults: Sequence[Fault]) -> dict[str, list[int]]:
+        """By role (dispatchers, topics): time from each fault to the next delivery of each partition that it took.
+
+        A partition that delivered nothing any more has no time; faults that came so late say nothing.
+        """
+        found: dict[str, list[int]] = {"dispatchers": [], "topics": []}
+        for name, firsts in sorted(self.next.items()):
+            number, role, _ = name.split("/")
+            newer = [at for owner, at in firsts.items() if int(owner) > self.before.get(name, _NEVER)]
+            if newer:
+                found[role].append(min(newer) - int(faults[int(number)]["at_us"]))
+        return found
+
+    def stall(self, span: Span) -> dict[str, Any]:
+        """The longest time between two deliveries of a partition: {partition, at_us, length_us}; zeros if none."""
+        longest = {"partition": -1, "at_us": 0, "length_us": 0}
+        for partition, counts in sorted(self.deliveries.items(), key=lambda one: int(one[0])):
+            busy = np.flatnonzero(counts)
+            if len(busy) < 2:
+                continue
+            gaps = np.diff(busy) - 1
+            worst = int(np.argmax(gaps))
+            if gaps[worst] * STEP_US > longest["length_us"]:
+                at = span.start + (int(busy[worst]) + 1) * STEP_US
+                longest = {"partition": int(partition), "at_us": at, "length_us": int(gaps[worst]) * STEP_US}
+        return longest
+
+
+_HISTOGRAMS = ("redelivered_keys", "unexplained")
+
+
+def recover(sent: pa.Table, delivered: pa.Table, events: pa.Table, faults: Sequence[Fault], span: Span) -> Recovery:
+    """Measure one part of a run that holds whole keys. Tables: SENT, DELIVERIES and EVENTS of loadgen.history.
+
+    faults: what was injected, in order: at_us, kind, and incarnation (of a killed consumer), dispatchers, topics
+    (partitions whose owners went with it).
+    """
+    result = Recovery()
+    if delivered.num_rows:
+        rows = _Deliveries(sent, delivered, events)
+        rows.count_steps(result, span)
+        rows.measure_holds(result)
+        for at, incarnation in _deaths(events):
+            rows.measure_redelivery(result, at, incarnation)
+        for number, fault in enumerate(faults):
+            if str(fault["kind"]).startswith("kill-"):
+                rows.measure_takeover(result, number, fault)
+    return result
+
+
+def tell(recovery: Recovery, faults: Sequence[Fault], span: Span, start_us: int) -> dict[str, Any]:
+    """What the report says of it: milliseconds, percentiles and sentences; start_us is when the run began."""
+    taken = recovery.takeovers(faults)
+    stall = recovery.stall(span)
+    before = [fault for fault in faults if int(fault["at_us"]) <= stall["at_us"] + STEP_US]
+    return {
+        "redelivery_ms": _percentiles(list(recovery.redelivery.values())),
+        "redelivered_keys_ms": _percentiles_of(recovery.redelivered_keys),
+        "next_delivery_ms": {role: _percentiles(times) for role, times in taken.items()},
+        "longest_stall": {
+            "partition": stall["partition"],
+            "at_s": round((stall["at_us"] - start_us) / 1e6, 3) if stall["at_us"] else 0.0,
+            "ms": stall["length_us"] / 1000,
+            "after": f"{before[-1]['kind']} {before[-1]['target']}" if before and stall["length_us"] else "",
+        },
+        "unexplained_hold_ms": _percentiles_of(recovery.unexplained),
+        "longest_holds": [
+            f"hash {wait['hash']} of partition {wait['partition']} went from {wait['from']} to {wait['to']} at "
+            f"{(wait['at_us'] - start_us) / 1e6:.1f} s: {wait['explained_us'] / 1000:.0f} ms behind its own pending "
+            f"messages, then {wait['unexplained_us'] / 1000:.0f} ms"
+            for wait in recovery.worst
+        ],
+    }
+
+
+def _percentiles(times: Sequence[int]) -> dict[str, float]:
+    """count, p50, p99 and max of times in microseconds, as milliseconds."""
+    if not times:
+        return {"count": 0, "p50": 0.0, "p99": 0.0, "max": 0.0}
+    p50, p99, most = np.percentile(np.array(times), (50, 99, 100), method="higher").tolist()
+    return {"count": len(times), "p50": p50 / 1000, "p99": p99 / 1000, "max": most / 1000}
+
+
+def _percentiles_of(histogram: Any) -> dict[str, float]:
+    count = histogram.get_total_count()
+    values = {name: histogram.get_value_at_percentile(percent) if count else 0 for name, percent in _SHOWN}
+    return {"count": count} | {name: value / 1000 for name, value in values.items()}
+
+
+_SHOWN = (("p50", 50.0), ("p99", 99.0), ("max", 100.0))
+
+
+def _deaths(events: pa.Table) -> list[tuple[int, str]]:
+    rows = events.filter(pa.compute.equal(events.column("event"), DEATH))
+    return list(zip(rows.column("at").to_pylist(), rows.column("consumer").to_pylist(), strict=True))
+
+
+class _Deliveries:
+    """The deliveries of one part in the order of receiving, as columns of shape (n,)."""
+
+    def __init__(self, sent: pa.Table, delivered: pa.Table, events: pa.Table) -> None:
+        order = np.argsort(_ints(delivered, "received_at"), kind="stable")
+        self.received = _ints(delivered, "received_at")[order]
+        self.partition = _ints(delivered, "partition")[order]
+        self.position = _ints(delivered, "position")[order]
+        self.acked = _ints(delivered, "acked_at")[order]
+        self.epoch = _ints(delivered, "epoch")[order]
+        self.place = self.partition << HASH_BITS | _ints(delivered, "hash")[order]
+        """Which key, as far as the broker can tell keys apart: partition and hash."""
+        who = delivered.column("consumer").combine_chunks().dictionary_encode()
+        self.names: list[str] = who.dictionary.to_pylist()
+        self.consumer = who.indices.to_numpy(zero_copy_only=False).astype(np.int64)[order]
+        self._sent, self._events = sent, events
+
+    def count_steps(self, result: Recovery, span: Span) -> None:
+        steps = span.width * span.count // STEP_US + 1
+        step = ((self.received - span.start) // STEP_US).clip(0, steps - 1)
+        for partition in np.unique(self.partition).tolist():
+            counts = np.bincount(step[self.partition == partition], minlength=steps)
+            result.deliveries[str(partition)] = counts.tolist()
+
+    def measure_redelivery(self, result: Recovery, at: int, incarnation: str) -> None:
+        """What was waiting at a killed consumer, and when the first of it came to somebody else."""
+        if incarnation not in self.names:
+            return
+        dead = self.names.index(incarnation)
+        split = int(np.searchsorted(self.received, at, side="right"))
+        # The newest delivery of each key before the death, and who got it.
+        keys, newest = np.unique(self.place[:split][::-1], return_index=True)
+        held = keys[self.consumer[:split][::-1][newest] == dead]
+        frontier = np.zeros(int(self.partition.max()) + 1, np.int64)
+        np.maximum.at(frontier, self.partition[:split], self.position[:split])
+        later = np.arange(split, len(self.received))
+        waiting = (self.consumer[later] != dead) & (self.position[later] <= frontier[self.partition[later]])
+        later = later[waiting & np.isin(self.place[later], held)]
+        if len(later):
+            _, first = np.unique(self.place[later], return_index=True)
+            times = self.received[later[first]] - at
+            result.redelivery[incarnation] = int(times.min())
+            record(result.redelivered_keys, times)
+
+    def measure_takeover(self, result: Recovery, number: int, fault: Fault) -> None:
+        """The first deliveries after a fault, by epoch or ledger, and what there was before it."""
+        split = int(np.searchsorted(self.received, int(fault["at_us"]), side="right"))
+        for role, owner in (("dispatchers", self.epoch), ("topics", self.position >> ENTRY_BITS)):
+            for partition in fault.get(role, ()):
+                name = f"{number}/{role}/{partition}"
+                mine = self.partition == partition
+                if mine[:split].any():
+                    result.before[name] = int(owner[:split][mine[:split]].max())
+                rows = split + np.flatnonzero(mine[split:])
+                owners, first = np.unique(owner[rows], return_index=True)
+                firsts = zip(owners.tolist(), self.received[rows[first]].tolist(), strict=True)
+                result.next[name] = {str(which): int(at) for which, at in firsts}
+
+    def measure_holds(self, result: Recovery) -> None:
+        """How long a key that changed its consumer waited for nobody."""
+        order = np.lexsort((self.received, self.place))
+        place, consumer, received = self.place[order], self.consumer[order], self.received[order]
+        let_go = self._let_go()[order]
+        moved = np.flatnonzero((place[1:] == place[:-1]) & (consumer[1:] != consumer[:-1])) + 1
+        if not len(moved):
+            return
+        free = _running_maximum(let_go, place)[moved - 1]
+        known = self._confirmed_at(order[moved])
+        since = np.maximum(free, known)
+        waits = (received[moved] - since).clip(0)
+        record(result.unexplained, waits)
+        for spot in np.argsort(waits, kind="stable")[::-1][:WORST].tolist():
+            row = int(moved[spot])
+            result.worst.append(
+                {
+                    "unexplained_us": int(waits[spot]),
+                    "explained_us": int(max(free[spot] - known[spot], 0)),
+                    "at_us": int(received[row]),
+                    "partition": int(place[row] >> HASH_BITS),
+                    "hash": int(place[row] & ((1 << HASH_BITS) - 1)),
+                    "from": self.names[int(consumer[row - 1])],
+                    "to": self.names[int(consumer[row])],
+                }
+            )
+
+    def _let_go(self) -> Int64s:
+        """When each delivery was over: acknowledged, or its consumer had left or died; at once where nobody told."""
+        ends = np.zeros(len(self.names), np.int64)
+        columns = (self._events.column(name).to_pylist() for name in ("consumer", "event", "at"))
+        for name, event, at in zip(*columns, strict=True):
+            if event in (DEATH, DETACH) and name in self.names:
+                ends[self.names.index(name)] = at
+        return np.asarray(
+            np.where(self.acked > 0, self.acked, np.maximum(ends[self.consumer], self.received)), np.int64
+        )
+
+    def _confirmed_at(self, rows: Int64s) -> Int64s:
+        """When the message of each of these deliveries was confirmed, or due; 0 where nobody told."""
+        position, partition = _ints(self._sent, "position"), _ints(self._sent, "partition")
+        ready = np.maximum(_ints(self._sent, "confirmed_at"), _ints(self._sent, "deliver_at") * 1000)
+        told = np.flatnonzero(position >= 0)
+        order = told[np.lexsort((position[told], partition[told]))]
+        if not len(order):
+            return np.zeros(len(rows), np.int64)
+        # Two columns compared as one: (partition, position) in their common order.
+        places = (partition[order] << 51) + position[order]
+        wanted = (self.partition[rows] << 51) + self.position[rows]
+        spot = np.searchsorted(places, wanted).clip(max=len(order) - 1)
+        return np.where(places[spot] == wanted, ready[order[spot]], 0)
+
+
+def _running_maximum(values: Int64s, groups: Int64s) -> Int64s:
+    """The largest value so far within each group; groups lie together. Shape (n,)."""
+    # Each group is lifted above the one before it, so that one running maximum serves them all.
+    lift = np.cumsum(np.r_[0, np.diff(groups) != 0])
+    low, high = int(values.min()), int(values.max())
+    width = high - low + 1
+    lifted = (values - low) + lift * width
+    return np.asarray(np.maximum.accumulate(lifted) - lift * width + low, np.int64)
+
+
+def _ints(table: pa.Table, name: str) -> Int64s:
+    return np.asarray(table.column(name).to_numpy(), np.int64)
