@@ -21,7 +21,7 @@ for _library in ("numpy", "pyarrow.compute", "pyarrow.ipc", "msgspec", "msgpack"
     importlib.import_module(_library)
 
 FOUND, MISSED, STALE = 0, 1, 2
-ELSEWHERE = 150
+ELSEWHERE = 400
 CLUMSY = ("NameError", "ImportError", "AttributeError", "SyntaxError")
 
 
