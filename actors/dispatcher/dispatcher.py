@@ -30,6 +30,7 @@ from actors.directory import Directory
 from actors.dispatcher import leases
 from actors.dispatcher.admin import Administration
 from actors.dispatcher.dead_letters import DeadLetters
+from actors.dispatcher.history import Assignments
 from actors.dispatcher.keeper import Keeper
 from actors.dispatcher.pump import Pump
 from actors.dispatcher.reader import Reader
@@ -112,7 +113,8 @@ class Dispatcher(Actor):
             self.members = {member["incarnation"]: member for member in value["members"]}
             self.paused = bool(value.get("paused", False))
         self.sessions = Sessions(self._record.epoch)
-        self.core = Dispatch(self.settings, first_dispatch=0)
+        self.past = Assignments(self.ports, self.topic, self.partition, self.subscription, self._record.epoch)
+        self.core = Dispatch(self.settings, history=self.past.history)
         self.runs = RunTable()
         await self._record.save(self._snapshot())
         if value is None:
@@ -137,6 +139,7 @@ class Dispatcher(Actor):
             ("due", self.pump.release_due()),
             ("lease", leases.watch_leases(self)),
             ("progress", self._report_progress()),
+            ("history", self.past.run()),
         ):
             self.ports.spawn(work, name)
 
@@ -456,6 +459,7 @@ class Dispatcher(Actor):
 
     async def forget(self) -> None:
         """Delete the record and end: the subscription is gone."""
+        await self.past.clear()
         self.stopped = "the subscription was deleted"
         await self.ports.meta.remove(record_key(self.topic, self.partition, self.subscription))
 

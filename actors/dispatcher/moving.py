@@ -72,6 +72,6 @@ async def configure(d: Dispatcher, settings: SubscriptionSettings) -> None:
 
 def _new_core(d: Dispatcher, settings: SubscriptionSettings) -> None:
     d.settings = settings
-    d.core = Dispatch(settings, first_dispatch=d.pump.next_dispatch)
+    d.core = Dispatch(settings, first_dispatch=d.pump.next_dispatch, history=d.core.history)
     d.reader.use(d.core)
     d.runs.clear()

@@ -28,7 +28,6 @@ class Pump:
         self._signal, self.due = Signal(), Signal()
         self.awaited: dict[str, int] = {}
         self.next_dispatch = 0
-        self._counted_change = self._hashes_moved = 0
 
     def wake(self) -> None:
         """Something changed; look again."""
@@ -111,10 +110,4 @@ class Pump:
 
     def hashes_moved(self) -> int:
         """Hashes that changed from one consumer to another since this owner began."""
-        for change in self._d.core.assignments():
-            if change["epoch"] > self._counted_change:
-                self._counted_change = change["epoch"]
-                for moved in change["moved"]:
-                    if moved["from"] and moved["to"]:
-                        self._hashes_moved += moved["range"][1] - moved["range"][0] + 1
-        return self._hashes_moved
+        return self._d.core.history.hashes_moved

@@ -57,7 +57,7 @@ TYPES = ("key_shared", "shared", "exclusive", "failover")
 class Core:
     """Everything that is known; see the modules for each part."""
 
-    def __init__(self, settings: SubscriptionSettings, first_dispatch: int = 0) -> None:
+    def __init__(self, settings: SubscriptionSettings, first_dispatch: int = 0, history: History | None = None) -> None:
         if settings.type not in TYPES:
             raise Invalid(f"type is {', '.join(TYPES)}, not {settings.type!r}")
         if settings.delay_key_policy not in DELAY_KEY_POLICIES:
@@ -79,7 +79,7 @@ class Core:
         self.holds_keys = settings.delay_key_policy == "block_key" and settings.type == "key_shared" and not unordered
         self.tables = HashTables(tracking=self.policy.strict, holding=self.holds_keys)
         self.sentinel = Sentinel(strict=self.policy.strict, name=self.describe)
-        self.history = History()
+        self.history = history or History()
         self.last_read = EARLIEST
         self.mark_delete = EARLIEST
         self.stir = False

@@ -26,7 +26,7 @@ from actors.key_shared.acknowledging import acknowledge, acknowledge_all
 from actors.key_shared.assignments import Assignments
 from actors.key_shared.check import check
 from actors.key_shared.core import Core
-from actors.key_shared.history import take_events
+from actors.key_shared.history import History, take_events
 from actors.key_shared.members import Member
 from actors.key_shared.routing import route, would_send
 from actors.key_shared.selectors import Range
@@ -55,10 +55,15 @@ from storage.position import Positions, show
 
 
 class Dispatch:
-    """See the module. first_dispatch: number of the first row that this object will send."""
+    """See the module.
 
-    def __init__(self, settings: SubscriptionSettings, *, first_dispatch: int = 0) -> None:
-        self._state = Core(settings, first_dispatch)
+    first_dispatch: number of the first row that this object will send. history: goes on with the history of another.
+    """
+
+    def __init__(
+        self, settings: SubscriptionSettings, *, first_dispatch: int = 0, history: History | None = None
+    ) -> None:
+        self._state = Core(settings, first_dispatch, history)
         self._reports: list[tuple[Positions, int | None]] = []
 
     @property
@@ -363,6 +368,11 @@ class Dispatch:
     def what_if(self, add: int = 0, remove: Sequence[str] = ()) -> dict[str, Any]:
         """What joining `add` consumers and leaving of those named would move."""
         return explain.what_if(self._core, add, remove)
+
+    @property
+    def history(self) -> History:
+        """Changes of owners; for reading, and for keeping them elsewhere."""
+        return self._state.history
 
     def assignments(self) -> list[dict[str, Any]]:
         """Changes of owners, oldest first, bounded."""

@@ -1,8 +1,14 @@
-"""Who owned which hashes when: every change of owner as an event, bounded, and what each consumer is told of it."""
+"""Who owned which hashes when: every change of owner as an event, bounded, and what each consumer is told of it.
+
+Changes are numbered. An owner of the subscription that comes after another one begins above the numbers of the former
+and may be told of its changes (`remember`). Between the last of them and the first of the new owner, the answer is who
+owned a hash last: those consumers may still hold messages of it.
+"""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +21,8 @@ from actors.key_shared.window import Reduced
 from actors.messages import Event
 from storage.hashing import HASH_RANGE
 
-_KEPT = 256
+KEPT = 256
+"""So many changes are remembered."""
 _EVENTS_A_CONSUMER = 64
 NOBODY = ""
 
@@ -42,9 +49,24 @@ class Change:
 class History:
     """The newest changes, enough to tell the owner of a hash at any time since the oldest of them."""
 
-    def __init__(self) -> None:
-        self.changes: deque[Change] = deque(maxlen=_KEPT)
-        self.number = 0
+    def __init__(self, first: int = 0) -> None:
+        """first: the number before that of the first change."""
+        self.changes: deque[Change] = deque(maxlen=KEPT)
+        self.number = first
+        self.hashes_moved = 0
+        """Hashes that changed from one consumer to another, ever."""
+        self.changed: Callable[[], None] | None = None
+        """Called after every change."""
+
+    def since(self, number: int) -> list[Change]:
+        """The changes above a number, oldest first."""
+        return [change for change in self.changes if change.number > number]
+
+    def remember(self, earlier: Iterable[Change]) -> None:
+        """Changes from before this object, in any order; the newest are kept, each once."""
+        known = {change.number: change for change in [*earlier, *self.changes]}
+        self.changes.clear()
+        self.changes.extend(known[number] for number in sorted(known))
 
     def record(
         self, members: Members, before: Reduced, after: Reduced, *, now: int, cause: str, gone: Member | None
@@ -59,6 +81,9 @@ class History:
             names.setdefault(gone.slot, f"{gone.name}#{gone.number}")
         named = tuple((low, high, names.get(old, NOBODY), names.get(new, NOBODY)) for low, high, old, new in moved)
         self.changes.append(Change(self.number, now, cause, named))
+        self.hashes_moved += sum(high - low + 1 for low, high, old, new in named if old and new)
+        if self.changed is not None:
+            self.changed()
         told: dict[tuple[int, str], list[Range]] = {}
         for low, high, old, new in moved:
             told.setdefault((old, "revoked"), []).append((low, high))
