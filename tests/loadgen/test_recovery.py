@@ -1,0 +1,184 @@
+"""The measures of recovery, from histories made by hand: each number is one that can be seen in the rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from loadgen.history import DEATH, DELIVERIES, DETACH, EVENTS, SENT
+from loadgen.measures import Span
+from loadgen.recovery import STEP_US, Recovery, _running_maximum, recover, tell
+from storage.position import position
+
+START = 1_700_000_000_000_000
+SPAN = Span(START, 1_000_000, 60)
+MS = 1_000
+
+
+class Run:
+    """Rows of one partition or several; times are milliseconds after the start."""
+
+    def __init__(self) -> None:
+        self.sent: list[dict[str, Any]] = []
+        self.delivered: list[dict[str, Any]] = []
+        self.events: list[dict[str, Any]] = []
+
+    def message(self, who: str, key: int, entry: int, at: float, **more: Any) -> None:
+        """One message, confirmed at `confirmed` ms (0), delivered to `who` at `at` and acknowledged 1 ms later."""
+        partition, ledger = more.get("partition", 0), more.get("ledger", 1)
+        place = {"partition": partition, "position": position(ledger, entry), "key": b"k%d" % key, "key_seq": entry}
+        confirmed = START + int(more.get("confirmed", 0) * MS)
+        self.sent.append(
+            place
+            | {"producer": "p", "sequence": entry, "status": "ok", "sent_at": confirmed, "confirmed_at": confirmed}
+            | {"deliver_at": 0, "hash": key}
+        )
+        received = START + int(at * MS)
+        acked = START + int(more.get("acked", at + 1) * MS)
+        self.delivered.append(
+            place
+            | {"consumer": who, "session": 1, "redelivery": 0, "epoch": more.get("epoch", 1), "dispatch": entry}
+            | {"received_at": received, "acked_at": acked, "negative": False, "bytes": 1, "hash": key}
+        )
+
+    def event(self, who: str, event: str, at: float) -> None:
+        """Something that happened to a consumer."""
+        row = {"consumer": who, "session": -1, "partition": -1, "event": event, "at": START + int(at * MS), "upto": 0}
+        self.events.append(row)
+
+    def recover(self, faults: list[dict[str, Any]] | None = None, *, keys: list[int] | None = None) -> Recovery:
+        """Measure the whole, or the part with these keys."""
+        sent, delivered = (
+            [row for row in rows if keys is None or row["hash"] in keys] for rows in (self.sent, self.delivered)
+        )
+        return recover(
+            pa.Table.from_pylist(sent, SENT),
+            pa.Table.from_pylist(delivered, DELIVERIES),
+            pa.Table.from_pylist(self.events, EVENTS),
+            faults or [],
+            SPAN,
+        )
+
+
+def killed() -> Run:
+    """c1 has keys 1 and 2, c2 has key 3. At 100 ms c1 dies over entries 4 (key 1) and 5 (key 2)."""
+    run = Run()
+    run.message("c1", 1, 0, 10)
+    run.message("c1", 2, 1, 10)
+    run.message("c2", 3, 2, 10)
+    run.message("c2", 3, 6, 90)  # so everything up to entry 6 had been read when c1 died
+    run.event("c1", DEATH, 100)
+    run.message("c2", 3, 7, 101)  # not a key of the dead
+    run.message("c2", 1, 4, 340)
+    run.message("c2", 2, 5, 390)
+    run.message("c2", 1, 8, 400)
+    return run
+
+
+def test_redelivery_is_the_first_message_that_waited_at_the_dead() -> None:
+    found = killed().recover()
+    assert found.redelivery == {"c1": 240 * MS}
+    assert found.redelivered_keys.get_total_count() == 2
+    assert found.redelivered_keys.get_max_value() == pytest.approx(290 * MS, rel=0.001)
+
+
+def test_messages_that_nobody_had_read_before_the_death_are_no_redeliveries() -> None:
+    run = killed()
+    run.delivered = [row for row in run.delivered if row["key_seq"] not in (4, 5)]
+    assert run.recover().redelivery == {}
+
+
+def test_key_that_had_moved_on_before_the_death_is_not_a_key_of_the_dead() -> None:
+    run = killed()
+    run.message("c2", 1, 3, 50)
+    assert run.recover().redelivery == {"c1": 290 * MS}
+
+
+def fault(kind: str, at: float, **more: Any) -> dict[str, Any]:
+    return {"kind": kind, "target": "x", "at_us": START + int(at * MS)} | more
+
+
+def test_next_delivery_is_by_a_newer_owner_and_not_what_was_on_its_way() -> None:
+    run = Run()
+    run.message("c1", 1, 0, 10, epoch=3)
+    run.message("c1", 1, 1, 105, epoch=3)  # sent by the old owner, received after its end
+    run.message("c1", 2, 2, 900, epoch=5)
+    run.message("c1", 1, 3, 700, epoch=5)
+    run.message("c1", 9, 0, 300, epoch=9, partition=1)
+    faults = [fault("freeze-dispatcher", 50, dispatchers=[0]), fault("kill-dispatcher", 100, dispatchers=[0, 2])]
+    found = run.recover(faults)
+    assert found.takeovers(faults) == {"dispatchers": [600 * MS], "topics": []}
+
+
+def test_next_delivery_of_a_partitions_new_owner_comes_from_a_new_ledger() -> None:
+    run = Run()
+    run.message("c1", 1, 0, 10, ledger=4)
+    run.message("c1", 1, 1, 150, ledger=4)
+    run.message("c1", 1, 0, 1_300, ledger=6)
+    faults = [fault("kill-topic", 100, dispatchers=[], topics=[0])]
+    assert run.recover(faults).takeovers(faults)["topics"] == [1_200 * MS]
+
+
+def test_key_that_changes_hands_is_explained_by_its_own_pending_messages() -> None:
+    run = Run()
+    run.message("c1", 1, 0, 10, acked=500)  # c1 works on it for a long while
+    run.event("c1", DETACH, 510)
+    run.message("c2", 1, 1, 520, confirmed=20)  # and c2 gets the next one 20 ms after that
+    run.message("c2", 1, 2, 540, confirmed=30)
+    run.message("c2", 2, 3, 600, confirmed=20)  # a key that never was anybody else's
+    found = run.recover()
+    assert found.unexplained.get_total_count() == 1
+    (wait,) = found.worst
+    assert (wait["unexplained_us"], wait["explained_us"]) == (20 * MS, 480 * MS)
+    assert (wait["from"], wait["to"], wait["hash"]) == ("c1", "c2", 1)
+    assert "480 ms behind its own pending messages, then 20 ms" in tell(found, [], SPAN, START)["longest_holds"][0]
+
+
+def test_message_that_came_after_the_key_was_free_has_waited_since_its_confirmation() -> None:
+    run = Run()
+    run.message("c1", 1, 0, 10)
+    run.message("c2", 1, 1, 5_000, confirmed=4_900)
+    (wait,) = run.recover().worst
+    assert (wait["unexplained_us"], wait["explained_us"]) == (100 * MS, 0)
+
+
+def test_stall_is_the_longest_silence_of_a_partition_between_deliveries() -> None:
+    run = Run()
+    for at in (0, 300, 2_600, 2_700):
+        run.message("c1", 1, at, at)
+    for at in range(0, 9_000, 100):
+        run.message("c1", 2, at, at, partition=1)
+    faults = [fault("kill-topic", 250), fault("kill-bookie", 2_650)]
+    told = tell(run.recover(), faults, SPAN, START)["longest_stall"]
+    assert told == {"partition": 0, "at_s": 0.4, "ms": 2_200.0, "after": "kill-topic x"}
+    assert STEP_US == 100_000
+
+
+def test_parts_cut_by_key_add_up_to_the_whole() -> None:
+    run = killed()
+    run.message("c2", 1, 9, 3_000, epoch=2)
+    run.message("c2", 3, 10, 2_900, epoch=2)
+    faults = [fault("kill-dispatcher", 1_000, dispatchers=[0], topics=[0])]
+    whole = run.recover(faults)
+    parts = Recovery()
+    for keys in ([1], [2], [3]):
+        part = run.recover(faults, keys=keys)
+        parts.merge(Recovery.from_dict(part.to_dict()))
+    assert parts.takeovers(faults) == whole.takeovers(faults) == {"dispatchers": [1_900 * MS], "topics": []}
+    assert parts.deliveries == whole.deliveries
+    assert parts.unexplained.get_total_count() == whole.unexplained.get_total_count()
+    assert [wait["unexplained_us"] for wait in parts.worst] == [wait["unexplained_us"] for wait in whole.worst]
+
+
+def test_run_without_deliveries_or_faults_says_nothing() -> None:
+    told = tell(Run().recover(), [], SPAN, START)
+    assert told["redelivery_ms"]["count"] == told["unexplained_hold_ms"]["count"] == 0
+    assert told["longest_stall"] == {"partition": -1, "at_s": 0.0, "ms": 0.0, "after": ""}
+
+
+def test_running_maximum_starts_anew_in_each_group() -> None:
+    values, groups = np.array([5, 3, 9, 1, 2, 0]), np.array([1, 1, 1, 4, 4, 7])
+    assert _running_maximum(values, groups).tolist() == [5, 5, 9, 1, 2, 0]
