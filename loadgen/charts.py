@@ -9,6 +9,7 @@ import numpy.typing as npt
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from loadgen.kinds import KINDS
 from loadgen.measures import Measures
 from loadgen.outcome import Report
 
@@ -16,7 +17,13 @@ INK, MUTED, GRID = "#1b2733", "#66788a", "#e6ebf0"
 PUBLISHED, DELIVERED, DRAINING, BACKLOG = "#2f6fde", "#0f9d76", "#a23ec2", "#9aa7b4"
 P50, P99 = "#f2a33a", "#d9483b"
 PALETTE = ("#2f6fde", "#0f9d76", "#f2a33a", "#a23ec2", "#d9483b", "#17a2b8", "#7a6ff0", "#8a9a2e", "#e0679d", "#5b7083")
-FAULT_COLOURS = {"kill-consumer": "#d9483b", "restart-consumer": "#b7791f", "join-consumer": "#0f9d76"}
+_KILLED, _FROZEN = "#d9483b", "#17a2b8"
+FAULT_COLOURS = {
+    **{name: _KILLED if name.startswith("kill") else _FROZEN for name in KINDS},
+    "restart-consumer": "#b7791f",
+    "join-consumer": "#0f9d76",
+    "kill-node": "#7d1d14",
+}
 _FONT = "Inter, system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
 

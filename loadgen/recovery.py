@@ -8,8 +8,9 @@
                 owner with a higher epoch than any before; of a partition's owner, to the next delivery out of a ledger
                 newer than any before. Told for each partition that was in the process.
     holds       When a key goes from one consumer to another, its next message is explained while the one before had
-                messages of it: held back by its own pending messages. What is left, from when those were done and the
-                message was confirmed until it came, is the unexplained wait.
+                messages of it, until it had acknowledged the last of them, or had left or died with what still waited
+                in its queue. What is left, from then and from when the message was confirmed until it came, is the
+                unexplained wait: the broker's own time, and the time in the next one's queue.
     stalls      The longest time in which a partition delivered nothing.
 
 Histories are cut by key over Spark's tasks, so everything here can be added up: smallest times by name, largest
@@ -198,7 +199,7 @@ class _Deliveries:
         who = delivered.column("consumer").combine_chunks().dictionary_encode()
         self.names: list[str] = who.dictionary.to_pylist()
         self.consumer = who.indices.to_numpy(zero_copy_only=False).astype(np.int64)[order]
-        self._sent, self._events = sent, events
+        self._sent, self._ends = sent, self._when_over(events)
 
     def count_steps(self, result: Recovery, span: Span) -> None:
         steps = span.width * span.count // STEP_US + 1
@@ -250,6 +251,8 @@ class _Deliveries:
         if not len(moved):
             return
         free = _running_maximum(let_go, place)[moved - 1]
+        end = self._ends[consumer[moved - 1]]
+        free = np.where(end <= received[moved], np.maximum(free, end), free)
         known = self._confirmed_at(order[moved])
         since = np.maximum(free, known)
         waits = (received[moved] - since).clip(0)
@@ -270,14 +273,16 @@ class _Deliveries:
 
     def _let_go(self) -> Int64s:
         """When each delivery was over: acknowledged, or its consumer had left or died; at once where nobody told."""
+        return np.where(self.acked > 0, self.acked, np.maximum(self._ends[self.consumer], self.received))
+
+    def _when_over(self, events: pa.Table) -> Int64s:
+        """When each consumer had left or died, 0 if it did not; shape (consumers,)."""
         ends = np.zeros(len(self.names), np.int64)
-        columns = (self._events.column(name).to_pylist() for name in ("consumer", "event", "at"))
+        columns = (events.column(name).to_pylist() for name in ("consumer", "event", "at"))
         for name, event, at in zip(*columns, strict=True):
             if event in (DEATH, DETACH) and name in self.names:
                 ends[self.names.index(name)] = at
-        return np.asarray(
-            np.where(self.acked > 0, self.acked, np.maximum(ends[self.consumer], self.received)), np.int64
-        )
+        return ends
 
     def _confirmed_at(self, rows: Int64s) -> Int64s:
         """When the message of each of these deliveries was confirmed, or due; 0 where nobody told."""

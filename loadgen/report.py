@@ -6,6 +6,7 @@ The page carries plotly's script inside, so it opens from a mail attachment or a
 from __future__ import annotations
 
 import time
+from collections import Counter
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from rich.text import Text
 from loadgen import charts
 from loadgen.outcome import BROKEN, OK, Report, percentiles
 
+FEW_FAULTS = 6
 _MEANINGS = {
     "lost": ("Lost", "confirmed, and nobody ever finished it"),
     "stored_twice": ("Stored twice", "one message at two places"),
@@ -58,6 +60,7 @@ def render(report: Report) -> str:
             _card("Faults", _fault_table(report)),
             _card("At rest", _rest_table(report), "What the dispatchers said when everything was done."),
             "</div>",
+            _card("Recovery", _recovery_table(report), "Measured from the histories of producers and consumers."),
             _card("Settings", _settings(report)),
         )
     )
@@ -172,6 +175,44 @@ def _fault_table(report: Report) -> str:
     return f"<table>{rows}</table>"
 
 
+def _recovery_rows(report: Report) -> list[tuple[str, str]]:
+    """What is known of the recovery, as (what, how long) in words."""
+    told = report.recovery()
+    rows = []
+    for what, times in (
+        ("SIGKILL of a consumer to the first redelivery of its keys", told["redelivery_ms"]),
+        ("the same, of each key that waited there", told["redelivered_keys_ms"]),
+        ("SIGKILL of a dispatcher to the next delivery", told["next_delivery_ms"]["dispatchers"]),
+        ("SIGKILL of a partition's owner to the next delivery", told["next_delivery_ms"]["topics"]),
+        ("a key that changed hands waited, beyond its own messages", told["unexplained_hold_ms"]),
+    ):
+        if times["count"]:
+            text = "  ".join(f"{name} {_short_ms(times[name])}" for name in ("p50", "p99", "max"))
+            rows.append((what, f"{text}  ({times['count']:,} times)"))
+    stall = told["longest_stall"]
+    if stall["ms"]:
+        after = f", after {stall['after']}" if stall["after"] else ""
+        text = f"{_short_ms(stall['ms'])} in partition {stall['partition']} at {stall['at_s']:.1f} s{after}"
+        rows.append(("longest time without a delivery", text))
+    if told["moves"] is not None:
+        moves = told["moves"]
+        text = f"{moves['moved']:,} in {moves['changes']:,} changes, {moves['ratio']:.2f} times the minimum"
+        rows.append(("hashes moved", text))
+    if told["passed_over"]:
+        rows.append(("faults passed over", f"{len(told['passed_over'])}: {told['passed_over'][0]}"))
+    return rows
+
+
+def _recovery_table(report: Report) -> str:
+    rows = "".join(
+        f'<tr><td>{escape(what)}</td><td class="number">{escape(text)}</td></tr>'
+        for what, text in _recovery_rows(report)
+    )
+    holds = "".join(f"<li>{escape(line)}</li>" for line in report.recovery()["longest_holds"])
+    longest = f'<p class="note">The longest waits of keys that changed hands:</p><ul>{holds}</ul>' if holds else ""
+    return f"<table>{rows}</table>{longest}"
+
+
 def _rest_table(report: Report) -> str:
     rows = "".join(
         f'<tr><td class="{"no" if report.at_rest[name] else "ok"}">{"✕" if report.at_rest[name] else "✓"}</td>'
@@ -211,16 +252,29 @@ def summary(report: Report) -> RenderableType:
         ("latency", "  ".join(f"{name} {_short_ms(value)}" for name, value in latency.items())),
         ("draining", f"peak {draining['peak']:,}, cleared {draining['cleared_total']:,}, at the end "
                      f"{draining['at_end']:,}"),
-        ("faults", ", ".join(f"{f['kind']} {f['target']} at {f['at_s']:.1f} s" for f in report.faults) or "none"),
+        ("faults", _faults_in_words(report)),
         ("seed", str(report.seed)),
     ):  # fmt: skip
         facts.add_row(Text(name, style="bold"), value)
+    recovery = Table.grid(padding=(0, 2))
+    for what, text in _recovery_rows(report) if report.faults else ():
+        recovery.add_row(Text(what, style="dim"), text)
     parts: list[RenderableType] = [table, Text(), facts]
+    if report.faults:
+        parts += [Text(), recovery]
     if report.verdict != OK:
         parts += [Text(), *(Text(f"✕ {line}", style="red") for line in report.reasons)]
         parts += [Text(f"  {line}", style="dim") for lines in findings.examples.values() for line in lines[:2]]
     colour = "green" if report.verdict == OK else "red"
     return Panel(Group(*parts), title=f"[bold {colour}]{_WORDS[report.verdict]}", border_style=colour, padding=(1, 2))
+
+
+def _faults_in_words(report: Report) -> str:
+    """Each fault, or how many of each kind if there are many."""
+    if len(report.faults) <= FEW_FAULTS:
+        return ", ".join(f"{f['kind']} {f['target']} at {f['at_s']:.1f} s" for f in report.faults) or "none"
+    counts = Counter(str(fault["kind"]) for fault in report.faults)
+    return ", ".join(f"{count} {kind}" for kind, count in counts.most_common())
 
 
 def _short_ms(value: float) -> str:

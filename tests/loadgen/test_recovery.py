@@ -126,15 +126,24 @@ def test_key_that_changes_hands_is_explained_by_its_own_pending_messages() -> No
     run = Run()
     run.message("c1", 1, 0, 10, acked=500)  # c1 works on it for a long while
     run.event("c1", DETACH, 510)
-    run.message("c2", 1, 1, 520, confirmed=20)  # and c2 gets the next one 20 ms after that
+    run.message("c2", 1, 1, 520, confirmed=20)  # and c2 gets the next one 10 ms after c1 has left
     run.message("c2", 1, 2, 540, confirmed=30)
     run.message("c2", 2, 3, 600, confirmed=20)  # a key that never was anybody else's
     found = run.recover()
     assert found.unexplained.get_total_count() == 1
     (wait,) = found.worst
-    assert (wait["unexplained_us"], wait["explained_us"]) == (20 * MS, 480 * MS)
+    assert (wait["unexplained_us"], wait["explained_us"]) == (10 * MS, 490 * MS)
     assert (wait["from"], wait["to"], wait["hash"]) == ("c1", "c2", 1)
-    assert "480 ms behind its own pending messages, then 20 ms" in tell(found, [], SPAN, START)["longest_holds"][0]
+    assert "490 ms behind its own pending messages, then 10 ms" in tell(found, [], SPAN, START)["longest_holds"][0]
+
+
+def test_what_waited_in_the_queue_of_one_who_left_is_explained_until_it_left() -> None:
+    run = Run()
+    run.message("c1", 1, 0, 10)
+    run.event("c1", DETACH, 800)
+    run.message("c2", 1, 1, 850, confirmed=20)
+    (wait,) = run.recover().worst
+    assert (wait["unexplained_us"], wait["explained_us"]) == (50 * MS, 780 * MS)
 
 
 def test_message_that_came_after_the_key_was_free_has_waited_since_its_confirmation() -> None:

@@ -1,0 +1,260 @@
+"""Whom a fault of the broker hits and what is noted of it, with processes that are pretended or ours."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from loadgen.chaos import Chaos, plan
+from loadgen.consume import ConsumeJob
+from loadgen.faults import FREEZE, Episode, Fault, Fleet
+from loadgen.history import Clock
+from loadgen.kinds import FLOOD_KINDS, KILL, KINDS, S3_DOWN
+from loadgen.options import FloodOptions
+from loadgen.rolling import HASHES, Moves, plan_rolling
+from storage.errors import Unavailable
+from tests.loadgen.fakes import ListClient, ListConsumer
+from tests.loadgen.test_faults import PretendedProcess
+
+ROWS = [
+    {"kind": "bookie", "name": "bookie/b-0", "address": "bookie-0-a/x"},
+    {"kind": "bookie", "name": "bookie/b-1", "address": ""},
+    {"kind": "topic", "name": "topic/t/0", "address": "broker-0-a/x"},
+    {"kind": "topic", "name": "topic/t/1", "address": "broker-1-a/x"},
+    {"kind": "topic", "name": "topic/t-other/0", "address": "broker-9-a/x"},
+    {"kind": "dispatcher", "name": "dispatcher/t/0/s", "address": "broker-0-a/y"},
+    {"kind": "dispatcher", "name": "dispatcher/t/1/s", "address": "broker-0-a/z"},
+]
+PIDS = {"bookie-0-a": 11, "broker-0-a": 20, "broker-1-a": 21, "controller": 30}
+
+
+class Processes:
+    """A cluster of names."""
+
+    def __init__(self) -> None:
+        self.rows = ROWS
+        self.node_pids: list[int] = []
+        self.started = 0
+        self.pids = dict(PIDS)
+
+    def actors(self) -> list[dict[str, Any]]:
+        return self.rows
+
+    def pid(self, host: str) -> int:
+        if host not in self.pids:
+            raise Unavailable(f"{host} does not say its process id")
+        return self.pids[host]
+
+    def nodes(self) -> int:
+        return 1
+
+    def node(self, lot: float) -> tuple[str, list[int], Callable[[], None]]:
+        def another() -> None:
+            self.started += 1
+
+        return "node", self.node_pids, another
+
+    def s3(self) -> int:
+        raise LookupError("nobody listens")
+
+
+@pytest.fixture
+def signals(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    sent: list[tuple[int, int]] = []
+    PretendedProcess.made = []
+    monkeypatch.setattr("loadgen.faults.os.kill", lambda pid, number: sent.append((pid, number)))
+    monkeypatch.setattr("loadgen.faults.AWAY_S", 0)
+    monkeypatch.setattr("loadgen.chaos.NODE_AWAY_S", 0)
+    return sent
+
+
+@pytest.fixture
+def processes() -> Processes:
+    return Processes()
+
+
+@pytest.fixture
+def chaos(tmp_path: Path, processes: Processes, signals: list[tuple[int, int]]) -> Chaos:
+    client = ListClient(ListConsumer(deque()))
+    job = ConsumeJob(client, "t", "s", Clock.start(), tmp_path)
+    job.prepare()
+    fleet = Fleet(job, PretendedProcess)
+    fleet.begin(2, spares=1)
+    return Chaos(fleet, processes, client, "t", "s", FloodOptions.of(seed=1))  # type: ignore[arg-type]
+
+
+def test_killed_owner_takes_everything_in_its_process_with_it(chaos: Chaos, signals: list[tuple[int, int]]) -> None:
+    chaos.inject(Fault("kill-dispatcher", lot=0.9))
+    assert signals == [(20, signal.SIGKILL)]
+    (noted,) = chaos.fleet.history
+    assert (noted["kind"], noted["target"]) == ("kill-dispatcher", "broker-0-a")
+    assert (noted["dispatchers"], noted["topics"]) == ([0, 1], [0])
+
+
+def test_lot_chooses_among_the_owners_of_this_run_alone(chaos: Chaos, signals: list[tuple[int, int]]) -> None:
+    for lot in (0.0, 0.4, 0.6, 0.99):
+        chaos.inject(Fault("kill-topic", lot=lot))
+    assert [pid for pid, _ in signals] == [20, 20, 21, 21]
+
+
+@pytest.mark.parametrize(("kind", "pid"), [("kill-bookie", 11), ("kill-controller", 30)])
+def test_bookies_that_run_and_the_controller(chaos: Chaos, signals: list[tuple[int, int]], kind: str, pid: int) -> None:
+    chaos.inject(Fault(kind, lot=0.99))
+    assert signals == [(pid, signal.SIGKILL)]
+
+
+def test_frozen_owner_goes_on_at_the_end_at_the_latest(chaos: Chaos, signals: list[tuple[int, int]]) -> None:
+    chaos.inject(Fault("freeze-topic", lasts_s=3_600))
+    chaos.inject(Fault("freeze-dispatcher", lasts_s=3_600))  # the same process
+    assert signals == [(20, signal.SIGSTOP)]
+    assert chaos.passed_over == ["freeze-dispatcher: broker-0-a is frozen already"]
+    chaos.finish()
+    assert signals == [(20, signal.SIGSTOP), (20, signal.SIGCONT)]
+    assert chaos.fleet.history[0]["lasts_s"] == 3_600
+
+
+def test_victim_that_cannot_be_found_is_passed_over(chaos: Chaos, signals: list[tuple[int, int]]) -> None:
+    chaos._processes.pids = {}  # type: ignore[attr-defined]
+    chaos.inject(Fault("kill-topic"))
+    chaos.inject(Fault(S3_DOWN))
+    assert (signals, chaos.fleet.history) == ([], [])
+    assert chaos.passed_over == [
+        "kill-topic: broker-0-a does not say its process id",
+        "s3-down: nobody listens",
+    ]
+
+
+def test_killed_node_is_replaced_and_so_are_the_consumers_on_it(
+    chaos: Chaos, processes: Processes, signals: list[tuple[int, int]]
+) -> None:
+    victim = chaos.fleet.working[0]
+    processes.node_pids = [77, 20, victim.pid]
+    chaos.inject(Fault("kill-node"))
+    chaos.finish()
+    assert [pid for pid, _ in signals] == [77, 20, victim.pid]
+    assert processes.started == 1
+    assert chaos.troubles == []
+    assert (chaos.fleet.history[0]["dispatchers"], chaos.fleet.history[0]["topics"]) == ([0, 1], [0])
+    assert [(row["consumer"], row["event"]) for row in chaos.fleet._events] == [(victim.incarnation, "death")]
+    assert sorted(member.incarnation for member in chaos.fleet.working) == ["consumer-1.2", "consumer-2.1"]
+
+
+def test_node_that_cannot_be_replaced_is_told(chaos: Chaos, processes: Processes) -> None:
+    def node(lot: float) -> tuple[str, list[int], Callable[[], None]]:
+        def another() -> None:
+            raise Unavailable("no memory")
+
+        return "node", [77], another
+
+    processes.node = node  # type: ignore[method-assign]
+    chaos.inject(Fault("kill-node"))
+    chaos.finish()
+    assert chaos.troubles == ["the killed node could not be replaced: no memory"]
+
+
+def test_frozen_consumer_is_left_alone_until_it_goes_on(chaos: Chaos, signals: list[tuple[int, int]]) -> None:
+    chaos.inject(Fault(FREEZE, lot=0.0, lasts_s=3_600))
+    frozen = chaos.fleet.history[0]["incarnation"]
+    for _ in range(3):
+        chaos.inject(Fault(KILL, lot=0.0))
+    assert frozen in [member.incarnation for member in chaos.fleet.working]
+    assert len(chaos.fleet.history) == 4
+    chaos.fleet.finish()
+    assert signals[-1][1] == signal.SIGCONT
+
+
+@pytest.fixture
+def child() -> Iterator[psutil.Process]:
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        yield psutil.Process(process.pid)
+        process.kill()
+
+
+def until(process: psutil.Process, *wanted: str) -> None:
+    while process.status() not in wanted:
+        time.sleep(0.001)
+
+
+@pytest.mark.timeout(60)
+def test_episode_stops_a_real_process_and_lets_it_go_on(child: psutil.Process) -> None:
+    episode = Episode([child.pid], seconds=3_600)
+    until(child, psutil.STATUS_STOPPED)
+    assert [episode.over] == [False]
+    episode.end()
+    episode.end()
+    assert [episode.over] == [True]
+    until(child, psutil.STATUS_SLEEPING)
+    short = Episode([child.pid], seconds=0.05)
+    short._thread.join()
+    until(child, psutil.STATUS_SLEEPING)
+
+
+@pytest.mark.timeout(60)
+def test_slowed_process_runs_and_stops_in_turn(child: psutil.Process) -> None:
+    episode = Episode([child.pid], seconds=3_600, share=0.1)
+    for _ in range(2):
+        until(child, psutil.STATUS_STOPPED)
+        until(child, psutil.STATUS_SLEEPING)
+    episode.end()
+    until(child, psutil.STATUS_SLEEPING)
+
+
+class _Nodes(Processes):
+    def nodes(self) -> int:
+        return 3
+
+
+def test_plan_follows_the_options() -> None:
+    everything = plan(FloodOptions.of(minutes=1, faults="all", seed=1), _Nodes())  # type: ignore[arg-type]
+    assert len(everything) == 20
+    assert {fault.kind for fault in everything[:14]} == set(KINDS) - {S3_DOWN}
+    some = plan(FloodOptions.of(minutes=1, faults="kill-topic", fault_every_ms=500), _Nodes())  # type: ignore[arg-type]
+    assert {fault.kind for fault in some} == {"kill-topic"}
+    assert len(some) == 120
+    flood = plan(FloodOptions.of(minutes=1, restarts=3), _Nodes())  # type: ignore[arg-type]
+    assert {fault.kind for fault in flood} == set(FLOOD_KINDS)
+    rolling = FloodOptions.of(scenario="rolling-restart", rounds=2, consumers=3, faults="all", minutes=1)
+    targets = [fault.target for fault in plan(rolling, _Nodes())]  # type: ignore[arg-type]
+    assert targets == ["consumer-1", "consumer-2", "consumer-3"] * 2
+
+
+def test_rolling_restart_hits_everybody_in_turn_in_its_own_process(
+    chaos: Chaos, signals: list[tuple[int, int]]
+) -> None:
+    made = len(PretendedProcess.made)
+    for fault in plan_rolling(2, 2, 0.1):
+        chaos.inject(fault)
+    assert [member.incarnation for member in chaos.fleet.working] == ["consumer-1.3", "consumer-2.3"]
+    assert [row["target"] for row in chaos.fleet.history] == ["consumer-1", "consumer-2"] * 2
+    assert (signals, len(PretendedProcess.made)) == ([], made)
+
+
+def change(epoch: int, cause: str, *moved: tuple[int, int, str, str]) -> dict[str, Any]:
+    rows = [{"range": [low, high], "from": old, "to": new} for low, high, old, new in moved]
+    return {"epoch": epoch, "at": 0, "cause": cause, "moved": rows}
+
+
+def test_moves_are_counted_against_what_a_leaver_had_and_a_joiner_deserves() -> None:
+    moves = Moves(consumers=3)
+    first = change(1, "a joined", (1, HASHES, "", "a#1"))
+    moves.count(0, 1, [first])
+    assert moves.changes == 0
+    left = change(2, "a b left", (1, 100, "a b#1", "c#3"), (200, 249, "d#2", "c#3"), (300, 310, "a b#1", ""))
+    moves.count(0, 1, [first, left])
+    assert (moves.moved, moves.minimum) == (150, 100)
+    moves.count(0, 1, [first, left])
+    assert moves.changes == 1
+    joined = change(3, "a b joined", (1, 100, "c#3", "a b#4"))
+    moves.count(0, 1, [left, joined])
+    assert (moves.moved, moves.minimum) == (250, 100 + HASHES / 3)
+    moves.count(0, 2, [change(7, "x left", (1, 9, "x#1", "y#2"))])  # another owner begins to number anew
+    moves.count(1, 1, [change(9, "x left", (1, 9, "x#1", "y#2"))])
+    assert moves.changes == 2
