@@ -189,6 +189,10 @@ class Consumer:
         if self._closed:
             return
         self.pause()
+        with self._arrived:
+            for unseen in self._queue:  # nobody will see these: they go back with the rest
+                self._loop.soon(unseen.close)
+            self._queue.clear()
         deadline = time.monotonic() + drain_timeout_ms / 1000
         while drain_timeout_ms and self.held() and time.monotonic() < deadline:
             self._loop.run(_confirmed_after(self.parts[0]))

@@ -74,9 +74,10 @@ class PartitionConsumer:
         self.session = self.epoch = 0
         self._turn = self._got = self._queued = 0
         self._lease, self._renewed, self._granted_sent = 0, 0, 0
-        self._acks: list[Positions] = []
+        self._acks: list[tuple[int, Positions]] = []
         self._ack_turn = self._hand_backs = 0
-        self._unconfirmed: deque[tuple[int, Positions]] = deque()
+        self._unconfirmed: deque[tuple[int, int, Positions]] = deque()
+        self._said = self._heard = self._losses = 0
         self._ack_signal, self._changed = Signal(), Signal()
         self._parts: deque[tuple[Part, int, int]] = deque()
         self._parts_signal = Signal()
@@ -114,7 +115,8 @@ class PartitionConsumer:
         """Messages are done. Of a revoked part nothing is sent: they are others' now."""
         positions = part.close(rows)
         if len(positions):
-            self._acks.append(positions)
+            self._said += 1
+            self._acks.append((self._said, positions))
             self._ack_signal.set()
 
     async def negative_acknowledge(self, part: Received, rows: np.ndarray | None, delay: int) -> None:
@@ -136,18 +138,18 @@ class PartitionConsumer:
 
     async def wait_confirmed(self) -> None:
         """Wait until every acknowledgement so far is durable; raises Fenced if the session was lost before."""
-        session = self.session
-        while self._acks or self._unconfirmed:
+        wanted, losses = self._said, self._losses
+        while self._heard < wanted:
             if self.failed is not None:
                 raise self.failed
-            if not self._acks and self._unconfirmed:
-                turn = self._unconfirmed[-1][0]
+            turn = next((turn for turn, said, _ in self._unconfirmed if said >= wanted), None)
+            if turn is not None:
                 await self._send_acks(Acknowledge(session=self.session, ack_turn=turn, durable=True))
             else:
                 self._ack_signal.set()
                 self._changed.clear()
                 await self._changed.wait(self._ports, ACK_LINGER)
-        if session != self.session and not self.epoch:
+        if losses != self._losses:
             raise Fenced("the session was lost before its acknowledgements were confirmed")
 
     async def close(self) -> None:
@@ -204,13 +206,13 @@ class PartitionConsumer:
         self.session, self.epoch, self._turn, self._got, self._ack_turn = session, epoch, 0, 0, 0
         self._granted_sent = 0
         # What was acknowledged but not confirmed may be unknown to the new owner: say it again.
-        self._acks = [positions for _, positions in self._unconfirmed] + self._acks
+        self._acks = [(said, positions) for _, said, positions in self._unconfirmed] + self._acks
         self._unconfirmed.clear()
 
     def _all_held(self) -> Positions:
         """Held, waiting to be resolved, or acknowledged without confirmation: nobody else may get these yet."""
         waiting = [(part.ledger << 32 | part.first_entry) + part.rows.astype(np.int64) for part, _, _ in self._parts]
-        unsure = [positions for _, positions in self._unconfirmed] + self._acks
+        unsure = [positions for *_, positions in [*self._unconfirmed, *self._acks]]
         return np.unique(np.concatenate([self._holding.positions(), *waiting, *unsure]))
 
     def _lost(self) -> None:
@@ -219,6 +221,8 @@ class PartitionConsumer:
         self._holding.revoke()
         self._queued -= sum(len(part.rows) for part, _, _ in self._parts)
         self._parts.clear()
+        self._losses += bool(self._acks or self._unconfirmed)
+        self._heard = self._said  # nobody will confirm these any more; whoever waits for them is told
         self._acks.clear()
         self._unconfirmed.clear()
         self._lives += 1
@@ -331,17 +335,18 @@ class PartitionConsumer:
     def _take_acks(self) -> tuple[int, Positions]:
         if not self._acks:
             return self._ack_turn, np.empty(0, np.int64)
-        acks = self._acks[0] if len(self._acks) == 1 else np.concatenate(self._acks)
+        said = self._acks[-1][0]
+        acks = self._acks[0][1] if len(self._acks) == 1 else np.concatenate([acks for _, acks in self._acks])
         self._acks = []
         self._ack_signal.clear()
         self._ack_turn += 1
-        self._unconfirmed.append((self._ack_turn, acks))
+        self._unconfirmed.append((self._ack_turn, said, acks))
         self._holding.prune()
         return self._ack_turn, acks
 
     def _confirm(self, turn: int) -> None:
         while self._unconfirmed and self._unconfirmed[0][0] <= turn:
-            self._unconfirmed.popleft()
+            self._heard = max(self._heard, self._unconfirmed.popleft()[1])
         self._changed.set()
 
     async def _acknowledge_alone(self) -> None:

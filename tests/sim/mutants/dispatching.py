@@ -83,7 +83,7 @@ DISPATCHING: list[Mutant] = [
     Mutant(
         name="unconfirmed acknowledgements are not said again",
         module="actors.consumer.partition",
-        old="        self._acks = [positions for _, positions in self._unconfirmed] + self._acks",
+        old="        self._acks = [(said, positions) for _, said, positions in self._unconfirmed] + self._acks",
         new="        self._acks = list(self._acks)",
         world=BROKER,
         seed=97,
