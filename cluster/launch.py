@@ -16,7 +16,6 @@ import fcntl
 import json
 import os
 import shutil
-import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from actors.losses import LOST_AFTER_MS
-from cluster import environment
+from cluster.attach import answers, check_order, first_line, join
 from cluster.environment import LOOPBACK, NAMESPACE, is_session_folder, prepare, short_folder
 from cluster.nodes import (
     SLOW_START,
@@ -125,7 +124,7 @@ def local(data_dir: Path | str, **options: Any) -> Iterator[RunningCluster]:
 
     Raises Invalid if a cluster runs on this folder already, or this process is attached to one.
     """
-    _check_order()
+    check_order()
     wanted = ClusterOptions(data_dir=prepare_folder(Path(data_dir)), **options)
     with _claimed(wanted.data_dir):
         state = _read_state(wanted.data_dir)
@@ -185,18 +184,9 @@ def _init_ray(sessions: list[str], wanted: ClusterOptions) -> Any:
         except Exception as error:
             ray.shutdown()
             if not left or SLOW_START not in str(error):
-                raise Unavailable(f"Ray did not start: {_first_line(error)}") from error
+                raise Unavailable(f"Ray did not start: {first_line(error)}") from error
             stop_session(session)
     raise AssertionError("the last try returns or raises")
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
-
-
-def _check_order() -> None:
-    if environment.ray_came_first:
-        raise Invalid("ray was imported before cluster; write `import cluster` first, or set RAY_AUTH_MODE=token")
 
 
 def start_controller(settings: dict[str, Any]) -> None:
@@ -254,32 +244,6 @@ def stop_hosts() -> None:
     for name in sorted(names, key=lambda name: (name != CONTROLLER_NAME, name.startswith("bookie"), name)):
         with contextlib.suppress(ValueError, RayError):
             ray.kill(ray.get_actor(name, NAMESPACE))
-
-
-def join(address: str, token_file: Path | None = None) -> None:
-    """Attach this process to a running Ray cluster. Raises Unavailable, Invalid in one clear line."""
-    _check_order()
-    prepare(token_file)
-    if not _answers(address):
-        raise Unavailable(f"nothing answers at {address}")
-    import ray
-
-    if ray.is_initialized():
-        attached = str(ray.get_runtime_context().gcs_address)
-        if attached != address:
-            raise Invalid(f"this process is attached to the cluster at {attached}; it can be attached to one only")
-        return
-    try:
-        ray.init(
-            address=address,
-            namespace=NAMESPACE,
-            log_to_driver=False,
-            logging_level="ERROR",
-            _node_ip_address=LOOPBACK,
-        )
-    except (ConnectionError, RuntimeError, ValueError, TimeoutError, ray.exceptions.RayError) as error:
-        ray.shutdown()
-        raise Unavailable(f"no cluster answers at {address}: {_first_line(error)}") from None
 
 
 def find(data_dir: Path | None = None) -> tuple[str, Path | None] | None:
@@ -362,7 +326,7 @@ def down(data_dir: Path) -> dict[str, Any]:
 def _end(root: Path, state: dict[str, Any]) -> int:
     import ray
 
-    if state["address"] and _answers(state["address"]):
+    if state["address"] and answers(state["address"]):
         # A cluster that lets nobody in is ended all the same: by process id, like one that does not answer.
         with contextlib.suppress(SluiceError):
             join(str(state["address"]), _token(state))
@@ -441,17 +405,7 @@ def _runs(state: dict[str, Any]) -> bool:
     """Whether the cluster of a state file is there; somebody else may have got its port since."""
     if state["session"] and not processes_of(state["session"]):
         return False
-    return bool(state["address"]) and _answers(state["address"])
-
-
-def _answers(address: str) -> bool:
-    """Whether somebody listens there."""
-    host, _, port = str(address).rpartition(":")
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=2):
-            return True
-    except (OSError, ValueError, OverflowError):
-        return False
+    return bool(state["address"]) and answers(state["address"])
 
 
 def _forget(data_dir: Path, state: dict[str, Any]) -> int:

@@ -14,7 +14,6 @@ import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import psutil
 
@@ -24,6 +23,18 @@ from storage.errors import Unavailable
 START_TIMEOUT = 180.0
 START_TRIES = 2
 STOP_GRACE = 10.0
+
+RAY_COMMAND = """
+from ray.scripts import scripts
+class Constants:
+    ENABLE_RAY_CLUSTER = True
+    def __getattr__(self, name):
+        return getattr(plain, name)
+plain, scripts.ray_constants = scripts.ray_constants, Constants()
+scripts.main()
+"""
+"""The `ray` command. The switch that keeps Ray on the loopback makes the command refuse a second node, and nothing
+else: the nodes themselves work. So the command alone is told that the switch is off."""
 
 SLOW_START = "timed out during startup"
 """What Ray says when a node was not there after 30 seconds, which a busy machine can need. Then it is tried again."""
@@ -57,8 +68,7 @@ def _ray_start(session: str, *arguments: str) -> None:
     # Workers listen on ports that the system chooses: two raylets on one machine would deal out the same range.
     # Nobody asked for an autoscaler, and nobody reads the workers' logs from afar.
     fixed = ("--min-worker-port=0", "--max-worker-port=0", "--include-log-monitor=false", "--disable-usage-stats")
-    ray = str(Path(sys.executable).with_name("ray"))
-    command = [ray, "start", f"--node-ip-address={LOOPBACK}", *fixed, *arguments]
+    command = [sys.executable, "-c", RAY_COMMAND, "start", f"--node-ip-address={LOOPBACK}", *fixed, *arguments]
     environment = {**os.environ, "RAY_TMPDIR": session}
     for left in reversed(range(START_TRIES)):
         try:
