@@ -1,0 +1,314 @@
+"""A small broker for scenarios: controller, one bookie, topic, dispatcher, and consumers that do as they are told.
+
+While it runs it watches what every scenario has in common: a key whose messages are not done is at one consumer, and
+the first deliveries of a key rise.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from actors.bookie import Bookie
+from actors.consumer.held import Received
+from actors.consumer.partition import PartitionConsumer
+from actors.controller import Controller
+from actors.directory import Directory
+from actors.dispatcher import Dispatcher
+from actors.messages import Admin, CreateTopic, Event, Stats, SubscriptionSettings, TopicSettings
+from actors.ports import Address, Ports, Unknown
+from actors.producer.producer import Outgoing, PartitionProducer, split
+from actors.topic.topic import Topic
+from actors.wire import Reply, Request
+from storage.batch import make_batch
+from storage.errors import SluiceError
+from tests.sim.world import Process, World
+from tests.sim.worlds.ledger import BOOKIE
+
+TOPIC, SUBSCRIPTION, CONTROLLER = "orders", "billing", "controller/controller"
+KEYS = [str(key) for key in range(300)]
+STEP_MS = 5
+
+
+@dataclass(eq=False)
+class Message:
+    """One delivered message. number: how many of its key were published before it."""
+
+    key: str
+    number: int
+    position: int
+    again: int
+    part: Received
+    row: int
+    done: bool = False
+
+
+class Client:
+    """One consumer on all partitions. acking: acknowledges at once. taking: empties its queue, so permits come back."""
+
+    def __init__(self, broker: Broker, name: str, called: str, queue: int, *, acking: bool, taking: bool) -> None:
+        self.broker, self.name, self.acking, self.taking = broker, name, acking, taking
+        self.ports = broker.world.client(name)
+        self.directory = Directory(self.ports, CONTROLLER)
+        self.got: list[Message] = []
+        self.events: list[Event] = []
+        self.gone = False
+        self._called, self._queue = called, queue
+        self.parts: list[PartitionConsumer] = []
+
+    async def open(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Attach to every partition; raises what the dispatcher refuses with."""
+        for partition in range(self.broker.partitions):
+            part = PartitionConsumer(
+                self.ports,
+                self.directory,
+                topic=TOPIC,
+                partition=partition,
+                subscription=SUBSCRIPTION,
+                name=self._called,
+                incarnation=self.name,
+                settings=self.broker.settings,
+                ranges=list(ranges),
+                queue_size=self._queue,
+                received=self._received,
+                told=lambda _, event: self.events.append(event),
+            )
+            self.parts.append(part)
+            await part.open()
+
+    def came(self) -> list[str]:
+        """Keys of what came, in order."""
+        return [message.key for message in self.got]
+
+    def held(self) -> list[Message]:
+        """What came and is not done."""
+        return [] if self.gone else [message for message in self.got if not message.done and not message.part.revoked]
+
+    def ack(self, *messages: Message, through: Client | None = None) -> None:
+        """Acknowledge, at times through another consumer; without messages everything."""
+        for message in messages or self.held():
+            message.done = True
+            message.part.open[message.row] = True
+            (through or self).parts[message.part.partition].acknowledge(message.part, np.array([message.row]))
+
+    async def nack(self, *messages: Message, delay: int = 0) -> None:
+        """Give messages back."""
+        for message in messages:
+            message.done = True
+            part = self.parts[message.part.partition]
+            await part.negative_acknowledge(message.part, np.array([message.row]), delay)
+
+    async def redeliver_all(self) -> None:
+        """Give back everything, as an acknowledgement timeout does."""
+        for message in self.held():
+            message.done = True
+        for part in self.parts:
+            await part.redeliver_all()
+
+    async def close(self) -> None:
+        """Leave politely."""
+        self.gone = True
+        for part in self.parts:
+            await part.close()
+        self.broker.world.stop(self.ports.me)
+
+    def crash(self) -> None:
+        """End without a word."""
+        self.gone = True
+        self.broker.world.crash(self.name)
+
+    def _received(self, part: Received) -> None:
+        rows = part.rows.to_pylist()
+        for row, columns in enumerate(rows):
+            number = int(columns["payload"])
+            key = f"-{number}" if columns["key"] is None else columns["key"].decode()
+            message = Message(key, number, int(part.positions[row]), int(part.redeliveries[row]), part, row)
+            self.broker.watch(self, message)
+            self.got.append(message)
+        if self.taking:
+            self.parts[part.partition].taken(part)
+        if self.acking:
+            self.ack(*self.got[-len(rows) :])
+
+
+class Broker:
+    """See the module. calls: how often each kind of request was made; reads: when index columns were asked for."""
+
+    def __init__(self, world: World, partitions: int, settings: SubscriptionSettings) -> None:
+        self.world, self.partitions, self.settings = world, partitions, settings
+        self.clients: dict[str, Client] = {}
+        self.calls: Counter[str] = Counter()
+        self.reads: list[int] = []
+        self._numbers: Counter[str] = Counter()
+        self._first: dict[str, int] = {}
+        self._seen: dict[int, None] = {}
+        self._sequences = [0] * partitions
+        self._producers: list[PartitionProducer] = []
+        world.witness = self._witness
+
+    async def open(self) -> None:
+        """Start everything; the subscription is there before the first message."""
+        kinds = self.world.kinds
+        kinds["bookie"] = (lambda ports, s: Bookie(ports, bookie_id=s["bookie"], settings=BOOKIE), _disk, _disk)
+        kinds["topic"] = (_topic, lambda settings: "broker", lambda settings: None)
+        kinds["dispatcher"] = (_dispatcher, lambda settings: "broker", lambda settings: None)
+        await self.world.start("controller", lambda ports: Controller(ports, bookies=["bookie-0"]), fixed=True)
+        self.ports = self.world.client("admin")
+        self.directory = Directory(self.ports, CONTROLLER)
+        single = TopicSettings(partitions=self.partitions, ensemble=1, write_quorum=1, ack_quorum=1)
+        created = await self.ports.net.call(CONTROLLER, CreateTopic(topic=TOPIC, settings=single), 10_000)
+        assert not isinstance(created, Unknown)
+        for partition in range(self.partitions):
+            await self.address(partition)
+            producer = PartitionProducer(self.ports, self.directory, TOPIC, partition, "producer", "producer-1")
+            await producer.open()
+            self._producers.append(producer)
+
+    async def address(self, partition: int = 0) -> Address:
+        """Where the dispatcher is."""
+        return await self.directory.dispatcher(TOPIC, partition, SUBSCRIPTION, self.settings)
+
+    async def publish(self, *keys: str | None, ordering: Sequence[str] = (), delay: int = 0) -> None:
+        """One message a key, confirmed when it returns."""
+        columns: dict[str, Any] = {"key": pa.array(keys, pa.string()), "payload": []}
+        for key in keys:
+            columns["payload"].append(str(self._numbers[str(key)]))
+            self._numbers[str(key)] += 1
+        if ordering:
+            columns["ordering_key"] = list(ordering)
+        now = self.ports.clock.now()
+        if delay:
+            columns["deliver_at"] = pa.array([now + delay] * len(keys), pa.int64())
+        batch = make_batch(pa.table(columns), now=now, producer="producer", first_sequence=sum(self._sequences))
+        errors: list[SluiceError] = []
+
+        def told(rows: Any, at: int, error: SluiceError | None) -> None:
+            errors.extend([error] if error else [])
+
+        for partition, share, _ in split(batch, self.partitions):
+            rows = np.arange(len(share))
+            outgoing = Outgoing(share, self._sequences[partition], rows, told)
+            self._sequences[partition] += len(share)
+            self._producers[partition].send(outgoing)
+        for producer in self._producers:
+            await producer.flush()
+        assert not errors
+
+    async def join(
+        self,
+        name: str,
+        *,
+        queue: int = 1000,
+        ranges: Sequence[tuple[int, int]] = (),
+        acking: bool = True,
+        taking: bool = True,
+        called: str = "",
+    ) -> Client:
+        """A consumer attaches; `called` is its name for the broker, if that is another one."""
+        client = Client(self, name, called or name, queue, acking=acking, taking=taking)
+        await client.open(ranges)
+        self.clients[name] = client
+        return client
+
+    def watch(self, client: Client, message: Message) -> None:
+        """Promises 2 and 3, as the consumers see them."""
+        for other in self.clients.values():
+            if other is not client:
+                assert message.key not in {held.key for held in other.held()}, f"{message.key} is at {other.name} too"
+        if message.position not in self._seen:
+            assert message.number > self._first.get(message.key, -1), f"{message.key}: {message.number} comes late"
+            self._first[message.key] = message.number
+            self._seen[message.position] = None
+
+    def seen(self) -> int:
+        """How many different messages came to anybody."""
+        return len(self._seen)
+
+    async def until(self, done: Callable[[], bool], milliseconds: int = 10_000) -> None:
+        """Wait for something, within virtual time."""
+        end = self.world.loop.now + milliseconds
+        while not done():
+            assert self.world.loop.now < end, f"did not happen in {milliseconds} ms"
+            await self.world.loop.pause(STEP_MS)
+
+    async def quiet(self, milliseconds: int) -> None:
+        """Let time pass."""
+        await self.world.loop.pause(milliseconds)
+
+    async def stats(self, partition: int = 0) -> dict[str, Any]:
+        """Statistics of the subscription on one partition."""
+        reply = await self.ports.net.call(await self.address(partition), Stats(), 5_000)
+        assert not isinstance(reply, Unknown)
+        found: dict[str, Any] = json.loads(reply.json)
+        return found
+
+    async def consumer_stats(self) -> dict[str, dict[str, Any]]:
+        """Statistics of the consumers by name."""
+        return {row["consumerName"]: row for row in (await self.stats())["consumers"]}
+
+    async def admin(self, verb: str, **arguments: Any) -> Any:
+        """An administrative verb."""
+        request = Admin(verb=verb, arguments=json.dumps(arguments))
+        reply = await self.ports.net.call(await self.address(), request, 5_000)
+        assert not isinstance(reply, Unknown)
+        return json.loads(reply.json)
+
+    async def configure(self, **changed: Any) -> None:
+        """Other settings."""
+        self.settings = msgspec.structs.replace(self.settings, **changed)
+        await self.admin("settings", **msgspec.to_builtins(self.settings))
+
+    def _witness(
+        self, caller: Process, to: Address, request: Request[Any], outcome: Reply | Unknown | tuple[str, str]
+    ) -> None:
+        self.calls[type(request).__name__] += 1
+        if type(request).__name__ == "ReadIndex":
+            self.reads.append(self.world.loop.now)
+
+
+def play(
+    scenario: Callable[[Broker], Coroutine[Any, Any, None]], *, seed: int = 1, partitions: int = 1, **settings: Any
+) -> None:
+    """Run a scenario; at the end the sentinels of all partitions have seen something, and nothing wrong."""
+    plain = SubscriptionSettings(**{"initial_position": "earliest", **settings})
+
+    async def main(world: World) -> None:
+        broker = Broker(world, partitions, plain)
+        await broker.open()
+        await scenario(broker)
+        for partition in range(partitions):
+            assert (await broker.stats(partition))["orderViolationsTotal"] == 0
+
+    World(seed).play(main)
+
+
+def _disk(settings: dict[str, Any]) -> str:
+    return str(settings["bookie"])
+
+
+def _topic(ports: Ports, settings: dict[str, Any]) -> Topic:
+    return Topic(
+        ports,
+        topic=settings["topic"],
+        partition=settings["partition"],
+        settings=msgspec.convert(settings["topic_settings"], TopicSettings),
+        bookies=Directory(ports, CONTROLLER).bookies,
+    )
+
+
+def _dispatcher(ports: Ports, settings: dict[str, Any]) -> Dispatcher:
+    return Dispatcher(
+        ports,
+        topic=settings["topic"],
+        partition=settings["partition"],
+        subscription=settings["subscription"],
+        settings=msgspec.convert(settings["subscription_settings"], SubscriptionSettings),
+        directory=Directory(ports, CONTROLLER),
+    )
