@@ -7,6 +7,7 @@ at before Ray is asked. A process can be attached to one cluster at a time.
 from __future__ import annotations
 
 import socket
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +51,9 @@ def _check_token(address: str) -> None:
 
     Raises Invalid if it refuses. Whatever else goes wrong is left for Ray to say.
     """
-    import grpc
     import ray
 
+    grpc: Any = import_module("grpc")  # comes with Ray, without types
     raylet: Any = ray._raylet
     try:
         headers = raylet.AuthenticationTokenLoader.instance().get_token_for_http_header()
