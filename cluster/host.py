@@ -202,7 +202,7 @@ class Host:
 
 
 def remote_host(name: str, *, restarts: int = 0, node: str | None = None) -> Any:
-    """The Ray options of a host: named, detached, no CPU reserved, no retries. node: preferred, if it lives."""
+    """The Ray options of a host: named, detached, no CPU reserved, no retries. node: there or nowhere."""
     options: dict[str, Any] = {
         "name": name,
         "lifetime": "detached",
@@ -214,5 +214,5 @@ def remote_host(name: str, *, restarts: int = 0, node: str | None = None) -> Any
     if node is not None:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node_id=node, soft=True)
+        options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
     return ray.remote(Host).options(**options)
