@@ -40,6 +40,10 @@ class Source:
             ).cast(pa.binary())
             self._batches.append(pa.record_batch({"key": names.take(pa.array(chosen)), "payload": payload}))
 
+    def cpu(self) -> float:
+        """Processor seconds of this process so far."""
+        return time.process_time()
+
     def run(self) -> tuple[float, float]:
         """Send everything; (start, end) in seconds since 1970, the end with everything confirmed."""
         began = time.time()
@@ -67,6 +71,10 @@ class Sink:
         )
         self.count = 0
         self.calls = 0
+
+    def cpu(self) -> float:
+        """Processor seconds of this process so far."""
+        return time.process_time()
 
     def ready(self) -> bool:
         """It is subscribed."""
@@ -104,9 +112,11 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         sources = [
             source.remote(running.address, share, options.size, options.keys, seed) for seed in range(options.producers)
         ]
+        before = _cpu(sources, sinks)
         done = [one.run.remote(options.idle_ms) for one in sinks]
         sent = ray.get([one.run.remote() for one in sources])
         received = ray.get(done)
+        after = _cpu(sources, sinks)
         stats = client.stats("bench", "sink")
     began, published = min(s[0] for s in sent), max(s[1] for s in sent)
     ended = max(r[2] for r in received)
@@ -122,10 +132,24 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "publish_msgs_per_s": round(total / (published - began)),
         "end_to_end_msgs_per_s": round(total / (ended - began)),
         "end_to_end_mb_per_s": round(total * options.size / (ended - began) / 1e6, 1),
+        "cpu_us_per_message": {role: round((after[role] - before[role]) * 1e6 / total, 3) for role in after},
         "backlog": sum(row["msgBacklog"] for row in stats),
         "order_violations": sum(row.get("orderViolationsTotal", 0) for row in stats),
         "order_checked": sum(row.get("orderCheckedTotal", 0) for row in stats),
     }
+
+
+def _cpu(sources: list[Any], sinks: list[Any]) -> dict[str, float]:
+    """Processor seconds so far by role; unlike rates they do not depend on what else the machine does."""
+    import ray
+
+    roles = {"producers": sum(ray.get([one.cpu.remote() for one in sources]))}
+    roles["consumers"] = sum(ray.get([one.cpu.remote() for one in sinks]))
+    for row in ray.util.list_named_actors(all_namespaces=True):
+        used = ray.get(ray.get_actor(row["name"], row["namespace"]).usage.remote())["cpu_seconds"]
+        role = row["name"].partition("-")[0] + "s"
+        roles[role] = roles.get(role, 0.0) + used
+    return roles
 
 
 def main() -> None:
