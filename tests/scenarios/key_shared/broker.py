@@ -125,17 +125,17 @@ class Client:
         self.broker.world.crash(self.name)
 
     def _received(self, part: Received) -> None:
-        rows = part.rows.to_pylist()
-        for row, columns in enumerate(rows):
+        came = []
+        for row, columns in enumerate(part.rows.to_pylist()):
             number = int(columns["payload"])
             key = f"-{number}" if columns["key"] is None else columns["key"].decode()
-            message = Message(key, number, int(part.positions[row]), int(part.redeliveries[row]), part, row)
-            self.broker.watch(self, message)
-            self.got.append(message)
+            came.append(Message(key, number, int(part.positions[row]), int(part.redeliveries[row]), part, row))
+        self.broker.watch(self, came)
+        self.got += came
         if self.taking:
             self.parts[part.partition].taken(part)
         if self.acking:
-            self.ack(*self.got[-len(rows) :])
+            self.ack(*came)
 
 
 class Broker:
@@ -217,15 +217,16 @@ class Broker:
         self.clients[name] = client
         return client
 
-    def watch(self, client: Client, message: Message) -> None:
+    def watch(self, client: Client, came: list[Message]) -> None:
         """Promises 2 and 3, as the consumers see them."""
-        for other in self.clients.values():
-            if other is not client:
-                assert message.key not in {held.key for held in other.held()}, f"{message.key} is at {other.name} too"
-        if message.position not in self._seen:
-            assert message.number > self._first.get(message.key, -1), f"{message.key}: {message.number} comes late"
-            self._first[message.key] = message.number
-            self._seen[message.position] = None
+        others = [other for other in self.clients.values() if other is not client]
+        elsewhere = {held.key: other.name for other in others for held in other.held()}
+        for message in came:
+            assert message.key not in elsewhere, f"{message.key} is at {elsewhere[message.key]} too"
+            if message.position not in self._seen:
+                assert message.number > self._first.get(message.key, -1), f"{message.key}: {message.number} comes late"
+                self._first[message.key] = message.number
+                self._seen[message.position] = None
 
     def seen(self) -> int:
         """How many different messages came to anybody."""

@@ -6,6 +6,7 @@ import pytest
 
 from storage.errors import Conflict, Invalid
 from tests.scenarios.key_shared.broker import KEYS, Broker, Client, play
+from tests.sim.loop import SimFailure
 
 TEN = [str(key) for key in range(10)]
 
@@ -165,25 +166,49 @@ def test_kst_27_new_keys_of_a_newcomer_arrive_at_once() -> None:
 
 def test_kst_28_a_message_that_is_never_acknowledged_stops_no_other_key() -> None:
     async def scenario(broker: Broker) -> None:
-        await broker.join("steady")
+        def work() -> None:
+            for client in broker.clients.values():
+                others = [message for message in client.held() if message.key != "stuck"]
+                if others:
+                    client.ack(*others)
+
+        await broker.join("steady", acking=False)
         client = await broker.join("c0", acking=False)
         await broker.publish("stuck")
         for turn in range(14):
-            other = KEYS[turn * 20 : turn * 20 + 20]
-            await broker.publish(*other)
+            await broker.publish(*KEYS[turn * 20 : turn * 20 + 20], "stuck")
             newcomer = await broker.join(f"c{turn + 1}", acking=False)
-            for each in (client, newcomer):
-                each.ack(*[message for message in each.held() if message.key != "stuck"])
+            work()
             await client.close()
             await broker.quiet(200)
-            newcomer.ack(*[message for message in newcomer.held() if message.key != "stuck"])
+            work()
             client = newcomer
-        for known in broker.clients.values():
-            if known.name == "steady":
-                # Nobody acknowledges the stuck one: where the steady consumer owned it, it did.
-                known.acking = False
-        await broker.quiet(500)
-        assert {key for each in broker.clients.values() for key in each.came()} >= {*KEYS[: 14 * 20]}
-        assert (await broker.stats())["msgInReplay"] == 0
+        for _ in range(5):
+            await broker.quiet(100)
+            work()
+        came = {key for each in broker.clients.values() for key in each.came()}
+        assert came == {*KEYS[: 14 * 20], "stuck"}
+        await broker.quiet(100)
+        assert (await broker.stats())["msgBacklog"] == 15, "the messages of one key, and nothing else"
 
     play(scenario)
+
+
+@pytest.mark.parametrize("policy", ["draining_hashes", "last_sent_position", "read_position"])
+def test_pip_282_issue_1_is_noticed_where_it_happens_and_happens_only_before_pip_282(policy: str) -> None:
+    async def scenario(broker: Broker) -> None:
+        await broker.join("c2")
+        first = await broker.join("c1", queue=1, acking=False, taking=False)
+        await broker.publish("key1", "key1", "key1", "key-0")
+        await broker.until(lambda: len(first.got) == 1)
+        third = await broker.join("c3")
+        await broker.quiet(500)
+        await first.close()
+        await broker.until(lambda: len(third.got) == 3)
+        assert [message.number for message in third.got] == [0, 1, 2]
+
+    if policy == "read_position":
+        with pytest.raises(SimFailure, match="key1 is at c1 too"):
+            play(scenario, policy=policy, selector="auto_split")
+    else:
+        play(scenario, policy=policy, selector="auto_split")
