@@ -275,6 +275,8 @@ class Flood:
             if not alive and not finished:
                 finished = self._clock.now()
             self._look(fleet, sampler)
+            if options.scenario and not breaker.is_alive():
+                job.enough.touch()
             if not alive and (options.minutes is not None or self._failure is not None):
                 ended.set()
             if not alive and not breaker.is_alive() and _drained(sampler, finished):

@@ -18,19 +18,19 @@ EVERYTHING = "all"
 """In place of kinds of faults: all that the cluster can stand."""
 WORKLOADS: dict[str, dict[str, Any]] = {
     "joins": {
-        "messages": 60_000,
+        "messages": 12_000,
         "keys": 40,
         "skew": 0.0,
         "partitions": 1,
         "consumers": 3,
         "restarts": 9,
-        "rate": 4_000.0,
-        "work_us": 400.0,
-        "receiver_queue_size": 300,
+        "work_us": 4_000.0,
+        "receiver_queue_size": 400,
     },
 }
-"""Workloads by name. joins: few keys that always have messages in flight, slow consumers and many who come and go:
-what a policy must be good at that lets a newcomer in without taking a key from somebody who still works on it."""
+"""Workloads by name. joins: few keys that always have messages in flight, consumers so slow and with so little room
+that much is read and not yet sent, and many who come and go: that is where a policy shows whether it lets a newcomer
+in without taking a key from somebody who still works on it."""
 
 
 @dataclass(frozen=True, slots=True)

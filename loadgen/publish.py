@@ -61,6 +61,11 @@ class PublishJob:
         """The folder of the send histories."""
         return self.folder / "sends"
 
+    @property
+    def enough(self) -> Path:
+        """A file that ends the publishing, early and in order, once it is there."""
+        return self.folder / "enough"
+
     def prepare(self) -> None:
         """Make the folders that tasks write into."""
         self.sends.mkdir(parents=True, exist_ok=True)
@@ -158,7 +163,7 @@ def _publish(job: PublishJob, task: int, chunks: Iterator[Chunk], rate: float) -
             sender = _Sender(job, producer, task, attempt)
             try:
                 for chunk in chunks:
-                    if job.until and job.clock.now() >= job.until:
+                    if (job.until and job.clock.now() >= job.until) or job.enough.exists():
                         break
                     sender.send(chunk, rate)
                 sender.finish()

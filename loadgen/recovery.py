@@ -9,8 +9,9 @@
                 newer than any before. Told for each partition that was in the process.
     holds       When a key goes from one consumer to another, its next message is explained while the one before had
                 messages of it, until it had acknowledged the last of them, or had left or died with what still waited
-                in its queue. What is left, from then and from when the message was confirmed until it came, is the
-                unexplained wait: the broker's own time, and the time in the next one's queue.
+                in its queue. What is left, from then and from when the message was confirmed until it was on its way,
+                is the unexplained wait. It was on its way when anything was received, by anybody, that the dispatcher
+                had sent after it: so the time that it lay in its receiver's own queue does not count.
     stalls      The longest time in which a partition delivered nothing.
 
 Histories are cut by key over Spark's tasks, so everything here can be added up: smallest times by name, largest
@@ -156,7 +157,8 @@ def tell(recovery: Recovery, faults: Sequence[Fault], span: Span, start_us: int)
         "longest_holds": [
             f"hash {wait['hash']} of partition {wait['partition']} went from {wait['from']} to {wait['to']} at "
             f"{(wait['at_us'] - start_us) / 1e6:.1f} s: {wait['explained_us'] / 1000:.0f} ms behind its own pending "
-            f"messages, then {wait['unexplained_us'] / 1000:.0f} ms"
+            f"messages, {wait['unexplained_us'] / 1000:.0f} ms at the broker, {wait['queued_us'] / 1000:.0f} ms in "
+            f"the queue of {wait['to']}"
             for wait in recovery.worst
         ],
     }
@@ -194,12 +196,22 @@ class _Deliveries:
         self.position = _ints(delivered, "position")[order]
         self.acked = _ints(delivered, "acked_at")[order]
         self.epoch = _ints(delivered, "epoch")[order]
+        self.underway = self._when_underway(_ints(delivered, "dispatch")[order])
         self.place = self.partition << HASH_BITS | _ints(delivered, "hash")[order]
         """Which key, as far as the broker can tell keys apart: partition and hash."""
         who = delivered.column("consumer").combine_chunks().dictionary_encode()
         self.names: list[str] = who.dictionary.to_pylist()
         self.consumer = who.indices.to_numpy(zero_copy_only=False).astype(np.int64)[order]
         self._sent, self._ends = sent, self._when_over(events)
+
+    def _when_underway(self, dispatch: Int64s) -> Int64s:
+        """By when each delivery had been sent at the latest: something that was sent after it was received then."""
+        order = np.lexsort((dispatch, self.epoch, self.partition))[::-1]
+        owner = self.partition[order] * (int(self.epoch.max()) + 1) + self.epoch[order]
+        earliest = -_running_maximum(-self.received[order], owner)
+        result = np.empty(len(order), np.int64)
+        result[order] = earliest
+        return result
 
     def count_steps(self, result: Recovery, span: Span) -> None:
         steps = span.width * span.count // STEP_US + 1
@@ -255,7 +267,8 @@ class _Deliveries:
         free = np.where(end <= received[moved], np.maximum(free, end), free)
         known = self._confirmed_at(order[moved])
         since = np.maximum(free, known)
-        waits = (received[moved] - since).clip(0)
+        underway = self.underway[order[moved]]
+        waits = (underway - since).clip(0)
         record(result.unexplained, waits)
         for spot in np.argsort(waits, kind="stable")[::-1][:WORST].tolist():
             row = int(moved[spot])
@@ -263,6 +276,7 @@ class _Deliveries:
                 {
                     "unexplained_us": int(waits[spot]),
                     "explained_us": int(max(free[spot] - known[spot], 0)),
+                    "queued_us": int(received[row] - underway[spot]),
                     "at_us": int(received[row]),
                     "partition": int(place[row] >> HASH_BITS),
                     "hash": int(place[row] & ((1 << HASH_BITS) - 1)),

@@ -40,7 +40,13 @@ class Run:
         acked = START + int(more.get("acked", at + 1) * MS)
         self.delivered.append(
             place
-            | {"consumer": who, "session": 1, "redelivery": 0, "epoch": more.get("epoch", 1), "dispatch": entry}
+            | {
+                "consumer": who,
+                "session": 1,
+                "redelivery": 0,
+                "epoch": more.get("epoch", 1),
+                "dispatch": more.get("dispatch", entry),
+            }
             | {"received_at": received, "acked_at": acked, "negative": False, "bytes": 1, "hash": key}
         )
 
@@ -71,10 +77,10 @@ def killed() -> Run:
     run.message("c2", 3, 2, 10)
     run.message("c2", 3, 6, 90)  # so everything up to entry 6 had been read when c1 died
     run.event("c1", DEATH, 100)
-    run.message("c2", 3, 7, 101)  # not a key of the dead
-    run.message("c2", 1, 4, 340)
-    run.message("c2", 2, 5, 390)
-    run.message("c2", 1, 8, 400)
+    run.message("c2", 3, 7, 101, dispatch=19)  # not a key of the dead
+    run.message("c2", 1, 4, 340, dispatch=20)
+    run.message("c2", 2, 5, 390, dispatch=21)
+    run.message("c2", 1, 8, 400, dispatch=22)
     return run
 
 
@@ -134,7 +140,10 @@ def test_key_that_changes_hands_is_explained_by_its_own_pending_messages() -> No
     (wait,) = found.worst
     assert (wait["unexplained_us"], wait["explained_us"]) == (10 * MS, 490 * MS)
     assert (wait["from"], wait["to"], wait["hash"]) == ("c1", "c2", 1)
-    assert "490 ms behind its own pending messages, then 10 ms" in tell(found, [], SPAN, START)["longest_holds"][0]
+    assert (
+        "490 ms behind its own pending messages, 10 ms at the broker, 0 ms in the queue of c2"
+        in tell(found, [], SPAN, START)["longest_holds"][0]
+    )
 
 
 def test_what_waited_in_the_queue_of_one_who_left_is_explained_until_it_left() -> None:
@@ -144,6 +153,16 @@ def test_what_waited_in_the_queue_of_one_who_left_is_explained_until_it_left() -
     run.message("c2", 1, 1, 850, confirmed=20)
     (wait,) = run.recover().worst
     assert (wait["unexplained_us"], wait["explained_us"]) == (50 * MS, 780 * MS)
+
+
+def test_time_in_the_receivers_own_queue_is_not_the_brokers() -> None:
+    run = Run()
+    run.message("c1", 1, 0, 10)
+    run.message("c2", 1, 1, 5_000, confirmed=100)
+    run.message("c3", 2, 2, 130, confirmed=110)  # sent after it, received long before it
+    run.message("c3", 2, 0, 120, confirmed=110, partition=1)
+    (wait,) = run.recover().worst
+    assert (wait["unexplained_us"], wait["queued_us"]) == (30 * MS, 4_870 * MS)
 
 
 def test_message_that_came_after_the_key_was_free_has_waited_since_its_confirmation() -> None:

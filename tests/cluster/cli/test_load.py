@@ -76,7 +76,7 @@ def test_a_workload_gives_what_was_not_asked_for(cli: Cli, flood: list[dict[str,
     assert cli("flood", "--workload", "joins", "--keys", "7", "--seed", "3")[0] == 1
     assert flood[0] == {"workload": "joins", "keys": 7, "seed": 3}
     options = FloodOptions.of(**flood[0])
-    assert (options.keys, options.partitions, options.receiver_queue_size) == (7, 1, 300)
+    assert (options.keys, options.partitions, options.receiver_queue_size) == (7, 1, 400)
 
 
 def test_chaos_refuses_a_fault_that_does_not_exist(cli: Cli, flood: list[dict[str, Any]]) -> None:
