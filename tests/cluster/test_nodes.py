@@ -129,7 +129,10 @@ def test_bookies_are_spread_over_the_nodes(client: Client, data: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["killed", "frozen"])
 def test_the_loss_of_a_node_loses_nothing(client: Client, data: Path, how: str) -> None:
-    """Under load. SIGKILL of a raylet, or SIGSTOP of a node with all that runs on it until it is declared dead."""
+    """Under load. SIGKILL of a raylet, or SIGSTOP of a node with all that runs on it until it is declared dead.
+
+    A frozen bookie keeps the lock of its disk, so until the node goes on there may be too few for a publish.
+    """
     topic = f"node-{how}"
     client.create_topic(topic, partitions=3)
     client.subscribe(topic, "audit", initial_position="earliest").close()  # keeps every entry from being trimmed
@@ -158,8 +161,10 @@ def test_the_loss_of_a_node_loses_nothing(client: Client, data: Path, how: str) 
             received.take(consumers)
             if node["NodeID"] in [alive["NodeID"] for alive in live_nodes()]:
                 return False
-            found = actors(client, "topic", topic) + actors(client, "dispatcher", topic)
-            return len(found) == 9 and all(node_of(row["address"]) != node["NodeID"] for row in found)
+            found = actors(client, "topic", topic) + [
+                row for row in actors(client, "dispatcher", topic) if row["name"].endswith("/s")
+            ]
+            return len(found) == 6 and all(node_of(row["address"]) != node["NodeID"] for row in found)
 
         eventually(moved, "what ran on the lost node does not come back on the others")
     finally:
