@@ -89,7 +89,7 @@ class Chaos:
         self._done = 0
         self._episodes: list[Episode] = []
         self._mending: list[threading.Thread] = []
-        self.passed_over: list[str] = []
+        self.passed_over = fleet.passed_over
         self.troubles: list[str] = []
 
     def inject(self, fault: Fault) -> None:

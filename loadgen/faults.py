@@ -146,6 +146,7 @@ class Fleet:
         self.working: list[Member] = []
         self.gone: list[Member] = []
         self.history: list[dict[str, Any]] = []
+        self.passed_over: list[str] = []
 
     def begin(self, consumers: int, spares: int) -> None:
         """Start `consumers + spares` processes, and let the first `consumers` join when all of them are up."""
@@ -235,13 +236,19 @@ class Fleet:
         self._episodes = []
 
     def _victim(self, fault: Fault) -> Member | None:
-        """Who is hit. One that has not joined yet has nothing to lose; it is taken only if there is nobody else."""
+        """Who is hit: somebody who works. None while half of the consumers are still joining or suffer already.
+
+        Otherwise a machine on which a join takes longer than the time between two faults ends without consumers.
+        """
         self.poll()
         suffering = [pid for episode in self._episodes if not episode.over for pid in episode.pids]
         able = [member for member in self.working if member.pid not in suffering]
         able = [member for member in able if fault.target in ("", member.name)]
-        able = [member for member in able if member.last.joined] or able
-        return able[int(fault.lot * len(able))] if able else None
+        able = [member for member in able if member.last.joined]
+        if not able or (len(able) * 2 < len(self.working) and not fault.target):
+            self.passed_over.append(f"{fault.kind}: {len(able)} of {len(self.working)} consumers work just now")
+            return None
+        return able[int(fault.lot * len(able))]
 
     def poll(self) -> None:
         """Look how far everybody is."""

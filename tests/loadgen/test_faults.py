@@ -139,6 +139,19 @@ def test_killing_the_last_consumer_leaves_a_replacement(tmp_path: Path, killed: 
     assert len(fleet.working) == 1
 
 
+def test_nobody_is_hit_while_half_of_them_are_still_joining(tmp_path: Path, killed: list[int]) -> None:
+    fleet = make_fleet(tmp_path)
+    fleet.begin(3, spares=0)
+    for member in fleet.working[:2]:
+        ConsumerProgress(joined=False).write(tmp_path / "consuming" / member.incarnation)
+    fleet.inject(Fault(KILL))
+    assert (killed, fleet.history) == ([], [])
+    assert fleet.passed_over == ["kill-consumer: 1 of 3 consumers work just now"]
+    ConsumerProgress(joined=True).write(tmp_path / "consuming" / fleet.working[0].incarnation)
+    fleet.inject(Fault(KILL))
+    assert len(killed) == 1
+
+
 def test_a_consumer_that_cannot_join_is_told_at_once(tmp_path: Path, killed: list[int]) -> None:
     fleet = make_fleet(tmp_path)
     fleet._spawn = lambda job: PretendedProcess(job, error="Unavailable: nobody answers")
