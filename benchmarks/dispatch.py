@@ -1,15 +1,18 @@
 """How many messages a second the Key_Shared decisions handle on one core, and what draining costs.
 
-    python benchmarks/dispatch.py [--small] [--messages N]
+    python benchmarks/dispatch.py [--small] [--messages N] [--queue N]
 
 Each case reads forward in batches of 10,000, routes them, and lets every consumer acknowledge its messages in groups
-of at most 1,000, as a consumer with a queue of that size does. Reading obeys `room`. The draining cases begin with so
-many hashes draining: one message of each is held by consumers that stay, and newcomers own the hashes now; of those
-hashes one message in a hundred is published on, so that blocked messages wait and are asked about. Keys are equally
-likely. The sentinel is on, as always. The result is one JSON object on standard output; `messages_per_second` counts
-append, route and acknowledge together, against processor time (the decisions never wait), the best of the repetitions.
-`messages_per_second_cut` counts also the cutting of the columns into one object for each consumer and batch, which
-grows with the consumers. What the consumers themselves do with a delivery is not counted.
+of at most 1,000 (`--queue`), as a consumer with a queue of that size does. So 256 consumers have 26 times as many
+messages in flight as one, which is more memory than the caches of a core hold; `--queue 40` compares all cases at about
+equal messages in flight. Reading obeys `room`. The draining cases begin with so many hashes draining: one message of
+each is held by consumers that stay, and newcomers own the hashes now; of those hashes one message in a hundred is
+published on, so that blocked messages wait and are asked about. Keys are equally likely. The sentinel is on, as always.
+
+The result is one JSON object on standard output. `messages_per_second` counts append, route and acknowledge together,
+against processor time (the decisions never wait), the best of the repetitions. `messages_per_second_cut` counts also
+the cutting of the columns into one object for each consumer and batch, which grows with the consumers. What the
+consumers themselves do with a delivery is not counted.
 """
 
 from __future__ import annotations
@@ -98,9 +101,10 @@ def traffic(keys: int, messages: int, draining: Column, others: Column) -> Colum
 
 
 class Consumers:
-    """Collects what each consumer got; a full queue is acknowledged in groups of QUEUE."""
+    """Collects what each consumer got; a full queue is acknowledged in groups of its size."""
 
-    def __init__(self, consumers: list[int]) -> None:
+    def __init__(self, consumers: list[int], queue: int) -> None:
+        self.queue = queue
         self.queues: dict[int, list[Positions]] = {consumer: [] for consumer in consumers}
         self.held = np.zeros(max(consumers) + 1, np.int64)
 
@@ -109,7 +113,7 @@ class Consumers:
         for part in parts:
             self.queues[part.consumer].append(part.positions)
             self.held[part.consumer] += len(part.positions)
-        full = np.flatnonzero(self.held >= QUEUE).tolist()
+        full = np.flatnonzero(self.held >= self.queue).tolist()
         return [group for consumer in full for group in self.empty(consumer)]
 
     def empty(self, consumer: int) -> list[tuple[Positions, int]]:
@@ -118,10 +122,10 @@ class Consumers:
         if not parts:
             return []
         held = np.concatenate(parts)
-        return [(held[at : at + QUEUE], consumer) for at in range(0, len(held), QUEUE)]
+        return [(held[at : at + self.queue], consumer) for at in range(0, len(held), self.queue)]
 
 
-def run(consumers: int, keys: int, draining: int, messages: int) -> dict[str, Any]:
+def run(consumers: int, keys: int, draining: int, messages: int, queue: int = QUEUE) -> dict[str, Any]:
     """One case, once."""
     dispatch, members = make(consumers)
     drained, others = np.empty(0, np.uint32), np.empty(0, np.uint32)
@@ -129,7 +133,7 @@ def run(consumers: int, keys: int, draining: int, messages: int) -> dict[str, An
         members, drained, others = drain(dispatch, members, draining)
     hashes = traffic(keys, messages, drained, others)
     positions = run_positions(2, 0, messages)
-    readers = Consumers(members)
+    readers = Consumers(members, queue)
     sent, took, cutting, clock = 0, 0.0, 0.0, time.process_time
     reports: list[tuple[Positions, int]] = []
     for start in range(0, messages, BATCH):
@@ -160,9 +164,9 @@ def run(consumers: int, keys: int, draining: int, messages: int) -> dict[str, An
     }
 
 
-def measure(consumers: int, keys: int, draining: int, messages: int, repeat: int) -> dict[str, Any]:
+def measure(consumers: int, keys: int, draining: int, messages: int, repeat: int, queue: int) -> dict[str, Any]:
     """The best of several runs of one case."""
-    runs = [run(consumers, keys, draining, messages) for _ in range(repeat)]
+    runs = [run(consumers, keys, draining, messages, queue) for _ in range(repeat)]
     best = min(runs, key=lambda result: float(result["seconds"]))
     violations = best["sentinel"]["violationsHolder"] + best["sentinel"]["violationsOrder"]
     return {
@@ -182,13 +186,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Throughput of the Key_Shared decisions")
     parser.add_argument("--small", action="store_true", help="a few batches only, to see that it runs")
     parser.add_argument("--messages", type=int, default=2_000_000)
+    parser.add_argument("--queue", type=int, default=QUEUE, help="messages that a consumer gathers")
     options = parser.parse_args()
     messages, repeat = (30_000, 1) if options.small else (options.messages, 3)
     cases = []
     for consumers in (1, 16, 256):
         for keys in (10, 1_000_000):
-            cases.append(measure(consumers, keys, 0, messages, repeat))
-            cases.append(measure(max(consumers // 2, 1), keys, 10_000, messages, repeat))
+            cases.append(measure(consumers, keys, 0, messages, repeat, options.queue))
+            cases.append(measure(max(consumers // 2, 1), keys, 10_000, messages, repeat, options.queue))
     rates = [case["messages_per_second"] for case in cases]
     cut = [case["messages_per_second_cut"] for case in cases]
     table = HashTables()

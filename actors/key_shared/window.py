@@ -136,7 +136,7 @@ class Window:
         capacity = self.capacity
         while (len(keep) + count) * 4 > capacity:
             capacity *= 2
-        while capacity > _SMALLEST and (len(keep) + count) * 8 < capacity:
+        while capacity > _SMALLEST and (len(keep) + count) * 16 < capacity:
             capacity //= 2
         for name in _COLUMNS:
             old = getattr(self, name)
