@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -51,6 +52,10 @@ class Host:
         self, name: str, parts: Parts, settings: dict[str, Any], boot: list[tuple[str, str, dict[str, Any]]]
     ) -> None:
         log_to_stderr()
+        # What the imports made stays for good, and columns hold no cycles: looking through all of it at every few
+        # hundred allocations cost a broker a tenth of its time.
+        gc.freeze()
+        gc.set_threshold(50_000, 20, 20)
         self.name = name
         self._parts = parts
         self._settings = settings

@@ -26,9 +26,9 @@ from storage.batch import Batch
 from storage.errors import Conflict, Fenced, InvariantViolation, Overloaded, SluiceError, Unavailable
 from storage.frame import Run, make_run
 
-RUN_MESSAGES = 16_384
+RUN_MESSAGES = 32_768
 """Messages that one append gathers at the most; beyond this larger runs bring no further speed."""
-RUN_BYTES = 4 * 1024 * 1024
+RUN_BYTES = 8 * 1024 * 1024
 PUBLISH_TIMEOUT = 10_000
 RETRY_FIRST, RETRY_MOST = 5, 500
 
