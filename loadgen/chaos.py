@@ -243,7 +243,7 @@ class ClusterProcesses:
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 words = process.cmdline()
-                if process.name() == "raylet" and any(self._address in word for word in words):
+                if process.name() == "raylet" and f"--gcs-address={self._address}" in words:
                     found.append(process)
         return [process for process in found if "--head" not in process.cmdline()]
 

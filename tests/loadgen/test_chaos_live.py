@@ -55,3 +55,20 @@ def test_rolling_restart_moves_no_more_hashes_than_it_must(connect: ClusterConne
     assert moves["changes"] == 4 * 2 * 2  # each leaves and joins, in both partitions
     assert 0.9 < moves["ratio"] <= 1.3
     assert told["recovery"]["unexplained_hold_ms"]["count"] > 0
+
+
+@pytest.mark.parametrize("policy", ["read_position", "draining_hashes"])
+def test_judge_tells_a_policy_that_breaks_the_order_from_one_that_keeps_it(
+    connect: ClusterConnect, spark: Any, tmp_path: Path, policy: str
+) -> None:
+    """Same workload, same seed: newcomers who get a key of which somebody still holds messages are found out."""
+    options = FloodOptions.of(workload="joins", policy=policy, seed=3, stall_s=120)
+    report = run_flood(options, connect, folder=tmp_path, spark=spark)
+    violations = report.judgement.findings.violations
+    if policy == "read_position":
+        assert violations["order"] > 0
+        assert violations["overlap"] > 0
+        assert report.exit_code == 1
+    else:
+        assert report.reasons == []
+        assert report.exit_code == 0
