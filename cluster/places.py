@@ -173,7 +173,8 @@ class RayPlaces:
             return HostProcess(name, handle, await asyncio.wait_for(_answer(handle.node.remote()), START_TIMEOUT))
         except (RayError, TimeoutError) as error:
             _kill(handle)
-            raise Unavailable(f"no process could be started for {slot}: {type(error).__name__}") from error
+            told = (str(error).strip() or type(error).__name__).splitlines()[-1]
+            raise Unavailable(f"no process could be started for {slot}: {told}") from error
 
     def _forget(self, slot: str, host: HostProcess) -> None:
         """End a process that does not answer, or is of no use."""
