@@ -1,0 +1,122 @@
+"""Who is gone without a word: a lease that ran out, or a process that has ended; and nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from actors.dispatcher import leases
+from actors.dispatcher.sessions import Session, Sessions
+
+
+class Watch:
+    """Processes end when the test says so."""
+
+    def __init__(self) -> None:
+        self.over: dict[str, asyncio.Event] = {}
+
+    async def ended(self, process: str) -> None:
+        await self.over.setdefault(process, asyncio.Event()).wait()
+
+    async def end(self, process: str) -> None:
+        self.over.setdefault(process, asyncio.Event()).set()
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+
+class Owner:
+    """As much of a dispatcher as its leases touch."""
+
+    def __init__(self, watch: Watch | None) -> None:
+        self.tasks: list[asyncio.Task[None]] = []
+        self.ports = SimpleNamespace(watch=watch, spawn=self._spawn, clock=SimpleNamespace(monotonic=lambda: 1_000))
+        self.settings = SimpleNamespace(lease_ms=10_000)
+        self.sessions = Sessions(3)
+        self.members: dict[str, dict[str, Any]] = {}
+        self.ended: list[tuple[str, str]] = []
+        self.woken = self.dirtied = 0
+        self.pump = SimpleNamespace(awaited={}, wake=self._wake)
+        self.keeper = SimpleNamespace(dirty=self._dirty)
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        self.tasks.append(asyncio.ensure_future(work))
+        return self.tasks[-1]
+
+    def _wake(self) -> None:
+        self.woken += 1
+
+    def _dirty(self) -> None:
+        self.dirtied += 1
+
+    def end_session(self, session: Session, reason: str) -> None:
+        self.ended.append((session.incarnation, reason))
+        self.sessions.close(session)
+
+    def open(self, name: str, process: str) -> Session:
+        session = self.sessions.open(len(self.sessions), name, f"{name}.0", 11_000, 0)
+        leases.watch_session(self, session, process)  # type: ignore[arg-type]
+        return session
+
+
+@pytest.fixture
+def watch() -> Watch:
+    return Watch()
+
+
+@pytest.fixture
+def owner(watch: Watch) -> Owner:
+    return Owner(watch)
+
+
+async def test_sessions_of_an_ended_process_end_at_once_and_no_others(owner: Owner, watch: Watch) -> None:
+    for name, process in (("a", "p1"), ("b", "p2"), ("c", "p1"), ("d", "")):
+        owner.open(name, process)
+    await watch.end("p1")
+    assert owner.ended == [("a.0", "its process ended"), ("c.0", "its process ended")]
+    assert [session.name for session in owner.sessions.all()] == ["b", "d"]
+
+
+async def test_session_that_is_over_is_watched_no_more(owner: Owner, watch: Watch) -> None:
+    session = owner.open("a", "p1")
+    await asyncio.sleep(0)
+    owner.sessions.close(session)
+    await watch.end("p1")
+    assert owner.tasks[0].cancelled()
+    assert owner.ended == []
+
+
+async def test_without_a_watch_the_lease_alone_counts() -> None:
+    owner = Owner(None)
+    owner.open("a", "p1")
+    owner.members = {"a.0": {"process": "p1"}}
+    leases.expect_members(owner)  # type: ignore[arg-type]
+    assert owner.tasks == []
+    assert owner.pump.awaited == {"a.0": 11_000}
+
+
+async def test_new_owner_waits_for_the_living_and_not_for_the_dead(owner: Owner, watch: Watch) -> None:
+    owner.members = {
+        "a.0": {"incarnation": "a.0", "process": "p1"},
+        "b.0": {"incarnation": "b.0", "process": "p2"},
+        "old.0": {"incarnation": "old.0"},  # written by an owner that knew nothing of processes
+    }
+    leases.expect_members(owner)  # type: ignore[arg-type]
+    assert set(owner.pump.awaited) == {"a.0", "b.0", "old.0"}
+    await watch.end("p1")
+    assert set(owner.pump.awaited) == set(owner.members) == {"b.0", "old.0"}
+    assert owner.woken == owner.dirtied == 1
+
+
+async def test_consumer_that_came_back_before_its_process_ended_is_its_sessions_matter(
+    owner: Owner, watch: Watch
+) -> None:
+    owner.members = {"a.0": {"incarnation": "a.0", "process": "p1"}}
+    leases.expect_members(owner)  # type: ignore[arg-type]
+    del owner.pump.awaited["a.0"]
+    await watch.end("p1")
+    assert owner.members
+    assert (owner.woken, owner.dirtied) == (0, 0)
