@@ -40,6 +40,7 @@ MOST_MORE = 6
 """So many consumers may join a run that others do not leave for good."""
 SLOW_SHARE, SLICE_S = 0.1, 0.2
 """A slowed process runs a tenth of every fifth of a second."""
+_TRIES = 3
 _READY_S = 120.0
 _STOP_S = 40.0
 _LOOK_EVERY_S = 0.02
@@ -309,8 +310,16 @@ class Fleet:
     def _join(self, handle: Handle, name: str) -> None:
         life = self._lives[name] = self._lives.get(name, 0) + 1
         incarnation = f"{name}.{life}"
-        pid = handle.ready(_READY_S)
-        handle.start(incarnation, name)
+        for left in reversed(range(_TRIES)):
+            try:
+                pid = handle.ready(_READY_S)
+                handle.start(incarnation, name)
+                break
+            except Exception:
+                # A spare may have been in what was killed last. Whatever Ray calls that: another one is started.
+                if not left:
+                    raise
+                handle = self._process()
         self.working.append(Member(handle, incarnation, name, pid))
 
     def _stop(self, member: Member) -> None:

@@ -139,6 +139,19 @@ def test_killing_the_last_consumer_leaves_a_replacement(tmp_path: Path, killed: 
     assert len(fleet.working) == 1
 
 
+def test_spare_that_is_dead_is_not_what_a_consumer_comes_back_in(tmp_path: Path, killed: list[int]) -> None:
+    fleet = make_fleet(tmp_path)
+    fleet.begin(2, spares=1)
+
+    def gone(timeout_s: float) -> int:
+        raise ConnectionResetError("it went with its node")
+
+    PretendedProcess.made[2].ready = gone  # type: ignore[method-assign]
+    fleet.inject(Fault(KILL))
+    assert len(fleet.working) == 2
+    assert fleet.working[-1].pid == PretendedProcess.made[3].pid
+
+
 def test_nobody_is_hit_while_half_of_them_are_still_joining(tmp_path: Path, killed: list[int]) -> None:
     fleet = make_fleet(tmp_path)
     fleet.begin(3, spares=0)
