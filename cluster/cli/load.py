@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -166,8 +167,6 @@ def _s3_endpoint() -> str | None:
 
 def _running() -> str | None:
     """Address of the configured cluster, or of the one that `up` left running here; None: start one."""
-    import os
-
     from cluster import launch
     from cluster.config import load
 
@@ -188,7 +187,7 @@ def _flood(**options: object) -> int:
         path = options.get(name)
         if isinstance(path, Path) and not path.absolute().parent.is_dir():
             raise Invalid(f"cannot write {path}: there is no folder {path.absolute().parent}")
-    ensure_java()  # before anything is started, so that a missing Java costs no time
+    os.environ.update(ensure_java())  # before anything is started, so that a missing Java costs no time
     # The load generator lies above the cluster in the order of imports, so it is looked up and not imported.
     command: Any = import_module("loadgen.flood").flood_command
     code: int = command(**options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -124,3 +125,11 @@ def test_no_java_is_found_before_the_start(
     monkeypatch.setattr("cluster.java.ensure_java", none)
     assert cli("flood")[::2] == (2, "sluice: No Java was found\n")
     assert flood == []
+
+
+def test_a_java_that_was_found_is_used(cli: Cli, flood: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ensure_java wants changed reaches the environment before the flood starts."""
+    monkeypatch.setenv("JAVA_HOME", "")
+    monkeypatch.setattr("cluster.java.ensure_java", lambda: {"JAVA_HOME": "/made/up"})
+    assert cli("flood")[0] == 0
+    assert os.environ["JAVA_HOME"] == "/made/up"
