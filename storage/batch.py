@@ -155,7 +155,7 @@ def decode_body(body: object, shape: int, count: int) -> pa.RecordBatch:
     """
     try:
         rows = pa.ipc.read_record_batch(pa.py_buffer(body), schema_of(shape))
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.lib.ArrowException, ValueError, OSError, EOFError) as error:
         raise Corrupt(f"the body is no Arrow record batch: {error}") from error
     if rows.num_rows != count:
         raise Corrupt(f"the body holds {rows.num_rows} messages, its header says {count}")

@@ -232,7 +232,7 @@ class Cursor:
             cursor._scatter = {int(ledger): BitMap.deserialize(packed) for ledger, packed in scatter}
         except Invalid:
             raise
-        except (ValueError, TypeError, msgpack.UnpackException) as error:
+        except (ValueError, TypeError, LookupError, OverflowError, msgpack.UnpackException) as error:
             raise Corrupt(f"the cursor cannot be read: {error}") from error
         return cursor
 

@@ -75,6 +75,13 @@ def encode_checkpoint(checkpoint: Checkpoint, salt: bytes) -> bytes:
 def decode_checkpoint(data: bytes, salt: bytes) -> Checkpoint:
     """Read a checkpoint back. Raises Corrupt."""
     body = _open(data, salt, "the checkpoint")
+    try:
+        return _read(body)
+    except (ValueError, TypeError, LookupError, OverflowError, msgpack.UnpackException) as error:
+        raise Corrupt(f"the checkpoint cannot be read: {error}") from error
+
+
+def _read(body: bytes) -> Checkpoint:
     generation, segment, offset, tables, next_table, states, deleted, limbo_below, sizes, live = msgpack.unpackb(body)
     ledgers = Ledgers()
     ledgers.deleted = BitMap.deserialize(deleted)

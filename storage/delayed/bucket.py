@@ -257,7 +257,7 @@ def restore_bitmaps(header: BucketHeader, first: int) -> Iterator[tuple[int, Bit
         for ledger, part in segment:
             try:
                 by_ledger.setdefault(ledger, []).append(BitMap.deserialize(part))
-            except ValueError as error:
+            except (ValueError, LookupError) as error:
                 raise Corrupt(f"a bitmap in bucket {header.epoch}-{header.number} cannot be read: {error}") from error
     for ledger, bitmaps in sorted(by_ledger.items()):
         yield ledger, bitmaps[0] if len(bitmaps) == 1 else BitMap.union(*bitmaps)

@@ -439,7 +439,13 @@ class World:
             if disk in self._in_use:
                 raise Unavailable(f"the disk {disk} is in use by {self._in_use[disk]}")
             self._in_use[disk] = name
-        process = Process(self, name, machine, 1 if old is None else old.incarnation + 1, make, disk, fixed)
+        process = self.make_process(name, machine, 1 if old is None else old.incarnation + 1, make, disk, fixed)
         self._processes[name] = process
         self._addresses[process.address] = process
         return process
+
+    def make_process(
+        self, name: str, machine: str, incarnation: int, make: Make | None, disk: str | None, fixed: bool
+    ) -> Process:
+        """A new incarnation; the crash matrix makes its own sort."""
+        return Process(self, name, machine, incarnation, make, disk, fixed)

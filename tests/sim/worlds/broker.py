@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -119,17 +119,21 @@ class BrokerWorld:
 
     def __call__(self, world: World, faults: list[Fault], options: dict[str, str]) -> dict[str, int]:
         """Play a run."""
-        course = _Course(world, faults, options)
+        course = Course(world, faults, options)
         world.play(lambda _: course.run())
         return course.counters
 
 
-class _Course:
-    """One run."""
+class Course:
+    """One run. size: how big the world is; drawn from the seed if not given."""
 
-    def __init__(self, world: World, faults: list[Fault], options: dict[str, str]) -> None:
+    def __init__(self, world: World, faults: list[Fault], options: dict[str, str], size: Size | None = None) -> None:
         self.world = world
-        self.size = Size.draw(random.Random(f"course/{world.seed}"), options)
+        self.size = size or Size.draw(random.Random(f"course/{world.seed}"), options)
+        self.begun: Callable[[], object] = lambda: None
+        """Told when the safety phase begins."""
+        self.linger_ms = 0
+        """So long the world goes on at rest, for the upkeep that comes late."""
         self.past = History(world)
         self.nemesis = Nemesis(world, [fault.quickened(DENSE) for fault in faults] if self.size.dense else faults)
         self.skewed = any(fault.kind == "clock" for fault in faults)
@@ -147,6 +151,7 @@ class _Course:
         for _ in range(self.size.consumers):
             self._join()
         self.nemesis.begin()
+        self.begun()
         await world.loop.pause(self.size.trouble_ms)
         await self.nemesis.heal()
         for consumer in self.consumers:
@@ -154,6 +159,9 @@ class _Course:
         self._join().calm = True
         await world.within(HEALED_MS, self._published(), "L1: a publish is not confirmed")
         await world.within(HEALED_MS, self._rest(), lambda: f"L3: no rest; {self._told}")
+        if self.linger_ms:
+            await world.loop.pause(self.linger_ms)
+            await world.within(HEALED_MS, self._rest(), lambda: f"L3: no rest any more; {self._told}")
         self._judge()
 
     # -- building --
@@ -166,18 +174,30 @@ class _Course:
         world.kinds["dispatcher"] = (self._dispatcher, _broker, lambda settings: None)
         address = await world.start("controller", lambda ports: Controller(ports, bookies=names), fixed=True)
         assert address == CONTROLLER
-        admin = world.client("admin")
-        await admin.net.call(CONTROLLER, CreateTopic(topic=TOPIC, settings=size.topic), 10_000)
-        # The subscription is there before the first message: what was trimmed earlier was never owed to it.
-        directory = Directory(admin, CONTROLLER)
-        for partition in range(size.traffic.partitions):
-            await directory.dispatcher(TOPIC, partition, SUBSCRIPTION, size.traffic.settings)
+        await self._create(world.client("admin"))
         roles = self.nemesis.roles
         roles["controller"] = lambda: ["controller"]
         for role in ("bookie", "topic", "dispatcher", "consumer"):
             roles[role] = partial(world.alive, f"{role}-")
             self.nemesis.revive[role] = self._leave_it
         self.nemesis.special.update(two_owners=self._elect, churn=self._churn, lost_object=self._lose)
+
+    async def _create(self, admin: Ports) -> None:
+        """Make topic and subscription, as often as it takes.
+
+        The subscription is there before the first message: what was trimmed earlier was never owed to it.
+        """
+        request = CreateTopic(topic=TOPIC, settings=self.size.topic)
+        directory = Directory(admin, CONTROLLER)
+        while True:
+            try:
+                if not isinstance(await admin.net.call(CONTROLLER, request, 10_000), Unknown):
+                    for partition in range(self.size.traffic.partitions):
+                        await directory.dispatcher(TOPIC, partition, SUBSCRIPTION, self.size.traffic.settings)
+                    return
+            except SluiceError as error:
+                admin.log("not created", error=str(error))
+            await admin.clock.sleep(100)
 
     def _bookie(self, ports: Ports, settings: dict[str, Any]) -> Actor:
         return Bookie(ports, bookie_id=settings["bookie"], settings=BOOKIE)
@@ -226,7 +246,11 @@ class _Course:
 
     async def _elect(self, fault: Fault, rng: random.Random) -> None:
         """Start one more owner of something that has an owner already, behind the controller's back."""
-        running = [row for row in self.world.placed() if row[0] in ("topic", "dispatcher")]
+        await self.second_owner(rng, ("topic", "dispatcher"))
+
+    async def second_owner(self, rng: random.Random, kinds: Sequence[str]) -> None:
+        """Start one more owner of something of these kinds; the old one lives on and does not know."""
+        running = [row for row in self.world.placed() if row[0] in kinds]
         if running:
             kind, _, settings = running[rng.randrange(len(running))]
             make, machine, _ = self.world.kinds[kind]

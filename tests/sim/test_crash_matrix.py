@@ -1,0 +1,81 @@
+"""The acting node breaks at every effect of the script, one at a time; afterwards every promise is judged.
+
+By default all effects are played but the answers to polls and acknowledgements, which make up nearly half of them and
+repeat each other; of these every third. The environment variable `CRASH_MATRIX` asks for more: `all` plays every
+single, `pairs:N` plays N pairs of breakages drawn from all pairs. A failing case names its plan, and
+`tests.sim.crashpoints.play` with that plan plays it again.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from functools import cache
+
+import pytest
+
+from tests.sim.crashpoints import HOWS, Played, play
+
+ASKED = os.environ.get("CRASH_MATRIX", "")
+CHATTER = ("answer to Poll", "answer to Acknowledge")
+THINNED = 3
+
+
+@cache
+def calm() -> Played:
+    """The script without a breakage."""
+    return play({})
+
+
+def chosen() -> list[int]:
+    """Numbers of the effects that are broken in this run."""
+    names = calm().names
+    chatter = [number for number, name in enumerate(names) if name.startswith(CHATTER)]
+    left_out = {number for at, number in enumerate(chatter) if at % THINNED} if ASKED != "all" else set()
+    return [number for number in range(len(names)) if number not in left_out]
+
+
+def test_the_script_is_clean_and_goes_everywhere() -> None:
+    assert calm().problem == ""
+    assert calm().hit == []
+    assert calm().counters["delivered"] >= 100
+    told = "\n".join(calm().names)
+    for effect in (
+        "answer to CreateTopic", "answer to OpenProducer", "answer to Publish", "answer to AddRun",
+        "answer to FenceLedger", "answer to Attach", "answer to Poll", "answer to Acknowledge", "answer to Progress",
+        "answer to DeleteLedgers", "disk append journal", "disk append marks", "disk replace checkpoint",
+        "meta topic/", "meta partition/", "meta subscription/", "meta delayed/", "meta ids/ledger 3",
+        "object delayed/", ".bucket deleted", "object assignments/",
+    ):  # fmt: skip
+        assert effect in told, effect
+
+
+def test_a_run_replays_and_the_chosen_effect_is_the_one_that_breaks() -> None:
+    assert play({}).names == calm().names
+    number = next(at for at, name in enumerate(calm().names) if name.startswith("answer to Publish"))
+    broken = play({number: "before"})
+    assert broken.hit == [f"before {calm().names[number]}"]
+    assert broken.names[:number] == calm().names[:number]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("how", HOWS)
+def test_every_single(how: str) -> None:
+    numbers = chosen()
+    assert len(numbers) > 150
+    for number in numbers:
+        played = play({number: how})
+        assert played.hit == [f"{how} {calm().names[number]}"]
+        assert not played.problem, f"plan {{{number}: {how!r}}}: {played.hit}\n{played.problem}"
+
+
+@pytest.mark.skipif(not ASKED.startswith("pairs:"), reason="pairs are played on demand: CRASH_MATRIX=pairs:N")
+@pytest.mark.timeout(36_000)
+def test_pairs() -> None:
+    rng = random.Random(ASKED)
+    for _ in range(int(ASKED.partition(":")[2])):
+        first, second = sorted(rng.sample(range(len(calm().names)), 2))
+        plan = {first: rng.choice(HOWS), second: rng.choice(HOWS)}
+        played = play(plan)
+        assert not played.problem, f"plan {plan}: {played.hit}\n{played.problem}"
