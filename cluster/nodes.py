@@ -87,6 +87,8 @@ def _ray_start(session: str, *arguments: str) -> None:
         words = re.sub(r"\x1b\[[0-9;]*m", "", done.stderr or done.stdout).strip().splitlines()
         if not left or SLOW_START not in done.stderr + done.stdout:
             raise Unavailable(f"Ray did not start: {words[-1] if words else f'exit code {done.returncode}'}")
+        if "--head" in arguments:
+            stop_session(session)  # what is left of a head would not let another one in
 
 
 def free_port() -> int:
