@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from actors.losses import LOST_AFTER_MS
-from cluster.attach import answers, check_order, first_line, join
+from cluster.attach import answers, check_order, first_line
+from cluster.attach import join as join  # part of this module's interface
 from cluster.environment import LOOPBACK, NAMESPACE, is_session_folder, prepare, short_folder
 from cluster.nodes import (
     SLOW_START,
