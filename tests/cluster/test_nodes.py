@@ -172,10 +172,8 @@ def test_the_loss_of_a_node_loses_nothing(client: Client, data: Path, how: str) 
     for _ in range(5):
         receipts.append(producer.send_batch(batch(KEYS, EACH, first=EACH * len(receipts))))
     total = EACH * len(receipts)
-    eventually(
-        lambda: received.take(consumers) >= 0 and received.complete(KEYS, total),
-        lambda: received.missing(KEYS, total),
-    )
+    everything = lambda: received.take(consumers) >= 0 and received.complete(KEYS, total)  # noqa: E731
+    eventually(everything, lambda: received.missing(KEYS, total))
     received.check(KEYS, total)
     check_rest(client, topic, consumers, receipts)
     eventually(lambda: not any(runs(process) for process in family), "processes of the lost node live on")
