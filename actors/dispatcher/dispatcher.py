@@ -264,7 +264,7 @@ class Dispatcher(Actor):
             raise
         # What was due under an earlier owner and is still held belongs to this consumer from now on, read or not.
         self.core.due(due.positions, due.hashes)
-        self.pump.awaited.pop(request.incarnation, None)
+        self.pump.came_back(request.incarnation)
         session = self.sessions.open(number, request.consumer, request.incarnation, mono + self.settings.lease_ms, now)
         self.reader.enabled = True
         self.reader.signal.set()
@@ -313,19 +313,11 @@ class Dispatcher(Actor):
         if self.stopped is not None:
             raise Fenced(self.stopped)
 
-    def _session(self, number: int) -> Session:
-        try:
-            return self.sessions.get(number)
-        except Fenced:
-            if self.pump.awaited.pop(f"session:{number}", None) is not None:
-                self.pump.wake()
-            raise
-
     # -- messages out, acknowledgements in ------------------------------------------------------------------------
 
     async def on_poll(self, request: Poll) -> Delivery:
         """See messages.Poll."""
-        session = self._session(request.session)
+        session = self.sessions.get(request.session)
         self._renew(session)
         self._acknowledge(session, request.ack_turn, request.acks)
         if request.turn < session.turn:
@@ -348,7 +340,7 @@ class Dispatcher(Actor):
 
     async def on_acknowledge(self, request: Acknowledge) -> Acknowledged:
         """See messages.Acknowledge."""
-        session = self._session(request.session)
+        session = self.sessions.get(request.session)
         self._renew(session)
         self._acknowledge(session, request.ack_turn, request.acks)
         if request.granted:
@@ -388,7 +380,7 @@ class Dispatcher(Actor):
 
     async def on_negative_acknowledge(self, request: NegativeAcknowledge) -> Done:
         """See messages.NegativeAcknowledge."""
-        session = self._session(request.session)
+        session = self.sessions.get(request.session)
         self._renew(session)
         if request.number and not session.first_time(request.number):
             return Done()

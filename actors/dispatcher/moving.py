@@ -23,7 +23,7 @@ async def seek(d: Dispatcher, target: int) -> None:
     """Start over at a position; durable when it returns."""
     ended = d.sessions.all()
     for session in ended:
-        d.pump.awaited[f"session:{session.session}"] = session.expires
+        d.pump.awaited[session.incarnation] = session.expires
     for session in ended:
         d.end_session(session, "seek")
     with d.reader.held():

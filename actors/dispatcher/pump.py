@@ -45,6 +45,17 @@ class Pump:
                 d.keeper.dirty()
         return not self.awaited
 
+    def came_back(self, incarnation: str) -> None:
+        """A consumer attached. `name.3` of a consumer says that it knows the end of its lives 0 to 2, and holds nothing
+        of them any more; an answer that merely refused it might never have arrived.
+        """
+        base = incarnation.rpartition(".")[0]
+        for other in list(self.awaited):
+            if other == incarnation or (base and other.rpartition(".")[0] == base):
+                del self.awaited[other]
+                if other != incarnation and self._d.members.pop(other, None) is not None:
+                    self._d.keeper.dirty()
+
     async def run(self) -> None:
         """Route for ever."""
         d = self._d

@@ -62,7 +62,7 @@ def test_rs_2_and_3_an_answer_to_a_read_from_before_a_seek_counts_for_nothing() 
         assert (await broker.stats())["pendingRead"], "one long read waits at the end of the topic"
         await broker.admin("seek", message_id="earliest")
         # Dispatch begins again when the old session's lease is over at the latest.
-        await broker.until(lambda: len(client.got) == 10, 15_000)
+        await broker.until(lambda: len(client.got) == 10, 5_000)
         assert [message.position for message in client.got[:5]] == [message.position for message in client.got[5:]]
 
     play(scenario)
