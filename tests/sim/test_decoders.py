@@ -85,7 +85,7 @@ def _read_journal(data: bytes) -> object:
     envelope = decode_envelope(data[:ENVELOPE_BYTES], 0, SALT, 1) if len(data) >= ENVELOPE_BYTES else None
     if envelope is not None:
         decode_run(envelope, data[ENVELOPE_BYTES:])
-    return list(scan(data, 1, SALT, 0)) if data else None
+    return list(scan(data, SALT, 1))
 
 
 @dataclass(frozen=True)

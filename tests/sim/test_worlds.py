@@ -15,10 +15,12 @@ from tests.sim.runner import run_seed, shrink
 from tests.sim.world import World
 from tests.sim.worlds import WORLDS
 
-SEEDS = {"bookie": 60, "ledger": 40, "broker": 12}
+SEEDS = {"bookie": 100, "ledger": 70, "broker": 60, "owners": 20}
 """How many seeds each run of the tests plays; the command plays as many as one likes."""
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize("name", sorted(WORLDS))
 def test_seeds_are_clean(name: str) -> None:
     checked = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.sim.mutants import Mutant
 
-BROKER = "broker"
+BROKER, OWNERS = "broker", "owners"
 
 DISPATCHING: list[Mutant] = [
     Mutant(
@@ -159,5 +159,29 @@ DISPATCHING: list[Mutant] = [
         new="",
         world=BROKER,
         seed=6,
+    ),
+    Mutant(
+        name="the mark-delete position passes a hole",
+        module="storage.cursor",
+        old="            self._add(ledger, entries)\n        self._advance()\n",
+        new="            self._add(ledger, entries)\n            self.mark_delete = int(positions[-1])\n",
+        world=BROKER,
+        seed=0,
+    ),
+    Mutant(
+        name="a new owner does not wait for those who may hold something",
+        module="actors.dispatcher.leases",
+        old="    until = d.ports.clock.monotonic() + d.settings.lease_ms\n",
+        new="    until = d.ports.clock.monotonic()\n",
+        world=OWNERS,
+        seed=-1,
+    ),
+    Mutant(
+        name="a session that ended stays in the core",
+        module="actors.dispatcher.dispatcher",
+        old="        self.core.leave(session.number, now=self.ports.clock.now())\n",
+        new="",
+        world=BROKER,
+        seed=3,
     ),
 ]

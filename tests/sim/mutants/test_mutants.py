@@ -27,6 +27,7 @@ def test_a_module_that_is_imported_cannot_be_changed() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 def test_every_mutant_is_found_at_its_seed() -> None:
     ran = subprocess.run([sys.executable, "-m", "tests.sim.mutants"], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr

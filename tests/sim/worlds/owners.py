@@ -34,14 +34,14 @@ def _size(rng: random.Random, options: dict[str, str]) -> Size:
         subscription=SUBSCRIPTION,
         settings=settings,
         controller=CONTROLLER,
-        sends=10,
+        sends=30,
         delayed=0.0,
         delay_ms=20,
         negative=0.0,
         think_ms=400,
     )
     topic = TopicSettings(partitions=1, ensemble=1, write_quorum=1, ack_quorum=1)
-    return Size(1, topic, traffic, producers=1, consumers=3, trouble_ms=6_000, dense=False)
+    return Size(1, topic, traffic, producers=1, consumers=3, trouble_ms=12_000, dense=False)
 
 
 class OwnersWorld:
@@ -59,11 +59,12 @@ class OwnersWorld:
         async def change() -> None:
             for _ in range(OWNERS):
                 await world.loop.pause(rng.randrange(200, 1_000))
-                frozen = [name for name in world.alive("consumer-") if rng.random() < 0.5]
+                names = world.alive("consumer-")
+                frozen = rng.sample(names, min(len(names), rng.randint(1, 2)))
                 for name in frozen:
                     world.pause(name)
                 await course.second_owner(rng, ("dispatcher",))
-                await world.loop.pause(rng.randrange(100, LEASE_MS // 3))
+                await world.loop.pause(rng.randrange(LEASE_MS // 3, LEASE_MS - 300))
                 for name in frozen:
                     world.resume(name)
 
