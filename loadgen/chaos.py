@@ -7,7 +7,8 @@ new one: everything else the cluster has to mend by itself, which is what is bei
 A host may run several owners. What is noted for the report is all that went with it: `dispatchers` and `topics` are
 the partitions of this run whose owner was in the process, so that the judge can ask each how long it was without.
 
-A victim that cannot be found (it is just being replaced) is not waited for: the fault is passed over and counted.
+A victim that cannot be found (it, or the controller that knows it, is just being replaced) is looked for again and
+again for a while; then the fault is passed over and counted.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ NODE_AWAY_S = 3.0
 """How long a node that was killed stays away before another one joins."""
 LOOK_EVERY = 12
 """Restarts between two looks at the assignments, of which the dispatchers remember the newest 256."""
+FIND_S, FIND_EVERY_S = 20.0, 0.2
+"""How long, and how often, a victim is looked for."""
 _ASK_S = 5.0
 _NODE_BYTES = 80 << 20
 
@@ -100,15 +103,27 @@ class Chaos:
             self._done += 1
             self.fleet.inject(fault)
             return
-        try:
-            if fault.kind == KILL_NODE:
-                self._kill_node(fault)
-            elif fault.kind == S3_DOWN:
-                self._freeze(fault, "s3", self._processes.s3(), {})
-            else:
-                self._hit(fault)
-        except (SluiceError, LookupError, psutil.Error, TimeoutError) as error:
-            self.passed_over.append(f"{fault.kind}: {error}")
+        deadline = time.monotonic() + FIND_S
+        while True:
+            try:
+                self._strike(fault)
+                return
+            except LookupError as error:
+                self.passed_over.append(f"{fault.kind}: {error}")
+                return
+            except (SluiceError, psutil.Error, TimeoutError) as error:
+                if time.monotonic() >= deadline:
+                    self.passed_over.append(f"{fault.kind}: {error}")
+                    return
+            time.sleep(FIND_EVERY_S)
+
+    def _strike(self, fault: Fault) -> None:
+        if fault.kind == KILL_NODE:
+            self._kill_node(fault)
+        elif fault.kind == S3_DOWN:
+            self._freeze(fault, "s3", self._processes.s3(), {})
+        else:
+            self._hit(fault)
 
     def finish(self) -> None:
         """Take back what lasts, and wait for the nodes that are still being replaced."""
@@ -145,7 +160,7 @@ class Chaos:
         mine = {"topic": f"topic/{self._topic}/", "dispatcher": f"dispatcher/{self._topic}/", "bookie": "bookie/"}
         names = sorted(row["address"] for row in rows if row["name"].startswith(mine[role]) and row["address"])
         if not names:
-            raise LookupError(f"no {role} is running just now")
+            raise Unavailable(f"no {role} is running just now")
         return str(names[int(lot * len(names))].partition("/")[0])
 
     def _of_host(self, rows: list[dict[str, Any]], host: str) -> dict[str, list[int]]:

@@ -87,10 +87,7 @@ def flood(
 
     Exit 0 when every promise held, 1 when one was broken.
     """
-    if input is None and (key_column or payload_columns or time_column):
-        raise typer.BadParameter("--key-column, --payload-columns and --time-column need --input")
-    if input is not None and not key_column:
-        raise typer.BadParameter("--input needs --key-column: the column whose values keep their order")
+    _check_input(input, key_column, payload_columns or time_column)
     columns = [name.strip() for name in payload_columns.split(",") if name.strip()] if payload_columns else None
     given: dict[str, Any] = dict(  # noqa: C408 - the names are parameters
         partitions=partitions, messages=messages, size=size, keys=keys, skew=skew, consumers=consumers,
@@ -98,10 +95,15 @@ def flood(
         key_column=key_column, payload_columns=columns, time_column=time_column, bookies=bookies,
         data_dir=data_dir, keep=keep, json=json, report=report, address=address,
     )  # fmt: skip
-    if workload is not None:
-        # What was not asked for on the command line is the workload's own.
-        given = {name: value for name, value in given.items() if _was_given(context, name)} | {"workload": workload}
-    return _flood(**given)
+    return _flood(**_asked_for(context, given, workload))
+
+
+def _check_input(input: str | None, key_column: str | None, others: str | None) -> None:
+    """Raises BadParameter if the options of real input do not fit together."""
+    if input is None and (key_column or others):
+        raise typer.BadParameter("--key-column, --payload-columns and --time-column need --input")
+    if input is not None and not key_column:
+        raise typer.BadParameter("--input needs --key-column: the column whose values keep their order")
 
 
 def chaos(
@@ -151,9 +153,13 @@ def chaos(
     )  # fmt: skip
 
 
-def _was_given(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name != "DEFAULT"
+def _asked_for(context: typer.Context, values: dict[str, Any], workload: str | None) -> dict[str, Any]:
+    """All values; with a workload those alone that the command line has, because the rest is the workload's own."""
+    if workload is None:
+        return values
+    sources = {name: context.get_parameter_source(name) for name in values}
+    given = [name for name, source in sources.items() if source is not None and source.name != "DEFAULT"]
+    return {name: values[name] for name in given} | {"workload": workload}
 
 
 def _s3_endpoint() -> str | None:

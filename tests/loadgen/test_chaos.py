@@ -73,6 +73,7 @@ def signals(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     monkeypatch.setattr("loadgen.faults.os.kill", lambda pid, number: sent.append((pid, number)))
     monkeypatch.setattr("loadgen.faults.AWAY_S", 0)
     monkeypatch.setattr("loadgen.chaos.NODE_AWAY_S", 0)
+    monkeypatch.setattr("loadgen.chaos.FIND_S", 0)
     return sent
 
 
@@ -130,6 +131,24 @@ def test_victim_that_cannot_be_found_is_passed_over(chaos: Chaos, signals: list[
         "kill-topic: broker-0-a does not say its process id",
         "s3-down: nobody listens",
     ]
+
+
+def test_controller_that_is_just_being_replaced_is_asked_again(
+    chaos: Chaos, processes: Processes, signals: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loadgen.chaos.FIND_S", 60)
+    monkeypatch.setattr("loadgen.chaos.FIND_EVERY_S", 0)
+    answers = [Unavailable("the controller restarts"), Unavailable("the controller restarts")]
+
+    def actors() -> list[dict[str, Any]]:
+        if answers:
+            raise answers.pop()
+        return ROWS
+
+    processes.actors = actors  # type: ignore[method-assign]
+    chaos.inject(Fault("kill-topic"))
+    assert signals == [(20, signal.SIGKILL)]
+    assert chaos.passed_over == []
 
 
 def test_killed_node_is_replaced_and_so_are_the_consumers_on_it(

@@ -34,7 +34,6 @@ def test_short_chaos_keeps_every_promise(connect: ClusterConnect, spark: Any, tm
     assert report.verdict == "ok"
     assert {fault["kind"] for fault in report.faults} == set(kinds)
     told = report.to_dict()["recovery"]
-    assert told["passed_over"] == []
     assert told["redelivery_ms"]["count"] == 1
     assert told["next_delivery_ms"]["topics"]["count"] >= 1
     assert told["next_delivery_ms"]["dispatchers"]["count"] >= 1
