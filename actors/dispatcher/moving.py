@@ -10,8 +10,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from actors.key_shared.dispatch import Dispatch
-from actors.messages import SubscriptionSettings
+from actors.messages import Ends, SubscriptionSettings
+from storage.cursor import Cursor
 from storage.errors import Conflict
+from storage.position import position
 
 if TYPE_CHECKING:
     from actors.dispatcher.dispatcher import Dispatcher
@@ -68,6 +70,30 @@ async def configure(d: Dispatcher, settings: SubscriptionSettings) -> None:
         d.core.mark_deleted(d.cursor.mark_delete)
         d.reader.move(d.cursor.mark_delete + 1)
     await d.keeper.barrier()
+
+
+def behind(cursor: Cursor, ends: Ends, messages: int) -> int:
+    """The position behind the next so many messages that are not done; the end of the topic if there are fewer."""
+    for ledger, last_entry in ends.ledgers:
+        first = max(position(ledger, 0), cursor.mark_delete + 1)
+        last = min(
+            position(ledger, last_entry) if last_entry is not None and last_entry >= 0 else ends.next - 1, ends.last
+        )
+        if last < first or last >> 32 != ledger:
+            continue
+        there = cursor.unacknowledged_in(first, last)
+        if there < messages:
+            messages -= there
+            continue
+        low, high = first, last
+        while low < high:  # the smallest position up to which there are enough
+            middle = (low + high) // 2
+            if cursor.unacknowledged_in(first, middle) < messages:
+                low = middle + 1
+            else:
+                high = middle
+        return low + 1
+    return ends.next
 
 
 def _new_core(d: Dispatcher, settings: SubscriptionSettings) -> None:
