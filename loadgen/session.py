@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 BATCH_ROWS = 10_000
 """Rows of an Arrow batch between Spark and Python; larger ones were measured to be slower."""
 
@@ -52,8 +54,12 @@ def spark_session(folder: Path, *, cores: int = 2, attempts: int = 3, memory: st
     builder = SparkSession.builder.master(f"local[{cores},{attempts}]").appName("sluice")
     for name, value in settings.items():
         builder = builder.config(name, value)
-    with _stderr_to(folder / "spark.log"):
-        spark = builder.getOrCreate()
+    try:
+        with _stderr_to(folder / "spark.log"):
+            spark = builder.getOrCreate()
+    except BaseException:
+        _end_launched()
+        raise
     try:
         yield spark
     finally:
@@ -87,6 +93,15 @@ def close_spark(spark: Any) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+
+
+def _end_launched() -> None:
+    """End a Java process whose start was interrupted: PySpark does not know it yet, so nobody else would."""
+    for process in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if any("SparkSubmit" in word or "spark-submit" in word for word in process.cmdline()):
+                process.kill()
+                process.wait(5)
 
 
 def _environment() -> None:
