@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, TypeVar
 
-from storage.errors import Unavailable
+from storage.errors import Fenced, Unavailable
 
 T = TypeVar("T")
 
@@ -28,7 +28,11 @@ class LoopThread:
 
     def run(self, work: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
         """Run a coroutine there and wait for it. Raises Unavailable after `timeout` seconds."""
-        future: Future[T] = asyncio.run_coroutine_threadsafe(work, self.loop)
+        try:
+            future: Future[T] = asyncio.run_coroutine_threadsafe(work, self.loop)
+        except RuntimeError as error:  # the loop is closed: somebody else closed the client meanwhile
+            work.close()
+            raise Fenced("the client is closed") from error
         try:
             return future.result(timeout)
         except FutureTimeout:
