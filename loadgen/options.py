@@ -23,7 +23,7 @@ WORKLOADS: dict[str, dict[str, Any]] = {
         "skew": 0.0,
         "partitions": 1,
         "consumers": 3,
-        "restarts": 9,
+        "restarts": 15,
         "work_us": 4_000.0,
         "receiver_queue_size": 400,
     },
