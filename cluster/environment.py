@@ -1,8 +1,9 @@
 """The environment that every Ray process of Sluice runs in. Call `prepare` before ray is imported for the first time.
 
 Ray listens on all interfaces unless one undocumented switch pins it to the loopback, leaves token authentication off
-for `ray start`, and runs every worker through `uv run` if the driver was started that way. Each of these is decided
-here, once, and inherited by every child process.
+for `ray start`, runs every worker through `uv run` if the driver was started that way, and gives workers a low priority,
+so that a broker would yield to whatever else the machine does. Each of these is decided here, once, and inherited by
+every child process.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ _SETTINGS = {
     "RAY_DEDUP_LOGS": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_DISABLE_IMPORT_WARNING": "1",
+    "RAY_worker_niceness": "0",
     "RAY_timeout_ms_task_wait_for_death_info": "50",
     # A node is dead after four seconds without a process, or about twelve without an answer.
     "RAY_health_check_period_ms": "1000",
