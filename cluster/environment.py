@@ -1,9 +1,9 @@
 """The environment that every Ray process of Sluice runs in. Call `prepare` before ray is imported for the first time.
 
 Ray listens on all interfaces unless one undocumented switch pins it to the loopback, leaves token authentication off
-for `ray start`, runs every worker through `uv run` if the driver was started that way, and gives workers a low priority,
-so that a broker would yield to whatever else the machine does. Each of these is decided here, once, and inherited by
-every child process.
+for `ray start`, runs every worker through `uv run` if the driver was started that way, and gives workers a low
+priority, so that a broker would yield to whatever else the machine does. Each of these is decided here, once, and
+inherited by every child process.
 """
 
 from __future__ import annotations
