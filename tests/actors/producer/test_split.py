@@ -13,7 +13,10 @@ from storage.hashing import masked_hash
 
 def made(count: int, delayed: bool = False) -> Batch:
     """Messages 0 .. count-1 with a few keys."""
-    columns: dict[str, object] = {"key": [f"k{number % 13}" for number in range(count)], "payload": [str(n) for n in range(count)]}
+    columns: dict[str, object] = {
+        "key": [f"k{number % 13}" for number in range(count)],
+        "payload": [str(n) for n in range(count)],
+    }
     if delayed:
         columns["deliver_at"] = list(range(count))
     return make_batch(pa.record_batch(columns), now=1, producer="p")
