@@ -43,6 +43,7 @@ from actors.messages import (
     Text,
     TopicSettings,
 )
+from actors.messages.settings import check_subscription
 from actors.ports import Address, Places, Ports, Unknown
 from actors.signal import Signal
 from actors.wire import Request
@@ -345,10 +346,18 @@ class Controller(Actor):
             known = await self.ports.meta.keys(f"subscription/{request.topic}/")
             if not any(key.endswith(f"/{request.subscription}") for key in known):
                 raise NotFound(f"topic {request.topic!r} has no subscription {request.subscription!r}")
+        if request.settings is not None:
+            check_subscription(request.settings)
         wanted = msgspec.to_builtins(request.settings or SubscriptionSettings())
         place = {"topic": request.topic, "subscription": request.subscription, "subscription_settings": wanted}
         entries = [self._want("dispatcher", {**place, "partition": p}) for p in range(topic.partitions)]
-        addresses = await self._ensure_all(entries)
+        try:
+            addresses = await self._ensure_all(entries)
+        except (Invalid, NotFound):
+            for entry in entries:  # it cannot be started as it is: do not go on trying
+                if not entry.address:
+                    self._running.pop(_key(entry.kind, entry.settings), None)
+            raise
         for entry, address in zip(entries, addresses, strict=True):
             if request.settings is not None and entry.settings["subscription_settings"] != wanted:
                 await self._ask(address, Admin(verb="settings", arguments=json.dumps(wanted)))

@@ -40,6 +40,7 @@ from pydantic_settings import (
 from actors.bookie.settings import BookieSettings
 from actors.losses import LOST_AFTER_MS
 from actors.messages import SubscriptionSettings, TopicSettings
+from actors.messages.settings import check_subscription
 from cluster.launch import ClusterOptions
 from storage.errors import Invalid
 
@@ -49,16 +50,6 @@ PREFIX = "SLUICE_"
 
 MAX_PARTITIONS = 1024
 """Most partitions of one topic."""
-
-CHOICES = {
-    "type": ("key_shared", "shared", "exclusive", "failover"),
-    "policy": ("draining_hashes", "last_sent_position", "read_position"),
-    "selector": ("consistent_hashing", "auto_split", "sticky"),
-    "initial_position": ("latest", "earliest"),
-    "delay_key_policy": ("pass", "block_key", "reject"),
-    "delayed_tracker": ("bucket", "memory"),
-}
-"""The settings of a subscription that are one of a few words."""
 
 _MAY_BE_MINUS_ONE = ("delayed_delivery_max_num_buckets",)
 
@@ -186,9 +177,7 @@ class Configuration(BaseSettings):
     def subscription_settings(self, **changes: object) -> SubscriptionSettings:
         """Settings for a new subscription: these defaults, then the changes. Raises Invalid on an unknown key."""
         settings = _settings(SubscriptionSettings, "subscription", self.subscription, changes)
-        for name, choices in CHOICES.items():
-            if getattr(settings, name) not in choices:
-                raise Invalid(f"{name} = {getattr(settings, name)!r}: choose one of {', '.join(choices)}")
+        check_subscription(settings)
         _refuse_negative(settings)
         return settings
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from storage.errors import Invalid
+
 
 class TopicSettings(msgspec.Struct, kw_only=True):
     """Per-topic settings, kept in its metadata record."""
@@ -47,3 +49,28 @@ class SubscriptionSettings(msgspec.Struct, kw_only=True):
     delayed_delivery_max_time_step_per_bucket_snapshot_segment_seconds: int = 300
     delayed_delivery_max_indexes_per_bucket_snapshot_segment: int = 5_000
     delayed_delivery_max_num_buckets: int = -1
+
+
+CHOICES = {
+    "type": ("key_shared", "shared", "exclusive", "failover"),
+    "policy": ("draining_hashes", "last_sent_position", "read_position"),
+    "selector": ("consistent_hashing", "auto_split", "sticky"),
+    "initial_position": ("latest", "earliest"),
+    "delay_key_policy": ("pass", "block_key", "reject"),
+    "delayed_tracker": ("bucket", "memory"),
+}
+"""The settings of a subscription that are one of a few words."""
+
+SHORTEST_LEASE_MS = 2_000
+"""A lease must outlast a long poll with some room, or consumers that live would be taken for dead."""
+
+
+def check_subscription(settings: SubscriptionSettings) -> None:
+    """Refuse what could never work. Raises Invalid naming the setting and what it may be."""
+    for name, choices in CHOICES.items():
+        if getattr(settings, name) not in choices:
+            raise Invalid(f"{name} = {getattr(settings, name)!r}: choose one of {', '.join(choices)}")
+    if settings.lease_ms < SHORTEST_LEASE_MS:
+        raise Invalid(f"lease_ms = {settings.lease_ms}: it is at least {SHORTEST_LEASE_MS}")
+    if settings.replica_points < 1:
+        raise Invalid(f"replica_points = {settings.replica_points}: a consumer has at least 1 point")

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -292,3 +293,17 @@ def test_what_a_key_and_a_delay_mean_together_is_declared(client: Client) -> Non
     producer.send(b"now", partition_key="a")
     assert {consumer.receive(timeout_millis=10_000).data() for _ in range(2)} == {b"later", b"now"}
     consumer.close()
+
+
+def test_a_subscription_that_could_never_work_is_refused_and_forgotten(client: Client) -> None:
+    """One clear line; a right subscription of the same name works afterwards."""
+    client.create_topic("picky")
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"policy": "guess"}, "choose one of draining_hashes"),
+        ({"lease_ms": 10}, "at least"),
+        ({"initial_position": "middle"}, "choose one of latest, earliest"),
+    ]
+    for settings, words in wrong:
+        with pytest.raises(cluster.Invalid, match=words):
+            client.subscribe("picky", "s", **settings)
+    client.subscribe("picky", "s").close()
