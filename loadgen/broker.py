@@ -110,8 +110,8 @@ Connect = Callable[[], AbstractContextManager[Any]]
 class ClusterConnect:
     """Connects to a running cluster from any process, Spark's and Ray's workers included.
 
-    address: `host:port` of Ray, None for the cluster that this process runs in. token_file: where its token is, if
-    the environment does not say.
+    address: `host:port` of Ray, None for the cluster that this process runs in. token_file: where its token is;
+    empty leaves it to the environment (a worker may have inherited that of another cluster).
     """
 
     address: str | None
@@ -120,7 +120,7 @@ class ClusterConnect:
     def __call__(self) -> Any:
         """A client, to be used as a context manager. Raises Unavailable if nothing answers."""
         if self.token_file:
-            os.environ.setdefault("RAY_AUTH_TOKEN_PATH", self.token_file)
+            os.environ["RAY_AUTH_TOKEN_PATH"] = self.token_file
         import cluster
 
         return cluster.connect(self.address)
