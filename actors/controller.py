@@ -403,8 +403,16 @@ class Controller(Actor):
         topic, subscription = str(arguments["topic"]), str(arguments["subscription"])
         located = await self.on_locate_subscription(LocateSubscription(topic=topic, subscription=subscription))
         for partition, address in enumerate(located.addresses):
-            await self._ask(address, Admin(verb="delete", arguments=json.dumps(arguments)))
-            await self._end("dispatcher", {"topic": topic, "partition": partition, "subscription": subscription})
+            key = _key("dispatcher", {"topic": topic, "partition": partition, "subscription": subscription})
+            # Nobody may find it dead and start it again, which would make the subscription anew.
+            entry = self._running.pop(key, None)
+            try:
+                await self._ask(address, Admin(verb="delete", arguments=json.dumps(arguments)))
+            except SluiceError:
+                if entry is not None:
+                    self._running.setdefault(key, entry)
+                raise
+            await self._places.stop(address)
         return {"deleted": subscription}
 
     async def _delete_topic(self, arguments: dict[str, Any]) -> dict[str, Any]:
