@@ -27,7 +27,7 @@ import numpy as np
 from actors.actor import Actor
 from actors.delayed.tracker import make_tracker
 from actors.directory import Directory
-from actors.dispatcher import leases
+from actors.dispatcher import leases, moving
 from actors.dispatcher.admin import Administration
 from actors.dispatcher.dead_letters import DeadLetters
 from actors.dispatcher.history import Assignments
@@ -139,6 +139,7 @@ class Dispatcher(Actor):
             ("due", self.pump.release_due()),
             ("lease", leases.watch_leases(self)),
             ("progress", self._report_progress()),
+            ("expire", moving.expire_for_ever(self)),
             ("history", self.past.run()),
         ):
             self.ports.spawn(work, name)

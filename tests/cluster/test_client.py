@@ -307,3 +307,11 @@ def test_a_subscription_that_could_never_work_is_refused_and_forgotten(client: C
         with pytest.raises(cluster.Invalid, match=words):
             client.subscribe("picky", "s", **settings)
     client.subscribe("picky", "s").close()
+
+
+def test_messages_past_their_time_to_live_are_done(client: Client) -> None:
+    """ttl_ms of the topic: nobody consumes, and the backlog goes all the same."""
+    client.create_topic("short-lived", ttl_ms=500)
+    client.subscribe("short-lived", "s", initial_position="earliest").close()
+    client.create_producer("short-lived").send_batch(batch(3, 5)).result(30)
+    eventually(lambda: backlog(client, "short-lived", "s") == 0, "old messages stay")
