@@ -34,7 +34,8 @@ def test_short_chaos_keeps_every_promise(connect: ClusterConnect, spark: Any, tm
     assert report.verdict == "ok"
     assert {fault["kind"] for fault in report.faults} == set(kinds)
     told = report.to_dict()["recovery"]
-    assert told["redelivery_ms"]["count"] == 1
+    kills = sum(fault["kind"] == "kill-consumer" for fault in report.faults)
+    assert 1 <= told["redelivery_ms"]["count"] <= kills
     assert told["next_delivery_ms"]["topics"]["count"] >= 1
     assert told["next_delivery_ms"]["dispatchers"]["count"] >= 1
     # A consumer that was killed is known to be dead long before its lease of ten seconds ends.
