@@ -139,7 +139,6 @@ class Dispatcher(Actor):
             ("due", self.pump.release_due()),
             ("lease", leases.watch_leases(self)),
             ("progress", self._report_progress()),
-            ("expire", moving.expire_for_ever(self)),
             ("history", self.past.run()),
         ):
             self.ports.spawn(work, name)
@@ -403,7 +402,9 @@ class Dispatcher(Actor):
         self.pump.wake()
 
     async def _report_progress(self) -> None:
-        """Tell the topic how far this subscription is, so that it can trim; and every new owner of the topic anew."""
+        """Tell the topic how far this subscription is, so that it can trim, and every new owner of it anew; then let
+        old messages expire.
+        """
         while True:
             await self.ports.clock.sleep(PROGRESS_MS)
             with contextlib.suppress(Unavailable, Fenced, NotFound):
@@ -412,6 +413,7 @@ class Dispatcher(Actor):
                 if (address, reached) != self._reported:
                     await self.keeper.barrier()
                     await self._send_progress(reached)
+                await moving.expire_old(self)
 
     def progress(self, mark_delete: int | None = None, *, gone: bool = False) -> Progress:
         """The next statement of how far this subscription is; numbered, so that a late one is recognised."""

@@ -7,20 +7,18 @@ only when each of those consumers was told so or its lease has run out.
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING
 
 from actors.key_shared.dispatch import Dispatch
 from actors.messages import Ends, FindTime, SubscriptionSettings
 from actors.ports import Unknown
 from storage.cursor import Cursor
-from storage.errors import Conflict, SluiceError
+from storage.errors import Conflict
 from storage.position import position
 
 if TYPE_CHECKING:
     from actors.dispatcher.dispatcher import Dispatcher
 
-EXPIRE_MS = 1_000
 CALL_TIMEOUT = 5_000
 _WHILE_UNUSED = ("type", "policy", "selector", "allow_out_of_order_delivery", "remember_unacked_keys")
 
@@ -76,18 +74,15 @@ async def configure(d: Dispatcher, settings: SubscriptionSettings) -> None:
     await d.keeper.barrier()
 
 
-async def expire_for_ever(d: Dispatcher) -> None:
+async def expire_old(d: Dispatcher) -> None:
     """Messages older than the topic's time to live count as done (ttl_ms; 0 = they are kept)."""
-    while True:
-        await d.ports.clock.sleep(EXPIRE_MS)
-        with contextlib.suppress(SluiceError):
-            ttl = (await d.directory.settings(d.topic)).ttl_ms
-            if ttl <= 0:
-                continue
-            address = await d.directory.topic(d.topic, d.partition)
-            found = await d.ports.net.call(address, FindTime(time=d.ports.clock.now() - ttl), CALL_TIMEOUT)
-            if not isinstance(found, Unknown) and found.position > d.cursor.mark_delete + 1:
-                await forward(d, found.position)
+    ttl = (await d.directory.settings(d.topic)).ttl_ms
+    if ttl <= 0:
+        return
+    address = await d.directory.topic(d.topic, d.partition)
+    found = await d.ports.net.call(address, FindTime(time=d.ports.clock.now() - ttl), CALL_TIMEOUT)
+    if not isinstance(found, Unknown) and found.position > d.cursor.mark_delete + 1:
+        await forward(d, found.position)
 
 
 def behind(cursor: Cursor, ends: Ends, messages: int) -> int:
