@@ -22,22 +22,7 @@ from actors.key_shared.selectors import (
 from actors.key_shared.window import NO_SLOT
 from storage.errors import Conflict, Invalid
 from storage.hashing import masked_hash
-
-VALUES = [
-    ("", 0, 1, 1),
-    ("a", 1009084850, 42456, 27058),
-    ("ab", 465557343, 62239, 55135),
-    ("abc", 870159354, 51160, 37882),
-    ("abcd", 1139631978, 43864, 26474),
-    ("key1", 462881061, 7357, 293),
-    ("key-0", 1664612543, 23544, 63679),
-    ("any", 19256262, 54508, 54214),
-    ("0", 1383186559, 4850, 49279),
-    ("1", 337030291, 49322, 44179),
-    ("2", 19522071, 58177, 57879),
-    ("hello world", 1586663183, 60834, 36623),
-    ("äöü", 769542228, 30259, 18516),
-]
+from tests.storage.test_hashing import KNOWN
 
 
 def shares(selector: Selector, keys: list[str]) -> dict[int, int]:
@@ -54,7 +39,7 @@ def even(got: dict[int, int], total: int, consumers: int, tolerance: float) -> b
     )
 
 
-@pytest.mark.parametrize(("key", "masked", "ring", "split"), VALUES)
+@pytest.mark.parametrize(("key", "masked", "ring", "split"), KNOWN)
 def test_h_1_hash_values(key: str, masked: int, ring: int, split: int) -> None:
     assert masked_hash(key.encode()) == masked
     column = np.array([masked], np.uint32)
