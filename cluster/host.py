@@ -15,10 +15,12 @@ import json
 import logging
 import os
 import threading
+import time
 from typing import Any, Protocol
 
 import psutil
 import ray
+from ray.exceptions import RayError
 
 from actors.actor import REQUESTS, Actor
 from actors.messages import Stats, Text
@@ -33,6 +35,8 @@ from storage.errors import InvariantViolation, SluiceError, Unavailable
 logger = logging.getLogger("sluice")
 
 BOOT_RETRY_S = 1.0
+KNOCK_S = 0.1
+"""Seconds between attempts of a restarted host to call itself."""
 
 
 class Parts(Protocol):
@@ -70,7 +74,8 @@ class Host:
         self._booted = False
         if boot:
             # Nobody may call for a long time after Ray has restarted this process: it wakes itself.
-            self._woken = ray.get_runtime_context().current_actor.wake.remote()
+            handle = ray.get_runtime_context().current_actor
+            threading.Thread(target=knock, args=(handle,), name="knock", daemon=True).start()
 
     async def ready(self) -> int:
         """Start the actors that this host boots with; returns the process id. Raises what their start raises."""
@@ -204,6 +209,21 @@ class Host:
             "cpu_seconds": times.user + times.system,
             "threads": threading.active_count(),
         }
+
+
+def knock(handle: Any) -> None:
+    """Call a host's `wake` until it has booted. Runs in a thread of that host's own process.
+
+    One call is not enough: while Ray still takes the actor for restarting, it fails every call that may not be retried,
+    also one from within (one restart in 40 on a busy machine). Returns when the host is up.
+    """
+    while True:
+        try:
+            ray.get(handle.wake.remote())
+            return
+        except RayError as error:
+            logger.warning("a host could not wake itself yet: %s", type(error).__name__)
+            time.sleep(KNOCK_S)
 
 
 def remote_host(name: str, *, restarts: int = 0, node: str | None = None) -> Any:
