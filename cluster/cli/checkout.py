@@ -16,6 +16,10 @@ from storage.errors import Invalid, NotFound
 FOLDERS = ("actors", "cluster", "loadgen", "storage", "tests", "benchmarks")
 """What is checked for types."""
 
+LANES = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
+"""How the whole suite runs: two files of tests at a time, because a test of a real cluster mostly waits for leases and
+new processes. Each file stays in one lane: its tests share a cluster. Not reordered: the many small files come last."""
+
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 """Typer settings of commands that hand their arguments on, `--help` included."""
 
@@ -29,7 +33,10 @@ def checkout() -> Path:
 
 
 def test(context: typer.Context) -> int:
-    """Check style and types, then run all tests. Arguments go to pytest: `./sluice test tests/storage -k frame`."""
+    """Check style and types, then run all tests, two files at a time.
+
+    Arguments go to pytest in place of that: `./sluice test tests/storage -k frame`.
+    """
     root = checkout()
     python = sys.executable
     checks = {
@@ -38,7 +45,7 @@ def test(context: typer.Context) -> int:
         "mypy --strict": [python, "-m", "mypy", "--strict", *_with_python(root)],
     }
     failed = [name for name, command in checks.items() if _failed(name, command, root)]
-    tests = subprocess.run([python, "-m", "pytest", "-q", *context.args], cwd=root, check=False)
+    tests = subprocess.run([python, "-m", "pytest", "-q", *(context.args or LANES)], cwd=root, check=False)
     if failed:
         say(f"failed: {', '.join(failed)} (see above the tests)")
     return int(bool(failed) or tests.returncode != 0)
