@@ -196,7 +196,7 @@ async def life(kind: str, messages: int, ledger: int, folder: Path) -> dict[str,
     result: dict[str, Any] = {"tracker": kind, "messages": messages, "adding": added.result(messages)}
     result["contains_10000_ms"] = round(bench.contains(tracker, messages), 3)
     if kind == "bucket":
-        result["buckets"] = tracker.stats()["bucketDelayedIndexStats"]["buckets"]
+        result["buckets"] = tracker.stats()["buckets"]
         unsealed = messages - sum(record.count for record in tracker._shelf.named.values())  # type: ignore[attr-defined]
         await tracker.close()
         del tracker

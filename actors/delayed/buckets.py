@@ -19,12 +19,12 @@ from actors.delayed.manifest import ManifestStore
 from actors.delayed.objects import BucketObjects
 from actors.delayed.sealer import Sealer
 from actors.delayed.shelf import Shelf
+from actors.delayed.tracking import CoreTracker
 from actors.messages import SubscriptionSettings
 from actors.ports import Ports
 from storage.delayed.browse import Slot, histogram
-from storage.delayed.core import DelayedCore, tracked
+from storage.delayed.core import tracked
 from storage.delayed.entries import NEVER, Mask, Times
-from storage.delayed.index import PositionIndex
 from storage.delayed.live import State
 from storage.errors import Invalid, SluiceError
 from storage.hashing import Hashes
@@ -34,7 +34,7 @@ LOOK_AHEAD_MS = 5_000
 """Segments that start so soon are loaded ahead."""
 
 
-class BucketTracker:
+class BucketTracker(CoreTracker):
     """Delayed messages of one subscription on one partition, indexed by bucket objects.
 
     changed: called synchronously when something may have become due or loadable. failed is set when a newer owner
@@ -54,7 +54,7 @@ class BucketTracker:
         manifest: ManifestStore,
         look_ahead_ms: int = LOOK_AHEAD_MS,
     ) -> None:
-        self._core = DelayedCore(settings.delayed_delivery_tick_time_millis)
+        super().__init__(settings.delayed_delivery_tick_time_millis)
         self._objects = BucketObjects(ports, topic, partition, subscription)
         self._shelf = Shelf(ports, self._core, self._objects, manifest, changed, look_ahead_ms)
         self._sealer = Sealer(
@@ -110,23 +110,6 @@ class BucketTracker:
             self._keeper.arm()
         return taken
 
-    @property
-    def index(self) -> PositionIndex:
-        """Which positions are tracked; not to be changed."""
-        return self._core.index
-
-    def contains(self, positions: Positions) -> Mask:
-        """Which of the positions are tracked, shape (n,)."""
-        return self._core.index.contains(positions)
-
-    def next_untracked(self, start: int, end: int) -> int:
-        """The first position >= start that is not tracked; `end` if there is none before it."""
-        return self._core.index.next_absent(start, end)
-
-    def untrack(self, positions: Positions) -> int:
-        """Forget messages that were acknowledged, skipped or expired without being taken; returns how many."""
-        return int(np.count_nonzero(self._core.index.discard(positions)))
-
     def next_due(self) -> int | None:
         """When to look again, in ms; None if nothing is known or `changed` will tell."""
         horizon = self._shelf.horizon()
@@ -169,10 +152,6 @@ class BucketTracker:
         """Whether all reads should pause (BD-6). Buckets never need that."""
         return False
 
-    def count(self) -> int:
-        """Messages that are tracked."""
-        return len(self._core.index)
-
     def memory_bytes(self) -> int:
         """About what the tracker occupies in memory."""
         buckets = sum(bucket.memory_bytes() for bucket in self._shelf.buckets)
@@ -183,7 +162,7 @@ class BucketTracker:
         return self._core.loaded() + self._shelf.loaded()
 
     def stats(self) -> dict[str, Any]:
-        """The metrics of PIP-195 by name, `bucketDelayedIndexStats`, and how recovery stands."""
+        """`bucketDelayedIndexStats`: the metrics of PIP-195 by name, the states of the buckets, and the recovery."""
         shelf, operations = self._shelf, self._objects.operations
         states = [bucket.state for bucket in shelf.buckets]
         return {
@@ -195,16 +174,14 @@ class BucketTracker:
             "pulsar_delayed_message_index_size_bytes": self.memory_bytes(),
             "pulsar_subscription_delayed": self.count(),
             "tracker": "bucket",
-            "bucketDelayedIndexStats": {
-                "buckets": len(states),
-                "in_memory_mode": states.count(State.PARKED),
-                "being_written": states.count(State.BUILDING),
-                "stalled": sum(bucket.stalled for bucket in shelf.buckets),
-                "lost_buckets": shelf.damaged,
-                "pending_rescans": len(shelf.rescans),
-                "last_error": shelf.last_error,
-                "merges_waiting": self._keeper.too_many(),
-            },
+            "buckets": len(states),
+            "in_memory_mode": states.count(State.PARKED),
+            "being_written": states.count(State.BUILDING),
+            "stalled": sum(bucket.stalled for bucket in shelf.buckets),
+            "lost_buckets": shelf.damaged,
+            "pending_rescans": len(shelf.rescans),
+            "last_error": shelf.last_error,
+            "merges_waiting": self._keeper.too_many(),
             "recovery": self._keeper.recovery_progress(),
         }
 

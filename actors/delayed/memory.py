@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from actors.delayed.tracking import CoreTracker
 from storage.delayed.browse import Slot, histogram
-from storage.delayed.core import DelayedCore, tracked
+from storage.delayed.core import tracked
 from storage.delayed.entries import END, Mask, Times
-from storage.delayed.index import PositionIndex
 from storage.errors import SluiceError
 from storage.hashing import Hashes
 from storage.position import Positions
@@ -24,7 +24,7 @@ from storage.position import Positions
 FIXED_DELAY_LOOKAHEAD = 50_000
 
 
-class InMemoryTracker:
+class InMemoryTracker(CoreTracker):
     """Delayed messages of one subscription on one partition, in memory alone. Times are milliseconds.
 
     fallback: the bucket index failed, for the stats. lookahead: for the fixed-delay detection, 0 = off.
@@ -35,7 +35,7 @@ class InMemoryTracker:
     def __init__(
         self, *, tick_ms: int = 0, lookahead: int = FIXED_DELAY_LOOKAHEAD, fallback: str | None = None
     ) -> None:
-        self._core = DelayedCore(tick_ms)
+        super().__init__(tick_ms)
         self._lookahead = lookahead
         self._fallback = fallback
         self._fixed = True
@@ -60,23 +60,6 @@ class InMemoryTracker:
         if not self.count():
             self._reset()
         return taken
-
-    @property
-    def index(self) -> PositionIndex:
-        """Which positions are tracked; not to be changed."""
-        return self._core.index
-
-    def contains(self, positions: Positions) -> Mask:
-        """Which of the positions are tracked, shape (n,)."""
-        return self._core.index.contains(positions)
-
-    def next_untracked(self, start: int, end: int) -> int:
-        """The first position >= start that is not tracked; `end` if there is none before it."""
-        return self._core.index.next_absent(start, end)
-
-    def untrack(self, positions: Positions) -> int:
-        """Forget messages that were acknowledged, skipped or expired without being taken; returns how many."""
-        return int(np.count_nonzero(self._core.index.discard(positions)))
 
     def next_due(self) -> int | None:
         """When to look again, in ms; None if there is nothing."""
@@ -112,10 +95,6 @@ class InMemoryTracker:
         first = self.next_due()
         enough = 0 < self._lookahead <= self.count()
         return self._fixed and enough and first is not None and first > self._core.cutoff(now)
-
-    def count(self) -> int:
-        """Messages that are tracked."""
-        return len(self._core.index)
 
     def memory_bytes(self) -> int:
         """About what the tracker occupies in memory."""

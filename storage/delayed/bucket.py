@@ -133,7 +133,7 @@ class BucketBuilder:
     """Builds one object from entries that come in order, part by part, so that a merge never holds all of them.
 
     owner: "topic/partition/subscription". step_ms, max_entries: the cutting rule. span: greatest minus least due
-    time, as far as known. compress: zstd inside the segments.
+    time, as far as known.
     """
 
     owner: str
@@ -142,7 +142,6 @@ class BucketBuilder:
     step_ms: int
     max_entries: int
     span: int = 0
-    compress: bool = False
     _carry: Entries = field(default_factory=lambda: EMPTY)
     _segments: list[bytes] = field(default_factory=list)
     _rows: list[tuple[int, ...]] = field(default_factory=list)
@@ -197,7 +196,7 @@ class BucketBuilder:
         self._carry = entries.slice(start, len(entries))
 
     def _segment(self, entries: Entries) -> None:
-        data = encode_segment(entries, compress=self.compress)
+        data = encode_segment(entries)
         positions = np.sort(entries.positions)
         self._bitmaps.append([(ledger, _serialise(part)) for ledger, part in split_by_ledger(positions)])
         times, crc = entries.deliver_at, int(google_crc32c.value(data))

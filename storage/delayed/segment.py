@@ -3,15 +3,15 @@
     offset  size
     0       1     bytes of a due time (1, 2, 4 or 8)
     1       1     bytes of a position (1, 2, 4 or 8)
-    2       1     codec of the columns: 0 plain, 1 zstd
-    3       1     zero
+    2       2     zero
     4       4     number of entries n
     8       8     base of the due times
     16      8     base of the positions
     24      ..    due times minus base, positions minus base, hashes (uint32): n numbers each, little-endian
 
 Subtracting the least value and keeping only the bytes that differ brings an entry from 20 to 10 to 12 bytes at the
-speed of memory. The checksum over a segment stands in the bucket's header.
+speed of memory. The columns are not compressed further, so their length says how many entries there are, and nothing
+is ever allocated on the word of a header. The checksum over a segment stands in the bucket's header.
 """
 
 from __future__ import annotations
@@ -20,45 +20,32 @@ import struct
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from storage.delayed.entries import Entries
 from storage.errors import Corrupt
 from storage.frame import Buffer
 
-HEAD = struct.Struct("<BBBBIqq")
-MAX_SEGMENT_ENTRIES = 1 << 28
+HEAD = struct.Struct("<BBHIqq")
 _WIDTHS = {1: "<u1", 2: "<u2", 4: "<u4", 8: "<u8"}
-_PLAIN, _ZSTD = 0, 1
 
 
-def encode_segment(entries: Entries, *, compress: bool = False) -> bytes:
+def encode_segment(entries: Entries) -> bytes:
     """The bytes of at least one entry."""
     time_width, time_base, times = _narrow(entries.deliver_at)
     place_width, place_base, places = _narrow(entries.positions)
     columns = b"".join([times, places, entries.hashes.astype("<u4", copy=False).tobytes()])
-    if compress:
-        columns = pa.compress(columns, codec="zstd", asbytes=True)
-    codec = _ZSTD if compress else _PLAIN
-    return HEAD.pack(time_width, place_width, codec, 0, len(entries), time_base, place_base) + columns
+    return HEAD.pack(time_width, place_width, 0, len(entries), time_base, place_base) + columns
 
 
 def decode_segment(data: Buffer, name: str) -> Entries:
     """The entries of a segment whose checksum was verified. Raises Corrupt naming it if it is malformed."""
     if len(data) < HEAD.size:
         raise Corrupt(f"{name} is cut off after {len(data)} bytes")
-    time_width, place_width, codec, _, count, time_base, place_base = HEAD.unpack_from(data)
-    if time_width not in _WIDTHS or place_width not in _WIDTHS or codec not in (_PLAIN, _ZSTD):
+    time_width, place_width, zero, count, time_base, place_base = HEAD.unpack_from(data)
+    if time_width not in _WIDTHS or place_width not in _WIDTHS or zero:
         raise Corrupt(f"{name} has an unknown format")
-    if count > MAX_SEGMENT_ENTRIES:
-        raise Corrupt(f"{name} claims {count} entries")
     columns: Buffer = memoryview(data)[HEAD.size :]
     size = count * (time_width + place_width + 4)
-    if codec == _ZSTD:
-        try:
-            columns = pa.decompress(columns, decompressed_size=size, codec="zstd", asbytes=True)
-        except (pa.ArrowInvalid, OSError) as error:
-            raise Corrupt(f"{name} cannot be decompressed: {error}") from error
     if len(columns) != size:
         raise Corrupt(f"{name} has {len(columns)} bytes of columns, not {size}")
     split = count * time_width

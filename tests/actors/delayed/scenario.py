@@ -44,4 +44,4 @@ def numbers(places: list[int]) -> list[int]:
 
 
 def buckets(broker: Broker) -> int:
-    return int(broker.tracker.stats()["bucketDelayedIndexStats"]["buckets"])
+    return int(broker.tracker.stats()["buckets"])

@@ -53,7 +53,7 @@ async def last_owner(world: World, log: Log, epoch: int) -> None:
     await world.advance(QUIET)
     broker.recount()
     assert broker.tracker.count() == 0
-    assert broker.tracker.stats()["bucketDelayedIndexStats"]["lost_buckets"] == 0
+    assert broker.tracker.stats()["lost_buckets"] == 0
     assert broker.tracker._shelf.named == {}
     assert world.objects == {}, "objects are left over"
     await broker.end()
@@ -133,7 +133,7 @@ async def test_a_store_that_refuses_its_owner_for_a_while(what: str) -> None:
         return "refused" if called == what and n > STARTED and world.now < 10_000 else "ok"
 
     broker = await away_and_back(world, log, script)
-    assert "credentials" in broker.tracker.stats()["bucketDelayedIndexStats"]["last_error"]
+    assert "credentials" in broker.tracker.stats()["last_error"]
 
 
 async def away_and_back(world: World, log: Log, script: Callable[[int, str, str], Fault]) -> Broker:

@@ -117,7 +117,7 @@ class Setup:
         """Until nothing is being written, waits to be written, or has to be merged."""
         while True:
             self.changed.clear()
-            stats = tracker.stats()["bucketDelayedIndexStats"]
+            stats = tracker.stats()
             if not (stats["being_written"] or stats["in_memory_mode"] or stats["merges_waiting"]):
                 return
             await asyncio.wait_for(self.changed.wait(), PATIENCE)

@@ -1,5 +1,7 @@
 """Bucket objects: what is written is read back, and whatever else is there is refused by name (BS-3)."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -16,6 +18,7 @@ from storage.delayed.bucket import (
 )
 from storage.delayed.entries import Entries
 from storage.delayed.index import PositionIndex
+from storage.delayed.segment import decode_segment, encode_segment
 from storage.errors import Corrupt, Invalid
 from storage.position import position
 
@@ -46,10 +49,9 @@ def same(left: Entries, right: Entries) -> bool:
     )
 
 
-@pytest.mark.parametrize("compress", [False, True])
-def test_bs_3_a_bucket_reads_back_as_it_was_written(compress: bool) -> None:
+def test_bs_3_a_bucket_reads_back_as_it_was_written() -> None:
     entries = some_entries(1000)
-    sealed = build(entries, compress=compress)
+    sealed = build(entries)
     header = decode_header(sealed.data[: sealed.header.data_start], "b", OWNER)
     assert (header.count, header.start, header.end) == (1000, entries.positions.min(), entries.positions.max())
     start, length = header.table.byte_range(0, len(header.table))
@@ -105,6 +107,21 @@ def test_an_empty_builder_makes_no_object() -> None:
     assert BucketBuilder(OWNER, 1, 1, step_ms=1, max_entries=1).finish() is None
     with pytest.raises(Invalid, match="must be positive"):
         BucketBuilder(OWNER, 1, 1, step_ms=0, max_entries=1)
+
+
+def test_a_segment_allocates_nothing_on_the_word_of_its_head() -> None:
+    data = bytearray(encode_segment(some_entries(10)))
+    data[4:8] = ((1 << 32) - 1).to_bytes(4, "little")
+    tracemalloc.start()
+    try:
+        with pytest.raises(Corrupt, match="bytes of columns, not"):
+            decode_segment(data, "segment 1 of bucket b")
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()
+    data[2] = 1
+    with pytest.raises(Corrupt, match="unknown format"):
+        decode_segment(data, "segment 1 of bucket b")
 
 
 def test_an_object_of_another_subscription_is_refused() -> None:
