@@ -12,10 +12,13 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 
@@ -30,6 +33,9 @@ venv)
     chmod +x "$venv/bin/python"
     ;;
 pip)
+    case "${UNKNOWN:-} $*" in
+    yes*--constraint*) echo "No solution found: there is no version of numpy==2"; exit 1 ;;
+    esac
     if [ -n "${FAIL:-}" ]; then echo "error: no space left on device"; exit 1; fi
     if [ -n "${SLOW:-}" ]; then : >"$SLOW"; while [ ! -e "$SLOW.go" ]; do sleep 0.05; done; fi
     printf '#!/bin/sh\\nprintf "ran:%%s\\\\n" "$*" "$PWD" "${RAY_ENABLE_UV_RUN_RUNTIME_ENV:-}"\\n' >.venv/bin/sluice
@@ -130,6 +136,27 @@ def test_installs_again_when_the_project_changes(checkout: Checkout) -> None:
     checkout.run("x")
     assert len(checkout.installs()) == 3
     assert "--constraint requirements.lock" in checkout.installs()[2]
+
+
+def test_goes_without_the_lock_only_where_its_versions_cannot_be_had(checkout: Checkout) -> None:
+    (checkout.folder / "requirements.lock").write_text("numpy==2\n")
+    code, _, err = checkout.run("x", FAIL="yes")
+    assert code == 2
+    assert "requirements.lock" not in err
+    assert checkout.run("x", UNKNOWN="yes")[0] == 0
+    assert "--constraint" in checkout.installs()[-2]
+    assert "--constraint" not in checkout.installs()[-1]
+
+
+def test_the_lock_names_a_version_of_everything_that_is_needed_and_no_address() -> None:
+    lines = [line for line in (ROOT / "requirements.lock").read_text().splitlines() if not line.startswith("#")]
+    locked = {one.name: one for one in map(Requirement, lines)}
+    assert len(locked) == len(lines)
+    assert all(one.url is None and str(one.specifier).startswith("==") for one in locked.values())
+    told = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    for wanted in map(Requirement, told["project"]["dependencies"] + told["dependency-groups"]["dev"]):
+        version = str(locked[canonicalize_name(wanted.name)].specifier).removeprefix("==")
+        assert wanted.specifier.contains(version), wanted
 
 
 def test_a_moved_folder_is_set_up_anew(checkout: Checkout) -> None:
