@@ -11,6 +11,7 @@ import msgspec
 from actors.actor import Actor
 from actors.bookie import Bookie, BookieSettings
 from actors.controller import Controller
+from actors.delayed.shared import SharedIndexes
 from actors.directory import Directory
 from actors.dispatcher import Dispatcher
 from actors.losses import LOST_AFTER_MS
@@ -39,7 +40,10 @@ def make_host(
 
 
 class SluiceParts:
-    """The parts that every host is given."""
+    """The parts that every host is given. Each host has one object of this class, and with it its shared indexes."""
+
+    def __init__(self) -> None:
+        self._shared = SharedIndexes()
 
     def stores(self, settings: dict[str, Any]) -> tuple[Meta, Objects]:
         """The metadata and object stores that the settings name; every process opens its own."""
@@ -79,6 +83,7 @@ class SluiceParts:
                 partition=settings["partition"],
                 settings=msgspec.convert(settings["topic_settings"], TopicSettings),
                 bookies=directory.bookies,
+                shared=self._shared.of(settings["topic"], settings["partition"]),
             )
         if kind == "dispatcher":
             return Dispatcher(
@@ -88,5 +93,6 @@ class SluiceParts:
                 subscription=settings["subscription"],
                 settings=msgspec.convert(settings["subscription_settings"], SubscriptionSettings),
                 directory=directory,
+                shared=self._shared.of(settings["topic"], settings["partition"]),
             )
         raise Invalid(f"there is no actor of kind {kind!r}")

@@ -24,7 +24,7 @@ from actors.messages import SubscriptionSettings
 from actors.ports import Ports
 from storage.delayed.browse import Slot, histogram
 from storage.delayed.core import tracked
-from storage.delayed.entries import NEVER, Mask, Times
+from storage.delayed.entries import NEVER, Entries, Mask, Times
 from storage.delayed.live import State
 from storage.errors import Invalid, SluiceError
 from storage.hashing import Hashes
@@ -143,6 +143,15 @@ class BucketTracker(CoreTracker):
         """Position ranges (both ends inclusive) whose index was lost: the log has to be read there again."""
         rescans, self._shelf.rescans = self._shelf.rescans, []
         return rescans
+
+    def unsaved(self) -> Entries:
+        """What only memory holds, in the order (deliver_at, position); not what the manifest names."""
+        waiting = [bucket.run.rest() for bucket in self._shelf.buckets if bucket.state is not State.LIVE]
+        return tracked([*self._core.parts(), *waiting], self._core.index)
+
+    def stored(self) -> list[tuple[int, int]]:
+        """Position ranges (both ends inclusive) of the buckets that the manifest names."""
+        return [(record.start, record.end) for record in self._shelf.named.values()]
 
     def behind(self) -> int:
         """Sealed buckets that are not durable yet; a reader that runs ahead should pause when there are many."""

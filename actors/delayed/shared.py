@@ -10,24 +10,29 @@ what has fallen due by then is delivered at once. An inbox that nobody empties i
 its range is read from the log again. The bitmap of what is done is never stored: acknowledged messages are known to
 the cursor, others have to be delivered again anyway.
 
-The views live in the process of the index, and the index belongs to the partition's owner: `owner_epoch` is the epoch
-of the partition, not of a subscription. Objects and manifest lie under the subscription name `_shared`, which no
-subscription can have.
+**Where it lives.** A partition's topic and its dispatchers run in one process, so the views are plain objects and cost
+no call (`docs/decisions/0005-the-shared-delayed-index-lives-beside-the-topic.md`). The index stays as long as the
+process; what may change under it is the tracker, which the topic's owner opens under its epoch and hands in
+(`actors.delayed.owner`). Until the first one is there, and if the partition goes to an owner elsewhere, a tracker in
+memory takes its place. At each change what only memory held moves along; what buckets held the new owner finds in the
+manifest. What a view had is done for it until its cursor has passed it, so nothing is given to it again.
+
+Objects and manifest lie under the subscription name `_shared`, which no subscription can have.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from actors.delayed.buckets import LOOK_AHEAD_MS, BucketTracker
-from actors.delayed.manifest import ManifestStore, manifest_key
+from actors.delayed.buckets import BucketTracker
 from actors.delayed.memory import InMemoryTracker
 from actors.messages import SubscriptionSettings
-from actors.ports import Ports
+from actors.signal import Signal
 from storage.delayed.browse import Slot
 from storage.delayed.entries import Mask, Times
 from storage.delayed.index import PositionIndex
@@ -38,47 +43,124 @@ from storage.position import Positions
 INBOX_MOST = 1_000_000
 """Due messages that wait in one view before they are left to the log."""
 PULL = 65_536
-
-
+PATIENCE_MS = 5_000
+"""So long a fenced index waits for the new owner's before everything is read into memory instead."""
 NAME = "_shared"
+
+Tracker = BucketTracker | InMemoryTracker
 
 
 class SharedIndex:
-    """The index of one partition. Make one with `make_shared_index`.
+    """The index of one partition in one process.
 
-    make: makes the tracker that holds the index, which calls what it is given when something may be due.
+    wanted: set once a subscription asked for a view; settings: what the first one asked for, for the owner to open it.
     """
 
-    def __init__(self, make: Callable[[Callable[[], None]], BucketTracker | InMemoryTracker], tick_ms: int = 0) -> None:
-        self.tick_ms = tick_ms
+    def __init__(self, tick_ms: int = 0) -> None:
         self.views: dict[str, SharedView] = {}
-        self.tracker = make(self.changed)
+        self.wanted = Signal()
+        self.settings = SubscriptionSettings(delayed_delivery_tick_time_millis=tick_ms)
+        self.tracker: Tracker = InMemoryTracker(tick_ms=tick_ms, lookahead=0)
+        self._epoch = -1
+        self._opened = asyncio.Event()
+        self._failed_at: int | None = None
+
+    @property
+    def tick_ms(self) -> int:
+        """How many ms early a message may be."""
+        return self.settings.delayed_delivery_tick_time_millis
 
     def changed(self) -> None:
         """Something may be due: tell every view."""
         for view in self.views.values():
             view.changed()
 
-    def view(self, subscription: str, changed: Callable[[], None]) -> SharedView:
+    def view(
+        self, subscription: str, changed: Callable[[], None], settings: SubscriptionSettings | None = None
+    ) -> SharedView:
         """The view of a subscription; a new one if it comes back, for its dispatcher is a new one too."""
+        if settings is not None and not self.wanted.is_set():
+            self.settings = settings
+            if self._epoch < 0 and not self.tracker.count():
+                self.tracker = InMemoryTracker(tick_ms=self.tick_ms, lookahead=0)
+        self.wanted.set()
         view = self.views[subscription] = SharedView(self, subscription, changed)
         return view
 
-    def distribute(self, now: int) -> None:
-        """Move what is due, and what has to be read again, to all views."""
+    def adopt(self, tracker: Tracker, epoch: int, now: int) -> bool:
+        """Go on with the tracker that the partition's owner of this epoch opened. False: a newer one is here."""
+        if epoch <= self._epoch:
+            return False
+        self._epoch = epoch
+        self._switch(tracker, now)
+        self._opened.set()
+        return True
+
+    async def opened(self) -> None:
+        """Wait until an owner's index is here, and restored."""
+        await self._opened.wait()
+        await self.tracker.recovered()
+
+    def look(self, now: int) -> int | None:
+        """Give a fenced index up when no new owner's came in time; returns when to look again, None if all is well."""
+        if self.tracker.failed is None:
+            self._failed_at = None
+            return None
+        if self._failed_at is None:
+            self._failed_at = now
+        if now < self._failed_at + PATIENCE_MS:
+            return self._failed_at + PATIENCE_MS
+        stored = self.tracker.stored()
+        self._switch(InMemoryTracker(tick_ms=self.tick_ms, lookahead=0, fallback=str(self.tracker.failed)), now)
+        for start, end in stored:
+            self._reread(start, end)
+        return None
+
+    def distribute(self, now: int, enough: Callable[[], bool]) -> None:
+        """Move what is due, and what has to be read again, to all views, until somebody has enough."""
+        self.look(now)
         for start, end in self.tracker.take_rescans():
-            for view in self.views.values():
-                view.reread(start, end)
-        while True:
+            self._reread(start, end)
+        while not enough():
             positions, hashes = self.tracker.take(PULL, now)
             if not positions.size:
                 return
-            for view in self.views.values():
-                view.receive(positions, hashes)
+            self._give(positions, hashes)
 
     def trim(self, lowest: int) -> None:
-        """Everything at or below this position is done for every subscription, also those that are not there."""
-        self.tracker.trim(lowest)
+        """Everything at or below this position is done for every subscription, also those that are not there.
+
+        A view may have gone back behind that meanwhile (seek); then only what it has passed goes.
+        """
+        self.tracker.trim(min([lowest, *(view.mark_delete for view in self.views.values())]))
+
+    def _switch(self, tracker: Tracker, now: int) -> None:
+        old, self.tracker, self._failed_at = self.tracker, tracker, None
+        for start, end in old.take_rescans():
+            self._reread(start, end)
+        entries = old.unsaved()
+        waits = tracker.add(entries.positions, entries.hashes, entries.deliver_at, now)
+        self._give(entries.positions[~waits], entries.hashes[~waits])
+        self.changed()
+
+    def _give(self, positions: Positions, hashes: Hashes) -> None:
+        for view in self.views.values():
+            view.receive(positions, hashes)
+
+    def _reread(self, start: int, end: int) -> None:
+        for view in self.views.values():
+            view.reread(start, end)
+
+
+class SharedIndexes:
+    """The shared indexes of one process, by partition; given to its topics and dispatchers alike."""
+
+    def __init__(self) -> None:
+        self._indexes: dict[tuple[str, int], SharedIndex] = {}
+
+    def of(self, topic: str, partition: int) -> SharedIndex:
+        """The index of a partition, empty and in memory until the partition's owner hands in its own."""
+        return self._indexes.setdefault((topic, partition), SharedIndex())
 
 
 class SharedView:
@@ -92,21 +174,21 @@ class SharedView:
         self._inbox: deque[tuple[Positions, Hashes]] = deque()
         self._due = PositionIndex()
         """What waits in the inbox."""
-        self._mark_delete = -1
+        self.mark_delete = -1
         self._rescans: list[tuple[int, int]] = []
         self._seen = 0
 
     @property
     def failed(self) -> SluiceError | None:
-        """Why the index stopped."""
-        return self._index.tracker.failed
+        """Never: an index that was fenced is not the dispatcher's end, the partition's new owner brings another."""
+        return None
 
     async def start(self) -> None:
         """The index is started by its owner."""
 
     async def recovered(self) -> None:
-        """Wait for the index."""
-        await self._index.tracker.recovered()
+        """Wait for the owner's index."""
+        await self._index.opened()
 
     def add(self, positions: Positions, hashes: Hashes, deliver_at: Times, now: int) -> Mask:
         """Which of the messages are delayed for this subscription; see DelayedTracker."""
@@ -116,7 +198,7 @@ class SharedView:
         if due.size:
             # Delivered at once here; the others still have to get it from the index.
             self._due.discard(due)
-            self._done.add(due[self._index.tracker.contains(due)])
+            self._done.add(due)
         if later.size:
             self._done.discard(later)
             self._index.tracker.add(later, hashes[waits], deliver_at[waits], now)
@@ -125,7 +207,7 @@ class SharedView:
     def take(self, limit: int, now: int) -> tuple[Positions, Hashes]:
         """Up to `limit` due messages; see DelayedTracker."""
         self._seen = max(self._seen, now)
-        self._index.distribute(now)
+        self._index.distribute(now, lambda: len(self._due) >= limit)
         parts: list[tuple[Positions, Hashes]] = []
         missing = limit
         while missing > 0 and self._inbox:
@@ -135,6 +217,7 @@ class SharedView:
                 positions, hashes = positions[:missing], hashes[:missing]
             wanted = self._due.discard(positions)
             missing -= int(np.count_nonzero(wanted))
+            self._done.add(positions[wanted])
             parts.append((positions[wanted], hashes[wanted]))
         if not parts:
             return np.empty(0, np.int64), np.empty(0, np.uint32)
@@ -142,7 +225,7 @@ class SharedView:
 
     def receive(self, positions: Positions, hashes: Hashes) -> None:
         """Messages left the index because they are due."""
-        wanted = ~self._done.discard(positions) & (positions > self._mark_delete)
+        wanted = ~self._done.contains(positions) & (positions > self.mark_delete)
         if not wanted.any():
             return
         if len(self._due) + int(np.count_nonzero(wanted)) > INBOX_MOST:
@@ -160,13 +243,13 @@ class SharedView:
     def contains(self, positions: Positions) -> Mask:
         """Which of the positions wait for this subscription."""
         shared = self._index.tracker.contains(positions) & ~self._done.contains(positions)
-        return (shared & (positions > self._mark_delete)) | self._due.contains(positions)
+        return (shared & (positions > self.mark_delete)) | self._due.contains(positions)
 
     def next_untracked(self, start: int, end: int) -> int:
         """The first position >= start that does not wait for this subscription; `end` if there is none."""
         at = start
         while at < end:
-            beyond = self._index.tracker.next_untracked(at, end) if at > self._mark_delete else at
+            beyond = self._index.tracker.next_untracked(at, end) if at > self.mark_delete else at
             beyond = min(beyond, self._done.next_present(at, end))
             beyond = max(beyond, self._due.next_absent(at, end))
             if beyond == at:
@@ -183,11 +266,14 @@ class SharedView:
 
     def next_due(self) -> int | None:
         """When to look again, in ms."""
-        return self._seen if self._inbox else self._index.tracker.next_due()
+        if self._inbox:
+            return self._seen
+        waits = self._index.look(self._seen)
+        return self._index.tracker.next_due() if waits is None else waits
 
     def trim(self, mark_delete: int) -> None:
         """Everything at or below is done for this subscription; the index is trimmed by its owner."""
-        self._mark_delete = mark_delete
+        self.mark_delete = mark_delete
         self._done.discard_range(0, mark_delete + 1)
         self._due.discard_range(0, mark_delete + 1)
 
@@ -196,7 +282,7 @@ class SharedView:
         self._inbox.clear()
         self._due.clear()
         self._rescans.clear()
-        self._mark_delete = -1
+        self.mark_delete = -1
         self._done.replace(self._index.tracker.index)
 
     async def delete(self) -> None:
@@ -219,8 +305,9 @@ class SharedView:
     def count(self) -> int:
         """Messages that wait for this subscription."""
         everything = self._index.tracker.index
-        passed = everything.count_range(0, self._mark_delete + 1)
-        return len(everything) - everything.common(self._done) - passed + len(self._due)
+        passed = everything.count_range(0, self.mark_delete + 1)
+        held = everything.common(self._done) + everything.common(self._due)
+        return len(everything) - held - passed + len(self._due)
 
     def memory_bytes(self) -> int:
         """What this view needs beside the index."""
@@ -228,12 +315,18 @@ class SharedView:
         return self._done.memory_bytes() + self._due.memory_bytes() + columns
 
     def loaded(self) -> int:
-        """Index entries in memory, those of the shared index included."""
-        return self._index.tracker.loaded() + len(self._due)
+        """Index entries in memory for this subscription alone."""
+        return len(self._due)
 
     def stats(self) -> dict[str, Any]:
-        """The stats of the index, with this subscription's count (PIP-195: no more is exact per subscription)."""
-        return {**self._index.tracker.stats(), "pulsar_subscription_delayed": self.count(), "shared": True}
+        """What is this subscription's own; the index counts once, in the topic's stats, and stands below for people."""
+        return {
+            "pulsar_delayed_message_index_loaded": self.loaded(),
+            "pulsar_delayed_message_index_size_bytes": self.memory_bytes(),
+            "pulsar_subscription_delayed": self.count(),
+            "tracker": "shared",
+            "sharedIndex": self._index.tracker.stats(),
+        }
 
     def histogram(self, slots: int = 20) -> list[Slot]:
         """Of the whole index."""
@@ -257,33 +350,3 @@ class SharedView:
         self._inbox.clear()
         self._due.clear()
         self.reread(low, high)
-
-
-async def make_shared_index(
-    ports: Ports,
-    *,
-    topic: str,
-    partition: int,
-    settings: SubscriptionSettings,
-    owner_epoch: int,
-    look_ahead_ms: int = LOOK_AHEAD_MS,
-) -> SharedIndex:
-    """A started index for all subscriptions of a partition, in bucket objects. Raises Fenced, Unavailable, Corrupt."""
-    manifest = ManifestStore(ports, manifest_key(topic, partition, NAME), owner_epoch)
-
-    def make(changed: Callable[[], None]) -> BucketTracker:
-        return BucketTracker(
-            ports,
-            topic=topic,
-            partition=partition,
-            subscription=NAME,
-            settings=settings,
-            changed=changed,
-            owner_epoch=owner_epoch,
-            manifest=manifest,
-            look_ahead_ms=look_ahead_ms,
-        )
-
-    index = SharedIndex(make, settings.delayed_delivery_tick_time_millis)
-    await index.tracker.start()
-    return index

@@ -1,6 +1,8 @@
 """What a dispatcher asks of delayed delivery, and the choice between the trackers.
 
 `bucket` is the default: the index lies in bucket objects and memory stays small. `memory` keeps everything in memory.
+With `delayed_delivery_shared_index_enabled` the subscription has a view of the index that all such subscriptions of the
+partition share.
 If the bucket index cannot even be opened, the tracker falls back to memory: delayed messages still wait, and are
 found by reading the log (BD-33). Only a subscription whose delayed delivery is switched off delivers at once (BD-1).
 """
@@ -16,13 +18,18 @@ from actors.delayed.buckets import LOOK_AHEAD_MS, BucketTracker
 from actors.delayed.manifest import ManifestStore, manifest_key
 from actors.delayed.memory import InMemoryTracker
 from actors.delayed.retry import REFUSALS
+from actors.delayed.shared import SharedIndex
 from actors.messages import SubscriptionSettings
+from actors.messages.settings import CHOICES
 from actors.ports import Ports
 from storage.delayed.browse import Slot
 from storage.delayed.entries import Mask, Times
-from storage.errors import Corrupt, Invalid, SluiceError
+from storage.errors import Corrupt, Fenced, Invalid, SluiceError
 from storage.hashing import Hashes
 from storage.position import Positions
+
+LEFTOVERS_MS = 30_000
+"""Pause before leftovers are looked at again."""
 
 
 class DelayedTracker(Protocol):
@@ -117,14 +124,14 @@ async def make_tracker(
     changed: Callable[[], None],
     owner_epoch: int,
     look_ahead_ms: int = LOOK_AHEAD_MS,
+    shared: SharedIndex | None = None,
 ) -> DelayedTracker:
-    """A started tracker as the settings say; in memory if the bucket index cannot be opened. Raises Fenced, Invalid."""
+    """A started tracker as the settings say; in memory if the bucket index cannot be opened. Raises Fenced, Invalid.
+
+    shared: the index of the partition's subscriptions in this process, for those that say so in their settings.
+    """
     tick = settings.delayed_delivery_tick_time_millis
-    if not settings.delayed_delivery_enabled:
-        return NoDelayTracker()
-    if settings.delayed_tracker == "memory":
-        return InMemoryTracker(tick_ms=tick)
-    if settings.delayed_tracker != "bucket":
+    if settings.delayed_tracker not in CHOICES["delayed_tracker"]:
         raise Invalid(f"delayed_tracker is bucket or memory, not {settings.delayed_tracker!r}")
     manifest = ManifestStore(ports, manifest_key(topic, partition, subscription), owner_epoch)
     tracker = BucketTracker(
@@ -138,6 +145,10 @@ async def make_tracker(
         manifest=manifest,
         look_ahead_ms=look_ahead_ms,
     )
+    other = _other(settings, shared, subscription, changed)
+    if other is not None:
+        ports.spawn(_leave(ports, tracker, manifest.key), "delayed leftovers")
+        return other
     try:
         await tracker.start()
     except (*REFUSALS, Corrupt) as error:
@@ -145,3 +156,36 @@ async def make_tracker(
         await tracker.close()
         return InMemoryTracker(tick_ms=tick, fallback=str(error))
     return tracker
+
+
+def delays(settings: SubscriptionSettings) -> bool:
+    """Whether a subscription honours deliver_at (BD-1)."""
+    return settings.delayed_delivery_enabled and settings.type in ("key_shared", "shared")
+
+
+def _other(
+    settings: SubscriptionSettings, shared: SharedIndex | None, subscription: str, changed: Callable[[], None]
+) -> DelayedTracker | None:
+    """The tracker if the settings want another one than buckets of the subscription's own."""
+    if not delays(settings):
+        return NoDelayTracker()
+    if settings.delayed_tracker == "memory":
+        return InMemoryTracker(tick_ms=settings.delayed_delivery_tick_time_millis)
+    if settings.delayed_delivery_shared_index_enabled and shared is not None:
+        return shared.view(subscription, changed, settings)
+    return None
+
+
+async def _leave(ports: Ports, own: BucketTracker, key: str) -> None:
+    """Delete what the subscription left in buckets of its own when it was set up otherwise."""
+    while True:
+        try:
+            if await ports.meta.read(key) is not None:
+                await own.start()
+                await own.delete()
+            return
+        except Fenced:
+            return
+        except (*REFUSALS, Corrupt) as error:
+            ports.log("delayed_waits", key=key, error=str(error))
+            await ports.clock.sleep(LEFTOVERS_MS)

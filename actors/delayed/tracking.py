@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from storage.delayed.core import DelayedCore
-from storage.delayed.entries import Mask
+from storage.delayed.core import DelayedCore, tracked
+from storage.delayed.entries import Entries, Mask
 from storage.delayed.index import PositionIndex
 from storage.position import Positions
 
@@ -36,3 +36,11 @@ class CoreTracker:
     def count(self) -> int:
         """Messages that are tracked."""
         return len(self._core.index)
+
+    def unsaved(self) -> Entries:
+        """What only memory holds, in the order (deliver_at, position): all that would be lost with this object."""
+        return tracked(self._core.parts(), self._core.index)
+
+    def stored(self) -> list[tuple[int, int]]:
+        """Position ranges (both ends inclusive) of what the manifest holds."""
+        return []

@@ -25,6 +25,7 @@ import msgspec
 import numpy as np
 
 from actors.actor import Actor
+from actors.delayed.shared import SharedIndex
 from actors.delayed.tracker import make_tracker
 from actors.directory import Directory
 from actors.dispatcher import leases, moving
@@ -85,8 +86,10 @@ class Dispatcher(Actor):
         subscription: str,
         settings: SubscriptionSettings,
         directory: Directory,
+        shared: SharedIndex | None = None,
     ) -> None:
         super().__init__(ports)
+        self._shared = shared
         self.topic, self.partition, self.subscription = topic, partition, subscription
         self.settings = settings
         self.directory = directory
@@ -127,6 +130,7 @@ class Dispatcher(Actor):
             settings=self.settings,
             changed=self.pump.due.set,
             owner_epoch=self._record.epoch,
+            shared=self._shared,
         )
         self.core.mark_deleted(self.cursor.mark_delete)
         self._assemble()
@@ -156,7 +160,6 @@ class Dispatcher(Actor):
             runs=self.runs,
             fed=self.pump.wake,
         )
-        self.reader.delayed = self.delays
         self.reader.move(self.cursor.mark_delete + 1)
         self.keeper = Keeper(self.ports, self._record, self._snapshot, self.sessions.all, self.fenced)
         self.administration = Administration(self)
@@ -174,11 +177,6 @@ class Dispatcher(Actor):
     def epoch(self) -> int:
         """The epoch under which this dispatcher owns its subscription."""
         return self._record.epoch
-
-    @property
-    def delays(self) -> bool:
-        """Whether this subscription honours deliver_at (BD-1)."""
-        return self.settings.delayed_delivery_enabled and self.settings.type in ("key_shared", "shared")
 
     async def _initial_cursor(self) -> Cursor:
         if self.settings.initial_position not in ("latest", "earliest"):
@@ -214,6 +212,8 @@ class Dispatcher(Actor):
     def fenced(self, reason: str) -> None:
         """There is a newer owner: refuse everything, and let nobody believe that a session stands."""
         self.stopped = self.stopped or reason
+        if self.stopped is None:
+            self.ports.spawn(self.tracker.close(), "close")
         for session in self.sessions.all():
             self.sessions.close(session)
 

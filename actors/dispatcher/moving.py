@@ -7,8 +7,9 @@ only when each of those consumers was told so or its lease has run out.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from actors.delayed.tracker import delays
 from actors.key_shared.dispatch import Dispatch
 from actors.messages import Ends, FindTime, SubscriptionSettings
 from actors.ports import Unknown
@@ -36,6 +37,7 @@ async def seek(d: Dispatcher, target: int) -> None:
         d.cursor.reset(target)
         d.core.mark_deleted(d.cursor.mark_delete)
         await d.tracker.clear()
+        d.tracker.trim(d.cursor.mark_delete)
         d.reader.move(target)
     await d.keeper.barrier()
     d.wake()
@@ -59,7 +61,10 @@ async def forward(d: Dispatcher, target: int, *, everything: bool = False) -> No
 
 
 async def configure(d: Dispatcher, settings: SubscriptionSettings) -> None:
-    """Other settings. Type, policy and selector change only while no consumer is connected (Conflict)."""
+    """Other settings. Type, policy and selector change only while no consumer is connected (Conflict).
+
+    With other settings of delayed delivery the dispatcher ends when they are durable, and is started anew with them.
+    """
     if settings == d.settings:
         return
     changed = [name for name in _WHILE_UNUSED if getattr(settings, name) != getattr(d.settings, name)]
@@ -67,11 +72,20 @@ async def configure(d: Dispatcher, settings: SubscriptionSettings) -> None:
         if changed:
             raise Conflict(f"{changed[0]} of {d.subscription} can change only while no consumer is connected")
         return
+    delayed = _delayed(settings) != _delayed(d.settings)
     with d.reader.held():
         _new_core(d, settings)
         d.core.mark_deleted(d.cursor.mark_delete)
         d.reader.move(d.cursor.mark_delete + 1)
     await d.keeper.barrier()
+    if delayed:
+        d.fenced("its delayed delivery is set up anew")
+
+
+def _delayed(settings: SubscriptionSettings) -> list[Any]:
+    """Everything on which the choice of the delayed tracker and its working rests."""
+    names = [name for name in SubscriptionSettings.__struct_fields__ if name.startswith("delayed_")]
+    return [delays(settings), *(getattr(settings, name) for name in names)]
 
 
 async def expire_old(d: Dispatcher) -> None:

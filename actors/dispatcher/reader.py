@@ -62,7 +62,6 @@ class Reader:
         self.index_ready = Signal()
         self._rescans: list[tuple[int, int]] = []
         self.enabled = False
-        self.delayed = True
 
     def move(self, to: int) -> None:
         """Read on from another position (start, seek, skip); what is under way becomes void."""
@@ -235,14 +234,13 @@ class Reader:
         keep &= positions >= self.position
         self._runs.add(run)
         waiting = np.zeros(run.count, bool)
-        if self.delayed:
-            if due is not None:
-                later = keep & (due > 0)
-                if later.any():
-                    now = self._ports.clock.now()
-                    waiting[later] = self._tracker.add(positions[later], hashes[later], due[later], now)
-            elif self._tracker.count():
-                waiting = keep & self._tracker.contains(positions)
+        if due is not None:
+            later = keep & (due > 0)
+            if later.any():
+                now = self._ports.clock.now()
+                waiting[later] = self._tracker.add(positions[later], hashes[later], due[later], now)
+        elif self._tracker.count():
+            waiting = keep & self._tracker.contains(positions)
         self.position = first + run.count
         if self._core.holds_keys:
             if keep.any():

@@ -43,6 +43,7 @@ class SubscriptionSettings(msgspec.Struct, kw_only=True):
     max_redeliver_count: int = 0
     dead_letter_topic: str = ""
     delayed_delivery_enabled: bool = True
+    delayed_delivery_shared_index_enabled: bool = False
     delayed_tracker: str = "bucket"
     delayed_delivery_tick_time_millis: int = 0
     delayed_delivery_min_index_count_per_bucket: int = 50_000

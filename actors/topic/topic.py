@@ -17,6 +17,8 @@ import json
 from collections.abc import Awaitable, Callable
 
 from actors.actor import Actor
+from actors.delayed.owner import IndexOwner
+from actors.delayed.shared import SharedIndex
 from actors.ledger.bookies import Bookies
 from actors.messages import (
     BookieList,
@@ -74,6 +76,7 @@ class Topic(Actor):
         partition: int,
         settings: TopicSettings,
         bookies: Callable[[], Awaitable[BookieList]],
+        shared: SharedIndex | None = None,
     ) -> None:
         super().__init__(ports)
         self.topic = topic
@@ -84,6 +87,7 @@ class Topic(Actor):
         self._log = PartitionLog(ports, known, topic, partition, settings, self._producers, self._halt)
         self._reads = LogReads(ports, self._log)
         self._upkeep = Upkeep(ports, known, self._log, self._reads)
+        self._delayed = IndexOwner(ports, shared or SharedIndex(), topic, partition)
         self._deleted = False
         self._serving = Signal()
         self._turns: dict[str, list[Signal]] = {}
@@ -119,6 +123,8 @@ class Topic(Actor):
             return
         self._upkeep.restore()
         self._serving.set()
+        work = self._delayed.run(self._log.epoch, lambda: self._upkeep.marks, lambda: self._log.last_confirmed)
+        self.ports.spawn(work, "delayed index")
         while self.stopped is None:
             try:
                 await self._upkeep.turn()
@@ -324,6 +330,8 @@ class Topic(Actor):
         """Delete the partition. Raises Conflict while it has subscriptions, unless forced."""
         if not self._deleted:
             await self._ready()
+            self._upkeep.check_unused(request.force)
+            await self._delayed.delete(self._log.epoch)
             await self._upkeep.delete(request.force)
             self._deleted = True
             self._halt("the topic was deleted")
@@ -332,4 +340,5 @@ class Topic(Actor):
     async def on_stats(self, request: Stats) -> Text:
         """The partition's statistics, with Pulsar's names where it has them."""
         await self._ready()
-        return Text(json=json.dumps(describe(self._log, self._producers, self._upkeep)))
+        stats = describe(self._log, self._producers, self._upkeep)
+        return Text(json=json.dumps({**stats, "bucketDelayedIndexStats": self._delayed.stats()}))

@@ -172,9 +172,13 @@ class Upkeep:
         """Delete everything. The record stays as a tombstone, so that no version number is ever used twice.
 
         Raises Conflict while subscriptions remain, unless forced.
-        """
+    def check_unused(self, force: bool) -> None:
+        """Raises Conflict while subscriptions remain, unless forced."""
         if self.marks and not force:
             raise Conflict(f"the topic has subscriptions: {', '.join(sorted(self.marks))}")
+
+        """
+        self.check_unused(force)
         gone: list[LedgerRecord] = []
 
         def change(record: PartitionRecord) -> PartitionRecord:

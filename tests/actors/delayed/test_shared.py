@@ -7,9 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from actors.delayed.buckets import BucketTracker
+from actors.delayed.manifest import ManifestStore, manifest_key
 from actors.delayed.memory import InMemoryTracker
-from actors.delayed.shared import SharedIndex, SharedView, make_shared_index
+from actors.delayed.owner import IndexOwner
+from actors.delayed.shared import NAME, PATIENCE_MS, SharedIndex, SharedView
 from actors.delayed.tracker import DelayedTracker
+from actors.messages import SubscriptionSettings
 from storage.position import position
 from tests.actors.delayed.broker import Log, bucket_settings
 from tests.actors.delayed.world import Life, World
@@ -98,7 +102,17 @@ class Subscription:
 
 
 def memory_index() -> SharedIndex:
-    return SharedIndex(lambda changed: InMemoryTracker())
+    return SharedIndex()
+
+
+async def own(life: Life, index: SharedIndex, epoch: int, rule: SubscriptionSettings) -> IndexOwner:
+    """A topic's owner opens the index, as set up by a subscription that wants it."""
+    owner = IndexOwner(life.ports, index, "orders", 0)
+    index.settings = rule
+    index.wanted.set()
+    life.spawn(owner.run(epoch, dict, lambda: -1), "owner")
+    await life.world.settle()
+    return owner
 
 
 def attached(index: SharedIndex, world: World, log: Log, *names: str) -> list[Subscription]:
@@ -185,10 +199,9 @@ async def test_the_index_survives_a_restart_in_bucket_objects() -> None:
     subscriptions: list[Subscription] = []
     for epoch in (1, 2):
         life = Life(world)
-        index = await make_shared_index(
-            life.ports, topic="orders", partition=0, settings=rule, owner_epoch=epoch, look_ahead_ms=0
-        )
-        await index.tracker.recovered()
+        index = SharedIndex()
+        owned = await own(life, index, epoch, rule)
+        await index.opened()
         subscriptions = subscriptions or [Subscription(name, world, log) for name in ("one", "two")]
         for subscription in subscriptions:
             subscription.attach(index)
@@ -201,12 +214,14 @@ async def test_the_index_survives_a_restart_in_bucket_objects() -> None:
                 await world.settle()
         subscriptions[0].acknowledge()
         assert len(subscriptions[0].acknowledged) > 0
+        assert (owned.stats() or {})["pulsar_subscription_delayed"] == len(index.tracker.index)
         await life.end()
         life.check()
     assert any("_shared" in name for name in world.objects)
     life = Life(world)
-    index = await make_shared_index(life.ports, topic="orders", partition=0, settings=rule, owner_epoch=3)
-    await index.tracker.recovered()
+    index = SharedIndex()
+    await own(life, index, 3, rule)
+    await index.opened()
     for subscription in subscriptions:
         subscription.attach(index)
     await world.advance(10_000)
@@ -220,6 +235,114 @@ async def test_the_index_survives_a_restart_in_bucket_objects() -> None:
     index.trim(max(log.due))
     await world.advance(60_000)
     assert world.objects == {}
+    await life.end()
+    life.check()
+
+
+async def test_a_new_owner_in_the_same_process_goes_on_with_what_only_memory_held() -> None:
+    world, log, index = World(), Log(), SharedIndex()
+    for ledger in range(1, 5):
+        log.publish(ledger, [1000 + 10 * ledger + entry for entry in range(4)])
+    rule = bucket_settings(min_count=5, cap=3)
+    one, two = attached(index, world, log, "one", "two")
+    one.step()
+    assert isinstance(index.tracker, InMemoryTracker)
+    first = Life(world)
+    await own(first, index, 1, rule)
+    assert isinstance(index.tracker, BucketTracker)
+    assert one.view is not None
+    assert one.view.count() == 16
+    two.step()
+    log.publish(9, [1005, 9000])
+    two.step()
+    world.now = 1015
+    two.step()
+    await first.end()
+    second = Life(world)
+    await own(second, index, 2, rule)
+    await index.opened()
+    one.check()
+    await world.advance(10_000)
+    for _ in range(4):
+        for subscription in (one, two):
+            subscription.step()
+            await world.settle()
+    assert sorted(one.delivered) == sorted(two.delivered) == sorted(log.due)
+    assert not index.adopt(InMemoryTracker(), 1, world.now), "an older owner comes late"
+    await second.end()
+    second.check()
+
+
+async def test_an_index_that_went_elsewhere_is_read_into_memory() -> None:
+    world, log, index, life, elsewhere = World(), Log(), SharedIndex(), Life(World()), Life(World())
+    life.world = elsewhere.world = world
+    for ledger in range(1, 5):
+        log.publish(ledger, [20_000 + 100 * ledger + entry for entry in range(6)])
+    (one,) = attached(index, world, log, "one")
+    await own(life, index, 1, bucket_settings(min_count=5, cap=2))
+    one.step()
+    await world.settle()
+    assert index.tracker.stored(), "buckets were written"
+    await ManifestStore(elsewhere.ports, manifest_key("orders", 0, NAME), 2).open()
+    log.publish(5, [21_000])
+    log.publish(6, [22_000])
+    for ledger in (7, 8):
+        log.publish(ledger, [23_000 + entry for entry in range(6)])
+    one.step()
+    await world.advance(100)
+    assert index.tracker.failed is not None
+    assert one.view is not None
+    assert one.view.failed is None
+    one.step()
+    assert one.view.next_due() == world.now + PATIENCE_MS
+    await world.advance(PATIENCE_MS)
+    one.step()
+    assert isinstance(index.tracker, InMemoryTracker)
+    one.check()
+    await world.advance(60_000)
+    one.step()
+    assert sorted(one.delivered) == sorted(log.due)
+    await life.end()
+    await elsewhere.end()
+
+
+async def test_a_topics_owner_trims_what_every_subscription_has_passed_and_deletes_everything() -> None:
+    world, log, index, life = World(), Log(), SharedIndex(), Life(World())
+    life.world = world
+    for ledger in range(1, 5):
+        log.publish(ledger, [1000 * ledger + entry for entry in range(6)])
+    one, two = attached(index, world, log, "one", "two")
+    marks = {"one": -1, "two": -1, "away": -1}
+    index.settings = bucket_settings(min_count=5)
+    owner = IndexOwner(life.ports, index, "orders", 0)
+    life.spawn(owner.run(1, lambda: marks, lambda: -1), "owner")
+    await world.settle()
+    one.step()
+    two.step()
+    await world.advance(30_000)
+    for subscription in (one, two):
+        subscription.step()
+        subscription.acknowledge()
+    marks |= {"one": one.mark_delete(), "two": two.mark_delete()}
+    log.publish(9, [90_000] * 6)
+    one.step()
+    await world.advance(2_000)
+    assert len(index.tracker.index) == 6
+    marks["away"] = one.mark_delete()
+    assert two.view is not None
+    two.view.trim(position(9, 0))  # it skipped one
+    await world.advance(2_000)
+    assert len(index.tracker.index) == 6, "one has not passed it"
+    world.now = 100_000
+    one.step()
+    one.acknowledge()
+    two.step()
+    two.acknowledge()
+    marks |= dict.fromkeys(marks, max(log.due))
+    await world.advance(10_000)
+    assert (len(index.tracker.index), world.objects) == (0, {})
+    await owner.delete(1)
+    assert world.records == {}
     await life.end()
     life.check()
 
@@ -264,6 +387,6 @@ def test_views_are_dicts_of_due_times(steps: list[tuple[str, object]], most: int
 
 def test_a_view_is_a_tracker() -> None:
     view: DelayedTracker = memory_index().view("one", lambda: None)
-    assert view.stats()["shared"] is True
+    assert view.stats()["tracker"] == "shared"
     assert (view.failed, view.behind(), view.pause_reads(0), view.loaded()) == (None, 0, False, 0)
     assert (view.histogram(), view.next_messages(3)) == ([], [])

@@ -21,7 +21,8 @@ import msgspec
 
 from actors.actor import Actor
 from actors.bookie import Bookie
-from actors.controller import Controller
+from actors.controller import LEFTOVERS_MS, Controller
+from actors.delayed.shared import SharedIndexes
 from actors.directory import Directory
 from actors.dispatcher import Dispatcher
 from actors.messages import CreateTopic, Stats, SubscriptionSettings, TopicSettings
@@ -102,6 +103,8 @@ class Size:
         bookies = ensemble + rng.randrange(2)
         dense = rng.random() < 0.6
         trouble = rng.randint(1, 2_000 if dense else 20_000)
+        if traffic.delayed:
+            settings.delayed_delivery_shared_index_enabled = rng.random() < 0.5
         return cls(bookies, topic, traffic, rng.randint(1, 2), rng.randint(1, 4), trouble, dense)
 
 
@@ -140,6 +143,8 @@ class Course:
         self.producers: list[SimProducer] = []
         self.consumers: list[SimConsumer] = []
         self.counters: dict[str, int] = {}
+        self._shared = SharedIndexes()
+        """A partition's topic and dispatchers are always on one machine: here they share what a process would."""
 
     async def run(self) -> None:
         """Trouble, healing, rest, judgement."""
@@ -213,6 +218,7 @@ class Course:
 
     def _dispatcher(self, ports: Ports, settings: dict[str, Any]) -> Actor:
         return Dispatcher(
+            shared=self._shared.of(settings["topic"], settings["partition"]),
             ports,
             topic=settings["topic"],
             partition=settings["partition"],
@@ -223,6 +229,7 @@ class Course:
 
     # -- trouble --
 
+            shared=self._shared.of(settings["topic"], settings["partition"]),
     async def _leave_it(self, name: str) -> None:
         """What crashed stays down: the controller starts what is missing."""
 
