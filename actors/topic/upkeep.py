@@ -168,15 +168,15 @@ class Upkeep:
         """How many fragments name a bookie that is lost for good."""
         return under_replicated(self._log.record, self._lost)
 
-    async def delete(self, force: bool) -> None:
-        """Delete everything. The record stays as a tombstone, so that no version number is ever used twice.
-
-        Raises Conflict while subscriptions remain, unless forced.
     def check_unused(self, force: bool) -> None:
         """Raises Conflict while subscriptions remain, unless forced."""
         if self.marks and not force:
             raise Conflict(f"the topic has subscriptions: {', '.join(sorted(self.marks))}")
 
+    async def delete(self, force: bool) -> None:
+        """Delete everything. The record stays as a tombstone, so that no version number is ever used twice.
+
+        Raises Conflict while subscriptions remain, unless forced.
         """
         self.check_unused(force)
         gone: list[LedgerRecord] = []

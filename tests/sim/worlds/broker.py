@@ -21,7 +21,7 @@ import msgspec
 
 from actors.actor import Actor
 from actors.bookie import Bookie
-from actors.controller import LEFTOVERS_MS, Controller
+from actors.controller import Controller
 from actors.delayed.shared import SharedIndexes
 from actors.directory import Directory
 from actors.dispatcher import Dispatcher
