@@ -211,9 +211,9 @@ class Dispatcher(Actor):
 
     def fenced(self, reason: str) -> None:
         """There is a newer owner: refuse everything, and let nobody believe that a session stands."""
-        self.stopped = self.stopped or reason
         if self.stopped is None:
             self.ports.spawn(self.tracker.close(), "close")
+        self.stopped = self.stopped or reason
         for session in self.sessions.all():
             self.sessions.close(session)
 

@@ -214,22 +214,22 @@ class Course:
             partition=settings["partition"],
             settings=msgspec.convert(settings["topic_settings"], TopicSettings),
             bookies=Directory(ports, CONTROLLER).bookies,
+            shared=self._shared.of(settings["topic"], settings["partition"]),
         )
 
     def _dispatcher(self, ports: Ports, settings: dict[str, Any]) -> Actor:
         return Dispatcher(
-            shared=self._shared.of(settings["topic"], settings["partition"]),
             ports,
             topic=settings["topic"],
             partition=settings["partition"],
             subscription=settings["subscription"],
             settings=msgspec.convert(settings["subscription_settings"], SubscriptionSettings),
             directory=Directory(ports, CONTROLLER),
+            shared=self._shared.of(settings["topic"], settings["partition"]),
         )
 
     # -- trouble --
 
-            shared=self._shared.of(settings["topic"], settings["partition"]),
     async def _leave_it(self, name: str) -> None:
         """What crashed stays down: the controller starts what is missing."""
 
