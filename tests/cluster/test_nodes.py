@@ -169,6 +169,7 @@ def test_the_loss_of_a_node_loses_nothing(client: Client, data: Path, how: str) 
     finally:
         with contextlib.suppress(psutil.NoSuchProcess):
             raylet.resume()
+            raylet.wait(PATIENCE_S)  # reaped: to its orphans, who keep the locks of their disks, a zombie looks alive
     for _ in range(5):
         receipts.append(producer.send_batch(batch(KEYS, EACH, first=EACH * len(receipts))))
     total = EACH * len(receipts)
@@ -176,7 +177,6 @@ def test_the_loss_of_a_node_loses_nothing(client: Client, data: Path, how: str) 
     eventually(everything, lambda: received.missing(KEYS, total))
     received.check(KEYS, total)
     check_rest(client, topic, consumers, receipts)
-    raylet.wait(PATIENCE_S)  # reaped: to its orphans a zombie looks alive
     eventually(lambda: not any(runs(process) for process in family), "processes of the lost node live on")
     eventually(lambda: len(actors(client, "bookie")) == 3, "the lost node's bookie does not come back")
     for consumer in consumers:
