@@ -8,6 +8,8 @@ import secrets
 from typing import Any
 
 import msgspec
+import numpy as np
+import pyarrow as pa
 
 from actors.consumer.partition import PartitionConsumer
 from actors.directory import Directory
@@ -44,6 +46,8 @@ class Client:
     """A connection to a cluster. Safe for threads; close it, or use it as a context manager."""
 
     def __init__(self, on_close: contextlib.ExitStack | None = None) -> None:
+        # pyarrow imports pandas at its first conversion, a quarter of a second that the first message should not wait.
+        pa.array(np.zeros(1))
         self._loop = LoopThread("sluice-client")
         self._cleanup = on_close or contextlib.ExitStack()
         self._tasks = Tasks("client")

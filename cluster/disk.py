@@ -7,6 +7,10 @@ A failed write or sync is final (after a failed fsync Linux drops the dirty page
 so nothing that follows could be believed): from then on every call raises DiskFailed. A full device is different: the
 bytes written so far are cut off again and DiskFull says that nothing happened.
 
+What was synced leaves the page cache at once. It is read again only by those who have fallen far behind or after a
+failure, while the pages that it frees take the next append: writing to pages that the processor has just used costs
+a third of what fresh ones cost.
+
 The folder is locked while it is open. A frozen process that comes back therefore never writes beside its successor:
 the successor cannot open the folder before the old process has ended.
 """
@@ -36,6 +40,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,99}")
 _TEMPORARY = ".new"
 _LOCK = ".lock"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_PAGE = os.sysconf("SC_PAGESIZE")
 _MAX_PARTS = 1024
 """Linux refuses longer vectors."""
 
@@ -122,6 +127,7 @@ class FileDisk:
             raise DiskFull(f"no space for {sum(map(len, parts))} bytes in {name}") from error
         if sync:
             os.fdatasync(fd)
+            _let_go(fd, start)
         return start
 
     def _descriptor(self, name: str) -> int:
@@ -225,6 +231,14 @@ def _take_lock(path: Path) -> int:
         os.close(fd)
         raise Unavailable(f"{path.parent} is open in another process, which must end first") from error
     return fd
+
+
+def _let_go(fd: int, start: int) -> None:
+    """Drop what was synced from `start` on from the page cache; the last, incomplete page stays for the next append."""
+    first, end = start // _PAGE * _PAGE, os.fstat(fd).st_size // _PAGE * _PAGE
+    if end > first:
+        with contextlib.suppress(OSError):  # advice only: the bytes are on the disk
+            os.posix_fadvise(fd, first, end - first, os.POSIX_FADV_DONTNEED)
 
 
 def _write_all(fd: int, parts: Sequence[Buffer]) -> None:

@@ -20,8 +20,8 @@ from storage.batch import Batch, make_batch
 from storage.errors import Fenced, Invalid, SluiceError, Unavailable
 from storage.position import Positions
 
-MAX_PENDING_BYTES = 64 * 1024 * 1024
-MAX_PENDING_MESSAGES = 200_000
+MAX_PENDING_BYTES = 128 * 1024 * 1024
+MAX_PENDING_MESSAGES = 500_000
 
 
 class Receipt:

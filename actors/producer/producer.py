@@ -22,12 +22,12 @@ from actors.messages import OpenProducer, Publish, Published
 from actors.ports import Address, Ports, Unknown
 from actors.signal import Signal
 from actors.wire import Blob
-from storage.batch import Batch
+from storage.batch import MAX_RUN_MESSAGES, Batch
 from storage.errors import Conflict, Fenced, InvariantViolation, Overloaded, SluiceError, Unavailable
 from storage.frame import Run, make_run
 
-RUN_MESSAGES = 32_768
-"""Messages that one append gathers at the most; beyond this larger runs bring no further speed."""
+RUN_MESSAGES = MAX_RUN_MESSAGES
+"""Messages that one append gathers at the most: what waits behind a slow broker goes in as few calls as possible."""
 RUN_BYTES = 8 * 1024 * 1024
 PUBLISH_TIMEOUT = 10_000
 RETRY_FIRST, RETRY_MOST = 5, 500

@@ -126,3 +126,15 @@ async def test_a_failed_sync_is_final(tmp_path: Path, monkeypatch: pytest.Monkey
         with pytest.raises(DiskFailed):
             await call
     disk.close()
+
+
+async def test_what_is_synced_leaves_the_page_cache_in_whole_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, dropped = FileDisk(tmp_path), list[tuple[int, int]]()
+    monkeypatch.setattr(os, "posix_fadvise", lambda fd, start, length, advice: dropped.append((start, length)))
+    page = os.sysconf("SC_PAGESIZE")
+    for size, sync in ((page // 2, True), (page, True), (3 * page, False), (page // 2, True), (0, True)):
+        await disk.append("log", [b"x" * size], sync=sync)
+    assert dropped == [(0, page), (4 * page, page)]
+    disk.close()
