@@ -5,6 +5,9 @@ changed the record since version n; whoever loses that race is no longer the own
 lock, no lease and no clock in this: the number is the epoch's proof (S15).
 
 A write whose outcome is unknown is looked up: the value carries the writer's address, so "mine or not" has an answer.
+
+An owner that has nothing to write would never learn that it was replaced. `proven` says since when it may not know it:
+each write moves it, and so does a look at the record (`verify`).
 """
 
 from __future__ import annotations
@@ -32,6 +35,8 @@ class OwnedRecord:
         self._writing = False
         self.epoch = 0
         self.lost = False
+        self.proven = 0
+        """Monotonic ms: up to here nobody newer owned the record."""
 
     async def take(self) -> dict[str, Any] | None:
         """Become the owner under a new epoch; returns the value as the last owner left it, None if it is new.
@@ -59,17 +64,30 @@ class OwnedRecord:
         finally:
             self._writing = False
 
+    async def verify(self) -> None:
+        """Look whether the record is still ours. Raises Fenced, for ever, if not; Unavailable: nobody knows now."""
+        if self._writing:
+            raise AssertionError("a record is not looked at while it is written")
+        asked = self._ports.clock.monotonic()
+        newest = None if self.lost else await self._ports.meta.read(self._key)
+        if newest is None or newest.number != self._number:
+            self.lost = True
+            raise Fenced(f"{self._key} has a newer owner")
+        self.proven = asked
+
     async def _write(self, value: dict[str, Any]) -> None:
         packed = msgpack.packb(value)
         wait = RETRY_FIRST
         while not self.lost:
             try:
+                asked = self._ports.clock.monotonic()
                 if await self._ports.meta.create(self._key, self._number + 1, packed):
-                    self._number += 1
+                    self._number, self.proven = self._number + 1, asked
                     return
                 newest = await self._ports.meta.read(self._key)
                 if newest is not None and newest.number == self._number + 1 and newest.value == packed:
-                    self._number += 1  # an earlier try of this very write, whose reply was lost
+                    # An earlier try of this very write, whose reply was lost.
+                    self._number, self.proven = self._number + 1, asked
                     return
                 self.lost = True
             except Unavailable as error:

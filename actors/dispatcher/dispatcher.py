@@ -161,7 +161,8 @@ class Dispatcher(Actor):
             fed=self.pump.wake,
         )
         self.reader.move(self.cursor.mark_delete + 1)
-        self.keeper = Keeper(self.ports, self._record, self._snapshot, self.sessions.all, self.fenced)
+        trust = leases.trusted_ms(self.settings.lease_ms)
+        self.keeper = Keeper(self.ports, self._record, self._snapshot, self.sessions.all, self.fenced, trust)
         self.administration = Administration(self)
         self.dead_letters = DeadLetters(
             self.ports,
@@ -232,6 +233,9 @@ class Dispatcher(Actor):
             finally:
                 self._attaching.pop(request.incarnation, None)
                 done.set()
+        await self.keeper.be_certain()
+        if not self.sessions.is_open(session):
+            raise Unavailable("the session ended while its owner made sure of itself; attach again")
         self._renew(session)
         return Attached(session=session.session, epoch=self.epoch, lease=self.settings.lease_ms)
 
@@ -324,13 +328,13 @@ class Dispatcher(Actor):
             raise Conflict(f"turn {request.turn} is over, the session is at {session.turn}")
         if request.turn > session.turn:
             session.turn, session.answered = request.turn, None
-        if session.answered is not None:
-            return session.answered
-        self.core.grant(session.number, request.granted)
-        self.pump.wake()
-        if not session.outbox and not session.events:
-            session.ready.clear()
-            await session.ready.wait(self.ports, request.wait)
+        if session.answered is None:
+            self.core.grant(session.number, request.granted)
+            self.pump.wake()
+            if not session.outbox and not session.events:
+                session.ready.clear()
+                await session.ready.wait(self.ports, request.wait)
+        await self.keeper.be_certain()
         if not self.sessions.is_open(session):
             raise Fenced(f"session {request.session} is over")
         if request.turn != session.turn:
@@ -352,6 +356,9 @@ class Dispatcher(Actor):
                 raise Fenced(f"session {request.session} is over")
             if session.received < request.ack_turn:
                 raise Conflict("an earlier acknowledgement has not arrived")
+        await self.keeper.be_certain()
+        if not self.sessions.is_open(session):
+            raise Fenced(f"session {request.session} is over")
         return Acknowledged(confirmed=session.durable)
 
     def _acknowledge(self, session: Session, turn: int, positions: Positions) -> None:

@@ -3,10 +3,17 @@
 Acknowledgements are grouped: while one version of the record is being written the next gathers. A version holds the
 cursor as it was when the write began; the acknowledgement turns that had arrived by then are confirmed when it is on
 disk, and not before (promise 4). Losing the write means that a newer owner exists: the dispatcher stops at once.
+
+**An idle owner.** A dispatcher whose consumers have nothing to acknowledge writes nothing, and so would not notice that
+it was replaced; its consumers would hold their leases for ever, and both owners would send. So it looks at the record
+when it has not written for a while, and says nothing to a consumer that would lengthen its lease unless the record was
+known to be its own at most `trust_ms` ago. A newer owner that took the record at T therefore knows that no lease of
+the old one outlasts T + lease + trust (`leases.expect_members`).
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -14,10 +21,11 @@ from actors.dispatcher.sessions import Session
 from actors.owned import OwnedRecord
 from actors.ports import Ports
 from actors.signal import Signal
-from storage.errors import Fenced
+from storage.errors import Fenced, Unavailable
 
 GROUP_MS = 10
 """Milliseconds for which acknowledgements gather before a version is written."""
+RETRY_MS = 50
 
 
 class Keeper:
@@ -30,8 +38,10 @@ class Keeper:
         snapshot: Callable[[], dict[str, Any]],
         sessions: Callable[[], list[Session]],
         fenced: Callable[[str], None],
+        trust_ms: int,
     ) -> None:
         self._ports = ports
+        self._trust = trust_ms
         self._record = record
         self._snapshot = snapshot
         self._sessions = sessions
@@ -56,23 +66,43 @@ class Keeper:
             self._done.clear()
             await self._done.wait(self._ports)
 
+    def certain(self) -> bool:
+        """Whether this dispatcher knows, recently enough to lengthen a lease, that it owns the subscription."""
+        return self._ports.clock.monotonic() - self._record.proven <= self._trust and not self._record.lost
+
+    async def be_certain(self) -> None:
+        """Wait until `certain`. Raises Fenced when there is a newer owner."""
+        while not self.certain():
+            if self._record.lost:
+                raise Fenced("this dispatcher has a newer owner")
+            self._done.clear()
+            await self._done.wait(self._ports)
+
     async def run(self) -> None:
         """The writer; ends when the record is lost."""
         while True:
-            await self._dirty.wait(self._ports)
-            self._dirty.clear()
-            began = self._ports.clock.monotonic()
-            asked = self._asked
-            turns = [(session, session.received) for session in self._sessions()]
+            idle = self._ports.clock.monotonic() - self._record.proven
             try:
-                await self._record.save(self._snapshot())
+                if not await self._dirty.wait(self._ports, max(self._trust // 2 - idle, RETRY_MS)):
+                    with contextlib.suppress(Unavailable):
+                        await self._record.verify()
+                        self._done.set()
+                    continue
+                self._dirty.clear()
+                await self._save()
             except Fenced as error:
                 self._done.set()
                 self._fenced(str(error))
                 return
-            for session, received in turns:
-                session.durable = max(session.durable, received)
-            self._completed = asked
-            self._done.set()
-            took = self._ports.clock.monotonic() - began
-            await self._ports.clock.sleep(max(GROUP_MS, min(took, 500)))
+
+    async def _save(self) -> None:
+        began = self._ports.clock.monotonic()
+        asked = self._asked
+        turns = [(session, session.received) for session in self._sessions()]
+        await self._record.save(self._snapshot())
+        for session, received in turns:
+            session.durable = max(session.durable, received)
+        self._completed = asked
+        self._done.set()
+        took = self._ports.clock.monotonic() - began
+        await self._ports.clock.sleep(max(GROUP_MS, min(took, 500)))

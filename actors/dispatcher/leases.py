@@ -3,6 +3,9 @@
 A session is a lease: whoever was silent for so long must have stopped by itself. A process that is known to have ended
 holds nothing either, so nobody waits for its lease (`ports.Watch`, where the world has one). The same two rules let a
 new owner stop waiting for the consumers that its record names.
+
+An owner that was replaced does not know it at once, and what it answers until then still lengthens leases; it says so
+only for `trusted_ms` after it last knew itself the owner (`keeper`). So a new owner waits that much longer.
 """
 
 from __future__ import annotations
@@ -14,6 +17,11 @@ from actors.ports import Watch
 if TYPE_CHECKING:
     from actors.dispatcher.dispatcher import Dispatcher
     from actors.dispatcher.sessions import Session
+
+
+def trusted_ms(lease_ms: int) -> int:
+    """For so many milliseconds after its last proof an owner lengthens leases without a new one."""
+    return lease_ms // 4
 
 
 async def watch_leases(d: Dispatcher) -> None:
@@ -40,7 +48,7 @@ def watch_session(d: Dispatcher, session: Session, process: str) -> None:
 
 def expect_members(d: Dispatcher) -> None:
     """Send nothing before everybody of the record has come back, must have stopped, or has ended."""
-    until = d.ports.clock.monotonic() + d.settings.lease_ms
+    until = d.ports.clock.monotonic() + d.settings.lease_ms + trusted_ms(d.settings.lease_ms)
     d.pump.awaited = dict.fromkeys(d.members, until)
     for incarnation, member in d.members.items():
         if member.get("process") and d.ports.watch is not None:

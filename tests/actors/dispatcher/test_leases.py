@@ -95,7 +95,7 @@ async def test_without_a_watch_the_lease_alone_counts() -> None:
     owner.members = {"a.0": {"process": "p1"}}
     leases.expect_members(owner)  # type: ignore[arg-type]
     assert owner.tasks == []
-    assert owner.pump.awaited == {"a.0": 11_000}
+    assert owner.pump.awaited == {"a.0": 13_500}
 
 
 async def test_new_owner_waits_for_the_living_and_not_for_the_dead(owner: Owner, watch: Watch) -> None:

@@ -42,8 +42,8 @@ DISPATCHING: list[Mutant] = [
     Mutant(
         name="a repeated poll brings a new delivery",
         module="actors.dispatcher.dispatcher",
-        old="        if session.answered is not None:\n            return session.answered\n",
-        new="",
+        old="        if request.turn > session.turn:\n",
+        new="        if request.turn >= session.turn:\n",
         also=("        return session.answered or session.deliver()", "        return session.deliver()"),
         world=BROKER,
         seed=95,
@@ -171,10 +171,19 @@ DISPATCHING: list[Mutant] = [
     Mutant(
         name="a new owner does not wait for those who may hold something",
         module="actors.dispatcher.leases",
-        old="    until = d.ports.clock.monotonic() + d.settings.lease_ms\n",
+        old="    until = d.ports.clock.monotonic() + d.settings.lease_ms + trusted_ms(d.settings.lease_ms)\n",
         new="    until = d.ports.clock.monotonic()\n",
         world=OWNERS,
-        seed=18,
+        seed=-1,
+    ),
+    Mutant(
+        name="an idle owner does not look whether it was replaced",
+        module="actors.dispatcher.keeper",
+        old="self._record.proven <= self._trust and",
+        new="self._record.proven >= 0 and",
+        also=("                        await self._record.verify()\n", "                        pass\n"),
+        world=BROKER,
+        seed=-1,
     ),
     Mutant(
         name="a session that ended stays in the core",

@@ -1,0 +1,79 @@
+"""An owner that has nothing to write still learns in time that it was replaced."""
+
+from __future__ import annotations
+
+import pytest
+
+from actors.dispatcher.keeper import Keeper
+from actors.owned import OwnedRecord
+from actors.ports import Ports
+from storage.errors import Fenced
+from tests.sim.world import World
+
+TRUST_MS = 800
+
+
+class Owner:
+    """A keeper of the record `s` in a process of its own, with nothing to save."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world = world
+        self.ports: Ports = world.client(name)
+        self.record = OwnedRecord(self.ports, "s")
+        self.fenced: list[str] = []
+        self.keeper = Keeper(self.ports, self.record, dict, list, self.fenced.append, TRUST_MS)
+
+    async def begin(self) -> None:
+        """Take the record and keep it."""
+        await self.record.take()
+        await self.record.save({})
+        self.ports.spawn(self.keeper.run(), "keep")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_idle_owner_that_was_replaced_lengthens_no_lease_later_than_agreed(seed: int) -> None:
+    async def scenario(world: World) -> None:
+        old, new = Owner(world, "old"), Owner(world, "new")
+        await old.begin()
+        await world.loop.pause(10 * TRUST_MS)
+        assert old.keeper.certain()
+        await new.begin()
+        taken = world.loop.now
+        while old.keeper.certain():
+            assert world.loop.now <= taken + TRUST_MS
+            await world.loop.pause(1)
+        with pytest.raises(Fenced):
+            await old.keeper.be_certain()
+        assert len(old.fenced) == 1
+        await world.loop.pause(10 * TRUST_MS)
+        assert new.keeper.certain()
+        assert new.fenced == []
+
+    World(seed).play(scenario)
+
+
+def test_while_the_store_cannot_be_reached_an_owner_is_not_certain_and_afterwards_it_is_again() -> None:
+    async def scenario(world: World) -> None:
+        owner = Owner(world, "owner")
+        await owner.begin()
+        world.meta.trouble.cut["owner"] = 1
+        await world.loop.pause(TRUST_MS + 1)
+        assert not owner.keeper.certain()
+        world.loop.after(5 * TRUST_MS, world.meta.trouble.cut.clear)
+        cut = world.loop.now
+        await owner.keeper.be_certain()
+        assert world.loop.now >= cut + 5 * TRUST_MS
+        assert owner.fenced == []
+
+    World(1).play(scenario)
+
+
+def test_a_record_that_was_removed_has_no_owner() -> None:
+    async def scenario(world: World) -> None:
+        owner = Owner(world, "owner")
+        await owner.begin()
+        await owner.ports.meta.remove("s")
+        with pytest.raises(Fenced):
+            await owner.record.verify()
+
+    World(1).play(scenario)
