@@ -18,8 +18,8 @@ DISPATCHING: list[Mutant] = [
     Mutant(
         name="acknowledgements of the write under way confirmed too early",
         module="actors.dispatcher.keeper",
-        old="            for session, received in turns:",
-        new="            for session, received in [(session, session.received) for session in self._sessions()]:",
+        old="        for session, received in turns:",
+        new="        for session, received in [(session, session.received) for session in self._sessions()]:",
         world=BROKER,
         seed=-1,
     ),
@@ -67,8 +67,8 @@ DISPATCHING: list[Mutant] = [
     Mutant(
         name="delayed messages go out at once",
         module="actors.dispatcher.reader",
-        old="                    waiting[later] = self._tracker.add(positions[later], hashes[later], due[later], now)",
-        new="                    self._tracker.add(positions[later], hashes[later], due[later], now)",
+        old="                waiting[later] = self._tracker.add(positions[later], hashes[later], due[later], now)",
+        new="                self._tracker.add(positions[later], hashes[later], due[later], now)",
         world=BROKER,
         seed=0,
     ),
