@@ -11,6 +11,7 @@ from plotly.subplots import make_subplots
 
 from loadgen.kinds import KINDS
 from loadgen.measures import Measures
+from loadgen.memory import ROLES, lines
 from loadgen.outcome import Report
 
 INK, MUTED, GRID = "#1b2733", "#66788a", "#e6ebf0"
@@ -116,6 +117,32 @@ def distribution(report: Report) -> Any:
     labels = ["p0", "p50", "p90", "p99", "p99.9", "p99.99", "p99.999"]
     figure.update_xaxes(type="log", tickvals=ticks, ticktext=labels, title_text="percentile")
     figure.update_yaxes(title_text="ms", rangemode="tozero")
+    return figure
+
+
+def memory(report: Report) -> Any:
+    """Resident memory of every process, one line each, coloured by what it is."""
+    figure = go.Figure()
+    known: set[str] = set()
+    for line in lines(report.memory):
+        colour = PALETTE[ROLES.index(line.role) % len(PALETTE)] if line.role in ROLES else MUTED
+        figure.add_trace(
+            go.Scatter(
+                x=(line.at - _origin(report)) / 1e6,
+                y=line.size / 1e6,
+                name=line.role,
+                legendgroup=line.role,
+                showlegend=line.role not in known,
+                mode="lines",
+                line={"width": 1.6, "color": colour},
+                hovertemplate="%{y:,.0f} MB at %{x:.0f} s<extra>" + f"{line.role} {line.process}</extra>",
+            )
+        )
+        known.add(line.role)
+    _mark_faults(figure, report, None)
+    _dress(figure, height=340, hover="closest")
+    figure.update_yaxes(title_text="MB", rangemode="tozero")
+    figure.update_xaxes(title_text="seconds since the first message", range=_shown(report))
     return figure
 
 

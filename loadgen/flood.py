@@ -34,6 +34,8 @@ from loadgen.consume import ConsumeJob
 from loadgen.display import Display, Progress, make_display
 from loadgen.faults import Fault, Fleet, Spawn, processes_needed
 from loadgen.history import Clock, write_parquet
+from loadgen.memory import MemorySampler, consumers, own
+from loadgen.memory import spark as spark_memory
 from loadgen.options import FloodOptions
 from loadgen.outcome import Report
 from loadgen.publish import SUMMARY, PublishJob, publish_generated, publish_rows, read_progress, warm_up
@@ -73,7 +75,7 @@ def flood_command(**values: Any) -> int:
         display.show(Progress(phase="starting the cluster" if options.address is None else "joining the cluster"))
         began = time.monotonic()
         with _own_signals():
-            address = options.address or stack.enter_context(_local_cluster(folder, options.bookies))
+            address = options.address or stack.enter_context(_local_cluster(folder, options))
         connect = ClusterConnect(address, os.environ.get("RAY_AUTH_TOKEN_PATH", ""))
         boot = time.monotonic() - began
         report = run_flood(options, connect, folder=folder, display=display)
@@ -160,20 +162,22 @@ class Flood:
                 ).collect()
             sampler = Sampler(client, self._topic, SUBSCRIPTION, self._clock)
             sampler.start()
+            memory = self._watch_memory(client, fleet, stack)
             with self._phase("flooding", "flood"):
                 self._flood(spark, frame, total, publish, chaos, sampler, faults)
                 chaos.finish()
             with self._phase("coming to rest", "rest"):
                 rest = self._rest(sampler)
-                stats = sampler.stop()
+                stats, held = sampler.stop(), memory.stop()
                 fleet.finish()
                 self._look(fleet, sampler)
             write_parquet(stats, self._folder / "stats.parquet")
+            write_parquet(held, self._folder / "memory.parquet")
             with self._phase("judging with Spark", "judge"):
                 span = span_of(self._folder)
                 messages = total or self._progress.sent
                 judgement = judge_with_spark(spark, self._folder, span, messages, fleet.history)
-        return self._report(judgement, stats, rest, chaos)
+        return self._report(judgement, stats, held, rest, chaos)
 
     def _jobs(self) -> tuple[ConsumeJob, PublishJob]:
         """What consumers and producers are told, and the folders that they write into."""
@@ -201,7 +205,17 @@ class Flood:
         publish.prepare()
         return consume, publish
 
-    def _report(self, judgement: Judgement, stats: pa.Table, rest: dict[str, int], chaos: Chaos) -> Report:
+    def _watch_memory(self, client: Any, fleet: Fleet, stack: contextlib.ExitStack) -> MemorySampler:
+        from loadgen.processes import BrokerMemory
+
+        memory = MemorySampler([BrokerMemory(client), consumers(fleet), spark_memory, own], self._clock)
+        stack.callback(memory.stop)
+        memory.start()
+        return memory
+
+    def _report(
+        self, judgement: Judgement, stats: pa.Table, held: pa.Table, rest: dict[str, int], chaos: Chaos
+    ) -> Report:
         options, fleet = self._options, chaos.fleet
         first = judgement.measures.first_sent or self._start
         return Report(
@@ -218,6 +232,7 @@ class Flood:
             delays_expected=options.delayed > 0,
             passed_over=chaos.passed_over,
             moves=chaos.moves,
+            memory=held,
         )
 
     def _start_spark(self, stack: contextlib.ExitStack) -> Any:
@@ -382,10 +397,11 @@ def _cause(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def _local_cluster(folder: Path, bookies: int) -> Iterator[str]:
+def _local_cluster(folder: Path, options: FloodOptions) -> Iterator[str]:
     from cluster import launch
 
-    with launch.local(folder / "broker", bookies=bookies) as running:
+    stores = {"objects": options.objects or "", "s3_endpoint_url": options.s3_endpoint_url}
+    with launch.local(folder / "broker", bookies=options.bookies, **stores) as running:
         yield running.address
 
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from loadgen.checkers import nothing_checked
+from loadgen.memory import MEMORY, summarise
 from loadgen.recovery import tell
 from loadgen.rolling import HOLD_LIMIT_MS, MOST_MOVES, Moves
 from loadgen.verdict import Judgement
@@ -27,10 +28,10 @@ _PERCENTILES = (("p50", 50.0), ("p99", 99.0), ("p999", 99.9), ("max", 100.0))
 class Report:
     """Everything that a flood found out.
 
-    stats: samples of the dispatchers (schema STATS). at_rest: the last statistics, summed over partitions. troubles:
-    sentences about what went wrong outside of the promises (a consumer that stopped, a drain that ended too soon).
-    faults: at_s (seconds since the first message), kind, target. start_us: when the first message was sent.
-    phases: seconds spent in each phase.
+    stats: samples of the dispatchers (schema STATS). memory: of all processes (schema MEMORY). at_rest: the last
+    statistics, summed over partitions. troubles: sentences about what went wrong outside of the promises (a consumer
+    that stopped, a drain that ended too soon). faults: at_s (seconds since the first message), kind, target.
+    start_us: when the first message was sent. phases: seconds spent in each phase.
     """
 
     seed: int
@@ -46,6 +47,7 @@ class Report:
     delays_expected: bool = False
     passed_over: list[str] = field(default_factory=list)
     moves: Moves | None = None
+    memory: pa.Table = field(default_factory=MEMORY.empty_table)
 
     @property
     def reasons(self) -> list[str]:
@@ -135,6 +137,7 @@ class Report:
             "publish_latency_ms": percentiles(measures.publish),
             "faults": [{name: fault[name] for name in ("at_s", "kind", "target")} for fault in self.faults],
             "recovery": self.recovery(),
+            "memory": summarise(self.memory),
             "examples": findings.examples,
             "reasons": self.reasons,
             "phases_s": {name: round(seconds, 3) for name, seconds in self.phases.items()},

@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from loadgen import charts
+from loadgen.memory import WARM_US, by_role, summarise
 from loadgen.outcome import BROKEN, OK, Report, percentiles
 
 FEW_FAULTS = 6
@@ -61,6 +62,7 @@ def render(report: Report) -> str:
             _card("At rest", _rest_table(report), "What the dispatchers said when everything was done."),
             "</div>",
             _card("Recovery", _recovery_table(report), "Measured from the histories of producers and consumers."),
+            _memory_card(report),
             _card("Settings", _settings(report)),
         )
     )
@@ -222,6 +224,25 @@ def _rest_table(report: Report) -> str:
     draining = report.draining()
     more = f"Draining hashes: {draining['peak']:,} at the peak, {draining['cleared_total']:,} cleared in all."
     return f'<table>{rows}</table><p class="note">{more}</p>'
+
+
+def _memory_card(report: Report) -> str:
+    told = by_role(summarise(report.memory))
+    if not told:
+        return ""
+    rows = "".join(
+        f'<tr><td>{escape(entry["role"])}</td><td class="number">{entry["processes"]}</td>'
+        + "".join(f'<td class="number">{entry[name]:,.0f} MB</td>' for name in ("warm_mb", "end_mb", "peak_mb"))
+        + f'<td class="number">{entry["growth_mb"]:+,.0f} MB</td></tr>'
+        for entry in told
+    )
+    head = "".join(f'<th class="number">{name}</th>' for name in ("processes", "warm", "at the end", "peak", "growth"))
+    note = (
+        "Resident memory that is a process's own, sampled once a second; the highest of each kind. Warm is after "
+        f"{WARM_US // 1_000_000} s, or after half of its time if that is sooner. Growth is from there to the end."
+    )
+    picture = _figure(charts.memory(report), "memory")
+    return _card("Memory", f"{picture}<table><tr><th></th>{head}</tr>{rows}</table>", note)
 
 
 def _settings(report: Report) -> str:

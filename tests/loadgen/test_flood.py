@@ -40,6 +40,7 @@ def test_flood_with_faults_keeps_every_promise(connect: ClusterConnect, spark: A
     assert told["checked"]["hashes_moved"] > 0
     assert set(told["at_rest"].values()) == {0}
     assert len(report.judgement.measures.shares) >= 4
+    assert {row["role"] for row in told["memory"]} >= {"broker", "bookie", "controller", "consumer", "shared memory"}
 
 
 def test_flood_of_delayed_messages_delivers_none_early(connect: ClusterConnect, spark: Any, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from rich.console import Console
 from loadgen.checkers import VIOLATIONS, Findings
 from loadgen.history import STATS
 from loadgen.measures import Measures, Span, record
+from loadgen.memory import MEMORY
 from loadgen.options import FloodOptions
 from loadgen.outcome import Report
 from loadgen.report import render, summary, write_html
@@ -160,6 +161,21 @@ def test_page_of_a_broken_run_shows_the_reasons_and_escapes_what_came_from_outsi
     text = " ".join(read(report).text)
     assert "A promise was broken" in text
     assert "order: 3" in text
+
+
+def test_page_shows_the_memory_of_each_kind_of_process() -> None:
+    rows = [
+        {"at": START + second * 1_000_000, "role": "bookie", "process": f"bookie-{n}", "bytes": (90 + n) * 1_000_000}
+        for n in range(3)
+        for second in range(9)
+    ]
+    report = make_report(memory=pa.Table.from_pylist(rows, MEMORY))
+    assert [entry["process"] for entry in report.to_dict()["memory"]] == ["bookie-0", "bookie-1", "bookie-2"]
+    text = " ".join(read(report).text)
+    assert "Memory" in text
+    assert "92 MB" in text
+    assert "+0 MB" in text
+    assert 'id="memory"' not in render(make_report())
 
 
 def test_page_of_an_empty_run_can_be_made() -> None:
