@@ -35,6 +35,11 @@ class Actor:
         self.ports = ports
         self.stopped: str | None = None
 
+    @property
+    def refuses(self) -> str:
+        """Why it takes no new work although it lives; empty if it does."""
+        return ""
+
     async def start(self) -> None:
         """Take possession: read metadata, raise epochs, start background work. Raises Fenced if it cannot."""
 
@@ -45,7 +50,7 @@ class Actor:
     async def handle(self, request: Request[Any]) -> Reply:
         """Answer one request."""
         if isinstance(request, messages.Ping):
-            return messages.Done()
+            return messages.Alive(refuses=self.refuses)
         name = "on_" + _WORD.sub("_", type(request).__name__).lower()
         handler: Callable[[Request[Any]], Awaitable[Reply]] | None = getattr(self, name, None)
         if handler is None:

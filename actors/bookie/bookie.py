@@ -81,6 +81,11 @@ class Bookie(Actor):
             self._opened.log.close(reason)
 
     @property
+    def refuses(self) -> str:
+        """Why it is read-only, if it is."""
+        return (self._keeper.read_only or "") if self._keeper is not None else ""
+
+    @property
     def lost_records(self) -> bool:
         """Whether the last start found that records without a name are lost."""
         return self.store.replayed.lost
@@ -253,8 +258,8 @@ class Bookie(Actor):
         return None if found is None else found[1].header
 
     async def _check_writable(self, ledger: int) -> None:
-        reason = self._keeper.read_only if self._keeper is not None else None
-        if reason is None:
+        reason = self.refuses
+        if not reason:
             try:
                 await self.store.known_below(ledger)
                 return

@@ -5,6 +5,10 @@ or a late write of a replaced owner leaves something behind. The order makes the
 *first* and the records read *afterwards*. A ledger is in its record before its first run is sent, so one that a
 bookie held a moment ago and no record names now was deleted, and ids are never used again. A record that cannot be
 read ends the sweep: what is not known to be deleted stays.
+
+The controller sweeps now and then. A sweep that froze in the middle and goes on an hour later does no harm either: what
+was deleted when it looked is deleted still. Copies that a bookie has beside the ensemble, because it was given up and
+came back, are not leftovers: their ledger is named, and a copy that is being made looks just like them.
 """
 
 from __future__ import annotations
@@ -31,11 +35,17 @@ async def sweep(ports: Ports, bookies: BookieList) -> dict[str, list[int]]:
     deleted: dict[str, list[int]] = {}
     for name, address, ledgers in held:
         leftovers = [ledger for ledger in ledgers if ledger not in named]
-        if leftovers and not isinstance(
-            await ports.net.call(address, DeleteLedgers(ledgers=leftovers), TIMEOUT), Unknown
-        ):
+        if leftovers and await _forget(ports, address, leftovers):
             deleted[name] = leftovers
     return deleted
+
+
+async def _forget(ports: Ports, address: str, ledgers: list[int]) -> bool:
+    """Whether the bookie said that it has; one that does not is asked again in the next sweep."""
+    try:
+        return not isinstance(await ports.net.call(address, DeleteLedgers(ledgers=ledgers), TIMEOUT), Unknown)
+    except SluiceError:
+        return False
 
 
 async def named_ledgers(ports: Ports) -> dict[int, str]:

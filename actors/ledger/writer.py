@@ -153,7 +153,12 @@ class LedgerWriter:
                 return True
             except Fenced:
                 raise
-            except (Conflict, Invalid, NotFound) as error:
+            except NotFound as error:
+                # The ledger was deleted: when it is closed, because everybody has read it; else only by a newer owner.
+                if self.retired:
+                    return False
+                raise Fenced(str(error)) from error
+            except (Conflict, Invalid) as error:
                 self._stop(str(error))
                 raise InvariantViolation(f"bookie {bookie} refuses {append.header}: {error}") from error
             except SluiceError as error:

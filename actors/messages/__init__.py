@@ -19,7 +19,7 @@ from actors.messages.bookie import (
     ReadRun,
     RunRead,
 )
-from actors.messages.common import NO_POSITIONS, NO_ROWS, Done, Ping, Stats, Text
+from actors.messages.common import NO_POSITIONS, NO_ROWS, Alive, Done, Ping, Stats, Text
 from actors.messages.controller import (
     BookieList,
     CreateTopic,
@@ -74,6 +74,7 @@ __all__ = [
     "Acknowledged",
     "AddRun",
     "Admin",
+    "Alive",
     "Attach",
     "Attached",
     "BookieList",

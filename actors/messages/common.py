@@ -26,10 +26,16 @@ class Done(Reply):
     """Nothing to say but: it happened, or had happened before."""
 
 
-class Ping(Request[Done]):
+class Alive(Reply, kw_only=True):
+    """Somebody is there. refuses: why it takes no new runs (a bookie whose disk is full); empty if it does."""
+
+    refuses: str = ""
+
+
+class Ping(Request[Alive]):
     """Is anybody there? Every actor answers."""
 
-    reply: ClassVar[type[Reply]] = Done
+    reply: ClassVar[type[Reply]] = Alive
 
 
 class Text(Reply):

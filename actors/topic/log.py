@@ -349,12 +349,12 @@ class PartitionLog:
 
     async def snapshot(self) -> None:
         """Bring the record up to date when enough was appended since the last time."""
-        if self._runs_since >= SNAPSHOT_RUNS or self._bytes_since >= SNAPSHOT_BYTES:
+        if not self.stopped and (self._runs_since >= SNAPSHOT_RUNS or self._bytes_since >= SNAPSHOT_BYTES):
             await self.keeper.update(self._covered)
 
     async def roll_if_due(self) -> None:
         """Close a ledger that has become old, also when nobody publishes."""
-        if self._writer is not None and self._roll_due():
+        if self._writer is not None and not self.stopped and self._roll_due():
             await self.roll()
 
     # -- for readers -------------------------------------------------------------------------------------------------

@@ -23,6 +23,8 @@ from actors.topic.trimming import trimmable
 from storage.errors import Conflict, Fenced, SluiceError
 
 DELETE_TIMEOUT = 10_000
+LAST_TIMEOUT = 2_000
+"""An owner that deletes its topic waits no longer than this for a bookie: the sweep finds what it leaves."""
 VERIFY_MS = 5_000
 FILL_RETRY_MS = 30_000
 
@@ -140,12 +142,14 @@ class Upkeep:
             for bookie in ledger.bookies():
                 self._leftovers.setdefault(bookie, []).append(ledger.id)
 
-    async def _forget(self) -> None:
+    async def _forget(self, timeout: int = DELETE_TIMEOUT) -> None:
         """Tell the bookies of deleted ledgers; who does not answer is asked again in the next round."""
         for bookie in list(self._leftovers):
-            ledgers = self._leftovers.pop(bookie)
+            ledgers = self._leftovers.pop(bookie, [])
+            if not ledgers:
+                continue  # a round that runs at the same time has taken it
             try:
-                await self._bookies.ask(bookie, DeleteLedgers(ledgers=ledgers), DELETE_TIMEOUT)
+                await self._bookies.ask(bookie, DeleteLedgers(ledgers=ledgers), timeout)
             except SluiceError as error:
                 self._ports.log("delete_missed", ledgers=ledgers, bookie=bookie, error=str(error))
                 if bookie not in self._lost:
@@ -189,4 +193,4 @@ class Upkeep:
         await self._log.keeper.update(change)
         self._log.halt()
         self._gone(gone)
-        await self._forget()
+        await self._forget(LAST_TIMEOUT)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from actors.actor import Actor
-from actors.controller import COOKIES, MISSES, PING_MS, PING_TIMEOUT, Controller, check_settings
+from actors.controller import COOKIES, Controller, check_settings
+from actors.fleet import MISSES, PING_MS, PING_TIMEOUT
 from actors.losses import REFUSALS
 from actors.messages import (
     CreateTopic,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from actors.actor import Actor
-from actors.messages import Done, LedgerList, ListLedgers, Ping, Stats, Text
+from actors.messages import Alive, LedgerList, ListLedgers, Ping, Stats, Text
 from actors.ports import Address, Ports, Unknown
 from actors.wire import Reply
 from storage.errors import NotFound
@@ -48,7 +48,7 @@ async def ask(ports: Ports, to: Address, timeout: int = 200) -> int | None:
     return None if isinstance(reply, Unknown) else reply.ledgers[0]
 
 
-async def ping(ports: Ports, to: Address, timeout: int = 200) -> Done | Unknown:
+async def ping(ports: Ports, to: Address, timeout: int = 200) -> Alive | Unknown:
     """Is anybody there?"""
     return await ports.net.call(to, Ping(), timeout)
 

@@ -148,6 +148,12 @@ async def test_too_little_free_space_makes_it_read_only_before_the_disk_is_full(
     with pytest.raises(Unavailable, match="free"):
         await bookie.handle(add(1, 1))
     assert await bookie.handle(add(1, 0)) == messages.Done(), "what is stored needs no space"
+    alive = await bookie.handle(messages.Ping())
+    assert isinstance(alive, messages.Alive)
+    assert "bytes are free, 50000 are the minimum" in alive.refuses
+    world.disk.capacity = 60_000
+    await bookie.tend()
+    assert await bookie.handle(messages.Ping()) == messages.Alive()
 
 
 async def test_a_failed_sync_ends_the_bookie_for_good() -> None:

@@ -27,7 +27,7 @@ from actors.messages import (
 )
 from actors.ports import Address, Ports, Unknown, Version
 from actors.wire import Blob, Reply, Request
-from storage.errors import Conflict, Corrupt, Fenced, Unavailable
+from storage.errors import Conflict, Corrupt, Fenced, NotFound, Unavailable
 from storage.frame import Buffer, Header, Run, decode_head, encode_head
 from storage.metadata import MemoryMetadata
 from tests.actors.topic.cluster import make_test_run
@@ -46,6 +46,7 @@ class FakeBookie:
         self.epochs: dict[int, int] = {}
         self.runs: dict[tuple[int, int], tuple[bytes, bytes]] = {}
         self.confirmed: dict[int, int] = {}
+        self.deleted: list[int] = []
 
     def answer(self, request: Request[Any]) -> Reply:
         """One request."""
@@ -71,6 +72,7 @@ class FakeBookie:
                 last_confirmed=self.confirmed.get(request.ledger, -1),
             )
         if isinstance(request, DeleteLedgers):
+            self.deleted += request.ledgers
             self.runs = {key: value for key, value in self.runs.items() if key[0] not in request.ledgers}
             return Done()
         if isinstance(request, ListLedgers):
@@ -78,6 +80,8 @@ class FakeBookie:
         raise AssertionError(f"a bookie does not answer {request}")
 
     def _raise(self, ledger: int, epoch: int) -> None:
+        if ledger in self.deleted:
+            raise NotFound(f"ledger {ledger} was deleted")
         if epoch < self.epochs.get(ledger, 0):
             raise Fenced(f"ledger {ledger} is at epoch {self.epochs[ledger]}")
         self.epochs[ledger] = epoch

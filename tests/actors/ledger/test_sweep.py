@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from actors.ledger.sweep import named_ledgers, sweep
+from actors.messages import ListLedgers
+from actors.wire import Request
 from storage.errors import Corrupt, Unavailable
 from tests.actors.ledger.fakes import Lab
 from tests.actors.ledger.test_replication import stocked
@@ -43,3 +47,19 @@ async def test_bookies_are_asked_before_the_records_are_read() -> None:
     assert await sweep(lab.ports, await lab.list_bookies()) == {}
     assert lab.wire.holders(50, 0) == ["a"]
     assert sorted(await named_ledgers(lab.ports)) == [7]
+
+
+async def test_a_bookie_that_refuses_or_is_silent_stops_the_sweep_of_no_other() -> None:
+    lab = Lab("abcd")
+    for bookie in "abcd":
+        lab.put(bookie, 99, 0, 0)
+
+    def rule(bookie: str, request: Request[Any]) -> str | None:
+        if isinstance(request, ListLedgers):
+            return "refuse" if bookie == "a" else None
+        return {"b": "refuse", "c": "lose"}.get(bookie)
+
+    lab.wire.rules.append(rule)
+    assert await sweep(lab.ports, await lab.list_bookies()) == {"d": [99]}
+    lab.wire.rules.clear()
+    assert await sweep(lab.ports, await lab.list_bookies()) == {"a": [99], "b": [99], "c": [99]}

@@ -8,7 +8,7 @@ import pytest
 
 from actors.ledger.record import Fragment, LedgerRecord, State
 from actors.ledger.writer import Append, LedgerWriter
-from actors.messages import AddRun
+from actors.messages import AddRun, DeleteLedgers
 from actors.wire import Blob, Request
 from storage.errors import Fenced, InvariantViolation
 from storage.frame import Run, decode_head
@@ -175,3 +175,34 @@ async def test_a_run_damaged_in_our_own_hands_stops_the_owner() -> None:
         await lab.settle()
     assert writing.lost != []
     assert writing.confirmed == []
+
+
+async def test_a_copy_of_a_closed_ledger_that_was_trimmed_meanwhile_is_given_up() -> None:
+    """The third copy is late; the ledger is closed, read by everybody and deleted before it comes."""
+    lab = Lab("abc")
+    lab.wire.rules.append(lambda bookie, request: "refuse" if bookie == "c" and writing.writer.busy else None)
+    writing = await start(lab)
+    writing.append()
+    await writing.writer.drain()
+    writing.writer.retire()
+    copying = writing.writer.busy
+    assert copying
+    lab.wire.bookies["c"].answer(DeleteLedgers(ledgers=[7]))
+    lab.wire.rules.clear()
+    await lab.settle()
+    assert not writing.writer.busy
+    assert writing.lost == []
+    assert lab.wire.holders(7, 0) == ["a", "b"]
+
+
+async def test_a_writer_whose_open_ledger_was_deleted_was_replaced() -> None:
+    """A newer owner found it empty, or trimmed it; the late one stops, and that is no broken promise."""
+    lab = Lab("abc")
+    writing = await start(lab)
+    for bookie in "abc":
+        lab.wire.bookies[bookie].answer(DeleteLedgers(ledgers=[7]))
+    writing.append()
+    await lab.settle()
+    assert len(writing.lost) == 1
+    assert "deleted" in writing.lost[0]
+    assert lab.wire.holders(7, 0) == []

@@ -21,7 +21,7 @@ import msgspec
 
 from actors.actor import Actor
 from actors.bookie import Bookie
-from actors.controller import Controller
+from actors.controller import LEFTOVERS_MS, Controller
 from actors.delayed.shared import SharedIndexes
 from actors.directory import Directory
 from actors.dispatcher import Dispatcher
@@ -177,7 +177,11 @@ class Course:
         world.kinds["bookie"] = (self._bookie, lambda settings: str(settings["bookie"]), lambda s: str(s["bookie"]))
         world.kinds["topic"] = (self._topic, _broker, lambda settings: None)
         world.kinds["dispatcher"] = (self._dispatcher, _broker, lambda settings: None)
-        address = await world.start("controller", lambda ports: Controller(ports, bookies=names), fixed=True)
+        often = random.Random(f"leftovers/{world.seed}").random() < 0.3
+        sweeps = 300 if often else LEFTOVERS_MS
+        address = await world.start(
+            "controller", lambda ports: Controller(ports, bookies=names, leftovers_ms=sweeps), fixed=True
+        )
         assert address == CONTROLLER
         await self._create(world.client("admin"))
         roles = self.nemesis.roles

@@ -1,0 +1,280 @@
+"""What runs: every actor that the controller started or found, its address, and whether it still answers.
+
+A dead process is seen at once (the first call to it says so, and whoever notices reports it with `Suspect`); a frozen
+one answers nothing and is given up after MISSES pings in a row. An actor is pinged by one call at a time, so that a
+stall of the controller itself counts as one miss, and a host by at most SAMPLE of its actors each PING_MS: when one of
+them is given up, the others in its process are looked at without waiting for their turn.
+
+The answer to a ping also says whether a bookie takes new runs. A full one answers, serves what it has, and is not to
+be chosen for new ensembles until it says that it has room again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from actors.losses import LOST_AFTER_MS, Losses
+from actors.messages import Alive, Ping
+from actors.ports import Address, Places, Ports, Unknown
+from actors.signal import Signal
+from storage.errors import Corrupt, Fenced, SluiceError, Unavailable
+
+PING_MS, PING_TIMEOUT, MISSES = 500, 1_500, 3
+SAMPLE = 16
+SWEEP_MS = 1_000
+START_TRIES = 50
+RETRY_MS = 100
+
+
+@dataclass(slots=True)
+class Running:
+    """One actor that should run. address is empty while it is being started.
+
+    leaving: the address that it had and whether its process is frozen, until that one is ended. refuses: why it takes
+    no new runs, if it said so.
+    """
+
+    kind: str
+    name: str
+    settings: dict[str, Any]
+    address: Address = ""
+    leaving: tuple[Address, bool] | None = None
+    misses: int = 0
+    restarts: int = 0
+    starting: Signal | None = None
+    looking: Signal | None = None
+    problem: str = ""
+    refuses: str = ""
+
+
+class Fleet:
+    """Starts actors, watches them, and replaces the dead. losses: which bookies are down, and which for good."""
+
+    def __init__(self, ports: Ports, places: Places, lost_after_ms: int = LOST_AFTER_MS) -> None:
+        self.ports = ports
+        self.losses = Losses(lost_after_ms)
+        self._places = places
+        self._running: dict[str, Running] = {}
+        self._swept: dict[str, int] = {}
+        self._turn = 0
+
+    # -- who there is ---------------------------------------------------------------------------------------------
+
+    async def adopt(self) -> None:
+        """Take over what runs already."""
+        for kind, address, settings in await self._places.inventory():
+            if kind in ("bookie", "topic", "dispatcher"):
+                key = key_of(kind, settings)
+                self._running[key] = Running(kind, key, settings, address)
+
+    def all(self) -> list[Running]:
+        """Every actor that should run, in order of kind and name."""
+        return [entry for _, entry in sorted(self._running.items())]
+
+    def of_kind(self, kind: str) -> list[Running]:
+        """The actors of a kind, in order of name."""
+        return [entry for entry in self.all() if entry.kind == kind]
+
+    def find(self, kind: str, settings: dict[str, Any]) -> Running | None:
+        """The actor with these settings, if it should run."""
+        return self._running.get(key_of(kind, settings))
+
+    def forget(self, entry: Running) -> None:
+        """It should run no more: nobody starts it again. Its process is not ended by this."""
+        if self._running.get(entry.name) is entry:
+            del self._running[entry.name]
+
+    def remember(self, entry: Running) -> None:
+        """The reverse of `forget`."""
+        self._running.setdefault(entry.name, entry)
+
+    async def end(self, kind: str, settings: dict[str, Any]) -> None:
+        """It should run no more, and ends."""
+        entry = self.find(kind, settings)
+        if entry is not None:
+            self.forget(entry)
+            if entry.address:
+                await self._places.stop(entry.address)
+
+    def lost(self) -> tuple[str, ...]:
+        """The bookies that are lost for good."""
+        return self.losses.lost(self.ports.clock.monotonic())
+
+    # -- starting -------------------------------------------------------------------------------------------------
+
+    def want(self, kind: str, settings: dict[str, Any]) -> Running:
+        """The actor with these settings; from now on it should run."""
+        key = key_of(kind, settings)
+        if key not in self._running:
+            self._running[key] = Running(kind, key, settings)
+        return self._running[key]
+
+    async def ensure(self, entry: Running) -> Address:
+        """The address of an actor, started if need be. Raises what its start raises."""
+        while entry.starting is not None:
+            await entry.starting.wait(self.ports)
+        if not entry.address:
+            done = entry.starting = Signal()
+            try:
+                if entry.leaving is not None:
+                    await self._places.stop(entry.leaving[0], frozen=entry.leaving[1])
+                    entry.leaving = None
+                entry.address = await self._start(entry)
+                entry.misses, entry.problem, entry.refuses = 0, "", ""
+                if entry.kind == "bookie":
+                    self.losses.back(entry.settings["bookie"])
+            except SluiceError as error:
+                entry.problem = str(error)
+                if entry.kind == "bookie":
+                    now = self.ports.clock.monotonic()
+                    self.losses.failed(entry.settings["bookie"], now, refused=isinstance(error, Corrupt))
+                raise
+            finally:
+                entry.starting = None
+                done.set()
+        return entry.address
+
+    async def ensure_all(self, entries: list[Running]) -> list[Address]:
+        """The addresses of several actors, started side by side. Raises what the first failed start raises."""
+        for error in await self.try_all(entries):
+            if error is not None:
+                raise error
+        return [await self.ensure(entry) for entry in entries]
+
+    async def try_all(self, entries: list[Running]) -> list[SluiceError | None]:
+        """Start several actors side by side; returns why each could not be started, None if it runs."""
+        errors: list[SluiceError | None] = [None] * len(entries)
+        left = [number for number, entry in enumerate(entries) if not entry.address]
+        done = Signal()
+
+        async def one(number: int) -> None:
+            try:
+                await self.ensure(entries[number])
+            except SluiceError as error:
+                errors[number] = error
+            finally:
+                left.remove(number)
+                if not left:
+                    done.set()
+
+        for number in list(left):
+            self.ports.spawn(one(number), "start")
+        if left:
+            await done.wait(self.ports)
+        return errors
+
+    async def _start(self, entry: Running) -> Address:
+        for attempt in range(START_TRIES):
+            try:
+                incarnation = f"{entry.kind}-{attempt}-{self.ports.rng.randrange(1 << 40):010x}"
+                address = await self._places.start(entry.kind, incarnation, entry.settings)
+                self.ports.log("started", key=entry.name, address=address)
+                return address
+            except (Unavailable, Fenced) as error:
+                entry.problem = str(error)
+                self.ports.log("start_waits", key=entry.name, error=str(error))
+                if entry.kind == "bookie" and attempt >= 2:
+                    raise
+                await self.ports.clock.sleep(RETRY_MS)
+        raise Unavailable(f"{entry.name} cannot be started: {entry.problem}")
+
+    # -- watching -------------------------------------------------------------------------------------------------
+
+    async def watch(self) -> None:
+        """Ping what runs, start what does not; for ever."""
+        while True:
+            await self.ports.clock.sleep(PING_MS)
+            self._turn += 1
+            hosts: dict[str, list[Running]] = {}
+            for entry in list(self._running.values()):
+                if entry.address:
+                    hosts.setdefault(_host(entry.address), []).append(entry)
+                elif entry.starting is None and self._may_start(entry):
+                    self.ports.spawn(self._try_ensure(entry), "restart")
+            for entries in hosts.values():
+                first = self._turn * SAMPLE % len(entries) if len(entries) > SAMPLE else 0
+                for entry in [*entries, *entries][first : first + min(SAMPLE, len(entries))]:
+                    self.ports.spawn(self._look(entry, entry.address), "ping")
+
+    def _may_start(self, entry: Running) -> bool:
+        return entry.kind != "bookie" or self.losses.may_start(entry.settings["bookie"], self.ports.clock.monotonic())
+
+    async def _look(self, entry: Running, address: Address) -> None:
+        """Ping one actor; replace it if it is gone, or was silent too often. Who comes meanwhile waits for that."""
+        if entry.looking is not None:
+            await entry.looking.wait(self.ports)
+            return
+        done = entry.looking = Signal()
+        try:
+            reply = await self._ping(address)
+        finally:
+            entry.looking = None
+            done.set()
+        if entry.address != address:
+            return
+        if not isinstance(reply, Unknown):
+            entry.misses = 0
+            if bool(entry.refuses) != bool(reply.refuses):
+                self.ports.log("read_only" if reply.refuses else "writable", key=entry.name, reason=reply.refuses)
+            entry.refuses = reply.refuses
+            return
+        entry.misses += 1
+        if reply.gone or entry.misses >= MISSES:
+            self._sweep(address)
+            await self._replace(entry, address, frozen=not reply.gone)
+
+    def _sweep(self, address: Address) -> None:
+        """One actor of a process was given up: look at the others in it."""
+        host, now = _host(address), self.ports.clock.monotonic()
+        if now - self._swept.get(host, now - SWEEP_MS) < SWEEP_MS:
+            return
+        self._swept = {name: at for name, at in self._swept.items() if now - at < SWEEP_MS} | {host: now}
+        for other in list(self._running.values()):
+            if other.address != address and _host(other.address) == host:
+                self.ports.spawn(self._look(other, other.address), "sweep")
+
+    async def suspect(self, address: Address) -> None:
+        """Somebody got no answer from there; returns when it was replaced if it had to be."""
+        for entry in list(self._running.values()):
+            if entry.address == address:
+                await self._look(entry, address)
+
+    async def _ping(self, address: Address) -> Alive | Unknown:
+        try:
+            return await self.ports.net.call(address, Ping(), PING_TIMEOUT)
+        except SluiceError as error:
+            return Unknown(str(error), gone=True)
+
+    async def _replace(self, entry: Running, address: Address, *, frozen: bool) -> None:
+        self.ports.log("replacing", key=entry.name, address=address, frozen=frozen)
+        entry.address, entry.misses, entry.leaving = "", 0, (address, frozen)
+        entry.restarts += 1
+        if entry.kind == "bookie":
+            self.losses.down(entry.settings["bookie"], self.ports.clock.monotonic())
+        await self._try_ensure(entry)
+
+    async def _try_ensure(self, entry: Running) -> None:
+        try:
+            await self.ensure(entry)
+        except SluiceError as error:
+            self.ports.log("start_failed", key=entry.name, error=str(error))
+
+
+def state_of(entry: Running, lost: tuple[str, ...]) -> str:
+    """One word for an operator. lost: the bookies that are lost for good."""
+    if entry.kind == "bookie" and entry.settings["bookie"] in lost:
+        return "lost"
+    if not entry.address:
+        return "starting"
+    return "read-only" if entry.refuses else "running"
+
+
+def _host(address: Address) -> str:
+    return address.partition("/")[0]
+
+
+def key_of(kind: str, settings: dict[str, Any]) -> str:
+    """The name of an actor: its kind and what it serves."""
+    parts = (settings.get(name) for name in ("bookie", "topic", "partition", "subscription"))
+    return "/".join([kind, *(str(part) for part in parts if part is not None)])
