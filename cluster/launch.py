@@ -35,6 +35,7 @@ from cluster.nodes import (
     start_head,
     stop_session,
 )
+from cluster.stores import check_stores
 from storage.errors import Invalid, NotFound, SluiceError, Unavailable
 
 if TYPE_CHECKING:
@@ -131,6 +132,7 @@ def local(data_dir: Path | str, **options: Any) -> Iterator[RunningCluster]:
         state = _read_state(wanted.data_dir)
         if state is not None and _runs(state):
             raise Invalid(f"a cluster runs on {wanted.data_dir} already, at {state['address']}")
+        check_stores((wanted.metadata, wanted.objects), wanted.s3_endpoint_url)
         with _session(wanted) as address:
             yield RunningCluster(address, wanted.data_dir)
 
@@ -280,6 +282,9 @@ def up(values: Configuration, nodes: int = 1) -> dict[str, Any]:
             state = {"address": values.address, "session": "", "token_file": "", "started_at": int(time.time())}
         elif values.address not in (None, state["address"]):
             raise Invalid(f"a cluster at {state['address']} runs on {root}; end it with `./sluice down` first")
+        if fresh:
+            # A cluster that runs goes on without its S3 server; one that starts is told at once what is wrong.
+            check_stores((options.metadata, options.objects), options.s3_endpoint_url)
         try:
             if state["address"] is None:
                 _start_ray(root, state, options)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -145,6 +145,17 @@ def open_metadata(url: str, endpoint: str | None = None) -> AsyncMeta:
     if scheme == "sqlite":
         return AsyncMeta(SqliteMetadata(rest))
     return AsyncMeta(SqliteMetadata(Path(rest) / METADATA_FILE))
+
+
+def check_stores(urls: Iterable[str], endpoint: str | None = None) -> None:
+    """Look at the URLs of stores before anything is started; an empty one is not looked at.
+
+    In each store in S3 one object is written, read, listed and deleted. Raises Invalid in one line that names what a person has to mend (URL, endpoint, bucket, credentials, permission),
+    Unavailable if nobody answers.
+    """
+    for url in dict.fromkeys(urls):
+        if url and _split(url, "file:///path, sqlite:///path, a path, s3://bucket/prefix or memory:")[0] == "s3":
+            object_store.probe(_objects(url, endpoint))
 
 
 def _objects(url: str, endpoint: str | None) -> ObjectStore:

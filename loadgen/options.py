@@ -43,8 +43,8 @@ class FloodOptions:
     place of restarts. work_us: simulated work per message in each consumer. input and the columns: real data in place
     of generated messages. address: a running cluster; without one a local cluster is started. cores: Spark tasks at
     once. stall_s: how long nothing may move before the run is given up. scenario: `rolling-restart` restarts every
-    consumer in turn, `rounds` times, in place of other faults. s3_endpoint_url: where the S3 server is that may be
-    frozen.
+    consumer in turn, `rounds` times, in place of other faults. objects: where the cluster that is started keeps its
+    snapshots. s3_endpoint_url: where the S3 server is that it uses, and that may be frozen.
     """
 
     partitions: int = 4
@@ -79,6 +79,7 @@ class FloodOptions:
     stall_s: float = 30.0
     scenario: str = ""
     rounds: int = 0
+    objects: str | None = None
     s3_endpoint_url: str | None = None
 
     @classmethod
@@ -121,6 +122,8 @@ class FloodOptions:
             raise Invalid(f"--policy is one of {', '.join(POLICIES)}, not {self.policy!r}")
         if self.bookies < 2 and self.address is None:
             raise Invalid("--bookies must be at least 2: every message is stored twice")
+        if self.objects is not None and self.address is not None:
+            raise Invalid("--objects is for the cluster that is started; the one at --address has its own")
         if self.input is not None and self.key_column is None:
             raise Invalid("--input needs --key-column: the column whose values are the keys")
         if self.input is None and (self.key_column or self.payload_columns or self.time_column):

@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 from typing import Protocol
 
-from storage.errors import Corrupt, Invalid, NotFound, Unavailable
+from storage.errors import Corrupt, Invalid, NotFound, SluiceError, Unavailable
 from storage.frame import Buffer
 
 MAX_NAME = 700
@@ -241,9 +241,12 @@ def probe(objects: ObjectStore, prefix: str = "probe") -> None:
             )
         if objects.names(name) != [name]:
             raise Corrupt("the object store does not list an object that it has just stored")
-    finally:
-        with contextlib.suppress(Unavailable):
+    except BaseException:
+        # What is told is what was wrong first; whoever may not write may perhaps not delete either.
+        with contextlib.suppress(SluiceError):
             objects.delete(name)
+        raise
+    objects.delete(name)
 
 
 def _write_synced(path: Path, data: Buffer) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from cluster.cli.options import AddressOption, milliseconds
+from cluster.cli.options import AddressOption, ObjectsOption, S3EndpointOption, milliseconds
 from storage.errors import Invalid
 
 Policy = Literal["draining_hashes", "last_sent_position", "read_position"]
@@ -76,6 +76,8 @@ def flood(
         str | None, typer.Option("--time-column", help="Column that gives the order.", rich_help_panel=_INPUT)
     ] = None,
     bookies: BookiesOption = 3,
+    objects: ObjectsOption = None,
+    s3_endpoint: S3EndpointOption = None,
     data_dir: DataOption = None,
     keep: KeepOption = False,
     json: JsonFile = None,
@@ -93,7 +95,8 @@ def flood(
         partitions=partitions, messages=messages, size=size, keys=keys, skew=skew, consumers=consumers,
         restarts=restarts, delayed=delayed, rate=rate, minutes=minutes, seed=seed, policy=policy, input=input,
         key_column=key_column, payload_columns=columns, time_column=time_column, bookies=bookies,
-        data_dir=data_dir, keep=keep, json=json, report=report, address=address,
+        objects=objects, s3_endpoint_url=s3_endpoint, data_dir=data_dir, keep=keep, json=json, report=report,
+        address=address,
     )  # fmt: skip
     return _flood(**_asked_for(context, given, workload))
 

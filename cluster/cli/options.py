@@ -84,6 +84,12 @@ ConfigOption = Annotated[
 DataDirOption = Annotated[
     Path | None, typer.Option("--data-dir", metavar="DIR", help="Where the data lies. Default: ./sluice-data.")
 ]
+ObjectsOption = Annotated[
+    str | None, typer.Option("--objects", metavar="URL", help="Where snapshots go, s3://bucket/prefix.")
+]
+S3EndpointOption = Annotated[
+    str | None, typer.Option("--s3-endpoint", metavar="URL", help="S3 server to use in place of AWS.")
+]
 SetOption = Annotated[
     list[str], typer.Option("--set", metavar="KEY=VALUE", help="A setting, see `config show`; can be repeated.")
 ]

@@ -13,6 +13,8 @@ from cluster.cli.options import (
     ConfigOption,
     DataDirOption,
     JsonOption,
+    ObjectsOption,
+    S3EndpointOption,
     SetOption,
     WatchOption,
     parse_settings,
@@ -28,10 +30,8 @@ def up(
     nodes: Annotated[int, typer.Option("--nodes", min=1, help="Ray nodes to start on this machine.")] = 1,
     data_dir: DataDirOption = None,
     address: AddressOption = None,
-    objects: Annotated[
-        str | None, typer.Option("--objects", metavar="URL", help="Where snapshots go, s3://bucket/prefix.")
-    ] = None,
-    s3_endpoint: Annotated[str | None, typer.Option("--s3-endpoint", metavar="URL", help="S3 server, not AWS.")] = None,
+    objects: ObjectsOption = None,
+    s3_endpoint: S3EndpointOption = None,
     settings: SetOption = [],  # noqa: B006 (typer reads the default and never changes it)
     config: ConfigOption = None,
     json: JsonOption = False,

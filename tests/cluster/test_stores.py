@@ -11,7 +11,7 @@ import pytest
 
 from actors.ports import Meta, Objects, Version
 from cluster import stores
-from cluster.stores import AsyncMeta, AsyncObjects, open_metadata, open_objects
+from cluster.stores import AsyncMeta, AsyncObjects, check_stores, open_metadata, open_objects
 from storage.errors import Invalid, NotFound, Unavailable
 from storage.frame import Buffer
 from storage.metadata import MemoryMetadata, Record
@@ -19,6 +19,7 @@ from storage.metadata_objects import ObjectMetadata
 from storage.metadata_sqlite import SqliteMetadata
 from storage.objects import LocalObjects, MemoryObjects
 from storage.s3 import S3Objects
+from tests.s3server import S3Server, s3_credentials, s3_server  # noqa: F401  # fixtures
 
 T = TypeVar("T")
 
@@ -78,6 +79,21 @@ def test_other_urls_are_refused_with_the_expected_forms(url: str) -> None:
         with pytest.raises(Invalid) as caught:
             opener(url, "http://127.0.0.1:9")
         assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "endpoint", "error", "told"),
+    [
+        ("ftp://somewhere", None, Invalid, "names no store"),
+        ("s3://some-bucket", "127.0.0.1:9", Invalid, "the S3 endpoint is http://HOST:PORT"),
+        ("s3://S", "http://127.0.0.1:9", Invalid, "'S' is no bucket name"),
+    ],
+)
+def test_bad_stores_are_named_before_anything_starts(
+    url: str, endpoint: str | None, error: type[Exception], told: str
+) -> None:
+    with pytest.raises(error, match=told):
+        check_stores(("", url), endpoint)
 
 
 def test_objects_do_not_live_in_sqlite() -> None:
@@ -200,3 +216,20 @@ async def test_metadata_reads_are_repeated_and_creates_are_not() -> None:
         await metadata.create("a", 1, b"x")
     assert flaky.creates == 1
     metadata.close()
+
+
+@pytest.mark.s3
+def test_an_s3_server_is_tried_before_anything_starts(
+    s3_server: S3Server,  # noqa: F811
+    s3_credentials: None,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    s3_server.make_bucket("tried")
+    check_stores(("", "s3://tried/prefix"), s3_server.endpoint)
+    assert "Contents" not in s3_server.client().list_objects_v2(Bucket="tried"), "nothing of the trial stays"
+    with pytest.raises(Invalid, match="there is no bucket 'nothere' at"):
+        check_stores(("s3://nothere",), s3_server.endpoint)
+    if s3_server.kind == "minio":  # ministack accepts everybody
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong-secret")
+        with pytest.raises(Invalid, match="credentials are not accepted for bucket 'tried'"):
+            check_stores(("s3://tried",), s3_server.endpoint)

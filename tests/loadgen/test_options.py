@@ -40,6 +40,7 @@ def test_loose_values_are_made_right() -> None:
         ({"faults": ["x"], "fault_every_ms": 5}, "ten times a second"),
         ({"messages": 0}, "messages"),
         ({"size": 3}, "bytes"),
+        ({"objects": "s3://bucket", "address": "h:1"}, "--objects is for the cluster that is started"),
         ({"colour": "red"}, "no option 'colour'"),
     ],
 )

@@ -52,6 +52,21 @@ def test_the_probe_refuses_stores_that_lie() -> None:
         probe(_Refuses())
 
 
+class Forbidden(MemoryObjects):
+    """A store in which nothing may be written, nor deleted."""
+
+    def put(self, name: str, data: Buffer) -> bool:
+        raise Invalid("the credentials may not go on writing")
+
+    def delete(self, name: str) -> None:
+        raise Invalid("the credentials may not go on deleting")
+
+
+def test_the_probe_tells_what_was_wrong_first() -> None:
+    with pytest.raises(Invalid, match="writing"):
+        probe(Forbidden())
+
+
 def test_no_name_leads_out_of_the_folder(tmp_path: Path) -> None:
     store = LocalObjects(tmp_path / "objects")
     for name in ("a", "a/b", "a/b/c", "...", "..a/b", "-rf", ".ssh/x"):

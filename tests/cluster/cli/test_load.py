@@ -73,6 +73,12 @@ def test_chaos_may_freeze_an_s3_server_that_the_cluster_uses(
     assert flood[0]["s3_endpoint_url"] == "http://127.0.0.1:9000"
 
 
+def test_a_flood_may_keep_its_snapshots_in_s3(cli: Cli, flood: list[dict[str, Any]]) -> None:
+    assert cli("flood", "--objects", "s3://bucket/prefix", "--s3-endpoint", "http://127.0.0.1:9000")[0] == 1
+    options = FloodOptions.of(**flood[0])
+    assert (options.objects, options.s3_endpoint_url) == ("s3://bucket/prefix", "http://127.0.0.1:9000")
+
+
 def test_a_workload_gives_what_was_not_asked_for(cli: Cli, flood: list[dict[str, Any]]) -> None:
     assert cli("flood", "--workload", "joins", "--keys", "7", "--seed", "3")[0] == 1
     assert flood[0] == {"workload": "joins", "keys": 7, "seed": 3}
