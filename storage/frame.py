@@ -38,6 +38,9 @@ MAGIC = b"SLC1"
 PREFIX = struct.Struct("<4sIII")
 PREFIX_BYTES = PREFIX.size + 4
 MAX_HEADER_BYTES = 4096
+MAX_HEAD_BYTES = PREFIX_BYTES + MAX_HEADER_BYTES
+"""Prefix and header: the part of a frame that its own checksum covers."""
+MAX_FRAME_BYTES = MAX_HEAD_BYTES + 12 * MAX_RUN_MESSAGES + MAX_RUN_BYTES
 _CRC = struct.Struct("<I")
 
 

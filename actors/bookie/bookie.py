@@ -164,19 +164,23 @@ class Bookie(Actor):
         _check_ledger(request.ledger, request.fence_epoch or 0)
         if not 0 <= request.run <= MAX_ENTRY:
             raise Invalid(f"run {request.run} is out of range")
+        if request.part not in messages.PARTS:
+            raise Invalid(f"a part of a run is {' or '.join(messages.PARTS)}, not {request.part!r}")
         if request.fence_epoch is not None:
             await self._fence(request.ledger, request.fence_epoch)
         busy = self._busy.get((request.ledger, request.run))
         if busy is not None:
             await busy.wait()
-        found = await self.store.load(request.ledger, request.run)
+        load = self.store.load_head if request.part == "head" else self.store.load
+        found = await load(request.ledger, request.run)
         if found is None:
             if self.store.ledgers.peek(request.ledger).limbo:
                 raise Unavailable(f"bookie {self.bookie_id} may have lost runs of ledger {request.ledger}")
             return messages.RunRead()
-        data, frame = found
+        data = found[0]
         size = PREFIX_BYTES + head_size(data)[0]
-        return messages.RunRead(head=data[:size], payload=Blob(frame.payload))
+        payload = None if request.part == "head" else Blob(memoryview(data)[size:])
+        return messages.RunRead(head=data[:size], payload=payload)
 
     async def on_describe_ledger(self, request: messages.DescribeLedger) -> messages.LedgerIndex:
         """What is here of a ledger."""
@@ -255,7 +259,7 @@ class Bookie(Actor):
             found = await self.store.load(header.ledger, header.run)
         except Corrupt:
             return None
-        return None if found is None else found[1].header
+        return None if found is None else found[1]
 
     async def _check_writable(self, ledger: int) -> None:
         reason = self.refuses

@@ -23,7 +23,7 @@ from actors.bookie.settings import BookieSettings
 from actors.bookie.table import open_table
 from actors.ports import Disk, DiskFull
 from storage.errors import Corrupt, NotFound
-from storage.frame import Frame, decode_frame
+from storage.frame import MAX_FRAME_BYTES, MAX_HEAD_BYTES, Header, decode_frame, decode_head
 from storage.journal import Envelope, Kind
 
 REBUILD = "rebuild"
@@ -128,11 +128,21 @@ class Store:
                 await self.disk.delete(RESERVE)
                 self.watermark = await raise_watermark(self.disk, ledger, self.salt)
 
-    async def load(self, ledger: int, run: int) -> tuple[bytes, Frame] | None:
-        """The frame of a stored run, verified, or None if the index has no such run.
+    async def load(self, ledger: int, run: int) -> tuple[bytes, Header] | None:
+        """The frame of a stored run, verified, and its header; or None if the index has no such run.
 
         Raises Corrupt; NotFound if the ledger was deleted, whose rows may linger in tables without their segments.
         """
+        return await self._load(ledger, run, MAX_FRAME_BYTES, lambda data: decode_frame(data).header)
+
+    async def load_head(self, ledger: int, run: int) -> tuple[bytes, Header] | None:
+        """The same without the payload, which is not read: the head has a checksum of its own."""
+        return await self._load(ledger, run, MAX_HEAD_BYTES, decode_head)
+
+    async def _load(
+        self, ledger: int, run: int, most: int, decode: Callable[[bytes], Header]
+    ) -> tuple[bytes, Header] | None:
+        """At most so many bytes of a frame from its beginning, and what `decode` finds in them."""
         seen: Row | None = None
         while True:
             row = await self.index.find(ledger, run)
@@ -142,8 +152,8 @@ class Store:
             if row.damaged:
                 raise Corrupt(f"run {run} of ledger {ledger} is damaged here")
             try:
-                data = await self.disk.read(segment_name(row.segment), row.offset, row.size)
-                frame = decode_frame(data)
+                data = await self.disk.read(segment_name(row.segment), row.offset, min(row.size, most))
+                header = decode(data)
             except (NotFound, Corrupt) as error:
                 self.ledgers.peek(ledger)
                 if row != seen:  # A compaction may have moved it between the two reads.
@@ -151,9 +161,9 @@ class Store:
                     continue
                 self.index.insert(_damaged(row))
                 raise Corrupt(f"run {run} of ledger {ledger} is damaged here: {error}") from error
-            if (frame.header.ledger, frame.header.run) != (ledger, run):
+            if (header.ledger, header.run) != (ledger, run):
                 raise Corrupt(f"run {run} of ledger {ledger} is not where its index says")
-            return data, frame
+            return data, header
 
     async def flush(self) -> None:
         """Write the tail of the index as a table."""

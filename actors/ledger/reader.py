@@ -60,7 +60,7 @@ class LedgerReader:
     ) -> StoredFrame:
         """One run that is known to exist, from the first bookie that can give it. Raises Unavailable.
 
-        Bookies that failed lately are asked last. part other than "all" may bring a payload that is cut short.
+        Bookies that failed lately are asked last. part "head" brings no payload.
         """
         reasons = []
         order = [name for name in ledger.write_set(run) if name not in skip]

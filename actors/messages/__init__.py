@@ -8,6 +8,7 @@ int64 (storage.position); times are milliseconds; counts are messages.
 from __future__ import annotations
 
 from actors.messages.bookie import (
+    PARTS,
     AddRun,
     DeleteLedgers,
     DescribeLedger,
@@ -70,6 +71,7 @@ from actors.messages.topic import (
 __all__ = [
     "NO_POSITIONS",
     "NO_ROWS",
+    "PARTS",
     "Acknowledge",
     "Acknowledged",
     "AddRun",

@@ -44,6 +44,10 @@ class FenceLedger(Request[FenceState], kw_only=True):
     epoch: int
 
 
+PARTS = ("all", "head")
+"""What may be asked of a run."""
+
+
 class RunRead(Reply, kw_only=True):
     """One stored run. head None is the explicit "no such run"; damage raises Corrupt or Unavailable instead."""
 
@@ -54,7 +58,9 @@ class RunRead(Reply, kw_only=True):
 class ReadRun(Request[RunRead], kw_only=True):
     """Read one run by its ordinal. A recovery read carries the new epoch and fences with it (BK1).
 
-    part: "columns" or "head" when the asker needs no more than that of the payload; a bookie may send all of it.
+    part: "head" brings the head without a payload, and does not look at the payload either: enough to learn who wrote
+    the run, no proof that it can be read. There is no part for the index columns, because one checksum covers them and
+    the body: sent alone, damage in them would not be seen.
     """
 
     reply: ClassVar[type[Reply]] = RunRead

@@ -4,7 +4,8 @@ A position asked for may lie anywhere: before the oldest kept ledger (trimmed), 
 Reading starts at the first message that is there from the position on, and `resume` says where to go on; closed
 ledgers that were stepped over are named with their last entry.
 
-Runs come from the tail cache, else from a bookie; older runs are asked for by columns only, several at a time.
+Runs come from the tail cache, else from a bookie; older runs are asked for whole, several at a time: then the
+bookie has verified what is shown of them, and the payload is at hand when a consumer asks for it.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ class LogReads:
             while until < min(stop, run + READ_AT_ONCE) and (until == run or wanted < budget.messages):
                 wanted += table.count(until)
                 until += 1
-            for cached in await self._runs(ledger, range(run, until), "columns"):
+            for cached in await self._runs(ledger, range(run, until)):
                 if budget.spent():
                     return
                 reply.runs.append(self._shown(cached))
@@ -144,29 +145,28 @@ class LogReads:
             blob=blob,
         )
 
-    async def _runs(self, ledger: LedgerRecord, runs: range, part: str) -> list[CachedRun]:
+    async def _runs(self, ledger: LedgerRecord, runs: range, *, whole: bool = False) -> list[CachedRun]:
         """Runs in order, those that are not in memory from bookies, all at once."""
-        found = [self._cached(ledger.id, run, part) for run in runs]
+        found = [self._cached(ledger.id, run, whole) for run in runs]
         if all(found):
             return [cached for cached in found if cached is not None]
         missing = [run for run, cached in zip(runs, found, strict=True) if cached is None]
-        loaded = iter(await together(self._ports, "read", [self._load(ledger, run, part) for run in missing]))
+        loaded = iter(await together(self._ports, "read", [self._load(ledger, run) for run in missing]))
         return [cached if cached is not None else next(loaded) for cached in found]
 
-    def _cached(self, ledger: int, run: int, part: str) -> CachedRun | None:
+    def _cached(self, ledger: int, run: int, whole: bool) -> CachedRun | None:
         cached = self._log.tail.get(ledger, run) or self._old.get(ledger, run)
-        return None if cached is None or (part == "all" and cached.blob is None) else cached
+        return None if cached is None or (whole and cached.blob is None) else cached
 
-    async def _load(self, ledger: LedgerRecord, run: int, part: str) -> CachedRun:
-        frame = await self._log.reader.run(ledger, run, part=part)
+    async def _load(self, ledger: LedgerRecord, run: int) -> CachedRun:
+        frame = await self._log.reader.run(ledger, run)
         header, size = frame.header, frame.full_size
-        blob = frame.payload if frame.payload.size == size else None
         data = frame.payload.data
         if data is None:
             data = await self._ports.net.fetch(frame.payload)
         if data is None or len(data) < header.columns_bytes:
             raise Unavailable(f"run {run} of ledger {ledger.id} is out of reach for a moment")
-        cached = CachedRun(header, Blob(data[: header.columns_bytes]), blob, size)
+        cached = CachedRun(header, Blob(data[: header.columns_bytes]), frame.payload, size)
         self._old.put(cached)
         return cached
 
@@ -198,7 +198,7 @@ class LogReads:
         return RowIndex(positions=np.concatenate(shown), hashes=np.concatenate(hashes))
 
     async def _some(self, ledger: LedgerRecord, runs: list[int]) -> list[CachedRun]:
-        parts = [await self._runs(ledger, range(run, run + 1), "columns") for run in runs]
+        parts = [await self._runs(ledger, range(run, run + 1)) for run in runs]
         return [cached for part in parts for cached in part]
 
     # -- payloads ----------------------------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ class LogReads:
         )
 
     async def _whole(self, ledger: LedgerRecord, run: int) -> CachedRun:
-        return (await self._runs(ledger, range(run, run + 1), "all"))[0]
+        return (await self._runs(ledger, range(run, run + 1), whole=True))[0]
 
     # -- time --------------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from actors import messages
-from storage.errors import Conflict, Fenced
+from storage.errors import Conflict, Corrupt, Fenced, Invalid
+from storage.frame import MAX_HEAD_BYTES, decode_head
 from tests.actors.bookie.world import World, add, payload_of, read
 
 
@@ -71,3 +72,35 @@ async def test_a_restart_keeps_what_was_answered() -> None:
         assert index.counts.tolist() == [2] * 20
         assert index.last_confirmed == 37
     assert await bookie.handle(messages.ListLedgers()) == messages.LedgerList(ledgers=[1, 9])
+
+
+async def test_a_head_is_read_without_its_payload() -> None:
+    """However large that is; damage in the head is seen, damage behind it is the business of who reads the rest."""
+    world = World()
+    bookie = await world.started()
+    request = add(1, 0, payload_bytes=300_000)
+    await bookie.handle(request)
+    pieces: list[int] = []
+    read_disk = world.disk.read
+
+    async def counting(name: str, offset: int, length: int) -> bytes:
+        piece = await read_disk(name, offset, length)
+        pieces.append(len(piece))
+        return piece
+
+    world.disk.read = counting  # type: ignore[method-assign]
+    reply = await bookie.handle(messages.ReadRun(ledger=1, run=0, part="head"))
+    assert reply == messages.RunRead(head=request.head)
+    assert sum(pieces) <= MAX_HEAD_BYTES
+    assert await bookie.handle(messages.ReadRun(ledger=1, run=1, part="head")) == messages.RunRead()
+    journal = world.disk.files["journal-00000001"].data
+    at = bytes(journal).index(request.head)
+    journal[at + len(request.head) + 1000] ^= 1
+    assert await bookie.handle(messages.ReadRun(ledger=1, run=0, part="head")) == reply
+    journal[at + len(request.head) - 1] ^= 1
+    with pytest.raises(Corrupt):
+        decode_head(bytes(journal[at:]))
+    with pytest.raises(Corrupt):
+        await bookie.handle(messages.ReadRun(ledger=1, run=0, part="head"))
+    with pytest.raises(Invalid, match="all or head"):
+        await bookie.handle(messages.ReadRun(ledger=1, run=0, part="columns"))

@@ -60,7 +60,9 @@ class FakeBookie:
             if request.fence_epoch is not None:
                 self._raise(request.ledger, request.fence_epoch)
             found = self.runs.get((request.ledger, request.run))
-            return RunRead() if found is None else RunRead(head=found[0], payload=Blob(found[1]))
+            if found is None:
+                return RunRead()
+            return RunRead(head=found[0], payload=None if request.part == "head" else Blob(found[1]))
         if isinstance(request, DescribeLedger):
             heads = [
                 decode_head(head) for (ledger, _), (head, _) in sorted(self.runs.items()) if ledger == request.ledger

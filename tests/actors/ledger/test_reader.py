@@ -67,3 +67,10 @@ async def test_the_table_needs_only_as_many_bookies_as_tell_it_whole() -> None:
     del lab.wire.bookies["b"].runs[7, 2]
     with pytest.raises(Unavailable, match="1 runs"):
         await reader.table(ledger)
+
+
+async def test_a_head_tells_who_wrote_a_run_and_how_long_it_is() -> None:
+    _, reader, ledger = make_lab()
+    frame = await reader.run(ledger, 3, part="head")
+    assert (frame.header.run, frame.header.producer, frame.payload.size) == (3, "p", 0)
+    assert frame.full_size == (await reader.run(ledger, 3)).payload.size > 0
