@@ -13,7 +13,6 @@ the old one outlasts T + lease + trust (`leases.expect_members`).
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -66,6 +65,11 @@ class Keeper:
             self._done.clear()
             await self._done.wait(self._ports)
 
+    def look_if_idle(self) -> None:
+        """Look at the record unless it was written lately; to be called every half of `trust_ms`."""
+        if self._ports.clock.monotonic() - self._record.proven > self._trust // 4:
+            self._dirty.set()
+
     def certain(self) -> bool:
         """Whether this dispatcher knows, recently enough to lengthen a lease, that it owns the subscription."""
         return self._ports.clock.monotonic() - self._record.proven <= self._trust and not self._record.lost
@@ -81,19 +85,22 @@ class Keeper:
     async def run(self) -> None:
         """The writer; ends when the record is lost."""
         while True:
-            idle = self._ports.clock.monotonic() - self._record.proven
+            await self._dirty.wait(self._ports)
+            self._dirty.clear()
             try:
-                if not await self._dirty.wait(self._ports, max(self._trust // 2 - idle, RETRY_MS)):
-                    with contextlib.suppress(Unavailable):
-                        await self._record.verify()
-                        self._done.set()
-                    continue
-                self._dirty.clear()
-                await self._save()
+                await (self._save() if self._completed < self._asked else self._look())
             except Fenced as error:
                 self._done.set()
                 self._fenced(str(error))
                 return
+
+    async def _look(self) -> None:
+        try:
+            await self._record.verify()
+            self._done.set()
+        except Unavailable:
+            await self._ports.clock.sleep(RETRY_MS)
+            self._dirty.set()
 
     async def _save(self) -> None:
         began = self._ports.clock.monotonic()

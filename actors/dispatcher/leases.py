@@ -27,7 +27,8 @@ def trusted_ms(lease_ms: int) -> int:
 async def watch_leases(d: Dispatcher) -> None:
     """End the sessions whose lease ran out, and notice when nothing moves although it could."""
     while True:
-        await d.ports.clock.sleep(max(d.settings.lease_ms // 8, 1))
+        await d.ports.clock.sleep(max(trusted_ms(d.settings.lease_ms) // 2, 1))
+        d.keeper.look_if_idle()
         now = d.ports.clock.monotonic()
         for session in d.sessions.all():
             if session.expires <= now:

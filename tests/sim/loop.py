@@ -17,14 +17,15 @@ coroutine still waits (a lost wake-up), and too many steps (a busy loop: time st
 from __future__ import annotations
 
 import asyncio
-import heapq
+import contextlib
 import random
 import traceback
 from asyncio import events
 from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
-from contextvars import Context, ContextVar
+from contextvars import Context, ContextVar, copy_context
+from heapq import heappop, heappush
 from typing import Any, TypeVar, TypeVarTuple
 
 T = TypeVar("T")
@@ -40,6 +41,23 @@ STANDSTILL_LIMIT = 200_000
 
 class SimFailure(AssertionError):
     """A run broke a promise or got stuck. The text tells the whole story."""
+
+
+class _Ready(events.Handle):
+    """A callback in its context. asyncio's own handle asks each time whether anybody debugs; nobody does here."""
+
+    __slots__ = ()
+
+    def __init__(
+        self, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None, _copy: Any = copy_context
+    ) -> None:
+        self._context = _copy() if context is None else context
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+
+    def cancel(self) -> None:
+        self._cancelled = True
 
 
 class SimLoop(asyncio.BaseEventLoop):
@@ -58,6 +76,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self._line: deque[events.Handle] = deque()
         self._pool: list[events.Handle] = []
         self._timers: list[tuple[int, int, events.Handle]] = []
+        self._ready: deque[events.Handle] | list[events.Handle] = self._pool if self.shuffle else self._line
         self._counter = 0
         self._root = Context()
         self._frozen: dict[object, list[events.Handle] | None] = {}
@@ -65,14 +84,21 @@ class SimLoop(asyncio.BaseEventLoop):
 
     # -- what asyncio asks of a loop --
 
+    get_debug = bool  # type: ignore[assignment]
+    """Always False, and asked at every step."""
+
+    def create_future(self) -> asyncio.Future[Any]:
+        """A future of this loop."""
+        return asyncio.Future(loop=self)
+
     def time(self) -> float:
         """Virtual seconds, for asyncio's own timers."""
         return self.now / 1000
 
     def call_soon(self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None) -> events.Handle:
         """Make a callback ready."""
-        handle = events.Handle(callback, args, self, context)
-        (self._pool if self.shuffle else self._line).append(handle)
+        handle = _Ready(callback, args, context)
+        self._ready.append(handle)
         return handle
 
     def call_soon_threadsafe(
@@ -108,21 +134,22 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def after(self, milliseconds: int, callback: Callable[..., object], *args: object) -> events.Handle:
         """Run a callback of the simulated world (not of a process) after some virtual time."""
-        handle = events.Handle(callback, args, self, self._root)
+        handle = _Ready(callback, args, self._root)
         if milliseconds <= 0:
-            (self._pool if self.shuffle else self._line).append(handle)
+            self._ready.append(handle)
         else:
-            self._push(self.now + milliseconds, handle)
+            self._counter += 1
+            heappush(self._timers, (self.now + milliseconds, self._counter, handle))
         return handle
 
     async def pause(self, milliseconds: int) -> None:
         """Wait on virtual time."""
-        future: asyncio.Future[None] = self.create_future()
+        future: asyncio.Future[None] = asyncio.Future(loop=self)
         handle = self.after(milliseconds, _wake, future)
         try:
             await future
         finally:
-            handle.cancel()
+            handle._cancelled = True
 
     def fail(self, error: BaseException) -> None:
         """Report a problem; the first one ends the run."""
@@ -138,7 +165,7 @@ class SimLoop(asyncio.BaseEventLoop):
         held = self._frozen.get(owner)
         if held is not None:
             del self._frozen[owner]
-            (self._pool if self.shuffle else self._line).extend(held)
+            self._ready.extend(held)
 
     def bury(self, owner: object) -> None:
         """Drop every callback of a process, now and for ever."""
@@ -162,28 +189,40 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def _push(self, when: int, handle: events.Handle) -> None:
         self._counter += 1
-        heapq.heappush(self._timers, (when, self._counter, handle))
+        heappush(self._timers, (when, self._counter, handle))
 
     def _drive(self, main: asyncio.Task[Any]) -> None:
-        still = 0
-        while not main.done() and self.problem is None:
-            handle = self._next()
-            if handle is None:
-                if not self._advance():
-                    raise SimFailure(
-                        f"nothing is left to do at {self.now} ms, but the run still waits:\n{_where(main)}"
-                    )
-                still = 0
+        """Run until the main task is done. The hot loop: one turn is one step of the whole cluster."""
+        moved = self.steps
+        frozen, pool, pick, take, done = self._frozen, self._pool, self._pick, self._line.popleft, main.done
+        while self.problem is None and not done():
+            if pool:
+                last = len(pool) - 1
+                at = int(pick() * (last + 1))
+                pool[at], pool[last] = pool[last], pool[at]
+                handle = pool.pop()
+            elif self._line:
+                handle = take()
+            elif self._advance():
+                moved = self.steps
                 continue
+            else:
+                raise SimFailure(f"nothing is left to do at {self.now} ms, but the run still waits:\n{_where(main)}")
             if handle._cancelled:
                 continue
-            if self._frozen and self._held(handle):
+            context = handle._context  # type: ignore[attr-defined]
+            if frozen and context.get(OWNER) in frozen:
+                self._hold(handle)
                 continue
             self.steps += 1
-            still += 1
-            if still > STANDSTILL_LIMIT or self.steps > self._step_limit:
-                raise SimFailure(f"{self.steps} steps at {self.now} ms, {still} without time moving: a busy loop?")
-            handle._run()
+            if self.steps > self._step_limit or self.steps - moved > STANDSTILL_LIMIT:
+                raise SimFailure(
+                    f"{self.steps} steps at {self.now} ms, {self.steps - moved} without time moving: a busy loop?"
+                )
+            try:
+                context.run(handle._callback, *handle._args)  # type: ignore[attr-defined]
+            except Exception as error:
+                self.fail(error)
 
     def _next(self) -> events.Handle | None:
         if not self.shuffle:
@@ -200,29 +239,25 @@ class SimLoop(asyncio.BaseEventLoop):
         """Jump to the next timer that still counts and make everything due then ready."""
         timers = self._timers
         while timers and timers[0][2]._cancelled:
-            heapq.heappop(timers)
+            heappop(timers)
         if not timers:
             return False
         self.now = timers[0][0]
-        ready = self._pool if self.shuffle else self._line
+        ready = self._ready
         while timers and timers[0][0] == self.now:
-            ready.append(heapq.heappop(timers)[2])
+            ready.append(heappop(timers)[2])
         return True
 
-    def _held(self, handle: events.Handle) -> bool:
-        owner = handle._context.get(OWNER)  # type: ignore[attr-defined]
-        if owner not in self._frozen:
-            return False
-        held = self._frozen[owner]
+    def _hold(self, handle: events.Handle) -> None:
+        held = self._frozen[handle._context.get(OWNER)]  # type: ignore[attr-defined]
         # The dropped callbacks of the dead are kept: a pending task that is collected would complain.
         (self._dropped if held is None else held).append(handle)
-        return True
 
     def _clear(self, main: asyncio.Task[Any]) -> None:
         """End what is left, quietly: the run is over and nothing that happens now counts."""
         self.problem = self.problem or SimFailure("the run is over")
         # The frozen and the dead run their last steps now, only to take their cancellation.
-        ready = self._pool if self.shuffle else self._line
+        ready = self._ready
         ready.extend(self._dropped)
         for held in self._frozen.values():
             ready.extend(held or ())
@@ -236,7 +271,8 @@ class SimLoop(asyncio.BaseEventLoop):
             if handle is None:
                 break
             if not handle._cancelled:
-                handle._run()
+                with contextlib.suppress(Exception):
+                    handle._context.run(handle._callback, *handle._args)  # type: ignore[attr-defined]
         for task in left:
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             if task.done() and not task.cancelled():

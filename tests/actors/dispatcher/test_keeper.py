@@ -28,6 +28,12 @@ class Owner:
         await self.record.take()
         await self.record.save({})
         self.ports.spawn(self.keeper.run(), "keep")
+        self.ports.spawn(self._watch(), "watch")
+
+    async def _watch(self) -> None:
+        while True:
+            await self.ports.clock.sleep(TRUST_MS // 2)
+            self.keeper.look_if_idle()
 
 
 @pytest.mark.parametrize("seed", range(5))

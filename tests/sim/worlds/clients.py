@@ -24,6 +24,7 @@ from actors.directory import Directory
 from actors.messages import Event, SubscriptionSettings
 from actors.ports import Ports
 from actors.producer.producer import Outgoing, PartitionProducer, split
+from actors.signal import Signal
 from loadgen import history
 from storage.batch import make_batch
 from storage.errors import SluiceError
@@ -45,12 +46,22 @@ class History:
         self.receives: list[list[Any]] = []
         self.acks: list[list[Any]] = []
         self.events: list[list[Any]] = []
-        self.finished: set[tuple[bytes, int]] = set()
-        """(key, number) of every message that some consumer acknowledged."""
+        self._finished: set[tuple[bytes, int]] = set()
+        self._open: set[tuple[bytes, int]] = set()
+
+    def confirmed(self, key: bytes, number: int) -> None:
+        """A message is stored: somebody must acknowledge it."""
+        if (key, number) not in self._finished:
+            self._open.add((key, number))
+
+    def finish(self, messages: list[tuple[bytes, int]]) -> None:
+        """Some consumer acknowledged these."""
+        self._finished.update(messages)
+        self._open.difference_update(messages)
 
     def unfinished(self) -> int:
         """How many confirmed messages nobody has acknowledged yet."""
-        return sum(send[6] == history.OK and (send[2], send[3]) not in self.finished for send in self.sends)
+        return len(self._open)
 
     def stamp(self) -> int:
         """A moment: microseconds, ever rising."""
@@ -170,6 +181,7 @@ class SimProducer:
             send = self._past.sends[row + offset]
             if error is None:
                 send[5:7] = [at + offset if at >= 0 else 0, history.OK]
+                self._past.confirmed(send[2], send[3])
             send[8] = moment
 
 
@@ -201,6 +213,7 @@ class SimConsumer:
         self.ports = self.world.client(self.name)
         self.queue: deque[Received] = deque()
         self._wake: asyncio.Future[None] | None = None
+        self._acked = Signal()
         self.unconfirmed: list[list[list[Any]]] = [[] for _ in range(self.traffic.partitions)]
         """By partition: acknowledgements that are not known to be durable yet."""
         directory = Directory(self.ports, self.traffic.controller)
@@ -290,12 +303,15 @@ class SimConsumer:
         if negative:
             await consumer.negative_acknowledge(part, rows, self.rng.choice((0, 50, 1000)))
         else:
-            self.past.finished.update((keys[row], int(numbers[row])) for row in rows.tolist())
+            self.past.finish([(keys[row], int(numbers[row])) for row in rows.tolist()])
             consumer.acknowledge(part, rows)
+            self._acked.set()
 
     async def _confirm(self) -> None:
         """Now and then wait until all acknowledgements are durable, and write that down."""
         while True:
+            await self._acked.wait(self.ports)
+            self._acked.clear()
             await self.ports.clock.sleep(self.rng.choice((1, 5, 20, 300)))
             for part in self.parts:
                 waiting = self.unconfirmed[part.partition]
@@ -304,6 +320,7 @@ class SimConsumer:
                     await part.wait_confirmed()
                 except SluiceError as error:
                     self.ports.log("not confirmed", error=str(error))
+                    self._acked.set()
                     continue
                 if waiting is not self.unconfirmed[part.partition]:
                     continue  # the session was lost meanwhile
