@@ -84,7 +84,7 @@ class SimLoop(asyncio.BaseEventLoop):
 
     # -- what asyncio asks of a loop --
 
-    get_debug = bool  # type: ignore[assignment]
+    get_debug = bool
     """Always False, and asked at every step."""
 
     def create_future(self) -> asyncio.Future[Any]:
