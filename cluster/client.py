@@ -5,19 +5,23 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
+from actors.consumer.held import Received
 from actors.consumer.partition import PartitionConsumer
+from actors.consumer.payload import Payloads
 from actors.directory import Directory
 from actors.messages import (
     Admin,
     CreateTopic,
     Explain,
     Manage,
+    ReadEnds,
     Stats,
     SubscriptionSettings,
     Text,
@@ -35,6 +39,7 @@ from cluster.names import check_name
 from cluster.net import RayNet
 from cluster.producer import Producer
 from cluster.real import RealClock, StructuredLog, Tasks, make_rng
+from cluster.stored import StoredRange, ranges_of, read_range
 from storage.errors import Invalid, NotFound, Unavailable
 from storage.hashing import masked_hash
 
@@ -205,6 +210,19 @@ class Client:
                 if part.session:
                     await part.close()
             raise
+
+    # -- the log itself -------------------------------------------------------------------------------------------
+
+    def stored(self, topic: str) -> list[StoredRange]:
+        """What the topic stores now, confirmed, as ranges that never change; by partition, in order."""
+        addresses = self._addresses(topic, None)
+        return [part for p, address in enumerate(addresses) for part in ranges_of(p, self._ask(address, ReadEnds()))]
+
+    def read(self, topic: str, wanted: StoredRange) -> Iterator[Received]:
+        """The messages of a range in order, delayed ones included, whatever subscriptions did with them; without
+        acknowledgements. Raises NotFound if they were trimmed meanwhile.
+        """
+        return read_range(self._loop, Payloads(self._ports, self._directory, topic, wanted.partition), wanted)
 
     # -- questions ------------------------------------------------------------------------------------------------
 

@@ -98,6 +98,12 @@ class Client(Protocol):
     def stats(self, topic: str, subscription: str) -> list[dict[str, Any]]:
         """Statistics of each partition's dispatcher, Pulsar's names."""
 
+    def stored(self, topic: str) -> list[Any]:
+        """What a topic stores now, as ranges that can be split and read (cluster.stored.StoredRange)."""
+
+    def read(self, topic: str, wanted: Any) -> Any:
+        """The messages of a range, as Batches without acknowledgements."""
+
     def admin(self, topic: str, subscription: str, verb: str, **arguments: Any) -> list[Any]:
         """What a verb of the subscription answers on each partition."""
 

@@ -7,15 +7,16 @@
     stream.writeStream.format("sluice").option("topic", ...).option("checkpointLocation", folder).start()
 
 Options: topic; address and tokenFile (of a running cluster; none inside one); producer (the name under which a write
-is known); maxMessagesPerTrigger (for a stream).
+is known); maxMessagesPerTask (for a batch read); subscription, spool and maxMessagesPerTrigger (for a stream).
 
 **Writing** stores nothing twice. Each Spark partition is one producer, named after the write (and the micro-batch),
 whose rows are numbered from 0: a task that is tried again sends the same numbers, and the broker knows them. This
 needs rows that come in the same order again, which Spark gives unless the plan itself is random. Spark's commit is
 not a transaction: what good partitions sent stays when another fails.
 
-**Reading a batch** takes everything that is in the topic when the read begins, through a subscription of its own
-that is deleted afterwards.
+**Reading a batch** takes everything that the topic stores when the query is planned, past all subscriptions: delayed
+messages too (`deliver_at` says when they are due), and what others have acknowledged already, until it is trimmed.
+Ranges of ledgers are divided over the tasks, and each gives its messages in the order of the partition.
 
 **Reading a stream** is a consumer of a subscription. Messages are acknowledged when Spark has committed the
 micro-batch that holds them, and must come again, unchanged, if it has not. The broker promises the first half only:
@@ -47,13 +48,12 @@ from pyspark.sql.datasource import (
 
 from loadgen.broker import ClusterConnect, Connect
 from loadgen.spool import ROWS, Spool, rows_of
-from storage.errors import Invalid, SluiceError, Unavailable
+from storage.errors import Invalid, NotFound, SluiceError, Unavailable
 
 SCHEMA = "key binary, payload binary, publish_time long, deliver_at long, partition int, position long, redelivery int"
 _WRITABLE = ("key", "payload", "ordering_key", "publish_time", "event_time", "deliver_at", "properties")
 _RESULT_S = 120.0
 _QUIET_MS = 200
-_STALLED_S = 60.0
 
 
 class SluiceDataSource(DataSource):  # type: ignore[misc]
@@ -82,7 +82,7 @@ class SluiceDataSource(DataSource):  # type: ignore[misc]
 
     def reader(self, schema: Any) -> SluiceReader:
         """A batch read."""
-        return SluiceReader(_Target.of(self.options))
+        return SluiceReader(_Target.of(self.options), _number(self.options, "maxMessagesPerTask", 1_000_000))
 
     def streamReader(self, schema: Any) -> SluiceStreamReader:  # noqa: N802 (Spark's name)
         """The source of a streaming query."""
@@ -90,7 +90,7 @@ class SluiceDataSource(DataSource):  # type: ignore[misc]
         for name in ("subscription", "spool"):
             if not self.options.get(name):
                 raise Invalid(f"reading a stream needs the option {name!r}")
-        limit = int(self.options.get("maxmessagespertrigger", "100000"))
+        limit = _number(self.options, "maxMessagesPerTrigger", 100_000)
         return SluiceStreamReader(target, self.options["subscription"], Path(self.options["spool"]), limit)
 
 
@@ -178,27 +178,30 @@ class SluiceStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
 
 
 class SluiceReader(DataSourceReader):  # type: ignore[misc]
-    """Reads everything that is there, in one task: one consumer gets each partition in order."""
+    """Reads what is stored when the query is planned: ranges that never change, some thousand messages to a task."""
 
-    def __init__(self, target: _Target) -> None:
-        self._target = target
+    def __init__(self, target: _Target, most: int) -> None:
+        self._target, self._most = target, most
 
-    def partitions(self) -> Sequence[InputPartition]:
-        """One task."""
-        return [InputPartition(0)]
+    def partitions(self) -> list[InputPartition]:
+        """One task a range of a ledger, long ones cut; in the planning process."""
+        with self._target.client() as client:
+            found = client.stored(self._target.topic)
+        return [InputPartition(piece) for part in found for piece in part.split(self._most)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Every message that is there now; in a worker. A repeated attempt begins again with a new subscription."""
-        subscription = f"spark-read-{secrets.token_hex(6)}"
+        """The messages of one range, in order; in a worker. A repeated attempt reads the same again."""
+        if partition.value is None:  # Spark's word for a topic without messages
+            return
         with self._target.client() as client:
-            consumer = client.subscribe(
-                self._target.topic, subscription, initial_position="earliest", receiver_queue_size=20_000
-            )
             try:
-                yield from _drain(client, self._target.topic, subscription, consumer)
-            finally:
-                consumer.close()
-                client.delete_subscription(self._target.topic, subscription, force=True)
+                for part in client.read(self._target.topic, partition.value):
+                    yield rows_of(part)
+            except NotFound as error:
+                raise NotFound(
+                    f"messages of {self._target.topic!r} went away while they were read ({error}); "
+                    "a subscription or a retention keeps them"
+                ) from None
 
 
 class SluiceStreamReader(DataSourceStreamReader):  # type: ignore[misc]
@@ -325,26 +328,6 @@ class _Session:
         self._client.__exit__(None, None, None)
 
 
-def _drain(client: Any, topic: str, subscription: str, consumer: Any) -> Iterator[pa.RecordBatch]:
-    """Batches until the subscription, which began at the beginning, has nothing left."""
-    import time
-
-    quiet_since = time.monotonic()
-    while True:
-        batch = consumer.receive_batch(timeout_ms=_QUIET_MS)
-        if batch is not None:
-            quiet_since = time.monotonic()
-            yield rows_of(batch)
-            # The subscription is this read's own; what was read is not wanted again.
-            consumer.acknowledge(batch)
-            continue
-        consumer.wait_acknowledged(timeout_ms=10_000)
-        if all(row["msgBacklog"] == 0 for row in client.stats(topic, subscription)):
-            return
-        if time.monotonic() - quiet_since > _STALLED_S:
-            raise Unavailable(f"topic {topic} holds messages that do not come; delayed ones cannot be read as a batch")
-
-
 def _check_columns(schema: Any) -> None:
     names = list(schema.fieldNames())
     unknown = [name for name in names if name not in _WRITABLE]
@@ -352,6 +335,14 @@ def _check_columns(schema: Any) -> None:
         raise Invalid(f"cannot write the column {unknown[0]!r}; there are {', '.join(_WRITABLE)}")
     if "payload" not in names:
         raise Invalid("the column 'payload' is missing")
+
+
+def _number(options: Any, name: str, default: int) -> int:
+    """A whole number of at least 1 among the options, which Spark gives as text. Raises Invalid."""
+    text = str(options.get(name) or options.get(name.lower()) or default)
+    if not text.isdecimal() or int(text) < 1:
+        raise Invalid(f"the option {name!r} is a whole number of at least 1, not {text!r}")
+    return int(text)
 
 
 def _task_number() -> int:

@@ -110,6 +110,10 @@ class Payloads:
             start = stop
         return found
 
+    async def run(self, ledger: int, entry: int) -> DecodedRun:
+        """The run that holds an entry, for who reads the log itself. Raises NotFound if it was trimmed."""
+        return self._decoded.find(ledger, entry) or await self._from_topic(ledger, entry, again=False)
+
     async def _run(self, part: Part, entry: int) -> DecodedRun:
         """The decoded run that holds an entry: kept, by the part's handle, or from the topic. Raises NotFound."""
         known = self._decoded.find(part.ledger, entry)
@@ -120,14 +124,18 @@ class Payloads:
             payload = await self._ports.net.fetch(part.blob)
             if payload is not None:
                 run = _decode(part.ledger, part.first_entry, part.count, part.delayed, part.shape, part.crc, payload)
+        if run is None:
+            return await self._from_topic(part.ledger, entry, again=part.blob is not None)
+        self._decoded.add(run)
+        return run
+
+    async def _from_topic(self, ledger: int, entry: int, *, again: bool) -> DecodedRun:
+        """The run that holds an entry, asked of the topic for as long as it takes. Raises NotFound."""
         wait = RETRY_FIRST
-        again = part.blob is not None
-        while run is None:
-            run = await self._read(part.ledger, entry, again)
+        while (run := await self._read(ledger, entry, again)) is None:
             again = True
-            if run is None:
-                await self._ports.clock.sleep(wait)
-                wait = min(wait * 2, RETRY_MOST)
+            await self._ports.clock.sleep(wait)
+            wait = min(wait * 2, RETRY_MOST)
         self._decoded.add(run)
         return run
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
-from loadgen.datasource import SluiceDataSource, SluiceStreamReader, SluiceWriter, _Target
+from cluster.stored import StoredRange
+from loadgen.datasource import SluiceDataSource, SluiceReader, SluiceStreamReader, SluiceWriter, _Target
 from loadgen.spool import Spool
-from storage.errors import Invalid
+from storage.errors import Invalid, NotFound
 from storage.position import position
 from tests.loadgen.fakes import FolderClient, ListBatch, ListClient, ListConsumer
 
@@ -114,6 +117,41 @@ def test_write_publishes_and_a_repetition_stores_nothing_twice(tmp_path: Path) -
     for _ in range(2):
         assert writer.write(iter(rows)).rows == 6
     assert client.stored("t").num_rows == 6
+
+
+class StoredClient(ListClient):
+    """A topic of two partitions that stores 25 and 10 messages; the second was trimmed after it was listed."""
+
+    def stored(self, topic: str) -> list[StoredRange]:
+        return [StoredRange(0, 1, 0, 24), StoredRange(1, 2, 0, 9)]
+
+    def read(self, topic: str, wanted: StoredRange) -> Iterator[ListBatch]:
+        if wanted.partition:
+            raise NotFound("ledger 2 was trimmed")
+        yield message_batch(wanted.first, len(wanted))
+
+
+def test_batch_read_divides_what_is_stored_over_tasks_and_repeats_exactly() -> None:
+    reader = SluiceReader(_Target("t", StoredClient(ListConsumer(deque())), "p"), most=10)
+    tasks = [cast(StoredRange, task.value) for task in reader.partitions()]
+    assert [(task.partition, task.first, task.last) for task in tasks] == [
+        (0, 0, 9), (0, 10, 19), (0, 20, 24), (1, 0, 9),
+    ]  # fmt: skip
+    for _ in range(2):
+        got = [batch.column("payload").to_pylist() for batch in reader.read(InputPartition(tasks[1]))]
+        assert got == [[b"%d" % at for at in range(10, 20)]]
+    with pytest.raises(NotFound, match="went away while they were read"):
+        list(reader.read(InputPartition(tasks[3])))
+    assert list(reader.read(InputPartition(None))) == []  # a topic without messages
+
+
+@pytest.mark.parametrize("given", ["0", "-3", "many", "1.5"])
+def test_numbers_among_the_options_are_checked(given: str) -> None:
+    with pytest.raises(Invalid, match="'maxMessagesPerTask' is a whole number of at least 1, not"):
+        SluiceDataSource({"topic": "t", "maxmessagespertask": given}).reader(None)
+    place = {"topic": "t", "subscription": "s", "spool": "/nowhere"}
+    with pytest.raises(Invalid, match="'maxMessagesPerTrigger' is a whole number"):
+        SluiceDataSource(place | {"maxmessagespertrigger": given}).streamReader(None)
 
 
 def test_options_and_columns_are_checked() -> None:

@@ -5,17 +5,25 @@ One cluster and one Spark session for the module. Nothing is timed; what is wait
 
 from __future__ import annotations
 
+import contextlib
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
+import pyarrow as pa
 import pytest
 
 from loadgen.broker import ClusterConnect
 from loadgen.datasource import SluiceDataSource
 from loadgen.flood import run_flood
 from loadgen.options import FloodOptions
+
+TOPICS = ("source", "middle")
+"""What the streaming program reads."""
 
 pytestmark = [pytest.mark.ray, pytest.mark.spark, pytest.mark.slow]
 
@@ -68,51 +76,87 @@ def test_data_source_writes_and_reads_a_batch(connect: ClusterConnect, spark: An
         client.create_topic("batch", partitions=2)
     spark.dataSource.register(SluiceDataSource)
     place = {"topic": "batch", "address": connect.address, "tokenFile": connect.token_file}
+    due = 4_000_000_000_000  # in a century; a batch reads delayed messages like all others
     frame = spark.range(3_000).selectExpr(
-        "cast(concat('key-', id % 37) as binary) as key", "cast(cast(id as string) as binary) as payload"
+        "cast(concat('key-', id % 37) as binary) as key",
+        "cast(cast(id as string) as binary) as payload",
+        f"if(id % 10 = 0, {due}, 0) as deliver_at",
     )
     for _ in range(2):  # the same write again stores nothing twice
         frame.write.format("sluice").options(producer="job-1", **place).mode("append").save()
-    rows = spark.read.format("sluice").options(**place).load().collect()
+    read = spark.read.format("sluice").options(maxMessagesPerTask=500, **place).load()
+    assert read.rdd.getNumPartitions() >= 6
+    rows = read.collect()
     assert sorted(int(row["payload"]) for row in rows) == list(range(3_000))
+    assert {int(row["payload"]) % 10 == 0: row["deliver_at"] for row in rows} == {True: due, False: 0}
     with connect() as client:
         assert client.subscriptions("batch") == []
 
 
-def test_data_source_streams_through_a_subscription(connect: ClusterConnect, spark: Any, tmp_path: Path) -> None:
-    with connect() as client:
-        for topic in ("source", "sink"):
+def test_streams_that_are_killed_go_on_from_their_checkpoints(
+    connect: ClusterConnect, spark: Any, tmp_path: Path
+) -> None:
+    """Copied by foreachBatch and by writeStream, with SIGKILL in the middle: nothing is lost, nothing stored twice."""
+    with connect() as client, contextlib.ExitStack() as jobs:
+        for topic in (*TOPICS, "sink"):
             client.create_topic(topic, partitions=2)
+        job = jobs.enter_context(_stream_job(connect, tmp_path))
+        for part in range(3):
+            _publish(client, "source", part * 200, 200)
+            _until_published(client, "sink", max(part * 200 - 100, 1), job)
+        _until_halfway(tmp_path, job)
+        jobs.close()
+        job = jobs.enter_context(_stream_job(connect, tmp_path))
+        _publish(client, "source", 600, 200)
+        _until_published(client, "sink", 800, job)
     spark.dataSource.register(SluiceDataSource)
-    place = {"address": connect.address, "tokenFile": connect.token_file}
-    for part in range(2):  # the query ends after the first part and goes on from its checkpoint with the second
-        numbers = spark.range(part * 1_000, part * 1_000 + 1_000)
-        rows = numbers.selectExpr("cast(concat('k', id % 9) as binary) as key", "cast(string(id) as binary) as payload")
-        rows.write.format("sluice").options(topic="source", producer=f"part-{part}", **place).mode("append").save()
-        stream = spark.readStream.format("sluice").options(
-            topic="source", subscription="copy", spool=str(tmp_path / "spool"), **place
-        )
-        query = (
-            stream.load()
-            .select("key", "payload")
-            .writeStream.format("sluice")
-            .options(topic="sink", checkpointLocation=str(tmp_path / "checkpoint"), **place)
-            .start()
-        )
+    for topic in ("middle", "sink"):
+        place = {"topic": topic, "address": connect.address, "tokenFile": connect.token_file}
+        rows = spark.read.format("sluice").options(**place).load().collect()
+        assert sorted(int(row["payload"]) for row in rows) == list(range(800)), topic
+
+
+@contextlib.contextmanager
+def _stream_job(connect: ClusterConnect, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The streaming program in a process of its own, ended with SIGKILL, Java and Python workers included."""
+    command = [sys.executable, "-m", "tests.loadgen.stream_job", str(connect.address), connect.token_file, str(folder)]
+    with open(folder / "job.log", "ab") as log, subprocess.Popen(command, stdout=log, stderr=log) as job:
         try:
-            with connect() as client:
-                _until_published(client, "sink", (part + 1) * 1_000, query)
+            yield job
         finally:
-            query.stop()
-    copied = spark.read.format("sluice").options(topic="sink", **place).load().collect()
-    assert sorted(int(row["payload"]) for row in copied) == list(range(2_000))
+            with contextlib.suppress(psutil.NoSuchProcess):
+                top = psutil.Process(job.pid)
+                for process in [top, *top.children(recursive=True)]:
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        process.kill()
 
 
-def _until_published(client: Any, topic: str, count: int, query: Any) -> None:
+def _until_halfway(folder: Path, job: subprocess.Popen[bytes]) -> None:
+    """Wait until a micro-batch was begun and is not committed."""
+    from cluster.launch import wait_until
+
+    def newest(what: str) -> int:
+        return max((int(path.name) for path in (folder / what).glob("[0-9]*")), default=-1)
+
+    def halfway() -> bool:
+        assert job.poll() is None, "the streaming program ended by itself"
+        return any(newest(f"checkpoint-{topic}/offsets") > newest(f"checkpoint-{topic}/commits") for topic in TOPICS)
+
+    wait_until(halfway, 120, "a micro-batch in the middle")
+
+
+def _publish(client: Any, topic: str, first: int, count: int) -> None:
+    numbers = range(first, first + count)
+    keys, payloads = [b"k%d" % (n % 9) for n in numbers], [b"%d" % n for n in numbers]
+    with client.create_producer(topic) as producer:
+        producer.send_batch(pa.record_batch({"key": pa.array(keys), "payload": pa.array(payloads)})).result(60)
+
+
+def _until_published(client: Any, topic: str, count: int, job: subprocess.Popen[bytes]) -> None:
     from cluster.launch import wait_until
 
     def arrived() -> bool:
-        assert query.exception() is None, query.exception()
+        assert job.poll() is None, "the streaming program ended by itself"
         return sum(int(row["msgInCounter"]) for row in client.stats(topic)) >= count
 
     wait_until(arrived, 120, f"{count} messages in {topic}")
