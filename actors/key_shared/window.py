@@ -18,7 +18,7 @@ Rows leave from anywhere, so the table keeps holes. The head moves over holes, a
 squeezed out or the table grows. Squeezing copies the live rows only after at least as many rows have gone, so the
 cost is constant per message however long one stuck message holds the head in place. Nothing outside keeps a row
 number across a call: rows are found again by position, mostly by one subtraction, because positions of one ledger
-are consecutive.
+are consecutive. Where holes were squeezed out, a short list of stretches without a gap says what to subtract.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ NO_SLOT = 0xFFFF
 MAX_REDELIVERIES = 255
 _SMALLEST = 1024
 _BLOCK = 1024
+_NO_POSITIONS: Positions = np.empty(0, np.int64)
 _COLUMNS = ("position", "key", "hash", "state", "flags", "redelivery", "consumer", "since")
 
 
@@ -79,6 +80,9 @@ class Window:
         self.count = [0] * len(STATES)
         self.fresh_from = 0
         self.redelivered = False
+        self._stretch_from: Positions = _NO_POSITIONS
+        self._stretch_by: Positions = _NO_POSITIONS
+        self._stretched = 0
 
     @property
     def live(self) -> int:
@@ -128,6 +132,7 @@ class Window:
             column = getattr(self, name)
             column[old] = column[old][order]
         self.fresh_from = self.head
+        self._forget_stretches()
 
     def _reserve(self, count: int) -> None:
         if self.tail + count <= self.capacity:
@@ -145,6 +150,7 @@ class Window:
             setattr(self, name, new)
         self.fresh_from = int(np.searchsorted(keep, self.fresh_from))
         self.head, self.tail = 0, len(keep)
+        self._forget_stretches()
 
     def _worth_keeping(self) -> Rows:
         """The live rows, and holes among them where they are few: stretches without a squeeze are found faster."""
@@ -175,15 +181,31 @@ class Window:
             # Positions rise by one a row or more; from the first to the last by exactly one, so none is missing.
             at += self.head
             return at, positions
-        if at[0] < 0 or at[-1] > last:
-            np.clip(at, 0, last, out=at)
-        missed = np.flatnonzero(view[at] != positions)
-        if len(missed):
-            at[missed] = np.minimum(view[: last + 1].searchsorted(positions[missed]), last)
-            found = view[at] == positions
-            at, positions = at[found], positions[found]
-        at += self.head
-        return at, positions
+        self._find_stretches()
+        which = self._stretch_from.searchsorted(positions, side="right") - 1
+        at = positions - self._stretch_by[which]
+        if which[0] < 0 or at[0] < self.head or at[-1] >= self.tail:
+            inside = (which >= 0) & (at >= self.head) & (at < self.tail)
+            at, positions = at[inside], positions[inside]
+        found = self.position[at] == positions
+        return (at, positions) if found.all() else (at[found], positions[found])
+
+    def _find_stretches(self) -> None:
+        """Note where the rows that were added since the last time leave positions out."""
+        start = max(self._stretched, self.head)
+        if start == self.tail:
+            return
+        part = self.position[max(start - 1, self.head) : self.tail]
+        breaks = np.flatnonzero(part[1:] - part[:-1] != 1) + (self.tail - len(part) + 1)
+        if start == self.head:
+            breaks = np.append(start, breaks)
+        self._stretch_from = np.append(self._stretch_from, self.position[breaks])
+        self._stretch_by = np.append(self._stretch_by, self.position[breaks] - breaks)
+        self._stretched = self.tail
+
+    def _forget_stretches(self) -> None:
+        self._stretch_from = self._stretch_by = _NO_POSITIONS
+        self._stretched = 0
 
     def rows_in(self, *states: int) -> Rows:
         """All rows in the given states, ascending."""
@@ -216,6 +238,7 @@ class Window:
         if self.live == 0:
             self.head = self.tail = self.fresh_from = 0
             self.redelivered = False
+            self._forget_stretches()
             return
         while self.state[self.head] == DONE:
             part = self.state[self.head : self.head + 4096] != DONE
