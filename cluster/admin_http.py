@@ -161,7 +161,10 @@ class AdminHttp(Actor):
         for row in (await self._manage("status"))["actors"]:
             if row["kind"] not in ("dispatcher", "topic") or not row["address"]:
                 continue
-            reply = await self.ports.net.call(row["address"], Stats(), CALL_TIMEOUT)
+            try:
+                reply = await self.ports.net.call(row["address"], Stats(), CALL_TIMEOUT)
+            except SluiceError:
+                continue  # an owner that is still finding its feet has nothing to tell; the others have
             if isinstance(reply, Unknown):
                 continue
             stats = json.loads(reply.json)

@@ -150,8 +150,8 @@ def open_metadata(url: str, endpoint: str | None = None) -> AsyncMeta:
 def check_stores(urls: Iterable[str], endpoint: str | None = None) -> None:
     """Look at the URLs of stores before anything is started; an empty one is not looked at.
 
-    In each store in S3 one object is written, read, listed and deleted. Raises Invalid in one line that names what a person has to mend (URL, endpoint, bucket, credentials, permission),
-    Unavailable if nobody answers.
+    In each store in S3 one object is written, read, listed and deleted. Raises Invalid in one line that names what a
+    person has to mend (URL, endpoint, bucket, credentials, permission), Unavailable if nobody answers.
     """
     for url in dict.fromkeys(urls):
         if url and _split(url, "file:///path, sqlite:///path, a path, s3://bucket/prefix or memory:")[0] == "s3":

@@ -69,7 +69,6 @@ from storage.errors import Conflict, Fenced, Invalid, NotFound, Unavailable
 from storage.position import Positions
 
 CALL_TIMEOUT = 5_000
-LOOK_TIMEOUT = 1_000
 PROGRESS_MS = 500
 RETRY_MS = 50
 
@@ -468,14 +467,15 @@ class Dispatcher(Actor):
     # -- questions ------------------------------------------------------------------------------------------------
 
     async def on_stats(self, request: Stats) -> Text:
-        """Statistics with Pulsar's names. Without room nothing is read, so the end of the topic is looked up first."""
-        if not self.reader.reading:
-            with contextlib.suppress(Unavailable, Fenced, NotFound):
-                address = await self.directory.topic(self.topic, self.partition)
-                ends = await self.ports.net.call(address, ReadEnds(), LOOK_TIMEOUT)
-                if not isinstance(ends, Unknown):
-                    self.cursor.chain(ends.ledgers)
-                    self.reader.end = max(self.reader.end, ends.last)
+        """Statistics with Pulsar's names. Without room nothing is read, so the end of the topic is looked up first.
+
+        Raises Unavailable while an owner that is new has not heard of the topic's end: it cannot tell the backlog, and
+        whoever waits for an empty one must not be told of one.
+        """
+        if not self.reader.reading or not self.reader.end_known:
+            await self.reader.look()
+        if not self.reader.end_known:
+            raise Unavailable(f"how far partition {self.partition} of {self.topic!r} reaches is not known yet")
         return Text(json=self.administration.stats())
 
     async def on_explain(self, request: Explain) -> Text:

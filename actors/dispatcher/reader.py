@@ -16,7 +16,7 @@ from actors.delayed.tracker import DelayedTracker
 from actors.directory import Directory
 from actors.dispatcher.runs import RunTable
 from actors.key_shared.dispatch import Dispatch
-from actors.messages import IndexRead, ReadIndex, RunIndex
+from actors.messages import IndexRead, ReadEnds, ReadIndex, RunIndex
 from actors.ports import Ports, Unknown
 from actors.signal import Signal
 from storage.cursor import Cursor
@@ -24,6 +24,7 @@ from storage.errors import Fenced, NotFound, Overloaded, Unavailable
 from storage.frame import index_columns
 from storage.position import entry_of, ledger_of, position, run_positions
 
+LOOK_TIMEOUT = 1_000
 READ_WAIT = 2_000
 READ_TIMEOUT = 10_000
 READ_MOST = 65_536
@@ -57,6 +58,7 @@ class Reader:
         self.signal = Signal()
         self.position = 0
         self.end = -1
+        self.end_known = False
         self.reading = False
         self.generation = self._holds = 0
         self.index_ready = Signal()
@@ -218,10 +220,24 @@ class Reader:
             chain.append((reply.resume >> 32, None))
         if chain:
             self._cursor.chain(chain)
-        self.end = max(self.end, reply.last_confirmed)
+        self._reaches(reply.last_confirmed)
         self.position = max(self.position, reply.resume)
         self._fed()
         return True
+
+    async def look(self) -> None:
+        """Ask where the topic ends now; nothing is known anew if it does not answer."""
+        with contextlib.suppress(Unavailable, Fenced, NotFound):
+            address = await self._directory.topic(self._topic, self._partition)
+            ends = await self._ports.net.call(address, ReadEnds(), LOOK_TIMEOUT)
+            if not isinstance(ends, Unknown):
+                self._cursor.chain(ends.ledgers)
+                self._reaches(ends.last)
+
+    def _reaches(self, end: int) -> None:
+        """The topic told its end: the position of the last confirmed message, -1 if there is none."""
+        self.end = max(self.end, end)
+        self.end_known = True
 
     def _feed(self, run: RunIndex, columns: memoryview) -> None:
         """Divide the rows of one run: done, delayed, deliverable now."""
