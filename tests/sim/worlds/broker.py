@@ -65,6 +65,7 @@ class Size:
         ensemble = rng.choice((1, 2, 3))
         write = rng.randint(1, ensemble)
         delayed = rng.choice((0.0, 0.0, 0.1, 0.6))
+        dense = rng.random() < 0.6
         look_ahead = rng.choice((30, 200, 4_000))
         settings = SubscriptionSettings(
             policy=options.get("policy", "draining_hashes"),
@@ -89,9 +90,10 @@ class Size:
             controller=CONTROLLER,
             sends=rng.randint(1, 25),
             delayed=delayed,
-            delay_ms=rng.choice((20, 2_000, 20_000)),
+            delay_ms=rng.choice((20, 200, 2_000) if dense else (20, 2_000, 20_000)),
             negative=rng.choice((0.0, 0.0, 0.1)),
             think_ms=rng.choice((2, 30, 400)),
+            pauses_ms=(0, 2, 5, 30) if dense else (0, 2, 30, 400),
         )
         topic = TopicSettings(
             partitions=traffic.partitions,
@@ -101,7 +103,6 @@ class Size:
             roll_entries=rng.choice((20, 100, 5_000_000)),
         )
         bookies = ensemble + rng.randrange(2)
-        dense = rng.random() < 0.6
         trouble = rng.randint(1, 2_000 if dense else 20_000)
         if traffic.delayed:
             settings.delayed_delivery_shared_index_enabled = rng.random() < 0.5

@@ -116,6 +116,8 @@ class Traffic:
     negative: float
     """Share of the parts that are given back once."""
     think_ms: int
+    pauses_ms: tuple[int, ...] = (0, 2, 30, 400)
+    """A producer waits one of these between two batches."""
 
 
 class SimProducer:
@@ -142,7 +144,7 @@ class SimProducer:
             await _until_open(part, self.ports)
         for _ in range(self._traffic.sends):
             self._send()
-            await self.ports.clock.sleep(self._rng.choice((0, 2, 30, 400)))
+            await self.ports.clock.sleep(self._rng.choice(self._traffic.pauses_ms))
         for part in self._parts:
             await part.flush()
         self.done.set_result(None)
