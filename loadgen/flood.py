@@ -273,7 +273,7 @@ class Flood:
         options, fleet = self._options, chaos.fleet
         self._start = self._clock.now()
         if options.minutes is not None:
-            job = replace(job, until=self._start + int(options.minutes * 60e6))
+            job = replace(job, lasts_us=int(options.minutes * 60e6))
         task = publish_rows(job) if options.input is not None else publish_generated(job, options.workload())
         publisher = threading.Thread(
             target=self._publish, args=(frame.mapInArrow(task, SUMMARY),), name="publisher", daemon=True
@@ -332,6 +332,8 @@ class Flood:
         progress = self._progress
         fleet.poll()
         progress.sent, progress.confirmed = read_progress(self._folder)
+        if not progress.sent:
+            self._start = self._clock.now()  # faults come under load: their time begins with the first message
         progress.delivered, progress.redelivered = fleet.received, fleet.redelivered
         latest = sampler.latest
         progress.backlog, progress.unacked = latest.get("backlog", 0), latest.get("unacked", 0)

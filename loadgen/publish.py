@@ -43,8 +43,8 @@ _PROGRESS = struct.Struct("<qq")
 class PublishJob:
     """What every publishing task needs to know; it is pickled to the workers.
 
-    rate: messages per second of the whole job, 0 = as fast as it goes. tasks: how many share it. until: time (us)
-    after which nothing more is sent, 0 = none.
+    rate: messages per second of the whole job, 0 = as fast as it goes. tasks: how many share it. lasts_us:
+    how long a task sends, from its own beginning, 0 = until it has sent everything.
     """
 
     connect: Connect
@@ -54,7 +54,7 @@ class PublishJob:
     folder: Path
     rate: float = 0.0
     tasks: int = 1
-    until: int = 0
+    lasts_us: int = 0
 
     @property
     def sends(self) -> Path:
@@ -163,7 +163,7 @@ def _publish(job: PublishJob, task: int, chunks: Iterator[Chunk], rate: float) -
             sender = _Sender(job, producer, task, attempt)
             try:
                 for chunk in chunks:
-                    if (job.until and job.clock.now() >= job.until) or job.enough.exists():
+                    if sender.late() or job.enough.exists():
                         break
                     sender.send(chunk, rate)
                 sender.finish()
@@ -205,6 +205,10 @@ class _Sender:
         self._progress = os.open(job.folder / "progress" / f"task-{task}", os.O_CREAT | os.O_WRONLY, 0o600)
         self._started = job.clock.now()
         self.sent = self.confirmed = self.bytes = 0
+
+    def late(self) -> bool:
+        """Has the task sent for as long as it should?"""
+        return 0 < self._job.lasts_us <= self._job.clock.now() - self._started
 
     def send(self, chunk: Chunk, rate: float) -> None:
         """Send one chunk, at its time if there is a rate."""

@@ -91,10 +91,12 @@ def test_rate_charges_the_wait_to_the_broker(tmp_path: Path) -> None:
     assert first[-1] - first[0] == pytest.approx((len(first) - 1) * 1e6 / (20_000 * share), rel=0.02)
 
 
-def test_nothing_is_sent_after_the_end_of_time(tmp_path: Path) -> None:
-    job = replace(make_job(tmp_path), until=1)
+def test_a_task_ends_when_it_has_sent_for_its_time(tmp_path: Path) -> None:
+    job = replace(make_job(tmp_path), lasts_us=1)
     assert sum(row["sent"] for row in run_tasks(job, WORKLOAD)) == 0
     assert history(job).num_rows == 0
+    job = replace(make_job(tmp_path / "paced"), rate=20_000.0, lasts_us=50_000)
+    assert sum(row["sent"] for row in run_tasks(job, WORKLOAD)) < WORKLOAD.messages
 
 
 def test_rows_of_a_user_are_numbered_within_their_keys(tmp_path: Path) -> None:
