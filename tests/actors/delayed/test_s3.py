@@ -48,17 +48,19 @@ class Killing:
         self.server = server
         self.puts = 0
         self.kills = 0
+        self._one_kill = asyncio.Lock()
 
     async def put(self, name: str, data: Buffer) -> bool:
         self.puts += 1
         if self.puts in KILL_AT:
             self.kills += 1
-            await asyncio.to_thread(self.server.kill)
-            restart = asyncio.create_task(asyncio.to_thread(self.server.start))
-            try:
-                return await self.objects.put(name, data)
-            finally:
-                await restart
+            async with self._one_kill:  # a server that is still starting cannot be killed
+                await asyncio.to_thread(self.server.kill)
+                restart = asyncio.create_task(asyncio.to_thread(self.server.start))
+                try:
+                    return await self.objects.put(name, data)
+                finally:
+                    await restart
         return await self.objects.put(name, data)
 
     async def get(self, name: str, start: int = 0, length: int | None = None) -> bytes:
