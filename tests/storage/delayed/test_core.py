@@ -40,6 +40,31 @@ def test_iq_2_many_runs_come_out_sorted_and_whole() -> None:
     assert drain(core, 100) == concat(all_rows).sorted().positions.tolist()
 
 
+def test_iq_3_the_time_at_the_head_is_that_of_the_next_entry_out() -> None:
+    """Whether it waits unsorted, sorted, loose or pulled: whoever sets a timer by the bound wakes for that entry."""
+    rng = np.random.default_rng(3)
+    core, due = DelayedCore(), dict[int, int]()
+    for step in range(60):
+        rows = [(int(t), position(step // 3 + 1, step * 9 + i)) for i, t in enumerate(rng.integers(1, 200, 7))]
+        due.update((place, at) for at, place in rows)
+        new = entries(rows)
+        core.index.add(new.positions)
+        if step % 3:
+            core.keep(new)
+        else:
+            core.add_loose(Run(new.sorted()))
+        for _ in range(int(rng.integers(0, 10))):
+            head = core.bound()[0]
+            assert drain(core, head - 1, 1) == []
+            (taken,) = drain(core, head, 1)
+            assert due.pop(taken) == head <= min(due.values(), default=head)
+    while due:
+        head = core.bound()[0]
+        (taken,) = drain(core, head, 1)
+        assert due.pop(taken) == head <= min(due.values(), default=head)
+    assert core.bound() == END
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(-(1 << 62), 1 << 62), max_size=50))
 def test_the_order_is_stable_even_where_keys_do_not_fit(values: list[int]) -> None:

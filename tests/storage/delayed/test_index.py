@@ -41,9 +41,16 @@ def test_bx_3_restored_bitmaps_merge_and_count_distinct() -> None:
     index.merge(1, BitMap([1, 2, 3]))
     index.merge(1, BitMap([3, 4]))
     assert len(index) == 4
+    assert index.contains(column([position(1, entry) for entry in (1, 2, 3, 4, 5)])).tolist() == [True] * 4 + [False]
+
+
+def test_bx_4_clear() -> None:
+    index = PositionIndex()
+    index.add(column([position(1, 1), position(2, 7)]))
     index.clear()
     assert len(index) == 0
-    assert not index.contains(column([position(1, 1)])).any()
+    assert not index.contains(column([position(1, 1), position(2, 7)])).any()
+    assert index.add(column([position(1, 1)])).all()
 
 
 def test_bt_8_bitmaps_keep_content_and_bytes() -> None:

@@ -1,0 +1,105 @@
+"""When the dispatcher looks at the tracker: at the next due time, not before, and seldom (AD-2, AD-5, BD-4)."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from actors.delayed.tracker import DelayedTracker, make_tracker
+from actors.dispatcher.pump import DUE_GROUP_MS, Pump
+from actors.messages import SubscriptionSettings
+from actors.signal import Signal
+from storage.position import Positions, position
+from tests.actors.delayed.broker import PARTITION, SUBSCRIPTION, TOPIC
+from tests.actors.delayed.world import Life, World
+
+both = pytest.mark.parametrize("tracker", ["memory", "bucket"])
+
+
+class Owner:
+    """What the pump sees of a dispatcher. looks: when it looked at the tracker. given: (when, entries) it released."""
+
+    def __init__(self) -> None:
+        self.world = World()
+        self.life = Life(self.world)
+        self.ports = self.life.ports
+        self.core = self.reader = self.cursor = self
+        self.enabled = True
+        self.signal = Signal()
+        self.looks: list[int] = []
+        self.given: list[tuple[int, list[int]]] = []
+        self.pump = Pump(cast(Any, self))
+
+    async def open(self, tracker: str) -> None:
+        self.tracker: DelayedTracker = await make_tracker(
+            self.ports,
+            topic=TOPIC,
+            partition=PARTITION,
+            subscription=SUBSCRIPTION,
+            settings=SubscriptionSettings(delayed_tracker=tracker),
+            changed=self.pump.due.set,
+            owner_epoch=1,
+        )
+        await self.tracker.recovered()
+        await self.world.settle()
+        self.pump.due.clear()
+        self.life.spawn(self.pump.release_due(), "due")
+        await self.world.settle()
+
+    async def add(self, entry: int, due: int) -> None:
+        """A delayed message was read."""
+        place = np.array([position(1, entry)], np.int64)
+        assert self.tracker.add(place, place.astype(np.uint32), np.array([due]), self.world.now).all()
+        self.pump.due.set()
+        await self.world.settle()
+
+    # -- core, cursor --
+
+    def due_room(self) -> int:
+        self.looks.append(self.world.now)
+        return 1000
+
+    def due(self, positions: Positions, hashes: Positions) -> None:
+        self.given.append((self.world.now, (positions & 0xFFFF).tolist()))
+
+    def is_acknowledged(self, positions: Positions) -> np.ndarray:
+        return np.zeros(positions.size, np.bool_)
+
+
+@both
+async def test_ad_2_the_timer_stands_at_the_next_due_time(tracker: str) -> None:
+    owner = Owner()
+    await owner.open(tracker)
+    await owner.add(2, 2000)
+    await owner.add(1, 1000)
+    assert owner.looks == [0, 0, 0]
+    await owner.world.advance(999)
+    assert (owner.given, len(owner.looks)) == ([], 3), "an earlier message moved the timer, and nothing else rang"
+    owner.signal.clear()
+    await owner.world.advance(1)
+    assert owner.given == [(1000, [1])]
+    await owner.world.advance(1000)
+    assert owner.given == [(1000, [1]), (2000, [2])], "the next time was set after the first was taken"
+    assert owner.signal.is_set(), "there is room again, so more is read"
+    pause = DUE_GROUP_MS
+    await owner.world.advance(pause)
+    await owner.add(3, 3000)
+    await owner.tracker.clear()
+    await owner.world.advance(10_000)
+    assert owner.looks == [0, 0, 0, 1000, 1000 + pause, 2000, 2000 + pause, 2000 + pause, 3000]
+    assert len(owner.given) == 2, "what the time stood for is gone, so nothing happens when it comes"
+    await owner.life.end()
+
+
+@both
+@pytest.mark.parametrize("gap", [1, DUE_GROUP_MS - 1, DUE_GROUP_MS, 15 * DUE_GROUP_MS])
+async def test_ad_5_within_a_group_of_milliseconds_one_look_beyond_it_the_exact_time(tracker: str, gap: int) -> None:
+    owner = Owner()
+    await owner.open(tracker)
+    await owner.add(1, 1000)
+    await owner.add(2, 1000 + gap)
+    await owner.world.advance(2000)
+    assert owner.given == [(1000, [1]), (1000 + max(gap, DUE_GROUP_MS), [2])]
+    await owner.life.end()
