@@ -20,6 +20,7 @@ from actors.bookie import Bookie
 from actors.consumer.held import Received
 from actors.consumer.partition import PartitionConsumer
 from actors.controller import Controller
+from actors.delayed.shared import SharedIndexes
 from actors.directory import Directory
 from actors.dispatcher import Dispatcher
 from actors.messages import Admin, CreateTopic, Event, Stats, SubscriptionSettings, TopicSettings
@@ -53,6 +54,8 @@ class Message:
 class Client:
     """One consumer on all partitions. acking: acknowledges at once. taking: empties its queue, so permits come back."""
 
+    subscription = SUBSCRIPTION
+
     def __init__(self, broker: Broker, name: str, called: str, queue: int, *, acking: bool, taking: bool) -> None:
         self.broker, self.name, self.acking, self.taking = broker, name, acking, taking
         self.ports = broker.world.client(name)
@@ -71,10 +74,10 @@ class Client:
                 self.directory,
                 topic=TOPIC,
                 partition=partition,
-                subscription=SUBSCRIPTION,
+                subscription=self.subscription,
                 name=self._called,
                 incarnation=self.name,
-                settings=self.broker.settings,
+                settings=self.broker.settings_of(self.subscription),
                 ranges=list(ranges),
                 queue_size=self._queue,
                 received=self._received,
@@ -143,6 +146,8 @@ class Broker:
 
     def __init__(self, world: World, partitions: int, settings: SubscriptionSettings) -> None:
         self.world, self.partitions, self.settings = world, partitions, settings
+        self.topic = TopicSettings(partitions=partitions, ensemble=1, write_quorum=1, ack_quorum=1)
+        self.shared = SharedIndexes()
         self.clients: dict[str, Client] = {}
         self.calls: Counter[str] = Counter()
         self.reads: list[int] = []
@@ -157,13 +162,12 @@ class Broker:
         """Start everything; the subscription is there before the first message."""
         kinds = self.world.kinds
         kinds["bookie"] = (lambda ports, s: Bookie(ports, bookie_id=s["bookie"], settings=BOOKIE), _disk, _disk)
-        kinds["topic"] = (_topic, lambda settings: "broker", lambda settings: None)
-        kinds["dispatcher"] = (_dispatcher, lambda settings: "broker", lambda settings: None)
+        kinds["topic"] = (self._topic, lambda settings: "broker", lambda settings: None)
+        kinds["dispatcher"] = (self._dispatcher, lambda settings: "broker", lambda settings: None)
         await self.world.start("controller", lambda ports: Controller(ports, bookies=["bookie-0"]), fixed=True)
         self.ports = self.world.client("admin")
         self.directory = Directory(self.ports, CONTROLLER)
-        single = TopicSettings(partitions=self.partitions, ensemble=1, write_quorum=1, ack_quorum=1)
-        created = await self.ports.net.call(CONTROLLER, CreateTopic(topic=TOPIC, settings=single), 10_000)
+        created = await self.ports.net.call(CONTROLLER, CreateTopic(topic=TOPIC, settings=self.topic), 10_000)
         assert not isinstance(created, Unknown)
         for partition in range(self.partitions):
             await self.address(partition)
@@ -171,12 +175,22 @@ class Broker:
             await producer.open()
             self._producers.append(producer)
 
-    async def address(self, partition: int = 0) -> Address:
-        """Where the dispatcher is."""
-        return await self.directory.dispatcher(TOPIC, partition, SUBSCRIPTION, self.settings)
+    def settings_of(self, subscription: str) -> SubscriptionSettings:
+        """How a subscription is set up."""
+        return self.settings
 
-    async def publish(self, *keys: str | None, ordering: Sequence[str] = (), delay: int = 0) -> None:
-        """One message a key, confirmed when it returns."""
+    async def address(self, partition: int = 0, subscription: str = SUBSCRIPTION) -> Address:
+        """Where the dispatcher is."""
+        return await self.directory.dispatcher(TOPIC, partition, subscription, self.settings_of(subscription))
+
+    async def publish(self, *keys: str | None, ordering: Sequence[str] = (), delay: int | Sequence[int] = 0) -> None:
+        """One message a key, confirmed when it returns. delay: ms, of all or of each."""
+        assert not await self.offer(*keys, ordering=ordering, delay=delay)
+
+    async def offer(
+        self, *keys: str | None, ordering: Sequence[str] = (), delay: int | Sequence[int] = 0
+    ) -> list[SluiceError]:
+        """Publish, and return what it was refused with."""
         columns: dict[str, Any] = {"key": pa.array(keys, pa.string()), "payload": []}
         for key in keys:
             columns["payload"].append(str(self._numbers[str(key)]))
@@ -185,7 +199,8 @@ class Broker:
             columns["ordering_key"] = list(ordering)
         now = self.ports.clock.now()
         if delay:
-            columns["deliver_at"] = pa.array([now + delay] * len(keys), pa.int64())
+            delays = [delay] * len(keys) if isinstance(delay, int) else delay
+            columns["deliver_at"] = pa.array([now + wait if wait else 0 for wait in delays], pa.int64())
         batch = make_batch(pa.table(columns), now=now, producer="producer", first_sequence=sum(self._sequences))
         errors: list[SluiceError] = []
 
@@ -199,7 +214,7 @@ class Broker:
             self._producers[partition].send(outgoing)
         for producer in self._producers:
             await producer.flush()
-        assert not errors
+        return errors
 
     async def join(
         self,
@@ -243,9 +258,9 @@ class Broker:
         """Let time pass."""
         await self.world.loop.pause(milliseconds)
 
-    async def stats(self, partition: int = 0) -> dict[str, Any]:
+    async def stats(self, partition: int = 0, subscription: str = SUBSCRIPTION) -> dict[str, Any]:
         """Statistics of the subscription on one partition."""
-        reply = await self.ports.net.call(await self.address(partition), Stats(), 5_000)
+        reply = await self.ports.net.call(await self.address(partition, subscription), Stats(), 5_000)
         assert not isinstance(reply, Unknown)
         found: dict[str, Any] = json.loads(reply.json)
         return found
@@ -265,6 +280,27 @@ class Broker:
         """Other settings."""
         self.settings = msgspec.structs.replace(self.settings, **changed)
         await self.admin("settings", **msgspec.to_builtins(self.settings))
+
+    def _topic(self, ports: Ports, settings: dict[str, Any]) -> Topic:
+        return Topic(
+            ports,
+            topic=settings["topic"],
+            partition=settings["partition"],
+            settings=msgspec.convert(settings["topic_settings"], TopicSettings),
+            bookies=Directory(ports, CONTROLLER).bookies,
+            shared=self.shared.of(settings["topic"], settings["partition"]),
+        )
+
+    def _dispatcher(self, ports: Ports, settings: dict[str, Any]) -> Dispatcher:
+        return Dispatcher(
+            ports,
+            topic=settings["topic"],
+            partition=settings["partition"],
+            subscription=settings["subscription"],
+            settings=msgspec.convert(settings["subscription_settings"], SubscriptionSettings),
+            directory=Directory(ports, CONTROLLER),
+            shared=self.shared.of(settings["topic"], settings["partition"]),
+        )
 
     def _witness(
         self, caller: Process, to: Address, request: Request[Any], outcome: Reply | Unknown | tuple[str, str]
@@ -292,24 +328,3 @@ def play(
 
 def _disk(settings: dict[str, Any]) -> str:
     return str(settings["bookie"])
-
-
-def _topic(ports: Ports, settings: dict[str, Any]) -> Topic:
-    return Topic(
-        ports,
-        topic=settings["topic"],
-        partition=settings["partition"],
-        settings=msgspec.convert(settings["topic_settings"], TopicSettings),
-        bookies=Directory(ports, CONTROLLER).bookies,
-    )
-
-
-def _dispatcher(ports: Ports, settings: dict[str, Any]) -> Dispatcher:
-    return Dispatcher(
-        ports,
-        topic=settings["topic"],
-        partition=settings["partition"],
-        subscription=settings["subscription"],
-        settings=msgspec.convert(settings["subscription_settings"], SubscriptionSettings),
-        directory=Directory(ports, CONTROLLER),
-    )
