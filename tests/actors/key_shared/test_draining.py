@@ -41,7 +41,7 @@ def test_dh_1_a_hash_that_moved_drains_at_its_holder() -> None:
     assert entries(flow, "c2") == []
 
 
-def test_dh_3_and_9_the_last_acknowledgement_frees_it() -> None:
+def test_dh_3_and_dh_9_the_last_acknowledgement_frees_it() -> None:
     flow = draining()
     assert flow.send(X) == {}
     flow.ack("1:0")
@@ -73,7 +73,7 @@ def test_dh_11_a_leaving_holder_hands_over_in_order() -> None:
     assert flow.route() == {"c2": ["1:0", "1:1", "1:2", "1:3", "1:4"]}
 
 
-def test_dh_13_three_pending_messages_take_three_acknowledgements() -> None:
+def test_dh_13_and_ks_25_three_pending_messages_take_three_acknowledgements() -> None:
     flow = draining(3)
     assert flow.send(X) == {}
     for name, left in (("1:1", 2), ("1:0", 1)):
@@ -179,17 +179,6 @@ def test_ks_45_clear_and_expire() -> None:
     assert flow.dispatch.idle()
 
 
-def test_pa_acknowledgements_that_are_foreign_late_repeated_or_unknown() -> None:
-    flow = Driver()
-    flow.join("c1")
-    flow.join("c2")
-    flow.send(X, Y, Z, STAYED[0])
-    assert flow.ack("1:1", "1:0", "1:1", "9:9", by="c1") == ["1:0", "1:1"]
-    assert flow.ack("1:0", "1:1", by="c2") == []
-    assert flow.consumer_stats("c2")["unackedMessages"] == 1
-    assert flow.dispatch.acknowledge(ints([])).tolist() == []
-
-
 def test_ks_57_acknowledging_what_was_not_sent_yet() -> None:
     flow = draining()
     flow.send(X, X)
@@ -276,18 +265,6 @@ def test_ks_64_a_delayed_message_that_is_due_may_come_late_but_to_one_consumer()
 def flow_hash(key: str) -> int:
     """Masked hash of a key."""
     return masked_hash(key.encode())
-
-
-def test_mr_5_waiting_messages_go_out_in_full_order_across_ledgers() -> None:
-    flow = Driver()
-    flow.join("c1", permits=0)
-    flow.publish(*[f"k{n}" for n in range(3)])
-    flow.ledger, flow.entry = 2, 1
-    flow.publish(*[f"k{n}" for n in range(3)])
-    flow.route()
-    assert flow.dispatch.stats(0)["msgInReplay"] == 6
-    flow.grant("c1", 4)
-    assert flow.route() == {"c1": ["1:0", "1:1", "1:2", "2:1"]}
 
 
 def test_positions_that_do_not_follow_are_refused() -> None:
@@ -382,16 +359,33 @@ def test_sd_3_keys_outside_of_every_range_wait_and_stop_nobody() -> None:
     assert flow.route() == {"c2": ["1:0", "1:2"]}
 
 
-def test_kst_9_and_11_everything_in_order_once_the_first_consumer_is_gone() -> None:
+def test_kst_9_a_newcomer_gets_everything_in_order_once_the_first_consumer_is_gone() -> None:
     flow = Driver()
     flow.join("c1", permits=10)
     keys = [str(number) for number in range(10)]
     assert len(flow.send(*keys)["c1"]) == 10
     flow.join("c2")
-    got = flow.send(*keys)
-    assert got == {}, "of every key c1 holds a message, or has no permits"
+    assert flow.send(*keys) == {}, "of every key c1 holds a message, or has no permits"
     flow.leave("c1")
     assert flow.route() == {"c2": [f"1:{number}" for number in range(20)]}
+
+
+def test_kst_11_the_first_consumer_is_removed_and_the_next_takes_over_as_its_queue_allows() -> None:
+    flow = Driver()
+    flow.join("c1", permits=10)
+    keys = [str(number) for number in range(10)]
+    first = flow.send(*keys)["c1"]
+    flow.join("c2", permits=10)
+    more = flow.publish(*keys)
+    for _ in range(100):
+        flow.now += 10
+        assert flow.route() == {}, "for a whole second nothing moves"
+    flow.leave("c1")
+    assert flow.route() == {"c2": first}
+    assert flow.route() == {}, "its queue is full"
+    flow.ack(*first)
+    flow.grant("c2", 10)
+    assert flow.route() == {"c2": more}
 
 
 def test_kst_19_equal_names() -> None:

@@ -24,7 +24,7 @@ LA_1 = [
 
 
 @pytest.mark.parametrize(("ahead", "unacked", "limit"), LA_1)
-def test_la_1_look_ahead_limits(ahead: tuple[int, int, int], unacked: tuple[int, int], limit: int) -> None:
+def test_la_1_and_ks_40_look_ahead_limits(ahead: tuple[int, int, int], unacked: tuple[int, int], limit: int) -> None:
     settings = SubscriptionSettings(
         look_ahead_per_consumer=ahead[0],
         look_ahead_per_subscription=ahead[1],

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
-from actors.key_shared.policies import JoinPosition, RecentlyJoined, make_policy
-from actors.key_shared.window import FRESH, PENDING, REPLAY, SENT, Window
+from actors.key_shared.policies import make_policy
 from storage.errors import Invalid
-from storage.position import position, show
+from storage.position import position
 from tests.actors.key_shared.driver import Driver, keys_by_owners
 
 FLOW = keys_by_owners(("c1", "c2"), ("c3",))
@@ -195,75 +193,6 @@ def test_rk_4_remembering_has_no_effect_under_draining_hashes() -> None:
 def test_an_unknown_policy_is_refused() -> None:
     with pytest.raises(Invalid, match="draining_hashes, last_sent_position or read_position"):
         make_policy("none")
-
-
-# -- last sent position (LS-1 .. LS-7) ---------------------------------------------------------------------------------
-
-
-def show_sent(unsent: list[tuple[int, int]], ledgers: int = 2, first: int = 11) -> tuple[str, list[str]]:
-    """`last` and `individual` when of ledgers of 20 entries, from 1:first on, all but `unsent` were sent."""
-    window = Window()
-    every = [position(1 + ledger, entry) for ledger in range(ledgers) for entry in range(20)]
-    every = [at for at in every if at >= position(1, first)]
-    waiting = {position(ledger, entry) for ledger, entry in unsent}
-    every = [at for at in every if at <= max(waiting, default=every[-1])] if waiting else every
-    column = np.array(every, np.int64)
-    window.add(column, np.zeros(len(column), np.uint32), np.ones(len(column), np.uint16), FRESH, 0, 0)
-    went = np.array([at not in waiting for at in every])
-    window.move(np.flatnonzero(went), int(went.sum()), FRESH, PENDING)
-    window.flags[: len(column)][went] |= SENT
-    window.move(np.flatnonzero(~went), int((~went).sum()), FRESH, REPLAY)
-    policy = RecentlyJoined(JoinPosition.LAST_SENT)
-    policy.mark_delete = position(1, 10)
-    last = policy.last_sent(window, every[-1])
-    return show(last), [f"({low},{high}]" for low, high in policy.individually_sent(window, every[-1])]
-
-
-def test_ls_t4_and_t5_the_position_moves_over_what_was_sent() -> None:
-    assert show_sent([(1, 12)]) == ("1:11", [])
-    assert show_sent([(1, 16)]) == ("1:15", [])
-
-
-def test_ls_t7_to_t10_ranges_above_an_unsent_message() -> None:
-    assert show_sent([(1, 11), (1, 16)]) == ("1:10", ["(1:11,1:15]"])
-    assert show_sent([(1, 11), (1, 17)]) == ("1:10", ["(1:11,1:16]"])
-    assert show_sent([(1, 11), (1, 16), (1, 18)]) == ("1:10", ["(1:11,1:15]", "(1:16,1:17]"])
-
-
-def test_ls_3_the_position_crosses_the_end_of_a_ledger() -> None:
-    assert show_sent([(2, 0)]) == ("1:19", [])
-    assert show_sent([(2, 3)]) == ("2:2", [])
-
-
-def test_ls_t14_walk_through_of_the_proposal() -> None:
-    def walk(*unsent: int) -> tuple[str, list[str]]:
-        window, policy = Window(), RecentlyJoined(JoinPosition.LAST_SENT)
-        column = np.array([position(3, entry) for entry in range(1, 11)], np.int64)
-        window.add(column, np.zeros(10, np.uint32), np.ones(10, np.uint16), FRESH, 0, 0)
-        window.flags[:10] = [0 if entry in unsent else SENT for entry in range(1, 11)]
-        last = int(column[-1])
-        return show(policy.last_sent(window, last)), [f"({a},{b}]" for a, b in policy.individually_sent(window, last)]
-
-    assert walk(4, 6, 7) == ("3:3", ["(3:4,3:5]", "(3:7,3:10]"])
-    assert walk(4, 6) == ("3:3", ["(3:4,3:5]", "(3:6,3:10]"])
-    assert walk(4) == ("3:3", ["(3:4,3:10]"])
-    assert walk() == ("3:10", [])
-
-
-def test_ls_t17_equal_names_have_separate_entries_that_vanish() -> None:
-    flow = Driver(policy="last_sent_position")
-    flow.join("c1", called="same")
-    flow.send("x")
-    flow.join("c2", called="same")
-    flow.join("c3", called="same")
-    stats = flow.dispatch.stats(0)
-    assert stats["consumersAfterMarkDeletePosition"] == {"consumer 'same' #2": "1:0", "consumer 'same' #3": "1:0"}
-    assert stats["lastSentPosition"] == "1:0"
-    assert flow.consumer_stats("c2")["lastSentPositionWhenJoining"] == "1:0"
-    assert stats["individuallySentPositions"] == []
-    flow.ack("1:0")
-    flow.dispatch.mark_deleted(position(1, 0))
-    assert flow.dispatch.stats(0)["consumersAfterMarkDeletePosition"] == {}
 
 
 @pytest.mark.parametrize("policy", ["read_position", "last_sent_position"])

@@ -112,21 +112,6 @@ def test_kst_22_what_waits_is_not_gone_through_again_for_nothing(monkeypatch: py
         flow.dispatch.route(flow.now)
 
 
-@pytest.mark.parametrize("last", ["1:3", "3:1", "5:10"])
-def test_mr_3_waiting_messages_are_removed_up_to_a_position(last: str) -> None:
-    flow = Driver()
-    flow.join("c1", permits=0)
-    left = {"1:3": ["2:1", "2:2", "3:1", "3:2"], "3:1": ["3:2"], "5:10": []}[last]
-    for name in ("1:1", "1:2", "1:3", "2:1", "2:2", "3:1", "3:2"):
-        flow.ledger, flow.entry = int(name[0]), int(name[2])
-        flow.send(f"key-{name}")
-    flow.dispatch.remove(up_to=int(at(last)[0]))
-    assert flow.dispatch.stats(0)["msgInReplay"] == len(left)
-    assert int(flow.dispatch.tables.replayed.sum()) == len(left)
-    flow.grant("c1", 100)
-    assert flow.route().get("c1", []) == left
-
-
 def test_rolling_restart_keeps_every_key_in_order() -> None:
     """#23307: under the older policies a rolling restart of the consumers misordered keys."""
     flow = Driver()

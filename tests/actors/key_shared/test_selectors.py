@@ -7,6 +7,8 @@ import random
 import numpy as np
 import pytest
 
+from actors.key_shared.history import History, take_events
+from actors.key_shared.members import Members
 from actors.key_shared.selectors import (
     AutoSplit,
     ConsistentHashing,
@@ -40,7 +42,7 @@ def even(got: dict[int, int], total: int, consumers: int, tolerance: float) -> b
 
 
 @pytest.mark.parametrize(("key", "masked", "ring", "split"), KNOWN)
-def test_h_1_hash_values(key: str, masked: int, ring: int, split: int) -> None:
+def test_h_1_and_ks_1_and_ks_2_and_ks_5_published_hash_values(key: str, masked: int, ring: int, split: int) -> None:
     assert masked_hash(key.encode()) == masked
     column = np.array([masked], np.uint32)
     assert reduce_for(ConsistentHashing(), column.copy()).tolist() == [ring]
@@ -62,7 +64,7 @@ def test_ch_1_even_shares_as_consumers_come_and_go() -> None:
     assert shares(ring, keys) == {4: 1000}
 
 
-def test_ch_2_golden_ring() -> None:
+def test_ch_2_and_ks_9_golden_ring() -> None:
     ring = ConsistentHashing(3)
     for slot in range(3):
         ring.add(slot, f"consumer{slot + 1}")
@@ -288,12 +290,22 @@ def test_ex_3_size_zero_is_refused() -> None:
         Sticky(0)
 
 
-def test_ex_4_and_5_published_ranges_equal_the_input() -> None:
+def test_ex_4_published_ranges_equal_the_input() -> None:
     sticky = Sticky()
     given = {1: (0, 2), 2: (3, 7), 3: (9, 12), 4: (15, 20)}
     for slot, pair in given.items():
-        sticky.add(slot, "same", ranges=[pair])
+        sticky.add(slot, f"c{slot}", ranges=[pair])
     assert {slot: ranges_of(sticky.owners(), slot) for slot in given} == {slot: [pair] for slot, pair in given.items()}
+
+
+def test_ex_5_equal_names_have_ranges_of_their_own() -> None:
+    sticky = Sticky()
+    given = {1: [(1, 2), (20, 29)], 2: [(3, 7)], 3: [(9, 12), (14, 19), (40, 41)]}
+    for slot, pairs in given.items():
+        sticky.add(slot, "same", ranges=pairs)
+    assert {slot: ranges_of(sticky.owners(), slot) for slot in given} == given
+    sticky.remove(2)
+    assert {slot: ranges_of(sticky.owners(), slot) for slot in given} == {**given, 2: []}
 
 
 @pytest.mark.parametrize("pair", [(4, 6), (1, 3), (2, 2), (5, 5), (1, 5), (2, 6), (2, 5), (1, 6), (8, 6)])
@@ -342,12 +354,32 @@ def owners_of(*ranges: tuple[int, int, int]) -> np.ndarray:
     return owner
 
 
-def test_sn_2_and_4_difference() -> None:
+def test_sn_2_difference() -> None:
     one, two, nobody = owners_of((1, 5, 1)), owners_of((1, 5, 2)), owners_of()
     assert difference(one, one) == []
     assert difference(one, two) == [(1, 5, 1, 2)]
     assert difference(nobody, one) == [(1, 5, NO_SLOT, 1)]
     assert difference(one, nobody) == [(1, 5, 1, NO_SLOT)]
+
+
+def test_sn_4_each_consumer_is_told_what_it_lost_and_what_it_gained() -> None:
+    def told(before: np.ndarray, after: np.ndarray) -> dict[str, list[tuple[str, list[tuple[int, int]]]]]:
+        members, history = Members(0, 0), History()
+        for slot in (0, 1):
+            members.add(slot, f"c{slot + 1}", f"i{slot}", 0, 0)
+        history.record(members, before, after, now=0, cause="a test", gone=None)
+        events = {member.name: take_events(member, history.number) for member in members}
+        return {name: [(event.kind, event.ranges) for event in heard] for name, heard in events.items() if heard}
+
+    one, two, nobody = owners_of((1, 5, 0)), owners_of((1, 5, 1)), owners_of()
+    assert told(one, one) == {}
+    assert told(one, two) == {"c1": [("revoked", [(1, 5)])], "c2": [("assigned", [(1, 5)])]}
+    assert told(nobody, one) == {"c1": [("assigned", [(1, 5)])]}
+    assert told(one, nobody) == {"c1": [("revoked", [(1, 5)])]}
+    assert told(owners_of((1, 9, 0), (20, 29, 0)), owners_of((1, 5, 0), (6, 22, 1))) == {
+        "c1": [("revoked", [(6, 9), (20, 22), (23, 29)])],
+        "c2": [("assigned", [(6, 9), (10, 19), (20, 22)])],
+    }
 
 
 def test_ks_17_overlapping_pieces() -> None:

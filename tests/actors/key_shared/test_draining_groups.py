@@ -1,0 +1,135 @@
+"""DH-2, DH-4, DH-6 to DH-8: a hash that is no hash, another's messages, and many hashes that come free at once.
+
+Reports of messages that are done are gathered and brought in together; upstream calls that a batch. Whatever comes
+free in one is told once, and sent in one pass.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from actors.key_shared.tables import HashTables
+from actors.messages import Event
+from tests.actors.key_shared.driver import Driver, at, keys_by_owners
+from tests.scenarios.key_shared.broker import Broker, play
+
+MOVED = keys_by_owners(("c1",), ("c2",))["c1", "c2"]
+X, Y, Z = MOVED[:3]
+
+
+def draining(*keys: str) -> Driver:
+    """c1 holds one message a key, which c2 owns now; another message of each waits for c2."""
+    flow = Driver()
+    flow.join("c1")
+    flow.send(*keys)
+    flow.join("c2")
+    assert flow.send(*keys) == {}
+    flow.dispatch.take_events(flow.numbers["c1"])
+    return flow
+
+
+def news(flow: Driver) -> list[Event]:
+    """What c1 is told of hashes that it has finished, since the last time."""
+    return [event for event in flow.dispatch.take_events(flow.numbers["c1"]) if event.kind == "drained"]
+
+
+def hashes(event: Event) -> list[int]:
+    """The hashes of its ranges, ascending."""
+    return [value for low, high in event.ranges for value in range(low, high + 1)]
+
+
+def test_dh_2_zero_is_no_hash_and_never_drains() -> None:
+    """Upstream refuses it; here every way from a key to a hash avoids it, in each selector, and nobody owns it."""
+    for selector, ranges in (("consistent_hashing", []), ("auto_split", []), ("sticky", [(0, 65_535)])):
+        flow = Driver(selector=selector)
+        flow.join("c1", ranges=ranges)
+        masked = np.array([0, 65_535, 65_536, 131_070, 131_072, 2**31 - 1], np.uint32)
+        assert (flow.dispatch.reduce(masked) > 0).all()
+        where = (1 << 32) + np.arange(len(masked))
+        flow.dispatch.append(where, masked)
+        assert [len(part) for part in flow.route().values()] == [len(masked)]
+        assert int(flow.dispatch.tables.pending[0]) == 0
+        assert not flow.dispatch.tables.draining_mask()[0]
+
+
+def test_dh_4_what_one_consumer_says_leaves_the_drain_of_another_alone() -> None:
+    flow = draining(X)
+    assert flow.nack("c2", "1:0") == 0, "it is not with c2"
+    assert flow.nack("c2") == 0
+    (entry,) = flow.consumer_stats("c1")["drainingHashes"]
+    assert (entry["hash"], entry["unackMsgs"]) == (flow.hash_of(X), 1)
+    assert flow.route() == {}
+    other = flow.join("c3")
+    flow.dispatch.leave(other, now=flow.now)
+    flow.numbers.pop("c3")
+    assert flow.consumer_stats("c1")["drainingHashesUnackedMessages"] == 1
+    assert flow.route() == {}
+
+
+def test_dh_6_gathered_reports_count_when_they_are_brought_in_and_single_ones_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    flow = draining(X, Y, Z)
+    one = flow.numbers["c1"]
+    seen: list[int] = []
+    settle = HashTables.released
+
+    def released(tables: HashTables, freed: np.ndarray) -> np.ndarray:
+        seen.append(len(freed))
+        return settle(tables, freed)
+
+    monkeypatch.setattr(HashTables, "released", released)
+    flow.dispatch.acknowledge_soon(at("1:0"), one)
+    flow.dispatch.acknowledge_soon(at("1:1"), one)
+    assert seen == [], "gathered"
+    assert flow.pending("c1") == ["1:2"], "whoever asks sees them brought in, together"
+    assert seen == [2]
+    flow.dispatch.acknowledge(at("1:2"), one)
+    assert seen == [2, 1]
+    flow.dispatch.acknowledge_soon(at("1:3"), one)
+    assert flow.route() == {"c2": ["1:4", "1:5"]}, "a pass brings them in before it decides"
+
+
+def test_dh_7_hashes_that_come_free_in_one_group_are_told_once_and_sent_in_one_pass() -> None:
+    flow = draining(X, Y, Z)
+    for name in ("1:0", "1:1", "1:2"):
+        flow.dispatch.acknowledge_soon(at(name), flow.numbers["c1"])
+    (event,) = news(flow)
+    assert hashes(event) == sorted(flow.hash_of(key) for key in (X, Y, Z))
+    (part,) = flow.dispatch.route(flow.now)
+    assert part.consumer == flow.numbers["c2"]
+    assert part.positions.tolist() == at("1:3", "1:4", "1:5").tolist()
+    assert news(flow) == []
+
+
+def test_dh_7_a_consumer_hears_once_of_all_that_one_acknowledgement_freed() -> None:
+    async def scenario(broker: Broker) -> None:
+        first = await broker.join("c1", acking=False)
+        await broker.publish(*MOVED[:40])
+        await broker.until(lambda: len(first.got) == 40)
+        second = await broker.join("c2")
+        await broker.publish(*MOVED[:40])
+        await broker.quiet(200)
+        assert second.got == []
+        assert [event.kind for event in first.events].count("drained") == 0
+        first.ack()
+        await broker.until(lambda: len(second.got) == 40)
+        await broker.quiet(200)
+        (event,) = [event for event in first.events if event.kind == "drained"]
+        assert len(hashes(event)) == len({Driver().hash_of(key) for key in MOVED[:40]})
+
+    play(scenario)
+
+
+def test_dh_8_when_the_last_consumer_goes_nothing_drains_any_more() -> None:
+    flow = draining(X, Y)
+    assert flow.dispatch.stats(0)["drainingHashesCount"] == 2
+    flow.leave("c2")
+    flow.leave("c1")
+    stats = flow.dispatch.stats(0)
+    assert (stats["drainingHashesCount"], stats["drainingHashesUnackedMessages"]) == (0, 0)
+    assert not flow.dispatch.tables.pending.any()
+    assert not flow.dispatch.tables.attempts.any()
+    flow.join("c3")
+    assert flow.route() == {"c3": ["1:0", "1:1", "1:2", "1:3"]}
