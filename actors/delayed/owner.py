@@ -83,7 +83,7 @@ class IndexOwner:
                 return
             except Corrupt as error:
                 self._ports.log("delayed_fallback", key=self._key, error=str(error))
-                memory = InMemoryTracker(tick_ms=self._index.tick_ms, lookahead=0, fallback=str(error))
+                memory = InMemoryTracker(lookahead=0, fallback=str(error))
                 self._index.adopt(memory, epoch, self._ports.clock.now())
                 return
             await tracker.close()

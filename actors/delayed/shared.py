@@ -10,6 +10,9 @@ what has fallen due by then is delivered at once. An inbox that nobody empties i
 its range is read from the log again. The bitmap of what is done is never stored: acknowledged messages are known to
 the cursor, others have to be delivered again anyway.
 
+The index itself is strict: it gives out nothing before its time. A subscription with a tick has a message early only if
+it reads it within its tick, so a tick of one never makes a message early for another.
+
 **Where it lives.** A partition's topic and its dispatchers run in one process, so the views are plain objects and cost
 no call (`docs/decisions/0005-the-shared-delayed-index-lives-beside-the-topic.md`). The index stays as long as the
 process; what may change under it is the tracker, which the topic's owner opens under its epoch and hands in
@@ -27,6 +30,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from actors.delayed.buckets import BucketTracker
@@ -56,19 +60,14 @@ class SharedIndex:
     wanted: set once a subscription asked for a view; settings: what the first one asked for, for the owner to open it.
     """
 
-    def __init__(self, tick_ms: int = 0) -> None:
+    def __init__(self) -> None:
         self.views: dict[str, SharedView] = {}
         self.wanted = Signal()
-        self.settings = SubscriptionSettings(delayed_delivery_tick_time_millis=tick_ms)
-        self.tracker: Tracker = InMemoryTracker(tick_ms=tick_ms, lookahead=0)
+        self.settings = SubscriptionSettings()
+        self.tracker: Tracker = InMemoryTracker(lookahead=0)
         self._epoch = -1
         self._opened = asyncio.Event()
         self._failed_at: int | None = None
-
-    @property
-    def tick_ms(self) -> int:
-        """How many ms early a message may be."""
-        return self.settings.delayed_delivery_tick_time_millis
 
     def changed(self) -> None:
         """Something may be due: tell every view."""
@@ -80,11 +79,10 @@ class SharedIndex:
     ) -> SharedView:
         """The view of a subscription; a new one if it comes back, for its dispatcher is a new one too."""
         if settings is not None and not self.wanted.is_set():
-            self.settings = settings
-            if self._epoch < 0 and not self.tracker.count():
-                self.tracker = InMemoryTracker(tick_ms=self.tick_ms, lookahead=0)
+            self.settings = msgspec.structs.replace(settings, delayed_delivery_tick_time_millis=0)
         self.wanted.set()
-        view = self.views[subscription] = SharedView(self, subscription, changed)
+        tick = 0 if settings is None else settings.delayed_delivery_tick_time_millis
+        view = self.views[subscription] = SharedView(self, subscription, changed, tick)
         return view
 
     def adopt(self, tracker: Tracker, epoch: int, now: int) -> bool:
@@ -111,7 +109,7 @@ class SharedIndex:
         if now < self._failed_at + PATIENCE_MS:
             return self._failed_at + PATIENCE_MS
         stored = self.tracker.stored()
-        self._switch(InMemoryTracker(tick_ms=self.tick_ms, lookahead=0, fallback=str(self.tracker.failed)), now)
+        self._switch(InMemoryTracker(lookahead=0, fallback=str(self.tracker.failed)), now)
         for start, end in stored:
             self._reread(start, end)
         return None
@@ -164,10 +162,11 @@ class SharedIndexes:
 
 
 class SharedView:
-    """A subscription's side of a shared index; a DelayedTracker."""
+    """A subscription's side of a shared index; a DelayedTracker. tick_ms: so early it may have a message."""
 
-    def __init__(self, index: SharedIndex, subscription: str, changed: Callable[[], None]) -> None:
+    def __init__(self, index: SharedIndex, subscription: str, changed: Callable[[], None], tick_ms: int) -> None:
         self._index = index
+        self._tick_ms = tick_ms
         self._subscription = subscription
         self.changed = changed
         self._done = PositionIndex()
@@ -193,7 +192,7 @@ class SharedView:
     def add(self, positions: Positions, hashes: Hashes, deliver_at: Times, now: int) -> Mask:
         """Which of the messages are delayed for this subscription; see DelayedTracker."""
         self._seen = max(self._seen, now)
-        waits = deliver_at > max(now + self._index.tick_ms, 0)
+        waits = deliver_at > max(now + self._tick_ms, 0)
         later, due = positions[waits], positions[~waits]
         if due.size:
             # Delivered at once here; the others still have to get it from the index.

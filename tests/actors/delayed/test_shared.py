@@ -390,3 +390,21 @@ def test_a_view_is_a_tracker() -> None:
     assert view.stats()["tracker"] == "shared"
     assert (view.failed, view.behind(), view.pause_reads(0), view.loaded()) == (None, 0, False, 0)
     assert (view.histogram(), view.next_messages(3)) == ([], [])
+
+
+@pytest.mark.parametrize("first", ["early", "strict"])
+def test_the_tick_of_one_makes_nothing_early_for_another(first: str) -> None:
+    """Whoever asked first, and whoever takes first."""
+    index, place = memory_index(), np.array([position(1, 1)], np.int64)
+    ticks = {"early": 1_000, "strict": 0}
+    views = {}
+    for name in sorted(ticks, key=lambda name: name != first):
+        rule = SubscriptionSettings(delayed_delivery_tick_time_millis=ticks[name])
+        views[name] = index.view(name, lambda: None, rule)
+    for view in views.values():
+        assert view.add(place, place.astype(np.uint32), np.array([5_000]), 0).all()
+    for view in views.values():
+        assert view.take(10, 4_999)[0].size == 0
+    assert not views["early"].add(place, place.astype(np.uint32), np.array([5_000]), 4_000).any()
+    assert views["strict"].add(place, place.astype(np.uint32), np.array([5_000]), 4_000).all()
+    assert [views[name].take(10, 5_000)[0].size for name in ("early", "strict")] == [0, 1]
