@@ -10,7 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -32,6 +32,8 @@ from storage.batch import make_batch
 from storage.errors import SluiceError
 from tests.sim.world import Process, World
 from tests.sim.worlds.ledger import BOOKIE
+
+R = TypeVar("R", bound=Reply)
 
 TOPIC, SUBSCRIPTION, CONTROLLER = "orders", "billing", "controller/controller"
 KEYS = [str(key) for key in range(300)]
@@ -175,6 +177,16 @@ class Broker:
             await producer.open()
             self._producers.append(producer)
 
+    async def ask(self, request: Request[R], partition: int = 0, subscription: str = SUBSCRIPTION) -> R:
+        """What the dispatcher answers, or the one that came after it."""
+        for _ in range(5):
+            address = await self.address(partition, subscription)
+            reply = await self.ports.net.call(address, request, 5_000)
+            if not isinstance(reply, Unknown):
+                return reply
+            await self.directory.suspect(address)
+        raise AssertionError(f"no dispatcher of {subscription} answers")
+
     def settings_of(self, subscription: str) -> SubscriptionSettings:
         """How a subscription is set up."""
         return self.settings
@@ -260,8 +272,7 @@ class Broker:
 
     async def stats(self, partition: int = 0, subscription: str = SUBSCRIPTION) -> dict[str, Any]:
         """Statistics of the subscription on one partition."""
-        reply = await self.ports.net.call(await self.address(partition, subscription), Stats(), 5_000)
-        assert not isinstance(reply, Unknown)
+        reply = await self.ask(Stats(), partition, subscription)
         found: dict[str, Any] = json.loads(reply.json)
         return found
 
@@ -271,10 +282,7 @@ class Broker:
 
     async def admin(self, verb: str, **arguments: Any) -> Any:
         """An administrative verb."""
-        request = Admin(verb=verb, arguments=json.dumps(arguments))
-        reply = await self.ports.net.call(await self.address(), request, 5_000)
-        assert not isinstance(reply, Unknown)
-        return json.loads(reply.json)
+        return json.loads((await self.ask(Admin(verb=verb, arguments=json.dumps(arguments)))).json)
 
     async def configure(self, **changed: Any) -> None:
         """Other settings."""
