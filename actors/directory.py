@@ -6,6 +6,8 @@ the next question brings the new owner. Safety never rests on this: owners are f
 
 from __future__ import annotations
 
+import contextlib
+
 import msgspec
 
 from actors.messages import (
@@ -19,7 +21,7 @@ from actors.messages import (
     TopicSettings,
 )
 from actors.ports import Address, Ports, Unknown
-from storage.errors import Unavailable
+from storage.errors import SluiceError, Unavailable
 
 LOCATE_TIMEOUT = 30_000
 """Milliseconds that the controller may take to start an owner and let it recover."""
@@ -78,7 +80,8 @@ class Directory:
         return reply
 
     async def suspect(self, address: Address) -> None:
-        """Forget an address that did not answer and let the controller look at it."""
+        """Forget an address that did not answer and let the controller look at it; fine if that one cannot now."""
         self._topics = {topic: known for topic, known in self._topics.items() if address not in known}
         self._dispatchers = {key: known for key, known in self._dispatchers.items() if address not in known}
-        await self._ports.net.call(self._controller, Suspect(address=address), LOCATE_TIMEOUT)
+        with contextlib.suppress(SluiceError):  # a hint: the next question for the owner is asked of it anyway
+            await self._ports.net.call(self._controller, Suspect(address=address), LOCATE_TIMEOUT)

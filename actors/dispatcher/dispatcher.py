@@ -214,6 +214,7 @@ class Dispatcher(Actor):
         if self.stopped is None:
             self.ports.spawn(self.tracker.close(), "close")
         self.stopped = self.stopped or reason
+        self.reader.enabled = False
         for session in self.sessions.all():
             self.sessions.close(session)
 
@@ -297,8 +298,7 @@ class Dispatcher(Actor):
         self.members.pop(session.incarnation, None)
         self.keeper.dirty()
         self.pump.wake()
-        if not len(self.sessions):
-            self.reader.enabled = False
+        self.reader.enabled = len(self.sessions) > 0
 
     async def on_detach(self, request: Detach) -> Done:
         """See messages.Detach; a session that is over is fine."""
@@ -346,8 +346,7 @@ class Dispatcher(Actor):
         session = self.sessions.get(request.session)
         self._renew(session)
         self._acknowledge(session, request.ack_turn, request.acks)
-        if request.granted:
-            self.core.grant(session.number, request.granted)
+        if request.granted and self.core.grant(session.number, request.granted):
             self.pump.wake()
         while request.durable and session.durable < request.ack_turn:
             await self.keeper.barrier()
@@ -374,7 +373,7 @@ class Dispatcher(Actor):
         session.messages_acked += len(positions)
         session.last_acked = self.ports.clock.now()
         self.mark_delete_moved()
-        self.pump.wake()
+        self.pump.wake_soon()
 
     def mark_delete_moved(self) -> None:
         """The cursor changed: let go of what lies below it, and make the rest durable."""

@@ -17,10 +17,10 @@ from actors.directory import Directory
 from actors.dispatcher.runs import RunTable
 from actors.key_shared.dispatch import Dispatch
 from actors.messages import IndexRead, ReadEnds, ReadIndex, RunIndex
-from actors.ports import Ports, Unknown
+from actors.ports import Address, Ports, Unknown
 from actors.signal import Signal
 from storage.cursor import Cursor
-from storage.errors import Fenced, NotFound, Overloaded, Unavailable
+from storage.errors import Fenced, NotFound, SluiceError, Unavailable
 from storage.frame import index_columns
 from storage.position import entry_of, ledger_of, position, run_positions
 
@@ -105,7 +105,7 @@ class Reader:
                 self.signal.clear()
                 continue
             self.reading = True
-            answered = await (self._rescan(room) if self._rescans else self._read(room))
+            answered = await self._attempt(room)
             self.reading = False
             if answered:
                 wait = RETRY_FIRST
@@ -121,7 +121,22 @@ class Reader:
             return 0
         return self._core.room()
 
-    async def _rescan(self, room: int) -> bool:
+    async def _attempt(self, room: int) -> bool:
+        """One read; False if there was no answer, so that the next try had better wait.
+
+        Whatever it is refused with, another one follows: nobody else would ask for it (KS-66).
+        """
+        address = ""
+        try:
+            address = await self._directory.topic(self._topic, self._partition)
+            return await (self._rescan(address, room) if self._rescans else self._read(address, room))
+        except Fenced:
+            await self._directory.suspect(address)
+        except SluiceError as error:
+            self._ports.log("read_waits", error=str(error))
+        return False
+
+    async def _rescan(self, address: Address, room: int) -> bool:
         """Read again what a lost part of the delayed index stood for, a piece at a time; the log is the truth.
 
         Only what was read before counts here: the rest comes with the forward reads.
@@ -132,27 +147,24 @@ class Reader:
             self._rescans.pop(0)
             return True
         generation = self.generation
-        with contextlib.suppress(Fenced, Unavailable, Overloaded, NotFound):
-            address = await self._directory.topic(self._topic, self._partition)
-            request = ReadIndex(start=self._cursor.next_unacknowledged(first), limit=min(room, READ_MOST))
-            reply = await self._ports.net.call(address, request, READ_TIMEOUT)
-            if isinstance(reply, Unknown):
-                await self._directory.suspect(address)
+        request = ReadIndex(start=self._cursor.next_unacknowledged(first), limit=min(room, READ_MOST))
+        reply = await self._ports.net.call(address, request, READ_TIMEOUT)
+        if isinstance(reply, Unknown):
+            await self._directory.suspect(address)
+            return False
+        for run in reply.runs:
+            columns = await self._ports.net.fetch(run.columns)
+            if columns is None:
                 return False
-            for run in reply.runs:
-                columns = await self._ports.net.fetch(run.columns)
-                if columns is None:
-                    return False
-                if generation != self.generation:
-                    return True
-                self._restore(run, columns, first, last)
-            if generation == self.generation and self._rescans:
-                self._rescans[0] = (max(reply.resume, first), self._rescans[0][1])
-                if not reply.runs:
-                    self._rescans.pop(0)
-            self._fed()
-            return True
-        return False
+            if generation != self.generation:
+                return True
+            self._restore(run, columns, first, last)
+        if generation == self.generation and self._rescans:
+            self._rescans[0] = (max(reply.resume, first), self._rescans[0][1])
+            if not reply.runs:
+                self._rescans.pop(0)
+        self._fed()
+        return True
 
     def _restore(self, run: RunIndex, columns: memoryview, first: int, last: int) -> None:
         """Give the delayed rows of one run back to the index, or to the core if they are due by now."""
@@ -165,24 +177,16 @@ class Reader:
         later = self._tracker.add(positions, hashes, due, self._ports.clock.now())
         self._core.due(positions[~later], hashes[~later])
 
-    async def _read(self, room: int) -> bool:
-        """One read; False if there was no answer, so that the next try had better wait."""
+    async def _read(self, address: Address, room: int) -> bool:
+        """Read forward, and wait for what comes at the end of the topic."""
         generation = self.generation
-        address = ""
-        try:
-            address = await self._directory.topic(self._topic, self._partition)
-            start = self._next()
-            request = ReadIndex(start=start, limit=min(room, READ_MOST), wait=READ_WAIT)
-            reply = await self._ports.net.call(address, request, READ_TIMEOUT)
-            if isinstance(reply, Unknown):
-                await self._directory.suspect(address)
-                return False
-            return await self._take(reply, generation, start)
-        except Fenced:
+        start = self._next()
+        request = ReadIndex(start=start, limit=min(room, READ_MOST), wait=READ_WAIT)
+        reply = await self._ports.net.call(address, request, READ_TIMEOUT)
+        if isinstance(reply, Unknown):
             await self._directory.suspect(address)
-        except (Unavailable, Overloaded, NotFound) as error:
-            self._ports.log("read_waits", error=str(error))
-        return False
+            return False
+        return await self._take(reply, generation, start)
 
     def _next(self) -> int:
         """Where something may be that is neither done nor delayed: whole stretches are never read (discontinuous)."""

@@ -219,13 +219,20 @@ class Dispatch:
 
     # -- consumers --------------------------------------------------------------------------------------------------
 
-    def grant(self, consumer: int, total: int) -> None:
-        """The consumer was ever ready to take `total` messages (KS-46); a smaller number than before is late."""
+    def grant(self, consumer: int, total: int) -> bool:
+        """The consumer was ever ready to take `total` messages (KS-46); a smaller number than before is late.
+
+        Returns whether these are more than before.
+        """
         # Permits and reports may come in either order: a blocked consumer's permits are kept until it is released.
         core = self._state
         member = core.members.by_number.get(consumer)
-        if member is not None and core.members.grant(member, total):
+        if member is None:
+            return False
+        before = int(core.members.granted[member.slot])
+        if core.members.grant(member, total):
             core.stir = True
+        return int(core.members.granted[member.slot]) > before
 
     def acknowledge(self, positions: Positions, consumer: int | None = None) -> Positions:
         """Messages are done, whoever says so (KS-57); returns those that were here, ascending, each once."""

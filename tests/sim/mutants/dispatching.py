@@ -46,7 +46,7 @@ DISPATCHING: list[Mutant] = [
         new="        if request.turn >= session.turn:\n",
         also=("        return session.answered or session.deliver()", "        return session.deliver()"),
         world=BROKER,
-        seed=21,
+        seed=28,
     ),
     Mutant(
         name="permits granted twice",

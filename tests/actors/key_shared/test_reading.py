@@ -1,0 +1,349 @@
+"""RR, RS-3 to RS-13, CL-3, SD-1, SD-2, FT-5: when the dispatcher looks, when it reads, and when it must not.
+
+Upstream reads for a redelivery as well as for new messages, so a parked read of new ones has to be cancelled when
+something waits. Here what waits is in memory: a pass sends it whatever is being read, and one read is under way at
+most. The real actors do it, in virtual time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from actors.dispatcher import Dispatcher
+from actors.dispatcher.reader import RETRY_MOST
+from actors.messages import Attach, Poll, ReadIndex
+from actors.wire import Reply, Request
+from storage.errors import Conflict, Corrupt, Fenced, Overloaded, SluiceError, Unavailable
+from tests.actors.key_shared.driver import keys_by_owners
+from tests.scenarios.key_shared.broker import KEYS, Broker, Client, play
+
+FIVE = KEYS[:5]
+OWNERS = keys_by_owners(("c1",), ("c2",))
+MOVED, STAYED = OWNERS["c1", "c2"], OWNERS["c1", "c1"]
+
+
+async def dispatcher(broker: Broker) -> Dispatcher:
+    """The actor itself."""
+    process = broker.world.at(await broker.address())
+    assert process is not None
+    assert isinstance(process.actor, Dispatcher)
+    return process.actor
+
+
+async def processes(broker: Broker) -> tuple[str, str]:
+    """Names of the processes of the topic and of the dispatcher."""
+    topic = await broker.directory.topic("orders", 0)
+    return tuple(address.partition("/")[2].rpartition(".")[0] for address in (topic, await broker.address()))  # type: ignore[return-value]
+
+
+class Passes:
+    """When the dispatcher heard of messages that are done (ms), and when it looked: (ms, messages sent)."""
+
+    def __init__(self, broker: Broker, actor: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.heard: list[int] = []
+        self.seen: list[tuple[int, int]] = []
+        route, acknowledge, loop = actor.core.route, actor.core.acknowledge_soon, broker.world.loop
+
+        def routed(now: int) -> Any:
+            sent = route(now)
+            self.seen.append((loop.now, sum(len(share.positions) for share in sent.shares)))
+            return sent
+
+        def acknowledged(*report: Any) -> None:
+            self.heard.append(loop.now)
+            acknowledge(*report)
+
+        monkeypatch.setattr(actor.core, "route", routed)
+        monkeypatch.setattr(actor.core, "acknowledge_soon", acknowledged)
+
+
+async def parked(broker: Broker) -> tuple[Client, Client]:
+    """c1 holds three messages, of which c2 owns two hashes now; one more of each waits, and a read at the end."""
+    first = await broker.join("c1", acking=False)
+    await broker.publish(MOVED[0], MOVED[1], STAYED[0])
+    await broker.until(lambda: len(first.got) == 3)
+    second = await broker.join("c2")
+    await broker.publish(MOVED[0], MOVED[1])
+    await broker.quiet(100)
+    assert second.got == []
+    assert (await broker.stats())["pendingRead"]
+    return first, second
+
+
+def reads(broker: Broker) -> int:
+    """How many reads were ever begun."""
+    return broker.world.network.calls["ReadIndex"]
+
+
+def test_rr_1_without_an_interval_what_comes_free_is_looked_at_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(broker: Broker) -> None:
+        first, second = await parked(broker)
+        passes = Passes(broker, await dispatcher(broker), monkeypatch)
+        first.ack()
+        await broker.until(lambda: len(second.got) == 2)
+        assert passes.seen[0] == (passes.heard[0], 2)
+
+    play(scenario, unblocking_interval_ms=0)
+
+
+def test_rr_2_and_rr_6_what_comes_free_within_an_interval_is_looked_at_once_when_it_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(broker: Broker) -> None:
+        first, second = await parked(broker)
+        passes = Passes(broker, await dispatcher(broker), monkeypatch)
+        second.acking = False
+        for message in list(first.got):
+            first.ack(message)
+            await broker.quiet(30)
+        await broker.until(lambda: len(second.got) == 2)
+        assert len(passes.heard) == 3, "three reports"
+        assert passes.heard[2] - passes.heard[0] < 100
+        assert passes.seen[0] == (passes.heard[0] + 100, 2), "one look"
+        await broker.quiet(100)
+        second.ack()
+        await broker.until(lambda: len(passes.heard) == 4)
+        looked = len(passes.seen)
+        await broker.quiet(150)
+        assert [at for at, _ in passes.seen[looked:]] == [passes.heard[3] + 100], "the next report begins the next one"
+
+    play(scenario, unblocking_interval_ms=100)
+
+
+def test_rr_3_what_waits_goes_out_past_a_parked_read() -> None:
+    async def scenario(broker: Broker) -> None:
+        first, second = await parked(broker)
+        before = reads(broker)
+        first.ack(first.got[0])
+        await broker.until(lambda: len(second.got) == 1, 100)
+        assert reads(broker) == before, "nothing had to be read for it"
+        assert (await broker.stats())["pendingRead"], "and the parked read stays"
+
+    play(scenario)
+
+
+def test_rr_4_when_nothing_waits_a_parked_read_is_left_alone() -> None:
+    async def scenario(broker: Broker) -> None:
+        first, _ = await parked(broker)
+        before = reads(broker)
+        first.ack(first.got[2])
+        await broker.quiet(300)
+        assert reads(broker) == before
+        generation = (await dispatcher(broker)).reader.generation
+        await broker.publish(STAYED[1])
+        await broker.until(lambda: len(first.got) == 4, 100)
+        assert (await dispatcher(broker)).reader.generation == generation, "the answer of the parked read counted"
+
+    play(scenario)
+
+
+def test_rr_5_a_read_that_was_answered_meanwhile_is_followed_by_one_more() -> None:
+    async def scenario(broker: Broker) -> None:
+        first, second = await parked(broker)
+        before = reads(broker)
+        first.ack(first.got[0], first.got[1])
+        await broker.publish(STAYED[1])
+        await broker.until(lambda: (len(first.got), len(second.got)) == (4, 2), 200)
+        await broker.quiet(100)
+        assert reads(broker) == before + 1
+        assert (await broker.stats())["pendingRead"]
+
+    play(scenario)
+
+
+def test_rs_3_a_read_of_new_messages_and_one_for_a_lost_index_exclude_each_other() -> None:
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c1", queue=20)
+        actor = await dispatcher(broker)
+        under_way: list[int] = []
+        most: list[int] = []
+        topic = broker.world.at(await broker.directory.topic("orders", 0))
+        assert topic is not None
+        answer = topic.actor.on_read_index  # type: ignore[union-attr]
+
+        async def watched(request: ReadIndex) -> Reply:
+            under_way.append(request.start)
+            most.append(len(under_way))
+            try:
+                reply: Reply = await answer(request)
+                return reply
+            finally:
+                under_way.remove(request.start)
+
+        topic.actor.on_read_index = watched  # type: ignore[union-attr]
+        await broker.publish(*KEYS[:100], delay=60_000)
+        await broker.quiet(500)
+        for turn in range(20):
+            actor.reader._rescans.append((0, actor.reader.position - 1))
+            await broker.publish(*KEYS[turn * 5 : turn * 5 + 5])
+            assert (await broker.stats())["pendingRead"]
+            await broker.quiet(37)
+        await broker.until(lambda: len(client.got) == 100)
+        await broker.until(lambda: not actor.reader._rescans)
+        assert len(most) > 40
+        assert max(most) == 1
+
+    play(scenario)
+
+
+async def refusing(broker: Broker, error: SluiceError, times: int) -> None:
+    """The next reads are refused."""
+    topic = broker.world.at(await broker.directory.topic("orders", 0))
+    assert topic is not None
+    answer = topic.actor.on_read_index  # type: ignore[union-attr]
+    left = [times]
+
+    async def refused(request: ReadIndex) -> Reply:
+        if left[0]:
+            left[0] -= 1
+            raise error
+        reply: Reply = await answer(request)
+        return reply
+
+    topic.actor.on_read_index = refused  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("error", [Unavailable, Overloaded, Fenced, Conflict, Corrupt])
+def test_rs_4_and_rs_6_a_read_that_is_refused_and_a_controller_that_refuses_as_well(error: type[SluiceError]) -> None:
+    async def scenario(broker: Broker) -> None:
+        await broker.publish(*FIVE)
+        await refusing(broker, error("once more"), 3)
+        controller = broker.world.process("controller").actor
+        suspected: list[str] = []
+
+        async def no_time(request: Request[Any]) -> Reply:
+            suspected.append(type(request).__name__)
+            raise Unavailable("the metadata store is away")
+
+        controller.on_suspect = no_time  # type: ignore[union-attr]
+        client = await broker.join("c1")
+        await broker.until(lambda: len(client.got) == 5, 60_000)
+        assert bool(suspected) == (error is Fenced), "dealing with the failure failed, too"
+
+    play(scenario)
+
+
+def test_rs_12_a_read_lost_while_it_waits_for_news_needs_no_other_push() -> None:
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c1", taking=False)
+        await broker.publish(*FIVE)
+        await broker.until(lambda: len(client.got) == 5)
+        await broker.quiet(100)
+        assert (await broker.stats())["pendingRead"]
+        topic, owner = await processes(broker)
+        heal = broker.world.partition([broker.world.process(topic).machine], [owner], both=True)
+        broker.world.crash(topic)
+        heal()
+        await broker.publish(*FIVE)
+        await broker.until(lambda: len(client.got) == 10, 30_000)
+
+    play(scenario)
+
+
+async def failing(broker: Broker) -> tuple[Client, int]:
+    """Reads fail, one after the other; returns the consumer and how many were begun so far."""
+    client = await broker.join("c1")
+    await broker.publish(*FIVE)
+    await broker.until(lambda: len(client.got) == 5)
+    await refusing(broker, Unavailable("out of reach"), 1_000_000)
+    before = reads(broker)
+    await broker.quiet(20 * RETRY_MOST)
+    assert reads(broker) > before + 10, "it tries again and again"
+    return client, reads(broker)
+
+
+def test_rs_13_a_read_that_fails_in_a_dispatcher_that_was_replaced_is_not_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(broker: Broker) -> None:
+        # A host may let an actor that has stopped live on for a while.
+        monkeypatch.setattr(broker.world, "stopping", lambda process: None)
+        await failing(broker)
+        (await dispatcher(broker)).fenced("there is a newer owner")
+        await broker.quiet(RETRY_MOST)
+        before = reads(broker)
+        await broker.quiet(20 * RETRY_MOST)
+        assert reads(broker) == before
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("policy", ["read_position", "last_sent_position", "draining_hashes"])
+def test_cl_3_a_read_that_fails_after_the_last_consumer_has_gone_is_not_tried_again(policy: str) -> None:
+    async def scenario(broker: Broker) -> None:
+        client, _ = await failing(broker)
+        await client.close()
+        await broker.quiet(RETRY_MOST)
+        before = reads(broker)
+        await broker.quiet(20 * RETRY_MOST)
+        assert reads(broker) == before
+        assert not (await broker.stats())["pendingRead"]
+
+    play(scenario, policy=policy)
+
+
+def test_sd_1_a_consumer_that_comes_to_a_closed_dispatcher_is_turned_away_and_not_listed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(broker: Broker) -> None:
+        monkeypatch.setattr(broker.world, "stopping", lambda process: None)
+        address, actor = await broker.address(), await dispatcher(broker)
+        refusals: list[str] = []
+
+        async def attach(name: str) -> None:
+            try:
+                await broker.ports.net.call(address, Attach(consumer=name, incarnation=f"{name}.0"), 5_000)
+            except Fenced as error:
+                refusals.append(f"{name}: {error}")
+
+        broker.world.meta.trouble.faults.delay_ms = (200, 200)
+        broker.world.background(attach("under-way"), "attach")
+        await broker.quiet(100)
+        assert "under-way.0" in actor.members, "it waits until its membership is durable"
+        actor.fenced("it is closed")
+        await attach("late")
+        await broker.until(lambda: len(refusals) == 2)
+        assert sorted(refusals) == ["late: it is closed", "under-way: it is closed"]
+        assert (actor.core.consumers(), actor.sessions.all()) == ([], [])
+        assert "late.0" not in actor.members
+
+    play(scenario)
+
+
+def test_sd_2_of_a_read_only_what_is_delivered_counts() -> None:
+    """Upstream has markers of its own among the messages; here delayed and acknowledged ones are passed over."""
+
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c1", queue=100, acking=False, taking=False)
+        await broker.publish(*KEYS[:6], delay=[0, 0, 60_000, 0, 0, 0])
+        await broker.until(lambda: len(client.got) == 5)
+        await broker.quiet(200)
+        row = (await broker.consumer_stats())["c1"]
+        assert (row["msgOutCounter"], row["unackedMessages"], row["availablePermits"]) == (5, 5, 95)
+        stats = await broker.stats()
+        assert (stats["msgDelayed"], stats["msgBacklog"], stats["msgInReplay"]) == (1, 6, 0)
+
+    play(scenario)
+
+
+def test_ft_5_permits_of_a_poll_that_was_refused_count_for_nothing() -> None:
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c1", queue=10, acking=False, taking=False)
+        await broker.quiet(100)
+        address, actor = await broker.address(), await dispatcher(broker)
+        session = actor.sessions.all()[0]
+        late = Poll(session=session.session, turn=session.turn - 1, granted=1_000_000)
+        with pytest.raises(Conflict):
+            await broker.ports.net.call(address, late, 1_000)
+        assert (await broker.consumer_stats())["c1"]["availablePermits"] == 10
+        await client.close()
+        await broker.join("c2", queue=10, called="c1", acking=False, taking=False)
+        with pytest.raises(Fenced):
+            await broker.ports.net.call(address, Poll(session=session.session, turn=99, granted=1_000_000), 1_000)
+        await broker.quiet(100)
+        rows = (await broker.stats())["consumers"]
+        assert [(row["consumerName"], row["availablePermits"]) for row in rows] == [("c1", 10)]
+
+    play(scenario)
