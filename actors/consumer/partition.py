@@ -230,26 +230,22 @@ class PartitionConsumer:
         self._told(self.partition, Event(kind="lost"))
 
     async def _converse(self) -> None:
-        """Poll for ever; what cannot be mended by attaching anew (the topic was deleted) ends it, and is told."""
-        try:
-            while not self.closing:
-                await self._turn_or_attach()
-        except (Invalid, NotFound) as error:
-            self.failed = error
-            self._told(self.partition, Event(kind="failed"))
-
-    async def _turn_or_attach(self) -> None:
-        try:
-            await self._poll()
-        except Conflict:
-            await self._attach()
-        except Fenced:
-            if not self.closing:
-                self._lost()
+        while not self.closing:
+            try:
+                await self._poll()
+            except (Invalid, NotFound) as error:
+                self.failed = error
+                self._told(self.partition, Event(kind="failed"))
+                return
+            except Conflict:
                 await self._attach()
-        except Unavailable:
-            await self._ports.clock.sleep(RETRY_FIRST)
-            await self._attach()
+            except Fenced:
+                if not self.closing:
+                    self._lost()
+                    await self._attach()
+            except Unavailable:
+                await self._ports.clock.sleep(RETRY_FIRST)
+                await self._attach()
 
     async def _poll(self) -> None:
         """One turn, repeated until it is answered. Raises Fenced when the session is over."""
