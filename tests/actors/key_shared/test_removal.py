@@ -1,0 +1,94 @@
+"""OT: messages that are skipped or expire while consumers hold them, in a Shared subscription (KS-45, KS-48).
+
+There everything settles at once, since no order hangs on what a consumer still holds. The real actors do it, because
+the dispatcher has to bring the decision core, the cursor and the record together. OT-1 for the core alone is in
+`test_limits`, and what differs under Key_Shared in `test_draining`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from actors.dispatcher import moving
+from actors.messages import TopicSettings
+from tests.actors.key_shared.test_reading import dispatcher
+from tests.scenarios.key_shared.broker import KEYS, Broker, Client, play
+
+TEN = KEYS[:10]
+BETWEEN_MS = 5_000
+
+
+async def ten_pending(broker: Broker) -> tuple[Client, int]:
+    """Five messages, a while, and five more, all with one consumer; returns it and the time in between."""
+    client = await broker.join("c1", queue=100, acking=False, taking=False)
+    await broker.publish(*TEN[:5])
+    await broker.quiet(BETWEEN_MS)
+    between = broker.ports.clock.now()
+    await broker.quiet(BETWEEN_MS)
+    await broker.publish(*TEN[5:])
+    await broker.until(lambda: len(client.got) == 10)
+    await broker.quiet(100)
+    assert await _counts(broker) == (10, 10, 10)
+    return client, between
+
+
+async def _counts(broker: Broker) -> tuple[int, int, int]:
+    """Unacknowledged by the consumer's counter and by the subscription's, and the backlog."""
+    stats = await broker.stats()
+    (row,) = stats["consumers"]
+    return row["unackedMessages"], stats["unackedMessages"], stats["msgBacklog"]
+
+
+async def settled(broker: Broker, client: Client) -> None:
+    """Half of them are gone; what is said of those changes nothing, and the others are done by and by."""
+    assert await _counts(broker) == (5, 5, 5)
+    client.ack(*client.got[:5])
+    await broker.quiet(200)
+    assert await _counts(broker) == (5, 5, 5)
+    client.ack(*client.got[5:])
+    await broker.quiet(200)
+    assert await _counts(broker) == (0, 0, 0)
+    assert len(client.got) == 10, "none of them came again"
+
+
+def test_ot_1_skipping_settles_every_counter() -> None:
+    async def scenario(broker: Broker) -> None:
+        client, _ = await ten_pending(broker)
+        assert (await broker.admin("skip", messages=5))["skipped"] == 5
+        await settled(broker, client)
+
+    play(scenario, type="shared")
+
+
+def test_ot_2_expiring_settles_every_counter() -> None:
+    async def scenario(broker: Broker) -> None:
+        client, between = await ten_pending(broker)
+        assert (await broker.admin("expire", before=between))["skipped"] == 5
+        await settled(broker, client)
+
+    play(scenario, type="shared")
+
+
+def test_ot_3_what_is_evicted_for_its_age_settles_every_counter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Upstream evicts by size and by time. Here a topic keeps what is not done, unless it is older than its ttl."""
+
+    async def scenario(broker: Broker) -> None:
+        client, between = await ten_pending(broker)
+        actor = await dispatcher(broker)
+        settings = await actor.directory.settings("orders")
+        assert settings.ttl_ms == 0
+        await moving.expire_old(actor)
+        assert await _counts(broker) == (10, 10, 10), "without a ttl nothing is evicted"
+        young = msgspec.structs.replace(settings, ttl_ms=broker.ports.clock.now() - between)
+
+        async def limited(topic: str) -> TopicSettings:
+            return young
+
+        monkeypatch.setattr(actor.directory, "settings", limited)
+        await broker.until(lambda: actor.cursor.mark_delete & 0xFFFFFFFF == 4, 1_000)
+        monkeypatch.undo()
+        await broker.quiet(1_000)
+        await settled(broker, client)
+
+    play(scenario, type="shared")
