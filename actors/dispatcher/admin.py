@@ -97,11 +97,10 @@ class Administration:
             }
         )
 
-    def _backlog(self) -> int:
-        """Messages that are not done, as far as the end of the topic is known."""
-        end = self._d.reader.end
-        if end < 0:
-            end = self._d.reader.position - 1
+    def _backlog(self, end: int | None = None) -> int:
+        """Messages that are not done, up to a position, or as far as the end of the topic is known."""
+        if end is None:
+            end = self._d.reader.end if self._d.reader.end >= 0 else self._d.reader.position - 1
         if end <= self._d.cursor.mark_delete:
             return 0
         return self._d.cursor.unacknowledged_in(self._d.cursor.mark_delete + 1, end)
@@ -167,11 +166,13 @@ class Administration:
         return {"position": show(target)}
 
     async def _forward(self, target: int, *, everything: bool = False) -> dict[str, Any]:
-        """Everything before `target` counts as done."""
+        """Everything before `target` counts as done. What comes meanwhile is not in the number that is told."""
         d = self._d
-        before = self._backlog()
+        await d.reader.look()
+        end = d.reader.end
+        before = self._backlog(end)
         await moving.forward(d, target, everything=everything)
-        return {"skipped": before - self._backlog(), "position": show(target)}
+        return {"skipped": before - self._backlog(end), "position": show(target)}
 
     async def _skip(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """The next `messages` messages that are not done count as done, whatever ledgers they lie in."""

@@ -132,6 +132,19 @@ def test_ua_1_counters_never_go_below_zero() -> None:
         assert flow.dispatch.stats(0)["unackedMessages"] == 0
 
 
+def test_ua_6_what_one_group_names_twice_counts_once() -> None:
+    """Upstream counts the messages of a batch in one record; here each has its own, so three runs of three are nine."""
+    flow = Driver()
+    flow.join("c1")
+    runs = [flow.publish(f"k{number}", f"k{number}", f"k{number}") for number in range(3)]
+    assert len(flow.route()["c1"]) == 9
+    assert flow.ack(*runs[1], *runs[2], *runs[1]) == [*runs[1], *runs[2]]
+    assert flow.pending("c1") == runs[0]
+    assert flow.consumer_stats("c1")["unackedMessages"] == 3
+    assert flow.ack(*runs[0]) == runs[0]
+    assert flow.consumer_stats("c1")["unackedMessages"] == 0
+
+
 def test_ua_9_an_acknowledgement_through_another_consumer_releases_the_owner() -> None:
     flow = Driver(max_unacked_messages_per_consumer=10)
     flow.join("owner", permits=1000)

@@ -153,6 +153,24 @@ def test_rr_5_a_read_that_was_answered_meanwhile_is_followed_by_one_more() -> No
     play(scenario)
 
 
+def test_rs_1_in_a_shared_subscription_what_comes_again_needs_no_read_beside_the_parked_one() -> None:
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c1", acking=False)
+        await broker.publish(*FIVE)
+        await broker.until(lambda: len(client.got) == 5)
+        await broker.quiet(100)
+        before = reads(broker)
+        await client.nack(*client.got[:2])
+        await broker.until(lambda: len(client.got) == 7, 100)
+        assert [message.again for message in client.got[5:]] == [1, 1]
+        assert reads(broker) == before
+        assert (await broker.stats())["pendingRead"]
+        await broker.publish(*FIVE)
+        await broker.until(lambda: len(client.got) == 12, 100)
+
+    play(scenario, type="shared")
+
+
 def test_rs_3_a_read_of_new_messages_and_one_for_a_lost_index_exclude_each_other() -> None:
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c1", queue=20)

@@ -1,4 +1,6 @@
-"""OT: messages that are skipped or expire while consumers hold them, in a Shared subscription (KS-45, KS-48).
+"""OT, CL-2, CL-4: what is removed while somebody holds it or adds to it.
+
+OT: messages that are skipped or expire while consumers hold them, in a Shared subscription (KS-45, KS-48).
 
 There everything settles at once, since no order hangs on what a consumer still holds. The real actors do it, because
 the dispatcher has to bring the decision core, the cursor and the record together. OT-1 for the core alone is in
@@ -11,7 +13,8 @@ import msgspec
 import pytest
 
 from actors.dispatcher import moving
-from actors.messages import TopicSettings
+from actors.messages import Attach, Attached, Detach, TopicSettings
+from storage.errors import Invalid
 from tests.actors.key_shared.test_reading import dispatcher
 from tests.scenarios.key_shared.broker import KEYS, Broker, Client, play
 
@@ -50,6 +53,17 @@ async def settled(broker: Broker, client: Client) -> None:
     await broker.quiet(200)
     assert await _counts(broker) == (0, 0, 0)
     assert len(client.got) == 10, "none of them came again"
+
+
+def test_clearing_tells_how_many_it_cleared_though_nobody_has_read_them() -> None:
+    async def scenario(broker: Broker) -> None:
+        await broker.address()
+        await broker.publish(*TEN)
+        assert (await broker.admin("clear_backlog"))["skipped"] == 10
+        assert (await broker.admin("clear_backlog"))["skipped"] == 0
+        assert (await broker.stats())["msgBacklog"] == 0
+
+    play(scenario)
 
 
 def test_ot_1_skipping_settles_every_counter() -> None:
@@ -92,3 +106,58 @@ def test_ot_3_what_is_evicted_for_its_age_settles_every_counter(monkeypatch: pyt
         await settled(broker, client)
 
     play(scenario, type="shared")
+
+
+def test_cl_2_a_consumer_is_counted_alike_everywhere_and_a_subscription_without_any_can_go() -> None:
+    async def scenario(broker: Broker) -> None:
+        address, actor = await broker.address(), await dispatcher(broker)
+        replies: list[Attached] = []
+
+        async def attach() -> None:
+            reply = await broker.ports.net.call(address, Attach(consumer="c1", incarnation="c1.0"), 5_000)
+            assert isinstance(reply, Attached)
+            replies.append(reply)
+
+        def listed() -> list[int]:
+            return [len(found) for found in (actor.core.consumers(), actor.sessions.all(), actor.members)]
+
+        for _ in range(3):
+            broker.world.background(attach(), "attach")
+        await broker.until(lambda: len(replies) == 3)
+        assert len({reply.session for reply in replies}) == 1
+        assert listed() == [1, 1, 1], "it came three times and is there once"
+        with pytest.raises(Invalid, match="1 consumers are connected"):
+            await broker.admin("delete")
+        for _ in range(2):
+            await broker.ports.net.call(address, Detach(session=replies[0].session), 1_000)
+        assert listed() == [0, 0, 0]
+        assert await broker.admin("delete") == {"deleted": True}
+        await broker.quiet(100)
+        await broker.directory.suspect(address)
+
+    play(scenario, policy="read_position")
+
+
+def test_cl_4_adding_delayed_messages_while_they_are_cleared() -> None:
+    async def scenario(broker: Broker) -> None:
+        await broker.join("c1")
+        published = 0
+
+        async def publish() -> None:
+            nonlocal published
+            for _ in range(20):
+                await broker.publish(*TEN, delay=600_000)
+                published += 10
+
+        broker.world.background(publish(), "publish")
+        cleared = 0
+        while published < 200:
+            cleared += (await broker.admin("clear_backlog"))["skipped"]
+            stats = await broker.stats()
+            assert 0 <= stats["msgDelayed"] <= stats["msgBacklog"]
+        await broker.quiet(100)
+        cleared += (await broker.admin("clear_backlog"))["skipped"]
+        stats = await broker.stats()
+        assert (stats["msgDelayed"], stats["msgBacklog"], cleared) == (0, 0, 200)
+
+    play(scenario, policy="read_position")

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
 
-from actors.messages import SubscriptionSettings
+from actors.messages import Publish, SubscriptionSettings
+from actors.wire import Request
 from storage.hashing import masked_hash
 from storage.position import position
 from tests.actors.key_shared.driver import Driver, at, keys_by_owners
+from tests.scenarios.key_shared.broker import Broker, play
+from tests.sim.world import Process
 
 MOVED = keys_by_owners(("slow", "fast"), ("third",))
 SLOW = MOVED["slow", "slow"][0]
@@ -57,6 +61,31 @@ def test_kst_2_sticky_ranges_get_exactly_their_keys_and_again_in_order() -> None
     for name in ranges:
         assert flow.nack(name) == len(left[name])
     assert flow.route() == left, "the same to the same, in order, and no more"
+
+
+def test_kst_13_compressed_messages_arrive_in_order() -> None:
+    keys = [f"{number % 3}" * 500 for number in range(10)]
+    sizes: list[int] = []
+
+    async def scenario(broker: Broker) -> None:
+        carry = broker.world.witness
+        assert carry is not None
+
+        def seen(caller: Process, to: str, request: Request[Any], outcome: Any) -> None:
+            if isinstance(request, Publish):
+                sizes.append(len(request.payload.data or b""))
+            carry(caller, to, request, outcome)
+
+        broker.world.witness = seen
+        for producer in broker._producers:
+            producer._compression = "lz4"
+        clients = [await broker.join(name) for name in ("a", "b")]
+        await broker.publish(*keys)
+        await broker.until(lambda: broker.seen() == 10)
+        assert sorted(key for client in clients for key in client.came()) == sorted(keys)
+
+    play(scenario)
+    assert sum(sizes) < sum(map(len, keys)), "they were compressed"
 
 
 def test_kst_16_keys_rise_although_nothing_is_acknowledged_until_the_end() -> None:
