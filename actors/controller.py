@@ -71,7 +71,9 @@ class Controller(Actor):
         self._fleet = Fleet(ports, self._places, lost_after_ms)
         self._mending = Mending(ports, self._fleet.lost, self._partitions)
         self._leftovers_ms = leftovers_ms
-        self._deleting: dict[str, None] = {}
+        self._deleting: dict[str, str] = {}
+        """Topics that are being deleted, and what of them goes at present: subscriptions, then partitions."""
+        self._unsubscribing: dict[tuple[str, str], None] = {}
         self._verbs: dict[str, Callable[[dict[str, Any]], Awaitable[Any]]] = {
             "topics": self._topics,
             "subscriptions": self._subscriptions,
@@ -174,13 +176,22 @@ class Controller(Actor):
         return [entry.settings["bookie"] for entry in self._fleet.of_kind("bookie")]
 
     async def on_locate_topic(self, request: LocateTopic) -> Located:
-        """See messages.LocateTopic."""
+        """See messages.LocateTopic. Raises Unavailable while its partitions are deleted: nobody starts them anew."""
         settings = await self._topic_settings(request.topic)
+        if self._deleting.get(request.topic) == "partitions":
+            raise Unavailable(f"topic {request.topic!r} is being deleted")
         addresses = await self._fleet.ensure_all(self._topic_entries(request.topic, settings))
         return Located(addresses=addresses, settings=msgspec.json.encode(settings).decode())
 
     async def on_locate_subscription(self, request: LocateSubscription) -> Located:
-        """See messages.LocateSubscription."""
+        """See messages.LocateSubscription. Raises Unavailable while it, or its topic, is deleted: consumers that are
+        sent away come back at once, and must not make it anew meanwhile.
+        """
+        if request.topic in self._deleting or (request.topic, request.subscription) in self._unsubscribing:
+            raise Unavailable(f"subscription {request.subscription!r} of {request.topic!r} is being deleted")
+        return await self._locate_subscription(request)
+
+    async def _locate_subscription(self, request: LocateSubscription) -> Located:
         topic = await self._topic_settings(request.topic)
         if request.settings is None:
             known = await self.ports.meta.keys(f"subscription/{request.topic}/")
@@ -245,20 +256,15 @@ class Controller(Actor):
 
     async def _delete_subscription(self, arguments: dict[str, Any]) -> dict[str, Any]:
         topic, subscription = str(arguments["topic"]), str(arguments["subscription"])
-        located = await self.on_locate_subscription(LocateSubscription(topic=topic, subscription=subscription))
-        for partition, address in enumerate(located.addresses):
-            place = {"topic": topic, "partition": partition, "subscription": subscription}
-            entry = self._fleet.find("dispatcher", place)
-            if entry is not None:
-                # Nobody may find it dead and start it again, which would make the subscription anew.
-                self._fleet.forget(entry)
-            try:
-                await self._ask(address, Admin(verb="delete", arguments=json.dumps(arguments)))
-            except SluiceError:
-                if entry is not None:
-                    self._fleet.remember(entry)
-                raise
-            await self._places.stop(address)
+        self._unsubscribing[topic, subscription] = None
+        try:
+            located = await self._locate_subscription(LocateSubscription(topic=topic, subscription=subscription))
+            request = Admin(verb="delete", arguments=json.dumps(arguments))
+            for partition, address in enumerate(located.addresses):
+                place = {"topic": topic, "partition": partition, "subscription": subscription}
+                await self._end_for_good("dispatcher", place, address, request)
+        finally:
+            self._unsubscribing.pop((topic, subscription), None)
         return {"deleted": subscription}
 
     async def _delete_topic(self, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -266,18 +272,33 @@ class Controller(Actor):
         subscriptions = await self._subscriptions({"topic": topic})
         if subscriptions and not force:
             raise Invalid(f"topic {topic} has subscriptions ({', '.join(subscriptions)}); use force")
-        self._deleting[topic] = None
+        self._deleting[topic] = "subscriptions"
         try:
             for subscription in subscriptions:
                 await self._delete_subscription({"topic": topic, "subscription": subscription, "force": True})
             located = await self.on_locate_topic(LocateTopic(topic=topic))
+            self._deleting[topic] = "partitions"
             for partition, address in enumerate(located.addresses):
-                await self._ask(address, DeleteTopic(force=force))
-                await self._fleet.end("topic", {"topic": topic, "partition": partition})
+                place = {"topic": topic, "partition": partition}
+                await self._end_for_good("topic", place, address, DeleteTopic(force=force))
             await self.ports.meta.remove(topic_key(topic))
         finally:
             self._deleting.pop(topic, None)
         return {"deleted": topic}
+
+    async def _end_for_good(self, kind: str, place: dict[str, Any], address: Address, request: Request[Any]) -> None:
+        """Have an actor delete what it serves, and end it."""
+        entry = self._fleet.find(kind, place)
+        if entry is not None:
+            # Nobody may find it dead and start it again, which would make what it served anew.
+            self._fleet.forget(entry)
+        try:
+            await self._ask(address, request)
+        except SluiceError:
+            if entry is not None:
+                self._fleet.remember(entry)
+            raise
+        await self._places.stop(address)
 
     async def _status(self, arguments: dict[str, Any]) -> dict[str, Any]:
         lost = self._fleet.lost()

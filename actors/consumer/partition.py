@@ -87,7 +87,7 @@ class PartitionConsumer:
 
     async def open(self) -> None:
         """Attach once (errors of the caller's making are raised here), then go on in the background."""
-        await self._attach()
+        await self._attach(first=True)
         self._ports.spawn(self._converse(), f"poll-{self.partition}")
         self._ports.spawn(self._resolve(), f"resolve-{self.partition}")
         self._ports.spawn(self._acknowledge_alone(), f"ack-{self.partition}")
@@ -171,8 +171,11 @@ class PartitionConsumer:
 
     # -- the session ----------------------------------------------------------------------------------------------
 
-    async def _attach(self) -> None:
-        """Find the dispatcher and open a session, for as long as it takes."""
+    async def _attach(self, *, first: bool = False) -> None:
+        """Find the dispatcher and open a session, for as long as it takes.
+
+        Who comes back and finds its place taken (a subscription for one consumer, fixed ranges) waits for it.
+        """
         wait = RETRY_FIRST
         while not self.closing:
             try:
@@ -192,7 +195,9 @@ class PartitionConsumer:
                     self._enter(reply.session, reply.epoch, reply.lease, sent)
                     return
                 await self._directory.suspect(self._address)
-            except Unavailable as error:
+            except (Unavailable, Conflict) as error:
+                if first and isinstance(error, Conflict):
+                    raise
                 self._ports.log("attach_waits", partition=self.partition, error=str(error))
             except Fenced:
                 await self._directory.suspect(self._address)
@@ -230,22 +235,26 @@ class PartitionConsumer:
         self._told(self.partition, Event(kind="lost"))
 
     async def _converse(self) -> None:
-        while not self.closing:
-            try:
-                await self._poll()
-            except (Invalid, NotFound) as error:
-                self.failed = error
-                self._told(self.partition, Event(kind="failed"))
-                return
-            except Conflict:
+        """Poll for ever; what cannot be mended by attaching anew (the topic was deleted) ends it, and is told."""
+        try:
+            while not self.closing:
+                await self._turn_or_attach()
+        except (Invalid, NotFound) as error:
+            self.failed = error
+            self._told(self.partition, Event(kind="failed"))
+
+    async def _turn_or_attach(self) -> None:
+        try:
+            await self._poll()
+        except Conflict:
+            await self._attach()
+        except Fenced:
+            if not self.closing:
+                self._lost()
                 await self._attach()
-            except Fenced:
-                if not self.closing:
-                    self._lost()
-                    await self._attach()
-            except Unavailable:
-                await self._ports.clock.sleep(RETRY_FIRST)
-                await self._attach()
+        except Unavailable:
+            await self._ports.clock.sleep(RETRY_FIRST)
+            await self._attach()
 
     async def _poll(self) -> None:
         """One turn, repeated until it is answered. Raises Fenced when the session is over."""

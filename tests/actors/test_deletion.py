@@ -1,0 +1,77 @@
+"""What the controller deletes stays deleted, whoever asks for it meanwhile."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from actors.messages import LocateSubscription, LocateTopic, Manage, SubscriptionSettings
+from storage.errors import Corrupt, NotFound, Unavailable
+from tests.actors.test_controller import Stage, play
+
+
+def test_a_deleted_topic_does_not_come_back() -> None:
+    """Neither by itself nor when a bookie is lost afterwards."""
+
+    async def scenario(stage: Stage) -> None:
+        await stage.create("kept")
+        await stage.create("gone")
+        await stage.ask(Manage(verb="delete_topic", arguments='{"topic": "gone"}'))
+        stage.broken["bookie-0"] = Corrupt("the disk was emptied")
+        for name in stage.world.alive("bookie-"):
+            if stage.world.process(name).placed == ("bookie", {"bookie": "bookie-0"}):
+                stage.world.crash(name)
+
+        async def told() -> bool:
+            return ("kept/0", ["bookie-0"]) in stage.told
+
+        await stage.until(told, "the topics are not told")
+        assert [row["name"] for row in (await stage.status())["actors"] if row["kind"] == "topic"] == ["topic/kept/0"]
+        with pytest.raises(NotFound, match="there is no topic 'gone'"):
+            await stage.locate("gone")
+
+    play(scenario)
+
+
+def test_nobody_starts_anew_what_is_being_deleted() -> None:
+    """Consumers that are sent away come back at once, and to a part of what is there while the rest goes."""
+
+    async def scenario(stage: Stage) -> None:
+        subscribe = LocateSubscription(topic="t", subscription="s", settings=SubscriptionSettings())
+        ask_only = LocateSubscription(topic="t", subscription="s")
+
+        def begin(verb: str) -> None:
+            arguments = json.dumps({"topic": "t", "subscription": "s", "force": True})
+            stage.world.background(stage.ask(Manage(verb=verb, arguments=arguments)), verb)
+
+        async def refused(after: int, *requests: Any) -> None:
+            await stage.world.loop.pause(after)
+            for request in requests:
+                with pytest.raises(Unavailable, match="is being deleted"):
+                    await stage.ask(request)
+
+        await stage.create(partitions=2)
+        await stage.ask(subscribe)
+        await stage.client.meta.create("subscription/t/0/s", 1, b"of the dispatcher")
+        stage.slow_ms = 3_000
+        begin("delete_subscription")
+        await refused(1_000, subscribe, ask_only)
+        await refused(3_000, subscribe, ask_only)
+        await stage.world.loop.pause(3_000)
+        assert (stage.starts["t/0/s"], stage.starts["t/1/s"]) == (1, 1)
+        await stage.ask(subscribe)
+        assert (stage.starts["t/0/s"], stage.starts["t/1/s"]) == (2, 2)
+        begin("delete_topic")
+        await refused(1_000, subscribe, ask_only)
+        await stage.locate("t")
+        await refused(6_000, subscribe, LocateTopic(topic="t"))
+        await refused(3_000, subscribe, LocateTopic(topic="t"))
+        await stage.world.loop.pause(3_000)
+        with pytest.raises(NotFound, match="there is no topic 't'"):
+            await stage.locate("t")
+        assert [stage.starts[name] for name in ("t/0", "t/1", "t/0/s", "t/1/s")] == [1, 1, 2, 2]
+        assert {row["kind"] for row in (await stage.status())["actors"]} == {"bookie"}
+
+    play(scenario)
