@@ -256,6 +256,8 @@ class Controller(Actor):
 
     async def _delete_subscription(self, arguments: dict[str, Any]) -> dict[str, Any]:
         topic, subscription = str(arguments["topic"]), str(arguments["subscription"])
+        if (topic, subscription) in self._unsubscribing:
+            raise Unavailable(f"subscription {subscription!r} of {topic!r} is being deleted")
         self._unsubscribing[topic, subscription] = None
         try:
             located = await self._locate_subscription(LocateSubscription(topic=topic, subscription=subscription))
@@ -272,6 +274,8 @@ class Controller(Actor):
         subscriptions = await self._subscriptions({"topic": topic})
         if subscriptions and not force:
             raise Invalid(f"topic {topic} has subscriptions ({', '.join(subscriptions)}); use force")
+        if topic in self._deleting:
+            raise Unavailable(f"topic {topic!r} is being deleted")
         self._deleting[topic] = "subscriptions"
         try:
             for subscription in subscriptions:

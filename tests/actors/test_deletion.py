@@ -41,10 +41,9 @@ def test_nobody_starts_anew_what_is_being_deleted() -> None:
     async def scenario(stage: Stage) -> None:
         subscribe = LocateSubscription(topic="t", subscription="s", settings=SubscriptionSettings())
         ask_only = LocateSubscription(topic="t", subscription="s")
-
-        def begin(verb: str) -> None:
-            arguments = json.dumps({"topic": "t", "subscription": "s", "force": True})
-            stage.world.background(stage.ask(Manage(verb=verb, arguments=arguments)), verb)
+        arguments = json.dumps({"topic": "t", "subscription": "s", "force": True})
+        unsubscribe = Manage(verb="delete_subscription", arguments=arguments)
+        delete = Manage(verb="delete_topic", arguments=arguments)
 
         async def refused(after: int, *requests: Any) -> None:
             await stage.world.loop.pause(after)
@@ -56,18 +55,18 @@ def test_nobody_starts_anew_what_is_being_deleted() -> None:
         await stage.ask(subscribe)
         await stage.client.meta.create("subscription/t/0/s", 1, b"of the dispatcher")
         stage.slow_ms = 3_000
-        begin("delete_subscription")
+        stage.world.background(stage.ask(unsubscribe), "unsubscribe")
         await refused(1_000, subscribe, ask_only)
-        await refused(3_000, subscribe, ask_only)
+        await refused(3_000, subscribe, ask_only, unsubscribe)
         await stage.world.loop.pause(3_000)
         assert (stage.starts["t/0/s"], stage.starts["t/1/s"]) == (1, 1)
         await stage.ask(subscribe)
         assert (stage.starts["t/0/s"], stage.starts["t/1/s"]) == (2, 2)
-        begin("delete_topic")
+        stage.world.background(stage.ask(delete), "delete")
         await refused(1_000, subscribe, ask_only)
         await stage.locate("t")
         await refused(6_000, subscribe, LocateTopic(topic="t"))
-        await refused(3_000, subscribe, LocateTopic(topic="t"))
+        await refused(3_000, delete, subscribe, LocateTopic(topic="t"))
         await stage.world.loop.pause(3_000)
         with pytest.raises(NotFound, match="there is no topic 't'"):
             await stage.locate("t")
