@@ -16,6 +16,7 @@ from typing import Any
 
 import msgpack
 
+from actors.backoff import Backoff
 from actors.ports import Ports
 from storage.errors import Corrupt, Fenced, Unavailable
 
@@ -77,7 +78,7 @@ class OwnedRecord:
 
     async def _write(self, value: dict[str, Any]) -> None:
         packed = msgpack.packb(value)
-        wait = RETRY_FIRST
+        wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
         while not self.lost:
             try:
                 asked = self._ports.clock.monotonic()
@@ -92,20 +93,18 @@ class OwnedRecord:
                 self.lost = True
             except Unavailable as error:
                 self._ports.log("record_waits", key=self._key, error=str(error))
-                await self._ports.clock.sleep(wait)
-                wait = min(wait * 2, RETRY_MOST)
+                await wait.pause()
         raise Fenced(f"{self._key} has a newer owner")
 
     async def _read(self) -> tuple[int, dict[str, Any]] | None:
-        wait = RETRY_FIRST
+        wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
         while True:
             try:
                 newest = await self._ports.meta.read(self._key)
                 break
             except Unavailable as error:
                 self._ports.log("record_waits", key=self._key, error=str(error))
-                await self._ports.clock.sleep(wait)
-                wait = min(wait * 2, RETRY_MOST)
+                await wait.pause()
         if newest is None:
             return None
         value = msgpack.unpackb(newest.value)

@@ -15,6 +15,7 @@ from itertools import islice
 
 import numpy as np
 
+from actors.backoff import Backoff
 from actors.consumer.held import Holding, Received
 from actors.consumer.payload import JOIN_ROWS, Payloads, join
 from actors.directory import Directory
@@ -176,7 +177,7 @@ class PartitionConsumer:
 
         Who comes back and finds its place taken (a subscription for one consumer, fixed ranges) waits for it.
         """
-        wait = RETRY_FIRST
+        wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
         while not self.closing:
             try:
                 self._address = await self._directory.dispatcher(
@@ -201,8 +202,7 @@ class PartitionConsumer:
                 self._ports.log("attach_waits", partition=self.partition, error=str(error))
             except Fenced:
                 await self._directory.suspect(self._address)
-            await self._ports.clock.sleep(wait)
-            wait = min(wait * 2, RETRY_MOST)
+            await wait.pause()
 
     def _enter(self, session: int, epoch: int, lease: int, sent: int) -> None:
         self._renewed, self._lease = sent, lease
@@ -261,7 +261,7 @@ class PartitionConsumer:
         self._turn += 1
         ack_turn, acks = self._take_acks()
         session, epoch = self.session, self.epoch
-        wait = RETRY_FIRST
+        wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
         while not self.closing:
             self._granted_sent = self._granted()
             request = Poll(
@@ -288,8 +288,7 @@ class PartitionConsumer:
                 if (session, epoch) != (self.session, self.epoch):
                     return
                 continue  # the same session still stands: the same turn again, or its delivery would be lost
-            await self._ports.clock.sleep(wait)
-            wait = min(wait * 2, RETRY_MOST)
+            await wait.pause()
 
     def _granted(self) -> int:
         """Cumulative permits of this session: what came, plus the room that is left in the queue."""
@@ -373,7 +372,7 @@ class PartitionConsumer:
 
     async def _send_acks(self, request: Acknowledge) -> None:
         """Send until answered; a change of session makes it void (the acks are said again there)."""
-        wait = RETRY_FIRST
+        wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
         while request.session == self.session:
             try:
                 sent = self._ports.clock.monotonic()
@@ -389,11 +388,10 @@ class PartitionConsumer:
                 return
             if self.closing and self._ports.clock.monotonic() - self._renewed > self._lease:
                 raise Fenced("the session ended before its acknowledgements were confirmed")
-            await self._ports.clock.sleep(wait)
-            wait = min(wait * 2, RETRY_MOST)
+            await wait.pause()
 
     async def _tell(self, request: NegativeAcknowledge) -> None:
-        wait = RETRY_FIRST
+        wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
         while request.session == self.session:
             try:
                 if not isinstance(await self._ports.net.call(self._address, request, CALL_TIMEOUT), Unknown):
@@ -402,5 +400,4 @@ class PartitionConsumer:
                 pass
             except Fenced:
                 return
-            await self._ports.clock.sleep(wait)
-            wait = min(wait * 2, RETRY_MOST)
+            await wait.pause()

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from actors.backoff import Backoff
 from actors.consumer.held import Received
 from actors.directory import Directory
 from actors.messages import Part, ReadPayload
@@ -131,11 +132,10 @@ class Payloads:
 
     async def _from_topic(self, ledger: int, entry: int, *, again: bool) -> DecodedRun:
         """The run that holds an entry, asked of the topic for as long as it takes. Raises NotFound."""
-        wait = RETRY_FIRST
+        wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
         while (run := await self._read(ledger, entry, again)) is None:
             again = True
-            await self._ports.clock.sleep(wait)
-            wait = min(wait * 2, RETRY_MOST)
+            await wait.pause()
         self._decoded.add(run)
         return run
 

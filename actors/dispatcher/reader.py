@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from actors.backoff import Backoff
 from actors.delayed.tracker import DelayedTracker
 from actors.directory import Directory
 from actors.dispatcher.runs import RunTable
@@ -95,7 +96,7 @@ class Reader:
 
     async def run(self) -> None:
         """Read whenever the core has room; ends with the actor."""
-        wait = RETRY_FIRST
+        wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
         await self.index_ready.wait(self._ports, INDEX_PATIENCE)
         while True:
             self._rescans += self._tracker.take_rescans()
@@ -108,10 +109,9 @@ class Reader:
             answered = await self._attempt(room)
             self.reading = False
             if answered:
-                wait = RETRY_FIRST
+                wait.reset()
                 continue
-            await self._ports.clock.sleep(wait)
-            wait = min(wait * 2, RETRY_MOST)
+            await wait.pause()
 
     def _room(self) -> int:
         """Messages that may be read now: none while held, or while the delayed index cannot keep up."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from actors.backoff import Backoff
 from actors.ledger.bookies import Bookies, NoAnswer
 from actors.ledger.record import Fragment, LedgerRecord
 from actors.ledger.writing import PendingRun, WriteState
@@ -145,7 +146,7 @@ class LedgerWriter:
     async def _deliver(self, append: Append, bookie: str) -> bool:
         """Try until the bookie has the run; False when it is no longer wanted there. Raises Fenced."""
         blob = append.blob
-        delay, refusals = RETRY_FIRST, 0
+        wait, refusals = Backoff(self._ports, RETRY_FIRST, RETRY_MOST), 0
         while not self.closed and bookie in self.state.bookies:
             add = AddRun(ledger=self.ledger_id, epoch=self._epoch, head=append.head, payload=blob)
             try:
@@ -174,8 +175,7 @@ class LedgerWriter:
                     self._report(bookie)
             if self.retired and refusals >= RETIRED_TRIES:
                 break
-            await self._ports.clock.sleep(delay)
-            delay = min(2 * delay, RETRY_MOST)
+            await wait.pause()
         return False
 
     def _check_payload(self, append: Append) -> None:

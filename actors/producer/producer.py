@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from actors.backoff import Backoff
 from actors.directory import Directory
 from actors.messages import OpenProducer, Publish, Published
 from actors.ports import Address, Ports, Unknown
@@ -173,7 +174,7 @@ class PartitionProducer:
 
     async def _append(self, run: Run, first_sequence: int, keyed_delay: bool) -> Published:
         """Publish until there is an answer. The request never changes, so a repetition is recognised."""
-        wait = RETRY_FIRST
+        wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
         while True:
             request = Publish(
                 producer=self._name,
@@ -201,12 +202,11 @@ class PartitionProducer:
                 await self._reopen(attempts=0)
             if self.closed is not None:
                 raise self.closed
-            await self._ports.clock.sleep(wait)
-            wait = min(wait * 2, RETRY_MOST)
+            await wait.pause()
 
     async def _reopen(self, attempts: int) -> None:
         """Find the owner and open a session there. attempts 0: go on until it works or we are fenced."""
-        wait, tries = RETRY_FIRST, 0
+        wait, tries = Backoff(self._ports, RETRY_FIRST, RETRY_MOST), 0
         while self.closed is None:
             tries += 1
             try:
@@ -225,8 +225,7 @@ class PartitionProducer:
                 if "producer" in str(error):
                     raise
                 await self._directory.suspect(self._address)
-            await self._ports.clock.sleep(wait)
-            wait = min(wait * 2, RETRY_MOST)
+            await wait.pause()
 
 
 def _join(batches: list[Batch]) -> Batch:

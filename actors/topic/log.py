@@ -13,12 +13,14 @@ between; the writer's callbacks are synchronous.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 
+from actors.backoff import Backoff
 from actors.ledger.bookies import Bookies
 from actors.ledger.fan import together
 from actors.ledger.keeper import LedgerIds, RecordKeeper
@@ -135,16 +137,21 @@ class PartitionLog:
             self.last_confirmed = position(kept[-1].id, kept[-1].last_entry)
 
     async def _insist(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Repeat while the bookies are away. Fenced and Corrupt pass through."""
-        delay = RETRY_FIRST
+        """Repeat while the bookies are away. Fenced and Corrupt pass through.
+
+        Raises Fenced as well when a newer owner took over meanwhile: it may have settled and deleted this very ledger,
+        and then no bookie will ever say what is waited for.
+        """
+        wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
         while True:
             try:
                 return await work()
             except (Unavailable, Overloaded) as error:
                 self._ports.log("recovery_waits", error=str(error))
             self._check()
-            await self._ports.clock.sleep(delay)
-            delay = min(2 * delay, RETRY_MOST)
+            with contextlib.suppress(Unavailable):
+                await self.keeper.verify()
+            await wait.pause()
 
     async def _replay(self, ledger: LedgerRecord) -> LedgerRecord:
         """Learn what producers stored in this ledger after the record's snapshot; returns it with its bytes."""

@@ -71,6 +71,29 @@ def test_s15_a_frozen_owner_that_comes_back_with_runs_under_way_confirms_none_be
     World(400 + seed).play(scenario)
 
 
+def test_an_owner_that_waits_for_bookies_notices_that_it_was_replaced() -> None:
+    """Its ledger may be settled and deleted by its successor; then no bookie will ever say what it waits for."""
+
+    async def scenario(world: World) -> None:
+        cluster = Cluster(world)
+        producer = TestProducer(world.client("client"), await cluster.start())
+        await producer.open()
+        await producer.publish(2)
+        world.crash("owner1")
+        world.partition(["owner2"], [f"b{number}" for number in range(3)])
+        waiting = await cluster.start_owner()
+        new = TestProducer(world.client("other"), await cluster.start_owner(), name="q")
+        await new.open()
+
+        async def refused() -> None:
+            while await to_the_old_owner(world.client("late"), waiting) != "Fenced":
+                await world.loop.pause(100)
+
+        await world.within(30_000, refused(), "the old owner does not notice")
+
+    World(440).play(scenario)
+
+
 def test_s15_nothing_in_the_record_changes_by_an_owner_that_was_replaced() -> None:
     async def scenario(world: World) -> None:
         cluster = Cluster(world, settings=TopicSettings(roll_entries=4))

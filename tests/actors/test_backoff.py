@@ -1,0 +1,33 @@
+"""Pauses double up to their limit, begin anew after a success, and do not keep step."""
+
+from __future__ import annotations
+
+from actors.backoff import Backoff
+from tests.sim.world import World
+
+
+def _pauses(seed: int, tries: int, reset_after: int) -> list[int]:
+    taken: list[int] = []
+
+    async def run(world: World) -> None:
+        ports = world.client("knocking")
+        wait = Backoff(ports, 100, 1_000)
+        for number in range(tries):
+            began = ports.clock.monotonic()
+            await wait.pause()
+            taken.append(ports.clock.monotonic() - began)
+            if number == reset_after:
+                wait.reset()
+
+    World(seed).play(run)
+    return taken
+
+
+def test_bo_1_pauses_double_up_to_the_limit_shortened_by_a_tenth_at_most() -> None:
+    wanted = [100, 200, 400, 800, 1_000, 1_000, 100, 200]
+    got = _pauses(1, 8, reset_after=5)
+    assert all(want * 0.9 <= pause <= want for want, pause in zip(wanted, got, strict=True)), got
+
+
+def test_those_who_begin_together_do_not_knock_together() -> None:
+    assert len({tuple(_pauses(seed, 5, -1)) for seed in range(8)}) == 8
