@@ -148,7 +148,11 @@ class Consumer:
             self._loop.run(part.redeliver_all())
 
     def wait_acknowledged(self, timeout_ms: int | None = None) -> None:
-        """Wait until every acknowledgement so far is durable. Raises Unavailable, Fenced."""
+        """Wait until every acknowledgement so far is durable.
+
+        Raises Unavailable (time-out), and Fenced, once, if a session was lost before its acknowledgements were: those
+        messages come again.
+        """
         for part in self.parts:
             self._loop.run(part.wait_confirmed(), None if timeout_ms is None else timeout_ms / 1000)
 

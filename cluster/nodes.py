@@ -67,7 +67,10 @@ def add_node(session: str, address: str, *, cpus: int | None = None, object_stor
 def _ray_start(session: str, *arguments: str) -> None:
     # Workers listen on ports that the system chooses: two raylets on one machine would deal out the same range.
     # Nobody asked for an autoscaler, and nobody reads the workers' logs from afar.
-    fixed = ("--min-worker-port=0", "--max-worker-port=0", "--include-log-monitor=false", "--disable-usage-stats")
+    fixed = (
+        "--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0",
+        "--include-log-monitor=false", "--disable-usage-stats",
+    )  # fmt: skip
     command = [sys.executable, "-c", RAY_COMMAND, "start", f"--node-ip-address={LOOPBACK}", *fixed, *arguments]
     environment = {**os.environ, "RAY_TMPDIR": session}
     for left in reversed(range(START_TRIES)):

@@ -123,7 +123,6 @@ class FloodConsumer:
         self._joined = False
         self._received = self._redelivered = 0
         self._sessions: dict[int, tuple[int, int]] = {}
-        self._lost_sessions = 0
 
     def ready(self) -> int:
         """The process id, once the process is up."""
@@ -140,7 +139,7 @@ class FloodConsumer:
         self._incarnation, self._name = incarnation, consumer_name
         self._stopping.clear()
         self._error, self._joined = "", False
-        self._received = self._redelivered = self._lost_sessions = 0
+        self._received = self._redelivered = 0
         self._sessions = {}
         self._thread = threading.Thread(target=self._run, name="consumer", daemon=True)
         self._thread.start()
@@ -241,27 +240,25 @@ class FloodConsumer:
         return pa.RecordBatch.from_arrays(columns, schema=DELIVERIES)
 
     def _told(self, events: Journal, partition: int, kind: str) -> None:
-        """The broker ended a session: for the judge the holds of it ended with its last batch, at the latest."""
+        """A session is over: for the judge the holds of it ended with its last batch, and what was confirmed by now."""
         if kind != "lost":
             return
-        self._lost_sessions += 1
         session, last = self._sessions.get(partition, (0, 0))
         if session:
-            self._event(events, EXPIRED, last, session=session, partition=partition)
+            now = self._job.clock.now()
+            self._event(events, EXPIRED, last, session=session, partition=partition, upto=now)
 
     def _confirm(self, consumer: Consumer, events: Journal, quiet: threading.Event) -> None:
         while not quiet.wait(0.05):
             self._ask(consumer, events)
 
     def _ask(self, consumer: Consumer, events: Journal) -> None:
-        asked, lost = self._job.clock.now(), self._lost_sessions
+        asked = self._job.clock.now()
         try:
             consumer.wait_acknowledged(timeout_ms=_CONFIRM_MS)
         except SluiceError:
-            return
-        # Acknowledgements of a session that was lost are void, and are not waited for.
-        if lost == self._lost_sessions:
-            self._event(events, CONFIRMED, self._job.clock.now(), upto=asked)
+            return  # not in time, or void with a session that was lost
+        self._event(events, CONFIRMED, self._job.clock.now(), upto=asked)
 
     def _event(
         self, events: Journal, event: str, at: int, *, session: int = -1, partition: int = -1, upto: int = 0

@@ -263,12 +263,12 @@ class _Session:
         )
 
     def _told(self, _partition: int, kind: str, _ranges: Any) -> None:
-        """A session was lost: acknowledgements that were not durable yet may be void, so their files stay.
+        """A session was lost: acknowledgements that were not durable yet, or are still to come, are void; files stay.
 
         What comes again is recognised by them and acknowledged again; what does not come again was durable.
         """
         if kind == "lost":
-            self._doubtful |= self._unsettled
+            self._doubtful |= self._unsettled.union(*(files for files, _ in self._waiting))
 
     def receive(self, start: int, limit: int) -> int:
         """Spool what has come, up to about `limit` messages; the number behind the last file."""

@@ -105,8 +105,9 @@ EVENTS = pa.schema(
         pa.field("upto", pa.int64()),
     ]
 )
-"""session and partition are -1 for "all". upto is used by `confirmed` alone: every acknowledgement of this consumer
-with acked_at <= upto was durable at `at`."""
+"""session and partition are -1 for "all". upto: with `confirmed`, every acknowledgement of this consumer with
+acked_at <= upto was durable at `at`, but for those of sessions that were lost before; with `expired`, the moment when
+the loss of this session was noticed (0: not known), while `at` is when its holds may have ended."""
 
 DELIVERIES = pa.schema(
     [
@@ -236,6 +237,18 @@ def constant(value: str, count: int) -> pa.Array:
     return pa.repeat(pa.scalar(value), count)
 
 
+def _void_from(acks: pa.Table, events: pa.Table) -> Int64s:
+    """When the session of each acknowledgement was known to be lost: what was not confirmed by then never was."""
+    void = np.full(acks.num_rows, np.iinfo(np.int64).max)
+    session, partition = acks.column("session").to_numpy(), acks.column("partition").to_numpy()
+    lost = events.filter(pa.compute.equal(events.column("event"), EXPIRED))
+    for row in lost.filter(pa.compute.greater(lost.column("upto"), 0)).to_pylist():
+        whose = pa.compute.equal(acks.column("consumer"), row["consumer"]).to_numpy()
+        mine = whose & (session == row["session"]) & (partition == row["partition"])
+        np.minimum(void, row["upto"], out=void, where=mine)
+    return void
+
+
 def confirm_acks(acks: pa.Table, events: pa.Table) -> pa.Table:
     """Fill `confirmed_at` of ACKS from the `confirmed` events: the first that covers each acknowledgement."""
     when = acks.column("acked_at").to_numpy()
@@ -254,4 +267,5 @@ def confirm_acks(acks: pa.Table, events: pa.Table) -> pa.Table:
         first = np.searchsorted(upto, when[rows], side="left")
         covered = first < len(upto)
         confirmed[rows[covered]] = at[first[covered]]
+    confirmed[confirmed >= _void_from(acks, events)] = 0
     return acks.set_column(acks.schema.get_field_index("confirmed_at"), "confirmed_at", pa.array(confirmed))

@@ -78,7 +78,7 @@ class PartitionConsumer:
         self._acks: list[tuple[int, Positions]] = []
         self._ack_turn = self._hand_backs = 0
         self._unconfirmed: deque[tuple[int, int, Positions]] = deque()
-        self._said = self._heard = self._losses = 0
+        self._said = self._heard = self._losses = self._losses_told = 0
         self._ack_signal, self._changed = Signal(), Signal()
         self._parts: deque[tuple[Part, int, int]] = deque()
         self._parts_signal = Signal()
@@ -113,7 +113,8 @@ class PartitionConsumer:
         return self._granted() - self._granted_sent >= max(self._queue_size // 2, 1)
 
     def acknowledge(self, part: Received, rows: np.ndarray | None = None) -> None:
-        """Messages are done. Of a revoked part nothing is sent: they are others' now."""
+        """Messages are done. Of a revoked part nothing is sent: they are others' now, which `wait_confirmed` tells."""
+        self._losses += part.revoked
         positions = part.close(rows)
         if len(positions):
             self._said += 1
@@ -138,8 +139,12 @@ class PartitionConsumer:
         await self._tell(NegativeAcknowledge(session=self.session, everything=True, number=self._hand_backs))
 
     async def wait_confirmed(self) -> None:
-        """Wait until every acknowledgement so far is durable; raises Fenced if the session was lost before."""
-        wanted, losses = self._said, self._losses
+        """Wait until every acknowledgement so far is durable.
+
+        Raises Fenced if a session was lost with acknowledgements that were not, while this waits or since it was last
+        told: those messages come again, to whomever. Told once; what is acknowledged from then on counts anew.
+        """
+        wanted, told = self._said, self._losses_told
         while self._heard < wanted:
             if self.failed is not None:
                 raise self.failed
@@ -150,7 +155,8 @@ class PartitionConsumer:
                 self._ack_signal.set()
                 self._changed.clear()
                 await self._changed.wait(self._ports, ACK_LINGER)
-        if losses != self._losses:
+        if told != self._losses:
+            self._losses_told = self._losses
             raise Fenced("the session was lost before its acknowledgements were confirmed")
 
     async def close(self) -> None:
@@ -158,6 +164,7 @@ class PartitionConsumer:
         self.closing = True
         self._parts_signal.set()
         self._ack_signal.set()
+        self._losses_told = self._losses  # of no use to somebody who leaves
         try:
             if self._acks or self._unconfirmed:
                 await self.wait_confirmed()

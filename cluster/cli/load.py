@@ -94,9 +94,8 @@ def flood(
     given: dict[str, Any] = dict(  # noqa: C408 - the names are parameters
         partitions=partitions, messages=messages, size=size, keys=keys, skew=skew, consumers=consumers,
         restarts=restarts, delayed=delayed, rate=rate, minutes=minutes, seed=seed, policy=policy, input=input,
-        key_column=key_column, payload_columns=columns, time_column=time_column, bookies=bookies,
-        objects=objects, s3_endpoint_url=s3_endpoint, data_dir=data_dir, keep=keep, json=json, report=report,
-        address=address,
+        key_column=key_column, payload_columns=columns, time_column=time_column, bookies=bookies, objects=objects,
+        s3_endpoint_url=s3_endpoint, data_dir=data_dir, keep=keep, json=json, report=report, address=address,
     )  # fmt: skip
     return _flood(**_asked_for(context, given, workload))
 

@@ -87,6 +87,7 @@ def test_a_lost_session_ends_with_its_last_batch(tmp_path: Path) -> None:
     assert len(lost) == 1
     assert (lost[0]["session"], lost[0]["partition"]) == (7, 0)
     assert lost[0]["at"] == rows[8]["received_at"]
+    assert lost[0]["upto"] >= lost[0]["at"]
 
 
 def test_a_failing_consumer_says_why(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from loadgen.history import (
     ACKS,
     CONFIRMED,
     EVENTS,
+    EXPIRED,
     Clock,
     Journal,
     bucket_hashes,
@@ -102,6 +103,19 @@ def test_confirmation_covers_what_was_acknowledged_before_it_was_asked() -> None
         story.event("c", CONFIRMED, at, upto=upto)
     acks = confirm_acks(pa.Table.from_pylist(story.acks, ACKS), pa.Table.from_pylist(story.events, EVENTS))
     assert acks.column("confirmed_at").to_pylist() == [50, 50, 70, 0, 0]
+
+
+def test_what_a_lost_session_did_not_confirm_is_never_confirmed() -> None:
+    story = Story()
+    for entry, at in enumerate((10, 20)):
+        story.ack("c", entry, at)
+    story.ack("other", 9, 10)
+    story.event("c", CONFIRMED, 15, upto=12)
+    story.event("c", EXPIRED, 14, session=1, partition=0, upto=30)
+    for consumer in ("c", "other"):  # c means its next session
+        story.event(consumer, CONFIRMED, 50, upto=45)
+    acks = confirm_acks(pa.Table.from_pylist(story.acks, ACKS), pa.Table.from_pylist(story.events, EVENTS))
+    assert acks.column("confirmed_at").to_pylist() == [15, 0, 50]
 
 
 def test_parquet_appears_whole(tmp_path: Path) -> None:

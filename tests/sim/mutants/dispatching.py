@@ -21,7 +21,7 @@ DISPATCHING: list[Mutant] = [
         old="        for session, received in turns:",
         new="        for session, received in [(session, session.received) for session in self._sessions()]:",
         world=BROKER,
-        seed=-1,
+        seed=502,
     ),
     Mutant(
         name="draining hashes are not held back",
@@ -86,7 +86,7 @@ DISPATCHING: list[Mutant] = [
         old="        self._acks = [(said, positions) for _, said, positions in self._unconfirmed] + self._acks",
         new="        self._acks = list(self._acks)",
         world=BROKER,
-        seed=-1,
+        seed=240,
     ),
     Mutant(
         name="a consumer comes back and does not say what it holds",
@@ -94,7 +94,15 @@ DISPATCHING: list[Mutant] = [
         old="                    holding=self._all_held(),",
         new="                    holding=self._all_held()[:0],",
         world=BROKER,
-        seed=-1,
+        seed=321,
+    ),
+    Mutant(
+        name="a lost acknowledgement is told to nobody",
+        module="actors.consumer.partition",
+        old="        wanted, told = self._said, self._losses_told",
+        new="        wanted, told = self._said, self._losses",
+        world=BROKER,
+        seed=1,
     ),
     Mutant(
         name="acknowledgements ahead of the reader are dropped",
@@ -102,7 +110,7 @@ DISPATCHING: list[Mutant] = [
         old="            known |= self.core.knows(session.number, positions)\n",
         new="",
         world=BROKER,
-        seed=-1,
+        seed=124,
     ),
     Mutant(
         name="merge without the first segment",
@@ -126,7 +134,7 @@ DISPATCHING: list[Mutant] = [
         old="        core.hand_back(held[core.window.consumer[held] == member.slot], REPLAY, now)\n",
         new="",
         world=BROKER,
-        seed=-1,
+        seed=6,
     ),
     Mutant(
         name="an expired lease is not noticed",
@@ -134,7 +142,7 @@ DISPATCHING: list[Mutant] = [
         old="            if session.expires <= now:",
         new="            if session.expires <= 0:",
         world=BROKER,
-        seed=-1,
+        seed=1,
     ),
     Mutant(
         name="the cursor stops at a ledger that was trimmed",
@@ -142,7 +150,7 @@ DISPATCHING: list[Mutant] = [
         old="        if first > ledger_of(start) and generation == self.generation:",
         new="        if False:",
         world=BROKER,
-        seed=-1,
+        seed=0,
     ),
     Mutant(
         name="permits counted twice",
@@ -174,7 +182,7 @@ DISPATCHING: list[Mutant] = [
         old="    until = d.ports.clock.monotonic() + d.settings.lease_ms + trusted_ms(d.settings.lease_ms)\n",
         new="    until = d.ports.clock.monotonic()\n",
         world=OWNERS,
-        seed=-1,
+        seed=56,
     ),
     Mutant(
         name="an idle owner does not look whether it was replaced",
@@ -191,6 +199,6 @@ DISPATCHING: list[Mutant] = [
         old="        self.core.leave(session.number, now=self.ports.clock.now())\n",
         new="",
         world=BROKER,
-        seed=4,
+        seed=6,
     ),
 ]

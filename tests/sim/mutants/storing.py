@@ -85,7 +85,7 @@ STORING: list[Mutant] = [
         old="Fragment(self.confirmed_run + 1, self.last_confirmed + 1, tuple(changed))",
         new="Fragment(self.next_run, self.next_entry, tuple(changed))",
         world=LEDGER,
-        seed=5,
+        seed=10,
     ),
     Mutant(
         name="new bookies of an ensemble get no old runs",
@@ -93,7 +93,7 @@ STORING: list[Mutant] = [
         old="            if bookie not in pending.acked and bookie not in self.quorum.write_set(pending.run, before)",
         new="            if bookie not in bookie",
         world=LEDGER,
-        seed=5,
+        seed=10,
     ),
     Mutant(
         name="fence answers off by one",
@@ -109,7 +109,7 @@ STORING: list[Mutant] = [
         old="        return self.write - self.ack + 1",
         new="        return max(1, self.write - self.ack)",
         world=LEDGER,
-        seed=55,
+        seed=23,
     ),
     Mutant(
         name="silence counts as no such run (BK3)",

@@ -27,7 +27,7 @@ from actors.producer.producer import Outgoing, PartitionProducer, split
 from actors.signal import Signal
 from loadgen import history
 from storage.batch import make_batch
-from storage.errors import SluiceError
+from storage.errors import Fenced, SluiceError
 from tests.sim.clock import EPOCH_MS
 from tests.sim.world import Process, World
 
@@ -265,8 +265,6 @@ class SimConsumer:
 
     def told(self, partition: int, event: Event) -> None:
         """The session has something to say."""
-        if event.kind == "lost":
-            self.unconfirmed[partition] = []  # nobody promised anything about these
         if event.kind == "failed":
             raise AssertionError(f"L5: a consumer failed: {self.parts[partition].failed!r}")
 
@@ -322,10 +320,10 @@ class SimConsumer:
                     await part.wait_confirmed()
                 except SluiceError as error:
                     self.ports.log("not confirmed", error=str(error))
+                    if isinstance(error, Fenced):
+                        waiting.clear()  # a session was lost: nobody promised anything about these
                     self._acked.set()
                     continue
-                if waiting is not self.unconfirmed[part.partition]:
-                    continue  # the session was lost meanwhile
                 moment = self.past.stamp()
                 for ack in waiting[:asked]:
                     ack[5] = moment

@@ -1,0 +1,52 @@
+"""What a consumer may believe of its acknowledgements when it lost its session."""
+
+from __future__ import annotations
+
+import pytest
+
+from storage.errors import Fenced
+from tests.scenarios.key_shared.broker import Broker, play
+
+LEASE_MS = 3_000
+
+
+def test_a_lost_acknowledgement_is_told_to_who_asks_later() -> None:
+    """Said, then void with its session before anybody asked: the next wait must not answer that all is durable."""
+
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c", acking=False)
+        await broker.publish("a", "b")
+        await broker.until(lambda: len(client.got) == 2)
+        heal = broker.world.partition(["c"], ["broker"])
+        client.ack(*client.got)
+        await broker.until(lambda: bool(client.parts[0]._losses), 10 * LEASE_MS)
+        heal()
+        await broker.until(lambda: len(client.got) == 4, 60_000)
+        assert client.came() == ["a", "b", "a", "b"]
+        with pytest.raises(Fenced, match="lost before"):
+            await client.parts[0].wait_confirmed()
+        await client.parts[0].wait_confirmed()  # told once
+        client.ack(*client.got[2:])
+        await client.parts[0].wait_confirmed()
+        assert (await broker.stats())["msgBacklog"] == 0
+
+    play(scenario, lease_ms=LEASE_MS)
+
+
+def test_acknowledging_what_was_taken_away_is_told() -> None:
+    """The session was lost with messages in hand; finishing them then acknowledges nothing."""
+
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c", acking=False)
+        await broker.publish("a")
+        await broker.until(lambda: len(client.got) == 1)
+        heal = broker.world.partition(["c"], ["broker"])
+        await broker.until(lambda: client.got[0].part.revoked, 10 * LEASE_MS)
+        heal()
+        await broker.until(lambda: len(client.got) == 2, 60_000)
+        await client.parts[0].wait_confirmed()  # nothing was acknowledged, so nothing is missing
+        client.parts[0].acknowledge(client.got[0].part)
+        with pytest.raises(Fenced, match="lost before"):
+            await client.parts[0].wait_confirmed()
+
+    play(scenario, lease_ms=LEASE_MS)
