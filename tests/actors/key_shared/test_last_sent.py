@@ -68,8 +68,8 @@ def test_ls_t4_the_next_one_is_the_last() -> None:
 
 def test_ls_t5_a_gap_that_closes_takes_what_lies_behind_it_along() -> None:
     assert sent_before(entries("1:12", "1:15"), "1:11") == ("1:15", [])
-    # Had they been acknowledged, nothing would know of them; it comes to the same, since they never go out.
-    assert _ask(["1:11"], {"1:11"}, "1:11") == ("1:11", [])
+    # If they were acknowledged, they are known by the next that was read behind them.
+    assert _ask(["1:11", "1:16"], {"1:11"}, "1:16") == ("1:15", [])
 
 
 def test_ls_t7_what_was_sent_already_changes_nothing() -> None:

@@ -103,6 +103,7 @@ def test_rr_2_and_rr_6_what_comes_free_within_an_interval_is_looked_at_once_when
         assert passes.heard[2] - passes.heard[0] < 100
         assert passes.seen[0] == (passes.heard[0] + 100, 2), "one look"
         await broker.quiet(100)
+        assert not {at for at, _ in passes.seen} & {at + 100 for at in passes.heard[1:]}, "and none for the others"
         second.ack()
         await broker.until(lambda: len(passes.heard) == 4)
         looked = len(passes.seen)
@@ -167,6 +168,8 @@ def test_rs_1_in_a_shared_subscription_what_comes_again_needs_no_read_beside_the
         assert (await broker.stats())["pendingRead"]
         await broker.publish(*FIVE)
         await broker.until(lambda: len(client.got) == 12, 100)
+        await broker.quiet(50)
+        assert reads(broker) == before + 1, "the parked one was answered, and the next one is parked"
 
     play(scenario, type="shared")
 
