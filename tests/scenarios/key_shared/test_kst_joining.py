@@ -12,7 +12,7 @@ TEN = [str(key) for key in range(10)]
 
 
 @pytest.mark.parametrize("silence", [100, 1_000], ids=["kst_9", "kst_11"])
-def test_kst_9_and_11_order_when_a_consumer_is_added_and_the_first_leaves(silence: int) -> None:
+def test_kst_9_and_kst_11_order_when_a_consumer_is_added_and_the_first_leaves(silence: int) -> None:
     async def scenario(broker: Broker) -> None:
         first = await broker.join("c1", queue=10, acking=False, taking=False)
         await broker.publish(*TEN)

@@ -53,7 +53,7 @@ def test_bo_1_pauses_grow_while_the_topic_is_silent_and_begin_small_again() -> N
     play(scenario)
 
 
-def test_rs_2_and_3_an_answer_to_a_read_from_before_a_seek_counts_for_nothing() -> None:
+def test_rs_2_an_answer_to_a_read_from_before_a_seek_counts_for_nothing() -> None:
     async def scenario(broker: Broker) -> None:
         client = await broker.join("a")
         await broker.publish(*FIVE)
@@ -78,7 +78,7 @@ def test_rs_4_a_read_that_fails_once_needs_no_other_push() -> None:
     play(scenario)
 
 
-def test_rs_8_and_13_nothing_is_read_when_nobody_listens() -> None:
+def test_rs_8_nothing_is_read_when_nobody_listens() -> None:
     async def scenario(broker: Broker) -> None:
         await broker.publish(*FIVE)
         for _ in range(10):
