@@ -52,10 +52,10 @@ def test_dh_3_and_dh_9_the_last_acknowledgement_frees_it() -> None:
 
 def test_dh_5_the_same_consumer_is_not_blocked_and_the_entry_vanishes() -> None:
     flow = draining()
-    assert flow.send(X) == {}
+    assert flow.send(X, Y) == {"c2": ["1:2"]}, "another consumer is, and a hash of which nothing drains is not"
     flow.leave("c2")
     assert entries(flow, "c1") == []
-    assert flow.route() == {"c1": ["1:1"]}
+    assert flow.route() == {"c1": ["1:1", "1:2"]}
     assert flow.consumer_stats("c1")["drainingHashesClearedTotal"] == 0
 
 
