@@ -65,7 +65,7 @@ from actors.owned import OwnedRecord
 from actors.ports import Ports, Unknown
 from actors.signal import Signal
 from storage.cursor import Cursor
-from storage.errors import Conflict, Fenced, Invalid, NotFound, Unavailable
+from storage.errors import Conflict, Fenced, Invalid, SluiceError, Unavailable
 from storage.position import Positions
 
 CALL_TIMEOUT = 5_000
@@ -412,7 +412,7 @@ class Dispatcher(Actor):
         """
         while True:
             await self.ports.clock.sleep(PROGRESS_MS)
-            with contextlib.suppress(Unavailable, Fenced, NotFound):
+            with contextlib.suppress(SluiceError):
                 reached = self.cursor.mark_delete
                 address = await self.directory.topic(self.topic, self.partition)
                 if (address, reached) != self._reported:

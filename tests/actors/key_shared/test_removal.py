@@ -12,9 +12,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from actors.dispatcher import moving
-from actors.messages import Attach, Attached, Detach, TopicSettings
-from storage.errors import Invalid
+from actors.dispatcher import Dispatcher, moving
+from actors.messages import Attach, Attached, Detach, FindTime, Found, TopicSettings
+from storage.errors import Corrupt, Invalid
 from tests.actors.key_shared.test_reading import dispatcher
 from tests.scenarios.key_shared.broker import KEYS, Broker, Client, play
 
@@ -84,6 +84,16 @@ def test_ot_2_expiring_settles_every_counter() -> None:
     play(scenario, type="shared")
 
 
+def expiring(broker: Broker, actor: Dispatcher, settings: TopicSettings, patch: pytest.MonkeyPatch, age: int) -> None:
+    """From now on the topic's messages live for `age` ms."""
+    young = msgspec.structs.replace(settings, ttl_ms=age)
+
+    async def limited(topic: str) -> TopicSettings:
+        return young
+
+    patch.setattr(actor.directory, "settings", limited)
+
+
 def test_ot_3_what_is_evicted_for_its_age_settles_every_counter(monkeypatch: pytest.MonkeyPatch) -> None:
     """Upstream evicts by size and by time. Here a topic keeps what is not done, unless it is older than its ttl."""
 
@@ -94,16 +104,35 @@ def test_ot_3_what_is_evicted_for_its_age_settles_every_counter(monkeypatch: pyt
         assert settings.ttl_ms == 0
         await moving.expire_old(actor)
         assert await _counts(broker) == (10, 10, 10), "without a ttl nothing is evicted"
-        young = msgspec.structs.replace(settings, ttl_ms=broker.ports.clock.now() - between)
-
-        async def limited(topic: str) -> TopicSettings:
-            return young
-
-        monkeypatch.setattr(actor.directory, "settings", limited)
+        expiring(broker, actor, settings, monkeypatch, broker.ports.clock.now() - between)
         await broker.until(lambda: actor.cursor.mark_delete & 0xFFFFFFFF == 4, 1_000)
         monkeypatch.undo()
         await broker.quiet(1_000)
         await settled(broker, client)
+
+    play(scenario, type="shared")
+
+
+def test_expiring_and_reporting_go_on_after_a_topic_that_could_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(broker: Broker) -> None:
+        client, _ = await ten_pending(broker)
+        actor = await dispatcher(broker)
+        topic = broker.world.at(await broker.directory.topic("orders", 0))
+        assert topic is not None
+        find, refused = topic.actor.on_find_time, [0]  # type: ignore[union-attr]
+
+        async def damaged(request: FindTime) -> Found:
+            refused[0] += 1
+            if refused[0] <= 3:
+                raise Corrupt("a run is damaged")
+            found: Found = await find(request)
+            return found
+
+        topic.actor.on_find_time = damaged  # type: ignore[union-attr]
+        expiring(broker, actor, await actor.directory.settings("orders"), monkeypatch, 1)
+        await broker.until(lambda: actor.cursor.mark_delete & 0xFFFFFFFF == 9)
+        assert refused[0] > 3
+        client.ack()
 
     play(scenario, type="shared")
 
