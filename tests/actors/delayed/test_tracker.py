@@ -1,4 +1,4 @@
-"""The choice of the tracker, and the in-memory one (FB-1, FB-2, IM-1 to IM-5, BD-1)."""
+"""The choice of the tracker, and the in-memory one (FB-1, IM-1 to IM-5, BD-1)."""
 
 import numpy as np
 import pytest
