@@ -189,8 +189,8 @@ DISPATCHING: list[Mutant] = [
         module="actors.dispatcher.keeper",
         old="self._record.proven <= self._trust and",
         new="self._record.proven >= 0 and",
-        also=("                        await self._record.verify()\n", "                        pass\n"),
-        world=BROKER,
+        also=("            await self._record.verify()\n", "            pass\n"),
+        world=OWNERS,
         seed=-1,
     ),
     Mutant(

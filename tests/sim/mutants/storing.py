@@ -96,14 +96,6 @@ STORING: list[Mutant] = [
         seed=10,
     ),
     Mutant(
-        name="fence answers off by one",
-        module="actors.ledger.quorum",
-        old="        return self.ensemble - self.ack + 1",
-        new="        return max(1, self.ensemble - self.ack)",
-        world=LEDGER,
-        seed=-1,
-    ),
-    Mutant(
         name="missing answers off by one",
         module="actors.ledger.quorum",
         old="        return self.write - self.ack + 1",
