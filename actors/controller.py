@@ -264,7 +264,8 @@ class Controller(Actor):
             request = Admin(verb="delete", arguments=json.dumps(arguments))
             for partition, address in enumerate(located.addresses):
                 place = {"topic": topic, "partition": partition, "subscription": subscription}
-                await self._end_for_good("dispatcher", place, address, request)
+                record = f"subscription/{topic}/{partition}/{subscription}"
+                await self._end_for_good("dispatcher", place, address, request, record)
         finally:
             self._unsubscribing.pop((topic, subscription), None)
         return {"deleted": subscription}
@@ -290,18 +291,23 @@ class Controller(Actor):
             self._deleting.pop(topic, None)
         return {"deleted": topic}
 
-    async def _end_for_good(self, kind: str, place: dict[str, Any], address: Address, request: Request[Any]) -> None:
-        """Have an actor delete what it serves, and end it."""
+    async def _end_for_good(
+        self, kind: str, place: dict[str, Any], address: Address, request: Request[Any], record: str | None = None
+    ) -> None:
+        """Have an actor delete what it serves, and end it. record: its metadata key, if that goes with it."""
         entry = self._fleet.find(kind, place)
         if entry is not None:
             # Nobody may find it dead and start it again, which would make what it served anew.
             self._fleet.forget(entry)
         try:
-            await self._ask(address, request)
+            reply = await self.ports.net.call(address, request, CALL_TIMEOUT)
         except SluiceError:
             if entry is not None:
                 self._fleet.remember(entry)
             raise
+        # It may have ended with its work before it could answer, or be at it still: it stays forgotten.
+        if isinstance(reply, Unknown) and (record is None or await self.ports.meta.read(record) is not None):
+            raise Unavailable(f"{address} does not answer: {reply.reason}; delete again")
         await self._places.stop(address)
 
     async def _status(self, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -65,6 +65,11 @@ class Stub(Actor):
     async def on_admin(self, request: Admin) -> Text:
         """Fine, in its time."""
         await self.ports.clock.sleep(self.stage.slow_ms)
+        if self.stage.vanishing:
+            if self.stage.vanishing == "done":
+                await self.ports.meta.remove(f"subscription/{self.name}")
+            self.stage.world.stop(self.ports.me)
+            await self.ports.clock.sleep(1)
         return Text(json="{}")
 
 
@@ -80,6 +85,8 @@ class Stage:
         self.told: list[tuple[str, list[str]]] = []
         self.remaining = 0
         self.slow_ms = 0
+        self.vanishing = ""
+        """Whether who is told to delete ends before it answers: done, or undone."""
         world.kinds["bookie"] = (self.stub, lambda settings: str(settings["bookie"]), lambda s: str(s["bookie"]))
         for kind in ("topic", "dispatcher"):
             world.kinds[kind] = (self.stub, lambda settings: f"broker-{settings['partition'] % 2}", lambda _: None)

@@ -9,7 +9,7 @@ import pytest
 
 from actors.messages import LocateSubscription, LocateTopic, Manage, SubscriptionSettings
 from storage.errors import Corrupt, NotFound, Unavailable
-from tests.actors.test_controller import Stage, play
+from tests.actors.test_controller import GIVE_UP, Stage, play
 
 
 def test_a_deleted_topic_does_not_come_back() -> None:
@@ -72,5 +72,29 @@ def test_nobody_starts_anew_what_is_being_deleted() -> None:
             await stage.locate("t")
         assert [stage.starts[name] for name in ("t/0", "t/1", "t/0/s", "t/1/s")] == [1, 1, 2, 2]
         assert {row["kind"] for row in (await stage.status())["actors"]} == {"bookie"}
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("vanishing", ["done", "undone"])
+def test_who_ends_before_it_answers_is_not_started_to_make_it_anew(vanishing: str) -> None:
+    async def scenario(stage: Stage) -> None:
+        subscribe = LocateSubscription(topic="t", subscription="s", settings=SubscriptionSettings())
+        unsubscribe = Manage(verb="delete_subscription", arguments='{"topic": "t", "subscription": "s"}')
+        await stage.create()
+        await stage.ask(subscribe)
+        await stage.client.meta.create("subscription/t/0/s", 1, b"of the dispatcher")
+        stage.vanishing = vanishing
+        if vanishing == "done":
+            await stage.ask(unsubscribe)
+        else:
+            with pytest.raises(Unavailable, match="delete again"):
+                await stage.ask(unsubscribe)
+        await stage.world.loop.pause(GIVE_UP)
+        assert stage.starts["t/0/s"] == 1
+        stage.vanishing = ""
+        if vanishing == "undone":
+            await stage.ask(unsubscribe)
+            assert stage.starts["t/0/s"] == 2
 
     play(scenario)
