@@ -105,6 +105,7 @@ def test_dl_4_a_thousand_come_in_the_order_of_their_times(times: str, tracker: s
             random.Random(4).shuffle(delays)
         for start in range(0, 1000, 50):
             await desk.publish(*map(str, range(50)), delay=delays[start : start + 50])
+        await desk.quiet(500)
         assert await desk.count("msgDelayed") == 1000
         await desk.settled()
         arrivals = desk.came()
