@@ -14,7 +14,8 @@ import importlib
 import os
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from tests.sim.mutants import Mutant, plant
 from tests.sim.mutants.catalogue import MUTANTS
@@ -29,8 +30,8 @@ ELSEWHERE = {"broker": 600, "ledger": 3_000, "bookie": 3_000, "owners": 300}
 CLUMSY = ("NameError", "ImportError", "AttributeError", "SyntaxError")
 
 
-def hunt(mutant: Mutant, seeds: Iterable[int], *, faultless: bool = False) -> int:
-    """Play seeds with a mutant planted, in this process; prints the finding."""
+def hunt(mutant: Mutant, plays: Iterable[tuple[str, int]]) -> int:
+    """Play (world, seed) one after another with a mutant planted, in this process; prints the finding."""
     try:
         plant(mutant)
         runner = importlib.import_module("tests.sim.runner")
@@ -39,31 +40,29 @@ def hunt(mutant: Mutant, seeds: Iterable[int], *, faultless: bool = False) -> in
         print(f"STALE   {mutant.name}: {error}", flush=True)
         return STALE
     began = time.monotonic()
-    for seed in seeds:
-        outcome = runner.run_seed(worlds.WORLDS[mutant.world], seed, faults=[] if faultless else None)
+    for world, seed in plays:
+        outcome = runner.run_seed(worlds.WORLDS[world], seed)
         if outcome.problem.startswith(CLUMSY):
             print(f"STALE   {mutant.name}: it breaks the code, not a promise: {outcome.problem[:120]}", flush=True)
             return STALE
         if not outcome.clean:
             spent = time.monotonic() - began
             stale = f" (recorded {mutant.seed}: record this one)" if mutant.seed not in (-1, seed) else ""
-            where = f"{mutant.world} {seed}{stale}, {spent:.1f} s"
+            where = f"{world} {seed}{stale}, {spent:.1f} s"
             print(f"found   {mutant.name}: {where}: {outcome.problem[:120]}", flush=True)
             return FOUND
-    print(f"MISSED  {mutant.name}: {mutant.world}, {time.monotonic() - began:.1f} s; look for a seed with", flush=True)
-    print(f"        python -m tests.sim.mutants {mutant.name!r} --search {ELSEWHERE[mutant.world]}:10000", flush=True)
-    print("        and record it; if there is none, the simulator is blind there", flush=True)
+    print(f"MISSED  {mutant.name}: {time.monotonic() - began:.1f} s", flush=True)
     return MISSED
 
 
-def in_child(mutant: Mutant, seeds: Iterable[int]) -> int:
-    """Play a mutant in a forked child; returns its exit code."""
+def in_child(work: Callable[[], int]) -> int:
+    """Do work in a forked child, so that what it imports is gone afterwards; returns its exit code."""
     sys.stdout.flush()
     child = os.fork()
     if child == 0:
         code = STALE
         try:
-            code = hunt(mutant, seeds)
+            code = work()
         finally:
             sys.stdout.flush()
             os._exit(code)
@@ -83,7 +82,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.search:
             first, _, last = given.search.partition(":")
             seeds = range(int(first), int(last))
-        codes.append(in_child(mutant, seeds))
+        code = in_child(partial(hunt, mutant, ((mutant.world, seed) for seed in seeds)))
+        if code == MISSED and not given.search:
+            print(
+                f"        look for a seed: tests.sim.mutants {mutant.name!r} --search {ELSEWHERE[mutant.world]}:10000"
+            )
+            print("        and record it; if there is none, the simulator is blind there", flush=True)
+        codes.append(code)
     print(f"{codes.count(FOUND)} of {len(codes)} mutants found, {codes.count(STALE)} stale")
     return max(codes, default=STALE)
 

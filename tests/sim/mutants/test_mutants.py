@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ import pytest
 
 from tests.sim.mutants import Mutant, plant
 from tests.sim.mutants.catalogue import MUTANTS
+from tests.sim.mutants.removed import ROOT, candidates
 
 
 def test_there_are_enough_of_them_and_their_names_differ() -> None:
@@ -24,6 +26,18 @@ def test_a_mutant_whose_line_was_rewritten_is_stale() -> None:
 def test_a_module_that_is_imported_cannot_be_changed() -> None:
     with pytest.raises(ValueError, match="imported already"):
         plant(Mutant("late", "tests.sim.mutants", "a", "b", "bookie", 0))
+
+
+def test_a_check_that_is_taken_out_leaves_everything_else_as_it_was() -> None:
+    checks = candidates("actors/ledger")
+    assert len(checks) > 50
+    for check in checks:
+        source = (ROOT / check.name.partition(":")[0]).read_text()
+        changed = check.apply(source)
+        assert len(changed.encode()) == len(source.encode()) - len(check.old.encode()) + len("False")
+        ast.parse(changed)
+    with pytest.raises(ValueError, match="has changed"):
+        checks[0].apply("")
 
 
 @pytest.mark.slow
