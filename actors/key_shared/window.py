@@ -184,7 +184,8 @@ class Window:
         self._find_stretches()
         which = self._stretch_from.searchsorted(positions, side="right") - 1
         at = positions - self._stretch_by[which]
-        if which[0] < 0 or at[0] < self.head or at[-1] >= self.tail:
+        if which[0] < 0 or at.min() < self.head or at.max() >= self.tail:
+            # Before the first stretch, before the head, or behind the end of a stretch (another ledger's, perhaps).
             inside = (which >= 0) & (at >= self.head) & (at < self.tail)
             at, positions = at[inside], positions[inside]
         found = self.position[at] == positions

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from actors.key_shared.window import DONE, FRESH, PENDING, REPLAY, Window
 from storage.errors import InvariantViolation
-from storage.position import run_positions
+from storage.position import ENTRY_BITS, run_positions
 from tests.actors.key_shared.driver import ints
 
 
@@ -26,10 +26,12 @@ def drop(window: Window, positions: np.ndarray) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.integers(1, 700), st.integers(0, 3), st.integers(1, 5)), max_size=25))
-def test_it_agrees_with_a_dictionary(steps: list[tuple[int, int, int]]) -> None:
+@given(st.lists(st.tuples(st.integers(1, 700), st.integers(0, 3), st.integers(1, 5), st.booleans()), max_size=25))
+def test_it_agrees_with_a_dictionary(steps: list[tuple[int, int, int, bool]]) -> None:
     window, live, next_position = Window(), set[int](), 1
-    for count, gap, every in steps:
+    asked = np.array([0, 1], np.int64)
+    for count, gap, every, new_ledger in steps:
+        next_position += new_ledger << ENTRY_BITS
         column = np.arange(next_position, next_position + count * (gap + 1), gap + 1)
         next_position = int(column[-1]) + 1 + gap
         add(window, column)
@@ -37,9 +39,12 @@ def test_it_agrees_with_a_dictionary(steps: list[tuple[int, int, int]]) -> None:
         gone = np.array(sorted(live)[::every], np.int64)
         drop(window, gone)
         live.difference_update(gone.tolist())
-        asked = np.arange(0, next_position + 3)
-        found = window.find(asked)
-        assert window.position[found].tolist() == sorted(live)
+        # What was ever there, what lies between, and places far behind the end of a ledger.
+        far = next_position + 5 + (1 << ENTRY_BITS - 1)
+        asked = np.concatenate([asked, np.arange(int(column[0]) - 1, next_position + 3), [far]])
+        for upto in (int(column[-1]), far):
+            found = window.find(asked[asked <= upto])
+            assert window.position[found].tolist() == sorted(live)
         assert (window.hash[found] == window.position[found].astype(np.uint16)).all()
         assert window.live == len(live) == len(window.rows_live())
         few = np.array(sorted(live)[1::3], np.int64)
