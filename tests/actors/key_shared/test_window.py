@@ -42,8 +42,9 @@ def test_it_agrees_with_a_dictionary(steps: list[tuple[int, int, int, bool]]) ->
         # What was ever there, what lies between, and places far behind the end of a ledger.
         far = next_position + 5 + (1 << ENTRY_BITS - 1)
         asked = np.concatenate([asked, np.arange(int(column[0]) - 1, next_position + 3), [far]])
-        for upto in (int(column[-1]), far):
-            found = window.find(asked[asked <= upto])
+        # Also without anything before the first row and behind the last one.
+        for low, high in ((0, far), (int(window.position[window.head]), int(column[-1]))):
+            found = window.find(asked[(asked >= low) & (asked <= high)])
             assert window.position[found].tolist() == sorted(live)
         assert (window.hash[found] == window.position[found].astype(np.uint16)).all()
         assert window.live == len(live) == len(window.rows_live())
