@@ -148,6 +148,9 @@ class PartitionConsumer:
         while self._heard < wanted:
             if self.failed is not None:
                 raise self.failed
+            if self.closing:
+                await self._send_rest()
+                continue
             turn = next((turn for turn, said, _ in self._unconfirmed if said >= wanted), None)
             if turn is not None:
                 await self._send_acks(Acknowledge(session=self.session, ack_turn=turn, durable=True))
@@ -158,6 +161,15 @@ class PartitionConsumer:
         if told != self._losses:
             self._losses_told = self._losses
             raise Fenced("the session was lost before its acknowledgements were confirmed")
+
+    async def _send_rest(self) -> None:
+        """Nobody else sends acknowledgements when this consumer closes, and those on their way may not have arrived:
+        say all of them. Raises Fenced when the session is over.
+        """
+        self._take_acks()
+        for turn, _, positions in list(self._unconfirmed):
+            last = turn == self._ack_turn
+            await self._send_acks(Acknowledge(session=self.session, ack_turn=turn, acks=positions, durable=last))
 
     async def close(self) -> None:
         """Send what is acknowledged, then leave; what is still held goes to the others in order."""
@@ -392,6 +404,8 @@ class PartitionConsumer:
             except (Unavailable, Conflict):
                 pass
             except Fenced:
+                if self.closing:
+                    raise
                 return
             if self.closing and self._ports.clock.monotonic() - self._renewed > self._lease:
                 raise Fenced("the session ended before its acknowledgements were confirmed")

@@ -1,11 +1,12 @@
-"""A consumer whose place is taken when it comes back."""
+"""A consumer that comes back to a place that is taken, and one that goes while it acknowledges."""
 
 from __future__ import annotations
 
 import pytest
 
 from storage.errors import Conflict
-from tests.scenarios.key_shared.broker import Broker, play
+from tests.actors.delayed.desk import Desk, serve
+from tests.scenarios.key_shared.broker import Broker, Client, play
 
 LEASE_MS = 3_000
 
@@ -30,3 +31,44 @@ def test_who_comes_back_to_an_exclusive_subscription_waits_for_its_place() -> No
         assert frozen.parts[0].failed is None
 
     play(scenario, type="exclusive", lease_ms=LEASE_MS)
+
+
+def test_who_closes_in_the_middle_of_its_acknowledgements_loses_none() -> None:
+    """At whatever moment it closes, also while an acknowledgement is under way and others wait behind it."""
+
+    async def scenario(desk: Desk) -> None:
+        desk.world.network.faults.delay_ms = (5, 15)
+        for moment in range(40):
+            leaver = await desk.consume(f"leaver-{moment}")
+            for number in range(4):
+                desk.world.background(desk.publish(str(number)), "publish")
+                await desk.quiet(8)
+            await desk.quiet(3 * moment)
+            await desk.world.within(2_000, leaver.close(), "it closes")
+            assert leaver.parts[0]._heard == leaver.parts[0]._said
+        await desk.consume("last")
+        await desk.settled()
+        assert len(set(desk.names())) == 160
+        assert await desk.count("msgBacklog") == 0
+
+    serve(scenario)
+
+
+@pytest.mark.parametrize("lost_by", ["lease", "owner"])
+def test_who_closes_when_its_session_is_over_does_not_wait_for_it(lost_by: str) -> None:
+    async def scenario(desk: Desk) -> None:
+        leaver = await desk.consume("leaver", acking=False)
+        await desk.publish("0", "1", "2")
+        await desk.until(lambda: len(leaver.got) == 3)
+        if lost_by == "lease":
+            desk.world.pause("leaver")
+            await desk.quiet(2 * LEASE_MS)
+            desk.world.resume("leaver")
+        else:
+            desk.world.crash(next(name for name in desk.world.alive("dispatcher-")))
+        Client.ack(leaver)
+        await desk.world.within(4 * LEASE_MS, leaver.close(), "it closes")
+        other = await desk.consume("other")
+        await desk.until(lambda: len(other.got) == 3, 4 * LEASE_MS)
+
+    serve(scenario, lease_ms=LEASE_MS)

@@ -7,6 +7,7 @@ message may come before its time, and none that its subscription has acknowledge
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from actors.delayed.tracker import delays
 from actors.messages import Manage, SubscriptionSettings, TopicSettings
 from actors.ports import Unknown
 from actors.wire import Reply
+from storage.errors import Unavailable
 from tests.scenarios.key_shared.broker import CONTROLLER, SUBSCRIPTION, TOPIC, Broker, Client, Message
 from tests.sim.clock import EPOCH_MS
 from tests.sim.world import World
@@ -127,11 +129,15 @@ class Desk(Broker):
 
     # -- operators --
 
-    async def manage(self, verb: str, **arguments: Any) -> Any:
-        """An administrative verb of the cluster."""
+    async def manage(self, verb: str, **arguments: Any) -> None:
+        """An administrative verb of the cluster; asked again if somebody was away, as its answer says."""
         request = Manage(verb=verb, arguments=json.dumps({"topic": TOPIC, **arguments}))
-        reply: Reply | Unknown = await self.ports.net.call(CONTROLLER, request, 30_000)
-        assert not isinstance(reply, Unknown)
+        for _ in range(3):
+            with contextlib.suppress(Unavailable):
+                reply: Reply | Unknown = await self.ports.net.call(CONTROLLER, request, 30_000)
+                assert not isinstance(reply, Unknown)
+                return
+        raise AssertionError(f"{verb} is refused three times")
 
     async def restart(self, *kinds: str) -> None:
         """The processes of the owners end; the controller starts others."""
