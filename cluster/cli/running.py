@@ -52,7 +52,7 @@ def up(
     if json:
         show_json(answer)
     else:
-        say(f"up; the data is in {loaded.values.data_dir.absolute()}")
+        say(f"up at {answer['address']}; the data is in {answer['data_dir']}")
 
 
 def down(data_dir: DataDirOption = None, config: ConfigOption = None) -> None:
