@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from actors.backoff import Backoff
 from actors.consumer.held import Received
 from actors.consumer.partition import PartitionConsumer
 from actors.consumer.payload import Payloads
@@ -45,6 +46,9 @@ from storage.hashing import masked_hash
 
 CALL_TIMEOUT = 15_000
 RETRIES = 3
+LOCATE_FIRST, LOCATE_MOST = 50, 1_000
+OPERATION_TIMEOUT = 30_000
+"""Milliseconds for which opening something waits for a controller that does not answer, as Pulsar's clients do."""
 
 
 class Client:
@@ -98,7 +102,7 @@ class Client:
 
     def get_topic_partitions(self, topic: str) -> list[str]:
         """The names of a topic's partitions."""
-        settings = self._loop.run(self._directory.settings(topic))
+        settings = self._loop.run(self._settings(topic))
         return [f"{topic}-partition-{partition}" for partition in range(settings.partitions)]
 
     # -- producers and consumers ----------------------------------------------------------------------------------
@@ -122,7 +126,7 @@ class Client:
     async def _create_producer(
         self, topic: str, name: str, initial_sequence_id: int | None, compression: str | None
     ) -> Producer:
-        settings = await self._directory.settings(topic)
+        settings = await self._settings(topic)
         incarnation = secrets.token_hex(8)
         parts = [
             PartitionProducer(self._ports, self._directory, topic, partition, name, incarnation, compression)
@@ -182,7 +186,7 @@ class Client:
         self, consumer: Consumer, wanted: SubscriptionSettings, ranges: list[tuple[int, int]], queue_size: int
     ) -> None:
         topic = consumer.topic()
-        settings = await self._directory.settings(topic)
+        settings = await self._settings(topic)
         incarnation = f"{consumer.consumer_name()}-{secrets.token_hex(8)}"
         consumer.parts = [
             PartitionConsumer(
@@ -268,12 +272,24 @@ class Client:
 
     def _addresses(self, topic: str, subscription: str | None) -> list[str]:
         async def locate() -> list[str]:
-            partitions = (await self._directory.settings(topic)).partitions
+            partitions = (await self._settings(topic)).partitions
             if subscription is None:
                 return [await self._directory.topic(topic, partition) for partition in range(partitions)]
             return [await self._directory.dispatcher(topic, p, subscription) for p in range(partitions)]
 
         return self._loop.run(locate())
+
+    async def _settings(self, topic: str) -> TopicSettings:
+        """The topic's settings; a controller that is being replaced is waited for. Raises NotFound, Unavailable."""
+        wait = Backoff(self._ports, LOCATE_FIRST, LOCATE_MOST)
+        patient_until = self._ports.clock.monotonic() + OPERATION_TIMEOUT
+        while True:
+            try:
+                return await self._directory.settings(topic)
+            except Unavailable:
+                if self._ports.clock.monotonic() > patient_until:
+                    raise
+                await wait.pause()
 
     def _manage(self, verb: str, **arguments: Any) -> Any:
         return self._ask_json(CONTROLLER, Manage(verb=verb, arguments=json.dumps(arguments)))

@@ -136,6 +136,20 @@ def test_a_frozen_owner_that_comes_back_breaks_nothing(client: Client, kind: str
         consumer.close()
 
 
+def test_who_comes_while_the_controller_is_away_waits_for_it(client: Client) -> None:
+    """A client that never asked anything: nothing that it could know from before helps it."""
+    client.create_topic("waiting", partitions=2)
+    victim = psutil.Process(pid_of("controller/controller"))
+    victim.kill()
+    with Client() as other:
+        consumer = other.subscribe("waiting", "s", initial_position="earliest")
+        with other.create_producer("waiting") as producer:
+            producer.send(b"x", partition_key="k")
+        assert other.topics()
+        consumer.close()
+    eventually(lambda: pid_of("controller/controller") != victim.pid, "the controller does not come back")
+
+
 CONSUMER = """
 import sys
 import cluster
