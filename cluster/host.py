@@ -61,6 +61,7 @@ class Host:
         gc.freeze()
         gc.set_threshold(50_000, 20, 20)
         self.name = name
+        self._slot = ""
         self._parts = parts
         self._settings = settings
         self._boot = boot
@@ -94,6 +95,14 @@ class Host:
             except Exception as error:
                 logger.warning("%s does not start: %r", self.name, error)
                 await asyncio.sleep(BOOT_RETRY_S)
+
+    def serve(self, slot: str) -> None:
+        """Stand in for the process of this slot from now on."""
+        self._slot = slot
+
+    def slot(self) -> str:
+        """The slot that this process stands in for; empty if its name says it, or if it waits."""
+        return self._slot
 
     def node(self) -> str:
         """The id of the Ray node that this process runs on."""

@@ -59,6 +59,7 @@ class ClusterOptions:
     data_dir: Path
     bookies: int = 3
     brokers: int = 2
+    standby: bool = True
     cpus: int | None = None
     object_store_bytes: int = OBJECT_STORE_BYTES
     metadata: str = ""
@@ -75,6 +76,7 @@ class ClusterOptions:
             "data_dir": str(root),
             "bookies": [f"bookie-{number}" for number in range(self.bookies)],
             "brokers": self.brokers,
+            "standby": self.standby,
             "metadata": self.metadata or (root / "metadata.db").as_uri().replace("file", "sqlite", 1),
             "objects": self.objects or (root / "objects").as_uri(),
             "s3_endpoint_url": self.s3_endpoint_url,

@@ -25,6 +25,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from actors.ports import Address
 from cluster.environment import NAMESPACE
+from cluster.standby import AGAIN_S, FIRST_S, STANDBY, HostProcess, Standby
 from storage.errors import Corrupt, SluiceError, Unavailable
 
 BROKER = "broker-"
@@ -43,15 +44,6 @@ class Node:
     address: str
 
 
-@dataclass(slots=True)
-class HostProcess:
-    """A host that this controller knows: its Ray name, its handle, its node's id."""
-
-    name: str
-    handle: Any
-    node: str
-
-
 class RayPlaces:
     """Starts hosts, and actors in them."""
 
@@ -63,6 +55,8 @@ class RayPlaces:
         self._making: dict[str, asyncio.Lock] = {}
         self._going: dict[str, str] = {}
         """Node that a slot's process is being started on."""
+        self._standby = Standby(self._make_standby, lambda host: _kill(host.handle))
+        self._keep_standby = bool(settings.get("standby", True))
 
     async def start(self, kind: str, name: str, settings: dict[str, Any]) -> Address:
         """See actors.ports.Places."""
@@ -98,6 +92,8 @@ class RayPlaces:
         found: list[tuple[str, Address, dict[str, Any]]] = []
         for rows in await asyncio.gather(*(self._inventory_of(name) for name in names)):
             found += [(kind, address, json.loads(settings)) for kind, address, settings in rows]
+        if any(slot.startswith(BROKER) for slot in self._hosts):
+            self._refill(FIRST_S)
         return found
 
     async def _inventory_of(self, name: str) -> list[tuple[str, str, str]]:
@@ -108,10 +104,17 @@ class RayPlaces:
         try:
             rows = await asyncio.wait_for(_answer(handle.inventory.remote()), INVENTORY_TIMEOUT)
             node = await asyncio.wait_for(_answer(handle.node.remote()), INVENTORY_TIMEOUT)
+            slot = name.rsplit("-", 1)[0]
+            if slot == STANDBY:
+                slot = await asyncio.wait_for(_answer(handle.slot.remote()), INVENTORY_TIMEOUT) or STANDBY
         except (RayError, TimeoutError):
             _kill(handle)
             return []
-        self._hosts[name.rsplit("-", 1)[0]] = HostProcess(name, handle, node)
+        host = HostProcess(name, handle, node)
+        if slot == STANDBY:
+            self._standby.found(host)
+        else:
+            self._hosts[slot] = host
         return list(rows)
 
     def _slot(self, kind: str, settings: dict[str, Any]) -> str:
@@ -145,10 +148,29 @@ class RayPlaces:
                 node = least_loaded(here, slot, self._placed())
                 self._going[slot] = node.id
                 try:
-                    self._hosts[slot] = await self._make(slot, node if len(nodes) > 1 else None)
+                    known = await self._standby.take(slot) if self._may_stand_in(slot, node, nodes) else None
+                    self._hosts[slot] = known or await self._make(slot, node if len(nodes) > 1 else None)
                 finally:
                     del self._going[slot]
+                if slot.startswith(BROKER):
+                    self._refill(AGAIN_S if known else FIRST_S)
             return self._hosts[slot]
+
+    def _refill(self, after: float) -> None:
+        if self._keep_standby:
+            self._standby.refill(after)
+
+    def _may_stand_in(self, slot: str, node: Node, nodes: list[Node]) -> bool:
+        """Whether the waiting process may serve a slot that would else get one on `node`: as well placed as that."""
+        where = self._standby.node
+        if not slot.startswith(BROKER) or where not in [each.id for each in nodes]:
+            return False
+        brokers = [host.node for other, host in self._hosts.items() if other.startswith(BROKER)]
+        return brokers.count(where) <= brokers.count(node.id)
+
+    async def _make_standby(self) -> HostProcess:
+        nodes = await asyncio.to_thread(_nodes)
+        return await self._make(STANDBY, least_loaded(nodes, STANDBY, self._placed()) if len(nodes) > 1 else None)
 
     async def _machine(self, slot: str, tried: list[str]) -> str:
         """The machine to try next for a bookie: where its process is, else the one with the fewest of them."""

@@ -255,3 +255,37 @@ def locked(path: Path) -> bool:
         except BlockingIOError:
             return True
     return False
+
+
+def test_a_process_that_waits_takes_over_and_the_next_controller_knows_whom_it_serves(client: Client) -> None:
+    """SIGKILL of an owner's process, then of the controller: the stand-in goes on and is not taken for waiting."""
+    client.create_topic("stand-in")
+    producer = client.create_producer("stand-in")
+    producer.send(b"1", partition_key="k")
+    eventually(waiting, "no process waits to take over")
+    (stand_in,) = waiting()
+    (topic,) = actors(client, "topic", "stand-in")
+    os.kill(pid_of(topic["address"]), signal.SIGKILL)
+    producer.send(b"2", partition_key="k")
+    (topic,) = actors(client, "topic", "stand-in")
+    assert topic["address"].partition("/")[0] == stand_in
+    controller = psutil.Process(pid_of("controller/controller"))
+    controller.kill()
+    eventually(lambda: not runs(controller), "the controller does not die")
+    client.create_topic("stand-in-2")  # the next controller starts whatever is missing
+    eventually(waiting, "no other process waits to take over")
+    assert stand_in not in waiting()
+    (topic,) = actors(client, "topic", "stand-in/")
+    assert topic["address"].partition("/")[0] == stand_in
+    producer.send(b"3", partition_key="k")
+    assert client.stats("stand-in")[0]["msgInCounter"] >= 1
+    producer.close()
+
+
+def waiting() -> list[str]:
+    """Hosts that were made to take over, and serve nobody yet."""
+    import ray
+
+    rows = ray.util.list_named_actors(all_namespaces=True)
+    names = [row["name"] for row in rows if row["name"].startswith("broker-standby-")]
+    return [name for name in names if not ray.get(ray.get_actor(name, "sluice").slot.remote(), timeout=60)]
