@@ -94,6 +94,17 @@ class Received:
                 consumer.acknowledge(got)
         return self.count - before
 
+    def settle(self, consumers: Sequence[Consumer], client: Client, topic: str, subscription: str) -> None:
+        """Until everything is acknowledged for good. Who lost a session is told once, and its messages come again."""
+
+        def durable() -> bool:
+            self.take(consumers)
+            for consumer in consumers:
+                consumer.wait_acknowledged(round(PATIENCE_S * 1000))
+            return rows(client, topic, subscription, "msgBacklog") == 0
+
+        eventually(durable, "the backlog stays")
+
     def complete(self, keys: int, each: int) -> bool:
         """Whether every number of every key has come."""
         return len(self.by_key) == keys and all(len(set(numbers)) == each for numbers in self.by_key.values())

@@ -21,7 +21,6 @@ from storage.errors import Unavailable
 from tests.cluster.helpers import PATIENCE_S, Received, actors, attached, batch, eventually, rows, session_of, values
 
 KEYS, EACH = 40, 20
-PATIENCE_MS = round(PATIENCE_S * 1000)
 PR_SET_CHILD_SUBREAPER = 36
 
 ray_test = pytest.mark.ray
@@ -176,20 +175,20 @@ def test_the_loss_of_a_node_loses_nothing(client: Client, data: Path, how: str) 
     everything = lambda: received.take(consumers) >= 0 and received.complete(KEYS, total)  # noqa: E731
     eventually(everything, lambda: received.missing(KEYS, total))
     received.check(KEYS, total)
-    check_rest(client, topic, consumers, receipts)
+    check_rest(client, topic, received, consumers, receipts)
     eventually(lambda: not any(runs(process) for process in family), "processes of the lost node live on")
     eventually(lambda: len(actors(client, "bookie")) == 3, "the lost node's bookie does not come back")
     for consumer in consumers:
         consumer.close()
 
 
-def check_rest(client: Client, topic: str, consumers: list[Consumer], receipts: list[Receipt]) -> None:
+def check_rest(
+    client: Client, topic: str, received: Received, consumers: list[Consumer], receipts: list[Receipt]
+) -> None:
     """All is confirmed and acknowledged, in order; nothing was stored twice."""
     for receipt in receipts:
         assert (receipt.result(PATIENCE_S).positions >= 0).all()
-    for consumer in consumers:
-        consumer.wait_acknowledged(PATIENCE_MS)
-    eventually(lambda: rows(client, topic, "s", "msgBacklog") == 0, "the backlog stays")
+    received.settle(consumers, client, topic, "s")
     assert rows(client, topic, "s", "orderViolationsTotal") == 0
     stored = sum(row["numberOfEntries"] for row in client.stats(topic))
     assert stored == KEYS * EACH * len(receipts), "something was stored twice"

@@ -83,8 +83,13 @@ class Workers:
 
         eventually(done, lambda: self.received.missing(keys, each))
         self.received.check(keys, each)
-        for consumer in self.consumers:
-            consumer.wait_acknowledged(PATIENCE_MS)
+
+        def durable() -> bool:
+            for consumer in self.consumers:
+                consumer.wait_acknowledged(PATIENCE_MS)  # who lost a session is told once, and its messages come again
+            return done()
+
+        eventually(durable, "not everything is acknowledged for good")
 
 
 @pytest.mark.parametrize("kind", ["topic", "dispatcher"])
