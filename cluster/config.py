@@ -131,7 +131,7 @@ class Configuration(BaseSettings):
     standby: bool = Field(True, description="keep one more broker process ready, for a faster failover")
     cpus: int | None = Field(None, ge=1, description="processors that Ray may use; none means all")
     object_store_bytes: Annotated[int, BeforeValidator(_unit)] = Field(
-        512 << 20, ge=80 << 20, description="shared memory for payloads on each node"
+        1 << 30, ge=80 << 20, description="shared memory for payloads on each node"
     )
     metadata: str = Field("", description="where metadata lives: empty for data_dir, or s3://bucket/prefix")
     objects: str = Field("", description="where snapshots go: empty for data_dir, or s3://bucket/prefix")
