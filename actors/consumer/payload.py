@@ -152,8 +152,8 @@ class Payloads:
             payload = await self._ports.net.fetch(reply.payload)
             if payload is None:
                 return None
-            # A copy of our own: each answer is an object of its own in the store that all processes share, and who keeps
-            # old runs there for later takes the room that the newest ones need.
+            # A copy of our own: each answer is an object of its own in the store that all processes share, and
+            # who keeps old runs there for later takes the room that the newest ones need.
             own = memoryview(bytes(payload))
             return _decode(ledger, reply.first_entry, reply.count, reply.delayed, reply.shape, reply.crc, own)
         except (Unavailable, Fenced, Corrupt, Overloaded) as error:
