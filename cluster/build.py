@@ -12,12 +12,9 @@ from actors.actor import Actor
 from actors.bookie import Bookie, BookieSettings
 from actors.controller import Controller
 from actors.delayed.shared import SharedIndexes
-from actors.directory import Directory
-from actors.dispatcher import Dispatcher
 from actors.losses import LOST_AFTER_MS
-from actors.messages import SubscriptionSettings, TopicSettings
+from actors.owners import make_dispatcher, make_topic
 from actors.ports import Meta, Objects, Ports
-from actors.topic.topic import Topic
 from cluster.disk import FileDisk
 from cluster.host import remote_host
 from cluster.places import RayPlaces
@@ -75,24 +72,8 @@ class SluiceParts:
                 data_dir=Path(settings["data_dir"]),
                 port=int(settings.get("admin_port", 0)),
             )
-        directory = Directory(ports, CONTROLLER)
         if kind == "topic":
-            return Topic(
-                ports,
-                topic=settings["topic"],
-                partition=settings["partition"],
-                settings=msgspec.convert(settings["topic_settings"], TopicSettings),
-                bookies=directory.bookies,
-                shared=self._shared.of(settings["topic"], settings["partition"]),
-            )
+            return make_topic(ports, settings, CONTROLLER, self._shared)
         if kind == "dispatcher":
-            return Dispatcher(
-                ports,
-                topic=settings["topic"],
-                partition=settings["partition"],
-                subscription=settings["subscription"],
-                settings=msgspec.convert(settings["subscription_settings"], SubscriptionSettings),
-                directory=directory,
-                shared=self._shared.of(settings["topic"], settings["partition"]),
-            )
+            return make_dispatcher(ports, settings, CONTROLLER, self._shared)
         raise Invalid(f"there is no actor of kind {kind!r}")

@@ -8,6 +8,7 @@ leaves this module: a call has an answer, an explicit refusal (a SluiceError), o
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
@@ -61,7 +62,7 @@ class RayNet:
         packed = pack(request)
         envelope: Envelope = (actor, type(request).__name__, packed.head, packed.attachments, packed.handles)
         try:
-            answer = await asyncio.wait_for(_answer(handle.call.remote(envelope)), timeout / 1000)
+            answer = await asyncio.wait_for(handle.call.remote(envelope), timeout / 1000)
         except ActorUnavailableError as error:
             return Unknown(f"{host} does not answer: {error}")
         except RayActorError as error:
@@ -88,15 +89,12 @@ class RayNet:
     async def fetch(self, blob: Blob) -> memoryview | None:
         """See actors.ports.Net."""
         if blob.data is None:
+            reference = cast("Awaitable[Any]", blob.handle)
             try:
-                blob.data = memoryview(await _answer(blob.handle)).cast("B").toreadonly()
+                blob.data = memoryview(await reference).cast("B").toreadonly()
             except RayError:
                 return None
         return blob.data
-
-
-async def _answer(ref: Any) -> Any:
-    return await ref
 
 
 def _open_answer(request: Request[R], answer: Any) -> R | Unknown:

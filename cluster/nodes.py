@@ -125,7 +125,14 @@ def _belongs(process: psutil.Process, session: str) -> bool:
 
 def count_nodes(session: str) -> int:
     """How many nodes of a session run on this machine: each has one raylet."""
-    return sum(process.name() == "raylet" for process in processes_of(session))
+    return sum(_name(process) == "raylet" for process in processes_of(session))
+
+
+def _name(process: psutil.Process) -> str:
+    """Empty if the process has ended since it was listed, which one that was just killed may do at any moment."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return str(process.name())
+    return ""
 
 
 def stop_session(session: str) -> int:

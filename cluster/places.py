@@ -82,7 +82,7 @@ class RayPlaces:
                 try:
                     if frozen or not slot.startswith(BROKER):
                         raise TimeoutError
-                    await asyncio.wait_for(_answer(host.handle.stop.remote(actor)), STOP_TIMEOUT)
+                    await asyncio.wait_for(host.handle.stop.remote(actor), STOP_TIMEOUT)
                 except (RayError, TimeoutError):
                     self._forget(slot, host)
 
@@ -102,11 +102,11 @@ class RayPlaces:
         except (ValueError, RayError):
             return []
         try:
-            rows = await asyncio.wait_for(_answer(handle.inventory.remote()), INVENTORY_TIMEOUT)
-            node = await asyncio.wait_for(_answer(handle.node.remote()), INVENTORY_TIMEOUT)
+            rows = await asyncio.wait_for(handle.inventory.remote(), INVENTORY_TIMEOUT)
+            node = await asyncio.wait_for(handle.node.remote(), INVENTORY_TIMEOUT)
             slot = name.rsplit("-", 1)[0]
             if slot == STANDBY:
-                slot = await asyncio.wait_for(_answer(handle.slot.remote()), INVENTORY_TIMEOUT) or STANDBY
+                slot = await asyncio.wait_for(handle.slot.remote(), INVENTORY_TIMEOUT) or STANDBY
         except (RayError, TimeoutError):
             _kill(handle)
             return []
@@ -128,7 +128,7 @@ class RayPlaces:
     ) -> Address:
         """alone: an actor that cannot start leaves nothing behind in its process, such as the lock of its disk."""
         try:
-            return str(await asyncio.wait_for(_answer(host.handle.start.remote(kind, name, settings)), START_TIMEOUT))
+            return str(await asyncio.wait_for(host.handle.start.remote(kind, name, settings), START_TIMEOUT))
         except RayTaskError as error:
             if alone:
                 self._forget(slot, host)
@@ -191,8 +191,8 @@ class RayPlaces:
         name = f"{slot}-{secrets.token_hex(4)}"
         handle = self._make_host(name, self._settings, node=node.id if node else None)
         try:
-            await asyncio.wait_for(_answer(handle.ready.remote()), START_TIMEOUT)
-            return HostProcess(name, handle, await asyncio.wait_for(_answer(handle.node.remote()), START_TIMEOUT))
+            await asyncio.wait_for(handle.ready.remote(), START_TIMEOUT)
+            return HostProcess(name, handle, await asyncio.wait_for(handle.node.remote(), START_TIMEOUT))
         except (RayError, TimeoutError) as error:
             _kill(handle)
             told = (str(error).strip() or type(error).__name__).splitlines()[-1]
@@ -230,7 +230,3 @@ def _host_names() -> list[str]:
 def _nodes() -> list[Node]:
     live = [Node(node["NodeID"], node["NodeManagerAddress"]) for node in ray.nodes() if node["Alive"]]
     return sorted(live, key=lambda node: node.id)
-
-
-async def _answer(ref: Any) -> Any:
-    return await ref

@@ -62,7 +62,7 @@ class Standby:
         if host is None:
             return None
         try:
-            await asyncio.wait_for(_answer(host.handle.serve.remote(slot)), SERVE_TIMEOUT)
+            await asyncio.wait_for(host.handle.serve.remote(slot), SERVE_TIMEOUT)
         except (RayError, TimeoutError):
             self._end(host)
             return None
@@ -79,7 +79,3 @@ class Standby:
             with contextlib.suppress(Unavailable):
                 self.found(await self._make())
             after = FIRST_S
-
-
-async def _answer(ref: Any) -> Any:
-    return await ref

@@ -18,7 +18,6 @@ allocator gives memory back when it likes.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -30,6 +29,7 @@ import pyarrow as pa
 
 from loadgen.faults import Fleet
 from loadgen.history import Clock, Int64s
+from loadgen.sampling import Sampling
 from storage.errors import SluiceError
 
 MEMORY = pa.schema(
@@ -46,7 +46,6 @@ SHARED = "shared memory"
 ROLES = ("broker", "bookie", "controller", "consumer", "producer", "spark", "flood", SHARED)
 """In the order of the report. broker: owners of topics and dispatchers. spark: the Java process. flood: the command."""
 WARM_US = 60_000_000
-_EVERY_S = 1.0
 _WINDOW = 0.1
 
 Source = Callable[[], list[tuple[str, str, int]]]
@@ -54,27 +53,14 @@ Source = Callable[[], list[tuple[str, str, int]]]
 
 
 @dataclass
-class MemorySampler:
+class MemorySampler(Sampling):
     """Asks its sources once a second, in a thread. What cannot be asked just now is left out of that moment."""
+
+    name, schema, every_s = "memory", MEMORY, 1.0
 
     sources: Sequence[Source]
     clock: Clock
     rows: list[dict[str, Any]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._quiet = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="memory", daemon=True)
-
-    def start(self) -> None:
-        """Begin to sample."""
-        self._thread.start()
-
-    def stop(self) -> pa.Table:
-        """Stop, and give all samples (schema MEMORY). Safe to repeat."""
-        self._quiet.set()
-        if self._thread.is_alive():
-            self._thread.join(20)
-        return pa.Table.from_pylist(self.rows, MEMORY)
 
     def sample(self) -> None:
         """Ask every source now."""
@@ -84,12 +70,6 @@ class MemorySampler:
                 self.rows += [
                     {"at": at, "role": role, "process": process, "bytes": count} for role, process, count in source()
                 ]
-
-    def _run(self) -> None:
-        while True:
-            self.sample()
-            if self._quiet.wait(_EVERY_S):
-                return
 
 
 def consumers(fleet: Fleet) -> Source:

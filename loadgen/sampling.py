@@ -1,11 +1,12 @@
-"""Samples of the dispatchers' statistics, taken by a thread while a flood runs."""
+"""What a thread asks again and again while a flood runs; here, the dispatchers' statistics."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
@@ -13,7 +14,8 @@ from loadgen.broker import Client
 from loadgen.history import STATS, Clock
 from storage.errors import SluiceError
 
-_EVERY_S = 0.2
+_STOP_S = 20.0
+"""How long the sample that is just being taken is waited for."""
 REST = {"pending_acks": "unacked", "replay": "replay", "draining": "draining", "backlog": "backlog"}
 """The counters that must be zero at rest: name in the report, column in STATS."""
 _ALWAYS = {
@@ -30,9 +32,47 @@ _SENTINEL = {
 """Counters of the order sentinel, added up: of first deliveries in order, and of one holder per key."""
 
 
+class Sampling:
+    """Calls `sample` every `every_s` seconds in a thread, which adds to `rows`, one dict a row of `schema`."""
+
+    name: ClassVar[str]
+    schema: ClassVar[pa.Schema]
+    every_s: ClassVar[float]
+    rows: list[dict[str, Any]]
+
+    def __post_init__(self) -> None:
+        self._quiet = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+
+    def start(self) -> None:
+        """Begin to sample, now."""
+        self._thread.start()
+
+    def stop(self) -> pa.Table:
+        """Stop, and give all samples. Safe to repeat."""
+        self._quiet.set()
+        if self._thread.is_alive():
+            self._thread.join(_STOP_S)
+        return pa.Table.from_pylist(self.rows, self.schema)
+
+    def sample(self) -> object:
+        """Ask now. May raise SluiceError or CancelledError: then there is nothing to be had just now."""
+        raise NotImplementedError
+
+    def _run(self) -> None:
+        while True:
+            # A dispatcher that is just being replaced has nothing to say; the next sample finds its successor.
+            with contextlib.suppress(SluiceError, CancelledError):
+                self.sample()
+            if self._quiet.wait(self.every_s):
+                return
+
+
 @dataclass
-class Sampler:
+class Sampler(Sampling):
     """Asks `client.stats` again and again; `latest` is the newest sum over partitions, empty before the first."""
+
+    name, schema, every_s = "sampler", STATS, 0.2
 
     client: Client
     topic: str
@@ -42,21 +82,6 @@ class Sampler:
     latest: dict[str, int] = field(default_factory=dict)
     taken_at: int = 0
     draining: list[int] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._quiet = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
-
-    def start(self) -> None:
-        """Begin to sample."""
-        self._thread.start()
-
-    def stop(self) -> pa.Table:
-        """Stop, and give all samples (schema STATS)."""
-        self._quiet.set()
-        if self._thread.is_alive():
-            self._thread.join(20)
-        return pa.Table.from_pylist(self.rows, STATS)
 
     def sample(self) -> dict[str, int]:
         """Ask now. Raises SluiceError, and KeyError if a counter that must be zero at rest is not told at all."""
@@ -69,14 +94,6 @@ class Sampler:
         self.latest = sums
         self.taken_at = at
         return sums
-
-    def _run(self) -> None:
-        while not self._quiet.wait(_EVERY_S):
-            try:
-                self.sample()
-            except (SluiceError, CancelledError):
-                # A dispatcher that is just being replaced has nothing to say; the next sample finds its successor.
-                continue
 
 
 def row_of(stats: dict[str, Any], at: int) -> dict[str, int]:

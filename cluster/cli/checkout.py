@@ -16,7 +16,7 @@ from storage.errors import Invalid, NotFound
 FOLDERS = ("actors", "cluster", "loadgen", "storage", "tests", "benchmarks")
 """What is checked for types."""
 
-LANES = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
+LANES = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "--tb", "short")
 """How the whole suite runs: two files of tests at a time, because a test of a real cluster mostly waits for leases and
 new processes. Each file stays in one lane: its tests share a cluster. Not reordered: the many small files come last."""
 

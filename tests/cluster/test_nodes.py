@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,6 +49,15 @@ def test_a_process_that_is_replaced_does_not_count_itself() -> None:
     """It goes back to where it was rather than to a node with another of its sort."""
     nodes = [Node("a", "x"), Node("b", "x")]
     assert least_loaded(nodes, "bookie-0", {"bookie-0": "a", "bookie-1": "b"}).id == "a"
+
+
+def test_a_process_that_ends_while_nodes_are_counted_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that was killed a moment ago is still listed, and then it has no name."""
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    seen = psutil.Process(child.pid)
+    child.communicate()
+    monkeypatch.setattr("cluster.nodes.processes_of", lambda session: [seen])
+    assert count_nodes("anywhere") == 0
 
 
 # -- real nodes -----------------------------------------------------------------------------------------------------

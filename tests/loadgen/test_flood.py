@@ -47,7 +47,8 @@ def test_flood_with_faults_keeps_every_promise(connect: ClusterConnect, spark: A
     assert told["checked"]["keys_in_flight_together"] > 100
     assert told["checked"]["hashes_moved"] > 0
     assert set(told["at_rest"].values()) == {0}
-    assert len(report.judgement.measures.shares) >= 4
+    # On a busy machine those that come back or join may find everything delivered, so this says nothing of each one.
+    assert sum(int(each.sum()) for each in report.judgement.measures.shares.values()) >= 100_000
     assert {row["role"] for row in told["memory"]} >= {"broker", "bookie", "controller", "consumer", "shared memory"}
 
 

@@ -24,6 +24,7 @@ from actors.delayed.shared import SharedIndexes
 from actors.directory import Directory
 from actors.dispatcher import Dispatcher
 from actors.messages import Admin, CreateTopic, Event, Stats, SubscriptionSettings, TopicSettings
+from actors.owners import make_dispatcher, make_topic
 from actors.ports import Address, Ports, Unknown
 from actors.producer.producer import Outgoing, PartitionProducer, split
 from actors.topic.topic import Topic
@@ -290,25 +291,10 @@ class Broker:
         await self.admin("settings", **msgspec.to_builtins(self.settings))
 
     def _topic(self, ports: Ports, settings: dict[str, Any]) -> Topic:
-        return Topic(
-            ports,
-            topic=settings["topic"],
-            partition=settings["partition"],
-            settings=msgspec.convert(settings["topic_settings"], TopicSettings),
-            bookies=Directory(ports, CONTROLLER).bookies,
-            shared=self.shared.of(settings["topic"], settings["partition"]),
-        )
+        return make_topic(ports, settings, CONTROLLER, self.shared)
 
     def _dispatcher(self, ports: Ports, settings: dict[str, Any]) -> Dispatcher:
-        return Dispatcher(
-            ports,
-            topic=settings["topic"],
-            partition=settings["partition"],
-            subscription=settings["subscription"],
-            settings=msgspec.convert(settings["subscription_settings"], SubscriptionSettings),
-            directory=Directory(ports, CONTROLLER),
-            shared=self.shared.of(settings["topic"], settings["partition"]),
-        )
+        return make_dispatcher(ports, settings, CONTROLLER, self.shared)
 
     def _witness(
         self, caller: Process, to: Address, request: Request[Any], outcome: Reply | Unknown | tuple[str, str]

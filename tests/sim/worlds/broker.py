@@ -17,17 +17,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import msgspec
-
 from actors.actor import Actor
 from actors.bookie import Bookie
 from actors.controller import LEFTOVERS_MS, Controller
 from actors.delayed.shared import SharedIndexes
 from actors.directory import Directory
-from actors.dispatcher import Dispatcher
 from actors.messages import CreateTopic, Stats, SubscriptionSettings, TopicSettings
+from actors.owners import make_dispatcher, make_topic
 from actors.ports import Ports, Unknown
-from actors.topic.topic import Topic
 from loadgen.checkers import judge
 from storage.errors import SluiceError
 from tests.sim.faults import Fault, Nemesis
@@ -213,25 +210,10 @@ class Course:
         return Bookie(ports, bookie_id=settings["bookie"], settings=BOOKIE)
 
     def _topic(self, ports: Ports, settings: dict[str, Any]) -> Actor:
-        return Topic(
-            ports,
-            topic=settings["topic"],
-            partition=settings["partition"],
-            settings=msgspec.convert(settings["topic_settings"], TopicSettings),
-            bookies=Directory(ports, CONTROLLER).bookies,
-            shared=self._shared.of(settings["topic"], settings["partition"]),
-        )
+        return make_topic(ports, settings, CONTROLLER, self._shared)
 
     def _dispatcher(self, ports: Ports, settings: dict[str, Any]) -> Actor:
-        return Dispatcher(
-            ports,
-            topic=settings["topic"],
-            partition=settings["partition"],
-            subscription=settings["subscription"],
-            settings=msgspec.convert(settings["subscription_settings"], SubscriptionSettings),
-            directory=Directory(ports, CONTROLLER),
-            shared=self._shared.of(settings["topic"], settings["partition"]),
-        )
+        return make_dispatcher(ports, settings, CONTROLLER, self._shared)
 
     # -- trouble --
 

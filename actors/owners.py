@@ -1,0 +1,44 @@
+"""How the owners of a partition are made from what the controller says: the same in a host process and in a simulation.
+
+`settings` are those of `Places.start`, plain values: `topic`, `partition`, and `topic_settings` for a topic,
+`subscription` and `subscription_settings` for a dispatcher. `controller` is the address that they ask for everything
+else; `shared` are the indexes of delayed messages that the actors of this process have in common.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from actors.delayed.shared import SharedIndexes
+from actors.directory import Directory
+from actors.dispatcher import Dispatcher
+from actors.messages import SubscriptionSettings, TopicSettings
+from actors.ports import Address, Ports
+from actors.topic.topic import Topic
+
+
+def make_topic(ports: Ports, settings: dict[str, Any], controller: Address, shared: SharedIndexes) -> Topic:
+    """The owner of a partition's log, not yet started."""
+    return Topic(
+        ports,
+        topic=settings["topic"],
+        partition=settings["partition"],
+        settings=msgspec.convert(settings["topic_settings"], TopicSettings),
+        bookies=Directory(ports, controller).bookies,
+        shared=shared.of(settings["topic"], settings["partition"]),
+    )
+
+
+def make_dispatcher(ports: Ports, settings: dict[str, Any], controller: Address, shared: SharedIndexes) -> Dispatcher:
+    """The owner of a partition's subscription, not yet started."""
+    return Dispatcher(
+        ports,
+        topic=settings["topic"],
+        partition=settings["partition"],
+        subscription=settings["subscription"],
+        settings=msgspec.convert(settings["subscription_settings"], SubscriptionSettings),
+        directory=Directory(ports, controller),
+        shared=shared.of(settings["topic"], settings["partition"]),
+    )
