@@ -144,7 +144,15 @@ class PartitionConsumer:
         Raises Fenced if a session was lost with acknowledgements that were not, while this waits or since it was last
         told: those messages come again, to whomever. Told once; what is acknowledged from then on counts anew.
         """
-        wanted, told = self._said, self._losses_told
+        told = self._losses_told
+        await self._until_settled()
+        if told != self._losses:
+            self._losses_told = self._losses
+            raise Fenced("the session was lost before its acknowledgements were confirmed")
+
+    async def _until_settled(self) -> None:
+        """Wait until every acknowledgement so far is durable or void."""
+        wanted = self._said
         while self._heard < wanted:
             if self.failed is not None:
                 raise self.failed
@@ -158,9 +166,6 @@ class PartitionConsumer:
                 self._ack_signal.set()
                 self._changed.clear()
                 await self._changed.wait(self._ports, ACK_LINGER)
-        if told != self._losses:
-            self._losses_told = self._losses
-            raise Fenced("the session was lost before its acknowledgements were confirmed")
 
     async def _send_rest(self) -> None:
         """Nobody else sends acknowledgements when this consumer closes, and those on their way may not have arrived:
@@ -176,10 +181,9 @@ class PartitionConsumer:
         self.closing = True
         self._parts_signal.set()
         self._ack_signal.set()
-        self._losses_told = self._losses  # of no use to somebody who leaves
         try:
             if self._acks or self._unconfirmed:
-                await self.wait_confirmed()
+                await self._until_settled()
             await self._ports.net.call(self._address, Detach(session=self.session), CALL_TIMEOUT)
         except SluiceError as error:
             self._ports.log("close_failed", partition=self.partition, error=str(error))

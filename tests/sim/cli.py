@@ -79,6 +79,8 @@ def _sweep(
             problems[sort] = problems.get(sort, 0) + 1
             if problems[sort] == 1:
                 _report(outcome, story=not keep_going)
+            else:
+                print(f"seed {outcome.seed} FAILED: {sort}", flush=True)
             if not keep_going:
                 break
         now = time.monotonic()

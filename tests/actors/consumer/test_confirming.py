@@ -50,3 +50,19 @@ def test_acknowledging_what_was_taken_away_is_told() -> None:
             await client.parts[0].wait_confirmed()
 
     play(scenario, lease_ms=LEASE_MS)
+
+
+def test_a_lost_acknowledgement_is_told_to_who_asks_while_it_closes() -> None:
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c", acking=False)
+        await broker.publish("a")
+        await broker.until(lambda: len(client.got) == 1)
+        heal = broker.world.partition(["c"], ["broker"])
+        client.ack(*client.got)
+        await broker.until(lambda: bool(client.parts[0]._losses), 10 * LEASE_MS)
+        heal()
+        await client.parts[0].close()
+        with pytest.raises(Fenced, match="lost before"):
+            await client.parts[0].wait_confirmed()
+
+    play(scenario, lease_ms=LEASE_MS)
