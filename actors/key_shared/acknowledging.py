@@ -50,7 +50,7 @@ def _acknowledge(core: Core, positions: Positions) -> Positions:
     rows, done = window.locate(positions)
     if core.claiming:
         for member in core.members:
-            member.claims = np.setdiff1d(member.claims, positions)
+            core.unclaim(member, positions)
     state = window.state[rows]
     held = state == PENDING
     pending = rows

@@ -44,7 +44,7 @@ from actors.key_shared.window import (
     Rows,
     Window,
 )
-from actors.messages import SubscriptionSettings
+from actors.messages import NO_POSITIONS, SubscriptionSettings
 from storage.errors import Invalid
 from storage.hashing import HASH_RANGE, Hashes
 from storage.position import EARLIEST, Positions
@@ -264,6 +264,12 @@ class Core:
             if len(member.claims):
                 self.claim(member)
         self.claiming = any(len(member.claims) for member in self.members)
+
+    def unclaim(self, member: Member, positions: Positions | None) -> int:
+        """A consumer no longer holds these (None: anything) of what it claims and was not read; returns how many."""
+        before = len(member.claims)
+        member.claims = NO_POSITIONS if positions is None else np.setdiff1d(member.claims, positions)
+        return before - len(member.claims)
 
     # -- time -------------------------------------------------------------------------------------------------------
 

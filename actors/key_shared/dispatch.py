@@ -256,11 +256,13 @@ class Dispatch:
         member = core.members.by_number.get(consumer)
         if member is None:
             return 0
+        # What it held before a change of owner, and gives back before it is read again, goes out when it is read.
+        unread = core.unclaim(member, positions)
         rows = window.rows_in(PENDING) if positions is None else window.find(positions)
         rows = rows[(window.state[rows] == PENDING) & (window.consumer[rows] == member.slot)]
         if len(rows) == 0:
-            return 0
-        total = len(rows)
+            return unread
+        total = len(rows) + unread
         if delay > 0:
             rows = core.hand_back(rows, WAITING, now)
             core.wait(rows, now + delay)

@@ -272,6 +272,10 @@ class Model:
         """Give back what it holds of these."""
         held = [m for m in self.in_state("pending") if m.holder == number]
         mine = [m for m in held if positions is None or m.position in positions]
+        consumer = self.consumer(number)
+        unread = {p for p in consumer.claims if positions is None or p in positions} if consumer else set()
+        if consumer:
+            consumer.claims -= unread
         for message in mine:
             into = "waiting" if delay else "replay" if positions is None or not counted else "loose"
             message.until = now + delay
@@ -281,7 +285,7 @@ class Model:
                 if 0 < self.settings.max_redeliver_count < message.redeliveries:
                     message.state = "dead"
         self._settle()
-        return len(mine)
+        return len(mine) + len(unread)
 
     def _give_back(self, message: Message, into: str) -> None:
         message.state = "done" if message.removed else into

@@ -316,6 +316,18 @@ def test_an_acknowledged_claim_is_forgotten() -> None:
     assert flow.pending("c1") == ["1:1"]
 
 
+@pytest.mark.parametrize("given_back", [("1:0", "1:1"), ()])
+def test_a_claim_that_is_given_back_unread_goes_out_when_it_is_read(given_back: tuple[str, ...]) -> None:
+    """The consumer has let it go: nobody would ever acknowledge it if it were still taken for held."""
+    flow = Driver()
+    flow.join("c1", holding=at("1:0", "1:1", "1:2") if given_back else at("1:0", "1:1"))
+    assert flow.nack("c1", *given_back, delay=500) == 2
+    assert flow.nack("c1", *given_back) == 0
+    assert flow.send(X, Y) == {"c1": ["1:0", "1:1"]}
+    flow.publish(X)
+    assert flow.route() == ({} if given_back else {"c1": ["1:2"]})
+
+
 # -- membership --------------------------------------------------------------------------------------------------------
 
 

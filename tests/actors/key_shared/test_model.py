@@ -187,7 +187,10 @@ class Schedule(RuleBasedStateMachine):
     @rule(pick=st.integers(0, 5), every=st.integers(0, 3), delay=st.sampled_from([0, 0, 50]), counted=st.booleans())
     def negative_acknowledge(self, pick: int, every: int, delay: int, counted: bool) -> None:
         number = self._consumer(pick)
-        positions = None if every == 0 else [m.position for m in self.model.in_state("pending")][::every]
+        mine = self.model.consumer(number)
+        claimed = mine.claims if mine else set()
+        givable = sorted({m.position for m in self.model.in_state("pending")} | claimed)
+        positions = None if every == 0 else givable[::every]
         got = self.dispatch.negative_acknowledge(
             number, None if positions is None else ints(positions), now=self.now, delay=delay, counted=counted
         )
