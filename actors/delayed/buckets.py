@@ -38,7 +38,8 @@ class BucketTracker(CoreTracker):
     """Delayed messages of one subscription on one partition, indexed by bucket objects.
 
     changed: called synchronously when something may have become due or loadable. failed is set when a newer owner
-    fenced this one; nothing is given out any more then. Times are milliseconds.
+    fenced this one; nothing is given out any more then. under_readers: readers of the log were there before this
+    tracker and count on what it restores, due or not. Times are milliseconds.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class BucketTracker(CoreTracker):
         owner_epoch: int,
         manifest: ManifestStore,
         look_ahead_ms: int = LOOK_AHEAD_MS,
+        under_readers: bool = False,
     ) -> None:
         super().__init__(settings.delayed_delivery_tick_time_millis)
         self._objects = BucketObjects(ports, topic, partition, subscription)
@@ -67,7 +69,13 @@ class BucketTracker(CoreTracker):
         self._loader = Loader(self._shelf, lambda lost: self._keeper.kick() if lost else self._keeper.arm())
         if manifest.epoch != owner_epoch:
             raise Invalid(f"the manifest was opened for epoch {manifest.epoch}, the owner has epoch {owner_epoch}")
-        self._keeper = Keeper(self._shelf, self._sealer, self._loader, settings.delayed_delivery_max_num_buckets)
+        self._keeper = Keeper(
+            self._shelf,
+            self._sealer,
+            self._loader,
+            settings.delayed_delivery_max_num_buckets,
+            under_readers=under_readers,
+        )
         self._seen = -1
         """The latest `now` that anybody named."""
 

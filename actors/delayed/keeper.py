@@ -27,13 +27,13 @@ RETRY_MS = 5_000
 class Keeper:
     """Background work of one bucket tracker."""
 
-    def __init__(self, shelf: Shelf, sealer: Sealer, loader: Loader, max_buckets: int) -> None:
+    def __init__(self, shelf: Shelf, sealer: Sealer, loader: Loader, max_buckets: int, *, under_readers: bool) -> None:
         self._shelf = shelf
         self._sealer = sealer
         self._loader = loader
         self._merger = Merger(shelf, max_buckets, sealer.step_ms, sealer.max_entries)
         self._collector = Collector(shelf)
-        self._recovery = Recovery(shelf, self._recovered)
+        self._recovery = Recovery(shelf, self._recovered, under_readers=under_readers)
         self._running = False
         self._again = False
         self._retry_at: int | None = None

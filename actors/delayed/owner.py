@@ -101,4 +101,5 @@ class IndexOwner:
             changed=self._index.changed,
             owner_epoch=epoch,
             manifest=ManifestStore(self._ports, self._key, epoch),
+            under_readers=True,
         )

@@ -2,7 +2,8 @@
 
 Only headers are read, several at a time, in the background. Leading segments whose messages have all fallen due are
 skipped: the log still holds those messages, and reading it delivers them. What was never sealed is found the same way,
-because the dispatcher reads the log from the mark-delete position and leaves out only what is tracked.
+because the dispatcher reads the log from the mark-delete position and leaves out only what is tracked. An index that
+changes owners under readers that go on skips nothing: they have passed those messages and count on the index.
 
 An object that is missing or corrupt is lost: its range goes to a rescan, with an alarm. One that cannot be reached
 now goes to a rescan as well, but stays named: the next owner may have more luck (BD-33, one bucket at a time).
@@ -25,11 +26,15 @@ PARALLEL = 8
 
 
 class Recovery:
-    """One recovery. finished: called when every bucket is restored or given up."""
+    """One recovery. finished: called when every bucket is restored or given up.
 
-    def __init__(self, shelf: Shelf, finished: Callable[[], None]) -> None:
+    under_readers: somebody may have read the log already and left to the index what was delayed then.
+    """
+
+    def __init__(self, shelf: Shelf, finished: Callable[[], None], *, under_readers: bool) -> None:
         self._shelf = shelf
         self._finished = finished
+        self._under_readers = under_readers
         self._waiting: list[BucketRecord] = []
         self._done = asyncio.Event()
         self._workers = 0
@@ -98,7 +103,8 @@ class Recovery:
         shelf = self._shelf
         if (header.epoch, header.number) != record.key or header.size != record.size:
             raise Corrupt(f"bucket {shelf.objects.name(record.key)} is not the one that the manifest names")
-        first = first_live_segment(header.table, shelf.core.cutoff(shelf.ports.clock.now()))
+        cutoff = shelf.core.cutoff(shelf.ports.clock.now())
+        first = 0 if self._under_readers else first_live_segment(header.table, cutoff)
         bitmaps = list(restore_bitmaps(header, first))
         for ledger, bitmap in bitmaps:
             shelf.core.index.merge(ledger, bitmap)

@@ -273,6 +273,31 @@ async def test_a_new_owner_in_the_same_process_goes_on_with_what_only_memory_hel
     second.check()
 
 
+async def test_what_falls_due_between_two_owners_is_given_to_who_has_read_past_it() -> None:
+    """The one who reads the log is past it and counts on the index, so the new owner must not skip it as due."""
+    world, log, index = World(), Log(), SharedIndex()
+    for ledger in range(1, 5):
+        log.publish(ledger, [1000 + 10 * ledger + entry for entry in range(4)])
+    rule = bucket_settings(min_count=5, cap=3)
+    (one,) = attached(index, world, log, "one")
+    first = Life(world)
+    await own(first, index, 1, rule)
+    one.step()
+    await world.settle()
+    assert index.tracker.stored(), "buckets were written"
+    await first.end()
+    await world.advance(1_500)
+    second = Life(world)
+    await own(second, index, 2, rule)
+    await index.opened()
+    for _ in range(4):
+        one.step()
+        await world.settle()
+    assert sorted(one.delivered) == sorted(log.due)
+    await second.end()
+    second.check()
+
+
 async def test_an_index_that_went_elsewhere_is_read_into_memory() -> None:
     world, log, index, life, elsewhere = World(), Log(), SharedIndex(), Life(World()), Life(World())
     life.world = elsewhere.world = world
