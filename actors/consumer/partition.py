@@ -215,10 +215,14 @@ class PartitionConsumer:
                 )
                 sent = self._ports.clock.monotonic()
                 reply = await self._ports.net.call(self._address, request, ATTACH_TIMEOUT)
-                if not isinstance(reply, Unknown):
+                if isinstance(reply, Unknown):
+                    await self._directory.suspect(self._address)
+                elif reply.session:
                     self._enter(reply.session, reply.epoch, reply.lease, sent)
                     return
-                await self._directory.suspect(self._address)
+                elif not self.closing:
+                    self._lost()
+                    continue
             except (Unavailable, Conflict) as error:
                 if first and isinstance(error, Conflict):
                     raise

@@ -226,6 +226,8 @@ class Dispatcher(Actor):
             await self._attaching[request.incarnation].wait(self.ports)
         self._check_owner()
         session = self.sessions.of_incarnation(request.incarnation)
+        if session is None and len(request.holding) and request.incarnation not in self.members:
+            return Attached(session=0, epoch=self.epoch, lease=self.settings.lease_ms)
         if session is None:
             done = self._attaching[request.incarnation] = Signal()
             try:

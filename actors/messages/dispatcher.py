@@ -12,7 +12,10 @@ from actors.wire import Blob, Reply, Request
 
 
 class Attached(Reply, kw_only=True):
-    """session stands for this consumer from now on; it ends after `lease` ms without a Poll or Acknowledge."""
+    """session stands for this consumer from now on; it ends after `lease` ms without a Poll or Acknowledge.
+
+    session 0: refused. This incarnation was given up and what it holds went to others; attach as another, holding none.
+    """
 
     session: int
     epoch: int

@@ -66,3 +66,28 @@ def test_a_lost_acknowledgement_is_told_to_who_asks_while_it_closes() -> None:
             await client.parts[0].wait_confirmed()
 
     play(scenario, lease_ms=LEASE_MS)
+
+
+def test_who_was_given_up_by_a_new_owner_does_not_bring_back_what_it_held() -> None:
+    """It cannot find the new owner in time; what it holds goes to another, and must not be claimed when it comes."""
+
+    async def scenario(broker: Broker) -> None:
+        broker.world.network.faults.gone_hint = 1.0
+        late = await broker.join("late", acking=False)
+        await broker.publish("a", "b")
+        await broker.until(lambda: len(late.got) == 2)
+        heal = broker.world.partition(["late"], ["controller"])
+        broker.world.crash(next(name for name in broker.world.alive("dispatcher-")))
+        other = await broker.join("other", acking=False)
+        await broker.until(lambda: len(other.got) == 2, 20 * LEASE_MS)
+        heal()
+        await broker.until(lambda: late.got[0].part.revoked, 20 * LEASE_MS)
+        assert "lost" in [event.kind for event in late.events]
+        assert sorted(message.key for message in other.held()) == ["a", "b"]
+        assert (await broker.consumer_stats())["other"]["unackedMessages"] == 2
+        assert (await broker.stats())["watchdogStalls"] == 0
+        other.ack(*other.got)
+        await broker.publish("c", "d", "e", "f")
+        await broker.until(lambda: len(late.got) + len(other.got) == 8)
+
+    play(scenario, lease_ms=2 * LEASE_MS)  # longer than a call that nobody answers

@@ -94,8 +94,10 @@ class Client:
         return [message.key for message in self.got]
 
     def held(self) -> list[Message]:
-        """What came and is not done."""
-        return [] if self.gone else [message for message in self.got if not message.done and not message.part.revoked]
+        """What came, is not done, and may be its own still."""
+        if self.gone or any(part.lease_over() for part in self.parts):
+            return []
+        return [message for message in self.got if not message.done and not message.part.revoked]
 
     def ack(self, *messages: Message, through: Client | None = None) -> None:
         """Acknowledge, at times through another consumer; without messages everything."""
