@@ -123,10 +123,13 @@ class Administration:
         gates = []
         if d.paused:
             gates.append(_gate("paused", "the subscription is paused", "an operator resumes it"))
-        if not d.pump.settled():
+        if not d.pump.settled() and d.pump.awaited:
             waits = max(max(d.pump.awaited.values()) - d.ports.clock.monotonic(), 0)
             text = f"{len(d.pump.awaited)} consumers of an earlier owner have not come back"
             gates.append(_gate("taking_over", text, f"they do, or their leases end, in {waits} ms at most"))
+        if d.pump.identifying:
+            text = f"it is not known yet which keys {len(d.pump.identifying)} consumers hold that came back"
+            gates.append(_gate("taking_over", text, "the topic tells"))
         return gates
 
     def _gates_of(self, position: int, reasons: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -28,7 +28,7 @@ from actors.actor import Actor
 from actors.delayed.shared import SharedIndex
 from actors.delayed.tracker import make_tracker
 from actors.directory import Directory
-from actors.dispatcher import leases, moving
+from actors.dispatcher import leases, moving, returning
 from actors.dispatcher.admin import Administration
 from actors.dispatcher.dead_letters import DeadLetters
 from actors.dispatcher.history import Assignments
@@ -39,8 +39,6 @@ from actors.dispatcher.runs import RunTable
 from actors.dispatcher.sessions import Session, Sessions
 from actors.key_shared.dispatch import Dispatch
 from actors.messages import (
-    NO_POSITIONS,
-    NO_ROWS,
     Acknowledge,
     Acknowledged,
     Admin,
@@ -55,8 +53,6 @@ from actors.messages import (
     Poll,
     Progress,
     ReadEnds,
-    ReadRowIndex,
-    RowIndex,
     Stats,
     SubscriptionSettings,
     Text,
@@ -243,10 +239,6 @@ class Dispatcher(Actor):
 
     async def _join(self, request: Attach) -> Session:
         now, mono = self.ports.clock.now(), self.ports.clock.monotonic()
-        held = _ascending(request.holding)
-        if len(held):
-            await self.reader.index_ready.wait(self.ports, self.settings.lease_ms // 2)
-        due = await self._hashes_of(held[self.tracker.contains(held)])
         if request.incarnation not in self.members:
             self.members[request.incarnation] = {
                 "name": request.consumer,
@@ -262,34 +254,21 @@ class Dispatcher(Actor):
                 now=now,
                 ranges=request.ranges,
                 priority=request.priority,
-                holding=held,
+                holding=_ascending(request.holding),
             )
         except (Conflict, Invalid):
             self.members.pop(request.incarnation, None)
             self.keeper.dirty()
             raise
-        # What was due under an earlier owner and is still held belongs to this consumer from now on, read or not.
-        self.core.due(due.positions, due.hashes)
         self.pump.came_back(request.incarnation)
         session = self.sessions.open(number, request.consumer, request.incarnation, mono + self.settings.lease_ms, now)
+        returning.identify(self, session)
         self.reader.enabled = True
         self.reader.signal.set()
         self.pump.wake()
         leases.watch_session(self, session, request.process)
         self.ports.log("attached", consumer=request.consumer, session=session.session)
         return session
-
-    async def _hashes_of(self, positions: Positions) -> RowIndex:
-        """Index columns of single messages; waits for the topic."""
-        while len(positions):
-            with contextlib.suppress(Unavailable, Fenced):
-                address = await self.directory.topic(self.topic, self.partition)
-                reply = await self.ports.net.call(address, ReadRowIndex(positions=positions), CALL_TIMEOUT)
-                if not isinstance(reply, Unknown):
-                    return reply
-                await self.directory.suspect(address)
-            await self.ports.clock.sleep(RETRY_MS)
-        return RowIndex(positions=NO_POSITIONS, hashes=NO_ROWS)
 
     def end_session(self, session: Session, reason: str) -> None:
         """The consumer is out: its messages go to the others."""

@@ -35,7 +35,7 @@ async def watch_leases(d: Dispatcher) -> None:
                 d.end_session(session, "lease expired")
         if d.pump.awaited:
             d.pump.wake()
-        elif not d.paused and not d.pump.expected and d.core.stalled():
+        elif d.pump.settled() and not d.paused and not d.pump.expected and d.core.stalled():
             d.watchdog_stalls += 1
             d.ports.log("stalled", stats=d.core.stats(d.ports.clock.now()))
             d.pump.wake()

@@ -22,12 +22,17 @@ DUE_GROUP_MS = 20
 
 
 class Pump:
-    """Routes whenever something changed. awaited: who must come back, or be told, before anything is sent."""
+    """Routes whenever something changed.
+
+    awaited: who must come back, or be told, before anything is sent; identifying: the sessions of those who came back
+    and whose messages' hashes are not known yet.
+    """
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._d = dispatcher
         self._signal, self.due = Signal(), Signal()
         self.awaited: dict[str, int] = {}
+        self.identifying: dict[int, None] = {}
         self.next_dispatch = 0
         self.expected = False
         """A pass is put off until the interval is over."""
@@ -55,16 +60,16 @@ class Pump:
         self.wake()
 
     def settled(self) -> bool:
-        """Whether everybody who may hold messages of an earlier time has come back or must have stopped."""
-        if not self.awaited:
-            return True
+        """Whether everybody who may hold messages of an earlier time has come back or must have stopped, and what those
+        hold who came back is known.
+        """
         d = self._d
         now = d.ports.clock.monotonic()
         for incarnation in [name for name, until in self.awaited.items() if until <= now]:
             del self.awaited[incarnation]
             if d.members.pop(incarnation, None) is not None:
                 d.keeper.dirty()
-        return not self.awaited
+        return not (self.awaited or self.identifying)
 
     def came_back(self, incarnation: str) -> None:
         """A consumer attached. `name.3` of a consumer says that it knows the end of its lives 0 to 2, and holds nothing

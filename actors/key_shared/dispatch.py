@@ -28,6 +28,7 @@ from actors.key_shared.check import check
 from actors.key_shared.core import Core
 from actors.key_shared.history import History, take_events
 from actors.key_shared.members import Member
+from actors.key_shared.policies import held_elsewhere
 from actors.key_shared.routing import route, would_send
 from actors.key_shared.selectors import Range
 from actors.key_shared.tables import HashTables
@@ -112,6 +113,26 @@ class Dispatch:
         core.change_owners(now=now, cause=f"{name} joined")
         core.policy.joined(slot, others, core.window, core.last_read)
         return member.number
+
+    def unread(self, consumer: int) -> Positions:
+        """What a consumer holds from before a change of owner and was not read since (int64, ascending)."""
+        member = self._core.members.by_number.get(consumer)
+        return NO_POSITIONS if member is None else member.claims
+
+    def bring(self, consumer: int, positions: Positions, hashes: Hashes) -> None:
+        """Masked hashes (uint32) of what is `unread`: known before it is read, so that their keys go to nobody else.
+
+        What cannot be this consumer's, because somebody else holds its hash by now, waits until it is read.
+        """
+        core = self._core
+        member = core.members.by_number.get(consumer)
+        if member is None or not len(positions) or not core.policy.ordered:
+            return
+        mine = np.full(len(positions), member.slot, np.uint16)
+        wanted = np.isin(positions, member.claims)
+        wanted &= ~held_elsewhere(core.window, core.reduce(hashes), mine)
+        if wanted.any():
+            self._add(positions[wanted], hashes[wanted], FRESH, 0)
 
     def knows(self, consumer: int, positions: Positions) -> Mask:
         """Which positions (int64, ascending) this owner has at hand, or the consumer brought from before it.

@@ -104,6 +104,11 @@ class Driver:
         self.dispatch.check()
         return [show(int(p)) for p in done]
 
+    def bring(self, name: str, keys: dict[str, str]) -> None:
+        """Tell the keys of messages that a consumer holds and that were not read."""
+        hashes = np.array([masked_hash(key.encode()) for key in keys.values()], np.uint32)
+        self.dispatch.bring(self.numbers[name], at(*keys), hashes)
+
     def nack(self, name: str, *messages: str, **options: Any) -> int:
         """Negatively acknowledge; without messages: everything."""
         positions = at(*messages) if messages else None

@@ -186,6 +186,19 @@ class Model:
             if self.messages[position].state == "fresh":
                 self.messages[position].state = "held"
 
+    def bring(self, number: int, messages: Sequence[tuple[int, int]]) -> None:
+        """(position, masked hash) of what a consumer holds and was not read: its own, unless its hash is elsewhere."""
+        consumer = self.consumer(number)
+        if consumer is None or not self.ordered:
+            return
+        elsewhere = {m.hash for m in self.in_state("pending") if m.holder != number}
+        for position, masked in messages:
+            mine = position in consumer.claims and self.reduce(masked) not in elsewhere
+            if mine and position not in self.messages:
+                self.messages[position] = Message(position, self.reduce(masked), "fresh")
+        for other in self.consumers:
+            self._claim(other)
+
     def due(self, messages: Sequence[tuple[int, int]]) -> None:
         """Delayed messages are due."""
         if self.in_state("held"):

@@ -116,6 +116,17 @@ class Schedule(RuleBasedStateMachine):
         assert self.dispatch.join(name, incarnation, now=self.now) == number
         self.grant_to(number, permits)
 
+    @rule(pick=st.integers(0, 5), some=st.integers(1, 3))
+    def bring(self, pick: int, some: int) -> None:
+        number = self._consumer(pick)
+        consumer = self.model.consumer(number)
+        unread = sorted(consumer.claims) if consumer else []
+        assert self.dispatch.unread(number).tolist() == unread
+        known = dict(self.backlog)
+        messages = [(at, known[at]) for at in unread if at in known][::some]
+        self.dispatch.bring(number, ints([at for at, _ in messages]), np.array([h for _, h in messages], np.uint32))
+        self.model.bring(number, messages)
+
     def grant_to(self, number: int, more: int) -> None:
         consumer = self.model.consumer(number)
         total = (consumer.granted if consumer else 0) + more
@@ -206,7 +217,8 @@ class Schedule(RuleBasedStateMachine):
         self.dispatch.remove(None if positions is None else ints(sorted(positions)), up_to)
         self.model.remove(positions, up_to)
         # What is removed is acknowledged in the cursor, and the delayed index no longer brings it.
-        gone = {m.position for m in self.model.in_state("done")}
+        gone = {m.position for m in self.model.messages.values() if m.removed or m.state == "done"}
+        self.backlog = [message for message in self.backlog if message[0] not in gone]
         self.delayed = [message for message in self.delayed if message[0] not in gone]
 
     @rule(milliseconds=st.sampled_from([1, 30, 100]))

@@ -105,20 +105,20 @@ DISPATCHING: list[Mutant] = [
         seed=1,
     ),
     Mutant(
-        name="what is given back before it is read again stays held",
-        module="actors.key_shared.dispatch",
-        old="        unread = core.unclaim(member, positions)",
-        new="        unread = 0",
-        world=BROKER,
-        seed=6634,
-    ),
-    Mutant(
         name="who was given up claims what it held",
         module="actors.dispatcher.dispatcher",
         old="        if session is None and len(request.holding) and request.incarnation not in self.members:",
         new="        if False:",
         world=BROKER,
         seed=19138,
+    ),
+    Mutant(
+        name="the keys of what is held are not known until it is read",
+        module="actors.dispatcher.dispatcher",
+        old="        returning.identify(self, session)\n",
+        new="",
+        world=BROKER,
+        seed=25871,
     ),
     Mutant(
         name="a shared index skips what fell due while it changed owners",
