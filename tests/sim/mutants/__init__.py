@@ -1,9 +1,10 @@
 """Small planted defects: the proof that the simulator is not blind.
 
 A mutant is one substitution in the source of one module, made in memory while the module is imported; nothing on the
-disk changes. Each has a world and a seed in which a promise breaks because of it. `python -m tests.sim.mutants` plays
-every mutant at its seed, in a process of its own, and tells which check found it; a mutant that nobody finds means
-that the simulator has gone blind there. `--search A:B` looks for a seed anew.
+disk changes. Each has a world and a seed in which a promise breaks because of it, or, where a whole world comes to that
+point too seldom, a test. `python -m tests.sim.mutants` plays every mutant at its seed, in a process of its own, and
+tells which check found it; a mutant that nobody finds means that the tests have gone blind there. `--search A:B` looks
+for a seed anew.
 
 The text that is replaced must occur exactly once, so a mutant whose line was rewritten shows up as stale at once.
 """
@@ -23,9 +24,8 @@ from types import ModuleType
 class Mutant:
     """One planted defect.
 
-    module: where. old, new: what is replaced by what. world, seed: where it is found; a negative seed means that no
-    seed is known yet, and it is looked for only when it is named. promise: how the finding
-    begins (`S1`, `InvariantViolation`, ...); empty accepts any.
+    module: where. old, new: what is replaced by what. world, seed: where it is found; with a negative seed `test` is
+    what finds it (a test's name for pytest).
     """
 
     name: str
@@ -33,8 +33,8 @@ class Mutant:
     old: str
     new: str
     world: str
-    seed: int
-    promise: str = ""
+    seed: int = -1
+    test: str = ""
     also: tuple[str, str] | None = None
     """A second replacement, where a second line of defence would hide the first."""
 

@@ -1,4 +1,4 @@
-"""Plays every mutant at its seed and tells what found it. Exit code 1 if one was not found, 2 if one is stale.
+"""Plays every mutant at its seed, or its test, and tells what found it. Exit code 1 if one was not found, 2 if stale.
 
 A change of the broker changes what a seed does. A mutant that is not found at its recorded seed any more is looked
 for in the first seeds of its world; what is found there should be recorded anew.
@@ -10,6 +10,7 @@ so a child costs a fraction of a second.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import sys
@@ -58,6 +59,17 @@ def hunt(mutant: Mutant, plays: Iterable[tuple[str, int]], clumsy: Sequence[str]
     return MISSED
 
 
+def examine(mutant: Mutant) -> int:
+    """Run the mutant's test with the mutant planted, in this process; prints the finding."""
+    began = time.monotonic()
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+        plant(mutant)
+        code = importlib.import_module("pytest").main(["-qx", "-p", "no:cacheprovider", "-p", "no:xdist", mutant.test])
+    found, word = {0: (MISSED, "MISSED "), 1: (FOUND, "found  ")}.get(code, (STALE, "STALE  "))
+    print(f"{word} {mutant.name}: {mutant.test}, {time.monotonic() - began:.1f} s", flush=True)
+    return found
+
+
 def in_child(work: Callable[[], int]) -> int:
     """Do work in a forked child, so that what it imports is gone afterwards; returns its exit code."""
     sys.stdout.flush()
@@ -78,15 +90,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", help="which mutants; all if none is named")
     parser.add_argument("--search", help="seeds A:B to look through, instead of the recorded seed")
     given = parser.parse_args(arguments)
-    chosen = [mutant for mutant in MUTANTS if mutant.name in given.names or (not given.names and mutant.seed >= 0)]
+    chosen = [mutant for mutant in MUTANTS if not given.names or mutant.name in given.names]
     codes = []
     for mutant in chosen:
         seeds: Iterable[int] = (mutant.seed, *range(ELSEWHERE[mutant.world]))
         if given.search:
             first, _, last = given.search.partition(":")
             seeds = range(int(first), int(last))
-        code = in_child(partial(hunt, mutant, ((mutant.world, seed) for seed in seeds)))
-        if code == MISSED and not given.search:
+        by_test = mutant.test and not given.search
+        work = partial(examine, mutant) if by_test else partial(hunt, mutant, ((mutant.world, at) for at in seeds))
+        code = in_child(work)
+        if code == MISSED and not given.search and not mutant.test:
             print("        look for a seed with --search and record it; if there is none, the simulator is blind there")
         codes.append(code)
     print(f"{codes.count(FOUND)} of {len(codes)} mutants found, {codes.count(STALE)} stale")

@@ -105,6 +105,14 @@ DISPATCHING: list[Mutant] = [
         seed=1,
     ),
     Mutant(
+        name="what is given back before it is read again stays held",
+        module="actors.key_shared.dispatch",
+        old="        unread = core.unclaim(member, positions)",
+        new="        unread = 0",
+        world=BROKER,
+        test="tests/actors/key_shared/test_draining.py::test_a_claim_that_is_given_back_unread_goes_out_when_it_is_read",
+    ),
+    Mutant(
         name="who was given up claims what it held",
         module="actors.dispatcher.dispatcher",
         old="        if session is None and len(request.holding) and request.incarnation not in self.members:",
@@ -142,7 +150,7 @@ DISPATCHING: list[Mutant] = [
         old="    segment: int = 0\n",
         new="    segment: int = 1\n",
         world=BROKER,
-        seed=-1,
+        test="tests/actors/delayed/test_bucket_tracker.py::test_bt_9_merge",
     ),
     Mutant(
         name="a lost bucket is not read again from the log",
@@ -150,7 +158,7 @@ DISPATCHING: list[Mutant] = [
         old="        self.rescans.append((bucket.start, bucket.end))",
         new="        pass",
         world=BROKER,
-        seed=-1,
+        test="tests/actors/delayed/test_corruption.py::test_a_damaged_segment_is_found_when_it_is_loaded",
     ),
     Mutant(
         name="what a leaver held is sent to nobody",
@@ -215,7 +223,7 @@ DISPATCHING: list[Mutant] = [
         new="self._record.proven >= 0 and",
         also=("            await self._record.verify()\n", "            pass\n"),
         world=OWNERS,
-        seed=-1,
+        test="tests/actors/dispatcher/test_keeper.py",
     ),
     Mutant(
         name="a session that ended stays in the core",

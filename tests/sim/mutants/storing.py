@@ -77,7 +77,7 @@ STORING: list[Mutant] = [
         old="        while self._change is None and self._pending and self._enough(self._pending[0]):",
         new="        while self._pending and self._enough(self._pending[0]):",
         world=LEDGER,
-        seed=-1,
+        test="tests/actors/ledger/test_writing.py::test_nothing_is_confirmed_while_an_ensemble_change_is_under_way",
     ),
     Mutant(
         name="fragment begins behind unconfirmed runs",
