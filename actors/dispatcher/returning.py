@@ -25,20 +25,16 @@ RETRY_MS = 50
 
 def identify(d: Dispatcher, session: Session) -> None:
     """Ask for the hashes of what this consumer holds and was not read; the pump waits for it."""
-    if len(d.core.unread(session.number)):
+    if d.core.ordered and len(d.core.unread(session.number)):
         d.pump.identifying[session.session] = None
         d.ports.spawn(_identify(d, session), "identify")
 
 
 async def _identify(d: Dispatcher, session: Session) -> None:
     try:
-        # Delayed messages come by another way; which of them are, the delayed index knows when it is restored.
-        await d.reader.index_ready.wait(d.ports, d.settings.lease_ms // 2)
         found = await _row_index(d, session)
         if d.sessions.is_open(session):
-            delayed = d.tracker.contains(found.positions)
-            d.core.due(found.positions[delayed], found.hashes[delayed])
-            d.core.bring(session.number, found.positions[~delayed], found.hashes[~delayed])
+            d.core.bring(session.number, found.positions, found.hashes)
     finally:
         d.pump.identifying.pop(session.session, None)
         d.pump.wake()

@@ -114,6 +114,11 @@ class Dispatch:
         core.policy.joined(slot, others, core.window, core.last_read)
         return member.number
 
+    @property
+    def ordered(self) -> bool:
+        """Whether a key is at one consumer at a time."""
+        return self._core.policy.ordered
+
     def unread(self, consumer: int) -> Positions:
         """What a consumer holds from before a change of owner and was not read since (int64, ascending)."""
         member = self._core.members.by_number.get(consumer)
@@ -126,7 +131,7 @@ class Dispatch:
         """
         core = self._core
         member = core.members.by_number.get(consumer)
-        if member is None or not len(positions) or not core.policy.ordered:
+        if member is None or not len(positions):
             return
         mine = np.full(len(positions), member.slot, np.uint16)
         wanted = np.isin(positions, member.claims)

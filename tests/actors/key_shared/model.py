@@ -189,7 +189,7 @@ class Model:
     def bring(self, number: int, messages: Sequence[tuple[int, int]]) -> None:
         """(position, masked hash) of what a consumer holds and was not read: its own, unless its hash is elsewhere."""
         consumer = self.consumer(number)
-        if consumer is None or not self.ordered:
+        if consumer is None:
             return
         elsewhere = {m.hash for m in self.in_state("pending") if m.holder != number}
         for position, masked in messages:
