@@ -45,7 +45,6 @@ from storage.errors import Invalid, NotFound, Unavailable
 from storage.hashing import masked_hash
 
 CALL_TIMEOUT = 15_000
-RETRIES = 3
 LOCATE_FIRST, LOCATE_MOST = 50, 1_000
 OPERATION_TIMEOUT = 30_000
 """Milliseconds for which opening something waits for a controller that does not answer, as Pulsar's clients do."""
@@ -301,16 +300,18 @@ class Client:
         return self._loop.run(self._call(address, request))
 
     async def _call(self, address: str, request: Request[Any]) -> Any:
-        reply: Any = Unknown("not asked")
-        for _ in range(RETRIES):
+        """Ask once; the controller as often as it takes another one to be there in its place."""
+        wait = Backoff(self._ports, LOCATE_FIRST, LOCATE_MOST)
+        patient_until = self._ports.clock.monotonic() + OPERATION_TIMEOUT
+        while True:
             reply = await self._ports.net.call(address, request, CALL_TIMEOUT)
             if not isinstance(reply, Unknown):
                 return reply
             if address != CONTROLLER:
                 await self._directory.suspect(address)
-                break
-            await self._ports.clock.sleep(200)
-        raise Unavailable(f"{address} does not answer: {reply.reason}")
+            if address != CONTROLLER or self._ports.clock.monotonic() > patient_until:
+                raise Unavailable(f"{address} does not answer: {reply.reason}")
+            await wait.pause()
 
     # -- life -----------------------------------------------------------------------------------------------------
 
