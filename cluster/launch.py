@@ -16,6 +16,7 @@ import fcntl
 import json
 import os
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ from cluster.environment import LOOPBACK, NAMESPACE, is_session_folder, prepare,
 from cluster.nodes import (
     SLOW_START,
     START_TRIES,
+    STOP_GRACE,
     add_node,
     count_nodes,
     processes_of,
@@ -158,7 +160,11 @@ def _session(wanted: ClusterOptions) -> Iterator[str]:
         os.environ.pop("SLUICE_INTERNAL_ADDRESS", None)
         os.environ.pop("RAY_TMPDIR", None)
         try:
-            stop_hosts()
+            # In a thread: a Ray that was ended together with this process (a signal to the whole group) would be asked
+            # for a minute, and then end this process on the spot.
+            asking = threading.Thread(target=stop_hosts, name="stop hosts", daemon=True)
+            asking.start()
+            asking.join(STOP_GRACE)
             ray.shutdown()
         finally:
             # Ray's own shutdown knows nothing of what a start that was interrupted had begun.

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from loadgen.kinds import KINDS
-from loadgen.measures import Measures
+from loadgen.measures import Counts, Measures
 from loadgen.memory import ROLES, lines
 from loadgen.outcome import Report
 
@@ -18,6 +18,8 @@ INK, MUTED, GRID = "#1b2733", "#66788a", "#e6ebf0"
 PUBLISHED, DELIVERED, DRAINING, BACKLOG = "#2f6fde", "#0f9d76", "#a23ec2", "#9aa7b4"
 P50, P99 = "#f2a33a", "#d9483b"
 PALETTE = ("#2f6fde", "#0f9d76", "#f2a33a", "#a23ec2", "#d9483b", "#17a2b8", "#7a6ff0", "#8a9a2e", "#e0679d", "#5b7083")
+MOST_SHARES = 40
+"""Lives of consumers that have an area of their own each in the picture of who got what."""
 _KILLED, _FROZEN = "#d9483b", "#17a2b8"
 FAULT_COLOURS = {
     **{name: _KILLED if name.startswith("kill") else _FROZEN for name in KINDS},
@@ -61,16 +63,20 @@ def timeline(report: Report) -> Any:
 
 
 def shares(report: Report) -> Any:
-    """Deliveries per second by consumer, stacked: who took over what when somebody left, died or joined."""
+    """Deliveries per second by consumer, stacked: who took over what when somebody left, died or joined.
+
+    Each life of a consumer is one, unless there are more than MOST_SHARES.
+    """
     measures = report.judgement.measures
     figure = go.Figure()
     seconds = _seconds(report)
-    for index, name in enumerate(sorted(measures.shares, key=_by_number)):
+    received = measures.shares if len(measures.shares) <= MOST_SHARES else _by_consumer(measures.shares)
+    for index, name in enumerate(sorted(received, key=_by_number)):
         colour = PALETTE[index % len(PALETTE)]
         figure.add_trace(
             go.Scatter(
                 x=seconds,
-                y=measures.shares[name] / (measures.span.width / 1e6),
+                y=received[name] / (measures.span.width / 1e6),
                 name=name,
                 stackgroup="all",
                 mode="lines",
@@ -211,13 +217,24 @@ def _draining(figure: Any, report: Report) -> None:
 
 
 def _mark_faults(figure: Any, report: Report, row: int | None) -> None:
-    place: dict[str, Any] = {} if row is None else {"row": row, "col": 1}
-    for fault in report.faults:
-        figure.add_vline(
-            x=_fault_second(report, fault),
-            line={"color": FAULT_COLOURS.get(fault["kind"], MUTED), "width": 1.3, "dash": "dot"},
-            **place,
-        )
+    """A line down a picture for each fault; all at once, because plotly looks through all of them at each addition."""
+    axes = figure.layout if row is None else figure.get_subplot(row, 1)
+    across, up = (axis.plotly_name.replace("axis", "") for axis in (axes.xaxis, axes.yaxis))
+    lines = [
+        {
+            "type": "line",
+            "xref": across,
+            "yref": f"{up} domain",
+            "x0": at,
+            "x1": at,
+            "y0": 0,
+            "y1": 1,
+            "line": {"color": FAULT_COLOURS.get(fault["kind"], MUTED), "width": 1.3, "dash": "dot"},
+        }
+        for fault in report.faults
+        for at in [_fault_second(report, fault)]
+    ]
+    figure.update_layout(shapes=[*figure.layout.shapes, *lines])
 
 
 def _name_faults(figure: Any, report: Report) -> None:
@@ -284,6 +301,15 @@ def _fault_second(report: Report, fault: dict[str, Any]) -> float:
 def _faded(colour: str, alpha: float) -> str:
     red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return f"rgba({red},{green},{blue},{alpha})"
+
+
+def _by_consumer(shares: dict[str, Counts]) -> dict[str, Counts]:
+    """The lives of each consumer (`consumer-2.1`, `consumer-2.2`) added up."""
+    whole: dict[str, Counts] = {}
+    for life, counts in shares.items():
+        name = life.rpartition(".")[0] or life
+        whole[name] = whole.get(name, 0) + counts
+    return whole
 
 
 def _by_number(name: str) -> tuple[tuple[int, str], ...]:

@@ -59,6 +59,7 @@ class Report:
         reasons += self.troubles
         reasons += self.rolling
         reasons += nothing_checked(findings, moves_expected=self.moves_expected, delays_expected=self.delays_expected)
+        reasons += self.unloaded
         return reasons
 
     @property
@@ -79,6 +80,14 @@ class Report:
         if longest > HOLD_LIMIT_MS * 1000:
             reasons.append(f"a key waited {longest / 1000:,.0f} ms longer than its own messages explain")
         return reasons
+
+    @property
+    def unloaded(self) -> list[str]:
+        """Restarts of a rolling restart that came when the load was over: they have shown nothing."""
+        late = [fault for fault in self.faults if fault["at_us"] > self.judgement.measures.last_confirmed]
+        if self.moves is None or not late:
+            return []
+        return [f"{len(late)} of {len(self.faults)} restarts came after the last message; give it more --minutes"]
 
     def recovery(self) -> dict[str, Any]:
         """How long the broker needed after the faults, for the report."""

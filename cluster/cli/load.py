@@ -43,6 +43,8 @@ WorkloadOption = Annotated[
 ]
 
 _INPUT = "Real input"
+RESTART_S = 2.0
+"""About how long a consumer's restart takes on a machine that is busy with the load."""
 
 
 def flood(
@@ -109,7 +111,10 @@ def _check_input(input: str | None, key_column: str | None, others: str | None) 
 
 
 def chaos(
-    minutes: Annotated[float, typer.Option("--minutes", min=0.1, help="How long.")] = 5.0,
+    minutes: Annotated[
+        float | None,
+        typer.Option("--minutes", min=0.1, help="How long. Default: 5, and for a scenario as long as it may take."),
+    ] = None,
     faults: Annotated[
         str | None,
         typer.Option("--faults", metavar="A,B,...", help="Which faults. Default: all that this cluster can stand."),
@@ -147,6 +152,8 @@ def chaos(
         raise typer.BadParameter(f"there is no fault {unknown[0]!r}; there are {', '.join(kinds)}")
     if faults and scenario:
         raise typer.BadParameter("--scenario has its own faults; give it or --faults")
+    if minutes is None:
+        minutes = max(5.0, consumers * rounds * max(period / 1000, RESTART_S) / 60) if scenario else 5.0
     return _flood(
         minutes=minutes, faults=names, fault_every_ms=period, partitions=partitions, size=size,
         keys=keys, consumers=consumers, rate=rate, seed=seed, policy=policy, bookies=bookies, data_dir=data_dir,

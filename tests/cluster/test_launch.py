@@ -189,7 +189,7 @@ def assert_strangers_are_kept_out(address: str, tmp_path: Path) -> None:
 # -- what goes ------------------------------------------------------------------------------------------------------
 
 CHILD = """
-import sys, time
+import signal, sys, time
 import cluster
 from cluster import launch
 make = launch.short_folder
@@ -198,6 +198,7 @@ def told(note):
     print(path, flush=True)
     return path
 launch.short_folder = told
+signal.signal(signal.SIGTERM, signal.default_int_handler)
 with launch.local(sys.argv[1], bookies=1, brokers=1, object_store_bytes=80 << 20):
     print("up", flush=True)
     time.sleep(3600)
@@ -207,9 +208,22 @@ with launch.local(sys.argv[1], bookies=1, brokers=1, object_store_bytes=80 << 20
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("moment", ["folder", "gcs_server", "raylet", "ray::", "up"])
-def test_an_interrupted_cluster_leaves_nothing(tmp_path: Path, moment: str) -> None:
-    """Ctrl-C at any moment of a start or a run: no process, no port, no folder, and the data folder is free."""
+@pytest.mark.parametrize(
+    ("moment", "number"),
+    [
+        ("folder", signal.SIGINT),
+        ("gcs_server", signal.SIGINT),
+        ("raylet", signal.SIGINT),
+        ("ray::", signal.SIGINT),
+        ("up", signal.SIGINT),
+        ("up", signal.SIGTERM),
+    ],
+)
+def test_an_interrupted_cluster_leaves_nothing(tmp_path: Path, moment: str, number: signal.Signals) -> None:
+    """Ctrl-C at any moment of a start or a run: no process, no port, no folder, and the data folder is free.
+
+    The whole process group gets the signal. SIGTERM, which Ray's daemons obey, ends them at the same time.
+    """
     child = subprocess.Popen(
         [PYTHON, "-c", CHILD, str(tmp_path)],
         cwd=ROOT,
@@ -224,7 +238,7 @@ def test_an_interrupted_cluster_leaves_nothing(tmp_path: Path, moment: str) -> N
         assert is_session_folder(session)
         eventually(lambda: has_come(moment, session, child), f"{moment} did not come")
         ports = [port for _, port in listeners(session)]
-        os.killpg(child.pid, signal.SIGINT)
+        os.killpg(child.pid, number)
         assert child.wait(PATIENCE_S) != 0
     finally:
         with contextlib.suppress(ProcessLookupError):

@@ -44,7 +44,7 @@ def test_short_chaos_keeps_every_promise(connect: ClusterConnect, spark: Any, tm
 
 def test_rolling_restart_moves_no_more_hashes_than_it_must(connect: ClusterConnect, spark: Any, tmp_path: Path) -> None:
     options = FloodOptions.of(
-        minutes=0.3, scenario="rolling-restart", rounds=1, fault_every_ms=1_000, rate=2_000, keys=500, consumers=4,
+        minutes=0.5, scenario="rolling-restart", rounds=1, fault_every_ms=1_000, rate=2_000, keys=500, consumers=4,
         partitions=2, seed=32, stall_s=120,
     )  # fmt: skip
     report = run_flood(options, connect, folder=tmp_path, spark=spark)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pytest
 from rich.console import Console
 
+from loadgen import charts
 from loadgen.checkers import VIOLATIONS, Findings
 from loadgen.history import STATS
 from loadgen.measures import Measures, Span, record
@@ -19,6 +21,7 @@ from loadgen.memory import MEMORY
 from loadgen.options import FloodOptions
 from loadgen.outcome import Report
 from loadgen.report import render, summary, write_html
+from loadgen.rolling import Moves
 from loadgen.verdict import Judgement
 
 START = 1_700_000_000_000_000
@@ -52,6 +55,16 @@ def make_report(**changes: Any) -> Report:
         "moves_expected": True,
     }
     return Report(**(given | changes))
+
+
+def test_restarts_after_the_load_have_shown_nothing() -> None:
+    moves = Moves(consumers=3, moved=100, minimum=90.0)
+    under_load = {"at_us": START + 1_000_000, "at_s": 1.0, "kind": "restart-consumer", "target": "consumer-1"}
+    late = under_load | {"at_us": START + 4_500_000, "at_s": 4.5}
+    assert make_report(moves=moves, faults=[under_load]).verdict == "ok"
+    told = make_report(moves=moves, faults=[under_load, late])
+    assert told.verdict == "nothing_checked"
+    assert told.reasons == ["1 of 2 restarts came after the last message; give it more --minutes"]
 
 
 def test_clean_report_is_ok() -> None:
@@ -161,6 +174,23 @@ def test_page_of_a_broken_run_shows_the_reasons_and_escapes_what_came_from_outsi
     text = " ".join(read(report).text)
     assert "A promise was broken" in text
     assert "order: 3" in text
+
+
+def test_page_of_many_restarts_shows_each_consumer_once_and_every_fault() -> None:
+    base = make_report()
+    base.judgement.measures.shares = {f"consumer-{n % 12}.{n // 12}": np.full(20, n, np.int64) for n in range(240)}
+    faults = [
+        {"at_us": START, "at_s": n / 100, "kind": "restart-consumer", "target": f"consumer-{n % 12}"}
+        for n in range(240)
+    ]
+    report = make_report(judgement=base.judgement, faults=faults)
+    pictures = [charts.timeline(report), charts.shares(report)]
+    assert [len(picture.layout.shapes) for picture in pictures] == [720, 240]
+    rows = Counter((shape.xref, shape.yref) for shape in pictures[0].layout.shapes)
+    assert rows == {("x", "y domain"): 240, ("x2", "y2 domain"): 240, ("x3", "y3 domain"): 240}
+    areas = {trace.name: int(trace.y.sum() * 0.5) for trace in pictures[1].data}
+    assert list(areas) == [f"consumer-{n}" for n in range(12)]
+    assert sum(areas.values()) == 20 * sum(range(240))
 
 
 def test_page_shows_the_memory_of_each_kind_of_process() -> None:

@@ -59,6 +59,7 @@ def test_chaos(cli: Cli, flood: list[dict[str, Any]]) -> None:
 def test_a_scenario_has_its_own_faults(cli: Cli, flood: list[dict[str, Any]]) -> None:
     assert cli("chaos", "--scenario", "rolling-restart", "--rounds", "20", "--consumers", "12")[0] == 1
     assert (flood[0]["scenario"], flood[0]["rounds"], flood[0]["consumers"]) == ("rolling-restart", 20, 12)
+    assert flood[0]["minutes"] == 12 * 20 * 3 / 60, "under load to the end"
     code, _, err = cli("chaos", "--scenario", "rolling-restart", "--faults", "kill")
     assert (code, len(flood)) == (2, 1)
     assert "--scenario has its own faults" in err
