@@ -43,6 +43,9 @@ from storage.errors import SluiceError
 
 _POLL_MS = 200
 _CONFIRM_MS = 5_000
+CONFIRM_EVERY_S = 0.2
+"""Each question costs a request a partition: with a dozen consumers, asking more often is most of the traffic."""
+TELL_EVERY_S = 0.05
 _PROGRESS = struct.Struct("<?qq")
 
 
@@ -121,6 +124,7 @@ class FloodConsumer:
         self._thread: threading.Thread | None = None
         self._error = ""
         self._joined = False
+        self._told_last, self._told_at = ConsumerProgress(), 0.0
         self._received = self._redelivered = 0
         self._sessions: dict[int, tuple[int, int]] = {}
 
@@ -139,6 +143,7 @@ class FloodConsumer:
         self._incarnation, self._name = incarnation, consumer_name
         self._stopping.clear()
         self._error, self._joined = "", False
+        self._told_last = ConsumerProgress()
         self._received = self._redelivered = 0
         self._sessions = {}
         self._thread = threading.Thread(target=self._run, name="consumer", daemon=True)
@@ -153,7 +158,14 @@ class FloodConsumer:
     def _tell(self) -> None:
         """Say how far it is, in a file: asking a busy process would disturb it, and a killed one does not answer."""
         told = ConsumerProgress(self._joined, self._received, self._redelivered, self._error)
-        told.write(self._job.progress / self._incarnation)
+        if told != self._told_last:
+            self._told_last, self._told_at = told, time.monotonic()
+            told.write(self._job.progress / self._incarnation)
+
+    def _tell_at_times(self, *, idle: bool) -> None:
+        """A file costs more than a small batch: written now and then, and when there is nothing else to do."""
+        if idle or time.monotonic() - self._told_at > TELL_EVERY_S:
+            self._tell()
 
     def _run(self) -> None:
         try:
@@ -191,7 +203,9 @@ class FloodConsumer:
                     batch = consumer.receive_batch(timeout_ms=_POLL_MS)
                     if batch is not None:
                         self._work_through(consumer, batch, deliveries)
+                    self._tell_at_times(idle=batch is None)
             finally:
+                self._tell()
                 quiet.set()
                 confirmer.join()
                 self._ask(consumer, events)
@@ -215,7 +229,6 @@ class FloodConsumer:
         consumer.acknowledge(batch)
         self._received += count
         self._redelivered += int(np.count_nonzero(batch.redeliveries))
-        self._tell()
 
     def _record(self, batch: Batch, received_at: int, acked_at: int) -> pa.RecordBatch:
         rows = batch.rows
@@ -249,7 +262,7 @@ class FloodConsumer:
             self._event(events, EXPIRED, last, session=session, partition=partition, upto=now)
 
     def _confirm(self, consumer: Consumer, events: Journal, quiet: threading.Event) -> None:
-        while not quiet.wait(0.05):
+        while not quiet.wait(CONFIRM_EVERY_S):
             self._ask(consumer, events)
 
     def _ask(self, consumer: Consumer, events: Journal) -> None:
