@@ -110,7 +110,7 @@ DISPATCHING: list[Mutant] = [
         old="        unread = core.unclaim(member, positions)",
         new="        unread = 0",
         world=BROKER,
-        test="tests/actors/key_shared/test_draining.py::test_a_claim_that_is_given_back_unread_goes_out_when_it_is_read",
+        test="tests/actors/key_shared/test_returning.py::test_a_claim_that_is_given_back_unread_goes_out_when_it_is_read",
     ),
     Mutant(
         name="who was given up claims what it held",

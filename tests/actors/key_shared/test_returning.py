@@ -1,0 +1,85 @@
+"""Consumers that bring messages from before a change of owner: what they claim, and who else gets its keys."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.actors.key_shared.driver import Driver, at, keys_by_owners
+
+X, Y = keys_by_owners(("c1",), ("c2",))["c1", "c2"][:2]
+"""Keys that go from c1 to c2 when c2 joins."""
+
+
+def test_held_messages_are_claimed_when_they_are_read() -> None:
+    flow = Driver()
+    flow.join("c1", holding=at("1:0", "1:2"))
+    flow.join("c2")
+    assert flow.pending("c1") == []
+    assert flow.send(X, Y, X) == {"c2": ["1:1"]}
+    assert flow.pending("c1") == ["1:0", "1:2"]
+    assert flow.consumer_stats("c1")["availablePermits"] == 1000, "claims cost no permits"
+    assert flow.dispatch.stats(0)["drainingHashesCount"] == 1
+
+
+def test_held_messages_that_were_read_already_are_claimed_at_once() -> None:
+    flow = Driver()
+    flow.publish(X, Y)
+    flow.join("c1", holding=at("1:0"))
+    assert flow.pending("c1") == ["1:0"]
+    assert flow.route() == {"c1": ["1:1"]}
+
+
+def test_a_key_that_is_with_somebody_else_by_now_is_not_claimed() -> None:
+    flow = Driver()
+    flow.join("c2")
+    assert flow.send(X, Y) == {"c2": ["1:0", "1:1"]}
+    flow.publish(X)
+    flow.join("c1", holding=at("1:0", "1:2"))
+    assert flow.pending("c1") == []
+    assert flow.ack("1:0", by="c1") == ["1:0"], "its acknowledgement is valid all the same"
+
+
+def test_an_acknowledged_claim_is_forgotten() -> None:
+    flow = Driver()
+    flow.join("c1", holding=at("1:0", "1:1"))
+    assert flow.ack("1:0") == []
+    flow.publish(X, X)
+    assert flow.pending("c1") == ["1:1"]
+
+
+def test_the_key_of_a_claim_that_is_not_read_yet_goes_to_nobody_else() -> None:
+    """A message before it was given back to the earlier owner, and its hash belongs to another consumer by now."""
+    flow = Driver()
+    flow.join("c1", holding=at("1:2", "1:3"))
+    flow.join("c2")
+    flow.bring("c1", {"1:2": X, "1:3": Y, "1:9": X})
+    assert flow.pending("c1") == ["1:2", "1:3"]
+    assert flow.send(X, Y) == {}, "c1 still has later messages of both"
+    assert flow.send(X, Y) == {}, "they are read now, and are with c1 already"
+    assert flow.ack("1:2", by="c1") == ["1:2"]
+    assert list(flow.route().values()) == [["1:0"]]
+    assert flow.ack("1:3", by="c1") == ["1:3"]
+    assert list(flow.route().values()) == [["1:1"]]
+
+
+def test_a_claim_whose_key_is_elsewhere_by_now_is_not_brought() -> None:
+    flow = Driver()
+    flow.join("c2")
+    assert flow.send(X) == {"c2": ["1:0"]}
+    flow.join("c1", holding=at("1:1"))
+    flow.bring("c1", {"1:1": X})
+    assert flow.pending("c1") == []
+    flow.publish(X)
+    assert flow.ack("1:1", by="c1") == ["1:1"], "its acknowledgement is valid all the same"
+
+
+@pytest.mark.parametrize("given_back", [("1:0", "1:1"), ()])
+def test_a_claim_that_is_given_back_unread_goes_out_when_it_is_read(given_back: tuple[str, ...]) -> None:
+    """The consumer has let it go: nobody would ever acknowledge it if it were still taken for held."""
+    flow = Driver()
+    flow.join("c1", holding=at("1:0", "1:1", "1:2") if given_back else at("1:0", "1:1"))
+    assert flow.nack("c1", *given_back, delay=500) == 2
+    assert flow.nack("c1", *given_back) == 0
+    assert flow.send(X, Y) == {"c1": ["1:0", "1:1"]}
+    flow.publish(X)
+    assert flow.route() == ({} if given_back else {"c1": ["1:2"]})
