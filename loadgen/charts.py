@@ -20,6 +20,8 @@ P50, P99 = "#f2a33a", "#d9483b"
 PALETTE = ("#2f6fde", "#0f9d76", "#f2a33a", "#a23ec2", "#d9483b", "#17a2b8", "#7a6ff0", "#8a9a2e", "#e0679d", "#5b7083")
 MOST_SHARES = 40
 """Lives of consumers that have an area of their own each in the picture of who got what."""
+MOST_MARKS = 60
+"""Lines of faults that do not hide the picture behind them."""
 _KILLED, _FROZEN = "#d9483b", "#17a2b8"
 FAULT_COLOURS = {
     **{name: _KILLED if name.startswith("kill") else _FROZEN for name in KINDS},
@@ -87,6 +89,8 @@ def shares(report: Report) -> Any:
         )
     _mark_faults(figure, report, None)
     _dress(figure, height=340)
+    # Upwards from the picture, for however many consumers there are.
+    figure.update_layout(legend={"yanchor": "bottom", "y": 1.02})
     figure.update_yaxes(title_text="messages/s", rangemode="tozero")
     figure.update_xaxes(title_text="seconds since the first message", range=_shown(report))
     return figure
@@ -220,9 +224,12 @@ def _mark_faults(figure: Any, report: Report, row: int | None) -> None:
     """A line down a picture for each fault; all at once, because plotly looks through all of them at each addition."""
     axes = figure.layout if row is None else figure.get_subplot(row, 1)
     across, up = (axis.plotly_name.replace("axis", "") for axis in (axes.xaxis, axes.yaxis))
+    # Many lines hide the curves, so they are faint then.
+    opacity = 1.0 if len(report.faults) <= MOST_MARKS else 0.25
     lines = [
         {
             "type": "line",
+            "opacity": opacity,
             "xref": across,
             "yref": f"{up} domain",
             "x0": at,
