@@ -16,7 +16,9 @@ import fcntl
 import json
 import os
 import shutil
-import threading
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -30,7 +32,6 @@ from cluster.environment import LOOPBACK, NAMESPACE, is_session_folder, prepare,
 from cluster.nodes import (
     SLOW_START,
     START_TRIES,
-    STOP_GRACE,
     add_node,
     count_nodes,
     processes_of,
@@ -49,6 +50,7 @@ LOCK_FILE = ".cluster.lock"
 OBJECT_STORE_BYTES = 1024 * 1024 * 1024
 CONTROLLER_NAME = "controller"
 READY_TIMEOUT = 300.0
+ENDING = "import sys; from cluster.launch import leave_nothing; leave_nothing(sys.argv[1:])"
 
 
 @dataclass(frozen=True)
@@ -156,21 +158,30 @@ def _session(wanted: ClusterOptions) -> Iterator[str]:
         os.environ["SLUICE_INTERNAL_ADDRESS"] = address
         start_controller(wanted.settings())
         yield address
+    except (KeyboardInterrupt, SystemExit) as error:
+        if error.args[:1] in ((signal.SIGTERM,), (signal.SIGHUP,)):
+            # If the whole process group got it, Ray's daemons obey it too, and a process whose daemons died is ended by
+            # Ray's library in the middle of whatever it does. So another process cleans up.
+            command = [sys.executable, "-c", ENDING, *sessions]
+            subprocess.run(command, stdin=subprocess.DEVNULL, start_new_session=True, check=False)
+        raise
     finally:
         os.environ.pop("SLUICE_INTERNAL_ADDRESS", None)
         os.environ.pop("RAY_TMPDIR", None)
         try:
-            # In a thread: a Ray that was ended together with this process (a signal to the whole group) would be asked
-            # for a minute, and then end this process on the spot.
-            asking = threading.Thread(target=stop_hosts, name="stop hosts", daemon=True)
-            asking.start()
-            asking.join(STOP_GRACE)
+            if any(count_nodes(session) for session in sessions):
+                stop_hosts()
             ray.shutdown()
         finally:
             # Ray's own shutdown knows nothing of what a start that was interrupted had begun.
-            for session in sessions:
-                stop_session(session)
-                shutil.rmtree(session, ignore_errors=True)
+            leave_nothing(sessions)
+
+
+def leave_nothing(sessions: list[str]) -> None:
+    """End every process of these, and remove their folders."""
+    for session in sessions:
+        stop_session(session)
+        shutil.rmtree(session, ignore_errors=True)
 
 
 def _init_ray(sessions: list[str], wanted: ClusterOptions) -> Any:

@@ -441,11 +441,11 @@ def _finish_undisturbed() -> Iterator[None]:
         yield
         return
 
-    def interrupt(_signal: int, _frame: FrameType | None) -> None:
+    def interrupt(number: int, _frame: FrameType | None) -> None:
         for name in _SIGNALS:
             signal.signal(name, signal.SIG_IGN)
         logging.getLogger().addFilter(_not_py4j)
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt(number)
 
     before = [(name, signal.signal(name, interrupt)) for name in _SIGNALS]
     try:

@@ -49,8 +49,8 @@ def run(arguments: Sequence[str]) -> int:
         return _explain(error)
 
 
-def _interrupt(_signal: int, _frame: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt
+def _interrupt(number: int, _frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt(number)
 
 
 def _explain(error: Exception) -> int:
