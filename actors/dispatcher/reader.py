@@ -252,7 +252,8 @@ class Reader:
         positions = run_positions(run.ledger, run.first_entry, run.count)
         keep = ~self._cursor.is_acknowledged(positions)
         keep &= positions >= self.position
-        self._runs.add(run)
+        if keep.any():  # else nobody would ever forget it: what it held is done already
+            self._runs.add(run)
         waiting = np.zeros(run.count, bool)
         if due is not None:
             later = keep & (due > 0)
