@@ -86,13 +86,15 @@ class Controller(Actor):
     async def start(self) -> None:
         """Find what runs already, start the bookies that do not, and begin to watch.
 
-        Raises what the first bookie's start raises if not one bookie can be had.
+        Where bookies run already, nobody waits for the others: an owner may have died as well. Raises what the first
+        bookie's start raises if not one bookie can be had.
         """
         await self._fleet.adopt()
         entries = [self._fleet.want("bookie", {"bookie": bookie}) for bookie in await self._known_bookies()]
-        errors = [error for error in await self._fleet.try_all(entries) if error is not None]
-        if entries and len(errors) == len(entries):
-            raise errors[0]
+        if not any(entry.address for entry in entries):
+            errors = [error for error in await self._fleet.try_all(entries) if error is not None]
+            if entries and len(errors) == len(entries):
+                raise errors[0]
         self.ports.spawn(self._fleet.watch(), "watch")
         self.ports.spawn(self._mending.run(), "mend")
         self.ports.spawn(self._sweep_leftovers(), "leftovers")
@@ -180,7 +182,8 @@ class Controller(Actor):
         settings = await self._topic_settings(request.topic)
         if self._deleting.get(request.topic) == "partitions":
             raise Unavailable(f"topic {request.topic!r} is being deleted")
-        addresses = await self._fleet.ensure_all(self._topic_entries(request.topic, settings))
+        entries = self._topic_entries(request.topic, settings)
+        addresses = await self._fleet.ensure_one_of(entries, request.partition)
         return Located(addresses=addresses, settings=msgspec.json.encode(settings).decode())
 
     async def on_locate_subscription(self, request: LocateSubscription) -> Located:
@@ -203,14 +206,15 @@ class Controller(Actor):
         place = {"topic": request.topic, "subscription": request.subscription, "subscription_settings": wanted}
         entries = [self._fleet.want("dispatcher", {**place, "partition": p}) for p in range(topic.partitions)]
         try:
-            addresses = await self._fleet.ensure_all(entries)
+            addresses = await self._fleet.ensure_one_of(entries, request.partition)
         except (Invalid, NotFound):
             for entry in entries:  # it cannot be started as it is: do not go on trying
-                if not entry.address:
+                if not entry.address and entry.starting is None:
                     self._fleet.forget(entry)
             raise
         for entry, address in zip(entries, addresses, strict=True):
-            if request.settings is not None and entry.settings["subscription_settings"] != wanted:
+            changed = request.settings is not None and entry.settings["subscription_settings"] != wanted
+            if changed and address:
                 await self._ask(address, Admin(verb="settings", arguments=json.dumps(wanted)))
                 entry.settings["subscription_settings"] = wanted
         return Located(addresses=addresses)

@@ -39,8 +39,9 @@ class Directory:
 
     async def topic(self, topic: str, partition: int) -> Address:
         """The owner of a partition. Raises NotFound, Unavailable."""
-        if topic not in self._topics:
-            reply = await self._ports.net.call(self._controller, LocateTopic(topic=topic), LOCATE_TIMEOUT)
+        if not _known(self._topics.get(topic), partition):
+            request = LocateTopic(topic=topic, partition=partition)
+            reply = await self._ports.net.call(self._controller, request, LOCATE_TIMEOUT)
             if isinstance(reply, Unknown):
                 raise Unavailable(f"the controller does not answer: {reply.reason}")
             self._topics[topic] = reply.addresses
@@ -57,8 +58,8 @@ class Directory:
     ) -> Address:
         """The dispatcher of a subscription on one partition; created with `settings` if it is new."""
         key = (topic, subscription)
-        if key not in self._dispatchers:
-            request = LocateSubscription(topic=topic, subscription=subscription, settings=settings)
+        if not _known(self._dispatchers.get(key), partition):
+            request = LocateSubscription(topic=topic, subscription=subscription, settings=settings, partition=partition)
             reply = await self._ports.net.call(self._controller, request, LOCATE_TIMEOUT)
             if isinstance(reply, Unknown):
                 raise Unavailable(f"the controller does not answer: {reply.reason}")
@@ -81,7 +82,11 @@ class Directory:
 
     async def suspect(self, address: Address) -> None:
         """Forget an address that did not answer and let the controller look at it; fine if that one cannot now."""
-        self._topics = {topic: known for topic, known in self._topics.items() if address not in known}
-        self._dispatchers = {key: known for key, known in self._dispatchers.items() if address not in known}
+        for addresses in [*self._topics.values(), *self._dispatchers.values()]:
+            addresses[:] = ["" if known == address else known for known in addresses]
         with contextlib.suppress(SluiceError):  # a hint: the next question for the owner is asked of it anyway
             await self._ports.net.call(self._controller, Suspect(address=address), LOCATE_TIMEOUT)
+
+
+def _known(addresses: list[Address] | None, partition: int) -> bool:
+    return addresses is not None and 0 <= partition < len(addresses) and bool(addresses[partition])

@@ -18,7 +18,7 @@ from actors.losses import LOST_AFTER_MS, Losses
 from actors.messages import Alive, Ping
 from actors.ports import Address, Places, Ports, Unknown
 from actors.signal import Signal
-from storage.errors import Corrupt, Fenced, SluiceError, Unavailable
+from storage.errors import Corrupt, Fenced, Invalid, NotFound, SluiceError, Unavailable
 
 PING_MS, PING_TIMEOUT, MISSES = 500, 1_500, 3
 SAMPLE = 16
@@ -141,6 +141,32 @@ class Fleet:
             if error is not None:
                 raise error
         return [await self.ensure(entry) for entry in entries]
+
+    async def ensure_one_of(self, entries: list[Running], number: int | None) -> list[Address]:
+        """Start several actors side by side, and wait for this one of them; for all if it is None.
+
+        The start of one partition's owner may take long, and must not keep those waiting who want another's. Returns
+        the addresses, empty where one is not there yet. Raises NotFound if there are fewer, and what the start of one
+        that was waited for raises.
+        """
+        if number is None:
+            return await self.ensure_all(entries)
+        if not 0 <= number < len(entries):
+            raise NotFound(f"there is no partition {number}; there are {len(entries)}")
+        for other in entries:
+            if other is not entries[number] and not other.address and other.starting is None:
+                self.ports.spawn(self._start_aside(other), "start")
+        await self.ensure(entries[number])
+        return [entry.address for entry in entries]
+
+    async def _start_aside(self, entry: Running) -> None:
+        """Start one that nobody waits for; one that cannot be started as it is shall not be tried again and again."""
+        try:
+            await self.ensure(entry)
+        except SluiceError as error:
+            self.ports.log("start_failed", key=entry.name, error=str(error))
+            if isinstance(error, (Invalid, NotFound)):
+                self.forget(entry)
 
     async def try_all(self, entries: list[Running]) -> list[SluiceError | None]:
         """Start several actors side by side; returns why each could not be started, None if it runs."""

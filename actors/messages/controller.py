@@ -10,7 +10,7 @@ from actors.wire import Reply, Request
 
 
 class Located(Reply, kw_only=True):
-    """Address of each partition's owner, by partition."""
+    """Address of each partition's owner, by partition; empty where it is being started and was not waited for."""
 
     addresses: list[str]
     settings: str = "{}"
@@ -25,19 +25,27 @@ class CreateTopic(Request[Done], kw_only=True):
 
 
 class LocateTopic(Request[Located], kw_only=True):
-    """Addresses of the owners of all partitions; starts those that are not running. NotFound."""
+    """Addresses of the owners of all partitions; starts those that are not running. NotFound.
+
+    partition: the one whose owner is waited for; None waits for all.
+    """
 
     reply: ClassVar[type[Reply]] = Located
     topic: str
+    partition: int | None = None
 
 
 class LocateSubscription(Request[Located], kw_only=True):
-    """Addresses of the dispatchers of all partitions. With settings, the subscription is created if it is new."""
+    """Addresses of the dispatchers of all partitions. With settings, the subscription is created if it is new.
+
+    partition: the one whose dispatcher is waited for; None waits for all.
+    """
 
     reply: ClassVar[type[Reply]] = Located
     topic: str
     subscription: str
     settings: SubscriptionSettings | None = None
+    partition: int | None = None
 
 
 class Suspect(Request[Done], kw_only=True):

@@ -47,8 +47,10 @@ class Stub(Actor):
         self.name = name
 
     async def start(self) -> None:
-        """Count the start, or refuse it."""
+        """Count the start, take the time that it takes, or refuse it."""
         self.stage.starts[self.name] = self.stage.starts.get(self.name, 0) + 1
+        if self.name in self.stage.start_ms:
+            await self.ports.clock.sleep(self.stage.start_ms[self.name])
         if self.name in self.stage.broken:
             raise self.stage.broken[self.name]
 
@@ -81,6 +83,7 @@ class Stage:
         self.bookies = [f"bookie-{number}" for number in range(bookies)]
         self.lost_after_ms = lost_after_ms
         self.starts: dict[str, int] = {}
+        self.start_ms: dict[str, int] = {}
         self.broken: dict[str, SluiceError] = {}
         self.told: list[tuple[str, list[str]]] = []
         self.remaining = 0
@@ -113,8 +116,12 @@ class Stage:
 
     async def create(self, topic: str = "t", partitions: int = 1, **settings: Any) -> list[Address]:
         """A topic with its owners."""
-        await self.ask(CreateTopic(topic=topic, settings=TopicSettings(partitions=partitions, **settings)))
+        await self.create_only(topic, partitions, **settings)
         return await self.locate(topic)
+
+    async def create_only(self, topic: str = "t", partitions: int = 1, **settings: Any) -> None:
+        """A topic; nobody has asked for its owners yet."""
+        await self.ask(CreateTopic(topic=topic, settings=TopicSettings(partitions=partitions, **settings)))
 
     async def locate(self, topic: str = "t") -> list[Address]:
         """Where the owners are."""

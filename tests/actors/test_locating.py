@@ -1,0 +1,113 @@
+"""Finding the owner of one partition while another's cannot be started: the failover of one must not hold up all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from actors.directory import Directory
+from actors.messages import LocateSubscription, LocateTopic, SubscriptionSettings
+from storage.errors import Invalid, NotFound, Unavailable
+from tests.actors.test_controller import CONTROLLER, Stage, play
+
+PROMPT_MS = 1_000
+Find = Callable[[Directory, int], Coroutine[Any, Any, str]]
+
+
+async def topic_of(directory: Directory, partition: int) -> str:
+    """The owner's address."""
+    return await directory.topic("t", partition)
+
+
+async def dispatcher_of(directory: Directory, partition: int) -> str:
+    """The dispatcher's address."""
+    return await directory.dispatcher("t", partition, "s", SubscriptionSettings())
+
+
+@pytest.mark.parametrize(("name", "find"), [("t/1", topic_of), ("t/1/s", dispatcher_of)])
+def test_one_partition_is_found_while_another_cannot_be_started(name: str, find: Find) -> None:
+    """And that one as soon as it can."""
+
+    async def scenario(stage: Stage) -> None:
+        stage.broken[name] = Unavailable("no place")
+        await stage.create_only(partitions=3)
+        directory = Directory(stage.client, CONTROLLER)
+        for partition in (0, 2):
+            await stage.world.within(PROMPT_MS, find(directory, partition), f"partition {partition} is not found")
+        del stage.broken[name]
+        await stage.world.within(2 * PROMPT_MS, find(directory, 1), "partition 1 is not found")
+
+    play(scenario)
+
+
+def test_address_that_did_not_answer_is_asked_for_again_and_no_other() -> None:
+    """Only the partition whose owner died is looked up."""
+
+    async def scenario(stage: Stage) -> None:
+        first, second = await stage.create(partitions=2)
+        directory = Directory(stage.client, CONTROLLER)
+        assert [await directory.topic("t", partition) for partition in range(2)] == [first, second]
+        stage.world.crash(stage.process(second))
+        await directory.suspect(second)
+        again = await directory.topic("t", 1)
+        assert again != second
+        stage.world.crash("controller")  # nobody needs it for what is known
+        assert [await directory.topic("t", partition) for partition in range(2)] == [first, again]
+
+    play(scenario)
+
+
+def test_partition_that_the_topic_does_not_have() -> None:
+    """Refused in one line, whether the topic is known already or not."""
+
+    async def scenario(stage: Stage) -> None:
+        await stage.create(partitions=2)
+        directory = Directory(stage.client, CONTROLLER)
+        for _ in range(2):
+            with pytest.raises(NotFound, match="there is no partition 2; there are 2"):
+                await directory.topic("t", 2)
+            await directory.topic("t", 0)
+        with pytest.raises(NotFound, match="there is no partition -1"):
+            await stage.ask(LocateTopic(topic="t", partition=-1))
+
+    play(scenario)
+
+
+def test_subscription_that_cannot_be_started_as_it_is_is_not_tried_for_ever() -> None:
+    """Neither the partition that was asked for nor the others."""
+
+    async def scenario(stage: Stage) -> None:
+        await stage.create(partitions=2)
+        for partition in range(2):
+            stage.broken[f"t/{partition}/s"] = Invalid("no such policy")
+        asked = LocateSubscription(topic="t", subscription="s", settings=SubscriptionSettings(), partition=0)
+        with pytest.raises(Invalid, match="no such policy"):
+            await stage.ask(asked)
+        await stage.client.clock.sleep(5_000)
+        assert {name: stage.starts.get(name) for name in stage.broken} == {"t/0/s": 1, "t/1/s": 1}
+
+    play(scenario)
+
+
+def test_new_controller_serves_while_a_bookie_takes_long() -> None:
+    """An owner may have died as well, and its clients wait."""
+
+    async def scenario(stage: Stage) -> None:
+        (topic,) = await stage.create()
+        bookie = (await stage.row("bookie/bookie-0"))["address"]
+        stage.start_ms["bookie-0"] = 20_000
+        for name in ("controller", stage.process(bookie), stage.process(topic)):
+            stage.world.crash(name)
+        await stage.begin()
+        directory = Directory(stage.client, CONTROLLER)
+        await stage.world.within(PROMPT_MS, directory.topic("t", 0), "the topic is not found")
+        assert (await stage.row("bookie/bookie-0"))["state"] == "starting"
+
+        async def back() -> bool:
+            return bool((await stage.row("bookie/bookie-0"))["state"] == "running")
+
+        await stage.until(back, "the bookie is not started")
+
+    play(scenario)
