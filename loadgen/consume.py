@@ -45,7 +45,7 @@ _POLL_MS = 200
 _CONFIRM_MS = 5_000
 CONFIRM_EVERY_S = 0.2
 """Each question costs a request a partition: with a dozen consumers, asking more often is most of the traffic."""
-TELL_EVERY_S = 0.05
+TELL_EVERY_S = 0.2
 _PROGRESS = struct.Struct("<?qq")
 
 

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from loadgen.checkers import nothing_checked
 from loadgen.memory import MEMORY, summarise
-from loadgen.recovery import tell
+from loadgen.recovery import tell, tell_faults
 from loadgen.rolling import HOLD_LIMIT_MS, MOST_MOVES, Moves
 from loadgen.verdict import Judgement
 
@@ -89,6 +89,10 @@ class Report:
             return []
         return [f"{len(late)} of {len(self.faults)} restarts came after the last message; give it more --minutes"]
 
+    def told_faults(self) -> list[dict[str, Any]]:
+        """What was injected, and how long it took to mend: see tell_faults."""
+        return tell_faults(self.judgement.recovery, self.faults)
+
     def recovery(self) -> dict[str, Any]:
         """How long the broker needed after the faults, for the report."""
         told = tell(self.judgement.recovery, self.faults, self.judgement.measures.span, self.start_us)
@@ -144,7 +148,7 @@ class Report:
             "latency_ms": percentiles(measures.histogram),
             "lateness_ms": percentiles(measures.lateness),
             "publish_latency_ms": percentiles(measures.publish),
-            "faults": [{name: fault[name] for name in ("at_s", "kind", "target")} for fault in self.faults],
+            "faults": self.told_faults(),
             "recovery": self.recovery(),
             "memory": summarise(self.memory),
             "examples": findings.examples,

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -38,6 +38,18 @@ WORST = 5
 _NEVER = -1
 
 Fault = dict[str, Any]
+
+
+class Takeover(NamedTuple):
+    """Fault `fault` of a run took the owner of a partition; role: dispatchers or topics; length in microseconds."""
+
+    fault: int
+    role: str
+    partition: int
+    length: int
+
+
+ROLES = ("dispatchers", "topics")
 
 
 @dataclass
@@ -88,18 +100,19 @@ class Recovery:
             getattr(made, name).decode_and_add(values[name].encode())
         return made
 
-    def takeovers(self, faults: Sequence[Fault]) -> dict[str, list[int]]:
-        """By role (dispatchers, topics): time from each fault to the next delivery of each partition that it took.
+    def takeovers(self, faults: Sequence[Fault]) -> list[Takeover]:
+        """How long each partition that a fault took was without an owner, by fault, role and partition.
 
         A partition that delivered nothing any more has no time; faults that came so late say nothing.
         """
-        found: dict[str, list[int]] = {"dispatchers": [], "topics": []}
-        for name, firsts in sorted(self.next.items()):
-            number, role, _ = name.split("/")
+        found = []
+        for name, firsts in self.next.items():
+            number, role, partition = name.split("/")
             newer = [at for owner, at in firsts.items() if int(owner) > self.before.get(name, _NEVER)]
             if newer:
-                found[role].append(min(newer) - int(faults[int(number)]["at_us"]))
-        return found
+                length = min(newer) - int(faults[int(number)]["at_us"])
+                found.append(Takeover(int(number), role, int(partition), length))
+        return sorted(found)
 
     def stall(self, span: Span) -> dict[str, Any]:
         """The longest time between two deliveries of a partition: {partition, at_us, length_us}; zeros if none."""
@@ -140,13 +153,15 @@ def recover(sent: pa.Table, delivered: pa.Table, events: pa.Table, faults: Seque
 
 def tell(recovery: Recovery, faults: Sequence[Fault], span: Span, start_us: int) -> dict[str, Any]:
     """What the report says of it: milliseconds, percentiles and sentences; start_us is when the run began."""
-    taken = recovery.takeovers(faults)
+    takeovers = recovery.takeovers(faults)
     stall = recovery.stall(span)
     before = [fault for fault in faults if int(fault["at_us"]) <= stall["at_us"] + STEP_US]
     return {
         "redelivery_ms": _percentiles(list(recovery.redelivery.values())),
         "redelivered_keys_ms": _percentiles_of(recovery.redelivered_keys),
-        "next_delivery_ms": {role: _percentiles(times) for role, times in taken.items()},
+        "next_delivery_ms": {
+            role: _percentiles([taken.length for taken in takeovers if taken.role == role]) for role in ROLES
+        },
         "longest_stall": {
             "partition": stall["partition"],
             "at_s": round((stall["at_us"] - start_us) / 1e6, 3) if stall["at_us"] else 0.0,
@@ -162,6 +177,17 @@ def tell(recovery: Recovery, faults: Sequence[Fault], span: Span, start_us: int)
             for wait in recovery.worst
         ],
     }
+
+
+def tell_faults(recovery: Recovery, faults: Sequence[Fault]) -> list[dict[str, Any]]:
+    """What was injected, and after how many milliseconds each partition that it took was served again.
+
+    Each row has at_s, kind and target, and next_delivery_ms (role -> partition -> ms) if the fault took owners.
+    """
+    rows = [{name: value for name, value in fault.items() if name not in ("at_us", *ROLES)} for fault in faults]
+    for fault, role, partition, length in recovery.takeovers(faults):
+        rows[fault].setdefault("next_delivery_ms", {}).setdefault(role, {})[str(partition)] = length / 1000
+    return rows
 
 
 def _percentiles(times: Sequence[int]) -> dict[str, float]:
@@ -243,7 +269,7 @@ class _Deliveries:
     def measure_takeover(self, result: Recovery, number: int, fault: Fault) -> None:
         """The first deliveries after a fault, by epoch or ledger, and what there was before it."""
         split = int(np.searchsorted(self.received, int(fault["at_us"]), side="right"))
-        for role, owner in (("dispatchers", self.epoch), ("topics", self.position >> ENTRY_BITS)):
+        for role, owner in zip(ROLES, (self.epoch, self.position >> ENTRY_BITS), strict=True):
             for partition in fault.get(role, ()):
                 name = f"{number}/{role}/{partition}"
                 mine = self.partition == partition

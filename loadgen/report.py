@@ -171,10 +171,17 @@ def _fault_table(report: Report) -> str:
     rows = "".join(
         f'<tr><td class="number">{fault["at_s"]:.2f} s</td>'
         f'<td><span class="dot" style="background:{charts.FAULT_COLOURS.get(fault["kind"], charts.MUTED)}"></span>'
-        f"{escape(fault['kind'])}</td><td>{escape(fault['target'])}</td></tr>"
-        for fault in report.faults
+        f"{escape(fault['kind'])}</td><td>{escape(fault['target'])}</td>"
+        f'<td class="number">{_next_delivery(fault)}</td></tr>'
+        for fault in report.told_faults()
     )
     return f"<table>{rows}</table>"
+
+
+def _next_delivery(fault: dict[str, Any]) -> str:
+    """How long it was until every partition that lost its owner was served again; empty if none did."""
+    times = [ms for partitions in fault.get("next_delivery_ms", {}).values() for ms in partitions.values()]
+    return f"next delivery after {_short_ms(max(times))}" if times else ""
 
 
 def _recovery_rows(report: Report) -> list[tuple[str, str]]:

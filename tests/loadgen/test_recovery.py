@@ -10,7 +10,7 @@ import pytest
 
 from loadgen.history import DEATH, DELIVERIES, DETACH, EVENTS, SENT
 from loadgen.measures import Span
-from loadgen.recovery import STEP_US, Recovery, _running_maximum, recover, tell
+from loadgen.recovery import STEP_US, Recovery, Takeover, _running_maximum, recover, tell, tell_faults
 from storage.position import position
 
 START = 1_700_000_000_000_000
@@ -116,7 +116,12 @@ def test_next_delivery_is_by_a_newer_owner_and_not_what_was_on_its_way() -> None
     run.message("c1", 9, 0, 300, epoch=9, partition=1)
     faults = [fault("freeze-dispatcher", 50, dispatchers=[0]), fault("kill-dispatcher", 100, dispatchers=[0, 2])]
     found = run.recover(faults)
-    assert found.takeovers(faults) == {"dispatchers": [600 * MS], "topics": []}
+    assert found.takeovers(faults) == [Takeover(1, "dispatchers", 0, 600 * MS)]
+    frozen, killed = tell_faults(found, [{"at_s": 0.1, "incarnation": "c1", **each} for each in faults])
+    assert frozen == {"at_s": 0.1, "incarnation": "c1", "kind": "freeze-dispatcher", "target": "x"}
+    assert killed["next_delivery_ms"] == {"dispatchers": {"0": 600.0}}
+    told = tell(found, faults, SPAN, START)["next_delivery_ms"]
+    assert (told["dispatchers"]["max"], told["topics"]["count"]) == (600.0, 0)
 
 
 def test_next_delivery_of_a_partitions_new_owner_comes_from_a_new_ledger() -> None:
@@ -125,7 +130,7 @@ def test_next_delivery_of_a_partitions_new_owner_comes_from_a_new_ledger() -> No
     run.message("c1", 1, 1, 150, ledger=4)
     run.message("c1", 1, 0, 1_300, ledger=6)
     faults = [fault("kill-topic", 100, dispatchers=[], topics=[0])]
-    assert run.recover(faults).takeovers(faults)["topics"] == [1_200 * MS]
+    assert run.recover(faults).takeovers(faults) == [Takeover(0, "topics", 0, 1_200 * MS)]
 
 
 def test_key_that_changes_hands_is_explained_by_its_own_pending_messages() -> None:
@@ -195,7 +200,7 @@ def test_parts_cut_by_key_add_up_to_the_whole() -> None:
     for keys in ([1], [2], [3]):
         part = run.recover(faults, keys=keys)
         parts.merge(Recovery.from_dict(part.to_dict()))
-    assert parts.takeovers(faults) == whole.takeovers(faults) == {"dispatchers": [1_900 * MS], "topics": []}
+    assert parts.takeovers(faults) == whole.takeovers(faults) == [Takeover(0, "dispatchers", 0, 1_900 * MS)]
     assert parts.deliveries == whole.deliveries
     assert parts.unexplained.get_total_count() == whole.unexplained.get_total_count()
     assert [wait["unexplained_us"] for wait in parts.worst] == [wait["unexplained_us"] for wait in whole.worst]
