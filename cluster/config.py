@@ -25,7 +25,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, create_model
@@ -136,6 +136,9 @@ class Configuration(BaseSettings):
     metadata: str = Field("", description="where metadata lives: empty for data_dir, or s3://bucket/prefix")
     objects: str = Field("", description="where snapshots go: empty for data_dir, or s3://bucket/prefix")
     s3_endpoint_url: str | None = Field(None, description="S3 server to use in place of AWS, for example MinIO's")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "warning", description="what the processes of the cluster write to Ray's log files"
+    )
     topic: TopicSection = Field(default_factory=TopicSection, description="defaults of new topics")  # type: ignore[valid-type]
     subscription: SubscriptionSection = Field(  # type: ignore[valid-type]
         default_factory=SubscriptionSection, description="defaults of new subscriptions"

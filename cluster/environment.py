@@ -29,10 +29,10 @@ _SETTINGS = {
     "RAY_timeout_ms_task_wait_for_death_info": "50",
     # Ray's own metrics cost a tenth of the throughput on two cores; the broker's are at its metrics address.
     "RAY_enable_metrics_collection": "0",
-    # A node is dead after four seconds without a process, or about twelve without an answer.
-    "RAY_health_check_period_ms": "1000",
-    "RAY_health_check_timeout_ms": "3000",
-    "RAY_health_check_failure_threshold": "4",
+    # A node is dead after one and a half seconds without a process, or about fourteen without an answer.
+    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_timeout_ms": "4000",
+    "RAY_health_check_failure_threshold": "3",
     "GLOG_minloglevel": "2",
     "PYTHONWARNINGS": "ignore::FutureWarning",
     # Runs are megabytes. glibc and Arrow would give such memory back to the kernel at once and have it cleared, page

@@ -55,7 +55,7 @@ class Host:
     def __init__(
         self, name: str, parts: Parts, settings: dict[str, Any], boot: list[tuple[str, str, dict[str, Any]]]
     ) -> None:
-        log_to_stderr()
+        log_to_stderr(str(settings.get("log_level", "warning")))
         # What the imports made stays for good, and columns hold no cycles: looking through all of it at every few
         # hundred allocations cost a broker a tenth of its time.
         gc.freeze()
@@ -99,10 +99,6 @@ class Host:
     def serve(self, slot: str) -> None:
         """Stand in for the process of this slot from now on."""
         self._slot = slot
-
-    def slot(self) -> str:
-        """The slot that this process stands in for; empty if its name says it, or if it waits."""
-        return self._slot
 
     def node(self) -> str:
         """The id of the Ray node that this process runs on."""
@@ -199,14 +195,19 @@ class Host:
         packed = pack(reply)
         return "ok", packed.head, packed.attachments, packed.handles
 
-    async def inventory(self) -> list[tuple[str, str, str]]:
-        """(kind, address, settings as JSON) of every actor here, for a controller that starts anew."""
+    async def introduce(self) -> tuple[str, str, list[tuple[str, str, str]]]:
+        """What a controller that starts anew must know: slot, node, and what runs here.
+
+        The slot is the one that this process stands in for; empty if its name says it, or if it waits. Of every actor:
+        kind, address, settings as JSON.
+        """
         await self.ready()
-        return [
+        actors = [
             (kind, f"{self.name}/{actor}", json.dumps(settings))
             for actor, (kind, instance, _, settings) in self._actors.items()
             if instance.stopped is None
         ]
+        return self._slot, self.node(), actors
 
     def usage(self) -> dict[str, float]:
         """Process id, resident bytes (and those of them that are shared), CPU seconds and threads of this host."""

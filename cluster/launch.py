@@ -71,6 +71,7 @@ class ClusterOptions:
     s3_endpoint_url: str | None = None
     admin_port: int = 0
     bookie_lost_after_ms: int = LOST_AFTER_MS
+    log_level: str = "warning"
     bookie_settings: dict[str, Any] = field(default_factory=dict)
 
     def settings(self) -> dict[str, Any]:
@@ -86,6 +87,7 @@ class ClusterOptions:
             "s3_endpoint_url": self.s3_endpoint_url,
             "admin_port": self.admin_port,
             "bookie_lost_after_ms": self.bookie_lost_after_ms,
+            "log_level": self.log_level,
             "bookie_settings": self.bookie_settings,
         }
 
@@ -332,7 +334,9 @@ def _add_nodes(state: dict[str, Any], nodes: int, options: ClusterOptions) -> No
     """Bring a session that `up` started to so many live nodes."""
     if state["session"]:
         for _ in range(nodes - count_nodes(state["session"])):
-            add_node(state["session"], state["address"], object_store_bytes=options.object_store_bytes)
+            add_node(
+                state["session"], state["address"], cpus=options.cpus, object_store_bytes=options.object_store_bytes
+            )
     elif nodes > 1:
         raise Invalid("nodes of a Ray cluster that was not started here cannot be added here")
 

@@ -58,10 +58,12 @@ def start_head(session: str, *, cpus: int | None, object_store_bytes: int) -> st
 
 
 def add_node(session: str, address: str, *, cpus: int | None = None, object_store_bytes: int) -> None:
-    """Start one more node on this machine and join it to the cluster at `address`."""
-    _ray_start(
-        session, f"--address={address}", f"--num-cpus={cpus or 1}", f"--object-store-memory={object_store_bytes}"
-    )
+    """Start one more node on this machine and join it to the cluster at `address`.
+
+    Ray starts as many workers of a node at a time as it has processors; with one, a broker would wait in line.
+    """
+    cpus = cpus or os.cpu_count() or 1
+    _ray_start(session, f"--address={address}", f"--num-cpus={cpus}", f"--object-store-memory={object_store_bytes}")
 
 
 def _ray_start(session: str, *arguments: str) -> None:

@@ -15,25 +15,37 @@ import asyncio
 import contextlib
 import json
 import secrets
+import socket
 import zlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray.exceptions import RayError, RayTaskError
 
+from actors.fleet import key_of
 from actors.ports import Address
 from cluster.environment import NAMESPACE
+from cluster.real import StructuredLog
 from cluster.standby import AGAIN_S, FIRST_S, STANDBY, HostProcess, Standby
 from storage.errors import Corrupt, SluiceError, Unavailable
+
+log = StructuredLog("places")
 
 BROKER = "broker-"
 """How the slots of the shared processes begin; each other slot is a bookie's."""
 START_TIMEOUT = 120.0
 STOP_TIMEOUT = 2.0
-INVENTORY_TIMEOUT = 10.0
-"""Seconds after which a process that another controller made is taken for frozen, and ended."""
+PROMPT, INVENTORY_TIMEOUT = 1.5, 5.0
+"""Seconds that a new controller waits for the processes that another one made to introduce themselves before it begins
+to work; and after which one that has not is taken for frozen, and ended.
+"""
+CONNECT_TIMEOUT = 0.5
+
+Placed = tuple[str, Address, dict[str, Any]]
+"""Something that runs: kind, address, settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +67,19 @@ class RayPlaces:
         self._making: dict[str, asyncio.Lock] = {}
         self._going: dict[str, str] = {}
         """Node that a slot's process is being started on."""
+        self._meeting: dict[str, asyncio.Task[list[Placed]]] = {}
+        """By name, the processes of another controller that have not introduced themselves yet."""
+        self._late: dict[str, Address] = {}
+        """By key, the actors in processes that did so late."""
         self._standby = Standby(self._make_standby, lambda host: _kill(host.handle))
         self._keep_standby = bool(settings.get("standby", True))
 
     async def start(self, kind: str, name: str, settings: dict[str, Any]) -> Address:
         """See actors.ports.Places."""
         slot = self._slot(kind, settings)
+        await self._meet_all(slot)
+        if (late := self._late.pop(key_of(kind, settings), None)) is not None:
+            return late
         if kind != "bookie":
             return await self._start_in(await self._host(slot, None), slot, kind, name, settings)
         tried: list[str] = []
@@ -86,36 +105,56 @@ class RayPlaces:
                 except (RayError, TimeoutError):
                     self._forget(slot, host)
 
-    async def inventory(self) -> list[tuple[str, Address, dict[str, Any]]]:
-        """See actors.ports.Places; also finds the hosts that an earlier controller made, and ends those that hang."""
+    async def inventory(self) -> list[Placed]:
+        """See actors.ports.Places; also finds the hosts that an earlier controller made, and ends those that hang.
+
+        One that is slow to answer keeps waiting those only who want something of its slot.
+        """
         names = await asyncio.to_thread(_host_names)
-        found: list[tuple[str, Address, dict[str, Any]]] = []
-        for rows in await asyncio.gather(*(self._inventory_of(name) for name in names)):
-            found += [(kind, address, json.loads(settings)) for kind, address, settings in rows]
+        found: list[Placed] = []
+        if names:
+            self._meeting = {name: asyncio.create_task(self._meet(name), name=f"meet {name}") for name in names}
+            prompt, late = await asyncio.wait(self._meeting.values(), timeout=PROMPT)
+            for task in late:
+                task.add_done_callback(self._came_late)
+            for task in prompt:
+                found += task.result()
         if any(slot.startswith(BROKER) for slot in self._hosts):
             self._refill(FIRST_S)
         return found
 
-    async def _inventory_of(self, name: str) -> list[tuple[str, str, str]]:
+    async def _meet(self, name: str) -> list[Placed]:
+        """Get to know a process that another controller made; returns what runs in it. Never raises."""
         try:
             handle = await asyncio.to_thread(ray.get_actor, name, NAMESPACE)
-        except (ValueError, RayError):
-            return []
-        try:
-            rows = await asyncio.wait_for(handle.inventory.remote(), INVENTORY_TIMEOUT)
-            node = await asyncio.wait_for(handle.node.remote(), INVENTORY_TIMEOUT)
-            slot = name.rsplit("-", 1)[0]
+            try:
+                told = await asyncio.wait_for(handle.introduce.remote(), INVENTORY_TIMEOUT)
+            except (RayError, TimeoutError) as error:
+                log("process_unknown", host=name, error=type(error).__name__)
+                _kill(handle)
+                return []
+            slot, node, rows = told[0] or slot_of(name), told[1], told[2]
+            host = HostProcess(name, handle, node)
             if slot == STANDBY:
-                slot = await asyncio.wait_for(handle.slot.remote(), INVENTORY_TIMEOUT) or STANDBY
-        except (RayError, TimeoutError):
-            _kill(handle)
-            return []
-        host = HostProcess(name, handle, node)
-        if slot == STANDBY:
-            self._standby.found(host)
-        else:
-            self._hosts[slot] = host
-        return list(rows)
+                self._standby.found(host)
+            elif self._hosts.setdefault(slot, host) is not host:
+                _kill(handle)  # what it serves has been given to another one meanwhile
+                return []
+            return [(kind, address, json.loads(settings)) for kind, address, settings in rows]
+        except (ValueError, RayError):
+            return []  # it has ended
+        finally:
+            self._meeting.pop(name, None)
+
+    def _came_late(self, task: asyncio.Task[list[Placed]]) -> None:
+        if not task.cancelled():
+            self._late |= {key_of(kind, settings): address for kind, address, settings in task.result()}
+
+    async def _meet_all(self, slot: str) -> None:
+        """Wait for the processes of a slot that have not introduced themselves yet."""
+        late = [task for name, task in self._meeting.items() if slot_of(name) == slot]
+        if late:
+            await asyncio.wait(late)
 
     def _slot(self, kind: str, settings: dict[str, Any]) -> str:
         if kind == "bookie":
@@ -149,6 +188,8 @@ class RayPlaces:
                 self._going[slot] = node.id
                 try:
                     known = await self._standby.take(slot) if self._may_stand_in(slot, node, nodes) else None
+                    if known is not None:
+                        log("process_stands_in", slot=slot, host=known.name)
                     self._hosts[slot] = known or await self._make(slot, node if len(nodes) > 1 else None)
                 finally:
                     del self._going[slot]
@@ -189,6 +230,7 @@ class RayPlaces:
 
     async def _make(self, slot: str, node: Node | None) -> HostProcess:
         name = f"{slot}-{secrets.token_hex(4)}"
+        log("process_starts", host=name, node=node.id if node else "")
         handle = self._make_host(name, self._settings, node=node.id if node else None)
         try:
             await asyncio.wait_for(handle.ready.remote(), START_TIMEOUT)
@@ -196,12 +238,15 @@ class RayPlaces:
         except (RayError, TimeoutError) as error:
             _kill(handle)
             told = (str(error).strip() or type(error).__name__).splitlines()[-1]
+            log("process_failed", host=name, error=told)
             raise Unavailable(f"no process could be started for {slot}: {told}") from error
 
     def _forget(self, slot: str, host: HostProcess) -> None:
         """End a process that does not answer, or is of no use."""
+        log("process_ended", slot=slot, host=host.name)
         if self._hosts.get(slot) is host:
             del self._hosts[slot]
+        self._late = {key: address for key, address in self._late.items() if not address.startswith(f"{host.name}/")}
         _kill(host.handle)
 
 
@@ -212,9 +257,14 @@ def least_loaded(nodes: list[Node], slot: str, placed: dict[str, str]) -> Node:
     """
     if not nodes:
         raise Unavailable("the cluster has no live node")
-    sort = slot.rsplit("-", 1)[0]
-    same = [node for other, node in sorted(placed.items()) if other.rsplit("-", 1)[0] == sort and other != slot]
+    sort = slot_of(slot)
+    same = [node for other, node in sorted(placed.items()) if slot_of(other) == sort and other != slot]
     return min(nodes, key=lambda node: (same.count(node.id), list(placed.values()).count(node.id), node.id))
+
+
+def slot_of(name: str) -> str:
+    """What a host's name begins with: its slot, or that it waits; and of a slot, its sort."""
+    return name.rsplit("-", 1)[0]
 
 
 def _kill(handle: Any) -> None:
@@ -228,5 +278,18 @@ def _host_names() -> list[str]:
 
 
 def _nodes() -> list[Node]:
-    live = [Node(node["NodeID"], node["NodeManagerAddress"]) for node in ray.nodes() if node["Alive"]]
-    return sorted(live, key=lambda node: node.id)
+    """The live nodes. Ray takes a second or two to notice that one has died; its port refuses at once."""
+    rows = [node for node in ray.nodes() if node["Alive"]]
+    places = [(str(node["NodeManagerAddress"]), int(node["NodeManagerPort"])) for node in rows]
+    if len(rows) > 1:
+        with ThreadPoolExecutor(len(rows)) as pool:
+            rows = [node for node, answers in zip(rows, pool.map(_listens, places), strict=True) if answers]
+    return sorted((Node(node["NodeID"], node["NodeManagerAddress"]) for node in rows), key=lambda node: node.id)
+
+
+def _listens(place: tuple[str, int]) -> bool:
+    try:
+        with socket.create_connection(place, CONNECT_TIMEOUT):
+            return True
+    except OSError:
+        return False

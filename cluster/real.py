@@ -80,10 +80,10 @@ def make_rng() -> random.Random:
     return random.SystemRandom()
 
 
-def log_to_stderr(level: int = logging.WARNING) -> None:
-    """Send Sluice's own log to stderr; Ray forwards a worker's stderr to its log files."""
+def log_to_stderr(level: str) -> None:
+    """Send Sluice's own log to stderr, which Ray puts into a worker's log file. level: debug, info, warning, error."""
     if not logger.handlers:
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         logger.addHandler(handler)
-        logger.setLevel(level)
+        logger.setLevel(level.upper())
