@@ -59,7 +59,7 @@ class Cluster:
         monkeypatch.setattr(module, "_host_names", lambda: sorted(self.processes))
         monkeypatch.setattr(module, "_kill", self._kill)
         monkeypatch.setattr("ray.get_actor", lambda name, _: self.processes[name])
-        monkeypatch.setattr(module, "PROMPT", 0.02)
+        monkeypatch.setattr(module, "PROMPT", 0.3)
         self.places = RayPlaces({"standby": False}, self._make)
 
     def add(self, name: str, *rows: Placed, slot: str = "", awake: bool = True) -> Process:
