@@ -67,6 +67,8 @@ class RayPlaces:
         self._making: dict[str, asyncio.Lock] = {}
         self._going: dict[str, str] = {}
         """Node that a slot's process is being started on."""
+        self._lost: dict[str, None] = {}
+        """Slots whose process was ended here: the next one replaces it."""
         self._meeting: dict[str, asyncio.Task[list[Placed]]] = {}
         """By name, the processes of another controller that have not introduced themselves yet."""
         self._late: dict[str, Address] = {}
@@ -120,7 +122,7 @@ class RayPlaces:
             for task in prompt:
                 found += task.result()
         if any(slot.startswith(BROKER) for slot in self._hosts):
-            self._refill(FIRST_S)
+            self._refill(AGAIN_S)
         return found
 
     async def _meet(self, name: str) -> list[Placed]:
@@ -194,7 +196,7 @@ class RayPlaces:
                 finally:
                     del self._going[slot]
                 if slot.startswith(BROKER):
-                    self._refill(AGAIN_S if known else FIRST_S)
+                    self._refill(AGAIN_S if slot in self._lost else FIRST_S)
             return self._hosts[slot]
 
     def _refill(self, after: float) -> None:
@@ -244,6 +246,7 @@ class RayPlaces:
     def _forget(self, slot: str, host: HostProcess) -> None:
         """End a process that does not answer, or is of no use."""
         log("process_ended", slot=slot, host=host.name)
+        self._lost[slot] = None
         if self._hosts.get(slot) is host:
             del self._hosts[slot]
         self._late = {key: address for key, address in self._late.items() if not address.startswith(f"{host.name}/")}

@@ -23,7 +23,7 @@ from storage.errors import Unavailable
 STANDBY = "broker-standby"
 """What takes the place of a slot in its name."""
 FIRST_S, AGAIN_S = 15.0, 2.0
-"""Seconds until it is made: after the first process of a broker, and after it was taken."""
+"""Seconds until it is made: after the first process of a broker, or a try that failed; and after one was replaced."""
 SERVE_TIMEOUT = 1.0
 
 
@@ -43,6 +43,7 @@ class Standby:
         self._make, self._end = make, end
         self._waiting: HostProcess | None = None
         self._making: asyncio.Task[None] | None = None
+        self._at, self._sooner = 0.0, asyncio.Event()
 
     @property
     def node(self) -> str | None:
@@ -69,13 +70,24 @@ class Standby:
         return host
 
     def refill(self, after: float) -> None:
-        """Make one after so many seconds, unless there is one then. At most one is being made."""
-        if self._waiting is None and (self._making is None or self._making.done()):
-            self._making = asyncio.get_running_loop().create_task(self._fill(after), name="standby")
+        """Make one after so many seconds at the latest, unless there is one then. At most one is being made."""
+        if self._waiting is not None:
+            return
+        loop = asyncio.get_running_loop()
+        if self._making is None or self._making.done():
+            self._at = loop.time() + after
+            self._making = loop.create_task(self._fill(), name="standby")
+        elif loop.time() + after < self._at:
+            self._at = loop.time() + after
+            self._sooner.set()
 
-    async def _fill(self, after: float) -> None:
+    async def _fill(self) -> None:
+        now = asyncio.get_running_loop().time
         while self._waiting is None:
-            await asyncio.sleep(after)
+            while (left := self._at - now()) > 0:
+                self._sooner.clear()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._sooner.wait(), left)
+            self._at = now() + FIRST_S
             with contextlib.suppress(Unavailable):
                 self.found(await self._make())
-            after = FIRST_S

@@ -115,3 +115,15 @@ async def test_a_failed_try_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None
     standby.refill(0)
     await settled(standby)
     assert where(standby) == "n"
+
+
+async def test_one_that_is_wanted_sooner_is_made_sooner() -> None:
+    making = Making()
+    standby = Standby(making.make, making.end)
+    standby.refill(3600)
+    await asyncio.sleep(0)
+    assert making.made == 0
+    standby.refill(7200)  # later than that: changes nothing
+    standby.refill(0)
+    await settled(standby)
+    assert making.made == 1
