@@ -115,12 +115,14 @@ class RayPlaces:
         names = await asyncio.to_thread(_host_names)
         found: list[Placed] = []
         if names:
-            self._meeting = {name: asyncio.create_task(self._meet(name), name=f"meet {name}") for name in names}
-            prompt, late = await asyncio.wait(self._meeting.values(), timeout=PROMPT)
-            for task in late:
-                task.add_done_callback(self._came_late)
-            for task in prompt:
-                found += task.result()
+            meetings = [asyncio.create_task(self._meet(name), name=f"meet {name}") for name in names]
+            self._meeting = dict(zip(names, meetings, strict=True))
+            _, late = await asyncio.wait(meetings, timeout=PROMPT)
+            for meeting in meetings:
+                if meeting in late:
+                    meeting.add_done_callback(self._came_late)
+                else:
+                    found += meeting.result()
         if any(slot.startswith(BROKER) for slot in self._hosts):
             self._refill(AGAIN_S)
         return found
