@@ -212,9 +212,9 @@ class Controller(Actor):
                 if not entry.address and entry.starting is None:
                     self._fleet.forget(entry)
             raise
-        for entry, address in zip(entries, addresses, strict=True):
+        for number, (entry, address) in enumerate(zip(entries, addresses, strict=True)):
             changed = request.settings is not None and entry.settings["subscription_settings"] != wanted
-            if changed and address:
+            if changed and request.partition in (None, number):
                 await self._ask(address, Admin(verb="settings", arguments=json.dumps(wanted)))
                 entry.settings["subscription_settings"] = wanted
         return Located(addresses=addresses)

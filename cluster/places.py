@@ -43,6 +43,7 @@ PROMPT, INVENTORY_TIMEOUT = 1.5, 5.0
 to work; and after which one that has not is taken for frozen, and ended.
 """
 CONNECT_TIMEOUT = 0.5
+"""Seconds in which the port of a node that lives takes a connection."""
 
 Placed = tuple[str, Address, dict[str, Any]]
 """Something that runs: kind, address, settings."""

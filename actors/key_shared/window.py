@@ -26,6 +26,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from actors.messages import NO_POSITIONS
 from storage.errors import InvariantViolation
 from storage.hashing import Hashes
 from storage.position import Positions, show
@@ -59,7 +60,6 @@ NO_SLOT = 0xFFFF
 MAX_REDELIVERIES = 255
 _SMALLEST = 1024
 _BLOCK = 1024
-_NO_POSITIONS: Positions = np.empty(0, np.int64)
 _COLUMNS = ("position", "key", "hash", "state", "flags", "redelivery", "consumer", "since")
 
 
@@ -80,8 +80,8 @@ class Window:
         self.count = [0] * len(STATES)
         self.fresh_from = 0
         self.redelivered = False
-        self._stretch_from: Positions = _NO_POSITIONS
-        self._stretch_by: Positions = _NO_POSITIONS
+        self._stretch_from: Positions = NO_POSITIONS
+        self._stretch_by: Positions = NO_POSITIONS
         self._stretched = 0
 
     @property
@@ -205,7 +205,7 @@ class Window:
         self._stretched = self.tail
 
     def _forget_stretches(self) -> None:
-        self._stretch_from = self._stretch_by = _NO_POSITIONS
+        self._stretch_from = self._stretch_by = NO_POSITIONS
         self._stretched = 0
 
     def rows_in(self, *states: int) -> Rows:

@@ -91,6 +91,21 @@ def test_subscription_that_cannot_be_started_as_it_is_is_not_tried_for_ever() ->
     play(scenario)
 
 
+def test_new_settings_of_one_partition_do_not_wait_for_another() -> None:
+    """Whose dispatcher is frozen, and gets them when somebody asks for it."""
+
+    async def scenario(stage: Stage) -> None:
+        await stage.create(partitions=2)
+        first = LocateSubscription(topic="t", subscription="s", settings=SubscriptionSettings())
+        frozen = (await stage.ask(first)).addresses[1]
+        stage.world.pause(stage.process(frozen))
+        directory = Directory(stage.client, CONTROLLER)
+        changed = SubscriptionSettings(max_redeliver_count=5)
+        await stage.world.within(PROMPT_MS, directory.dispatcher("t", 0, "s", changed), "partition 0 is not found")
+
+    play(scenario)
+
+
 def test_new_controller_serves_while_a_bookie_takes_long() -> None:
     """An owner may have died as well, and its clients wait."""
 
