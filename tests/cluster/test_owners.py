@@ -293,4 +293,4 @@ def waiting() -> list[str]:
 
     rows = ray.util.list_named_actors(all_namespaces=True)
     names = [row["name"] for row in rows if row["name"].startswith("broker-standby-")]
-    return [name for name in names if not ray.get(ray.get_actor(name, "sluice").slot.remote(), timeout=60)]
+    return [name for name in names if not ray.get(ray.get_actor(name, "sluice").introduce.remote(), timeout=60)[0]]
