@@ -77,11 +77,11 @@ def check_order() -> None:
         raise Invalid("ray was imported before cluster; write `import cluster` first, or set RAY_AUTH_MODE=token")
 
 
-def answers(address: str) -> bool:
+def answers(address: str, timeout_s: float = 2.0) -> bool:
     """Whether somebody listens there."""
     host, _, port = str(address).rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=2):
+        with socket.create_connection((host.strip("[]"), int(port)), timeout_s):
             return True
     except (OSError, ValueError, OverflowError):
         return False

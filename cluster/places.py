@@ -15,7 +15,6 @@ import asyncio
 import contextlib
 import json
 import secrets
-import socket
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +26,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from actors.fleet import key_of
 from actors.ports import Address
+from cluster.attach import answers
 from cluster.environment import NAMESPACE
 from cluster.real import StructuredLog
 from cluster.standby import AGAIN_S, FIRST_S, STANDBY, HostProcess, Standby
@@ -286,16 +286,11 @@ def _host_names() -> list[str]:
 def _nodes() -> list[Node]:
     """The live nodes. Ray takes a second or two to notice that one has died; its port refuses at once."""
     rows = [node for node in ray.nodes() if node["Alive"]]
-    places = [(str(node["NodeManagerAddress"]), int(node["NodeManagerPort"])) for node in rows]
     if len(rows) > 1:
         with ThreadPoolExecutor(len(rows)) as pool:
-            rows = [node for node, answers in zip(rows, pool.map(_listens, places), strict=True) if answers]
+            rows = [node for node, lives in zip(rows, pool.map(_lives, rows), strict=True) if lives]
     return sorted((Node(node["NodeID"], node["NodeManagerAddress"]) for node in rows), key=lambda node: node.id)
 
 
-def _listens(place: tuple[str, int]) -> bool:
-    try:
-        with socket.create_connection(place, CONNECT_TIMEOUT):
-            return True
-    except OSError:
-        return False
+def _lives(node: dict[str, Any]) -> bool:
+    return answers(f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}", CONNECT_TIMEOUT)
