@@ -21,6 +21,7 @@ from actors.messages import (
     TopicSettings,
 )
 from actors.ports import Address, Ports, Unknown
+from actors.wire import R, Request
 from storage.errors import SluiceError, Unavailable
 
 LOCATE_TIMEOUT = 30_000
@@ -40,10 +41,7 @@ class Directory:
     async def topic(self, topic: str, partition: int) -> Address:
         """The owner of a partition. Raises NotFound, Unavailable."""
         if not _known(self._topics.get(topic), partition):
-            request = LocateTopic(topic=topic, partition=partition)
-            reply = await self._ports.net.call(self._controller, request, LOCATE_TIMEOUT)
-            if isinstance(reply, Unknown):
-                raise Unavailable(f"the controller does not answer: {reply.reason}")
+            reply = await self._ask(LocateTopic(topic=topic, partition=partition))
             self._topics[topic] = reply.addresses
             self._settings[topic] = msgspec.json.decode(reply.settings, type=TopicSettings)
         return self._topics[topic][partition]
@@ -60,22 +58,19 @@ class Directory:
         key = (topic, subscription)
         if not _known(self._dispatchers.get(key), partition):
             request = LocateSubscription(topic=topic, subscription=subscription, settings=settings, partition=partition)
-            reply = await self._ports.net.call(self._controller, request, LOCATE_TIMEOUT)
-            if isinstance(reply, Unknown):
-                raise Unavailable(f"the controller does not answer: {reply.reason}")
-            self._dispatchers[key] = reply.addresses
+            self._dispatchers[key] = (await self._ask(request)).addresses
         return self._dispatchers[key][partition]
 
     async def create(self, topic: str, settings: TopicSettings) -> None:
         """Create a topic; fine if it exists with these settings. Raises Conflict, Invalid, Unavailable."""
-        request = CreateTopic(topic=topic, settings=settings)
-        reply = await self._ports.net.call(self._controller, request, LOCATE_TIMEOUT)
-        if isinstance(reply, Unknown):
-            raise Unavailable(f"the controller does not answer: {reply.reason}")
+        await self._ask(CreateTopic(topic=topic, settings=settings))
 
     async def bookies(self) -> BookieList:
         """The bookies that can be written to now. Raises Unavailable."""
-        reply = await self._ports.net.call(self._controller, ListBookies(), LOCATE_TIMEOUT)
+        return await self._ask(ListBookies())
+
+    async def _ask(self, request: Request[R]) -> R:
+        reply = await self._ports.net.call(self._controller, request, LOCATE_TIMEOUT)
         if isinstance(reply, Unknown):
             raise Unavailable(f"the controller does not answer: {reply.reason}")
         return reply
