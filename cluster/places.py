@@ -70,19 +70,18 @@ class RayPlaces:
         """Node that a slot's process is being started on."""
         self._lost: dict[str, None] = {}
         """Slots whose process was ended here: the next one replaces it."""
-        self._meeting: dict[str, asyncio.Task[list[Placed]]] = {}
-        """By name, the processes of another controller that have not introduced themselves yet."""
-        self._late: dict[str, Address] = {}
-        """By key, the actors in processes that did so late."""
+        self._meeting: dict[str, asyncio.Task[None]] = {}
+        """By name, the introductions of the processes that another controller made."""
+        self._found: list[Placed] = []
+        """What runs in those that introduced themselves, as far as nobody was told of it yet."""
         self._standby = Standby(self._make_standby, lambda host: _kill(host.handle))
         self._keep_standby = bool(settings.get("standby", True))
 
     async def start(self, kind: str, name: str, settings: dict[str, Any]) -> Address:
         """See actors.ports.Places."""
         slot = self._slot(kind, settings)
-        await self._meet_all(slot)
-        if (late := self._late.pop(key_of(kind, settings), None)) is not None:
-            return late
+        if (known := await self._found_late(slot, key_of(kind, settings))) is not None:
+            return known
         if kind != "bookie":
             return await self._start_in(await self._host(slot, None), slot, kind, name, settings)
         tried: list[str] = []
@@ -113,53 +112,45 @@ class RayPlaces:
 
         One that is slow to answer keeps waiting those only who want something of its slot.
         """
-        names = await asyncio.to_thread(_host_names)
-        found: list[Placed] = []
-        if names:
-            meetings = [asyncio.create_task(self._meet(name), name=f"meet {name}") for name in names]
-            self._meeting = dict(zip(names, meetings, strict=True))
-            _, late = await asyncio.wait(meetings, timeout=PROMPT)
-            for meeting in meetings:
-                if meeting in late:
-                    meeting.add_done_callback(self._came_late)
-                else:
-                    found += meeting.result()
+        for name in await asyncio.to_thread(_host_names):
+            self._meeting[name] = asyncio.create_task(self._meet(name), name=f"meet {name}")
+        if self._meeting:
+            await asyncio.wait(self._meeting.values(), timeout=PROMPT)
+        found, self._found = sorted(self._found, key=lambda placed: placed[1]), []
         if any(slot.startswith(BROKER) for slot in self._hosts):
             self._refill(AGAIN_S)
         return found
 
-    async def _meet(self, name: str) -> list[Placed]:
-        """Get to know a process that another controller made; returns what runs in it. Never raises."""
+    async def _meet(self, name: str) -> None:
+        """Get to know a process that another controller made, and what runs in it. Never raises."""
         try:
             handle = await asyncio.to_thread(ray.get_actor, name, NAMESPACE)
-            try:
-                told = await asyncio.wait_for(handle.introduce.remote(), INVENTORY_TIMEOUT)
-            except (RayError, TimeoutError) as error:
-                log("process_unknown", host=name, error=type(error).__name__)
-                _kill(handle)
-                return []
-            slot, node, rows = told[0] or slot_of(name), told[1], told[2]
-            host = HostProcess(name, handle, node)
-            if slot == STANDBY:
-                self._standby.found(host)
-            elif self._hosts.setdefault(slot, host) is not host:
-                _kill(handle)  # what it serves has been given to another one meanwhile
-                return []
-            return [(kind, address, json.loads(settings)) for kind, address, settings in rows]
         except (ValueError, RayError):
-            return []  # it has ended
-        finally:
-            self._meeting.pop(name, None)
+            return  # it has ended
+        try:
+            slot, node, rows = await asyncio.wait_for(handle.introduce.remote(), INVENTORY_TIMEOUT)
+        except (RayError, TimeoutError) as error:
+            log("process_unknown", host=name, error=type(error).__name__)
+            _kill(handle)
+            return
+        host, slot = HostProcess(name, handle, node), slot or slot_of(name)
+        if slot == STANDBY:
+            self._standby.found(host)
+        elif self._hosts.setdefault(slot, host) is not host:
+            _kill(handle)  # what it serves has been given to another one meanwhile
+            return
+        self._found += [(kind, address, json.loads(settings)) for kind, address, settings in rows]
 
-    def _came_late(self, task: asyncio.Task[list[Placed]]) -> None:
-        if not task.cancelled():
-            self._late |= {key_of(kind, settings): address for kind, address, settings in task.result()}
-
-    async def _meet_all(self, slot: str) -> None:
-        """Wait for the processes of a slot that have not introduced themselves yet."""
-        late = [task for name, task in self._meeting.items() if slot_of(name) == slot]
+    async def _found_late(self, slot: str, key: str) -> Address | None:
+        """Where an actor of this key runs of which the controller was not told; waits for the processes of its slot."""
+        late = [task for name, task in self._meeting.items() if slot_of(name) == slot and not task.done()]
         if late:
             await asyncio.wait(late)
+        for placed in self._found:
+            if key_of(placed[0], placed[2]) == key:
+                self._found.remove(placed)
+                return placed[1]
+        return None
 
     def _slot(self, kind: str, settings: dict[str, Any]) -> str:
         if kind == "bookie":
@@ -252,7 +243,7 @@ class RayPlaces:
         self._lost[slot] = None
         if self._hosts.get(slot) is host:
             del self._hosts[slot]
-        self._late = {key: address for key, address in self._late.items() if not address.startswith(f"{host.name}/")}
+        self._found = [placed for placed in self._found if not placed[1].startswith(f"{host.name}/")]
         _kill(host.handle)
 
 
