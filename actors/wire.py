@@ -42,6 +42,14 @@ class Blob:
         return f"Blob({self.size} bytes, {'here' if self.data is not None else 'by handle'})"
 
 
+def owned(data: Buffer) -> memoryview:
+    """A copy for who keeps it: what came from another process may lie in memory that all of them share.
+
+    Its room is small, and needed for what is on its way.
+    """
+    return memoryview(bytes(data))
+
+
 class Reply(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Base of every reply."""
 

@@ -25,6 +25,9 @@ R = TypeVar("R", bound=Reply)
 SHARE_FROM = 64 * 1024
 """Payloads of at least this many bytes go to Ray's object store when shared; smaller ones travel inline."""
 
+FETCH_TIMEOUT_S = 5.0
+"""After so long a shared payload is taken for lost: where memory is full or a node hangs, Ray may wait for ever."""
+
 Envelope = tuple[str, str, bytes, list[Any], list[Any]]
 
 
@@ -91,9 +94,10 @@ class RayNet:
         if blob.data is None:
             reference = cast("Awaitable[Any]", blob.handle)
             try:
-                blob.data = memoryview(await reference).cast("B").toreadonly()
-            except RayError:
+                shared = await asyncio.wait_for(reference, FETCH_TIMEOUT_S)
+            except (RayError, TimeoutError):
                 return None
+            blob.data = memoryview(shared).cast("B").toreadonly()
         return blob.data
 
 

@@ -14,6 +14,7 @@ again for a while; then the fault is passed over and counted.
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -36,7 +37,8 @@ LOOK_EVERY = 12
 FIND_S, FIND_EVERY_S = 20.0, 0.2
 """How long, and how often, a victim is looked for."""
 _ASK_S = 5.0
-_NODE_BYTES = 80 << 20
+_STORE_SIZE = re.compile(r"--object_store_memory=(\d+)")
+"""How the command line of a raylet tells the size of its object store."""
 
 
 class Processes(Protocol):
@@ -244,11 +246,12 @@ class ClusterProcesses:
         raylet = others[int(lot * len(others))]
         session = raylet.environ().get("RAY_TMPDIR", "")
         pids = [raylet.pid, *(child.pid for child in raylet.children(recursive=True))]
+        size = _store_bytes(raylet.cmdline())
 
         def another() -> None:
             from cluster.nodes import add_node
 
-            add_node(session, self._address, object_store_bytes=_NODE_BYTES)
+            add_node(session, self._address, object_store_bytes=size)
 
         return f"node of process {raylet.pid}", pids, another
 
@@ -273,3 +276,11 @@ class ClusterProcesses:
             if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
                 return int(connection.pid)
         raise LookupError(f"nobody on this machine listens at the S3 endpoint {self._s3}")
+
+
+def _store_bytes(command: list[str]) -> int:
+    """The size of a raylet's object store; the node that takes its place gets one of the same size."""
+    found = _STORE_SIZE.search(" ".join(command))
+    if found is None:
+        raise LookupError("the node does not tell the size of its object store")
+    return int(found[1])

@@ -4,8 +4,12 @@ The dispatcher sends row numbers and a handle. Where the handle is gone (its sha
 (old runs, due messages), the topic is asked; the topic asks its bookies. A checksum that does not fit is never
 delivered (S18): the payload is fetched again from the topic.
 
-Messages that fall due come a few at a time from many runs, so the runs looked at last stay decoded; and small pieces
-that arrive together are joined, so that a user gets columns and not crumbs.
+Messages that fall due come a few at a time from many runs, so the runs that the topic was asked for stay decoded; and
+small pieces that arrive together are joined, so that a user gets columns and not crumbs.
+
+Nothing that is kept, here or by the user, lies in the memory that the processes of a machine share: that is a way, and
+its room is small. Consumers that kept there what they had not acknowledged yet left no room for what others waited
+for, a recovering topic among them.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from actors.consumer.held import Received
 from actors.directory import Directory
 from actors.messages import Part, ReadPayload
 from actors.ports import Ports, Unknown
+from actors.wire import owned
 from storage.batch import decode_body
 from storage.errors import Corrupt, Fenced, NotFound, Overloaded, Unavailable
 from storage.frame import index_columns, payload_crc
@@ -51,7 +56,7 @@ class DecodedRun:
 
 
 class DecodedRuns:
-    """The runs looked at last, up to so many bytes of payload; found by any entry in them."""
+    """The runs asked for last, up to so many bytes of payload; found by any entry in them."""
 
     def __init__(self, limit: int = DECODED_BYTES) -> None:
         self._limit = limit
@@ -124,10 +129,11 @@ class Payloads:
         if part.count and part.blob is not None:
             payload = await self._ports.net.fetch(part.blob)
             if payload is not None:
+                if len(part.rows) == part.count:  # of a piece, the rows that are taken out are a copy anyway
+                    payload = owned(payload)
                 run = _decode(part.ledger, part.first_entry, part.count, part.delayed, part.shape, part.crc, payload)
         if run is None:
             return await self._from_topic(part.ledger, entry, again=part.blob is not None)
-        self._decoded.add(run)
         return run
 
     async def _from_topic(self, ledger: int, entry: int, *, again: bool) -> DecodedRun:
@@ -152,10 +158,9 @@ class Payloads:
             payload = await self._ports.net.fetch(reply.payload)
             if payload is None:
                 return None
-            # A copy of our own: each answer is an object of its own in the store that all processes share, and
-            # who keeps old runs there for later takes the room that the newest ones need.
-            own = memoryview(bytes(payload))
-            return _decode(ledger, reply.first_entry, reply.count, reply.delayed, reply.shape, reply.crc, own)
+            return _decode(
+                ledger, reply.first_entry, reply.count, reply.delayed, reply.shape, reply.crc, owned(payload)
+            )
         except (Unavailable, Fenced, Corrupt, Overloaded) as error:
             self._ports.log("payload_waits", ledger=ledger, entry=entry, error=str(error))
             return None
@@ -171,7 +176,7 @@ class Payloads:
             partition=self._partition,
             positions=(part.ledger << 32) + entries,
             dispatch=np.arange(part.dispatch + start, part.dispatch + start + count, dtype=np.int64),
-            redeliveries=counts if len(counts) else np.zeros(count, np.uint8),
+            redeliveries=counts.copy() if len(counts) else np.zeros(count, np.uint8),
             deliver_at=np.zeros(count, np.int64) if run.due is None else run.due[rows],
             epoch=epoch,
             session=session,

@@ -30,7 +30,7 @@ from actors.messages import (
 from actors.ports import Ports
 from actors.topic.log import PartitionLog
 from actors.topic.tail import OLD_BYTES, CachedRun, RunCache
-from actors.wire import Blob
+from actors.wire import Blob, owned
 from storage.batch import decode_body
 from storage.errors import Corrupt, NotFound, Unavailable
 from storage.frame import index_columns
@@ -166,7 +166,8 @@ class LogReads:
             data = await self._ports.net.fetch(frame.payload)
         if data is None or len(data) < header.columns_bytes:
             raise Unavailable(f"run {run} of ledger {ledger.id} is out of reach for a moment")
-        cached = CachedRun(header, Blob(data[: header.columns_bytes]), frame.payload, size)
+        data = owned(data)
+        cached = CachedRun(header, Blob(data[: header.columns_bytes]), Blob(data), size)
         self._old.put(cached)
         return cached
 

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from loadgen.chaos import Chaos, plan
+from loadgen.chaos import Chaos, _store_bytes, plan
 from loadgen.consume import ConsumeJob
 from loadgen.faults import FREEZE, Episode, Fault, Fleet
 from loadgen.history import Clock
@@ -177,6 +177,14 @@ def test_node_that_cannot_be_replaced_is_told(chaos: Chaos, processes: Processes
     chaos.inject(Fault("kill-node"))
     chaos.finish()
     assert chaos.troubles == ["the killed node could not be replaced: no memory"]
+
+
+def test_the_new_node_has_as_much_room_as_the_killed_one() -> None:
+    """With less, what consumers and brokers there send each other would not fit."""
+    command = ["raylet", "--static_resource_list=CPU,2,object_store_memory,7", "--object_store_memory=123", "--x=1"]
+    assert _store_bytes(command) == 123
+    with pytest.raises(LookupError, match="object store"):
+        _store_bytes(["raylet"])
 
 
 def test_frozen_consumer_is_left_alone_until_it_goes_on(chaos: Chaos, signals: list[tuple[int, int]]) -> None:

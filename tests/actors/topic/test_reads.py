@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
-from typing import TypeVar
+from types import SimpleNamespace
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import pytest
 
+from actors.ledger.reader import StoredFrame
 from actors.ledger.record import record_key, unpack_record
 from actors.messages import (
     DeleteTopic,
@@ -23,8 +26,11 @@ from actors.messages import (
     TopicSettings,
 )
 from actors.ports import Ports, Unknown
-from actors.wire import Reply, Request
+from actors.topic.reads import LogReads
+from actors.topic.tail import RunCache
+from actors.wire import Blob, Reply, Request
 from storage.errors import Conflict, NotFound
+from storage.frame import Header, encode_head
 from storage.hashing import masked_hash
 from storage.position import position
 from tests.actors.topic.cluster import Cluster, TestProducer, insist, make_test_run, read_all, values_of
@@ -245,3 +251,21 @@ def test_a_payload_whose_handle_is_gone_comes_from_a_bookie_when_asked_again() -
         assert values_of(data, again.delayed, again.shape, again.count) == many
 
     World(30).play(scenario)
+
+
+def test_what_is_kept_of_an_answer_is_a_copy() -> None:
+    """Answers may come in memory that all processes share, where others need the room."""
+    run = make_test_run("abc")
+    shared = bytearray(run.payload)
+    header = Header(1, 0, 0, 3, 1, -1, "p", 0, False, run.shape, run.crc)
+
+    async def read(*_: object) -> StoredFrame:
+        return StoredFrame(header, encode_head(header, len(shared)), Blob(shared), "bookie-0")
+
+    log = SimpleNamespace(tail=RunCache(0), reader=SimpleNamespace(run=read))
+    reads = LogReads(cast(Any, None), cast(Any, log))
+    kept = asyncio.run(reads._load(cast(Any, SimpleNamespace(id=1)), 0))
+    shared.clear()  # raises BufferError if somebody still looks into it
+    assert kept.blob is not None
+    assert kept.blob.data == run.payload
+    assert reads._cached(1, 0, whole=True) is kept

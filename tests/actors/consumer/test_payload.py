@@ -1,0 +1,102 @@
+"""From a delivered part to its rows: what is handed on is the consumer's own, and keeps no shared memory."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from actors.consumer.payload import Payloads
+from actors.messages import Part, PayloadRead, ReadPayload
+from actors.wire import Blob
+from storage.batch import make_batch
+from storage.frame import make_run
+
+RUN = make_run(
+    make_batch(pa.record_batch({"key": ["a", "b", "c"], "payload": ["1", "22", "333"]}), now=9, producer="p")
+)
+
+
+class Machine:
+    """Ports of a consumer whose payloads lie in memory that others need for something else."""
+
+    def __init__(self) -> None:
+        self.shared: list[bytearray] = []
+        self.asked = 0
+        self.net = self
+
+    def share(self) -> Blob:
+        self.shared.append(bytearray(RUN.payload))
+        return Blob(self.shared[-1])
+
+    async def topic(self, *_: object) -> str:
+        return "broker-0/topic"
+
+    async def fetch(self, blob: Blob) -> memoryview | None:
+        return blob.data
+
+    async def call(self, to: str, request: ReadPayload, timeout: int) -> PayloadRead:
+        self.asked += 1
+        return PayloadRead(count=3, delayed=False, shape=RUN.shape, crc=RUN.crc, first_entry=0, payload=self.share())
+
+    def reuse(self) -> None:
+        """Raises BufferError if somebody still looks into it."""
+        for memory in self.shared:
+            memory.clear()
+
+
+def part_of(rows: list[int], blob: Blob | None) -> Part:
+    """Some messages of the run."""
+    return Part(
+        ledger=1,
+        first_entry=0,
+        count=3,
+        delayed=False,
+        shape=RUN.shape,
+        crc=RUN.crc,
+        dispatch=7,
+        rows=np.array(rows, np.uint32),
+        blob=blob,
+    )
+
+
+@pytest.mark.parametrize("rows", [[0, 1, 2], [0, 2]], ids=["whole", "piece"])
+@pytest.mark.parametrize("sent", [True, False], ids=["sent along", "asked for"])
+def test_what_is_handed_on_outlives_the_memory_in_which_it_came(rows: list[int], sent: bool) -> None:
+    """A whole run, which is not copied to take rows out of it, and a piece; with the part, and from the topic."""
+    machine = Machine()
+    payloads = Payloads(cast(Any, machine), cast(Any, machine), "t", 0)
+    (got,) = asyncio.run(payloads.resolve(part_of(rows, machine.share() if sent else None), 1, 1))
+    machine.reuse()
+    assert got.rows.column("payload").to_pylist() == [[b"1", b"22", b"333"][row] for row in rows]
+    assert got.dispatch.tolist() == list(range(7, 7 + len(rows)))
+    assert machine.asked == (not sent)
+
+
+def test_a_run_that_was_asked_for_is_asked_for_once() -> None:
+    """Messages fall due a few at a time; one that was sent along comes along again."""
+    machine = Machine()
+    payloads = Payloads(cast(Any, machine), cast(Any, machine), "t", 0)
+
+    async def twice() -> None:
+        for row in (0, 2):
+            (got,) = await payloads.resolve(part_of([row], None), 1, 1)
+            machine.reuse()
+            assert got.rows.column("payload").to_pylist() == [[b"1", b"22", b"333"][row]]
+
+    asyncio.run(twice())
+    assert machine.asked == 1
+
+
+def test_damage_is_never_handed_on() -> None:
+    """The topic is asked instead (S18)."""
+    machine = Machine()
+    payloads = Payloads(cast(Any, machine), cast(Any, machine), "t", 0)
+    damaged = machine.share()
+    machine.shared[0][-1] ^= 1
+    (got,) = asyncio.run(payloads.resolve(part_of([0, 1, 2], damaged), 1, 1))
+    assert got.rows.column("payload").to_pylist() == [b"1", b"22", b"333"]
+    assert machine.asked == 1
