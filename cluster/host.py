@@ -16,7 +16,8 @@ import logging
 import os
 import threading
 import time
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast
 
 import psutil
 import ray
@@ -49,6 +50,39 @@ class Parts(Protocol):
         """An actor of a kind, not yet started."""
 
 
+@dataclass(eq=False, slots=True)
+class _Running:
+    """One actor here. calls: the tasks in which it is answering somebody. over: it answers no more."""
+
+    kind: str
+    actor: Actor
+    tasks: Tasks
+    settings: dict[str, Any]
+    calls: dict[asyncio.Task[Any], None] = field(default_factory=dict)
+    over: bool = False
+
+    def end(self) -> None:
+        """End what it does by itself and for others: who waits for it learns at once that it is gone."""
+        self.over = True
+        self.tasks.cancel_all()
+        for call in list(self.calls):
+            call.cancel()
+
+    async def answer(self, request: Request[Any]) -> Reply | None:
+        """What the actor says; None if it ended first. Raises what the actor raises."""
+        task = cast("asyncio.Task[Any]", asyncio.current_task())
+        self.calls[task] = None
+        try:
+            return await self.actor.handle(request)
+        except asyncio.CancelledError:
+            if not self.over:
+                raise
+            task.uncancel()
+            return None
+        finally:
+            self.calls.pop(task, None)
+
+
 class Host:
     """Runs actors. Becomes a Ray actor at one place only, `remote_host`."""
 
@@ -69,7 +103,7 @@ class Host:
         self._watch = ProcessWatch()
         self._meta, self._objects = parts.stores(settings)
         self._exporter = Exporter(str(settings.get("cluster", "sluice")))
-        self._actors: dict[str, tuple[str, Actor, Tasks, dict[str, Any]]] = {}
+        self._actors: dict[str, _Running] = {}
         self._ready: asyncio.Task[None] | None = None
         self._exporting: asyncio.Task[None] | None = None
         self._booted = False
@@ -108,12 +142,12 @@ class Host:
         """Keep the metrics up to date, for as long as this host lives."""
         while True:
             await asyncio.sleep(EVERY_S)
-            for actor, (kind, _, _, _) in list(self._actors.items()):
-                if kind in ("dispatcher", "topic"):
+            for actor, running in list(self._actors.items()):
+                if running.kind in ("dispatcher", "topic"):
                     with contextlib.suppress(SluiceError):
                         reply = await self.deliver(actor, Stats())
                         if isinstance(reply, Text):
-                            self._exporter.show(kind, reply.json)
+                            self._exporter.show(running.kind, reply.json)
 
     async def _start_boot(self) -> None:
         if self._exporting is None:
@@ -139,43 +173,44 @@ class Host:
             watch=self._watch,
         )
         instance = self._parts.actor(kind, ports, {**self._settings, **settings})
-        self._actors[actor] = (kind, instance, tasks, settings)
+        running = self._actors[actor] = _Running(kind, instance, tasks, settings)
         try:
             await instance.start()
         except BaseException:
-            tasks.cancel_all()
             self._actors.pop(actor, None)
+            running.end()
             raise
         return address
 
     async def stop(self, actor: str, reason: str = "stopped") -> None:
         """End an actor of this host; fine if it is not here."""
-        entry = self._actors.pop(actor, None)
-        if entry is not None:
+        running = self._actors.pop(actor, None)
+        if running is not None:
             with contextlib.suppress(SluiceError):
-                await entry[1].stop(reason)
-            entry[2].cancel_all()
+                await running.actor.stop(reason)
+            running.end()
 
     def _drop(self, actor: str, reason: str) -> None:
         if any(actor == name for _, name, _ in self._boot):
             # Nobody else starts what a host boots with: Ray starts the whole process again.
             logger.error("%s ends with its %s: %s", self.name, actor, reason)
             os._exit(1)
-        entry = self._actors.pop(actor, None)
-        if entry is not None:
-            entry[1].stopped = reason
-            entry[2].cancel_all()
+        running = self._actors.pop(actor, None)
+        if running is not None:
+            running.actor.stopped = reason
+            running.end()
 
     async def deliver(self, actor: str, request: Request[Any]) -> Reply | Unknown:
         """Hand a request to an actor of this process. Raises SluiceErrors as answers."""
-        entry = self._actors.get(actor)
-        if entry is None or entry[1].stopped is not None:
+        running = self._actors.get(actor)
+        if running is None or running.actor.stopped is not None:
             return Unknown(f"no actor {actor} in {self.name}", gone=True)
         try:
-            return await entry[1].handle(request)
+            reply = await running.answer(request)
         except InvariantViolation as broken:
             self._drop(actor, str(broken))
             return Unknown(f"{actor} stopped: {broken}", gone=True)
+        return Unknown(f"{actor} ended in {self.name}", gone=True) if reply is None else reply
 
     async def call(self, envelope: Envelope) -> tuple[str, Any, Any, Any]:
         """The one remote entry: (status, head, attachments, handles); status is ok, unknown, or an error's name."""
@@ -203,9 +238,9 @@ class Host:
         """
         await self.ready()
         actors = [
-            (kind, f"{self.name}/{actor}", json.dumps(settings))
-            for actor, (kind, instance, _, settings) in self._actors.items()
-            if instance.stopped is None
+            (running.kind, f"{self.name}/{actor}", json.dumps(running.settings))
+            for actor, running in self._actors.items()
+            if running.actor.stopped is None
         ]
         return self._slot, self.node(), actors
 
