@@ -182,6 +182,20 @@ class Bookie(Actor):
         payload = None if request.part == "head" else Blob(memoryview(data)[size:])
         return messages.RunRead(head=data[:size], payload=payload)
 
+    async def on_read_heads(self, request: messages.ReadHeads) -> messages.HeadsRead:
+        """The heads of those of the runs that are here and can be read."""
+        _check_ledger(request.ledger)
+        if len(request.runs) > messages.HEADS_AT_ONCE:
+            raise Invalid(f"{len(request.runs)} heads at once, the limit is {messages.HEADS_AT_ONCE}")
+        heads = []
+        for run in request.runs.tolist():
+            try:
+                reply = await self.on_read_run(messages.ReadRun(ledger=request.ledger, run=run, part="head"))
+            except (Corrupt, Unavailable):
+                reply = messages.RunRead()
+            heads.append(reply.head or b"")
+        return messages.HeadsRead(heads=heads)
+
     async def on_describe_ledger(self, request: messages.DescribeLedger) -> messages.LedgerIndex:
         """What is here of a ledger."""
         _check_ledger(request.ledger)

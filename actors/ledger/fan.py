@@ -40,6 +40,11 @@ class Fan(Generic[K, T]):
         """Whether `next` has something to give."""
         return self._open > 0
 
+    async def within(self, milliseconds: int) -> bool:
+        """Whether an outcome is there, or comes within so many milliseconds."""
+        self._signal.clear()
+        return bool(self._outcomes) or await self._signal.wait(self._ports, milliseconds)
+
     async def next(self) -> tuple[K, T | SluiceError]:
         """The next outcome, in order of arrival."""
         while not self._outcomes:

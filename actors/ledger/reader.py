@@ -7,17 +7,23 @@ re-replication) and by the consumer, not on every read in between.
 
 from __future__ import annotations
 
+from collections import deque
+
+import numpy as np
+
 from actors.ledger.bookies import Bookies
-from actors.ledger.fan import Fan
+from actors.ledger.fan import Fan, together
 from actors.ledger.record import LedgerRecord
 from actors.ledger.table import RunTable, TableBuilder
-from actors.messages import DescribeLedger, LedgerIndex, ReadRun, RunRead
+from actors.messages import DescribeLedger, LedgerIndex, ReadHeads, ReadRun, RunRead
 from actors.ports import Ports
 from actors.wire import Blob
 from storage.errors import Corrupt, Fenced, SluiceError, Unavailable
 from storage.frame import Header, decode_head, head_size, payload_crc
 
-READ_TIMEOUT = 3_000
+READ_TIMEOUT, HEADS_TIMEOUT = 3_000, 1_000
+SPECULATE_MS = 300
+"""Whoever waits for a run waits for a consumer's next message. A bookie answers within a few milliseconds, or hangs."""
 DESCRIBE_TIMEOUT = 10_000
 
 
@@ -60,20 +66,63 @@ class LedgerReader:
     ) -> StoredFrame:
         """One run that is known to exist, from the first bookie that can give it. Raises Unavailable.
 
-        Bookies that failed lately are asked last. part "head" brings no payload.
+        Bookies that failed lately are asked last. One that says nothing for SPECULATE_MS is asked no more for now: the
+        next one is asked as well, and the first good answer counts (BookKeeper's speculative read). part "head" brings
+        no payload.
         """
         reasons = []
-        order = [name for name in ledger.write_set(run) if name not in skip]
-        for bookie in sorted(order, key=self._bookies.suspected):
-            try:
-                reply = await self._bookies.ask(bookie, ReadRun(ledger=ledger.id, run=run, part=part), READ_TIMEOUT)
-                frame = check_answer(reply, ledger.id, run, bookie)
-                if frame is not None and (part != "all" or frame.payload.size == frame.full_size):
-                    return frame
-                reasons.append(f"{bookie} does not have it")
-            except SluiceError as error:
-                reasons.append(f"{bookie}: {error}")
+        request = ReadRun(ledger=ledger.id, run=run, part=part)
+        write_set = [name for name in ledger.write_set(run) if name not in skip]
+        left = deque(sorted(write_set, key=self._bookies.suspected))
+        asked = ""
+        fan: Fan[str, RunRead] = Fan(self._ports, "read")
+        try:
+            while left or fan.busy:
+                if left and not (fan.busy and await fan.within(SPECULATE_MS)):
+                    if fan.busy:
+                        self._bookies.suspect(asked)
+                    asked = left.popleft()
+                    fan.start(asked, self._bookies.ask(asked, request, READ_TIMEOUT))
+                    continue
+                bookie, outcome = await fan.next()
+                try:
+                    if isinstance(outcome, SluiceError):
+                        raise outcome
+                    frame = check_answer(outcome, ledger.id, run, bookie)
+                    if frame is not None and (part != "all" or frame.payload.size == frame.full_size):
+                        return frame
+                    reasons.append(f"{bookie} does not have it")
+                except SluiceError as error:
+                    reasons.append(f"{bookie}: {error}")
+        finally:
+            fan.cancel()
         raise Unavailable(f"run {run} of ledger {ledger.id} cannot be read now ({'; '.join(reasons)})")
+
+    async def heads(self, ledger: LedgerRecord, runs: range) -> list[StoredFrame]:
+        """The heads of runs that are known to exist, in order; at most HEADS_AT_ONCE. Raises Unavailable.
+
+        Each bookie is asked once for all that it should have; what it does not give is asked of the others.
+        """
+        shares: dict[str, list[int]] = {}
+        for run in runs:
+            shares.setdefault(min(ledger.write_set(run), key=self._bookies.suspected), []).append(run)
+        asked = [self._heads_of(ledger, bookie, share) for bookie, share in shares.items()]
+        found = {frame.header.run: frame for frames in await together(self._ports, "heads", asked) for frame in frames}
+        left = [self.run(ledger, run, part="head") for run in runs if run not in found]
+        found |= {frame.header.run: frame for frame in await together(self._ports, "head", left)}
+        return [found[run] for run in runs]
+
+    async def _heads_of(self, ledger: LedgerRecord, bookie: str, runs: list[int]) -> list[StoredFrame]:
+        """What one bookie tells of these runs; nothing if it does not answer."""
+        request = ReadHeads(ledger=ledger.id, runs=np.array(runs, np.uint32))
+        try:
+            reply = await self._bookies.ask(bookie, request, HEADS_TIMEOUT)
+            answers = zip(runs, reply.heads, strict=False)
+            frames = [check_answer(RunRead(head=head), ledger.id, run, bookie) for run, head in answers if head]
+        except SluiceError as error:
+            self._ports.log("heads_missed", ledger=ledger.id, bookie=bookie, error=str(error))
+            return []
+        return [frame for frame in frames if frame is not None]
 
     async def whole(self, ledger: LedgerRecord, run: int, skip: tuple[str, ...] = ()) -> tuple[StoredFrame, memoryview]:
         """One run with its payload in hand and its checksum verified. Raises Unavailable."""

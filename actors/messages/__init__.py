@@ -8,15 +8,18 @@ int64 (storage.position); times are milliseconds; counts are messages.
 from __future__ import annotations
 
 from actors.messages.bookie import (
+    HEADS_AT_ONCE,
     PARTS,
     AddRun,
     DeleteLedgers,
     DescribeLedger,
     FenceLedger,
     FenceState,
+    HeadsRead,
     LedgerIndex,
     LedgerList,
     ListLedgers,
+    ReadHeads,
     ReadRun,
     RunRead,
 )
@@ -69,6 +72,7 @@ from actors.messages.topic import (
 )
 
 __all__ = [
+    "HEADS_AT_ONCE",
     "NO_POSITIONS",
     "NO_ROWS",
     "PARTS",
@@ -94,6 +98,7 @@ __all__ = [
     "FenceState",
     "FindTime",
     "Found",
+    "HeadsRead",
     "IndexRead",
     "LedgerIndex",
     "LedgerList",
@@ -114,6 +119,7 @@ __all__ = [
     "Publish",
     "Published",
     "ReadEnds",
+    "ReadHeads",
     "ReadIndex",
     "ReadPayload",
     "ReadRowIndex",

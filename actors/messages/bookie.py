@@ -44,6 +44,9 @@ class FenceLedger(Request[FenceState], kw_only=True):
     epoch: int
 
 
+HEADS_AT_ONCE = 256
+"""Runs that one ReadHeads may ask for."""
+
 PARTS = ("all", "head")
 """What may be asked of a run."""
 
@@ -68,6 +71,20 @@ class ReadRun(Request[RunRead], kw_only=True):
     run: int
     fence_epoch: int | None = None
     part: str = "all"
+
+
+class HeadsRead(Reply, kw_only=True):
+    """Encoded heads, one for each run that was asked for; empty where there is none, or none that can be read."""
+
+    heads: list[bytes]
+
+
+class ReadHeads(Request[HeadsRead], kw_only=True):
+    """The heads of several runs of one ledger, uint32 column, at most HEADS_AT_ONCE: who wrote them, and how much."""
+
+    reply: ClassVar[type[Reply]] = HeadsRead
+    ledger: int
+    runs: np.ndarray
 
 
 class LedgerIndex(Reply, kw_only=True):

@@ -65,7 +65,7 @@ class Publish(Request[Published], kw_only=True):
 class RunIndex(msgspec.Struct, kw_only=True):
     """The index columns of one confirmed run, as the dispatcher sees it; the payload only by handle.
 
-    columns: the frame's columns section. blob: the shared payload (columns and body) if it is in the tail cache.
+    columns: the frame's columns section. blob: the payload (columns and body): by handle, or here if it is small.
     bytes: length of the whole payload.
     """
 

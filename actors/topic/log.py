@@ -14,22 +14,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from actors.backoff import Backoff
 from actors.ledger.bookies import Bookies
-from actors.ledger.fan import together
 from actors.ledger.keeper import LedgerIds, RecordKeeper
 from actors.ledger.reader import LedgerReader, StoredFrame, payload_size
 from actors.ledger.record import Fragment, LedgerRecord, PartitionRecord, State
 from actors.ledger.recover import recover_ledger
 from actors.ledger.table import RunTable
 from actors.ledger.writer import Append, LedgerWriter
-from actors.messages import Published, TopicSettings
+from actors.messages import HEADS_AT_ONCE, Published, TopicSettings
 from actors.ports import Ports
 from actors.signal import Signal
 from actors.topic.producers import Producers
@@ -48,7 +47,6 @@ HELD_BYTES = 256 * 1024 * 1024
 SNAPSHOT_RUNS = 1000
 SNAPSHOT_BYTES = 256 * 1024 * 1024
 """The record learns what producers have stored at least this often, so that a new owner has little to read."""
-SCAN_AT_ONCE = 16
 RETRY_FIRST, RETRY_MOST = 100, 3_000
 POSTPONE_ROLL_MS = 5_000
 
@@ -161,16 +159,12 @@ class PartitionLog:
         run = record.covered_run + 1 if ledger.id == record.covered_ledger else 0
         size = ledger.bytes
         while run <= ledger.last_run:
-            stop = min(run + SCAN_AT_ONCE, ledger.last_run + 1)
-            works = [partial(self.reader.run, ledger, each, part="head") for each in range(run, stop)]
-            for frame in await self._insist(partial(self._all, works)):
+            stop = min(run + HEADS_AT_ONCE, ledger.last_run + 1)
+            for frame in await self._insist(partial(self.reader.heads, ledger, range(run, stop))):
                 self._replay_frame(frame)
                 size += payload_size(frame.head)
             run = stop
         return msgspec.structs.replace(ledger, bytes=size)
-
-    async def _all(self, works: Sequence[Callable[[], Coroutine[Any, Any, T]]]) -> list[T]:
-        return await together(self._ports, "scan", [work() for work in works])
 
     def _replay_frame(self, frame: StoredFrame) -> None:
         header = frame.header

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import numpy as np
 import pytest
 
 from actors import messages
@@ -74,6 +75,19 @@ async def test_a_restart_keeps_what_was_answered() -> None:
     assert await bookie.handle(messages.ListLedgers()) == messages.LedgerList(ledgers=[1, 9])
 
 
+async def test_many_heads_come_in_one_answer() -> None:
+    """In the order in which they were asked for; what is not here is left empty."""
+    world = World()
+    bookie = await world.started()
+    requests = [add(1, run) for run in range(3)]
+    for request in requests:
+        await bookie.handle(request)
+    wanted = messages.ReadHeads(ledger=1, runs=np.array([2, 7, 0], np.uint32))
+    assert await bookie.handle(wanted) == messages.HeadsRead(heads=[requests[2].head, b"", requests[0].head])
+    with pytest.raises(Invalid, match="257 heads"):
+        await bookie.handle(messages.ReadHeads(ledger=1, runs=np.arange(257, dtype=np.uint32)))
+
+
 async def test_a_head_is_read_without_its_payload() -> None:
     """However large that is; damage in the head is seen, damage behind it is the business of who reads the rest."""
     world = World()
@@ -102,5 +116,7 @@ async def test_a_head_is_read_without_its_payload() -> None:
         decode_head(bytes(journal[at:]))
     with pytest.raises(Corrupt):
         await bookie.handle(messages.ReadRun(ledger=1, run=0, part="head"))
+    heads = messages.ReadHeads(ledger=1, runs=np.array([0, 1], np.uint32))
+    assert await bookie.handle(heads) == messages.HeadsRead(heads=[b"", b""])
     with pytest.raises(Invalid, match="all or head"):
         await bookie.handle(messages.ReadRun(ledger=1, run=0, part="columns"))

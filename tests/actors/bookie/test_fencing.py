@@ -171,7 +171,7 @@ async def test_a_bookie_that_has_not_started_answers_nothing() -> None:
 def test_every_request_of_the_bookie_has_its_handler() -> None:
     from actors.bookie import Bookie
 
-    named = ("AddRun", "FenceLedger", "ReadRun", "DescribeLedger", "DeleteLedgers", "ListLedgers", "Stats")
+    named = ("AddRun", "FenceLedger", "ReadRun", "ReadHeads", "DescribeLedger", "DeleteLedgers", "ListLedgers", "Stats")
     assert all(name in REQUESTS for name in named)
     handlers = sorted(name for name in vars(Bookie) if name.startswith("on_"))
     assert len(handlers) == len(named)

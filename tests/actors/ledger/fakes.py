@@ -19,9 +19,11 @@ from actors.messages import (
     Done,
     FenceLedger,
     FenceState,
+    HeadsRead,
     LedgerIndex,
     LedgerList,
     ListLedgers,
+    ReadHeads,
     ReadRun,
     RunRead,
 )
@@ -63,6 +65,9 @@ class FakeBookie:
             if found is None:
                 return RunRead()
             return RunRead(head=found[0], payload=None if request.part == "head" else Blob(found[1]))
+        if isinstance(request, ReadHeads):
+            stored = [self.runs.get((request.ledger, run)) for run in request.runs.tolist()]
+            return HeadsRead(heads=[b"" if frame is None else frame[0] for frame in stored])
         if isinstance(request, DescribeLedger):
             heads = [
                 decode_head(head) for (ledger, _), (head, _) in sorted(self.runs.items()) if ledger == request.ledger

@@ -7,7 +7,7 @@ import pytest
 
 from actors.ledger.reader import LedgerReader, check_answer
 from actors.ledger.record import LedgerRecord, State
-from actors.messages import DescribeLedger, RunRead
+from actors.messages import DescribeLedger, ReadHeads, RunRead
 from actors.wire import Blob
 from storage.errors import Corrupt, Unavailable
 from tests.actors.ledger.fakes import Lab, make_ledger, make_stored
@@ -74,3 +74,29 @@ async def test_a_head_tells_who_wrote_a_run_and_how_long_it_is() -> None:
     frame = await reader.run(ledger, 3, part="head")
     assert (frame.header.run, frame.header.producer, frame.payload.size) == (3, "p", 0)
     assert frame.full_size == (await reader.run(ledger, 3)).payload.size > 0
+
+
+async def test_the_heads_of_many_runs_are_asked_for_at_once() -> None:
+    lab, reader, ledger = make_lab()
+    frames = await reader.heads(ledger, range(1, 4))
+    assert [frame.header.run for frame in frames] == [1, 2, 3]
+    assert [frame.full_size for frame in frames] == [(await reader.run(ledger, run)).full_size for run in (1, 2, 3)]
+    asked = [request.runs.tolist() for _, request in lab.wire.calls if isinstance(request, ReadHeads)]
+    assert sorted(run for runs in asked for run in runs) == [1, 2, 3]
+    assert len(asked) <= 3
+
+
+@pytest.mark.parametrize("fault", ["lose", "damaged", "absent", "mixed up"])
+async def test_heads_that_one_bookie_does_not_give_come_from_another(fault: str) -> None:
+    lab, reader, ledger = make_lab()
+    spoilt = lab.wire.bookies["a"].runs
+    if fault == "absent":
+        spoilt.clear()
+    elif fault == "mixed up":
+        spoilt[7, 0], spoilt[7, 3] = spoilt[7, 3], spoilt[7, 0]
+    else:
+        lab.wire.rules.append(lambda bookie, request: fault if bookie == "a" else None)
+    assert [frame.header.run for frame in await reader.heads(ledger, range(4))] == [0, 1, 2, 3]
+    lab.wire.rules.append(lambda bookie, request: "lose")
+    with pytest.raises(Unavailable, match="cannot be read now"):
+        await reader.heads(ledger, range(4))
