@@ -1,7 +1,7 @@
 """From a delivered part to its rows: fetch the run's payload, check it, take this consumer's rows.
 
 The dispatcher sends row numbers and a handle. Where the handle is gone (its sharer died), or there never was one
-(old runs, due messages), the topic is asked; the topic asks its bookies. A checksum that does not fit is never
+(due messages), the topic is asked; the topic asks its bookies. A checksum that does not fit is never
 delivered (S18): the payload is fetched again from the topic.
 
 Messages that fall due come a few at a time from many runs, so the runs that the topic was asked for stay decoded; and
@@ -27,13 +27,14 @@ from actors.consumer.held import Received
 from actors.directory import Directory
 from actors.messages import Part, ReadPayload
 from actors.ports import Ports, Unknown
-from actors.wire import owned
+from actors.wire import Blob, owned
 from storage.batch import decode_body
 from storage.errors import Corrupt, Fenced, NotFound, Overloaded, Unavailable
 from storage.frame import index_columns, payload_crc
 
 READ_TIMEOUT = 10_000
 RETRY_FIRST, RETRY_MOST = 5, 500
+GONE_MS = 10_000
 DECODED_BYTES = 32 * 1024 * 1024
 JOIN_ROWS = 4_096
 """Pieces are joined up to this many rows; a piece of half of it stays alone."""
@@ -98,6 +99,7 @@ class Payloads:
         self._topic = topic
         self._partition = partition
         self._decoded = DecodedRuns()
+        self._gone_ledger, self._gone_until = -1, 0
 
     async def resolve(self, part: Part, epoch: int, session: int) -> list[Received]:
         """The part's messages, in order, one `Received` a run. Messages that were trimmed are left out."""
@@ -127,7 +129,7 @@ class Payloads:
             return known
         run = None
         if part.count and part.blob is not None:
-            payload = await self._ports.net.fetch(part.blob)
+            payload = await self._sent_along(part.ledger, part.blob)
             if payload is not None:
                 if len(part.rows) == part.count:  # of a piece, the rows that are taken out are a copy anyway
                     payload = owned(payload)
@@ -135,6 +137,20 @@ class Payloads:
         if run is None:
             return await self._from_topic(part.ledger, entry, again=part.blob is not None)
         return run
+
+    async def _sent_along(self, ledger: int, blob: Blob) -> memoryview | None:
+        """The payload that came with a part, None if its handle is gone.
+
+        To learn that takes a second. Who shared it has died, and what it shared of this and earlier ledgers has gone
+        with it: for a while none of that is asked for.
+        """
+        now = self._ports.clock.monotonic()
+        if blob.data is None and ledger <= self._gone_ledger and now < self._gone_until:
+            return None
+        payload = await self._ports.net.fetch(blob)
+        if payload is None:
+            self._gone_ledger, self._gone_until = ledger, now + GONE_MS
+        return payload
 
     async def _from_topic(self, ledger: int, entry: int, *, again: bool) -> DecodedRun:
         """The run that holds an entry, asked of the topic for as long as it takes. Raises NotFound."""

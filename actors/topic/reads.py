@@ -5,12 +5,14 @@ Reading starts at the first message that is there from the position on, and `res
 ledgers that were stepped over are named with their last entry.
 
 Runs come from the tail cache, else from a bookie; older runs are asked for whole, several at a time: then the
-bookie has verified what is shown of them, and the payload is at hand when a consumer asks for it.
+bookie has verified what is shown of them, and the payload is at hand for the consumers. A large one is shared, as when
+it was published: whoever is behind reads it once, however many consumers have messages in it.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +30,7 @@ from actors.messages import (
     RunIndex,
 )
 from actors.ports import Ports
+from actors.signal import Signal
 from actors.topic.log import PartitionLog
 from actors.topic.tail import OLD_BYTES, CachedRun, RunCache
 from actors.wire import Blob, owned
@@ -60,6 +63,7 @@ class LogReads:
         self._log = log
         self._old = RunCache(OLD_BYTES)
         self._loading: dict[int, asyncio.Lock] = {}
+        self._coming: dict[tuple[int, int], Signal] = {}
 
     # -- where things are --------------------------------------------------------------------------------------------
 
@@ -145,20 +149,37 @@ class LogReads:
             blob=blob,
         )
 
-    async def _runs(self, ledger: LedgerRecord, runs: range, *, whole: bool = False) -> list[CachedRun]:
-        """Runs in order, those that are not in memory from bookies, all at once."""
+    async def _runs(
+        self, ledger: LedgerRecord, runs: Sequence[int], *, whole: bool = False, keep: bool = True
+    ) -> list[CachedRun]:
+        """Runs in order, those that are not in memory from bookies, all at once. keep: their payloads, too."""
         found = [self._cached(ledger.id, run, whole) for run in runs]
         if all(found):
             return [cached for cached in found if cached is not None]
         missing = [run for run, cached in zip(runs, found, strict=True) if cached is None]
-        loaded = iter(await together(self._ports, "read", [self._load(ledger, run) for run in missing]))
+        loads = [self._load_once(ledger, run, whole, keep) for run in missing]
+        loaded = iter(await together(self._ports, "read", loads))
         return [cached if cached is not None else next(loaded) for cached in found]
 
     def _cached(self, ledger: int, run: int, whole: bool) -> CachedRun | None:
         cached = self._log.tail.get(ledger, run) or self._old.get(ledger, run)
         return None if cached is None or (whole and cached.blob is None) else cached
 
-    async def _load(self, ledger: LedgerRecord, run: int) -> CachedRun:
+    async def _load_once(self, ledger: LedgerRecord, run: int, whole: bool, keep: bool) -> CachedRun:
+        """Load a run, or wait for who is loading it: all consumers of a dead owner come with the same messages."""
+        place = (ledger.id, run)
+        while (coming := self._coming.get(place)) is not None:
+            await coming.wait(self._ports)
+            if (cached := self._cached(ledger.id, run, whole)) is not None:
+                return cached
+        done = self._coming[place] = Signal()
+        try:
+            return await self._load(ledger, run, keep=keep)
+        finally:
+            del self._coming[place]
+            done.set()
+
+    async def _load(self, ledger: LedgerRecord, run: int, *, keep: bool = True) -> CachedRun:
         frame = await self._log.reader.run(ledger, run)
         header, size = frame.header, frame.full_size
         data = frame.payload.data
@@ -166,10 +187,15 @@ class LogReads:
             data = await self._ports.net.fetch(frame.payload)
         if data is None or len(data) < header.columns_bytes:
             raise Unavailable(f"run {run} of ledger {ledger.id} is out of reach for a moment")
-        data = owned(data)
-        cached = CachedRun(header, Blob(data[: header.columns_bytes]), Blob(data), size)
+        columns = Blob(owned(data[: header.columns_bytes]))
+        cached = CachedRun(header, columns, await self._shared(data) if keep else None, size)
         self._old.put(cached)
         return cached
+
+    async def _shared(self, data: memoryview) -> Blob:
+        """A payload that every consumer of the run is going to ask for; a large one is kept by its handle alone."""
+        blob = await self._ports.net.share(data)
+        return Blob(owned(data)) if blob.handle is None else Blob(handle=blob.handle, size=blob.size)
 
     async def rows(self, positions: Positions) -> RowIndex:
         """Index columns of single messages; what was trimmed or is not confirmed is left out."""
@@ -188,7 +214,7 @@ class LogReads:
             groups = np.split(entries, starts[1:])
             for begin in range(0, len(runs), READ_AT_ONCE):
                 chosen = runs[begin : begin + READ_AT_ONCE].tolist()
-                loaded = await self._some(ledger, chosen)
+                loaded = await self._runs(ledger, chosen, keep=False)
                 for cached, group in zip(loaded, groups[begin : begin + READ_AT_ONCE], strict=True):
                     header = cached.header
                     column = index_columns(cached.columns.data or b"", header.count, header.delayed)[1]
@@ -197,10 +223,6 @@ class LogReads:
         if not shown:
             return RowIndex(positions=np.empty(0, np.int64), hashes=np.empty(0, np.uint32))
         return RowIndex(positions=np.concatenate(shown), hashes=np.concatenate(hashes))
-
-    async def _some(self, ledger: LedgerRecord, runs: list[int]) -> list[CachedRun]:
-        parts = [await self._runs(ledger, range(run, run + 1)) for run in runs]
-        return [cached for part in parts for cached in part]
 
     # -- payloads ----------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from actors.consumer.payload import Payloads
+from actors.consumer.payload import GONE_MS, Payloads
 from actors.messages import Part, PayloadRead, ReadPayload
 from actors.wire import Blob
 from storage.batch import make_batch
@@ -25,8 +25,9 @@ class Machine:
 
     def __init__(self) -> None:
         self.shared: list[bytearray] = []
-        self.asked = 0
-        self.net = self
+        self.asked = self.fetched = 0
+        self.time = 0
+        self.net = self.clock = self
 
     def share(self) -> Blob:
         self.shared.append(bytearray(RUN.payload))
@@ -35,7 +36,11 @@ class Machine:
     async def topic(self, *_: object) -> str:
         return "broker-0/topic"
 
+    def monotonic(self) -> int:
+        return self.time
+
     async def fetch(self, blob: Blob) -> memoryview | None:
+        self.fetched += blob.data is None
         return blob.data
 
     async def call(self, to: str, request: ReadPayload, timeout: int) -> PayloadRead:
@@ -48,10 +53,10 @@ class Machine:
             memory.clear()
 
 
-def part_of(rows: list[int], blob: Blob | None) -> Part:
+def part_of(rows: list[int], blob: Blob | None, ledger: int = 1) -> Part:
     """Some messages of the run."""
     return Part(
-        ledger=1,
+        ledger=ledger,
         first_entry=0,
         count=3,
         delayed=False,
@@ -89,6 +94,26 @@ def test_a_run_that_was_asked_for_is_asked_for_once() -> None:
 
     asyncio.run(twice())
     assert machine.asked == 1
+
+
+def test_what_a_dead_process_shared_is_not_asked_for_one_by_one() -> None:
+    """Each would take a second; what others shared later, and what it shares itself again, is."""
+    machine = Machine()
+    payloads = Payloads(cast(Any, machine), cast(Any, machine), "t", 0)
+
+    async def take(ledger: int, blob: Blob) -> int:
+        (got,) = await payloads.resolve(part_of([1], blob, ledger), 1, 1)
+        assert got.rows.column("payload").to_pylist() == [b"22"]
+        return machine.fetched
+
+    async def scenario() -> list[int]:
+        gone = Blob(handle="gone", size=len(RUN.payload))
+        seen = [await take(5, gone), await take(5, gone), await take(4, gone)]
+        seen += [await take(5, machine.share()), await take(6, gone)]
+        machine.time = GONE_MS + 1
+        return [*seen, await take(3, gone)]
+
+    assert asyncio.run(scenario()) == [1, 1, 1, 1, 2, 3]
 
 
 def test_damage_is_never_handed_on() -> None:

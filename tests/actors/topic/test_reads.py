@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import pytest
 
+from actors.ledger.fan import together
 from actors.ledger.reader import StoredFrame
 from actors.ledger.record import record_key, unpack_record
 from actors.messages import (
@@ -262,10 +263,76 @@ def test_what_is_kept_of_an_answer_is_a_copy() -> None:
     async def read(*_: object) -> StoredFrame:
         return StoredFrame(header, encode_head(header, len(shared)), Blob(shared), "bookie-0")
 
+    async def share(payload: memoryview) -> Blob:
+        return Blob(payload)
+
     log = SimpleNamespace(tail=RunCache(0), reader=SimpleNamespace(run=read))
-    reads = LogReads(cast(Any, None), cast(Any, log))
+    reads = LogReads(cast(Any, SimpleNamespace(net=SimpleNamespace(share=share))), cast(Any, log))
     kept = asyncio.run(reads._load(cast(Any, SimpleNamespace(id=1)), 0))
     shared.clear()  # raises BufferError if somebody still looks into it
     assert kept.blob is not None
     assert kept.blob.data == run.payload
     assert reads._cached(1, 0, whole=True) is kept
+
+
+async def with_old_runs(world: World) -> tuple[Cluster, Ports, list[int]]:
+    """A new owner, which has nothing in memory, and the positions of 30 runs that the old one wrote."""
+    cluster, client, producer = await started(world, TopicSettings())
+    positions = []
+    for _ in range(30):
+        stored = await producer.publish(1)
+        positions.append(position(stored.ledger, stored.first_entry))
+    world.crash("owner1")
+    await TestProducer(client, await cluster.replace_owner(), incarnation="2").open()
+    return cluster, client, positions
+
+
+def test_a_frozen_bookie_keeps_nobody_waiting_for_long() -> None:
+    """The others have the same runs; it is asked last from then on (speculative reads)."""
+
+    async def scenario(world: World) -> None:
+        cluster, client, positions = await with_old_runs(world)
+        world.pause("b1")
+        began = client.clock.monotonic()
+        rows = await ask(client, cluster.current, ReadRowIndex(positions=np.array(positions)))
+        assert rows.positions.tolist() == positions
+        assert client.clock.monotonic() - began < 1_000
+
+    World(31).play(scenario)
+
+
+def test_what_several_ask_for_at_once_is_read_once() -> None:
+    """All consumers of a dead owner come back at the same moment, with messages of the same runs."""
+
+    async def scenario(world: World) -> None:
+        cluster, client, positions = await with_old_runs(world)
+        world.network.calls.clear()
+        wanted = [ReadRowIndex(positions=np.array(positions[first:])) for first in range(5)]
+        answers = await together(client, "ask", [ask(client, cluster.current, request) for request in wanted])
+        assert [len(rows.positions) for rows in answers] == [30, 29, 28, 27, 26]
+        assert world.network.calls["ReadRun"] == len(positions)
+
+    World(32).play(scenario)
+
+
+def test_an_old_run_is_read_once_however_many_consumers_have_messages_in_it() -> None:
+    """A large one is shared again: by the index that the dispatcher reads, and for who asks."""
+
+    async def scenario(world: World) -> None:
+        cluster, client, producer = await started(world, TopicSettings())
+        many = [f"{number:0100}" for number in range(1000)]
+        stored = await producer.send(make_test_run(many), 0)
+        world.crash("owner1")
+        shown = await insist(client, await cluster.replace_owner(), -1)
+        calls = world.network.calls["ReadRun"]
+        (run,) = shown.runs
+        asked = await ask(client, cluster.current, ReadPayload(ledger=stored.ledger, entry=7))
+        for blob in (run.blob, asked.payload):
+            assert blob is not None
+            assert blob.data is None
+            data = await client.net.fetch(blob)
+            assert data is not None
+            assert values_of(data, run.delayed, run.shape, run.count) == many
+        assert world.network.calls["ReadRun"] == calls
+
+    World(33).play(scenario)
