@@ -18,7 +18,10 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 from actors.ports import Address, Unknown
 from actors.wire import Blob, Reply, Request, pack, unpack, unpack_error
 from cluster.environment import NAMESPACE
+from cluster.real import StructuredLog
 from storage.frame import Buffer
+
+log = StructuredLog("net")
 
 R = TypeVar("R", bound=Reply)
 
@@ -56,6 +59,7 @@ class RayNet:
                 return cast("R | Unknown", reply)
             return await self._remote(host, actor, request, timeout)
         except TimeoutError:
+            log("no_answer", to=to, request=type(request).__name__, ms=timeout)
             return Unknown(f"no answer from {to} within {timeout} ms")
 
     async def _remote(self, host: str, actor: str, request: Request[R], timeout: int) -> R | Unknown:
@@ -95,7 +99,8 @@ class RayNet:
             reference = cast("Awaitable[Any]", blob.handle)
             try:
                 shared = await asyncio.wait_for(reference, FETCH_TIMEOUT_S)
-            except (RayError, TimeoutError):
+            except (RayError, TimeoutError) as error:
+                log("payload_lost", bytes=blob.size, error=type(error).__name__)
                 return None
             blob.data = memoryview(shared).cast("B").toreadonly()
         return blob.data
