@@ -7,6 +7,9 @@
     takeover    From SIGKILL of the process of a partition's dispatcher to the next delivery in that partition by an
                 owner with a higher epoch than any before; of a partition's owner, to the next delivery out of a ledger
                 newer than any before. Told for each partition that was in the process.
+    alone       Both once more for those faults that were alone: where nothing else that the recovery needs was broken
+                meanwhile, or still was. Of a partition that is its next owner and the controller, of a killed consumer
+                the owners. Where a fault comes every few seconds, the times of the others are times of several faults.
     holds       When a key goes from one consumer to another, its next message is explained while the one before had
                 messages of it, until it had acknowledged the last of them, or had left or died with what still waited
                 in its queue. What is left, from then and from when the message was confirmed until it was on its way,
@@ -29,6 +32,7 @@ import pyarrow as pa
 from hdrh.histogram import HdrHistogram
 
 from loadgen.history import DEATH, DETACH, Int64s
+from loadgen.kinds import KILL
 from loadgen.measures import MAX_LATENCY_US, Span, record
 from storage.position import ENTRY_BITS
 
@@ -114,6 +118,27 @@ class Recovery:
                 found.append(Takeover(int(number), role, int(partition), length))
         return sorted(found)
 
+    def alone(self, faults: Sequence[Fault]) -> tuple[list[Takeover], list[int]]:
+        """The takeovers, and the lengths of the redeliveries after killed consumers, that nothing else disturbed."""
+        takeovers = self.takeovers(faults)
+        over = [int(fault["at_us"]) + int(fault.get("lasts_s", 0) * 1e6) for fault in faults]
+        for taken in takeovers:
+            over[taken.fault] = max(over[taken.fault], int(faults[taken.fault]["at_us"]) + taken.length)
+
+        def disturbed(number: int, length: int, partition: int | None = None) -> bool:
+            at = int(faults[number]["at_us"])
+            return any(
+                number != other
+                and (int(fault["at_us"]) <= at + length and over[other] >= at)
+                and _needed(fault, partition)
+                for other, fault in enumerate(faults)
+            )
+
+        undisturbed = [taken for taken in takeovers if not disturbed(taken.fault, taken.length, taken.partition)]
+        killed = {fault.get("incarnation"): number for number, fault in enumerate(faults) if fault["kind"] == KILL}
+        lengths = [(killed[name], length) for name, length in self.redelivery.items() if name in killed]
+        return undisturbed, [length for number, length in lengths if not disturbed(number, length)]
+
     def stall(self, span: Span) -> dict[str, Any]:
         """The longest time between two deliveries of a partition: {partition, at_us, length_us}; zeros if none."""
         longest = {"partition": -1, "at_us": 0, "length_us": 0}
@@ -130,6 +155,12 @@ class Recovery:
 
 
 _HISTOGRAMS = ("redelivered_keys", "unexplained")
+
+
+def _needed(fault: Fault, partition: int | None) -> bool:
+    """Whether a fault hit what a takeover of this partition needs; None: what a redelivery needs, any owner."""
+    hit = [int(each) for role in ROLES for each in fault.get(role, ())]
+    return bool(hit) if partition is None else partition in hit or str(fault["kind"]).endswith("-controller")
 
 
 def recover(sent: pa.Table, delivered: pa.Table, events: pa.Table, faults: Sequence[Fault], span: Span) -> Recovery:
@@ -154,14 +185,15 @@ def recover(sent: pa.Table, delivered: pa.Table, events: pa.Table, faults: Seque
 def tell(recovery: Recovery, faults: Sequence[Fault], span: Span, start_us: int) -> dict[str, Any]:
     """What the report says of it: milliseconds, percentiles and sentences; start_us is when the run began."""
     takeovers = recovery.takeovers(faults)
+    alone, redeliveries_alone = recovery.alone(faults)
     stall = recovery.stall(span)
     before = [fault for fault in faults if int(fault["at_us"]) <= stall["at_us"] + STEP_US]
     return {
         "redelivery_ms": _percentiles(list(recovery.redelivery.values())),
+        "redelivery_alone_ms": _percentiles(redeliveries_alone),
         "redelivered_keys_ms": _percentiles_of(recovery.redelivered_keys),
-        "next_delivery_ms": {
-            role: _percentiles([taken.length for taken in takeovers if taken.role == role]) for role in ROLES
-        },
+        "next_delivery_ms": _by_role(takeovers),
+        "next_delivery_alone_ms": _by_role(alone),
         "longest_stall": {
             "partition": stall["partition"],
             "at_s": round((stall["at_us"] - start_us) / 1e6, 3) if stall["at_us"] else 0.0,
@@ -177,6 +209,10 @@ def tell(recovery: Recovery, faults: Sequence[Fault], span: Span, start_us: int)
             for wait in recovery.worst
         ],
     }
+
+
+def _by_role(takeovers: Sequence[Takeover]) -> dict[str, dict[str, float]]:
+    return {role: _percentiles([taken.length for taken in takeovers if taken.role == role]) for role in ROLES}
 
 
 def tell_faults(recovery: Recovery, faults: Sequence[Fault]) -> list[dict[str, Any]]:

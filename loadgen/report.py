@@ -188,11 +188,15 @@ def _recovery_rows(report: Report) -> list[tuple[str, str]]:
     """What is known of the recovery, as (what, how long) in words."""
     told = report.recovery()
     rows = []
+    again = "the same, where neither its successor nor the controller was hit as well"
     for what, times in (
         ("SIGKILL of a consumer to the first redelivery of its keys", told["redelivery_ms"]),
+        ("the same, while all owners worked", told["redelivery_alone_ms"]),
         ("the same, of each key that waited there", told["redelivered_keys_ms"]),
         ("SIGKILL of a dispatcher to the next delivery", told["next_delivery_ms"]["dispatchers"]),
+        (again, told["next_delivery_alone_ms"]["dispatchers"]),
         ("SIGKILL of a partition's owner to the next delivery", told["next_delivery_ms"]["topics"]),
+        (again, told["next_delivery_alone_ms"]["topics"]),
         ("a key that changed hands waited, beyond its own messages", told["unexplained_hold_ms"]),
     ):
         if times["count"]:

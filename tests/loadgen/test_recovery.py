@@ -124,6 +124,46 @@ def test_next_delivery_is_by_a_newer_owner_and_not_what_was_on_its_way() -> None
     assert (told["dispatchers"]["max"], told["topics"]["count"]) == (600.0, 0)
 
 
+def alone(*others: dict[str, Any]) -> tuple[float, float]:
+    """How many takeovers and redeliveries count as undisturbed: of partition 0 at 100 to 700, and of c1 from 100."""
+    run = killed()
+    run.message("c2", 9, 0, 50, epoch=3, partition=0)
+    run.message("c2", 9, 1, 700, epoch=5, partition=0)
+    faults = [fault("kill-dispatcher", 100, dispatchers=[0]), *others]
+    told = tell(run.recover(faults), faults, SPAN, START)
+    return told["next_delivery_alone_ms"]["dispatchers"]["count"], told["redelivery_alone_ms"]["count"]
+
+
+@pytest.mark.parametrize(
+    ("other", "counts"),
+    [
+        (fault("kill-bookie", 300), 1),
+        (fault("kill-topic", 300, topics=[1]), 1),
+        (fault("kill-topic", 300, topics=[0]), 0),
+        (fault("freeze-topic", 800, lasts_s=9, topics=[0]), 1),
+        (fault("freeze-topic", 20, lasts_s=0.05, topics=[0]), 1),
+        (fault("freeze-topic", 20, lasts_s=0.2, topics=[0]), 0),
+        (fault("freeze-controller", 20, lasts_s=0.2), 0),
+        (fault("kill-controller", 300), 0),
+    ],
+)
+def test_takeover_is_alone_if_nothing_that_it_needs_is_broken_meanwhile(other: dict[str, Any], counts: int) -> None:
+    assert alone(other) == (counts, 0)
+
+
+def test_redelivery_is_alone_if_all_owners_work() -> None:
+    run = killed()
+    death = fault("kill-consumer", 100, incarnation="c1")
+    for others, count in (
+        ([], 1),
+        ([fault("kill-controller", 200)], 1),
+        ([fault("freeze-topic", 200, lasts_s=1, topics=[1])], 0),
+        ([fault("freeze-topic", 400, lasts_s=1, topics=[1])], 1),
+    ):
+        faults = [death, *others]
+        assert tell(run.recover(faults), faults, SPAN, START)["redelivery_alone_ms"]["count"] == count
+
+
 def test_next_delivery_of_a_partitions_new_owner_comes_from_a_new_ledger() -> None:
     run = Run()
     run.message("c1", 1, 0, 10, ledger=4)
