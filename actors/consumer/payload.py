@@ -7,8 +7,8 @@ delivered (S18): the payload is fetched again from the topic.
 Messages that fall due come a few at a time from many runs, so the runs that the topic was asked for stay decoded; and
 small pieces that arrive together are joined, so that a user gets columns and not crumbs.
 
-Nothing that is kept, here or by the user, lies in the memory that the processes of a machine share: that is a way, and
-its room is small. Consumers that kept there what they had not acknowledged yet left no room for what others waited
+Nothing that is kept, here or by the user, lies in the memory that the processes of a machine share: that is for what is
+on its way, and small. Consumers that kept there what they had not acknowledged yet left no room for what others waited
 for, a recovering topic among them.
 """
 
@@ -127,16 +127,17 @@ class Payloads:
         known = self._decoded.find(part.ledger, entry)
         if known is not None:
             return known
-        run = None
+        damaged = False
         if part.count and part.blob is not None:
             payload = await self._sent_along(part.ledger, part.blob)
             if payload is not None:
                 if len(part.rows) == part.count:  # of a piece, the rows that are taken out are a copy anyway
                     payload = owned(payload)
                 run = _decode(part.ledger, part.first_entry, part.count, part.delayed, part.shape, part.crc, payload)
-        if run is None:
-            return await self._from_topic(part.ledger, entry, again=part.blob is not None)
-        return run
+                if run is not None:
+                    return run
+                damaged = True
+        return await self._from_topic(part.ledger, entry, again=damaged)
 
     async def _sent_along(self, ledger: int, blob: Blob) -> memoryview | None:
         """The payload that came with a part, None if its handle is gone.

@@ -27,6 +27,7 @@ class Machine:
         self.shared: list[bytearray] = []
         self.asked = self.fetched = 0
         self.time = 0
+        self.again = False
         self.net = self.clock = self
 
     def share(self) -> Blob:
@@ -45,6 +46,7 @@ class Machine:
 
     async def call(self, to: str, request: ReadPayload, timeout: int) -> PayloadRead:
         self.asked += 1
+        self.again = request.again
         return PayloadRead(count=3, delayed=False, shape=RUN.shape, crc=RUN.crc, first_entry=0, payload=self.share())
 
     def reuse(self) -> None:
@@ -114,6 +116,7 @@ def test_what_a_dead_process_shared_is_not_asked_for_one_by_one() -> None:
         return [*seen, await take(3, gone)]
 
     assert asyncio.run(scenario()) == [1, 1, 1, 1, 2, 3]
+    assert not machine.again  # the new owner has a copy of its own, which all may use
 
 
 def test_damage_is_never_handed_on() -> None:
@@ -124,4 +127,4 @@ def test_damage_is_never_handed_on() -> None:
     machine.shared[0][-1] ^= 1
     (got,) = asyncio.run(payloads.resolve(part_of([0, 1, 2], damaged), 1, 1))
     assert got.rows.column("payload").to_pylist() == [b"1", b"22", b"333"]
-    assert machine.asked == 1
+    assert (machine.asked, machine.again) == (1, True)
