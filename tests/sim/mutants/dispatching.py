@@ -134,7 +134,7 @@ DISPATCHING: list[Mutant] = [
         old="            under_readers=True,\n",
         new="",
         world=BROKER,
-        seed=12955,
+        test="tests/actors/delayed/test_shared.py::test_what_falls_due_between_two_owners_is_given_to_who_has_read_past_it",
     ),
     Mutant(
         name="acknowledgements ahead of the reader are dropped",
