@@ -38,6 +38,7 @@ from actors.messages import (
     Detach,
     FenceLedger,
     FenceState,
+    HeadsRead,
     Located,
     LocateTopic,
     NegativeAcknowledge,
@@ -45,6 +46,7 @@ from actors.messages import (
     Poll,
     Publish,
     Published,
+    ReadHeads,
     ReadRun,
     RunRead,
     SubscriptionSettings,
@@ -289,6 +291,8 @@ class Stage:
             return ", ".join(got) or "nothing"
         if isinstance(reply, FenceState):
             return f"fenced, it knows {reply.last_confirmed} confirmed"
+        if isinstance(reply, HeadsRead):
+            return "the heads" if all(reply.heads) else "some are missing"
         if isinstance(reply, RunRead):
             return "no such run" if reply.head is None else "the run"
         return "done"
@@ -322,12 +326,17 @@ def _read(request: ReadRun) -> str:
     return f"read run {request.run} of ledger {request.ledger}{fencing}"
 
 
+def _heads(request: ReadHeads) -> str:
+    return f"read the heads of runs {' '.join(map(str, request.runs.tolist()))} of ledger {request.ledger}"
+
+
 def _list(positions: np.ndarray) -> str:
     return " ".join(show(int(at)) for at in positions)
 
 
 _ASKED: dict[type[Request[Any]], Callable[[Any], str]] = {
     AddRun: _add,
+    ReadHeads: _heads,
     ReadRun: _read,
     FenceLedger: lambda request: f"fence ledger {request.ledger} with epoch {request.epoch}",
     Publish: lambda request: f"publish {request.count} from sequence {request.first_sequence}",
