@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from loadgen.generate import Workload
-from loadgen.kinds import check_kinds
+from loadgen.kinds import S3_DOWN, check_kinds
 from storage.errors import Invalid
 
 POLICIES = ("draining_hashes", "last_sent_position", "read_position")
@@ -134,6 +134,8 @@ class FloodOptions:
             raise Invalid("faults come at most ten times a second")
         if self.faults is not None and self.faults != [EVERYTHING]:
             check_kinds(self.faults)
+            if S3_DOWN in self.faults and self.s3_endpoint_url is None:
+                raise Invalid(f"{S3_DOWN} needs s3_endpoint_url, and metadata or objects at s3://, configured")
         if self.scenario not in SCENARIOS:
             raise Invalid(f"--scenario is {ROLLING}, not {self.scenario!r}")
         if self.scenario and self.rounds < 1:

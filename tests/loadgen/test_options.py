@@ -38,6 +38,7 @@ def test_loose_values_are_made_right() -> None:
         ({"key_column": "x"}, "belong to --input"),
         ({"minutes": 0.0}, "--minutes"),
         ({"faults": ["x"], "fault_every_ms": 5}, "ten times a second"),
+        ({"faults": ["kill-topic", "s3-down"]}, "s3-down needs s3_endpoint_url"),
         ({"messages": 0}, "messages"),
         ({"size": 3}, "bytes"),
         ({"objects": "s3://bucket", "address": "h:1"}, "--objects is for the cluster that is started"),
