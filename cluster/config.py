@@ -128,7 +128,7 @@ class Configuration(BaseSettings):
         LOST_AFTER_MS, ge=1000, description="how long a bookie may be away before its copies are made again elsewhere"
     )
     brokers: int = Field(2, ge=1, le=1000, description="processes that run topics and dispatchers")
-    standby: bool = Field(True, description="keep one more broker process ready, for a faster failover")
+    standby: bool = Field(True, description="keep broker processes ready, for a faster failover")
     cpus: int | None = Field(None, ge=1, description="processors that Ray may use; none means all")
     object_store_bytes: Annotated[int, BeforeValidator(_unit)] = Field(
         1 << 30, ge=80 << 20, description="shared memory for payloads on each node"

@@ -93,13 +93,13 @@ class RayPlaces:
         if (known := await self._found_late(slot, key_of(kind, settings))) is not None:
             return known
         if kind != "bookie":
-            return await self._start_in(await self._host(slot, None), slot, kind, name, settings)
+            return await self._start_in(await self._host(slot, None), kind, name, settings)
         tried: list[str] = []
         while True:
             machine = await self._machine(slot, tried)
             host = await self._host(slot, machine)
             try:
-                return await self._start_in(host, slot, kind, name, settings, alone=True)
+                return await self._start_in(host, kind, name, settings, alone=True)
             except Corrupt:
                 tried.append(machine)
                 if not await self._others(tried):
@@ -178,7 +178,7 @@ class RayPlaces:
         return f"{BROKER}{home % self._brokers}"
 
     async def _start_in(
-        self, host: HostProcess, slot: str, kind: str, name: str, settings: dict[str, Any], *, alone: bool = False
+        self, host: HostProcess, kind: str, name: str, settings: dict[str, Any], *, alone: bool = False
     ) -> Address:
         """alone: an actor that cannot start leaves nothing behind in its process, such as the lock of its disk."""
         try:
@@ -330,6 +330,8 @@ class RayPlaces:
     def _forget(self, host: HostProcess) -> None:
         """End a process that does not answer, or is of no use."""
         slots = [slot for slot, known in self._hosts.items() if known is host]
+        if not slots:
+            return  # each of its actors was asked to stop, and the first that failed has ended it
         log("process_ended", slots=slots, host=host.name)
         self._lost_at = asyncio.get_running_loop().time()
         for slot in slots:
