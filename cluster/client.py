@@ -79,7 +79,7 @@ class Client:
 
     def create_topic(self, topic: str, partitions: int = 1, **settings: Any) -> None:
         """Create a topic; fine if it exists with the same settings. Settings: actors.messages.TopicSettings."""
-        check_name("topic", topic)
+        topic = check_name("topic", topic)
         wanted = _convert({"partitions": partitions, **settings}, TopicSettings)
         self._ask(CONTROLLER, CreateTopic(topic=topic, settings=wanted))
 
@@ -89,18 +89,20 @@ class Client:
 
     def subscriptions(self, topic: str) -> list[str]:
         """Names of a topic's subscriptions."""
-        return list(self._manage("subscriptions", topic=topic))
+        return list(self._manage("subscriptions", topic=check_name("topic", topic)))
 
     def delete_topic(self, topic: str, force: bool = False) -> None:
         """Delete a topic and its messages; refused while it has subscriptions unless force."""
-        self._manage("delete_topic", topic=topic, force=force)
+        self._manage("delete_topic", topic=check_name("topic", topic), force=force)
 
     def delete_subscription(self, topic: str, subscription: str, force: bool = False) -> None:
         """Delete a subscription and what it remembers; refused while consumers are connected unless force."""
+        topic = check_name("topic", topic)
         self._manage("delete_subscription", topic=topic, subscription=subscription, force=force)
 
     def get_topic_partitions(self, topic: str) -> list[str]:
         """The names of a topic's partitions."""
+        topic = check_name("topic", topic)
         settings = self._loop.run(self._settings(topic))
         return [f"{topic}-partition-{partition}" for partition in range(settings.partitions)]
 
@@ -118,6 +120,7 @@ class Client:
         name fences this one. initial_sequence_id: number the rows from there, so that an identical repetition after a
         failure stores nothing twice; None goes on behind what is stored. compression: None, lz4 or zstd.
         """
+        topic = check_name("topic", topic)
         name = producer_name or f"producer-{secrets.token_hex(8)}"
         check_name("producer", name)
         return self._loop.run(self._create_producer(topic, name, initial_sequence_id, compression), 120)
@@ -163,6 +166,7 @@ class Client:
         receiver_queue_size: messages that may wait here, over all partitions. key_shared_ranges: this consumer's
         hash ranges when selector is "sticky". Settings: actors.messages.SubscriptionSettings, Key_Shared by default.
         """
+        topic = check_name("topic", topic)
         check_name("subscription", subscription_name)
         if receiver_queue_size < 1:
             raise Invalid(f"receiver_queue_size is at least 1, not {receiver_queue_size}")
@@ -225,6 +229,7 @@ class Client:
         """The messages of a range in order, delayed ones included, whatever subscriptions did with them; without
         acknowledgements. Raises NotFound if they were trimmed meanwhile.
         """
+        topic = check_name("topic", topic)
         return read_range(self._loop, Payloads(self._ports, self._directory, topic, wanted.partition), wanted)
 
     # -- questions ------------------------------------------------------------------------------------------------
@@ -270,6 +275,8 @@ class Client:
         return dict(self._manage("status"))
 
     def _addresses(self, topic: str, subscription: str | None) -> list[str]:
+        topic = check_name("topic", topic)
+
         async def locate() -> list[str]:
             partitions = (await self._settings(topic)).partitions
             if subscription is None:

@@ -90,6 +90,23 @@ def test_single_messages_as_in_pulsar(client: Client) -> None:
     consumer.close()
 
 
+def test_a_topic_goes_by_pulsars_full_name_as_well(client: Client) -> None:
+    full = "persistent://public/default/by-full-name"
+    client.create_topic(full, partitions=2)
+    consumer = client.subscribe(full, "s", initial_position="earliest")
+    with client.create_producer(full) as producer:
+        producer.send(b"1", partition_key="k")
+    assert consumer.receive(timeout_millis=10_000).data() == b"1"
+    assert client.subscriptions(full) == client.subscriptions("by-full-name") == ["s"]
+    assert client.get_topic_partitions(full) == ["by-full-name-partition-0", "by-full-name-partition-1"]
+    assert len(client.stats(full, "s")) == len(client.stats("by-full-name")) == 2
+    assert sum(len(list(client.read(full, part))) for part in client.stored(full)) == 1
+    consumer.close()
+    client.delete_subscription(full, "s")
+    client.delete_topic(full)
+    assert "by-full-name" not in [row["topic"] for row in client.topics()]
+
+
 def test_each_key_arrives_in_order_at_two_consumers(client: Client) -> None:
     """Columns in, columns out; every key complete and rising; nothing is left over."""
     client.create_topic("ordered", partitions=3)
