@@ -28,6 +28,7 @@ from actors.messages import (
     Text,
     TopicSettings,
 )
+from actors.messages.settings import dead_letter_topic
 from actors.ports import Ports, Unknown
 from actors.producer.producer import PartitionProducer
 from actors.wire import Request
@@ -172,6 +173,7 @@ class Client:
             raise Invalid(f"receiver_queue_size is at least 1, not {receiver_queue_size}")
         name = consumer_name or f"consumer-{secrets.token_hex(4)}"
         wanted = _convert(settings, SubscriptionSettings)
+        _check_dead_letters(wanted, topic, subscription_name)
         consumer = Consumer(
             self._loop,
             topic,
@@ -344,6 +346,15 @@ class Client:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _check_dead_letters(wanted: SubscriptionSettings, topic: str, subscription: str) -> None:
+    """Give the dead letter topic its short name. Raises Invalid where nothing could ever be written to it."""
+    if wanted.max_redeliver_count:
+        target = check_name("topic", dead_letter_topic(topic, subscription, wanted))
+        if target == topic:
+            raise Invalid(f"dead_letter_topic is {topic} itself: what nobody can handle would come back for ever")
+        wanted.dead_letter_topic = target if wanted.dead_letter_topic else ""
 
 
 def _convert(values: dict[str, Any], kind: Any) -> Any:

@@ -1,84 +1,153 @@
 """Dead letters: messages that were given back too often go to another topic and are then done here.
 
-The order is publish first, acknowledge second: a crash in between publishes again, it never loses. Positions that the
-core handed out as dead are sent to nobody until they are acknowledged, so their keys wait for the move and no longer.
-The topic is `<topic>-<subscription>-DLQ` unless the subscription names another (as in Pulsar).
+The order is publish first, acknowledge second: a crash in between publishes again, it never loses. What is dead is sent
+to nobody until it is acknowledged, so its keys wait for the move and no longer. One move is under way at a time: the
+next begins when its predecessor has its sequence numbers.
+The topic is `<topic>-<subscription>-DLQ` unless the subscription names another, and each message says where it comes
+from, by the properties REAL_TOPIC and ORIGIN_MESSAGE_ID (as in Pulsar). It is made as durable as the topic is here.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
+from actors.backoff import Backoff
+from actors.consumer.held import Received
 from actors.consumer.payload import Payloads
-from actors.directory import Directory
-from actors.dispatcher.runs import RunTable
-from actors.messages import TopicSettings
-from actors.ports import Ports
-from actors.producer.producer import Outgoing, PartitionProducer
-from storage.batch import make_batch
+from actors.messages import Part, TopicSettings
+from actors.messages.settings import dead_letter_topic
+from actors.producer.producer import RUN_BYTES, Outgoing, PartitionProducer, split
+from storage.batch import Batch, make_batch
 from storage.errors import Conflict, SluiceError
-from storage.position import Positions
+from storage.position import ENTRY_BITS, MAX_ENTRY
 
-RETRY_MS = 500
+if TYPE_CHECKING:
+    from actors.dispatcher.dispatcher import Dispatcher
+    from actors.key_shared.dispatch import Dispatch
+
+RETRY_FIRST, RETRY_MOST = 100, 5_000
+AT_ONCE = 1_000
+"""Messages that one move takes at the most."""
+ORIGIN = ("REAL_TOPIC", "ORIGIN_MESSAGE_ID")
+"""Properties that say where a dead letter comes from; Pulsar's names."""
 
 
 class DeadLetters:
-    """Moves dead messages of one subscription on one partition."""
+    """Moves the dead messages of one subscription on one partition. moved: how many it has moved."""
 
-    def __init__(
-        self,
-        ports: Ports,
-        directory: Directory,
-        topic: str,
-        partition: int,
-        subscription: str,
-        target: str,
-        moved: Callable[[Positions], None],
-    ) -> None:
-        self._ports, self._directory = ports, directory
-        self._target = target or f"{topic}-{subscription}-DLQ"
-        self._name = f"dlq-{topic}-{partition}-{subscription}"
-        self._payloads = Payloads(ports, directory, topic, partition)
-        self._moved = moved
-        self._producer: PartitionProducer | None = None
-        self.count = 0
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._d = dispatcher
+        self._payloads = Payloads(dispatcher.ports, dispatcher.directory, dispatcher.topic, dispatcher.partition)
+        self._producers: dict[tuple[str, int], PartitionProducer] = {}
+        self._working = False
+        self.moved = 0
 
-    def take(self, positions: Positions, runs: RunTable) -> None:
-        """Move these; `moved` is called with them when they are stored in the other topic."""
-        self._ports.spawn(self._move(positions, runs), "dead-letters")
+    def wake(self) -> None:
+        """Something died: move it, unless that is being done."""
+        if not self._working:
+            self._working = True
+            self._d.ports.spawn(self._work(), "dead-letters")
 
-    async def _move(self, positions: Positions, runs: RunTable) -> None:
-        parts = runs.parts(positions, np.empty(0, np.uint8), 0)
-        for part in parts:
-            for received in await self._payloads.resolve(part, 0, 0):
-                batch = make_batch(received.rows, now=self._ports.clock.now(), producer=self._name)
-                producer = await self._open()
-                outcome: asyncio.Future[SluiceError | None] = asyncio.get_running_loop().create_future()
-                producer.send(Outgoing(batch, producer.last_sequence + 1, np.arange(len(batch)), _settle(outcome)))
-                error = await outcome
-                if error is not None:
-                    raise error
-                self.count += len(batch)
-                self._moved(received.positions)
-
-    async def _open(self) -> PartitionProducer:
-        while self._producer is None:
+    async def _work(self) -> None:
+        d, wait = self._d, Backoff(self._d.ports, RETRY_FIRST, RETRY_MOST)
+        while len(dead := d.core.dead_letters()[:AT_ONCE]):
+            core = d.core
             try:
-                await self._directory.create(self._target, TopicSettings())
-            except Conflict:
-                pass  # it exists with settings of its own: those count
+                for part in d.runs.parts(dead, np.empty(0, np.uint8), 0):
+                    await self._move(part, core)
+                wait.reset()
             except SluiceError as error:
-                self._ports.log("dead_letters_wait", error=str(error))
-                await self._ports.clock.sleep(RETRY_MS)
-                continue
-            producer = PartitionProducer(self._ports, self._directory, self._target, 0, self._name, self._ports.me)
+                d.ports.log("dead_letters_wait", messages=len(dead), error=str(error))
+                self._close()
+                await wait.pause()
+        self._working = False
+
+    async def _move(self, part: Part, core: Dispatch) -> None:
+        """Publish a part's messages, then acknowledge them; what was trimmed is nowhere any more, and done as well.
+
+        Not in another core than that in which they died: whoever sought back wants them again.
+        """
+        d = self._d
+        for received in await self._payloads.resolve(part, 0, 0):
+            if d.core is not core:
+                return
+            name = f"dlq-{d.topic}-{d.partition}-{d.subscription}"
+            rows = _with_origin(received, d.topic)
+            batch = make_batch(rows, now=d.ports.clock.now(), producer=name, first_sequence=self.moved)
+            step = max(len(batch) * RUN_BYTES // max(rows.nbytes, RUN_BYTES), 1)
+            for start in range(0, len(batch), step):
+                await self._publish(name, batch.slice(start, start + step))
+            self.moved += len(batch)
+            if d.core is core:
+                d.done_elsewhere(received.positions)
+        if d.core is core:
+            d.done_elsewhere((part.ledger << ENTRY_BITS) + part.first_entry + part.rows.astype(np.int64))
+
+    async def _publish(self, name: str, batch: Batch) -> None:
+        """Store a batch in the dead letter topic, each message in the partition of its key. Raises SluiceError."""
+        d = self._d
+        topic = dead_letter_topic(d.topic, d.subscription, d.settings)
+        if not any(opened == topic for opened, _ in self._producers):
+            await self._create(topic)
+        for partition, share, places in split(batch, (await d.directory.settings(topic)).partitions):
+            producer = await self._open(topic, partition, name)
+            outcome: asyncio.Future[SluiceError | None] = asyncio.get_running_loop().create_future()
+            producer.send(Outgoing(share, producer.last_sequence + 1, places, _settle(outcome)))
+            error = await outcome
+            if error is not None:
+                raise error
+
+    async def _create(self, topic: str) -> None:
+        own = await self._d.directory.settings(self._d.topic)
+        wanted = TopicSettings(ensemble=own.ensemble, write_quorum=own.write_quorum, ack_quorum=own.ack_quorum)
+        with contextlib.suppress(Conflict):  # it exists with settings of its own: those count
+            await self._d.directory.create(topic, wanted)
+
+    async def _open(self, topic: str, partition: int, name: str) -> PartitionProducer:
+        producer = self._producers.get((topic, partition))
+        if producer is None:
+            d = self._d
+            producer = PartitionProducer(d.ports, d.directory, topic, partition, name, d.ports.me)
             await producer.open()
-            self._producer = producer
-        return self._producer
+            self._producers[topic, partition] = producer
+        return producer
+
+    def _close(self) -> None:
+        """After an error: find out anew where the topic is, and which sequence comes next."""
+        for producer in self._producers.values():
+            producer.close()
+        self._producers.clear()
+
+
+def _with_origin(received: Received, topic: str) -> pa.RecordBatch:
+    """The rows with two more properties each, the topic and the message id in it; who has them already keeps them."""
+    rows = received.rows
+    kind = pa.map_(pa.string(), pa.string())
+    known = rows.column("properties") if "properties" in rows.schema.names else pa.nulls(rows.num_rows, kind)
+    pairs = known.cast(pa.list_(pa.struct([kind.key_field, kind.item_field])))
+    names, values = pc.list_flatten(pairs).flatten()
+    homes = pc.list_parent_indices(pairs).to_numpy()
+    tagged = homes[pc.equal(names, ORIGIN[0]).to_numpy(zero_copy_only=False)]
+    new = np.setdiff1d(np.arange(rows.num_rows), tagged)
+    at = received.positions[new]
+    place = [pa.array(numbers).cast(pa.string()) for numbers in (at >> ENTRY_BITS, at & MAX_ENTRY)]
+    ids = pc.binary_join_element_wise(*place, str(received.partition), ":")
+    names = pa.concat_arrays([names, *(pa.repeat(name, len(new)) for name in ORIGIN)])
+    values = pa.concat_arrays([values, pa.repeat(topic, len(new)), ids])
+    homes = np.concatenate([homes, new, new])
+    order = pa.array(np.argsort(homes, kind="stable"))
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(homes, minlength=rows.num_rows))]).astype(np.int32)
+    properties = pa.MapArray.from_arrays(offsets, names.take(order), values.take(order))
+    others = rows.drop_columns(["properties"]) if "properties" in rows.schema.names else rows
+    return others.append_column("properties", properties)
 
 
 def _settle(

@@ -159,15 +159,7 @@ class Dispatcher(Actor):
         trust = leases.trusted_ms(self.settings.lease_ms)
         self.keeper = Keeper(self.ports, self._record, self._snapshot, self.sessions.all, self.fenced, trust)
         self.administration = Administration(self)
-        self.dead_letters = DeadLetters(
-            self.ports,
-            self.directory,
-            self.topic,
-            self.partition,
-            self.subscription,
-            self.settings.dead_letter_topic,
-            self._moved_to_dead_letters,
-        )
+        self.dead_letters = DeadLetters(self)
 
     @property
     def epoch(self) -> int:
@@ -380,8 +372,8 @@ class Dispatcher(Actor):
         self.pump.wake()
         return Done()
 
-    def _moved_to_dead_letters(self, positions: Positions) -> None:
-        """They are stored elsewhere: done here."""
+    def done_elsewhere(self, positions: Positions) -> None:
+        """Messages that nobody acknowledges, but that are done: the dead letter topic has them."""
         self.core.acknowledge(positions)
         self.cursor.acknowledge(positions)
         self.mark_delete_moved()

@@ -110,10 +110,8 @@ class Pump:
             session.last_consumed = now
             session.ready.set()
             self.next_dispatch = assignment.dispatch + len(assignment.positions)
-        if d.settings.max_redeliver_count:
-            dead = d.core.take_dead_letters()
-            if len(dead):
-                d.dead_letters.take(dead, d.runs)
+        if d.core.has_dead_letters():
+            d.dead_letters.wake()
         for session in d.sessions.all():
             events = d.core.take_events(session.number)
             if events:

@@ -90,7 +90,6 @@ class Core:
         self.now = 0
         self.drained_total = 0
         self.claiming = False
-        self.dead: list[Positions] = []
 
     def reduce(self, masked: Hashes) -> Reduced:
         """Masked hashes as this subscription's selector sees them."""
@@ -220,7 +219,6 @@ class Core:
         if len(rows) == 0:
             return
         self.move_waiting(rows, int(window.state[rows[0]]), DEAD)
-        self.dead.append(window.position[rows].copy())
         self.settle_limits()
 
     # -- claims -----------------------------------------------------------------------------------------------------

@@ -303,18 +303,17 @@ class Dispatch:
         window.trim()
         return total
 
-    def take_dead_letters(self) -> Positions:
-        """Positions that were redelivered more than max_redeliver_count times, each reported once, ascending.
+    def has_dead_letters(self) -> bool:
+        """Some message was redelivered more than max_redeliver_count times."""
+        return self._core.window.count[DEAD] > 0
 
-        They stay in the window, and are sent to nobody, until they are acknowledged.
+    def dead_letters(self) -> Positions:
+        """Positions that were redelivered more than max_redeliver_count times, ascending.
+
+        They stay here, and are sent to nobody, until they are acknowledged.
         """
-        core = self._core
-        if not core.dead:
-            return NO_POSITIONS
-        rows = core.window.find(np.concatenate(core.dead))
-        core.dead.clear()
-        dead: Positions = core.window.position[rows[core.window.state[rows] == DEAD]]
-        return dead
+        window = self._core.window
+        return window.position[window.rows_in(DEAD)]
 
     def remove(self, positions: Positions | None = None, up_to: int | None = None) -> None:
         """Skip, expire or clear: these positions, or all up to `up_to` inclusive, or everything.

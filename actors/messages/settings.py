@@ -75,3 +75,8 @@ def check_subscription(settings: SubscriptionSettings) -> None:
         raise Invalid(f"lease_ms = {settings.lease_ms}: it is at least {SHORTEST_LEASE_MS}")
     if settings.replica_points < 1:
         raise Invalid(f"replica_points = {settings.replica_points}: a consumer has at least 1 point")
+
+
+def dead_letter_topic(topic: str, subscription: str, settings: SubscriptionSettings) -> str:
+    """Where messages go that were given back more than max_redeliver_count times; named as in Pulsar."""
+    return settings.dead_letter_topic or f"{topic}-{subscription}-DLQ"

@@ -159,17 +159,40 @@ def test_a_negative_acknowledgement_brings_it_again(client: Client) -> None:
 
 
 def test_too_often_given_back_goes_to_the_dead_letter_topic(client: Client) -> None:
-    """After max_redeliver_count redeliveries it is done here and stored there."""
-    client.create_topic("poison")
+    """After max_redeliver_count redeliveries it is done here and stored there, once, whenever it died."""
+    client.create_topic("poison", partitions=2)
     consumer = client.subscribe("poison", "s", initial_position="earliest", max_redeliver_count=2)
-    client.create_producer("poison").send(b"bad", partition_key="k")
-    for _ in range(3):
-        consumer.negative_acknowledge(consumer.receive(timeout_millis=5_000), delay_ms=0)
-    eventually(lambda: backlog(client, "poison", "s") == 0, "the dead letter stays in the backlog")
+    names = [f"bad-{number}" for number in range(30)]
+    with client.create_producer("poison") as producer:
+        for name in names:
+            producer.send(name.encode(), partition_key=name, properties={"kind": "poison"})
+    given = {}
+    for _ in range(3 * len(names)):
+        message = consumer.receive(timeout_millis=5_000)
+        given[message.data()] = str(message.message_id())
+        consumer.negative_acknowledge(message, delay_ms=0)
+    eventually(lambda: backlog(client, "poison", "s") == 0, "the dead letters stay in the backlog")
     dead = client.subscribe("poison-s-DLQ", "look", initial_position="earliest")
-    assert dead.receive(timeout_millis=10_000).data() == b"bad"
+    buried = [dead.receive(timeout_millis=10_000) for _ in names]
+    assert sorted(message.data() for message in buried) == sorted(given)
+    for message in buried:
+        origin = {"REAL_TOPIC": "poison", "ORIGIN_MESSAGE_ID": given[message.data()]}
+        assert message.properties() == {"kind": "poison", **origin}
     dead.close()
     consumer.close()
+
+
+def test_a_dead_letter_topic_that_could_not_be_used_is_refused(client: Client) -> None:
+    client.create_topic("refusing")
+    for name, topic, why in (
+        ("s", "refusing", "refusing itself"),
+        ("s", "persistent://public/default/refusing", "refusing itself"),
+        ("s", "../x", "not allowed"),
+        ("s" * 128, "", "at most 128"),
+    ):
+        with pytest.raises(cluster.Invalid, match=why):
+            client.subscribe("refusing", name, max_redeliver_count=1, dead_letter_topic=topic)
+    assert client.subscriptions("refusing") == []
 
 
 def test_an_identical_repetition_stores_nothing_twice(client: Client) -> None:

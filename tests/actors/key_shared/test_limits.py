@@ -206,10 +206,11 @@ def test_redelivery_counts_and_dead_letters() -> None:
         assert part.redeliveries.tolist() == [round_]
     flow.nack("c1", "1:0")
     assert flow.route() == {}
-    assert flow.dispatch.take_dead_letters().tolist() == at("1:0").tolist()
-    assert flow.dispatch.take_dead_letters().tolist() == []
+    assert flow.dispatch.has_dead_letters()
+    assert flow.dispatch.dead_letters().tolist() == at("1:0").tolist()
     assert flow.dispatch.stats(0)["msgDeadLetter"] == 1
     assert flow.ack("1:0", "1:1") == ["1:0", "1:1"]
+    assert not flow.dispatch.has_dead_letters()
     assert flow.dispatch.idle()
 
 

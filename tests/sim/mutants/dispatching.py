@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.sim.mutants import Mutant
 
-BROKER, OWNERS = "broker", "owners"
+BROKER, OWNERS, DEAD_LETTERS = "broker", "owners", "dead_letters"
 
 DISPATCHING: list[Mutant] = [
     Mutant(
@@ -232,5 +232,30 @@ DISPATCHING: list[Mutant] = [
         new="",
         world=BROKER,
         seed=6,
+    ),
+    Mutant(
+        name="a dead letter is done before it is stored",
+        module="actors.dispatcher.dead_letters",
+        old="                await self._publish(name, batch.slice(start, start + step))\n",
+        new="                d.done_elsewhere(received.positions)\n"
+        "                await self._publish(name, batch.slice(start, start + step))\n",
+        world=DEAD_LETTERS,
+        seed=23,
+    ),
+    Mutant(
+        name="two moves of dead letters at once",
+        module="actors.dispatcher.dead_letters",
+        old="        if not self._working:\n",
+        new="        if True:\n",
+        world=DEAD_LETTERS,
+        seed=14,
+    ),
+    Mutant(
+        name="a message dies one redelivery too early",
+        module="actors.key_shared.core",
+        old="window.redelivery[rows] > most",
+        new="window.redelivery[rows] >= most",
+        world=DEAD_LETTERS,
+        seed=0,
     ),
 ]

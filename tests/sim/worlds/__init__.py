@@ -5,9 +5,10 @@ from __future__ import annotations
 from tests.sim.runner import Scenario
 from tests.sim.worlds.bookie import BookieWorld
 from tests.sim.worlds.broker import BrokerWorld
+from tests.sim.worlds.dead_letters import DeadLettersWorld
 from tests.sim.worlds.ledger import LedgerWorld
 from tests.sim.worlds.owners import OwnersWorld
 
 WORLDS: dict[str, Scenario] = {
-    world.name: world for world in (BookieWorld(), LedgerWorld(), BrokerWorld(), OwnersWorld())
+    world.name: world for world in (BookieWorld(), LedgerWorld(), BrokerWorld(), DeadLettersWorld(), OwnersWorld())
 }

@@ -147,7 +147,7 @@ class Course:
     async def run(self) -> None:
         """Trouble, healing, rest, judgement."""
         world = self.world
-        watch(world, self.past, self.consumers)
+        watch(world, self.past, TOPIC, self.consumers)
         await self._build()
         for number in range(self.size.producers):
             self.producers.append(SimProducer(world, self.past, self.size.traffic, number))

@@ -347,17 +347,19 @@ class SimConsumer:
         return max(0, self.ports.clock.monotonic() - part._renewed - part._lease)
 
 
-def watch(world: World, past: History, consumers: list[SimConsumer]) -> None:
-    """Write down what the dispatchers and the world know of consumers' ends."""
+def watch(world: World, past: History, topic: str, consumers: list[SimConsumer]) -> None:
+    """Write down what the topic's dispatchers and the world know of consumers' ends."""
 
     def hear(process: Process, event: str, fields: dict[str, object]) -> None:
         if event == "ended" and process.name.startswith("consumer-"):
             past.event(process.name, history.DEATH)
         elif event == "session_ended":
             assert process.placed is not None
-            partition = int(process.placed[1]["partition"])
-            past.event(SOMEBODY, history.EXPIRED, session=int(str(fields["session"])), partition=partition)
-        elif event == "session_lost":
+            place = process.placed[1]
+            if place["topic"] == topic:
+                session = int(str(fields["session"]))
+                past.event(SOMEBODY, history.EXPIRED, session=session, partition=int(place["partition"]))
+        elif event == "session_lost" and process.name.startswith("consumer-"):
             consumer = next(known for known in consumers if known.name == process.name)
             partition = int(str(fields["partition"]))
             past.event(process.name, history.EXPIRED, partition=partition, ago=consumer.overdue(partition))

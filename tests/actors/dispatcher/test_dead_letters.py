@@ -1,0 +1,45 @@
+"""What is added to a dead letter; that none is lost on its way is the simulator's business (world dead_letters)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+
+from actors.consumer.held import Received
+from actors.dispatcher.dead_letters import _with_origin
+from storage.batch import make_batch
+from storage.position import position
+
+KIND = pa.map_(pa.string(), pa.string())
+
+
+def _received(properties: pa.Array | None) -> Received:
+    columns = {"key": pa.array(["a", "b", "c"]), "payload": pa.array(["1", "2", "3"])}
+    if properties is not None:
+        columns["properties"] = properties
+    rows = make_batch(pa.table(columns), now=5, producer="p").rows
+    at = np.array([position(3, 7), position(3, 8), position(4, 0)])
+    zeros = np.zeros(3, np.int64)
+    return Received(rows, 2, at, zeros, zeros.astype(np.uint8), zeros, 1, 1)
+
+
+def _origin(place: str) -> list[tuple[str, str]]:
+    return [("REAL_TOPIC", "orders"), ("ORIGIN_MESSAGE_ID", place)]
+
+
+def test_a_dead_letter_tells_where_it_comes_from() -> None:
+    rows = _with_origin(_received(None), "orders")
+    assert rows.column("properties").to_pylist() == [_origin("3:7:2"), _origin("3:8:2"), _origin("4:0:2")]
+    assert rows.column("payload").to_pylist() == [b"1", b"2", b"3"]
+    assert make_batch(rows, now=9, producer="q").rows.column("publish_time").to_pylist() == [5, 5, 5]
+
+
+def test_it_keeps_its_own_properties_and_an_earlier_origin() -> None:
+    earlier = [("x", "y"), ("REAL_TOPIC", "first"), ("ORIGIN_MESSAGE_ID", "1:1:0")]
+    received = _received(pa.array([[("a", "b"), ("c", "d")], None, earlier], KIND))
+    told = [[("a", "b"), ("c", "d"), *_origin("3:7:2")], _origin("3:8:2"), earlier]
+    assert _with_origin(received, "orders").column("properties").to_pylist() == told
+    cut = replace(received, rows=received.rows.slice(1), positions=received.positions[1:])
+    assert _with_origin(cut, "orders").column("properties").to_pylist() == told[1:]
