@@ -123,6 +123,18 @@ class Cursor:
                 self.mark_delete = max(self.mark_delete, (ids[0] << ENTRY_BITS) - 1)
         self._advance()
 
+    def trimmed(self, start: int, ledger: int) -> None:
+        """The topic holds nothing between `start` and a later ledger: that is done. What lies before it may not be."""
+        home, entry = ledger_of(start), entry_of(start)
+        for gone in [held for held in self._scatter if home < held < ledger]:
+            del self._scatter[gone]
+        last = self._last(home)
+        if last is None:
+            last = max(entry - 1, self._scatter[home].max() if home in self._scatter else -1)
+        if last >= entry:
+            self._scatter.setdefault(home, BitMap()).add_range(entry, last + 1)
+        self.chain([(home, last), (ledger, None)])
+
     def reset(self, position: int) -> None:
         """Seek: everything before `position` is done, it and everything after is not. The only way back."""
         self._scatter.clear()

@@ -214,7 +214,7 @@ class Dispatcher(Actor):
             await self._attaching[request.incarnation].wait(self.ports)
         self._check_owner()
         session = self.sessions.of_incarnation(request.incarnation)
-        if session is None and len(request.holding) and request.incarnation not in self.members:
+        if session is None and self._is_void(request):
             return Attached(session=0, epoch=self.epoch, lease=self.settings.lease_ms)
         if session is None:
             done = self._attaching[request.incarnation] = Signal()
@@ -261,6 +261,14 @@ class Dispatcher(Actor):
         leases.watch_session(self, session, request.process)
         self.ports.log("attached", consumer=request.consumer, session=session.session)
         return session
+
+    def _is_void(self, request: Attach) -> bool:
+        """Whether a consumer's earlier session was ended, so that it must begin another life.
+
+        Who was dismissed does so even with empty hands: this may be a late copy of its first request.
+        """
+        member = self.members.get(request.incarnation)
+        return bool(len(request.holding)) if member is None else "dismissed" in member
 
     def end_session(self, session: Session, reason: str) -> None:
         """The consumer is out: its messages go to the others."""

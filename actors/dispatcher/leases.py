@@ -51,9 +51,34 @@ def expect_members(d: Dispatcher) -> None:
     """Send nothing before everybody of the record has come back, must have stopped, or has ended."""
     until = d.ports.clock.monotonic() + d.settings.lease_ms + trusted_ms(d.settings.lease_ms)
     d.pump.awaited = dict.fromkeys(d.members, until)
-    for incarnation, member in d.members.items():
-        if member.get("process") and d.ports.watch is not None:
-            d.ports.spawn(_forget_with(d, d.ports.watch, incarnation, member["process"]), "watch")
+    for incarnation in d.members:
+        _forget_when_ended(d, incarnation)
+
+
+def _forget_when_ended(d: Dispatcher, incarnation: str) -> None:
+    """Do not await this member any longer than its process lives."""
+    process = d.members[incarnation].get("process")
+    if process and d.ports.watch is not None:
+        d.ports.spawn(_forget_with(d, d.ports.watch, incarnation, process), "watch")
+
+
+def dismiss(d: Dispatcher, reason: str) -> None:
+    """End every session, also of those who have not come back yet.
+
+    They may work on what they hold until they are told, or their leases end. So they stay in the record, as dismissed:
+    until then nothing is sent, by this owner or by the next, and what they still say of those messages is void.
+    """
+    ended = d.sessions.all()
+    d.pump.awaited |= {session.incarnation: session.expires for session in ended}
+    members = {
+        incarnation: {**member, "dismissed": True} if incarnation in d.pump.awaited else member
+        for incarnation, member in d.members.items()
+    }
+    for session in ended:
+        d.end_session(session, reason)
+    d.members = members
+    for session in ended:
+        _forget_when_ended(d, session.incarnation)
 
 
 async def _end_with(d: Dispatcher, watch: Watch, session: Session, process: str) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from actors.delayed.tracker import delays
+from actors.dispatcher import leases
 from actors.key_shared.dispatch import Dispatch
 from actors.messages import Ends, FindTime, SubscriptionSettings
 from actors.ports import Unknown
@@ -26,11 +27,7 @@ _WHILE_UNUSED = ("type", "policy", "selector", "allow_out_of_order_delivery", "r
 
 async def seek(d: Dispatcher, target: int) -> None:
     """Start over at a position; durable when it returns."""
-    ended = d.sessions.all()
-    for session in ended:
-        d.pump.awaited[session.incarnation] = session.expires
-    for session in ended:
-        d.end_session(session, "seek")
+    leases.dismiss(d, "seek")
     with d.reader.held():
         _new_core(d, d.settings)
         d.cursor.chain([(target >> 32, None)])

@@ -23,7 +23,7 @@ from actors.signal import Signal
 from storage.cursor import Cursor
 from storage.errors import Fenced, NotFound, SluiceError, Unavailable
 from storage.frame import index_columns
-from storage.position import entry_of, ledger_of, position, run_positions
+from storage.position import ledger_of, position, run_positions
 
 LOOK_TIMEOUT = 1_000
 READ_WAIT = 2_000
@@ -126,9 +126,11 @@ class Reader:
 
         Whatever it is refused with, another one follows: nobody else would ask for it (KS-66).
         """
-        address = ""
+        address, generation = "", self.generation
         try:
             address = await self._directory.topic(self._topic, self._partition)
+            if generation != self.generation:
+                return True  # the room that was found was another core's, and the position is about to be moved
             return await (self._rescan(address, room) if self._rescans else self._read(address, room))
         except Fenced:
             await self._directory.suspect(address)
@@ -208,7 +210,7 @@ class Reader:
             if start == 0:
                 self._cursor.chain([(first, None)], complete=True)
             else:
-                self._cursor.chain([(ledger_of(start), entry_of(start) - 1), (first, None)])
+                self._cursor.trimmed(start, first)
         for run in reply.runs:
             columns = await self._ports.net.fetch(run.columns)
             if columns is None:

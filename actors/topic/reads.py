@@ -93,7 +93,8 @@ class LogReads:
 
     async def index(self, request: ReadIndex) -> IndexRead:
         """What is there from `start` on, without waiting for more. Raises Unavailable if nothing can be read now."""
-        reply = IndexRead(runs=[], resume=request.start, last_confirmed=self._log.last_confirmed)
+        resume = max(request.start, self._log.record.trimmed_before)
+        reply = IndexRead(runs=[], resume=resume, last_confirmed=self._log.last_confirmed)
         budget = _Budget(request.limit, request.max_bytes)
         chain = [ledger for ledger in self._log.record.ledgers if ledger.id >= ledger_of(request.start)]
         for ledger, following in zip(chain, [*chain[1:], None], strict=False):  # an empty chain has no last ledger

@@ -143,6 +143,31 @@ def test_reset_is_the_only_way_back_and_skip_to_is_not() -> None:
     assert cursor.mark_delete == EARLIEST
 
 
+def test_what_was_trimmed_behind_a_place_is_done_and_what_lies_before_it_is_not() -> None:
+    cursor = Cursor(position(3, 4))
+    cursor.chain([(3, None)])
+    cursor.trimmed(position(3, 5), 7)
+    assert cursor.unacknowledged_in(position(3, 5), position(7, 1)) == 2
+    assert cursor.next_unacknowledged(position(3, 5)) == position(7, 0)
+    cursor.acknowledge(run_positions(7, 0, 2))
+    assert cursor.mark_delete == position(7, 1)
+
+    held = Cursor(position(3, 1))  # 3:2 to 3:4 are with a consumer; the end of 3 is known, 4 and 5 are as good as gone
+    held.chain([(3, 9), (4, 4), (5, None)])
+    held.acknowledge(np.array([position(3, 7), position(5, 3)]))
+    held.trimmed(position(3, 5), 6)
+    assert held.next_unacknowledged(0) == position(3, 2)
+    assert held.holes == 1
+    held.acknowledge(run_positions(3, 2, 3))
+    assert held.mark_delete == position(3, 9)
+    assert held.next_unacknowledged(0) == position(6, 0)
+
+    ahead = Cursor(position(3, 1))  # somebody who came back acknowledged 3:8 before it was read
+    ahead.acknowledge(np.array([position(3, 8)]))
+    ahead.trimmed(position(3, 2), 6)
+    assert (ahead.mark_delete, ahead.holes) == (position(3, 8), 0)
+
+
 def test_reset_to_the_start_of_a_ledger_leaves_nothing_open_in_front_of_it() -> None:
     cursor = Cursor()
     cursor.chain([(1, 9), (2, -1), (7, None)])

@@ -161,6 +161,22 @@ def test_s13_trimming_follows_the_slowest_subscription_and_survives_a_change_of_
     World(25).play(scenario)
 
 
+def test_who_reads_where_everything_was_trimmed_is_told_where_it_goes_on() -> None:
+    async def scenario(world: World) -> None:
+        cluster, client, producer = await started(world)
+        await ask(client, cluster.current, Progress(subscription="s", mark_delete=-1))
+        await producer.publish(3)
+        to = await cluster.replace_owner()
+        ends = await ask(client, to, ReadEnds())
+        await ask(client, to, Progress(subscription="s", mark_delete=ends.last))
+        await until(client, lambda: not cluster.topic()._log.record.ledgers)
+        behind = (await ask(client, to, ReadEnds())).first
+        assert behind > ends.last
+        assert (await insist(client, to, ends.first)).resume == behind
+
+    World(25).play(scenario)
+
+
 def test_a_late_statement_of_progress_is_ignored() -> None:
     async def scenario(world: World) -> None:
         cluster, client, _ = await started(world)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.sim.mutants import Mutant
 
-BROKER, OWNERS, DEAD_LETTERS = "broker", "owners", "dead_letters"
+BROKER, OWNERS, DEAD_LETTERS, SEEKS = "broker", "owners", "dead_letters", "seeks"
 
 DISPATCHING: list[Mutant] = [
     Mutant(
@@ -257,5 +257,38 @@ DISPATCHING: list[Mutant] = [
         new="window.redelivery[rows] >= most",
         world=DEAD_LETTERS,
         seed=0,
+    ),
+    Mutant(
+        name="a seek forgets who has not come back yet",
+        module="actors.dispatcher.leases",
+        old="if incarnation in d.pump.awaited else member\n",
+        new="if d.sessions.of_incarnation(incarnation) else member\n",
+        world=SEEKS,
+        seed=801,
+    ),
+    Mutant(
+        name="who was dismissed is in no record",
+        module="actors.dispatcher.leases",
+        old="    d.members = members\n",
+        new="    members.clear()\n",
+        also=("        _forget_when_ended(d, session.incarnation)\n", "        pass\n"),
+        world=SEEKS,
+        seed=801,
+    ),
+    Mutant(
+        name="a read that was begun before a seek counts",
+        module="actors.dispatcher.reader",
+        old="            if generation != self.generation:\n                return True  # the room",
+        new="            if False:\n                return True  # the room",
+        world=SEEKS,
+        seed=1304,
+    ),
+    Mutant(
+        name="who reads what was trimmed is not told where it goes on",
+        module="actors.topic.reads",
+        old="max(request.start, self._log.record.trimmed_before)",
+        new="request.start",
+        world=SEEKS,
+        seed=1222,
     ),
 ]

@@ -48,6 +48,8 @@ class History:
         self.events: list[list[Any]] = []
         self._finished: set[tuple[bytes, int]] = set()
         self._open: set[tuple[bytes, int]] = set()
+        self.finishes: list[tuple[bytes, int]] = []
+        """Messages as they were acknowledged, one after the other."""
 
     def confirmed(self, key: bytes, number: int) -> None:
         """A message is stored: somebody must acknowledge it."""
@@ -58,10 +60,21 @@ class History:
         """Some consumer acknowledged these."""
         self._finished.update(messages)
         self._open.difference_update(messages)
+        self.finishes += messages
+
+    def reopen(self, messages: set[tuple[bytes, int]]) -> int:
+        """Of these, whoever finished them, every one must be acknowledged again. Returns how many."""
+        self._finished -= messages
+        self._open |= messages
+        return len(messages)
 
     def unfinished(self) -> int:
         """How many confirmed messages nobody has acknowledged yet."""
         return len(self._open)
+
+    def is_open(self, key: bytes, number: int) -> bool:
+        """A confirmed message that nobody has acknowledged yet."""
+        return (key, number) in self._open
 
     def stamp(self) -> int:
         """A moment: microseconds, ever rising."""

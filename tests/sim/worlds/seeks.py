@@ -1,0 +1,91 @@
+"""The broker's world with somebody who seeks: back to the beginning, to a message, to a moment, again and again.
+
+A seek that was answered gives every message from its position on once more to somebody: what had been acknowledged
+before it was asked must be acknowledged again (L1), and then there is rest (L3). Order, single holders and everything
+else are judged as ever; only that a message comes again needs no other reason (S5, S6). Half of the worlds keep what is
+acknowledged; in the others the topic trims, and what is gone by then nobody gets again.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import msgspec
+
+from actors.directory import Directory
+from actors.messages import Admin
+from actors.ports import Ports, Unknown
+from loadgen import history
+from storage.errors import SluiceError
+from storage.position import parse, show
+from tests.sim.faults import Fault
+from tests.sim.world import World
+from tests.sim.worlds.broker import CONTROLLER, SUBSCRIPTION, TOPIC, BrokerWorld, Course, Size
+
+KEPT_MS = 3_600_000
+SEEK_TIMEOUT = 10_000
+
+
+class SeeksWorld:
+    """See the module."""
+
+    name = "seeks"
+    kinds = BrokerWorld.kinds
+    favourites: Sequence[str] = ("crash", "two_owners", "churn")
+
+    def __call__(self, world: World, faults: list[Fault], options: dict[str, str]) -> dict[str, int]:
+        """Play a run."""
+        rng = random.Random(f"seeks/{world.seed}")
+        size = Size.draw(rng, options)
+        topic = msgspec.structs.replace(size.topic, retention_ms=rng.choice((0, KEPT_MS)))
+        course = SeeksCourse(world, faults, options, replace(size, topic=topic))
+        course.excused |= {"unexplained_redelivery", "acked_redelivered"}
+        course.begun = lambda: world.background(course.seek_often(rng), "somebody seeks")
+        world.play(lambda _: course.run())
+        return course.counters
+
+
+class SeeksCourse(Course):
+    """One run, in which somebody seeks during the trouble."""
+
+    async def seek_often(self, rng: random.Random) -> None:
+        """Seek now and then until the trouble is over."""
+        ports = self.world.client("operator")
+        directory = Directory(ports, CONTROLLER)
+        end = self.world.loop.now + self.size.trouble_ms
+        while self.world.loop.now < end:
+            await self.world.loop.pause(rng.randrange(1, max(self.size.trouble_ms // 4, 2)))
+            partition = rng.randrange(self.size.traffic.partitions)
+            try:
+                await self._seek(ports, directory, partition, self._target(rng, partition))
+            except SluiceError as error:
+                ports.log("no seek", error=str(error))
+
+    def _target(self, rng: random.Random, partition: int) -> str:
+        """The beginning, or a message before everything that is still owed to somebody: nothing is ever skipped."""
+        sends = [send for send in self.past.sends if send[1] == partition]
+        stored = [send for send in sends if send[6] == history.OK and send[5] > 0]
+        unknown = min((send[7] for send in sends if send[6] != history.OK), default=self.past.stamp())
+        owed = min((send[5] for send in stored if self.past.is_open(send[2], send[3])), default=1 << 62)
+        safe = [send[5] for send in stored if send[5] <= owed and send[8] < unknown]
+        return show(rng.choice(safe)) if safe and rng.random() < 0.7 else "earliest"
+
+    async def _seek(self, ports: Ports, directory: Directory, partition: int, target: str) -> None:
+        address = await directory.dispatcher(TOPIC, partition, SUBSCRIPTION, self.size.traffic.settings)
+        done = len(self.past.finishes)
+        request = Admin(verb="seek", arguments=json.dumps({"message_id": target}))
+        reply = await ports.net.call(address, request, SEEK_TIMEOUT)
+        if isinstance(reply, Unknown):
+            await directory.suspect(address)
+            return
+        self._add("seeks", 1)
+        if self.size.topic.retention_ms:
+            position = parse(json.loads(reply.json)["position"])
+            after = {
+                (s[2], s[3]) for s in self.past.sends if s[1] == partition and s[6] == history.OK and s[5] >= position
+            }
+            again = set(self.past.finishes[:done]) - set(self.past.finishes[done:])
+            self._add("sought", self.past.reopen(after & again))
