@@ -26,7 +26,9 @@ for _library in ("numpy", "pyarrow.compute", "pyarrow.ipc", "msgspec", "msgpack"
     importlib.import_module(_library)
 
 FOUND, MISSED, STALE = 0, 1, 2
-ELSEWHERE = {"broker": 600, "ledger": 3_000, "bookie": 3_000, "dead_letters": 600, "owners": 300, "seeks": 1_500}
+ELSEWHERE = {
+    "broker": 600, "ledger": 3_000, "bookie": 3_000, "owners": 300, "dead_letters": 600, "seeks": 1_500, "skips": 600,
+}  # fmt: skip
 """So many seeds of a world are looked through when the recorded one is clean: a minute or two."""
 CLUMSY = ("NameError", "ImportError", "AttributeError", "SyntaxError")
 

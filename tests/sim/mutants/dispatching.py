@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tests.sim.mutants import Mutant
 
-BROKER, OWNERS, DEAD_LETTERS, SEEKS = "broker", "owners", "dead_letters", "seeks"
+BROKER, OWNERS = "broker", "owners"
+DEAD_LETTERS, SEEKS, SKIPS = "dead_letters", "seeks", "skips"
 
 DISPATCHING: list[Mutant] = [
     Mutant(
@@ -290,5 +291,13 @@ DISPATCHING: list[Mutant] = [
         new="request.start",
         world=SEEKS,
         seed=1222,
+    ),
+    Mutant(
+        name="what is skipped goes although a consumer holds it",
+        module="actors.key_shared.dispatch",
+        old="            window.flags[rows[held]] |= REMOVED\n",
+        new="            core.release(rows[held], DONE)\n",
+        world=SKIPS,
+        seed=196,
     ),
 ]

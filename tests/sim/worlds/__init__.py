@@ -8,9 +8,17 @@ from tests.sim.worlds.broker import BrokerWorld
 from tests.sim.worlds.dead_letters import DeadLettersWorld
 from tests.sim.worlds.ledger import LedgerWorld
 from tests.sim.worlds.owners import OwnersWorld
-from tests.sim.worlds.seeks import SeeksWorld
+from tests.sim.worlds.seeks import SeeksWorld, SkipsWorld
 
 WORLDS: dict[str, Scenario] = {
     world.name: world
-    for world in (BookieWorld(), LedgerWorld(), BrokerWorld(), DeadLettersWorld(), OwnersWorld(), SeeksWorld())
+    for world in (
+        BookieWorld(),
+        LedgerWorld(),
+        BrokerWorld(),
+        DeadLettersWorld(),
+        OwnersWorld(),
+        SeeksWorld(),
+        SkipsWorld(),
+    )
 }

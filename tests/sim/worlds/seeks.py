@@ -60,7 +60,7 @@ class SeeksCourse(Course):
             await self.world.loop.pause(rng.randrange(1, max(self.size.trouble_ms // 4, 2)))
             partition = rng.randrange(self.size.traffic.partitions)
             try:
-                await self._seek(ports, directory, partition, self._target(rng, partition))
+                await self._move(rng, ports, directory, partition)
             except SluiceError as error:
                 ports.log("no seek", error=str(error))
 
@@ -73,7 +73,8 @@ class SeeksCourse(Course):
         safe = [send[5] for send in stored if send[5] <= owed and send[8] < unknown]
         return show(rng.choice(safe)) if safe and rng.random() < 0.7 else "earliest"
 
-    async def _seek(self, ports: Ports, directory: Directory, partition: int, target: str) -> None:
+    async def _move(self, rng: random.Random, ports: Ports, directory: Directory, partition: int) -> None:
+        target = self._target(rng, partition)
         address = await directory.dispatcher(TOPIC, partition, SUBSCRIPTION, self.size.traffic.settings)
         done = len(self.past.finishes)
         request = Admin(verb="seek", arguments=json.dumps({"message_id": target}))
@@ -89,3 +90,50 @@ class SeeksCourse(Course):
             }
             again = set(self.past.finishes[:done]) - set(self.past.finishes[done:])
             self._add("sought", self.past.reopen(after & again))
+
+
+class SkipsWorld:
+    """The broker's world with an operator who skips, clears and expires what waits, or seeks to the end.
+
+    Nobody is owed what was skipped, so nothing is missed here. But the rest keeps its order, a key one holder, and in
+    the end nothing is left over: no backlog that nobody can work off, no hash that drains for ever (L3).
+    """
+
+    name = "skips"
+    kinds = BrokerWorld.kinds
+    favourites: Sequence[str] = ("crash", "two_owners", "churn")
+
+    def __call__(self, world: World, faults: list[Fault], options: dict[str, str]) -> dict[str, int]:
+        """Play a run."""
+        rng = random.Random(f"skips/{world.seed}")
+        course = SkipsCourse(world, faults, options, Size.draw(rng, options))
+        course.excused |= {"unexplained_redelivery", "acked_redelivered", "lost"}
+        course.begun = lambda: world.background(course.seek_often(rng), "somebody skips")
+        world.play(lambda _: course.run())
+        return course.counters
+
+
+class SkipsCourse(SeeksCourse):
+    """One run, in which somebody moves the subscription about during the trouble."""
+
+    async def _move(self, rng: random.Random, ports: Ports, directory: Directory, partition: int) -> None:
+        address = await directory.dispatcher(TOPIC, partition, SUBSCRIPTION, self.size.traffic.settings)
+        now = self.past.base() // 1000
+        verb, arguments = rng.choice(
+            (
+                ("clear_backlog", {}),
+                ("skip", {"messages": rng.choice((1, 5, 100))}),
+                ("expire", {"before": now - rng.randrange(1_000)}),
+                ("seek", {"message_id": "latest"}),
+            )
+        )
+        request = Admin(verb=verb, arguments=json.dumps(arguments))
+        if isinstance(await ports.net.call(address, request, SEEK_TIMEOUT), Unknown):
+            await directory.suspect(address)
+        else:
+            self._add(verb, 1)
+
+    async def _rest(self) -> None:
+        """Nobody waits for messages that may have been skipped."""
+        self.past.finish([(send[2], send[3]) for send in self.past.sends])
+        await super()._rest()
