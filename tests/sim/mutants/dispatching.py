@@ -116,7 +116,7 @@ DISPATCHING: list[Mutant] = [
     Mutant(
         name="who was given up claims what it held",
         module="actors.dispatcher.dispatcher",
-        old="        if session is None and len(request.holding) and request.incarnation not in self.members:",
+        old="        if session is None and self._is_void(request):",
         new="        if False:",
         world=BROKER,
         test="tests/actors/consumer/test_confirming.py::test_who_was_given_up_by_a_new_owner_does_not_bring_back_what_it_held",
