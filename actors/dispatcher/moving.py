@@ -2,7 +2,8 @@
 
 Whatever moves the read position holds the reader while it works, so that nothing is read on the strength of the old
 position. Skipping keeps what connected consumers hold (KS-45); seeking ends every session, and dispatch begins again
-only when each of those consumers was told so or its lease has run out.
+only when each of those consumers was told so or its lease has run out. The stores are asked last: an outage is told to
+who asked, and leaves a subscription that has moved, not one that is torn between two places.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ async def seek(d: Dispatcher, target: int) -> None:
         d.cursor.chain([(target >> 32, None)])
         d.cursor.reset(target)
         d.core.mark_deleted(d.cursor.mark_delete)
+        d.reader.move(target)
         await d.tracker.clear()
         d.tracker.trim(d.cursor.mark_delete)
-        d.reader.move(target)
     await d.keeper.barrier()
     d.wake()
 
@@ -48,11 +49,12 @@ async def forward(d: Dispatcher, target: int, *, everything: bool = False) -> No
         d.core.remove(up_to=target - 1)
         d.cursor.chain([(target >> 32, None)])
         d.cursor.skip_to(target)
-        if everything:
-            await d.tracker.clear()
         if d.reader.position < target:
             d.reader.move(target)
         d.mark_delete_moved()
+        if everything:
+            await d.tracker.clear()
+            d.tracker.trim(d.cursor.mark_delete)
     await d.keeper.barrier()
     d.wake()
 
