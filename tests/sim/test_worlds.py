@@ -15,7 +15,7 @@ from tests.sim.runner import run_seed, shrink
 from tests.sim.world import World
 from tests.sim.worlds import WORLDS
 
-SEEDS = {"bookie": 100, "dead_letters": 30, "ledger": 70, "owners": 20, "seeks": 30, "skips": 30}
+SEEDS = {"bookie": 100, "dead_letters": 30, "ledger": 70, "owners": 20, "seeks": 30, "skips": 30, "types": 40}
 """How many seeds each run of the tests plays, beside those of the broker; the command plays as many as one likes."""
 
 

@@ -26,7 +26,7 @@ from tests.sim.mutants import Mutant
 from tests.sim.mutants.__main__ import FOUND, hunt, in_child
 
 WORLDS = {"actors/key_shared": ("broker", "owners"), "actors/ledger": ("ledger", "ledger", "ledger", "broker")}
-OTHERS = ("broker", "owners", "dead_letters", "seeks", "skips", "ledger", "bookie")
+OTHERS = ("broker", "owners", "dead_letters", "seeks", "skips", "types", "ledger", "bookie")
 ROOT = Path(__file__).resolve().parents[3]
 
 

@@ -9,6 +9,7 @@ from tests.sim.worlds.dead_letters import DeadLettersWorld
 from tests.sim.worlds.ledger import LedgerWorld
 from tests.sim.worlds.owners import OwnersWorld
 from tests.sim.worlds.seeks import SeeksWorld, SkipsWorld
+from tests.sim.worlds.types import TypesWorld
 
 WORLDS: dict[str, Scenario] = {
     world.name: world
@@ -20,5 +21,6 @@ WORLDS: dict[str, Scenario] = {
         OwnersWorld(),
         SeeksWorld(),
         SkipsWorld(),
+        TypesWorld(),
     )
 }

@@ -285,7 +285,8 @@ class Course:
             if busy:
                 await ports.clock.sleep(100)
                 continue
-            assert stats["orderViolationsTotal"] == 0, f"S8: the sentinel of partition {partition} saw a violation"
+            broken = 0 if "order" in self.excused else stats["orderViolationsTotal"]
+            assert not broken, f"S8: the sentinel of partition {partition} saw a violation"
             self._add("order checked", int(stats["orderCheckedTotal"]))
             partition += 1
 

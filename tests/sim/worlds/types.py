@@ -1,0 +1,51 @@
+"""The broker's world with the other subscription types, policies and options, one drawn by each seed.
+
+What is promised for each of them is judged: nothing is lost, comes again without a reason, or is left over. Order and
+single holders are judged where the choice keeps them, see `_EXCUSED`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from tests.sim.faults import Fault
+from tests.sim.world import World
+from tests.sim.worlds.broker import BrokerWorld, Course, Size
+
+_ORDER = {"order", "overlap"}
+_EXCUSED: list[tuple[dict[str, Any], set[str]]] = [
+    ({"type": "shared"}, _ORDER),
+    ({"type": "failover"}, {"overlap", "unexplained_redelivery", "early"}),
+    ({"allow_out_of_order_delivery": True}, _ORDER),
+    ({"policy": "last_sent_position"}, _ORDER),
+    ({"policy": "last_sent_position", "remember_unacked_keys": True}, _ORDER),
+    ({"policy": "read_position"}, _ORDER),
+    ({"policy": "read_position", "remember_unacked_keys": True}, _ORDER),
+    ({"delay_key_policy": "block_key"}, set()),
+]
+"""Settings, and what is not promised with them. Of failover, what the active consumer holds goes to the next one, and
+no message is delayed (BD-1). The older policies keep order in the cases that PIP-282 describes, not in every churn."""
+
+
+class TypesWorld:
+    """See the module."""
+
+    name = "types"
+    kinds = BrokerWorld.kinds
+    favourites: Sequence[str] = ("crash", "two_owners", "churn")
+
+    def __call__(self, world: World, faults: list[Fault], options: dict[str, str]) -> dict[str, int]:
+        """Play a run."""
+        rng = random.Random(f"types/{world.seed}")
+        size = Size.draw(rng, options)
+        chosen, excused = rng.choice(_EXCUSED)
+        settings = msgspec.structs.replace(size.traffic.settings, **chosen)
+        course = Course(world, faults, options, replace(size, traffic=replace(size.traffic, settings=settings)))
+        course.excused |= excused
+        world.play(lambda _: course.run())
+        return {**course.counters, "; ".join(f"{name}={value}" for name, value in chosen.items()): 1}
