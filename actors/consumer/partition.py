@@ -22,6 +22,7 @@ from actors.directory import Directory
 from actors.messages import (
     Acknowledge,
     Attach,
+    Attached,
     Delivery,
     Detach,
     Event,
@@ -77,6 +78,8 @@ class PartitionConsumer:
         self._lease, self._renewed, self._granted_sent = 0, 0, 0
         self._acks: list[tuple[int, Positions]] = []
         self._ack_turn = self._hand_backs = 0
+        self._given_back: list[tuple[Positions, int]] | None = None
+        """While it attaches: what was given back meanwhile, and with which delay."""
         self._unconfirmed: deque[tuple[int, int, Positions]] = deque()
         self._said = self._heard = self._losses = self._losses_told = 0
         self._ack_signal, self._changed = Signal(), Signal()
@@ -125,6 +128,7 @@ class PartitionConsumer:
         """Give messages back, to be delivered again after `delay` ms."""
         positions = part.close(rows)
         if len(positions):
+            self._note_given_back(positions, delay)
             self._hand_backs += 1
             request = NegativeAcknowledge(
                 session=self.session, positions=positions, delay=delay, number=self._hand_backs
@@ -134,7 +138,7 @@ class PartitionConsumer:
     async def redeliver_all(self) -> None:
         """Give back everything that is not acknowledged."""
         for part in list(self._holding._parts.values()):
-            part.close()
+            self._note_given_back(part.close(), 0)
         self._hand_backs += 1
         await self._tell(NegativeAcknowledge(session=self.session, everything=True, number=self._hand_backs))
 
@@ -201,6 +205,7 @@ class PartitionConsumer:
         Who comes back and finds its place taken (a subscription for one consumer, fixed ranges) waits for it.
         """
         wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
+        self._given_back = []
         while not self.closing:
             try:
                 self._address = await self._directory.dispatcher(
@@ -217,10 +222,10 @@ class PartitionConsumer:
                 reply = await self._ports.net.call(self._address, request, ATTACH_TIMEOUT)
                 if isinstance(reply, Unknown):
                     await self._directory.suspect(self._address)
-                elif reply.session:
+                elif reply.session and await self._say_given_back(reply):
                     self._enter(reply.session, reply.epoch, reply.lease, sent)
                     return
-                elif not self.closing:
+                elif not reply.session and not self.closing:
                     self._lost()
                     continue
             except (Unavailable, Conflict) as error:
@@ -231,7 +236,30 @@ class PartitionConsumer:
                 await self._directory.suspect(self._address)
             await wait.pause()
 
+    def _note_given_back(self, positions: Positions, delay: int) -> None:
+        if self._given_back is not None:
+            self._given_back.append((positions, delay))
+
+    async def _say_given_back(self, attached: Attached) -> bool:
+        """Tell a new owner what was given back while it was asked for a session: the request said that we hold it.
+
+        That is before anything is delivered under the session, so nothing newer can be meant. False: attach again.
+        """
+        told = 0
+        while self._given_back and told < len(self._given_back) and attached.session != self.session:
+            positions, delay = self._given_back[told]
+            self._hand_backs += 1
+            request = NegativeAcknowledge(
+                session=attached.session, positions=positions, delay=delay, number=self._hand_backs
+            )
+            if isinstance(await self._ports.net.call(self._address, request, CALL_TIMEOUT), Unknown):
+                await self._directory.suspect(self._address)
+                return False
+            told += 1
+        return True
+
     def _enter(self, session: int, epoch: int, lease: int, sent: int) -> None:
+        self._given_back = None
         self._renewed, self._lease = sent, lease
         if (session, epoch) == (self.session, self.epoch):
             return

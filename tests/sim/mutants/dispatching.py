@@ -300,4 +300,12 @@ DISPATCHING: list[Mutant] = [
         world=SKIPS,
         seed=196,
     ),
+    Mutant(
+        name="what is given back while it attaches is said to nobody",
+        module="actors.consumer.partition",
+        old="                elif reply.session and await self._say_given_back(reply):\n",
+        new="                elif reply.session:\n",
+        world=BROKER,
+        seed=81770,
+    ),
 ]
