@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.sim.worlds import WORLDS
+
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -16,7 +18,7 @@ def test_every_world_is_measured_and_clean() -> None:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     result = json.loads(done.stdout.splitlines()[-1])
-    assert sorted(result) == ["bookie", "broker", "ledger", "owners"]
+    assert sorted(result) == sorted(WORLDS)
     for figures in result.values():
         assert figures["failed"] == 0
         assert figures["steps"] > 0

@@ -277,12 +277,12 @@ DISPATCHING: list[Mutant] = [
         seed=801,
     ),
     Mutant(
-        name="a read that was begun before a seek counts",
-        module="actors.dispatcher.reader",
-        old="            if generation != self.generation:\n                return True  # the room",
-        new="            if False:\n                return True  # the room",
+        name="a seek moves the reader only when the stores have answered",
+        module="actors.dispatcher.moving",
+        old="        d.reader.move(target)\n        await d.tracker.clear()\n",
+        new="        await d.tracker.clear()\n        d.reader.move(target)\n",
         world=SEEKS,
-        seed=1304,
+        test="tests/actors/dispatcher/test_moving.py",
     ),
     Mutant(
         name="who reads what was trimmed is not told where it goes on",
