@@ -129,11 +129,7 @@ class PartitionConsumer:
         positions = part.close(rows)
         if len(positions):
             self._note_given_back(positions, delay)
-            self._hand_backs += 1
-            request = NegativeAcknowledge(
-                session=self.session, positions=positions, delay=delay, number=self._hand_backs
-            )
-            await self._tell(request)
+            await self._tell(self._hand_back(self.session, positions, delay))
 
     async def redeliver_all(self) -> None:
         """Give back everything that is not acknowledged."""
@@ -236,6 +232,11 @@ class PartitionConsumer:
                 await self._directory.suspect(self._address)
             await wait.pause()
 
+    def _hand_back(self, session: int, positions: Positions, delay: int) -> NegativeAcknowledge:
+        """The next request of its kind; numbered, so that a late copy is recognised."""
+        self._hand_backs += 1
+        return NegativeAcknowledge(session=session, positions=positions, delay=delay, number=self._hand_backs)
+
     def _note_given_back(self, positions: Positions, delay: int) -> None:
         if self._given_back is not None:
             self._given_back.append((positions, delay))
@@ -245,17 +246,13 @@ class PartitionConsumer:
 
         That is before anything is delivered under the session, so nothing newer can be meant. False: attach again.
         """
-        told = 0
-        while self._given_back and told < len(self._given_back) and attached.session != self.session:
-            positions, delay = self._given_back[told]
-            self._hand_backs += 1
-            request = NegativeAcknowledge(
-                session=attached.session, positions=positions, delay=delay, number=self._hand_backs
-            )
+        if attached.session == self.session:
+            return True  # it is not new, and has been told or is being told
+        for positions, delay in self._given_back or ():  # this may grow while it is told
+            request = self._hand_back(attached.session, positions, delay)
             if isinstance(await self._ports.net.call(self._address, request, CALL_TIMEOUT), Unknown):
                 await self._directory.suspect(self._address)
                 return False
-            told += 1
         return True
 
     def _enter(self, session: int, epoch: int, lease: int, sent: int) -> None:

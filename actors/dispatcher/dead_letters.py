@@ -46,6 +46,7 @@ class DeadLetters:
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._d = dispatcher
         self._payloads = Payloads(dispatcher.ports, dispatcher.directory, dispatcher.topic, dispatcher.partition)
+        self._name = f"dlq-{dispatcher.topic}-{dispatcher.partition}-{dispatcher.subscription}"
         self._producers: dict[tuple[str, int], PartitionProducer] = {}
         self._working = False
         self.moved = 0
@@ -79,26 +80,25 @@ class DeadLetters:
         for received in await self._payloads.resolve(part, 0, 0):
             if d.core is not core:
                 return
-            name = f"dlq-{d.topic}-{d.partition}-{d.subscription}"
             rows = _with_origin(received, d.topic)
-            batch = make_batch(rows, now=d.ports.clock.now(), producer=name, first_sequence=self.moved)
+            batch = make_batch(rows, now=d.ports.clock.now(), producer=self._name, first_sequence=self.moved)
             step = max(len(batch) * RUN_BYTES // max(rows.nbytes, RUN_BYTES), 1)
             for start in range(0, len(batch), step):
-                await self._publish(name, batch.slice(start, start + step))
+                await self._publish(batch.slice(start, start + step))
             self.moved += len(batch)
             if d.core is core:
                 d.done_elsewhere(received.positions)
         if d.core is core:
             d.done_elsewhere((part.ledger << ENTRY_BITS) + part.first_entry + part.rows.astype(np.int64))
 
-    async def _publish(self, name: str, batch: Batch) -> None:
+    async def _publish(self, batch: Batch) -> None:
         """Store a batch in the dead letter topic, each message in the partition of its key. Raises SluiceError."""
         d = self._d
         topic = dead_letter_topic(d.topic, d.subscription, d.settings)
         if not any(opened == topic for opened, _ in self._producers):
             await self._create(topic)
         for partition, share, places in split(batch, (await d.directory.settings(topic)).partitions):
-            producer = await self._open(topic, partition, name)
+            producer = await self._open(topic, partition)
             outcome: asyncio.Future[SluiceError | None] = asyncio.get_running_loop().create_future()
             producer.send(Outgoing(share, producer.last_sequence + 1, places, _settle(outcome)))
             error = await outcome
@@ -111,11 +111,11 @@ class DeadLetters:
         with contextlib.suppress(Conflict):  # it exists with settings of its own: those count
             await self._d.directory.create(topic, wanted)
 
-    async def _open(self, topic: str, partition: int, name: str) -> PartitionProducer:
+    async def _open(self, topic: str, partition: int) -> PartitionProducer:
         producer = self._producers.get((topic, partition))
         if producer is None:
             d = self._d
-            producer = PartitionProducer(d.ports, d.directory, topic, partition, name, d.ports.me)
+            producer = PartitionProducer(d.ports, d.directory, topic, partition, self._name, d.ports.me)
             await producer.open()
             self._producers[topic, partition] = producer
         return producer

@@ -130,7 +130,7 @@ class Reader:
         try:
             address = await self._directory.topic(self._topic, self._partition)
             if generation != self.generation:
-                return True  # the room that was found was another core's, and the position is about to be moved
+                return True  # the room that was found, or the position, was another one's
             return await (self._rescan(address, room) if self._rescans else self._read(address, room))
         except Fenced:
             await self._directory.suspect(address)

@@ -237,9 +237,9 @@ DISPATCHING: list[Mutant] = [
     Mutant(
         name="a dead letter is done before it is stored",
         module="actors.dispatcher.dead_letters",
-        old="                await self._publish(name, batch.slice(start, start + step))\n",
+        old="                await self._publish(batch.slice(start, start + step))\n",
         new="                d.done_elsewhere(received.positions)\n"
-        "                await self._publish(name, batch.slice(start, start + step))\n",
+        "                await self._publish(batch.slice(start, start + step))\n",
         world=DEAD_LETTERS,
         seed=23,
     ),

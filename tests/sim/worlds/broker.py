@@ -120,9 +120,13 @@ class BrokerWorld:
 
     def __call__(self, world: World, faults: list[Fault], options: dict[str, str]) -> dict[str, int]:
         """Play a run."""
-        course = Course(world, faults, options)
+        course = self.course(world, faults, options)
         world.play(lambda _: course.run())
         return course.counters
+
+    def course(self, world: World, faults: list[Fault], options: dict[str, str]) -> Course:
+        """The run that the seed stands for; what a kind of this world has of its own."""
+        return Course(world, faults, options)
 
 
 class Course:

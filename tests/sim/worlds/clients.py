@@ -154,7 +154,7 @@ class SimProducer:
 
     async def _run(self) -> None:
         for part in self._parts:
-            await _until_open(part, self.ports)
+            await until_open(part, self.ports)
         for _ in range(self._traffic.sends):
             self._send()
             await self.ports.clock.sleep(self._rng.choice(self._traffic.pauses_ms))
@@ -200,7 +200,8 @@ class SimProducer:
             send[8] = moment
 
 
-async def _until_open(part: PartitionProducer, ports: Ports) -> None:
+async def until_open(part: PartitionProducer | PartitionConsumer, ports: Ports) -> None:
+    """Open it, as often as it takes."""
     while True:
         try:
             await part.open()

@@ -19,28 +19,26 @@ from actors.consumer.partition import PartitionConsumer
 from actors.directory import Directory
 from actors.messages import Event, SubscriptionSettings
 from loadgen import history
-from storage.errors import SluiceError
 from tests.sim.faults import Fault
 from tests.sim.world import World
 from tests.sim.worlds.broker import CONTROLLER, SUBSCRIPTION, TOPIC, BrokerWorld, Course, Size
+from tests.sim.worlds.clients import until_open
 
 DEAD_LETTERS = f"{TOPIC}-{SUBSCRIPTION}-DLQ"
 
 
-class DeadLettersWorld:
+class DeadLettersWorld(BrokerWorld):
     """See the module."""
 
     name = "dead_letters"
-    kinds = BrokerWorld.kinds
     favourites: Sequence[str] = ("crash", "delay", "churn")
 
-    def __call__(self, world: World, faults: list[Fault], options: dict[str, str]) -> dict[str, int]:
-        """Play a run."""
+    def course(self, world: World, faults: list[Fault], options: dict[str, str]) -> Course:
+        """See BrokerWorld."""
         rng = random.Random(f"dead letters/{world.seed}")
         course = DeadLettersCourse(world, faults, options, _size(rng, options))
         course.begun = course.open_reader
-        world.play(lambda _: course.run())
-        return course.counters
+        return course
 
 
 def _size(rng: random.Random, options: dict[str, str]) -> Size:
@@ -55,7 +53,7 @@ class DeadLettersCourse(Course):
 
     def open_reader(self) -> None:
         """Begin to read what is buried."""
-        self.buried: dict[tuple[bytes, int], int] = {}
+        self.buried: set[tuple[bytes, int]] = set()
         self.world.background(self._read(), "dead letters are read")
 
     async def _read(self) -> None:
@@ -74,21 +72,13 @@ class DeadLettersCourse(Course):
             received=lambda part: self._take(reader, part),
             told=self._told_by_reader,
         )
-        while True:
-            try:
-                await reader.open()
-                return
-            except SluiceError as error:
-                ports.log("no dead letters yet", error=str(error))
-                await ports.clock.sleep(100)
+        await until_open(reader, ports)
 
     def _take(self, reader: PartitionConsumer, part: Received) -> None:
-        for key, payload in zip(
-            part.rows.column("key").to_pylist(), part.rows.column("payload").to_pylist(), strict=True
-        ):
-            message = (key, int(payload))
-            self.buried[message] = self.buried.get(message, 0) + 1
-        self.past.finish(list(self.buried))
+        numbers = map(int, part.rows.column("payload").to_pylist())
+        messages = list(zip(part.rows.column("key").to_pylist(), numbers, strict=True))
+        self.buried.update(messages)
+        self.past.finish(messages)
         reader.taken(part)
         reader.acknowledge(part, np.arange(len(part)))
 
@@ -99,10 +89,9 @@ class DeadLettersCourse(Course):
         """What is buried was given back too often, and is owed to no consumer any more."""
         most = self.size.traffic.settings.max_redeliver_count
         last = {(row[4], row[5]) for row in self.past.receives if row[6] >= most}
-        for message in self.buried:
-            assert message in last, f"S5: {message} is a dead letter without its {most} redeliveries"
         sent = {(send[2], send[3]): send for send in self.past.sends}
-        for message in self.buried:
+        for message in sorted(self.buried):
+            assert message in last, f"S5: {message} is a dead letter without its {most} redeliveries"
             assert message in sent, f"S2: {message} is a dead letter that nobody sent"
             sent[message][6] = history.INFO
         self._add("dead letters", len(self.buried))

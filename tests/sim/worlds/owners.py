@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from actors.messages import SubscriptionSettings, TopicSettings
 from tests.sim.faults import Fault
 from tests.sim.world import World
-from tests.sim.worlds.broker import CONTROLLER, SUBSCRIPTION, TOPIC, Course, Size
+from tests.sim.worlds.broker import CONTROLLER, SUBSCRIPTION, TOPIC, BrokerWorld, Course, Size
 from tests.sim.worlds.clients import Traffic
 
 LEASE_MS = 3_000
@@ -44,15 +44,15 @@ def _size(rng: random.Random, options: dict[str, str]) -> Size:
     return Size(1, topic, traffic, producers=1, consumers=3, trouble_ms=12_000, dense=False)
 
 
-class OwnersWorld:
+class OwnersWorld(BrokerWorld):
     """See the module."""
 
     name = "owners"
     kinds = ["loss", "delay", "repeat", "late", "meta_503", "meta_slow", "no_hint"]
     favourites: Sequence[str] = ()
 
-    def __call__(self, world: World, faults: list[Fault], options: dict[str, str]) -> dict[str, int]:
-        """Play a run."""
+    def course(self, world: World, faults: list[Fault], options: dict[str, str]) -> Course:
+        """See BrokerWorld."""
         rng = random.Random(f"owners/{world.seed}")
         course = Course(world, faults, options, _size(rng, options))
 
@@ -69,5 +69,4 @@ class OwnersWorld:
                     world.resume(name)
 
         course.begun = lambda: world.background(change(), "owners change")
-        world.play(lambda _: course.run())
-        return course.counters
+        return course

@@ -1,4 +1,4 @@
-"""The broker's world with somebody who seeks: back to the beginning, to a message, to a moment, again and again.
+"""The broker's world with somebody who seeks: back to the beginning or to a message, again and again.
 
 A seek that was answered gives every message from its position on once more to somebody: what had been acknowledged
 before it was asked must be acknowledged again (L1), and then there is rest (L3). Order, single holders and everything
@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 
 from actors.directory import Directory
 from actors.messages import Admin
-from actors.ports import Ports, Unknown
+from actors.ports import Address, Ports, Unknown
 from loadgen import history
 from storage.errors import SluiceError
 from storage.position import parse, show
@@ -26,26 +26,23 @@ from tests.sim.world import World
 from tests.sim.worlds.broker import CONTROLLER, SUBSCRIPTION, TOPIC, BrokerWorld, Course, Size
 
 KEPT_MS = 3_600_000
-SEEK_TIMEOUT = 10_000
+ADMIN_TIMEOUT = 10_000
 
 
-class SeeksWorld:
+class SeeksWorld(BrokerWorld):
     """See the module."""
 
     name = "seeks"
-    kinds = BrokerWorld.kinds
-    favourites: Sequence[str] = ("crash", "two_owners", "churn")
 
-    def __call__(self, world: World, faults: list[Fault], options: dict[str, str]) -> dict[str, int]:
-        """Play a run."""
+    def course(self, world: World, faults: list[Fault], options: dict[str, str]) -> Course:
+        """See BrokerWorld."""
         rng = random.Random(f"seeks/{world.seed}")
         size = Size.draw(rng, options)
         topic = msgspec.structs.replace(size.topic, retention_ms=rng.choice((0, KEPT_MS)))
         course = SeeksCourse(world, faults, options, replace(size, topic=topic))
         course.excused |= {"unexplained_redelivery", "acked_redelivered"}
         course.begun = lambda: world.background(course.seek_often(rng), "somebody seeks")
-        world.play(lambda _: course.run())
-        return course.counters
+        return course
 
 
 class SeeksCourse(Course):
@@ -77,22 +74,28 @@ class SeeksCourse(Course):
         target = self._target(rng, partition)
         address = await directory.dispatcher(TOPIC, partition, SUBSCRIPTION, self.size.traffic.settings)
         done = len(self.past.finishes)
-        request = Admin(verb="seek", arguments=json.dumps({"message_id": target}))
-        reply = await ports.net.call(address, request, SEEK_TIMEOUT)
-        if isinstance(reply, Unknown):
-            await directory.suspect(address)
-            return
-        self._add("seeks", 1)
-        if self.size.topic.retention_ms:
-            position = parse(json.loads(reply.json)["position"])
+        answer = await self._ask(ports, directory, address, "seek", {"message_id": target})
+        if answer is not None and self.size.topic.retention_ms:
+            position = parse(answer["position"])
             after = {
                 (s[2], s[3]) for s in self.past.sends if s[1] == partition and s[6] == history.OK and s[5] >= position
             }
             again = set(self.past.finishes[:done]) - set(self.past.finishes[done:])
             self._add("sought", self.past.reopen(after & again))
 
+    async def _ask(
+        self, ports: Ports, directory: Directory, address: Address, verb: str, arguments: dict[str, Any]
+    ) -> Any:
+        """What the dispatcher answers to an administrative verb, None if that is not known. Raises SluiceError."""
+        reply = await ports.net.call(address, Admin(verb=verb, arguments=json.dumps(arguments)), ADMIN_TIMEOUT)
+        if isinstance(reply, Unknown):
+            await directory.suspect(address)
+            return None
+        self._add(verb, 1)
+        return json.loads(reply.json)
 
-class SkipsWorld:
+
+class SkipsWorld(BrokerWorld):
     """The broker's world with an operator who skips, clears and expires what waits, or seeks to the end.
 
     Nobody is owed what was skipped, so nothing is missed here. But the rest keeps its order, a key one holder, and in
@@ -100,17 +103,14 @@ class SkipsWorld:
     """
 
     name = "skips"
-    kinds = BrokerWorld.kinds
-    favourites: Sequence[str] = ("crash", "two_owners", "churn")
 
-    def __call__(self, world: World, faults: list[Fault], options: dict[str, str]) -> dict[str, int]:
-        """Play a run."""
+    def course(self, world: World, faults: list[Fault], options: dict[str, str]) -> Course:
+        """See BrokerWorld."""
         rng = random.Random(f"skips/{world.seed}")
         course = SkipsCourse(world, faults, options, Size.draw(rng, options))
         course.excused |= {"unexplained_redelivery", "acked_redelivered", "lost"}
         course.begun = lambda: world.background(course.seek_often(rng), "somebody skips")
-        world.play(lambda _: course.run())
-        return course.counters
+        return course
 
 
 class SkipsCourse(SeeksCourse):
@@ -127,11 +127,7 @@ class SkipsCourse(SeeksCourse):
                 ("seek", {"message_id": "latest"}),
             )
         )
-        request = Admin(verb=verb, arguments=json.dumps(arguments))
-        if isinstance(await ports.net.call(address, request, SEEK_TIMEOUT), Unknown):
-            await directory.suspect(address)
-        else:
-            self._add(verb, 1)
+        await self._ask(ports, directory, address, verb, arguments)
 
     async def _rest(self) -> None:
         """Nobody waits for messages that may have been skipped."""

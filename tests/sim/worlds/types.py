@@ -7,7 +7,6 @@ single holders are judged where the choice keeps them, see `_EXCUSED`.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,20 +31,18 @@ _EXCUSED: list[tuple[dict[str, Any], set[str]]] = [
 no message is delayed (BD-1). The older policies keep order in the cases that PIP-282 describes, not in every churn."""
 
 
-class TypesWorld:
+class TypesWorld(BrokerWorld):
     """See the module."""
 
     name = "types"
-    kinds = BrokerWorld.kinds
-    favourites: Sequence[str] = ("crash", "two_owners", "churn")
 
-    def __call__(self, world: World, faults: list[Fault], options: dict[str, str]) -> dict[str, int]:
-        """Play a run."""
+    def course(self, world: World, faults: list[Fault], options: dict[str, str]) -> Course:
+        """See BrokerWorld."""
         rng = random.Random(f"types/{world.seed}")
         size = Size.draw(rng, options)
         chosen, excused = rng.choice(_EXCUSED)
         settings = msgspec.structs.replace(size.traffic.settings, **chosen)
         course = Course(world, faults, options, replace(size, traffic=replace(size.traffic, settings=settings)))
         course.excused |= excused
-        world.play(lambda _: course.run())
-        return {**course.counters, "; ".join(f"{name}={value}" for name, value in chosen.items()): 1}
+        course.counters["; ".join(f"{name}={value}" for name, value in chosen.items())] = 1
+        return course
