@@ -40,6 +40,11 @@ class Actor:
         """Why it takes no new work although it lives; empty if it does."""
         return ""
 
+    @property
+    def problem(self) -> str:
+        """What keeps it from part of its work although it lives, in one line; empty if nothing does."""
+        return ""
+
     async def start(self) -> None:
         """Take possession: read metadata, raise epochs, start background work. Raises Fenced if it cannot."""
 
@@ -50,7 +55,7 @@ class Actor:
     async def handle(self, request: Request[Any]) -> Reply:
         """Answer one request."""
         if isinstance(request, messages.Ping):
-            return messages.Alive(refuses=self.refuses)
+            return messages.Alive(refuses=self.refuses, problem=self.problem)
         name = "on_" + _WORD.sub("_", type(request).__name__).lower()
         handler: Callable[[Request[Any]], Awaitable[Reply]] | None = getattr(self, name, None)
         if handler is None:

@@ -42,7 +42,9 @@ from actors.messages import (
     Text,
     TopicSettings,
 )
-from actors.messages.settings import check_subscription
+from actors.messages.arguments import OF_CLUSTER, read_arguments
+from actors.messages.settings import check_subscription, check_topic, dead_letter_topic, stored_settings
+from actors.names import check_name
 from actors.ports import Address, Places, Ports, Unknown
 from actors.wire import Request
 from storage.errors import Conflict, Invalid, NotFound, SluiceError, Unavailable
@@ -74,6 +76,8 @@ class Controller(Actor):
         self._deleting: dict[str, str] = {}
         """Topics that are being deleted, and what of them goes at present: subscriptions, then partitions."""
         self._unsubscribing: dict[tuple[str, str], None] = {}
+        self._configured: dict[str, tuple[Address, dict[str, Any]]] = {}
+        """By name of a dispatcher: where it is known to work with which settings."""
         self._verbs: dict[str, Callable[[dict[str, Any]], Awaitable[Any]]] = {
             "topics": self._topics,
             "subscriptions": self._subscriptions,
@@ -143,7 +147,7 @@ class Controller(Actor):
 
     async def _add_bookies(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Start bookies with these ids as well; fine if they run. Raises what the first failed start raises."""
-        wanted = [str(bookie) for bookie in arguments["bookies"]]
+        wanted = [check_name("bookie", bookie) for bookie in arguments["bookies"]]
         new = [bookie for bookie in wanted if self._fleet.find("bookie", {"bookie": bookie}) is None]
         await self._fleet.ensure_all([self._fleet.want("bookie", {"bookie": bookie}) for bookie in new])
         return {"added": new}
@@ -152,6 +156,7 @@ class Controller(Actor):
 
     async def on_create_topic(self, request: CreateTopic) -> Done:
         """See messages.CreateTopic."""
+        check_name("topic", request.topic, short=True)
         lost = self._fleet.lost()
         check_settings(request.settings, len([key for key in self._bookie_ids() if key not in lost]))
         value = msgspec.json.encode(request.settings)
@@ -165,7 +170,10 @@ class Controller(Actor):
         record = await self.ports.meta.read(topic_key(topic))
         if record is None:
             raise NotFound(f"there is no topic {topic!r}")
-        return msgspec.json.decode(record.value, type=TopicSettings)
+        settings, told = stored_settings(record.value, TopicSettings)
+        for line in told:
+            self.ports.log("settings_repaired", topic=topic, change=line)
+        return settings
 
     def _topic_entries(self, topic: str, settings: TopicSettings) -> list[Running]:
         plain = msgspec.to_builtins(settings)
@@ -201,7 +209,9 @@ class Controller(Actor):
             if not any(key.endswith(f"/{request.subscription}") for key in known):
                 raise NotFound(f"topic {request.topic!r} has no subscription {request.subscription!r}")
         if request.settings is not None:
+            check_name("subscription", request.subscription)
             check_subscription(request.settings)
+            check_dead_letters(request.topic, request.subscription, request.settings)
         wanted = msgspec.to_builtins(request.settings or SubscriptionSettings())
         place = {"topic": request.topic, "subscription": request.subscription, "subscription_settings": wanted}
         entries = [self._fleet.want("dispatcher", {**place, "partition": p}) for p in range(topic.partitions)]
@@ -213,11 +223,23 @@ class Controller(Actor):
                     self._fleet.forget(entry)
             raise
         for number, (entry, address) in enumerate(zip(entries, addresses, strict=True)):
-            changed = request.settings is not None and entry.settings["subscription_settings"] != wanted
-            if changed and request.partition in (None, number):
-                await self._ask(address, Admin(verb="settings", arguments=json.dumps(wanted)))
-                entry.settings["subscription_settings"] = wanted
+            if request.settings is None or not address or request.partition not in (None, number):
+                continue
+            if self._configured.get(entry.name) != (address, wanted):
+                addresses[number] = await self._configure(entry, address, wanted)
+                self._configured[entry.name] = (addresses[number], wanted)
         return Located(addresses=addresses)
+
+    async def _configure(self, entry: Running, address: Address, wanted: dict[str, Any]) -> Address:
+        """Have a dispatcher work with these settings; where it is then. Raises Conflict while it has consumers.
+
+        Only the dispatcher knows what it has: it may have been made with others long ago.
+        """
+        answer = await self._ask(address, Admin(verb="settings", arguments=json.dumps(wanted)))
+        entry.settings["subscription_settings"] = wanted
+        if json.loads(answer.json)["changed"]:
+            await self._fleet.suspect(address)  # it ended, to begin again with them
+        return await self._fleet.ensure(entry)
 
     async def on_list_bookies(self, request: ListBookies) -> BookieList:
         """See messages.ListBookies."""
@@ -237,7 +259,7 @@ class Controller(Actor):
         handler = self._verbs.get(request.verb)
         if handler is None:
             raise Invalid(f"unknown verb {request.verb!r}; there are {', '.join(sorted(self._verbs))}")
-        return Text(json=json.dumps(await handler(json.loads(request.arguments))))
+        return Text(json=json.dumps(await handler(read_arguments(request.verb, request.arguments, OF_CLUSTER))))
 
     async def _ask(self, address: Address, request: Request[Any]) -> Any:
         reply = await self.ports.net.call(address, request, CALL_TIMEOUT)
@@ -303,6 +325,7 @@ class Controller(Actor):
         if entry is not None:
             # Nobody may find it dead and start it again, which would make what it served anew.
             self._fleet.forget(entry)
+            self._configured.pop(entry.name, None)
         try:
             reply = await self.ports.net.call(address, request, CALL_TIMEOUT)
         except SluiceError:
@@ -341,10 +364,15 @@ def topic_key(topic: str) -> str:
 
 
 def check_settings(settings: TopicSettings, bookies: int) -> None:
-    """Refuse a topic that could never be written: 1 <= ack_quorum <= write_quorum <= ensemble <= bookies."""
-    if settings.partitions < 1:
-        raise Invalid(f"a topic has at least 1 partition, not {settings.partitions}")
-    if not 1 <= settings.ack_quorum <= settings.write_quorum <= settings.ensemble:
-        raise Invalid("the quorums must satisfy 1 <= ack_quorum <= write_quorum <= ensemble")
+    """Refuse a topic that could never be written, or is too large: see check_topic; and ensemble <= bookies."""
+    check_topic(settings)
     if settings.ensemble > bookies:
         raise Invalid(f"an ensemble of {settings.ensemble} needs as many bookies; this cluster has {bookies}")
+
+
+def check_dead_letters(topic: str, subscription: str, settings: SubscriptionSettings) -> None:
+    """Raises Invalid where a dead letter topic has a name that no topic can have, or is the topic itself."""
+    if settings.max_redeliver_count:
+        target = check_name("topic", dead_letter_topic(topic, subscription, settings))
+        if target == topic:
+            raise Invalid(f"dead_letter_topic is {topic} itself: what nobody can handle would come back for ever")

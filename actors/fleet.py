@@ -244,6 +244,9 @@ class Fleet:
             if bool(entry.refuses) != bool(reply.refuses):
                 self.ports.log("read_only" if reply.refuses else "writable", key=entry.name, reason=reply.refuses)
             entry.refuses = reply.refuses
+            if entry.problem != reply.problem:
+                self.ports.log("problem", key=entry.name, problem=reply.problem or "none any more")
+            entry.problem = reply.problem
             return
         entry.misses += 1
         if reply.gone or entry.misses >= MISSES:

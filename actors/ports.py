@@ -15,7 +15,7 @@ process comes back):
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -39,6 +39,13 @@ class Unknown:
     gone: bool = False
 
 
+class Timer(Protocol):
+    """Something that will happen."""
+
+    def cancel(self) -> object:
+        """Let it not happen; fine if it has."""
+
+
 class Clock(Protocol):
     """Time in integer milliseconds."""
 
@@ -50,6 +57,11 @@ class Clock(Protocol):
 
     async def sleep(self, milliseconds: int) -> None:
         """Wait; 0 yields once."""
+
+    def timer(self, milliseconds: int, call: Callable[[], object]) -> Timer:
+        """Run `call` after so long, unless it is cancelled first. It must not await and belongs to no actor: all that
+        it may do is wake somebody. A wait that usually ends before its time costs a task less than with `sleep`.
+        """
 
 
 class Net(Protocol):
@@ -94,6 +106,13 @@ class Disk(Protocol):
 
     async def truncate(self, name: str, size: int) -> None:
         """Cut the file, durably."""
+
+    async def rewrite(self, name: str, offset: int, data: Buffer) -> None:
+        """Write bytes once more in their place, durably. Takes no space. Raises NotFound.
+
+        For bytes that can be read and whose sync may have failed: such bytes count as written in the page cache, so
+        that another sync by itself would not write them.
+        """
 
     async def replace(self, name: str, data: Buffer) -> None:
         """Write a whole small file atomically and durably (temporary name, sync, rename, sync of the folder)."""
@@ -195,6 +214,63 @@ class Places(Protocol):
 
     async def inventory(self) -> list[tuple[str, Address, dict[str, Any]]]:
         """(kind, address, settings) of everything that runs, for a controller that starts anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A live node of the cluster. address: of its machine; several nodes of one machine share its disks."""
+
+    id: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Introduction:
+    """What a process says of itself: the slot that it was told to serve (empty if none), its node's id, what it runs.
+
+    running: (kind, address, settings) of each of its actors.
+    """
+
+    slot: str
+    node: str
+    running: list[tuple[str, Address, dict[str, Any]]]
+
+
+class Processes(Protocol):
+    """The host processes of a cluster by name; used by placement alone.
+
+    What a process is asked ends with its answer or, after `timeout` ms at most, as Unknown. Here `gone` is no hint:
+    the process has ended, or never was.
+    """
+
+    async def nodes(self) -> list[Node]:
+        """The live nodes, in order of id. Raises Unavailable."""
+
+    async def names(self) -> list[str]:
+        """Every host process there is, whoever made it, in order."""
+
+    async def make(self, name: str, node: str | None, timeout: int) -> str:
+        """Start a process (on that node or nowhere) and return its node's id when it is ready.
+
+        Raises Unavailable if that fails; then nothing is left of it.
+        """
+
+    async def introduce(self, name: str, timeout: int) -> Introduction | Unknown:
+        """What a process says of itself, as soon as it has started."""
+
+    async def serve(self, name: str, slot: str, timeout: int) -> Unknown | None:
+        """Tell a process that waits which slot it serves. Raises Unavailable if it serves another one."""
+
+    async def start(
+        self, name: str, kind: str, actor: str, settings: dict[str, Any], timeout: int
+    ) -> Address | Unknown:
+        """Start an actor in a process. Raises what its start raises."""
+
+    async def stop(self, name: str, actor: str, timeout: int) -> Unknown | None:
+        """End an actor of a process; fine if it is not there."""
+
+    def kill(self, name: str) -> None:
+        """End a process; fine if it is gone. One that is frozen may linger for seconds."""
 
 
 class Watch(Protocol):

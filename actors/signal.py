@@ -1,12 +1,13 @@
 """Waiting for a condition, at most so long, through the ports.
 
 asyncio's own timeouts read the loop's clock behind the actor's back; a Signal takes its time from ports.clock, so a
-wait behaves the same in both worlds.
+wait behaves the same in every world.
 """
 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from actors.ports import Ports
 
@@ -42,7 +43,7 @@ class Signal:
         self._waiters.append(waiter)
         if milliseconds is None:
             return await waiter
-        timer = ports.spawn(_ring(ports, waiter, milliseconds), "timer")
+        timer = ports.clock.timer(milliseconds, partial(_ring, waiter))
         try:
             return await waiter
         finally:
@@ -51,7 +52,6 @@ class Signal:
                 self._waiters.remove(waiter)
 
 
-async def _ring(ports: Ports, waiter: asyncio.Future[bool], milliseconds: int) -> None:
-    await ports.clock.sleep(milliseconds)
+def _ring(waiter: asyncio.Future[bool]) -> None:
     if not waiter.done():
         waiter.set_result(False)

@@ -75,6 +75,11 @@ class Packed(msgspec.Struct, frozen=True):
         """Bytes that travel."""
         return len(self.head) + sum(memoryview(part).nbytes for part in self.attachments)
 
+    def copied(self) -> Packed:
+        """The same, safe from who wrote it: columns are copied, payloads are read-only for everybody as they are."""
+        kept = [part if memoryview(part).readonly else bytes(memoryview(part)) for part in self.attachments]
+        return Packed(self.head, kept, list(self.handles))
+
 
 def pack(message: Request[Any] | Reply) -> Packed:
     """Encode a message; big columns and blobs are referred to, not copied."""
@@ -142,9 +147,10 @@ def _attach_blob(blob: Blob, attachments: list[Any], handles: list[Any]) -> list
 
 def _detach_blob(value: Any, attachments: Sequence[Any], handles: Sequence[Any]) -> Blob:
     where, what, size = value
-    if where == 1:
+    if where == 1 and not isinstance(handles[what], memoryview):
         return Blob(handle=handles[what], size=size)
-    blob = Blob(what if where == 2 else attachments[what])
+    # A shared payload may have travelled as its bytes, where its handle could not.
+    blob = Blob(what if where == 2 else handles[what] if where == 1 else attachments[what])
     if blob.size != size:
         raise Invalid(f"an attachment of {size} bytes arrived with {blob.size}")
     return blob

@@ -41,6 +41,7 @@ from actors.bookie.table import ROW, TableWriter
 from actors.ports import Ports, Version
 from actors.wire import Blob
 from cluster.disk import FileDisk
+from cluster.real import RealClock
 from storage.frame import Header, encode_head, payload_crc
 
 MIB = 1024 * 1024
@@ -66,22 +67,6 @@ class Meta:
         return True
 
 
-class Clock:
-    """The real clock."""
-
-    def now(self) -> int:
-        """Milliseconds."""
-        return time.time_ns() // 1_000_000
-
-    def monotonic(self) -> int:
-        """Milliseconds."""
-        return time.monotonic_ns() // 1_000_000
-
-    async def sleep(self, milliseconds: int) -> None:
-        """Wait."""
-        await asyncio.sleep(milliseconds / 1000)
-
-
 class Node:
     """One bookie on a folder, without a cluster around it."""
 
@@ -91,7 +76,7 @@ class Node:
         rng: Any = Random(1)
         ports = Ports(
             me="bench",
-            clock=Clock(),
+            clock=RealClock(),
             net=None,  # type: ignore[arg-type]
             objects=None,  # type: ignore[arg-type]
             meta=meta,  # type: ignore[arg-type]

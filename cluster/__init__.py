@@ -1,12 +1,13 @@
 """Sluice's public interface: `import cluster; client = cluster.connect()`.
 
-Nothing heavy is imported here; Ray comes with the first `connect`. The environment that Ray reads when it is imported
-is set now, so import this package before ray.
+Nothing heavy is imported here; Ray comes with the first `connect`, unless that is `embedded`. The environment that Ray
+reads when it is imported is set now, so import this package before ray.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,15 +44,26 @@ __all__ = [
 prepare()
 
 
-def connect(address: str | None = None, *, data_dir: str | Path | None = None) -> Client:
+def connect(address: str | None = None, *, data_dir: str | Path | None = None, embedded: bool = False) -> Client:
     """A client of the cluster at `address` (`host:port` of Ray's head).
 
     Without an address: the cluster that this process or its parents run in, else the one that `./sluice up` left
     running for `data_dir`, else a new local one that lives as long as the client. Raises Unavailable, Invalid.
-    """
-    from cluster import launch
 
+    embedded: a cluster of its own in this very process, without Ray, that lives as long as the client. It keeps its
+    data in `data_dir`, where any cluster finds it again; without one in a temporary folder, which is removed.
+    """
     folder = None if data_dir is None else Path(data_dir)
+    if embedded:
+        if address is not None:
+            raise Invalid("a cluster in this process has no address; give embedded or an address, not both")
+        from cluster import embedded as in_process
+
+        return in_process.connect(folder)
+    from cluster import launch, standalone
+
+    if "SLUICE_INTERNAL_ADDRESS" not in os.environ and (client := standalone.join(folder, address)) is not None:
+        return client
     cleanup = contextlib.ExitStack()
     if address is not None:
         found = launch.find(folder)

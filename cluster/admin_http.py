@@ -10,17 +10,23 @@
     POST   .../{topic}/subscription/{sub}/skip/{n} | skip_all | resetcursor/{ms} | expireMessages/{seconds}
     DELETE .../{topic}/subscription/{sub}?force=true
 
-Everything but /healthz wants `Authorization: Bearer <token>`; the token is the content of the data folder's
-`admin-token` (mode 0600), which is made when it is missing. JSON in and out, no CORS, small bodies only, and a Host
-header that is not the loopback's is refused, so that a page in a browser cannot reach it by a made-up name.
+    GET    /watch                                                       the live page (needs no token: it holds nothing)
+    GET    /watch/events?topic=T&subscription=S                         what the page shows, as server-sent events
+    GET    /watch/subscriptions                                         what there is to look at
+
+Everything but /healthz and the files of the page wants `Authorization: Bearer <token>`; the token is the content of the
+data folder's `admin-token` (mode 0600), which is made when it is missing. JSON in and out, no CORS, small bodies only,
+and a Host header that is not the loopback's is refused, so that a page in a browser cannot reach it by a made-up name.
+
+A connection is closed when it is older than CONNECTION_SECONDS and no request is being answered on it, whether or not
+one has come: clients that send half a request, or none, hold nothing for long.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
-import os
-import secrets
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -30,17 +36,22 @@ from aiohttp import web
 from actors.actor import Actor
 from actors.directory import Directory
 from actors.messages import Admin, CreateTopic, Explain, Manage, Ping, Stats, TopicSettings
+from actors.names import check_name
 from actors.ports import Ports, Unknown
 from actors.wire import Request
 from cluster.environment import LOOPBACK
-from cluster.metrics import series
-from cluster.names import check_name
+from cluster.metrics import Distribution, Metric, distributions, series
+from cluster.real import logger
+from cluster.tokens import ensure_token
+from cluster.watch.http import PAGE_PATHS, WatchHttp
 from storage.errors import Conflict, Fenced, Invalid, NotFound, Overloaded, SluiceError, Unavailable
 
 TOKEN_FILE = "admin-token"
 PORT_FILE = "admin-port"
 CALL_TIMEOUT = 15_000
+CONNECTION_SECONDS = 30.0
 MAX_BODY = 64 * 1024
+MAX_NUMBER = 2**63 - 1
 BASE = "/admin/v2/persistent/{tenant}/{namespace}"
 STATUS: tuple[tuple[type[SluiceError], int], ...] = (
     (NotFound, 404),
@@ -52,33 +63,41 @@ STATUS: tuple[tuple[type[SluiceError], int], ...] = (
 )
 """HTTP status of each error, as Pulsar's clients expect them."""
 
+OPEN_PATHS = ("/healthz", *PAGE_PATHS)
+_SHOWN = 40
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def make_token(data_dir: Path) -> Path:
-    """The token file of a data folder, made with mode 0600 if it is missing."""
-    path = data_dir / TOKEN_FILE
-    if not path.exists():
-        with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
-            file.write(secrets.token_hex(24))
-    return path
-
-
 class AdminHttp(Actor):
-    """Serves the interface from the controller's process. port 0 chooses one and writes it to `admin-port`."""
+    """Serves the interface from the controller's process. port 0 chooses one and writes it to `admin-port`.
 
-    def __init__(self, ports: Ports, *, controller: str, data_dir: Path, port: int) -> None:
+    connection_seconds: how long a client may keep a connection, or take to send a body.
+    """
+
+    def __init__(
+        self,
+        ports: Ports,
+        *,
+        controller: str,
+        data_dir: Path,
+        port: int,
+        connection_seconds: float = CONNECTION_SECONDS,
+    ) -> None:
         super().__init__(ports)
         self._controller = controller
         self._directory = Directory(ports, controller)
         self._data_dir = data_dir
         self._wanted_port = port
+        self._connection_seconds = connection_seconds
+        self._watch = WatchHttp(ports, self)
         self._runner: web.AppRunner | None = None
+        self._answering: list[Any] = []
         self.port = 0
 
     async def start(self) -> None:
-        """Listen on the loopback. Raises Unavailable if the port is in use."""
-        token = make_token(self._data_dir).read_text().strip()
+        """Listen on the loopback. Raises Unavailable if the port is in use, Invalid if the token file holds none."""
+        token = ensure_token(self._data_dir / TOKEN_FILE)
         self._runner = web.AppRunner(self.application(token), access_log=None)
         await self._runner.setup()
         site = web.TCPSite(self._runner, LOOPBACK, self._wanted_port)
@@ -89,6 +108,18 @@ class AdminHttp(Actor):
             raise Unavailable(f"the admin port {self._wanted_port} is in use: {error.strerror}") from error
         self.port = int(self._runner.addresses[0][1])
         (self._data_dir / PORT_FILE).write_text(str(self.port))
+        self.ports.spawn(self._close_old_connections(self._runner), "connections")
+
+    async def _close_old_connections(self, runner: web.AppRunner) -> None:
+        """aiohttp waits without limit for a first request, and for the rest of one."""
+        known: list[Any] = []
+        while (server := runner.server) is not None:
+            await asyncio.sleep(self._connection_seconds)
+            present = server.connections
+            for connection in present:
+                if connection in known and connection not in self._answering:
+                    connection.force_close()
+            known = present
 
     async def stop(self, reason: str) -> None:
         """Close the port."""
@@ -98,12 +129,13 @@ class AdminHttp(Actor):
 
     def application(self, token: str) -> web.Application:
         """The routes behind the guard."""
-        app = web.Application(middlewares=[_guard(token)], client_max_size=MAX_BODY)
+        app = web.Application(middlewares=[self._noted, _guard(token)], client_max_size=MAX_BODY)
         topic = f"{BASE}/{{topic}}"
         subscription = f"{topic}/subscription/{{subscription}}"
         app.add_routes(
             [
                 web.get("/healthz", self._health),
+                *self._watch.routes(),
                 web.get("/metrics", self._metrics),
                 web.get(BASE, self._topics),
                 web.put(f"{topic}/partitions", self._create),
@@ -123,6 +155,15 @@ class AdminHttp(Actor):
             ]
         )
         return app
+
+    @web.middleware
+    async def _noted(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Remember the connections on which a request is being answered."""
+        self._answering.append(request.protocol)
+        try:
+            return await handler(request)
+        finally:
+            self._answering.remove(request.protocol)
 
     # -- asking the actors ----------------------------------------------------------------------------------------
 
@@ -148,6 +189,43 @@ class AdminHttp(Actor):
             json.loads((await self._ask(address, request)).json) for address in await self._owners(topic, subscription)
         ]
 
+    # -- what the live page asks (cluster.watch.feed.Owners) ------------------------------------------------------
+
+    async def _some(self, topic: str, subscription: str | None, request: Request[Any]) -> list[dict[str, Any] | None]:
+        """The answers of all owners, asked at once; None of those that do not answer now."""
+
+        async def one(address: str) -> dict[str, Any] | None:
+            try:
+                return dict(json.loads((await self._ask(address, request)).json))
+            except (Unavailable, Fenced):
+                return None
+
+        return list(await asyncio.gather(*(one(address) for address in await self._owners(topic, subscription))))
+
+    async def dispatchers(self, topic: str, subscription: str) -> list[dict[str, Any] | None]:
+        """See Owners."""
+        return await self._some(topic, subscription, Stats())
+
+    async def topics(self, topic: str) -> list[dict[str, Any] | None]:
+        """See Owners."""
+        return await self._some(topic, None, Stats())
+
+    async def delayed(self, topic: str, subscription: str) -> list[dict[str, Any] | None]:
+        """See Owners."""
+        return await self._some(topic, subscription, Admin(verb="delayed", arguments="{}"))
+
+    async def status(self) -> dict[str, Any] | None:
+        """See Owners."""
+        try:
+            return dict(await self._manage("status"))
+        except Unavailable:
+            return None
+
+    async def subscriptions(self) -> dict[str, list[str]]:
+        """The subscriptions of every topic."""
+        rows = await self._manage("topics")
+        return {row["topic"]: await self._manage("subscriptions", topic=row["topic"]) for row in rows}
+
     # -- routes ---------------------------------------------------------------------------------------------------
 
     async def _health(self, request: web.Request) -> web.Response:
@@ -172,11 +250,11 @@ class AdminHttp(Actor):
             if row["kind"] == "dispatcher":
                 labels["subscription"] = str(stats["subscription"])
             for metric, extra, value in series(row["kind"], stats):
-                known = lines.setdefault(
-                    metric.name, [f"# HELP {metric.name} {metric.description}", f"# TYPE {metric.name} gauge"]
-                )
-                text = ",".join(f'{name}="{_escaped(label)}"' for name, label in {**labels, **extra}.items())
-                known.append(f"{metric.name}{{{text}}} {value:g}")
+                known = lines.setdefault(metric.name, _head(metric, "gauge"))
+                known.append(f"{metric.name}{_labels({**labels, **extra})} {value:g}")
+            for seen in distributions(stats):
+                known = lines.setdefault(seen.metric.name, _head(seen.metric, "histogram"))
+                known += _histogram(seen, {**labels, **seen.labels})
         body = "\n".join(line for name in sorted(lines) for line in lines[name])
         return web.Response(text=body + "\n", content_type="text/plain")
 
@@ -185,11 +263,16 @@ class AdminHttp(Actor):
         rows = await self._manage("topics")
         return web.json_response([f"persistent://public/default/{row['topic']}" for row in rows])
 
-    async def _create(self, request: web.Request) -> web.Response:
+    async def _body(self, request: web.Request) -> str:
+        """The body as text, whatever charset the client names. Raises Invalid if it does not come."""
         try:
-            partitions = int(await request.text())
-        except ValueError:
-            raise Invalid("the body is the number of partitions") from None
+            async with asyncio.timeout(self._connection_seconds):
+                return (await request.read()).decode("utf-8", "replace")
+        except TimeoutError:
+            raise Invalid(f"the body did not come within {self._connection_seconds:g} s") from None
+
+    async def _create(self, request: web.Request) -> web.Response:
+        partitions = _number(await self._body(request), "the body is the number of partitions, not {}")
         settings = TopicSettings(partitions=partitions)
         await self._ask(self._controller, CreateTopic(topic=_topic(request), settings=settings))
         return web.Response(status=204)
@@ -202,7 +285,7 @@ class AdminHttp(Actor):
         await self._manage(
             "delete_subscription",
             topic=_topic(request),
-            subscription=request.match_info["subscription"],
+            subscription=_subscription(request),
             force=_force(request),
         )
         return web.Response(status=204)
@@ -230,12 +313,12 @@ class AdminHttp(Actor):
     async def _explain(self, request: web.Request) -> web.Response:
         query = request.query
         if "key" in query:
-            question = Explain(key=query["key"].encode())
-        elif query.get("hash", "").isdecimal():
-            question = Explain(hash=int(query["hash"]))
+            question = Explain(key=query["key"].encode("utf-8", "surrogateescape"))
+        elif "hash" in query:
+            question = Explain(hash=_number(query["hash"]))
         else:
             raise Invalid("explain wants ?key=K or ?hash=H")
-        return web.json_response(await self._rows(_topic(request), request.match_info["subscription"], question))
+        return web.json_response(await self._rows(_topic(request), _subscription(request), question))
 
     async def _question(self, request: web.Request) -> web.Response:
         verb = request.match_info["verb"].replace("-", "_")
@@ -243,17 +326,17 @@ class AdminHttp(Actor):
 
     async def _admin(self, request: web.Request, verb: str, arguments: dict[str, Any]) -> list[Any]:
         question = Admin(verb=verb, arguments=json.dumps(arguments))
-        return await self._rows(_topic(request), request.match_info["subscription"], question)
+        return await self._rows(_topic(request), _subscription(request), question)
 
     def _verb(self, verb: str, argument: str | None = None) -> Handler:
         async def handle(request: web.Request) -> web.Response:
-            arguments = {} if argument is None else {argument: _number(request)}
+            arguments = {} if argument is None else {argument: _number(request.match_info["number"])}
             return web.json_response(await self._admin(request, verb, arguments))
 
         return handle
 
     async def _expire(self, request: web.Request) -> web.Response:
-        before = self.ports.clock.now() - _number(request) * 1000
+        before = self.ports.clock.now() - _number(request.match_info["number"]) * 1000
         return web.json_response(await self._admin(request, "expire", {"before": before}))
 
 
@@ -265,13 +348,20 @@ def _guard(token: str) -> Any:
         if request.host.rpartition(":")[0] not in (LOOPBACK, "localhost"):
             return web.json_response({"reason": "ask for 127.0.0.1"}, status=421)
         given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        if request.path != "/healthz" and not hmac.compare_digest(given.encode(), token.encode()):
+        if request.path not in OPEN_PATHS and not hmac.compare_digest(
+            given.encode("utf-8", "surrogateescape"), token.encode()
+        ):
             return web.json_response({"reason": f"a bearer token is needed; it is in {TOKEN_FILE}"}, status=401)
         try:
             return await handler(request)
         except SluiceError as error:
             status = next((code for kind, code in STATUS if isinstance(error, kind)), 500)
             return web.json_response({"reason": str(error)}, status=status)
+        except web.HTTPException:
+            raise
+        except Exception as error:
+            logger.exception("%s %s failed", request.method, request.path)
+            return web.json_response({"reason": f"internal error: {type(error).__name__}"}, status=500)
 
     return guard
 
@@ -287,21 +377,43 @@ def _topic(request: web.Request) -> str:
     return request.match_info["topic"]
 
 
+def _subscription(request: web.Request) -> str:
+    return check_name("subscription", request.match_info["subscription"])
+
+
 def _force(request: web.Request) -> bool:
     return request.query.get("force", "").lower() == "true"
 
 
-def _number(request: web.Request) -> int:
-    text = request.match_info["number"]
-    if not text.isdecimal():
-        raise Invalid(f"{text!r} is no number")
-    return int(text)
+def _number(text: str, complaint: str = "{} is no number") -> int:
+    """Digits as a number that fits into 64 bits. Raises Invalid with the beginning of the text."""
+    digits = text.strip()
+    if digits.isascii() and digits.isdecimal() and len(digits) < _SHOWN and int(digits) <= MAX_NUMBER:
+        return int(digits)
+    raise Invalid(complaint.format(repr(text) if len(text) < _SHOWN else f"{text[:_SHOWN]!r}..."))
 
 
 def _totals(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Sums of the counters of several partitions."""
     names = [key for key, value in rows[0].items() if type(value) is int and key not in ("partition", "epoch")]
     return {name: sum(int(row.get(name, 0)) for row in rows) for name in names}
+
+
+def _head(metric: Metric, kind: str) -> list[str]:
+    return [f"# HELP {metric.name} {metric.description}", f"# TYPE {metric.name} {kind}"]
+
+
+def _histogram(seen: Distribution, labels: dict[str, str]) -> list[str]:
+    """The lines of one histogram: in Prometheus' text each step counts those below it as well."""
+    name, below, lines = seen.metric.name, 0, []
+    for bound, count in zip((*(f"{bound:g}" for bound in seen.bounds), "+Inf"), seen.counts, strict=True):
+        below += count
+        lines.append(f"{name}_bucket{_labels({**labels, 'le': bound})} {below}")
+    return [*lines, f"{name}_sum{_labels(labels)} {seen.sum:g}", f"{name}_count{_labels(labels)} {below}"]
+
+
+def _labels(labels: dict[str, str]) -> str:
+    return "{" + ",".join(f'{name}="{_escaped(label)}"' for name, label in labels.items()) + "}"
 
 
 def _escaped(label: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 from cluster import environment
 from cluster.environment import LOOPBACK, NAMESPACE, prepare
+from cluster.signals import held_back
 from storage.errors import Invalid, Unavailable
 
 TOKEN_PROBE = "/ray.rpc.NodeInfoGcsService/GetClusterId"
@@ -34,13 +35,14 @@ def join(address: str, token_file: Path | None = None) -> None:
         return
     _check_token(address)
     try:
-        ray.init(
-            address=address,
-            namespace=NAMESPACE,
-            log_to_driver=False,
-            logging_level="ERROR",
-            _node_ip_address=LOOPBACK,
-        )
+        with held_back():
+            ray.init(
+                address=address,
+                namespace=NAMESPACE,
+                log_to_driver=False,
+                logging_level="ERROR",
+                _node_ip_address=LOOPBACK,
+            )
     except (ConnectionError, RuntimeError, ValueError, TimeoutError, ray.exceptions.RayError) as error:
         ray.shutdown()
         raise Unavailable(f"no cluster answers at {address}: {first_line(error)}") from None

@@ -1,4 +1,7 @@
-"""The composition root: which class with which parts makes an actor of a kind."""
+"""The composition root: which class with which parts makes an actor of a kind.
+
+What is of Ray alone is imported where it is wanted: a cluster in one process does without it.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,11 @@ from actors.controller import Controller
 from actors.delayed.shared import SharedIndexes
 from actors.losses import LOST_AFTER_MS
 from actors.owners import make_dispatcher, make_topic
-from actors.ports import Meta, Objects, Ports
+from actors.placement.placement import Placement
+from actors.placement.placer import Placer
+from actors.ports import Places, Ports
 from cluster.disk import FileDisk
-from cluster.host import remote_host
-from cluster.places import RayPlaces
-from cluster.stores import open_metadata, open_objects
+from cluster.stores import AsyncMeta, AsyncObjects, open_metadata, open_objects
 from storage.errors import Invalid
 
 CONTROLLER = "controller/controller"
@@ -33,6 +36,8 @@ def make_host(
     restarts: int = 0,
 ) -> Any:
     """Start a host process; returns its Ray handle at once."""
+    from cluster.host import remote_host
+
     return remote_host(name, restarts=restarts, node=node).remote(name, SluiceParts(), settings, boot or [])
 
 
@@ -42,7 +47,7 @@ class SluiceParts:
     def __init__(self) -> None:
         self._shared = SharedIndexes()
 
-    def stores(self, settings: dict[str, Any]) -> tuple[Meta, Objects]:
+    def stores(self, settings: dict[str, Any]) -> tuple[AsyncMeta, AsyncObjects]:
         """The metadata and object stores that the settings name; every process opens its own."""
         endpoint = settings.get("s3_endpoint_url")
         return open_metadata(settings["metadata"], endpoint), open_objects(settings["objects"], endpoint)
@@ -50,9 +55,8 @@ class SluiceParts:
     def actor(self, kind: str, ports: Ports, settings: dict[str, Any]) -> Actor:
         """Make an actor, not yet started. Raises Invalid for an unknown kind."""
         if kind == "controller":
-            places = RayPlaces(settings, make_host)
             return Controller(
-                dataclasses.replace(ports, places=places),
+                ports if ports.places is not None else dataclasses.replace(ports, places=_ray_places(ports, settings)),
                 bookies=list(settings["bookies"]),
                 lost_after_ms=settings.get("bookie_lost_after_ms", LOST_AFTER_MS),
             )
@@ -62,6 +66,7 @@ class SluiceParts:
                 dataclasses.replace(ports, disk=disk),
                 bookie_id=settings["bookie"],
                 settings=msgspec.convert(settings.get("bookie_settings", {}), BookieSettings),
+                cluster=settings.get("cluster", ""),
             )
         if kind == "admin":
             from cluster.admin_http import AdminHttp  # only the controller's process pays for a web server
@@ -77,3 +82,16 @@ class SluiceParts:
         if kind == "dispatcher":
             return make_dispatcher(ports, settings, CONTROLLER, self._shared)
         raise Invalid(f"there is no actor of kind {kind!r}")
+
+
+def _ray_places(ports: Ports, settings: dict[str, Any]) -> Places:
+    from cluster.net import DirectNet
+    from cluster.processes import RayProcesses
+
+    placement = Placement(
+        int(settings.get("brokers", 1)), ports.clock.monotonic(), standby=bool(settings.get("standby", True))
+    )
+    processes = RayProcesses(settings, make_host)
+    if isinstance(ports.net, DirectNet):
+        ports.spawn(processes.part_from_lost_nodes(ports.net.part), "lost-nodes")
+    return Placer(ports, processes, placement)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import secrets
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Coroutine, Iterator
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -16,8 +17,10 @@ from actors.backoff import Backoff
 from actors.consumer.held import Received
 from actors.consumer.partition import PartitionConsumer
 from actors.consumer.payload import Payloads
+from actors.controller import check_dead_letters
 from actors.directory import Directory
 from actors.messages import (
+    AcceptLoss,
     Admin,
     CreateTopic,
     Explain,
@@ -28,25 +31,28 @@ from actors.messages import (
     Text,
     TopicSettings,
 )
-from actors.messages.settings import dead_letter_topic
+from actors.names import check_name
 from actors.ports import Ports, Unknown
 from actors.producer.producer import PartitionProducer
 from actors.wire import Request
+from cluster.alarms import alarms_of
 from cluster.build import CONTROLLER
 from cluster.consumer import Consumer, RangesCallback
 from cluster.deaths import this_process
-from cluster.loop import LoopThread
+from cluster.loop import LoopThread, NoAnswer
 from cluster.message import MessageId
-from cluster.names import check_name
-from cluster.net import RayNet
-from cluster.producer import Producer
-from cluster.real import RealClock, StructuredLog, Tasks, make_rng
+from cluster.net import DirectNet
+from cluster.producer import Batching, Producer
+from cluster.real import RealClock, StructuredLog, Tasks, TroubleLog, make_rng
 from cluster.stored import StoredRange, ranges_of, read_range
 from storage.errors import Invalid, NotFound, Unavailable
 from storage.hashing import masked_hash
+from storage.position import entry_of, ledger_of, parse
 
 CALL_TIMEOUT = 15_000
+T = TypeVar("T")
 LOCATE_FIRST, LOCATE_MOST = 50, 1_000
+OPEN_TIMEOUT = SUBSCRIBE_TIMEOUT = 120_000
 OPERATION_TIMEOUT = 30_000
 """Milliseconds for which opening something waits for a controller that does not answer, as Pulsar's clients do."""
 
@@ -54,23 +60,29 @@ OPERATION_TIMEOUT = 30_000
 class Client:
     """A connection to a cluster. Safe for threads; close it, or use it as a context manager."""
 
-    def __init__(self, on_close: contextlib.ExitStack | None = None) -> None:
+    def __init__(
+        self, on_close: contextlib.ExitStack | None = None, net: DirectNet | None = None, loop: LoopThread | None = None
+    ) -> None:
+        """on_close: ends with it. net: reaches the cluster; Ray's without it. loop: somebody else's, to run on."""
         # pyarrow imports pandas at its first conversion, a quarter of a second that the first message should not wait.
         pa.array(np.zeros(1))
-        self._loop = LoopThread("sluice-client")
+        self._loop = loop or LoopThread("sluice-client")
+        self._own_loop = loop is None
         self._cleanup = on_close or contextlib.ExitStack()
         self._tasks = Tasks("client")
+        self._net = net or DirectNet()
         me = f"client-{secrets.token_hex(4)}/client"
+        self._log = TroubleLog(StructuredLog(me), RealClock())
         # A client has no stores and no disk: everything it wants it asks of the actors.
         self._ports = Ports(
             me=me,
             clock=RealClock(),
-            net=RayNet(),
+            net=self._net,
             objects=None,  # type: ignore[arg-type]
             meta=None,  # type: ignore[arg-type]
             rng=make_rng(),
             spawn=self._tasks,
-            log=StructuredLog(me),
+            log=self._log,
         )
         self._directory = Directory(self._ports, CONTROLLER)
         self._open: dict[int, Producer | Consumer] = {}
@@ -116,18 +128,34 @@ class Client:
         *,
         initial_sequence_id: int | None = None,
         compression: str | None = None,
+        batching_max_messages: int = 1000,
+        batching_max_allowed_size_in_bytes: int = 128 * 1024,
+        batching_max_publish_delay_ms: int = 10,
     ) -> Producer:
         """Open a producer. With a name, its sequences are remembered over restarts, and a newer producer of the same
         name fences this one. initial_sequence_id: number the rows from there, so that an identical repetition after a
         failure stores nothing twice; None goes on behind what is stored. compression: None, lz4 or zstd.
+
+        batching_*: of messages that are sent one by one, how many and how many bytes go out together at the most, and
+        how long one may wait for others while the producer has messages in flight; with nothing in flight none waits.
         """
         topic = check_name("topic", topic)
         name = producer_name or f"producer-{secrets.token_hex(8)}"
         check_name("producer", name)
-        return self._loop.run(self._create_producer(topic, name, initial_sequence_id, compression), 120)
+        batching = Batching(batching_max_messages, batching_max_allowed_size_in_bytes, batching_max_publish_delay_ms)
+        work = self._create_producer(topic, name, initial_sequence_id, compression, batching)
+        return self._open_within(work, OPEN_TIMEOUT, f"opening a producer on {topic}")
+
+    def _open_within(self, work: Coroutine[Any, Any, T], timeout_ms: int, what: str) -> T:
+        """Run it. Raises Unavailable that says why, if that is known, when it did not end in time."""
+        try:
+            return self._loop.run(work, timeout_ms / 1000)
+        except NoAnswer:
+            reasons = "; ".join(self.troubles()) or "nobody answers"
+            raise Unavailable(f"{what} did not succeed within {timeout_ms / 1000:g} s: {reasons}") from None
 
     async def _create_producer(
-        self, topic: str, name: str, initial_sequence_id: int | None, compression: str | None
+        self, topic: str, name: str, initial_sequence_id: int | None, compression: str | None, batching: Batching
     ) -> Producer:
         settings = await self._settings(topic)
         incarnation = secrets.token_hex(8)
@@ -135,8 +163,7 @@ class Client:
             PartitionProducer(self._ports, self._directory, topic, partition, name, incarnation, compression)
             for partition in range(settings.partitions)
         ]
-        for part in parts:
-            await part.open()
+        await asyncio.gather(*(part.open() for part in parts))
         producer = Producer(
             self._loop,
             self._ports,
@@ -145,6 +172,7 @@ class Client:
             parts,
             initial_sequence_id=initial_sequence_id,
             max_delay_ms=settings.max_delay_ms,
+            batching=batching,
             close=self._forget,
         )
         self._remember(producer)
@@ -160,12 +188,14 @@ class Client:
         key_shared_ranges: list[tuple[int, int]] | None = None,
         negative_ack_redelivery_delay_ms: int = 60_000,
         on_ranges: RangesCallback | None = None,
+        timeout_ms: int = SUBSCRIBE_TIMEOUT,
         **settings: Any,
     ) -> Consumer:
         """Join a subscription, made at `initial_position` (latest or earliest) if it is new.
 
         receiver_queue_size: messages that may wait here, over all partitions. key_shared_ranges: this consumer's
-        hash ranges when selector is "sticky". Settings: actors.messages.SubscriptionSettings, Key_Shared by default.
+        hash ranges when selector is "sticky". timeout_ms: how long to try. Settings:
+        actors.messages.SubscriptionSettings, Key_Shared by default. Raises Unavailable with the reason.
         """
         topic = check_name("topic", topic)
         check_name("subscription", subscription_name)
@@ -183,7 +213,8 @@ class Client:
             on_ranges=on_ranges,
             close=self._forget,
         )
-        self._loop.run(self._subscribe(consumer, wanted, key_shared_ranges or [], receiver_queue_size), 120)
+        work = self._subscribe(consumer, wanted, key_shared_ranges or [], receiver_queue_size)
+        self._open_within(work, timeout_ms, f"subscribing to {topic}")
         self._remember(consumer)
         return consumer
 
@@ -211,14 +242,11 @@ class Client:
             )
             for partition in range(settings.partitions)
         ]
-        try:
-            for part in consumer.parts:
-                await part.open()
-        except BaseException:
-            for part in consumer.parts:
-                if part.session:
-                    await part.close()
-            raise
+        opened = await asyncio.gather(*(part.open() for part in consumer.parts), return_exceptions=True)
+        failed = next((one for one in opened if isinstance(one, BaseException)), None)
+        if failed is not None:
+            await asyncio.gather(*(part.close() for part in consumer.parts if part.session))
+            raise failed
 
     # -- the log itself -------------------------------------------------------------------------------------------
 
@@ -234,16 +262,39 @@ class Client:
         topic = check_name("topic", topic)
         return read_range(self._loop, Payloads(self._ports, self._directory, topic, wanted.partition), wanted)
 
+    def accept_loss(self, topic: str, run: str, dry_run: bool = False) -> dict[str, Any]:
+        """Give up the run that holds an entry (LEDGER:ENTRY), because no copy of it can be read: its messages count as
+        done for every subscription, and readers are told that they were given up. The other messages keep their order.
+        dry_run: only say which messages these are. Raises Invalid if the run can be read.
+        """
+        at = parse(run)
+        if at < 0:
+            raise Invalid("accept_loss wants LEDGER:ENTRY")
+        request = AcceptLoss(ledger=ledger_of(at), entry=entry_of(at), dry_run=dry_run)
+        for address in self._addresses(topic, None):
+            with contextlib.suppress(NotFound):
+                return dict(self._ask_json(address, request))
+        raise NotFound(f"no partition of {topic} has entry {run}")
+
     # -- questions ------------------------------------------------------------------------------------------------
 
     def stats(self, topic: str, subscription: str | None = None) -> list[dict[str, Any]]:
         """Statistics of a topic, or of one subscription, a row a partition; Pulsar's names."""
         return [self._ask_json(address, Stats()) for address in self._addresses(topic, subscription)]
 
-    def admin(self, topic: str, subscription: str, verb: str, **arguments: Any) -> list[Any]:
-        """Run an administrative verb of a subscription on every partition (see actors.dispatcher.admin)."""
+    def admin(
+        self, topic: str, subscription: str, verb: str, *, partition: int | None = None, **arguments: Any
+    ) -> list[Any]:
+        """Run an administrative verb of a subscription (see actors.dispatcher.admin) on one partition, or on all."""
         request = Admin(verb=verb, arguments=json.dumps(arguments))
-        return [self._ask_json(address, request) for address in self._addresses(topic, subscription)]
+        addresses = self._addresses(topic, subscription)
+        if partition is not None:
+            if not 0 <= partition < len(addresses):
+                raise NotFound(f"topic {topic} has no partition {partition}")
+            addresses = [addresses[partition]]
+        elif len(addresses) > 1 and arguments.get("message_id", "earliest") not in ("earliest", "latest"):
+            raise Invalid(f"topic {topic} has {len(addresses)} partitions; name the message's: LEDGER:ENTRY:PARTITION")
+        return [self._ask_json(address, request) for address in addresses]
 
     def explain(
         self,
@@ -275,6 +326,14 @@ class Client:
     def status(self) -> dict[str, Any]:
         """What runs where."""
         return dict(self._manage("status"))
+
+    def alarms(self) -> list[str]:
+        """What is wrong with the cluster, in one line each."""
+        return alarms_of(self.status())
+
+    def troubles(self) -> list[str]:
+        """Why something that this client waits for did not work when it was last tried, one line for each cause."""
+        return self._log.troubles()
 
     def _addresses(self, topic: str, subscription: str | None) -> list[str]:
         topic = check_name("topic", topic)
@@ -338,7 +397,10 @@ class Client:
         for opened in list(self._open.values()):
             with contextlib.suppress(Exception):
                 opened.close()
-        self._loop.stop()
+        self._loop.soon(self._tasks.cancel_all)
+        self._loop.soon(self._net.close)
+        if self._own_loop:
+            self._loop.stop()
         self._cleanup.close()
 
     def __enter__(self) -> Client:
@@ -350,11 +412,9 @@ class Client:
 
 def _check_dead_letters(wanted: SubscriptionSettings, topic: str, subscription: str) -> None:
     """Give the dead letter topic its short name. Raises Invalid where nothing could ever be written to it."""
-    if wanted.max_redeliver_count:
-        target = check_name("topic", dead_letter_topic(topic, subscription, wanted))
-        if target == topic:
-            raise Invalid(f"dead_letter_topic is {topic} itself: what nobody can handle would come back for ever")
-        wanted.dead_letter_topic = target if wanted.dead_letter_topic else ""
+    check_dead_letters(topic, subscription, wanted)
+    if wanted.max_redeliver_count and wanted.dead_letter_topic:
+        wanted.dead_letter_topic = check_name("topic", wanted.dead_letter_topic)
 
 
 def _convert(values: dict[str, Any], kind: Any) -> Any:

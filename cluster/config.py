@@ -40,7 +40,7 @@ from pydantic_settings import (
 from actors.bookie.settings import BookieSettings
 from actors.losses import LOST_AFTER_MS
 from actors.messages import SubscriptionSettings, TopicSettings
-from actors.messages.settings import check_subscription
+from actors.messages.settings import check_subscription, check_topic
 from cluster.launch import ClusterOptions
 from storage.errors import Invalid
 
@@ -48,10 +48,8 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 PREFIX = "SLUICE_"
 
-MAX_PARTITIONS = 1024
-"""Most partitions of one topic."""
-
-_MAY_BE_MINUS_ONE = ("delayed_delivery_max_num_buckets",)
+MAX_DIGITS = 40
+"""Longest text that is read as a duration or a size."""
 
 OTHER_VARIABLES = ("SLUICE_CONFIG", "SLUICE_DEBUG", "SLUICE_TOKEN", "SLUICE_TOKEN_FILE")
 """Environment variables that begin like ours and are no configuration keys. SLUICE_INTERNAL_* is left alone too."""
@@ -69,18 +67,18 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 def parse_duration(text: str) -> int:
     """Milliseconds of `250ms`, `10s`, `1h30m`; a bare number is milliseconds. Raises ValueError."""
     text = text.strip()
+    if len(text) > MAX_DIGITS or not (text.isdecimal() or _DURATION.fullmatch(text)):
+        raise ValueError(f"{text[:MAX_DIGITS]!r} is not a duration; write 250ms, 10s, 5m, 1h or 2d")
     if text.isdecimal():
         return int(text)
-    if not _DURATION.fullmatch(text):
-        raise ValueError(f"{text!r} is not a duration; write 250ms, 10s, 5m, 1h or 2d")
     return round(sum(float(number) * _DURATIONS[unit] for number, unit in _DURATION_PART.findall(text)))
 
 
 def parse_size(text: str) -> int:
     """Bytes of `64MB`, `1GiB`, `512k` (all by powers of 1024); a bare number is bytes. Raises ValueError."""
     found = _SIZE.fullmatch(text.strip())
-    if not found:
-        raise ValueError(f"{text!r} is not a size; write 512KB, 64MB or 1GB")
+    if not found or len(text) > MAX_DIGITS:
+        raise ValueError(f"{text[:MAX_DIGITS]!r} is not a size; write 512KB, 64MB or 1GB")
     return round(float(found[1]) * _SIZES[f"{found[2].upper()}B"])
 
 
@@ -91,7 +89,8 @@ def with_unit(name: str, value: object) -> object:
     if name.endswith(("_ms", "_millis")):
         return parse_duration(value)
     if name.endswith("_seconds"):
-        return int(value) if value.strip().isdecimal() else parse_duration(value) // 1000
+        seconds = value.strip()
+        return int(seconds) if seconds.isdecimal() and len(seconds) <= MAX_DIGITS else parse_duration(value) // 1000
     return parse_size(value) if name.endswith("_bytes") else value
 
 
@@ -136,6 +135,9 @@ class Configuration(BaseSettings):
     metadata: str = Field("", description="where metadata lives: empty for data_dir, or s3://bucket/prefix")
     objects: str = Field("", description="where snapshots go: empty for data_dir, or s3://bucket/prefix")
     s3_endpoint_url: str | None = Field(None, description="S3 server to use in place of AWS, for example MinIO's")
+    bind_address: str = Field(
+        "127.0.0.1", description='where processes listen for others; "node" for several machines: the address Ray uses'
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "warning", description="what the processes of the cluster write to Ray's log files"
     )
@@ -168,21 +170,13 @@ class Configuration(BaseSettings):
     def topic_settings(self, **changes: object) -> TopicSettings:
         """Settings for a new topic: these defaults, then the changes. Raises Invalid on an unknown key."""
         settings = _settings(TopicSettings, "topic", self.topic, changes)
-        if not 1 <= settings.partitions <= MAX_PARTITIONS:
-            raise Invalid(f"partitions = {settings.partitions}: a topic has 1 to {MAX_PARTITIONS} partitions")
-        if not settings.ensemble >= settings.write_quorum >= settings.ack_quorum >= 1:
-            raise Invalid(
-                f"ensemble = {settings.ensemble}, write_quorum = {settings.write_quorum}, ack_quorum = "
-                f"{settings.ack_quorum}: needed is ensemble >= write_quorum >= ack_quorum >= 1"
-            )
-        _refuse_negative(settings)
+        check_topic(settings)
         return settings
 
     def subscription_settings(self, **changes: object) -> SubscriptionSettings:
         """Settings for a new subscription: these defaults, then the changes. Raises Invalid on an unknown key."""
         settings = _settings(SubscriptionSettings, "subscription", self.subscription, changes)
         check_subscription(settings)
-        _refuse_negative(settings)
         return settings
 
 
@@ -200,12 +194,6 @@ def _settings(kind: type[S], section: str, base: BaseModel, changes: Mapping[str
         return msgspec.convert(values, kind, strict=False)
     except msgspec.ValidationError as error:
         raise Invalid(f"settings of the {section}: {error}") from None
-
-
-def _refuse_negative(settings: msgspec.Struct) -> None:
-    for name, value in msgspec.structs.asdict(settings).items():
-        if isinstance(value, int) and value < (-1 if name in _MAY_BE_MINUS_ONE else 0):
-            raise Invalid(f"{name} = {value}: must not be negative")
 
 
 def known_keys() -> list[str]:

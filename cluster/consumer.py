@@ -50,7 +50,9 @@ class Consumer:
         self._arrived = threading.Condition()
         self._failed: SluiceError | None = None
         self._current: list[Message] = []
-        self._unfinished: dict[tuple[int, int], Message] = {}
+        self._done: deque[tuple[PartitionConsumer, Received, int]] = deque()
+        """Single messages that are acknowledged and not handed to their partitions yet."""
+        self._loop_told = False
         self._closed = False
 
     # -- called on the loop's thread ------------------------------------------------------------------------------
@@ -86,7 +88,7 @@ class Consumer:
                     self._queue.popleft()
                     consumer = self.parts[part.partition]
                     self._loop.soon(consumer.taken, part)
-                    if not part.revoked:
+                    if not part.revoked and part.open.any():  # else it was given back with all the others
                         return Batch(self._topic, part, consumer)
                 if self._failed is not None:
                     raise self._failed
@@ -116,19 +118,34 @@ class Consumer:
             if batch is None:
                 raise Unavailable(f"no message within {timeout_millis} ms")
             self._current = batch.messages()[::-1]
-        message = self._current.pop()
-        self._unfinished[(message.batch.partition, message.message_id().position)] = message
-        return message
+        return self._current.pop()
 
     def _current_is_late(self) -> bool:
         return self.parts[self._current[-1].batch.partition].lease_over()
 
     def acknowledge(self, what: Batch | Message | MessageId, *, ack_receipt: bool = False) -> None:
         """Done with it, for good. ack_receipt: wait until that is durable."""
-        consumer, part, rows = self._rows_of(what)
-        self._loop.soon(consumer.acknowledge, part, rows)
+        if isinstance(what, Batch):
+            consumer = what.consumer
+            self._loop.soon(consumer.acknowledge, what.received, None)
+        else:
+            consumer, part, row = self._row_of(what)
+            self._done.append((consumer, part, row))
+            if not self._loop_told:
+                self._loop_told = True
+                self._loop.soon(self._acknowledge_singles)
         if ack_receipt:
             self._loop.run(_confirmed_after(consumer))
+
+    def _acknowledge_singles(self) -> None:
+        """Hand the single messages that were acknowledged to their partitions, as columns. On the loop's thread."""
+        self._loop_told = False
+        rows: dict[Received, tuple[PartitionConsumer, list[int]]] = {}
+        while self._done:
+            consumer, part, row = self._done.popleft()
+            rows.setdefault(part, (consumer, []))[1].append(row)
+        for part, (consumer, done) in rows.items():
+            consumer.acknowledge(part, np.array(done))
 
     def acknowledge_cumulative(self, what: Message | MessageId) -> None:
         """Refused: a cumulative acknowledgement has no meaning when several consumers share a subscription (KS-56)."""
@@ -136,14 +153,17 @@ class Consumer:
 
     def negative_acknowledge(self, what: Batch | Message | MessageId, *, delay_ms: int | None = None) -> None:
         """Give it back; it comes again after `delay_ms` (default: negative_ack_redelivery_delay_ms, 60 s)."""
-        consumer, part, rows = self._rows_of(what)
+        if isinstance(what, Batch):
+            consumer, part, rows = what.consumer, what.received, None
+        else:
+            consumer, part, row = self._row_of(what)
+            rows = np.array([row])
         delay = self._nack_delay if delay_ms is None else delay_ms
         self._loop.run(consumer.negative_acknowledge(part, rows, delay))
 
     def redeliver_unacknowledged_messages(self) -> None:
         """Give back everything that is not acknowledged."""
         self._current = []
-        self._unfinished.clear()
         for part in self.parts:
             self._loop.run(part.redeliver_all())
 
@@ -159,12 +179,12 @@ class Consumer:
     def pause(self) -> None:
         """Ask for no more messages; what was granted may still come."""
         for part in self.parts:
-            part.paused = True
+            self._loop.soon(part.pause)
 
     def resume(self) -> None:
         """Ask for messages again."""
         for part in self.parts:
-            part.paused = False
+            self._loop.soon(part.resume)
 
     def held(self) -> int:
         """Messages that this consumer has and has not finished."""
@@ -214,16 +234,14 @@ class Consumer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _rows_of(self, what: Batch | Message | MessageId) -> tuple[PartitionConsumer, Received, np.ndarray | None]:
-        if isinstance(what, Batch):
-            return what.consumer, what.received, None
-        if isinstance(what, MessageId):
-            found = self._unfinished.get((what.partition_index, what.position))
-            if found is None:
-                raise NotFound(f"message {what} was not received here, or is done")
-            what = found
-        self._unfinished.pop((what.batch.partition, what.message_id().position), None)
-        return what.batch.consumer, what.batch.received, np.array([what.row])
+    def _row_of(self, what: Message | MessageId) -> tuple[PartitionConsumer, Received, int]:
+        if isinstance(what, Message):
+            return what.batch.consumer, what.batch.received, what.row
+        consumer = self.parts[what.partition_index] if 0 <= what.partition_index < len(self.parts) else None
+        found = consumer.find(what.position) if consumer is not None else None
+        if consumer is None or found is None:
+            raise NotFound(f"message {what} was not received here, or is done")
+        return consumer, *found
 
 
 async def _confirmed_after(consumer: PartitionConsumer) -> None:

@@ -3,9 +3,10 @@
 All writing goes through one thread, so appends to a file are in order and the write and its fdatasync cost one hop
 from the event loop. Reading has threads of its own, so that a long sync does not hold up reads.
 
-A failed write or sync is final (after a failed fsync Linux drops the dirty pages and reports success the next time,
-so nothing that follows could be believed): from then on every call raises DiskFailed. A full device is different: the
-bytes written so far are cut off again and DiskFull says that nothing happened.
+A failed write or sync is final (after a failed fsync Linux takes the pages for clean and reports success the next
+time, so nothing that follows could be believed): from then on every call raises DiskFailed. The next process reads
+what was not synced from the page cache, and makes it durable by `rewrite`, which makes the pages dirty again. A full
+device is different: the bytes written so far are cut off again and DiskFull says that nothing happened.
 
 What was synced leaves the page cache at once. It is read again only by those who have fallen far behind or after a
 failure, while the pages that it frees take the next append: writing to pages that the processor has just used costs
@@ -32,6 +33,7 @@ from typing import ParamSpec, TypeVar
 from actors.ports import DiskFailed, DiskFull
 from storage.errors import Invalid, NotFound, Unavailable
 from storage.frame import Buffer
+from storage.objects import make_private
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -57,7 +59,7 @@ class FileDisk:
         self._read_only = read_only
         self._closing: list[int] = []
         if not read_only:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_private(self.folder)
             self._closing.append(_take_lock(self.folder / _LOCK))
             for stale in self.folder.glob(f"*{_TEMPORARY}"):
                 stale.unlink()
@@ -99,6 +101,10 @@ class FileDisk:
     async def truncate(self, name: str, size: int) -> None:
         """Cut the file, durably. Raises NotFound."""
         await self._write(self._truncate, name, size)
+
+    async def rewrite(self, name: str, offset: int, data: Buffer) -> None:
+        """Write bytes once more in their place, durably. Raises NotFound."""
+        await self._write(self._rewrite, name, offset, data)
 
     async def replace(self, name: str, data: Buffer) -> None:
         """Write a whole file atomically and durably."""
@@ -146,6 +152,18 @@ class FileDisk:
         fd = self._descriptor(name)
         os.ftruncate(fd, size)
         os.fsync(fd)
+
+    def _rewrite(self, name: str, offset: int, data: Buffer) -> None:
+        try:
+            fd = os.open(self.folder / name, os.O_WRONLY | os.O_CLOEXEC)  # a file opened to append has no places
+        except FileNotFoundError:
+            raise NotFound(f"there is no file {name}") from None
+        try:
+            os.lseek(fd, offset, os.SEEK_SET)
+            _write_all(fd, [data])
+            os.fsync(fd)
+        finally:
+            os.close(fd)
 
     def _replace(self, name: str, data: Buffer) -> None:
         temporary = self.folder / f"{name}{_TEMPORARY}"

@@ -14,6 +14,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from cluster.leftovers import claim
+from cluster.tokens import ensure_token
+
 NAMESPACE = "sluice"
 LOOPBACK = "127.0.0.1"
 
@@ -51,18 +54,14 @@ def prepare(token_file: Path | None = None) -> None:
     """Set the environment of this process and its children; keeps what the user set by hand.
 
     token_file: where the cluster's token lives; made with mode 0600 if it is missing. Without one, Ray's own order
-    applies (RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH, the file in the home folder).
+    applies (RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH, the file in the home folder). Raises Invalid if it holds no token.
     """
     global ray_came_first
     ray_came_first = ray_came_first or ("ray" in sys.modules and os.environ.get("RAY_AUTH_MODE") != "token")
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
     if token_file is not None:
-        if not token_file.exists():
-            token_file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            handle = os.open(token_file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-            with os.fdopen(handle, "w") as file:
-                file.write(secrets.token_hex(32))
+        ensure_token(token_file)
         if os.environ.get("RAY_AUTH_TOKEN_PATH") != str(token_file):
             os.environ["RAY_AUTH_TOKEN_PATH"] = str(token_file)
             _forget_token()
@@ -76,25 +75,33 @@ def _forget_token() -> None:
 
 
 SESSION_PREFIX = "sluice-"
+SHORT_ROOT = "/tmp" if Path("/tmp").is_dir() else tempfile.gettempdir()
+RAY_FOLDER = "ray"
+"""Ray's own part of a session folder: the name that it gives it below RAY_TMPDIR."""
 
 
 def short_folder(note: list[str] | None = None) -> str:
     """A fresh folder with a short path for Ray's session: its socket names must stay below 108 bytes.
 
+    Nobody else may enter it. Ray opens what it makes to everybody, its sockets' folder included, in which another user
+    could put a socket of his own in the place of Ray's: so Ray works one level below, in `ray_folder`.
+
     note: gets the path before the folder exists, for a caller that is interrupted.
     """
-    path = str(Path(_short_root(), SESSION_PREFIX + secrets.token_hex(4)))
+    path = str(Path(SHORT_ROOT, SESSION_PREFIX + secrets.token_hex(4)))
     if note is not None:
         note.append(path)
     os.mkdir(path, 0o700)
+    claim(Path(path))
     return path
+
+
+def ray_folder(session: str) -> str:
+    """Where Ray works in a session folder."""
+    return f"{session}/{RAY_FOLDER}"
 
 
 def is_session_folder(path: str) -> bool:
     """Whether `short_folder` may have made it: what it names is removed with the cluster, so it must be that."""
     folder = Path(path)
-    return folder.name.startswith(SESSION_PREFIX) and str(folder.parent) == _short_root() and not folder.is_symlink()
-
-
-def _short_root() -> str:
-    return "/tmp" if Path("/tmp").is_dir() else tempfile.gettempdir()
+    return folder.name.startswith(SESSION_PREFIX) and str(folder.parent) == SHORT_ROOT and not folder.is_symlink()

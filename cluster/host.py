@@ -1,9 +1,11 @@
 """A host: one process in the Ray cluster that runs several Sluice actors.
 
-Ray pays for processes (66 MB each) and for calls between them (about a millisecond), so a broker host runs a
-partition's topic and its dispatchers side by side and they talk without Ray. A bookie has a host to itself, because
-its disk and its death are its own. Hosts are detached, never restarted and never retried by Ray: a new incarnation
-has a new name, and epochs keep the old one out.
+A process costs 66 MB, and a call between two of them a wake-up on each side, so a broker host runs a partition's topic
+and its dispatchers side by side. A bookie has a host to itself, because its disk and its death are its own. Hosts are
+detached, never restarted and never retried by Ray: a new incarnation has a new name, and epochs keep the old one out.
+
+What every host does for an actor stands in actors.host; this one adds the process. Ray starts, names and watches it;
+what is said to its actors comes over connections of its own (cluster.wire).
 """
 
 from __future__ import annotations
@@ -16,26 +18,35 @@ import logging
 import os
 import threading
 import time
-from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from dataclasses import dataclass
+from typing import Any, Protocol
 
+import msgspec
 import psutil
 import ray
 from ray.exceptions import RayError
 
-from actors.actor import REQUESTS, Actor
+from actors.actor import Actor
+from actors.host import Answer, HostedActor
 from actors.messages import Stats, Text
 from actors.ports import Address, Meta, Objects, Ports, Unknown
-from actors.wire import Reply, Request, pack, pack_error, unpack
+from actors.wire import Packed, pack_error
+from cluster.arrow import without_pandas
 from cluster.deaths import ProcessWatch
+from cluster.environment import LOOPBACK
 from cluster.metrics import EVERY_S, Exporter
-from cluster.net import Envelope, RayNet
+from cluster.net import DirectNet, open_endpoint, session_folder
 from cluster.real import RealClock, StructuredLog, Tasks, log_to_stderr, make_rng
-from storage.errors import InvariantViolation, SluiceError, Unavailable
+from cluster.wire.endpoint import Endpoint
+from cluster.wire.listener import Listener
+from cluster.wire.payloads import raise_limit
+from storage.errors import SluiceError, Unavailable
 
 logger = logging.getLogger("sluice")
 
 BOOT_RETRY_S = 1.0
+EXPORT_TIMEOUT = 5_000
+"""Milliseconds that an actor has to tell its statistics."""
 KNOCK_S = 0.1
 """Seconds between attempts of a restarted host to call itself."""
 
@@ -52,35 +63,17 @@ class Parts(Protocol):
 
 @dataclass(eq=False, slots=True)
 class _Running:
-    """One actor here. calls: the tasks in which it is answering somebody. over: it answers no more."""
+    """One actor here."""
 
     kind: str
-    actor: Actor
+    hosted: HostedActor
     tasks: Tasks
     settings: dict[str, Any]
-    calls: dict[asyncio.Task[Any], None] = field(default_factory=dict)
-    over: bool = False
 
-    def end(self) -> None:
+    def end(self, reason: str) -> None:
         """End what it does by itself and for others: who waits for it learns at once that it is gone."""
-        self.over = True
         self.tasks.cancel_all()
-        for call in list(self.calls):
-            call.cancel()
-
-    async def answer(self, request: Request[Any]) -> Reply | None:
-        """What the actor says; None if it ended first. Raises what the actor raises."""
-        task = cast("asyncio.Task[Any]", asyncio.current_task())
-        self.calls[task] = None
-        try:
-            return await self.actor.handle(request)
-        except asyncio.CancelledError:
-            if not self.over:
-                raise
-            task.uncancel()
-            return None
-        finally:
-            self.calls.pop(task, None)
+        self.hosted.end(reason)
 
 
 class Host:
@@ -90,16 +83,18 @@ class Host:
         self, name: str, parts: Parts, settings: dict[str, Any], boot: list[tuple[str, str, dict[str, Any]]]
     ) -> None:
         log_to_stderr(str(settings.get("log_level", "warning")))
+        without_pandas()
         # What the imports made stays for good, and columns hold no cycles: looking through all of it at every few
         # hundred allocations cost a broker a tenth of its time.
         gc.freeze()
         gc.set_threshold(50_000, 20, 20)
+        raise_limit()
         self.name = name
         self._slot = ""
         self._parts = parts
         self._settings = settings
         self._boot = boot
-        self._net = RayNet(self)
+        self.net = DirectNet(self)
         self._watch = ProcessWatch()
         self._meta, self._objects = parts.stores(settings)
         self._exporter = Exporter(str(settings.get("cluster", "sluice")))
@@ -107,6 +102,8 @@ class Host:
         self._ready: asyncio.Task[None] | None = None
         self._exporting: asyncio.Task[None] | None = None
         self._booted = False
+        self._endpoint: Endpoint | None = None
+        self._listener: Listener | None = None
         if boot:
             # Nobody may call for a long time after Ray has restarted this process: it wakes itself.
             handle = ray.get_runtime_context().current_actor
@@ -131,7 +128,9 @@ class Host:
                 await asyncio.sleep(BOOT_RETRY_S)
 
     def serve(self, slot: str) -> None:
-        """Stand in for the process of this slot from now on."""
+        """Stand in for the process of this slot from now on. Raises Unavailable if it does so for another one."""
+        if self._slot not in ("", slot):
+            raise Unavailable(f"{self.name} serves {self._slot} already")
         self._slot = slot
 
     def node(self) -> str:
@@ -142,12 +141,16 @@ class Host:
         """Keep the metrics up to date, for as long as this host lives."""
         while True:
             await asyncio.sleep(EVERY_S)
-            for actor, running in list(self._actors.items()):
-                if running.kind in ("dispatcher", "topic"):
+            for kind, address in self.serving():
+                if kind in ("dispatcher", "topic"):
                     with contextlib.suppress(SluiceError):
-                        reply = await self.deliver(actor, Stats())
+                        reply = await self.net.call(address, Stats(), EXPORT_TIMEOUT)
                         if isinstance(reply, Text):
-                            self._exporter.show(running.kind, reply.json)
+                            self._exporter.show(kind, reply.json)
+
+    def serving(self) -> list[tuple[str, Address]]:
+        """Kind and address of every actor here that has started and has not ended."""
+        return [(run.kind, f"{self.name}/{actor}") for actor, run in self._actors.items() if run.hosted.serves]
 
     async def _start_boot(self) -> None:
         if self._exporting is None:
@@ -158,13 +161,15 @@ class Host:
     async def start(self, kind: str, actor: str, settings: dict[str, Any]) -> Address:
         """Start an actor here and return its address. Raises what its start raises."""
         address = f"{self.name}/{actor}"
-        if actor in self._actors:
+        if (known := self._actors.get(actor)) is not None:
+            if (error := await asyncio.shield(known.hosted.born)) is not None:
+                raise error
             return address
         tasks = Tasks(address, lambda reason: self._drop(actor, reason))
         ports = Ports(
             me=address,
             clock=RealClock(),
-            net=self._net,
+            net=self.net,
             objects=self._objects,
             meta=self._meta,
             rng=make_rng(),
@@ -173,12 +178,15 @@ class Host:
             watch=self._watch,
         )
         instance = self._parts.actor(kind, ports, {**self._settings, **settings})
-        running = self._actors[actor] = _Running(kind, instance, tasks, settings)
+        hosted = HostedActor(instance, lambda work, error: self._broken(actor, work, error))
+        running = self._actors[actor] = _Running(kind, hosted, tasks, settings)
         try:
-            await instance.start()
-        except BaseException:
+            await hosted.start()
+            if self._actors.get(actor) is not running:
+                raise Unavailable(f"{actor} was stopped while it started")
+        except BaseException as error:
             self._actors.pop(actor, None)
-            running.end()
+            running.end(f"could not start: {error}")
             raise
         return address
 
@@ -187,8 +195,12 @@ class Host:
         running = self._actors.pop(actor, None)
         if running is not None:
             with contextlib.suppress(SluiceError):
-                await running.actor.stop(reason)
-            running.end()
+                await running.hosted.actor.stop(reason)
+            running.end(reason)
+
+    def _broken(self, actor: str, work: str, error: Exception) -> None:
+        logger.error("%s/%s failed in %s: %r", self.name, actor, work, error, exc_info=error)
+        self._drop(actor, f"{type(error).__name__}: {error}")
 
     def _drop(self, actor: str, reason: str) -> None:
         if any(actor == name for _, name, _ in self._boot):
@@ -197,38 +209,33 @@ class Host:
             os._exit(1)
         running = self._actors.pop(actor, None)
         if running is not None:
-            running.actor.stopped = reason
-            running.end()
+            running.hosted.actor.stopped = reason
+            running.end(reason)
 
-    async def deliver(self, actor: str, request: Request[Any]) -> Reply | Unknown:
-        """Hand a request to an actor of this process. Raises SluiceErrors as answers."""
-        running = self._actors.get(actor)
-        if running is None or running.actor.stopped is not None:
-            return Unknown(f"no actor {actor} in {self.name}", gone=True)
-        try:
-            reply = await running.answer(request)
-        except InvariantViolation as broken:
-            self._drop(actor, str(broken))
-            return Unknown(f"{actor} stopped: {broken}", gone=True)
-        return Unknown(f"{actor} ended in {self.name}", gone=True) if reply is None else reply
+    async def endpoint(self) -> tuple[str, str, str, str, int, str]:
+        """Where this process listens: the fields of an Endpoint. The first to ask makes it listen."""
+        if self._endpoint is None:
+            bind_address = str(self._settings.get("bind_address", LOOPBACK))
+            self._endpoint, self._listener = open_endpoint(self.name, self, session_folder(), bind_address)
+        return msgspec.structs.astuple(self._endpoint)
 
-    async def call(self, envelope: Envelope) -> tuple[str, Any, Any, Any]:
-        """The one remote entry: (status, head, attachments, handles); status is ok, unknown, or an error's name."""
-        actor, kind, head, attachments, handles = envelope
-        try:
-            if not self._booted:
+    async def answer(self, actor: str, kind: str, packed: Packed) -> Answer:
+        """What becomes of a request from another process; it waits until this one has booted."""
+        if not self._booted:
+            try:
                 await self.ready()
-            wanted = REQUESTS.get(kind)
-            if wanted is None:
-                raise Unavailable(f"{self.name} does not know {kind}; is it an older version?")
-            reply = await self.deliver(actor, unpack(wanted, head, attachments, handles))
-        except SluiceError as error:
-            name, message = pack_error(error)
-            return name, message, [], []
-        if isinstance(reply, Unknown):
-            return "unknown", reply.reason, reply.gone, []
-        packed = pack(reply)
-        return "ok", packed.head, packed.attachments, packed.handles
+            except SluiceError as error:
+                return pack_error(error)
+            except Exception as error:
+                return Unknown(f"{self.name} does not start: {error!r}")
+        return await self.answer_here(actor, kind, packed)
+
+    async def answer_here(self, actor: str, kind: str, packed: Packed) -> Answer:
+        """What becomes of a request to an actor of this process."""
+        running = self._actors.get(actor)
+        if running is None:
+            return Unknown(f"no actor {actor} in {self.name}", gone=True)
+        return await running.hosted.answer(kind, packed)
 
     async def introduce(self) -> tuple[str, str, list[tuple[str, str, str]]]:
         """What a controller that starts anew must know: slot, node, and what runs here.
@@ -240,12 +247,15 @@ class Host:
         actors = [
             (running.kind, f"{self.name}/{actor}", json.dumps(running.settings))
             for actor, running in self._actors.items()
-            if running.actor.stopped is None
+            if running.hosted.actor.stopped is None
         ]
         return self._slot, self.node(), actors
 
     def usage(self) -> dict[str, float]:
-        """Process id, resident bytes (and those of them that are shared), CPU seconds and threads of this host."""
+        """Process id, resident bytes (and those of them that are shared), CPU seconds and threads of this host.
+
+        calls, lookups: requests that it sent to other processes, and how often it asked Ray where one is.
+        """
         process = psutil.Process()
         times, memory = process.cpu_times(), process.memory_info()
         return {
@@ -254,6 +264,8 @@ class Host:
             "shared": getattr(memory, "shared", 0),  # Linux tells it
             "cpu_seconds": times.user + times.system,
             "threads": threading.active_count(),
+            "calls": self.net.calls,
+            "lookups": self.net.lookups,
         }
 
 

@@ -25,7 +25,7 @@ from actors.bookie import JournalRow, inspect_journal
 from actors.ledger.record import LedgerRecord, State, unpack_record
 from cluster.config import Configuration
 from cluster.disk import FileDisk
-from cluster.stores import open_metadata
+from cluster.stores import read_metadata
 from storage.cursor import Cursor
 from storage.errors import Corrupt, Invalid, NotFound
 from storage.position import show
@@ -47,9 +47,10 @@ class Held:
 def metadata(values: Configuration, *, verify: bool, prefix: str = "") -> list[Row]:
     """A row for each record: key, version, bytes, value (decoded where that is possible)."""
     rows = []
-    for key, version, raw in _records(values, prefix):
+    for key, version, raw, damage in _records(values, prefix):
         row: Row = {"key": key, "version": version, "bytes": len(raw), "value": _plain(raw)}
-        rows.append(row | _verdict(_decode_problem(key, raw)) if verify else row)
+        problem = damage or _decode_problem(key, raw)
+        rows.append(row | _verdict(problem) if verify or damage else row)
     return rows
 
 
@@ -58,12 +59,12 @@ def cursor(
 ) -> list[Row]:
     """A row for each subscription of each partition: mark-delete position and what is acknowledged beyond it."""
     rows = []
-    for key, version, raw in _records(values, f"subscription/{topic}/" if topic else "subscription/"):
+    for key, version, raw, damage in _records(values, f"subscription/{topic}/" if topic else "subscription/"):
         _, of_topic, partition, name = key.split("/")
         if subscription not in (None, name):
             continue
         row: Row = {"topic": of_topic, "partition": int(partition), "subscription": name, "version": version}
-        problem = _decode_problem(key, raw)
+        problem = damage or _decode_problem(key, raw)
         if not problem:
             value = msgpack.unpackb(raw)
             found = Cursor.decode(value["cursor"])
@@ -99,7 +100,12 @@ def ledger(values: Configuration, *, verify: bool, ledger: int | None = None) ->
     """A row for each ledger of each partition: state, size, and the bookies of each fragment."""
     held = {name: _held(found) for name, found in _journals(values, None)} if verify else {}
     rows = []
-    for _, _, raw in _records(values, "partition/"):
+    for key, _, raw, damage in _records(values, "partition/"):
+        problem = damage or _decode_problem(key, raw)
+        if problem:
+            _, topic, partition = key.split("/")
+            rows.append({"topic": topic, "partition": int(partition), "ledger": None} | _verdict(problem))
+            continue
         record = unpack_record(raw)
         for one in record.ledgers:
             if ledger not in (None, one.id):
@@ -173,19 +179,20 @@ async def _read_journal(folder: Path) -> list[JournalRow]:
         disk.close()
 
 
-def _records(values: Configuration, prefix: str) -> Iterator[tuple[str, int, bytes]]:
-    """Key, version and bytes of every metadata record with the prefix."""
+def _records(values: Configuration, prefix: str) -> Iterator[tuple[str, int, bytes, str]]:
+    """Key, version and bytes of every metadata record with the prefix; and why it cannot be read, if that is so."""
     if not values.metadata and not (values.data_dir / "metadata.db").is_file():
         raise NotFound(f"there is no metadata in {values.data_dir}; name the data folder or the metadata store")
     options = values.cluster_options().settings()
-    stores = open_metadata(options["metadata"], options["s3_endpoint_url"])
-    try:
-        for key in stores.store.keys(prefix):
-            record = stores.store.read(key)
+    with read_metadata(options["metadata"], options["s3_endpoint_url"]) as store:
+        for key in store.keys(prefix):
+            try:
+                record = store.read(key)
+            except Corrupt as error:
+                yield key, 0, b"", str(error)
+                continue
             if record is not None:
-                yield key, record.number, record.value
-    finally:
-        stores.close()
+                yield key, record.number, record.value, ""
 
 
 def _decode_problem(key: str, raw: bytes) -> str:

@@ -12,43 +12,39 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from actors.losses import LOST_AFTER_MS
+from cluster import identity, standalone
 from cluster.attach import answers, check_order, first_line
 from cluster.attach import join as join  # part of this module's interface
-from cluster.environment import LOOPBACK, NAMESPACE, is_session_folder, prepare, short_folder
-from cluster.nodes import (
-    SLOW_START,
-    START_TRIES,
-    add_node,
-    count_nodes,
-    processes_of,
-    start_head,
-    stop_session,
-)
+from cluster.bare import bare_nodes
+from cluster.environment import LOOPBACK, NAMESPACE, prepare, ray_folder, short_folder
+from cluster.folder import STATE_FILE, TOKEN_FILE, claimed, prepare_folder, read_state, write_state
+from cluster.nodes import SLOW_START, START_TRIES, add_node, count_nodes, processes_of, start_head, stop_session
+from cluster.repeated import note
+from cluster.signals import held_back
 from cluster.stores import check_stores
 from storage.errors import Invalid, NotFound, SluiceError, Unavailable
 
 if TYPE_CHECKING:
     from cluster.config import Configuration
 
-STATE_FILE = "cluster.json"
-TOKEN_FILE = "token"
-LOCK_FILE = ".cluster.lock"
 OBJECT_STORE_BYTES = 1024 * 1024 * 1024
 CONTROLLER_NAME = "controller"
+STOP_SECONDS = 20.0
+"""How long the processes of a cluster are asked to end before they are ended."""
 READY_TIMEOUT = 300.0
 ENDING = "import sys; from cluster.launch import leave_nothing; leave_nothing(sys.argv[1:])"
 
@@ -58,6 +54,8 @@ class ClusterOptions:
     """What a cluster is made of. metadata and objects are URLs (cluster.stores); empty means in the data folder.
 
     bookie_lost_after_ms: a bookie that cannot be started for so long is given up, and its copies are made again.
+    cluster: the id that disks and metadata must have (cluster.identity), filled in at the start.
+    bind_address: where processes listen for others; "node" is the machine's address in Ray, for several machines.
     """
 
     data_dir: Path
@@ -71,7 +69,9 @@ class ClusterOptions:
     s3_endpoint_url: str | None = None
     admin_port: int = 0
     bookie_lost_after_ms: int = LOST_AFTER_MS
+    bind_address: str = LOOPBACK
     log_level: str = "warning"
+    cluster: str = ""
     bookie_settings: dict[str, Any] = field(default_factory=dict)
 
     def settings(self) -> dict[str, Any]:
@@ -87,7 +87,9 @@ class ClusterOptions:
             "s3_endpoint_url": self.s3_endpoint_url,
             "admin_port": self.admin_port,
             "bookie_lost_after_ms": self.bookie_lost_after_ms,
+            "bind_address": self.bind_address,
             "log_level": self.log_level,
+            "cluster": self.cluster,
             "bookie_settings": self.bookie_settings,
         }
 
@@ -100,34 +102,6 @@ class RunningCluster:
     data_dir: Path
 
 
-def prepare_folder(data_dir: Path) -> Path:
-    """Make the data folder and try to write to it. Raises Invalid in one clear line."""
-    try:
-        data_dir.mkdir(parents=True, exist_ok=True)
-        probe = data_dir / f".probe-{os.getpid()}"
-        probe.write_bytes(b"x" * 4096)
-        probe.unlink()
-    except OSError as error:
-        raise Invalid(
-            f"the data folder {data_dir} cannot be used: {error.strerror}; choose another with --data-dir"
-        ) from error
-    return data_dir.resolve()
-
-
-@contextlib.contextmanager
-def _claimed(root: Path) -> Iterator[None]:
-    """Hold a data folder: nobody else starts or ends a cluster on it meanwhile. Raises Invalid if somebody does."""
-    handle = os.open(root / LOCK_FILE, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Invalid(f"another process runs a cluster on {root}, or starts or ends one; wait for it") from None
-        yield
-    finally:
-        os.close(handle)
-
-
 @contextlib.contextmanager
 def local(data_dir: Path | str, **options: Any) -> Iterator[RunningCluster]:
     """A cluster on this machine for the length of a `with` block; options are the fields of ClusterOptions.
@@ -136,13 +110,19 @@ def local(data_dir: Path | str, **options: Any) -> Iterator[RunningCluster]:
     """
     check_order()
     wanted = ClusterOptions(data_dir=prepare_folder(Path(data_dir)), **options)
-    with _claimed(wanted.data_dir):
-        state = _read_state(wanted.data_dir)
-        if state is not None and _runs(state):
-            raise Invalid(f"a cluster runs on {wanted.data_dir} already, at {state['address']}")
+    with claimed(wanted.data_dir):
+        refuse_running(wanted.data_dir)
         check_stores((wanted.metadata, wanted.objects), wanted.s3_endpoint_url)
+        wanted = identified(wanted)
         with _session(wanted) as address:
             yield RunningCluster(address, wanted.data_dir)
+
+
+def refuse_running(root: Path) -> None:
+    """Raises Invalid if a cluster runs on this folder, which the caller holds."""
+    state = read_state(root)
+    if state is not None and _runs(state):
+        raise Invalid(f"a cluster runs on {root} already, at {state['address']}; end it with `./sluice down` first")
 
 
 @contextlib.contextmanager
@@ -172,7 +152,11 @@ def _session(wanted: ClusterOptions) -> Iterator[str]:
         os.environ.pop("RAY_TMPDIR", None)
         try:
             if any(count_nodes(session) for session in sessions):
-                stop_hosts()
+                stopping = threading.Thread(target=stop_hosts, name="stop-hosts", daemon=True)
+                stopping.start()
+                stopping.join(STOP_SECONDS)
+                if stopping.is_alive():  # a head that is ending itself may leave a question without an answer
+                    leave_nothing(sessions)
             ray.shutdown()
         finally:
             # Ray's own shutdown knows nothing of what a start that was interrupted had begun.
@@ -194,17 +178,18 @@ def _init_ray(sessions: list[str], wanted: ClusterOptions) -> Any:
         session = short_folder(sessions)
         os.environ["RAY_TMPDIR"] = session
         try:
-            return ray.init(
-                address="local",
-                num_cpus=wanted.cpus or os.cpu_count(),
-                object_store_memory=wanted.object_store_bytes,
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level="ERROR",
-                namespace=NAMESPACE,
-                _node_ip_address=LOOPBACK,
-                _temp_dir=session,
-            )
+            with held_back(), bare_nodes():
+                return ray.init(
+                    address="local",
+                    num_cpus=wanted.cpus or os.cpu_count(),
+                    object_store_memory=wanted.object_store_bytes,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level="ERROR",
+                    namespace=NAMESPACE,
+                    _node_ip_address=LOOPBACK,
+                    _temp_dir=ray_folder(session),
+                )
         except Exception as error:
             ray.shutdown()
             if not left or SLOW_START not in str(error):
@@ -244,10 +229,10 @@ def _add_bookies(bookies: list[str]) -> None:
     from actors.messages import Manage
     from actors.ports import Unknown
     from cluster.build import CONTROLLER
-    from cluster.net import RayNet
+    from cluster.net import ask_once
 
     request = Manage(verb="add_bookies", arguments=json.dumps({"bookies": bookies}))
-    reply = asyncio.run(RayNet().call(CONTROLLER, request, round(READY_TIMEOUT * 1000)))
+    reply = asyncio.run(ask_once(CONTROLLER, request, round(READY_TIMEOUT * 1000)))
     if isinstance(reply, Unknown):
         raise Unavailable(f"the controller does not answer: {reply.reason}")
 
@@ -276,8 +261,8 @@ def find(data_dir: Path | None = None) -> tuple[str, Path | None] | None:
     if inherited:
         token = os.environ.get("RAY_AUTH_TOKEN_PATH")
         return inherited, Path(token) if token else None
-    state = _read_state(data_dir or Path("sluice-data"))
-    if state is None:
+    state = read_state(data_dir or Path("sluice-data"))
+    if state is None or ("process" in state and not _runs(state)):
         return None
     return str(state["address"]), _token(state)
 
@@ -285,16 +270,40 @@ def find(data_dir: Path | None = None) -> tuple[str, Path | None] | None:
 # -- a cluster that stays ---------------------------------------------------------------------------------------------
 
 
+def identified(options: ClusterOptions) -> ClusterOptions:
+    """The options with the cluster's id. Raises Invalid if data folder and metadata do not belong together."""
+    metadata = options.settings()["metadata"]
+    return replace(options, cluster=identity.settle(options.data_dir.resolve(), metadata, options.s3_endpoint_url))
+
+
+def forget(values: Configuration) -> str:
+    """Set aside the data of a folder that the metadata store does not know; says what was given up, and where it is.
+
+    Raises Invalid if a cluster runs on the folder, or if the two belong together; Unavailable.
+    """
+    options = values.cluster_options()
+    root = prepare_folder(options.data_dir)
+    with claimed(root):
+        state = read_state(root)
+        if state is not None and _runs(state):
+            raise Invalid(f"a cluster runs on {root}: end it with `./sluice down` before its data is given up")
+        return identity.forget(root, options.settings()["metadata"], options.s3_endpoint_url).told()
+
+
 def up(values: Configuration, nodes: int = 1) -> dict[str, Any]:
     """Start a cluster that stays when this process ends, or Sluice in the Ray cluster at `values.address`.
 
     nodes: Ray nodes on this machine; missing ones are added. What runs already is left running, what died is started
     again over the same data. Raises Invalid, Unavailable; then nothing is left of what this call started.
+    The answer names the alarms of the cluster, whether nothing at all can be written to it, and which options a cluster
+    that ran already does not take over (cluster.repeated).
     """
+    from cluster.alarms import condition
+
     options = values.cluster_options()
     root = prepare_folder(options.data_dir)
-    with _claimed(root):
-        state = _read_state(root)
+    with claimed(root):
+        state = read_state(root)
         if state is not None and not _runs(state):
             _forget(root, state)
             state = None
@@ -306,18 +315,23 @@ def up(values: Configuration, nodes: int = 1) -> dict[str, Any]:
         if fresh:
             # A cluster that runs goes on without its S3 server; one that starts is told at once what is wrong.
             check_stores((options.metadata, options.objects), options.s3_endpoint_url)
+            options = identified(options)
+        else:
+            options = replace(options, cluster=identity.of(root))
         try:
             if state["address"] is None:
                 _start_ray(root, state, options)
+            without_effect = note(state, options, nodes, fresh=fresh)
             _add_nodes(state, nodes, options)
             join(str(state["address"]), _token(state))
             start_controller(options.settings())
-            _write_state(root, state)
+            write_state(root, state)
         except BaseException:
             if fresh and state["session"]:
                 _end(root, state)
             raise
-    return {"address": state["address"], "data_dir": str(root), "nodes": len(_alive_nodes())}
+    answer = {"address": state["address"], "data_dir": str(root), "nodes": len(_alive_nodes())}
+    return answer | {"kept": without_effect} | condition()
 
 
 def _start_ray(root: Path, state: dict[str, Any], options: ClusterOptions) -> None:
@@ -325,9 +339,9 @@ def _start_ray(root: Path, state: dict[str, Any], options: ClusterOptions) -> No
     state["token_file"] = str(root / TOKEN_FILE)
     prepare(root / TOKEN_FILE)
     state["address"], state["session"] = "", short_folder()
-    _write_state(root, state)
+    write_state(root, state)
     state["address"] = start_head(state["session"], cpus=options.cpus, object_store_bytes=options.object_store_bytes)
-    _write_state(root, state)
+    write_state(root, state)
 
 
 def _add_nodes(state: dict[str, Any], nodes: int, options: ClusterOptions) -> None:
@@ -345,8 +359,10 @@ def down(data_dir: Path) -> dict[str, Any]:
     """End the cluster of a data folder: Sluice's own processes first, then the Ray nodes that `up` started."""
     if not data_dir.is_dir():
         raise NotFound(f"no cluster was started on {data_dir}")
-    with _claimed(data_dir):
-        state = _read_state(data_dir)
+    if (ended := standalone.down(data_dir)) is not None:
+        return {"ended": ended}
+    with claimed(data_dir):
+        state = read_state(data_dir)
         if state is None:
             raise NotFound(f"no cluster was started on {data_dir}")
         return {"ended": _end(data_dir, state)}
@@ -367,6 +383,7 @@ def _end(root: Path, state: dict[str, Any]) -> int:
 def status(values: Configuration) -> dict[str, Any]:
     """Nodes, actors, topics and alarms of the running cluster. Raises Unavailable if there is none."""
     import cluster
+    from cluster.alarms import alarms_of
 
     found = (values.address, None) if values.address else find(values.data_dir)
     if found is None:
@@ -374,17 +391,13 @@ def status(values: Configuration) -> dict[str, Any]:
     with cluster.connect(found[0], data_dir=values.data_dir) as client:
         answer = client.status()
         topics = client.topics()
-    troubled = [row for row in answer["actors"] if row["problem"] or row["state"] != "running"]
-    alarms = [f"{row['name']} is {row['state']}: {row['problem']}" for row in troubled]
-    if answer["underReplicated"]:
-        alarms.append(f"{answer['underReplicated']} fragments have fewer copies than they should")
     return {
         "address": found[0],
         "data_dir": str(values.data_dir.absolute()),
         "free_bytes": shutil.disk_usage(values.data_dir).free if values.data_dir.exists() else None,
         "objects": values.objects or (values.data_dir.absolute() / "objects").as_uri(),
         "underReplicated": answer["underReplicated"],
-        "alarms": alarms,
+        "alarms": alarms_of(answer),
         "nodes": _alive_nodes(),
         "actors": answer["actors"],
         "topics": topics,
@@ -392,6 +405,8 @@ def status(values: Configuration) -> dict[str, Any]:
 
 
 def _alive_nodes() -> list[dict[str, Any]]:
+    if "ray" not in sys.modules:  # a cluster in one process has none
+        return []
     import ray
 
     if not ray.is_initialized():
@@ -402,36 +417,14 @@ def _alive_nodes() -> list[dict[str, Any]]:
     ]
 
 
-def _read_state(data_dir: Path) -> dict[str, Any] | None:
-    """The state file, None without one. Raises Invalid if it is not ours: it says what `down` may end and remove."""
-    path = data_dir / STATE_FILE
-    try:
-        state = json.loads(path.read_text())
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError) as error:
-        raise Invalid(f"{path} cannot be read ({error}); remove it if no cluster runs") from None
-    texts = [state.get(name) for name in ("address", "session", "token_file")] if isinstance(state, dict) else [None]
-    if not all(isinstance(text, str) for text in texts) or (
-        state["session"] and not is_session_folder(state["session"])
-    ):
-        raise Invalid(f"{path} was not written by Sluice; remove it if no cluster runs")
-    return dict(state)
-
-
-def _write_state(root: Path, state: dict[str, Any]) -> None:
-    """Replace the state file, whole."""
-    fresh = root / f"{STATE_FILE}.new"
-    fresh.write_text(json.dumps(state))
-    fresh.replace(root / STATE_FILE)
-
-
 def _token(state: dict[str, Any]) -> Path | None:
     return Path(state["token_file"]) if state["token_file"] else None
 
 
 def _runs(state: dict[str, Any]) -> bool:
     """Whether the cluster of a state file is there; somebody else may have got its port since."""
+    if "process" in state:
+        return standalone.process_of(state) is not None
     if state["session"] and not processes_of(state["session"]):
         return False
     return bool(state["address"]) and answers(state["address"])

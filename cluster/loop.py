@@ -14,6 +14,10 @@ from storage.errors import Fenced, Unavailable
 T = TypeVar("T")
 
 
+class NoAnswer(Unavailable):
+    """What was asked for did not come in time."""
+
+
 class LoopThread:
     """Runs coroutines for threads that block."""
 
@@ -27,7 +31,7 @@ class LoopThread:
         self.loop.run_forever()
 
     def run(self, work: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
-        """Run a coroutine there and wait for it. Raises Unavailable after `timeout` seconds."""
+        """Run a coroutine there and wait for it. Raises NoAnswer after `timeout` seconds."""
         try:
             future: Future[T] = asyncio.run_coroutine_threadsafe(work, self.loop)
         except RuntimeError as error:  # the loop is closed: somebody else closed the client meanwhile
@@ -39,7 +43,7 @@ class LoopThread:
             if future.done():
                 raise
             future.cancel()
-            raise Unavailable(f"no answer within {timeout} s") from None
+            raise NoAnswer(f"no answer within {timeout} s") from None
         except KeyboardInterrupt:
             future.cancel()
             raise
@@ -48,6 +52,10 @@ class LoopThread:
         """Call a function there, soon; does nothing once the loop has ended."""
         if not self.loop.is_closed():
             self.loop.call_soon_threadsafe(call, *arguments)
+
+    def later(self, milliseconds: int, call: Callable[[], object]) -> None:
+        """Call a function there after so long. For callers that run on that thread themselves."""
+        self.loop.call_later(milliseconds / 1000, call)
 
     def stop(self) -> None:
         """End the loop and its thread."""

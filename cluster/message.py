@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +15,10 @@ from storage.position import EARLIEST, Positions, entry_of, ledger_of, parse, sh
 
 if TYPE_CHECKING:
     from actors.consumer.partition import PartitionConsumer
+
+
+CONVERT_BYTES = 1024 * 1024
+"""Columns of up to so many bytes become Python objects as a whole when one value is asked for."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -75,6 +79,7 @@ class Batch:
     topic: str
     received: Received
     consumer: PartitionConsumer
+    _cells: dict[str, list[Any] | pa.Array | None] = field(default_factory=dict)
 
     @property
     def rows(self) -> pa.RecordBatch:
@@ -119,6 +124,22 @@ class Batch:
     def __len__(self) -> int:
         return len(self.received)
 
+    def cell(self, column: str, row: int) -> Any:
+        """One value of a stored column as a Python object; None where the batch has no such column.
+
+        A column is converted at once when its first value is asked for: one by one costs forty times as much. Large
+        ones are not, because their messages would be in memory twice for as long as the batch lives.
+        """
+        if column not in self._cells:
+            found = self.rows.column(column) if column in self.rows.schema.names else None
+            small = found is not None and found.nbytes <= CONVERT_BYTES
+            self._cells[column] = found.to_pylist() if found is not None and small else found
+        cells = self._cells[column]
+        if cells is None:
+            return None
+        value = cells[row]
+        return value.as_py() if isinstance(value, pa.Scalar) else value
+
     def messages(self) -> list[Message]:
         """One object a message, for code that wants that."""
         return [Message(self, row) for row in range(len(self))]
@@ -132,8 +153,7 @@ class Message:
     row: int
 
     def _value(self, column: str) -> Any:
-        rows = self.batch.rows
-        return rows.column(column)[self.row].as_py() if column in rows.schema.names else None
+        return self.batch.cell(column, self.row)
 
     def data(self) -> bytes:
         """The payload."""

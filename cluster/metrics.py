@@ -26,6 +26,17 @@ class Metric:
     description: str
 
 
+BUCKETS = Metric(
+    "pulsar_delayed_message_index_bucket_total",
+    ("bucketDelayedIndexStats", "pulsar_delayed_message_index_bucket_total"),
+    "Buckets, the one being filled included",
+)
+SNAPSHOTS = Metric(
+    "pulsar_delayed_message_index_bucket_snapshot_size_bytes",
+    ("bucketDelayedIndexStats", "pulsar_delayed_message_index_bucket_snapshot_size_bytes"),
+    "Bytes of the buckets' objects",
+)
+
 SUBSCRIPTION = (
     Metric("pulsar_subscription_back_log", ("msgBacklog",), "Messages that are not acknowledged"),
     Metric("pulsar_subscription_back_log_no_delayed", ("msgBacklogNoDelayed",), "The same without delayed ones"),
@@ -50,25 +61,22 @@ SUBSCRIPTION = (
     ),
     Metric("pulsar_out_messages_total", ("msgOutCounter",), "Messages sent to consumers"),
     Metric("pulsar_subscription_consumers_count", ("consumersCount",), "Attached consumers"),
-    Metric(
-        "pulsar_delayed_message_index_bucket_total",
-        ("bucketDelayedIndexStats", "pulsar_delayed_message_index_bucket_total"),
-        "Buckets, the one being filled included",
-    ),
+    BUCKETS,
     Metric(
         "pulsar_delayed_message_index_loaded",
         ("bucketDelayedIndexStats", "pulsar_delayed_message_index_loaded"),
         "Index entries in memory",
     ),
-    Metric(
-        "pulsar_delayed_message_index_bucket_snapshot_size_bytes",
-        ("bucketDelayedIndexStats", "pulsar_delayed_message_index_bucket_snapshot_size_bytes"),
-        "Bytes of the buckets' objects",
-    ),
+    SNAPSHOTS,
     Metric(
         "pulsar_delayed_message_index_size_bytes",
         ("bucketDelayedIndexStats", "pulsar_delayed_message_index_size_bytes"),
         "Memory of the delayed index",
+    ),
+    Metric(
+        "sluice_delayed_waiting_for_store",
+        ("bucketDelayedIndexStats", "waiting_for_store"),
+        "Delayed messages that only memory holds until the store takes them",
     ),
     Metric("sluice_order_checked_total", ("orderCheckedTotal",), "Messages that the order sentinel looked at"),
     Metric("sluice_order_violations_total", ("orderViolationsTotal",), "Broken promises that it found"),
@@ -82,8 +90,10 @@ TOPIC = (
     Metric("pulsar_in_bytes_total", ("bytesInCounter",), "Bytes published"),
     Metric("pulsar_storage_size", ("storageSize",), "Bytes that the partition's ledgers hold"),
     Metric("sluice_under_replicated_ledgers", ("underReplicated",), "Ledgers with fewer copies than they should have"),
+    BUCKETS,
+    SNAPSHOTS,
 )
-"""Of every partition."""
+"""Of every partition. The last two are there where the partition's subscriptions share one delayed index."""
 
 OPERATIONS = Metric(
     "pulsar_delayed_message_index_bucket_op_count",
@@ -93,8 +103,22 @@ OPERATIONS = Metric(
 LATENCIES = Metric(
     "pulsar_delayed_message_index_bucket_op_latency_ms",
     ("bucketDelayedIndexStats", "pulsar_delayed_message_index_bucket_op_latency_ms"),
-    "Operations on buckets that took at most so many milliseconds",
+    "Milliseconds that operations on buckets took, by type",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """A histogram since the owner started: how many values fell into each step, and their sum.
+
+    bounds: upper ends of the steps, ascending. counts: one more than bounds, the last is for what is above all.
+    """
+
+    metric: Metric
+    labels: dict[str, str]
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    sum: float
 
 
 def series(kind: str, stats: Mapping[str, Any]) -> list[tuple[Metric, dict[str, str], float]]:
@@ -104,13 +128,20 @@ def series(kind: str, stats: Mapping[str, Any]) -> list[tuple[Metric, dict[str, 
         value = _find(stats, metric.statistic)
         if isinstance(value, int | float):
             rows.append((metric, {}, float(value)))
-    if kind == "dispatcher":
-        for operation, states in (_find(stats, OPERATIONS.statistic) or {}).items():
-            rows += [(OPERATIONS, {"type": operation, "state": state}, float(n)) for state, n in states.items()]
-        for operation, seen in (_find(stats, LATENCIES.statistic) or {}).items():
-            for quantile, n in seen.get("quantile", {}).items():
-                rows.append((LATENCIES, {"type": operation, "quantile": quantile}, float(n)))
+    for operation, states in (_find(stats, OPERATIONS.statistic) or {}).items():
+        rows += [(OPERATIONS, {"type": operation, "state": state}, float(n)) for state, n in states.items()]
     return rows
+
+
+def distributions(stats: Mapping[str, Any]) -> list[Distribution]:
+    """The histograms in one actor's statistics."""
+    found = []
+    for operation, seen in (_find(stats, LATENCIES.statistic) or {}).items():
+        steps = seen.get("quantile", {})
+        bounds = tuple(float(step) for step in steps if step != "overflow")
+        counts = tuple(int(n) for n in steps.values())
+        found.append(Distribution(LATENCIES, {"type": operation}, bounds, counts, float(seen.get("sum", 0))))
+    return found
 
 
 def _find(stats: Mapping[str, Any], path: tuple[str, ...]) -> Any:
@@ -126,6 +157,8 @@ class Exporter:
     def __init__(self, cluster: str) -> None:
         self._cluster = cluster
         self._gauges: dict[str, Any] = {}
+        self._histograms: dict[str, Any] = {}
+        self._observed: dict[tuple[str, ...], tuple[int, ...]] = {}
 
     def show(self, kind: str, text: str) -> None:
         """Set the gauges of one actor from its statistics (JSON)."""
@@ -138,6 +171,29 @@ class Exporter:
         }
         for metric, extra, value in series(kind, stats):
             self._gauge(metric, tuple(sorted(extra))).set(value, tags={**labels, **extra})
+        for distribution in distributions(stats):
+            self._observe(distribution, {**labels, **distribution.labels})
+
+    def _observe(self, seen: Distribution, tags: dict[str, str]) -> None:
+        """Hand on what is new since the last time. Of a value only its step is known: the step's end stands for it."""
+        key = (seen.metric.name, *tags.values())
+        before = self._observed.get(key, ())
+        self._observed[key] = seen.counts
+        if not before or any(new < old for new, old in zip(seen.counts, before, strict=True)):
+            before = (0,) * len(seen.counts)  # the first time, or the owner began again
+        for bound, new, old in zip((*seen.bounds, 2 * seen.bounds[-1]), seen.counts, before, strict=True):
+            for _ in range(new - old):
+                self._histogram(seen, tuple(tags)).observe(bound, tags=tags)
+
+    def _histogram(self, seen: Distribution, tags: tuple[str, ...]) -> Any:
+        name = seen.metric.name
+        if name not in self._histograms:
+            from ray.util.metrics import Histogram
+
+            self._histograms[name] = Histogram(
+                name, description=seen.metric.description, boundaries=list(seen.bounds), tag_keys=tags
+            )
+        return self._histograms[name]
 
     def _gauge(self, metric: Metric, extra: tuple[str, ...]) -> Any:
         if metric.name not in self._gauges:

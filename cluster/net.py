@@ -1,115 +1,188 @@
-"""The Net port over Ray: one remote method, `Host.call`, carries every request.
+"""The Net port: requests go over connections between the processes themselves (cluster.wire).
 
-A message is (actor, request name, head, attachments, handles). Ray pickles the tuple, but its parts are bytes, numpy
-byte columns and object references only; attachments travel out of band through shared memory. No Ray exception
-leaves this module: a call has an answer, an explicit refusal (a SluiceError), or is Unknown.
+Ray says once where a process of a name listens; a new incarnation has a new name. Nothing that actors say to each other
+goes through Ray afterwards: a call of a Ray actor costs ten times one over a socket, most of it processor time. Where
+there is no Ray, in a cluster of one process, something else says where it listens.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
-from typing import Any, Protocol, TypeVar, cast
+import secrets
+import socket
+from typing import Any, Protocol, TypeVar
 
-import numpy as np
-import ray
-from ray.exceptions import ActorUnavailableError, RayActorError, RayError
-
+from actors.host import Answer, opened
 from actors.ports import Address, Unknown
-from actors.wire import Blob, Reply, Request, pack, unpack, unpack_error
+from actors.wire import Blob, Packed, Reply, Request, pack
 from cluster.environment import NAMESPACE
 from cluster.real import StructuredLog
+from cluster.wire.endpoint import Endpoint, SocketFolder, this_machine, this_network
+from cluster.wire.listener import Answers, Listener
+from cluster.wire.payloads import SHARE_FROM, SharedPayload
+from cluster.wire.peers import Find, Peers
 from storage.frame import Buffer
 
 log = StructuredLog("net")
 
 R = TypeVar("R", bound=Reply)
 
-SHARE_FROM = 64 * 1024
-"""Payloads of at least this many bytes go to Ray's object store when shared; smaller ones travel inline."""
-
-FETCH_TIMEOUT_S = 5.0
-"""After so long a shared payload is taken for lost: where memory is full or a node hangs, Ray may wait for ever."""
-
-Envelope = tuple[str, str, bytes, list[Any], list[Any]]
+NODE_ADDRESS = "node"
+"""As a bind address: the one by which Ray knows this machine."""
 
 
 class LocalActors(Protocol):
-    """The actors of this very process, reached without Ray."""
+    """The actors of this very process, reached without a connection."""
 
     name: str
 
-    async def deliver(self, actor: str, request: Request[Any]) -> Reply | Unknown:
-        """Hand a request to an actor of this process."""
+    async def answer_here(self, actor: str, kind: str, packed: Packed) -> Answer:
+        """What becomes of a request. Raises nothing but its own cancellation."""
 
 
-class RayNet:
-    """Calls peers by `host/actor`; peers in the same process are called directly."""
+class DirectNet:
+    """Calls peers by `host/actor`. Belongs to one event loop.
 
-    def __init__(self, local: LocalActors | None = None) -> None:
+    finder and token: who says where a process listens, and what proves that one belongs to the cluster; Ray's if they
+    are not given.
+    """
+
+    def __init__(
+        self, local: LocalActors | None = None, finder: Find | None = None, token: bytes | None = None
+    ) -> None:
+        known = cluster_token() if token is None else token
         self._local = local
-        self._hosts: dict[str, Any] = {}
+        self._finder = finder or find
+        self.calls = self.lookups = 0
+        """Requests that went to other processes, and how often Ray was asked where one is."""
+        self._peers = Peers(self._find, lambda endpoint: known or endpoint.secret.encode())
+        self._tasks: dict[asyncio.Task[Answer], None] = {}
 
     async def call(self, to: Address, request: Request[R], timeout: int) -> R | Unknown:
         """See actors.ports.Net."""
         host, _, actor = to.partition("/")
+        kind = type(request).__name__
         try:
             if self._local is not None and host == self._local.name:
-                reply = await asyncio.wait_for(self._local.deliver(actor, request), timeout / 1000)
-                return cast("R | Unknown", reply)
-            return await self._remote(host, actor, request, timeout)
+                answer = await self._here(self._local, actor, kind, pack(request).copied(), timeout / 1000)
+            else:
+                self.calls += 1
+                answer = await self._peers.call(host, f"{actor} {kind}".encode(), pack(request), timeout / 1000)
         except TimeoutError:
-            log("no_answer", to=to, request=type(request).__name__, ms=timeout)
+            log("no_answer", to=to, request=kind, ms=timeout)
             return Unknown(f"no answer from {to} within {timeout} ms")
+        return opened(request, answer)
 
-    async def _remote(self, host: str, actor: str, request: Request[R], timeout: int) -> R | Unknown:
-        handle = await self._handle(host)
-        if handle is None:
-            return Unknown(f"no process {host}", gone=True)
-        packed = pack(request)
-        envelope: Envelope = (actor, type(request).__name__, packed.head, packed.attachments, packed.handles)
-        try:
-            answer = await asyncio.wait_for(handle.call.remote(envelope), timeout / 1000)
-        except ActorUnavailableError as error:
-            return Unknown(f"{host} does not answer: {error}")
-        except RayActorError as error:
-            self._hosts.pop(host, None)
-            return Unknown(f"{host} has ended: {type(error).__name__}", gone=True)
-        except RayError as error:
-            return Unknown(f"{host}: {type(error).__name__}: {error}")
-        return _open_answer(request, answer)
+    async def _here(self, local: LocalActors, actor: str, kind: str, packed: Packed, timeout_s: float) -> Answer:
+        """Ask an actor of this process. It goes on with its work when the caller has given up."""
+        task = asyncio.get_running_loop().create_task(local.answer_here(actor, kind, packed))
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
+        await asyncio.wait((task,), timeout=timeout_s)
+        if not task.done():
+            raise TimeoutError
+        answer = task.result()
+        return answer.copied() if isinstance(answer, Packed) else answer
 
-    async def _handle(self, host: str) -> Any:
-        if host not in self._hosts:
-            try:
-                self._hosts[host] = await asyncio.to_thread(ray.get_actor, host, NAMESPACE)
-            except (ValueError, RayError):
-                return None
-        return self._hosts[host]
+    async def _find(self, host: str) -> Endpoint | Unknown:
+        self.lookups += 1
+        return await self._finder(host)
 
     async def share(self, payload: Buffer) -> Blob:
-        """See actors.ports.Net."""
+        """See actors.ports.Net. A payload that came from another process is passed on as it came."""
         if len(payload) < SHARE_FROM:
             return Blob(payload)
-        return Blob(payload, ray.put(np.frombuffer(payload, np.uint8)))
+        return Blob(payload, SharedPayload.behind(payload) or SharedPayload.of(payload))
 
     async def fetch(self, blob: Blob) -> memoryview | None:
         """See actors.ports.Net."""
-        if blob.data is None:
-            reference = cast("Awaitable[Any]", blob.handle)
+        if blob.data is None and isinstance(blob.handle, SharedPayload) and blob.handle.size == blob.size:
             try:
-                shared = await asyncio.wait_for(reference, FETCH_TIMEOUT_S)
-            except (RayError, TimeoutError) as error:
-                log("payload_lost", bytes=blob.size, error=type(error).__name__)
-                return None
-            blob.data = memoryview(shared).cast("B").toreadonly()
+                blob.data = blob.handle.view()
+            except OSError as error:
+                log("payload_lost", bytes=blob.size, error=str(error))
         return blob.data
 
+    def part(self, host: str) -> None:
+        """Forget how a process is reached: the next call asks where it is."""
+        self._peers.part(host)
 
-def _open_answer(request: Request[R], answer: Any) -> R | Unknown:
-    status, head, attachments, handles = answer
-    if status == "ok":
-        return cast(R, unpack(request.reply, head, attachments, handles))
-    if status == "unknown":
-        return Unknown(head, gone=attachments)
-    raise unpack_error(status, head)
+    def close(self) -> None:
+        """End every connection."""
+        self._peers.close()
+
+
+async def ask_once(to: Address, request: Request[R], timeout: int) -> R | Unknown:
+    """One call, by who makes no other; see actors.ports.Net."""
+    net = DirectNet()
+    try:
+        return await net.call(to, request, timeout)
+    finally:
+        net.close()
+
+
+def cluster_token() -> bytes:
+    """The token of the cluster that this process belongs to; empty if it has none."""
+    import ray
+
+    raylet: Any = ray._raylet
+    try:
+        headers = raylet.AuthenticationTokenLoader.instance().get_token_for_http_header()
+    except ray.exceptions.AuthenticationError:
+        return b""
+    return "".join(str(value) for value in headers.values()).encode()
+
+
+async def find(host: str) -> Endpoint | Unknown:
+    """Where the process of a name listens, as it told Ray."""
+    import ray
+    from ray.exceptions import ActorUnavailableError, RayActorError, RayError
+
+    try:
+        handle: Any = await asyncio.to_thread(ray.get_actor, host, NAMESPACE)
+        return Endpoint(*await handle.endpoint.remote())
+    except ValueError:
+        return Unknown(f"no process {host}", gone=True)
+    except ActorUnavailableError as error:
+        return Unknown(f"{host} does not answer: {error}")
+    except RayActorError as error:
+        return Unknown(f"{host} has ended: {type(error).__name__}", gone=True)
+    except RayError as error:
+        return Unknown(f"{host}: {type(error).__name__}: {error}")
+
+
+def session_folder() -> str:
+    """Ray's folder on this node, which goes away with the cluster; empty if it cannot be known."""
+    import ray
+
+    node: Any = getattr(ray._private.worker, "_global_node", None)
+    return "" if node is None else str(node.get_session_dir_path())
+
+
+def open_endpoint(
+    name: str, answers: Answers, folder: str, bind_address: str, token: bytes | None = None
+) -> tuple[Endpoint, Listener]:
+    """Listen for a process of this name, on a Unix-domain socket in this folder and at this address.
+
+    bind_address: an address of this machine, or "node": the one by which Ray knows it. token: of the cluster, Ray's if
+    it is not given. Raises OSError.
+    """
+    known = cluster_token() if token is None else token
+    secret = "" if known else secrets.token_hex(32)
+    listener = Listener(name, known or secret.encode(), answers)
+    sockets = SocketFolder(folder)
+    listener.listen(sockets.listen())
+    address = _node_address() if bind_address == NODE_ADDRESS else bind_address
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    inet = socket.create_server((address, 0), family=family, backlog=128)
+    listener.listen(inet)
+    host, port = inet.getsockname()[:2]
+    if host in ("0.0.0.0", "::"):
+        host = _node_address()
+    return Endpoint(name, this_machine(), this_network(), sockets.path, host, port, secret), listener
+
+
+def _node_address() -> str:
+    import ray
+
+    return str(ray.util.get_node_ip_address())

@@ -17,11 +17,11 @@ import time
 
 import psutil
 
-from cluster.environment import LOOPBACK
+from cluster.environment import LOOPBACK, ray_folder
 from storage.errors import Unavailable
 
 START_TIMEOUT = 180.0
-START_TRIES = 2
+START_TRIES = 3
 STOP_GRACE = 10.0
 
 RAY_COMMAND = """
@@ -31,13 +31,17 @@ class Constants:
     def __getattr__(self, name):
         return getattr(plain, name)
 plain, scripts.ray_constants = scripts.ray_constants, Constants()
-scripts.main()
+scripts.get_ray_client_dependency_error = lambda: "nothing needs it"
+from cluster.bare import bare_nodes
+with bare_nodes():
+    scripts.main()
 """
 """The `ray` command. The switch that keeps Ray on the loopback makes the command refuse a second node, and nothing
-else: the nodes themselves work. So the command alone is told that the switch is off."""
+else: the nodes themselves work. So the command alone is told that the switch is off. It would also open a port for
+Ray's remote clients, which nothing here uses, if it did not believe that they cannot be served."""
 
 SLOW_START = "timed out during startup"
-"""What Ray says when a node was not there after 30 seconds, which a busy machine can need. Then it is tried again."""
+"""What Ray says when a node was not there in time, which happens on a busy machine. Then it is tried again."""
 
 
 def start_head(session: str, *, cpus: int | None, object_store_bytes: int) -> str:
@@ -47,10 +51,9 @@ def start_head(session: str, *, cpus: int | None, object_store_bytes: int) -> st
         session,
         "--head",
         f"--port={port}",
-        f"--ray-client-server-port={free_port()}",
         "--include-dashboard=false",
         "--no-monitor",
-        f"--temp-dir={session}",
+        f"--temp-dir={ray_folder(session)}",
         f"--num-cpus={cpus or os.cpu_count()}",
         f"--object-store-memory={object_store_bytes}",
     )

@@ -1,12 +1,23 @@
-"""The producer that users hold: single messages and whole batches, blocking when too much is on its way."""
+"""The producer that users hold: single messages and whole batches, blocking when too much is on its way.
+
+**Single messages become columns by accumulation.** `send_async` adds a message to the open container and returns. The
+container is closed, and goes out as one batch, at once when nothing of this producer is in flight, else as soon as
+anything in flight was confirmed, and at the latest after `batching_max_publish_delay_ms`, at `batching_max_messages` or
+`batching_max_allowed_size_in_bytes` (Pulsar's names and defaults). So one message alone waits for nothing, and many
+share the cost of one.
+
+**Order** is that of the calls: what goes out is queued under the lock, and sequences are given on the loop's thread in
+the order of that queue.
+"""
 
 from __future__ import annotations
 
+import logging
 import threading
-import time
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,57 +27,50 @@ from actors.ports import Ports
 from actors.producer.producer import Outgoing, PartitionProducer, split
 from cluster.loop import LoopThread
 from cluster.message import MessageId
+from cluster.receipts import Receipt, SendCallback, SentMessage
 from storage.batch import Batch, make_batch
-from storage.errors import Fenced, Invalid, SluiceError, Unavailable
-from storage.position import Positions
+from storage.errors import Fenced, Invalid, SluiceError
+from storage.message_container import MessageContainer
+
+logger = logging.getLogger("sluice")
 
 MAX_PENDING_BYTES = 128 * 1024 * 1024
 MAX_PENDING_MESSAGES = 500_000
 
 
-class Receipt:
-    """The outcome of one batch, message by message.
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """When gathered messages go out. Raises Invalid where nothing ever could."""
 
-    partitions: uint16 (n,). positions: int64 (n,), -1 until confirmed (and for duplicates whose place is forgotten).
-    confirmed_at: int64 (n,), microseconds since 1970 when the confirmation arrived.
-    """
+    max_messages: int = 1000
+    max_bytes: int = 128 * 1024
+    max_delay_ms: int = 10
 
-    def __init__(self, count: int, clock: Callable[[], int]) -> None:
-        self.partitions: npt.NDArray[np.uint16] = np.zeros(count, np.uint16)
-        self.positions: Positions = np.full(count, -1, np.int64)
-        self.confirmed_at: npt.NDArray[np.int64] = np.zeros(count, np.int64)
-        self.error: SluiceError | None = None
-        self._clock = clock
-        self._open = count
-        self._done = threading.Event()
-        self._callbacks: list[Callable[[Receipt], None]] = []
-
-    def _settle(self, rows: npt.NDArray[np.int64], first: int, error: SluiceError | None) -> None:
-        if error is None:
-            self.confirmed_at[rows] = self._clock()
-            if first >= 0:
-                self.positions[rows] = np.arange(first, first + len(rows))
-        else:
-            self.error = self.error or error
-        self._open -= len(rows)
-        if self._open == 0:
-            self._done.set()
-            for callback in self._callbacks:
-                callback(self)
-
-    def done(self) -> bool:
-        """Whether every message has its outcome."""
-        return self._done.is_set()
-
-    def result(self, timeout_s: float | None = None) -> Receipt:
-        """Wait for all confirmations. Raises the first error, or Unavailable after `timeout_s`."""
-        if not self._done.wait(timeout_s):
-            raise Unavailable(
-                f"{self._open} messages were not confirmed within {timeout_s} s; their outcome is unknown"
+    def __post_init__(self) -> None:
+        if self.max_messages < 1 or self.max_bytes < 1 or self.max_delay_ms < 0:
+            raise Invalid(
+                "batching_max_messages and batching_max_allowed_size_in_bytes are at least 1, and "
+                "batching_max_publish_delay_ms is not negative"
             )
-        if self.error is not None:
-            raise self.error
-        return self
+
+
+@dataclass(eq=False, slots=True)
+class _Gathered:
+    """Single messages that go out together. first_row: of the producer's messages without key, which are numbered."""
+
+    first_row: int
+    container: MessageContainer = field(default_factory=MessageContainer)
+    receipt: Receipt = field(default_factory=Receipt)
+    callbacks: dict[int, SendCallback] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """A whole batch of the user's, divided over the partitions."""
+
+    receipt: Receipt
+    parts: list[tuple[int, Batch, npt.NDArray[np.int64]]]
+    size: int
 
 
 class Producer:
@@ -82,18 +86,23 @@ class Producer:
         *,
         initial_sequence_id: int | None,
         max_delay_ms: int,
+        batching: Batching,
         close: Callable[[Producer], None],
     ) -> None:
         self._loop, self._ports, self._topic, self._name = loop, ports, topic, name
         self._parts = parts
         self._max_delay_ms = max_delay_ms
         self._on_close = close
-        self._lock = threading.Lock()
-        first = None if initial_sequence_id is None else initial_sequence_id
-        self._next = [part.last_sequence + 1 if first is None else first for part in parts]
+        self._batching = batching
+        self._next = [part.last_sequence + 1 if initial_sequence_id is None else initial_sequence_id for part in parts]
         self._row = 0
         self._room = threading.Condition()
+        """Guards everything below; waited on for room."""
         self._pending_bytes = self._pending_messages = 0
+        self._open: _Gathered | None = None
+        self._queue: deque[_Gathered | _Columns] = deque()
+        self._told = self._timed = self._told_on_settle = False
+        self._in_flight = 0
         self._closed = False
 
     @property
@@ -113,28 +122,31 @@ class Producer:
         """The highest confirmed sequence over all partitions, -1 for none."""
         return max(part.last_sequence for part in self._parts)
 
-    def send_batch(self, data: pa.RecordBatch | pa.Table, sequences: None = None) -> Receipt:
+    def send_batch(self, data: pa.RecordBatch | pa.Table) -> Receipt:
         """Send many messages as columns (see storage.batch.make_batch); returns at once, blocks only for room.
 
         Rows of one key go to one partition and keep their order. Every partition numbers its rows consecutively from
         the producer's first sequence, so an identical repetition under the same producer name stores nothing twice.
         """
-        if sequences is not None:
-            raise Invalid("sequences are given by the producer; leave them out")
         now = self._ports.clock.now()
-        with self._lock:
-            batch = make_batch(data, now=now, producer=self._name, first_sequence=self._row)
-            self._check(batch, now)
-            self._take_room(len(batch), batch.rows.nbytes)
-            self._row += len(batch)
-            receipt = Receipt(len(batch), _microseconds)
-            outgoing = []
-            for partition, part, rows in split(batch, len(self._parts)):
-                receipt.partitions[rows] = partition
-                outgoing.append((partition, Outgoing(part, self._next[partition], rows, self._settler(receipt, part))))
-                self._next[partition] += len(part)
-            self._loop.soon(self._enqueue, outgoing)
-        return receipt
+        with self._room:
+            self._check_open()
+            self._take_room(data.num_rows, data.nbytes)
+            first_row, self._row = self._row, self._row + data.num_rows
+        try:
+            batch = make_batch(data, now=now, producer=self._name, first_sequence=first_row)
+            if batch.deliver_at is not None:
+                self._check_delay(int(batch.deliver_at.max()), now)
+            columns = _Columns(Receipt(len(batch)), split(batch, len(self._parts)), data.nbytes)
+        except BaseException:
+            with self._room:
+                self._give_room(data.num_rows, data.nbytes)
+            raise
+        with self._room:
+            self._close_container()
+            self._queue.append(columns)
+            self._tell_loop(self._send_all)
+        return columns.receipt
 
     def send(
         self,
@@ -150,55 +162,67 @@ class Producer:
 
         deliver_at: ms since 1970. deliver_after: from now. Raises SluiceErrors.
         """
-        receipt = self.send_async(
-            content,
-            None,
-            properties=properties,
-            partition_key=partition_key,
-            ordering_key=ordering_key,
-            event_timestamp=event_timestamp,
-            deliver_at=deliver_at,
-            deliver_after=deliver_after,
-        ).result(30)
-        return MessageId(int(receipt.partitions[0]), int(receipt.positions[0]))
+        sent = self.send_async(
+            content, None, properties, partition_key, ordering_key, event_timestamp, deliver_at, deliver_after
+        )
+        return sent.result(30).message_id()
 
     def send_async(
         self,
         content: bytes | str,
-        callback: Callable[[SluiceError | None, MessageId | None], None] | None = None,
+        callback: SendCallback | None = None,
         properties: dict[str, str] | None = None,
         partition_key: str | bytes | None = None,
         ordering_key: str | bytes | None = None,
         event_timestamp: int | None = None,
         deliver_at: int | None = None,
         deliver_after: timedelta | None = None,
-    ) -> Receipt:
-        """Send one message without waiting; `callback(error, message_id)` is called when the outcome is known."""
-        if not isinstance(content, bytes | str):
-            raise Invalid(f"a payload is bytes or text, not {type(content).__name__}")
+    ) -> SentMessage:
+        """Send one message without waiting; `callback(error, message_id)` is called when the outcome is known.
+
+        Blocks only for room.
+        """
+        payload = content if type(content) is bytes else _payload(content)
+        now = self._ports.clock.now()
         if deliver_after is not None:
-            deliver_at = self._ports.clock.now() + int(deliver_after.total_seconds() * 1000)
-        columns: dict[str, Any] = {
-            "key": pa.array([_bytes(partition_key)], pa.binary()),
-            "payload": pa.array([_bytes(content)], pa.binary()),
-        }
-        if ordering_key is not None:
-            columns["ordering_key"] = pa.array([_bytes(ordering_key)], pa.binary())
-        if properties:
-            columns["properties"] = pa.array([list(properties.items())], pa.map_(pa.string(), pa.string()))
-        if event_timestamp is not None:
-            columns["event_time"] = pa.array([event_timestamp], pa.int64())
-        if deliver_at is not None:
-            columns["deliver_at"] = pa.array([deliver_at], pa.int64())
-        receipt = self.send_batch(pa.record_batch(columns))
-        if callback is not None:
-            receipt._callbacks.append(lambda done: callback(done.error, None if done.error else _id_of(done)))
-            if receipt.done():
-                callback(receipt.error, None if receipt.error else _id_of(receipt))
-        return receipt
+            deliver_at = now + int(deliver_after.total_seconds() * 1000)
+        with self._room:
+            self._check_open()
+            if deliver_at is not None:
+                self._check_delay(deliver_at, now)
+            self._take_room(1, len(payload))
+            gathered = self._open
+            if gathered is None:
+                gathered = self._open = _Gathered(self._row)
+            container = gathered.container
+            before = container.size
+            try:
+                row = container.add(
+                    payload,
+                    _bytes(partition_key),
+                    now,
+                    ordering_key=_bytes(ordering_key),
+                    properties=properties,
+                    event_time=event_timestamp,
+                    deliver_at=deliver_at,
+                )
+            except BaseException:
+                self._give_room(1, len(payload))
+                raise
+            self._pending_bytes += container.size - before - len(payload)
+            self._row += 1
+            if callback is not None:
+                gathered.callbacks[row] = callback
+            if container.count >= self._batching.max_messages or container.size >= self._batching.max_bytes:
+                self._close_container()
+                self._tell_loop(self._send_all)
+            elif not self._told:
+                self._tell_loop(self._on_told)
+        return SentMessage(gathered.receipt, row)
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until everything sent so far has its outcome."""
+        self._loop.soon(self._send_all)
         for part in self._parts:
             self._loop.run(part.flush(), timeout_s)
 
@@ -209,7 +233,9 @@ class Producer:
         try:
             self.flush(timeout_s)
         finally:
-            self._closed = True
+            with self._room:
+                self._closed = True
+                self._room.notify_all()
             for part in self._parts:
                 self._loop.soon(part.close)
             self._on_close(self)
@@ -220,52 +246,130 @@ class Producer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _check(self, batch: Batch, now: int) -> None:
+    def _check_open(self) -> None:
         if self._closed:
             raise Fenced("the producer is closed")
-        if self._max_delay_ms and batch.deliver_at is not None:
-            longest = int(batch.deliver_at.max()) - now
-            if longest > self._max_delay_ms:
-                raise Invalid(f"a delay of {longest} ms is beyond the topic's limit of {self._max_delay_ms} ms")
 
-    def _enqueue(self, outgoing: list[tuple[int, Outgoing]]) -> None:
-        for partition, part in outgoing:
-            self._parts[partition].send(part)
+    def _check_delay(self, latest: int, now: int) -> None:
+        if self._max_delay_ms and latest - now > self._max_delay_ms:
+            raise Invalid(f"a delay of {latest - now} ms is beyond the topic's limit of {self._max_delay_ms} ms")
 
-    def _settler(self, receipt: Receipt, part: Batch) -> Callable[..., None]:
-        messages, size = len(part), part.rows.nbytes
+    def _take_room(self, messages: int, size: int) -> None:
+        while self._pending_messages and (
+            self._pending_messages + messages > MAX_PENDING_MESSAGES or self._pending_bytes + size > MAX_PENDING_BYTES
+        ):
+            self._room.wait()
+            self._check_open()
+        self._pending_messages += messages
+        self._pending_bytes += size
 
+    def _give_room(self, messages: int, size: int) -> None:
+        self._pending_messages -= messages
+        self._pending_bytes -= size
+        self._room.notify_all()
+
+    def _close_container(self) -> None:
+        if self._open is not None:
+            self._queue.append(self._open)
+            self._open = None
+
+    def _tell_loop(self, call: Callable[[], None]) -> None:
+        self._told = True
+        self._loop.soon(call)
+
+    # -- on the loop's thread -------------------------------------------------------------------------------------
+
+    def _on_told(self) -> None:
+        """A container was opened. What gathers in it waits while others are in flight, and not longer than it may."""
+        if not self._in_flight:
+            self._send_all()
+        elif not self._timed:
+            self._timed = True
+            self._loop.later(self._batching.max_delay_ms, self._on_time)
+
+    def _on_time(self) -> None:
+        self._timed = False
+        self._send_all()
+
+    def _send_all(self) -> None:
+        """Close the container and hand everything to the partitions, in order."""
+        with self._room:
+            self._told = False
+            self._close_container()
+            waiting = list(self._queue)
+            self._queue.clear()
+        for one in waiting:
+            if isinstance(one, _Columns):
+                self._send_parts(one.receipt, one.parts, one.size, {})
+            else:
+                self._send_gathered(one)
+
+    def _send_gathered(self, gathered: _Gathered) -> None:
+        receipt, container = gathered.receipt, gathered.container
+        receipt.grow(container.count)
+        try:
+            parts = split(container.build(self._name, gathered.first_row), len(self._parts))
+        except SluiceError as error:
+            self._in_flight += 1
+            self._settler(receipt, container.size, gathered.callbacks)(np.arange(container.count), -1, error)
+            return
+        self._send_parts(receipt, parts, container.size, gathered.callbacks)
+
+    def _send_parts(
+        self,
+        receipt: Receipt,
+        parts: list[tuple[int, Batch, npt.NDArray[np.int64]]],
+        size: int,
+        callbacks: dict[int, SendCallback],
+    ) -> None:
+        """Give sequences and queue each partition's share; the last share takes what is left of the bytes."""
+        count, left = len(receipt.positions), size
+        for number, (partition, batch, rows) in enumerate(parts, 1):
+            share = left if number == len(parts) else size * len(batch) // count
+            left -= share
+            receipt.partitions[rows] = partition
+            first, self._next[partition] = self._next[partition], self._next[partition] + len(batch)
+            self._in_flight += 1
+            self._parts[partition].send(Outgoing(batch, first, rows, self._settler(receipt, share, callbacks), share))
+
+    def _settler(
+        self, receipt: Receipt, size: int, callbacks: dict[int, SendCallback]
+    ) -> Callable[[npt.NDArray[np.int64], int, SluiceError | None], None]:
         def settle(rows: npt.NDArray[np.int64], first: int, error: SluiceError | None) -> None:
-            receipt._settle(rows, first, error)
+            self._in_flight -= 1
+            receipt.settle(rows, first, error)
             with self._room:
-                self._pending_messages -= messages
-                self._pending_bytes -= size
-                self._room.notify_all()
+                self._give_room(len(rows), size)
+                if self._open is not None and not self._told_on_settle:
+                    self._told_on_settle = True
+                    self._loop.soon(self._on_settled)
+            for row in rows.tolist() if callbacks else ():
+                if (callback := callbacks.pop(row, None)) is not None:
+                    _tell(callback, receipt, row, error)
 
         return settle
 
-    def _take_room(self, messages: int, size: int) -> None:
-        with self._room:
-            self._room.wait_for(
-                lambda: (
-                    self._pending_messages == 0
-                    or (
-                        self._pending_messages + messages <= MAX_PENDING_MESSAGES
-                        and self._pending_bytes + size <= MAX_PENDING_BYTES
-                    )
-                )
-            )
-            self._pending_messages += messages
-            self._pending_bytes += size
+    def _on_settled(self) -> None:
+        self._told_on_settle = False
+        self._send_all()
+
+
+def _tell(callback: SendCallback, receipt: Receipt, row: int, error: SluiceError | None) -> None:
+    """What a user's callback raises is the user's, and must not end the sending of others."""
+    try:
+        callback(error, None if error else receipt.message_id(row))
+    except Exception:
+        logger.exception("a callback of send_async failed")
 
 
 def _bytes(value: str | bytes | None) -> bytes | None:
-    return value.encode() if isinstance(value, str) else value
+    try:
+        return value.encode() if isinstance(value, str) else value
+    except UnicodeEncodeError:
+        raise Invalid(f"{str(value)[:40]!r} is no text: give bytes for what is not Unicode") from None
 
 
-def _id_of(receipt: Receipt) -> MessageId:
-    return MessageId(int(receipt.partitions[0]), int(receipt.positions[0]))
-
-
-def _microseconds() -> int:
-    return time.time_ns() // 1000
+def _payload(content: object) -> bytes:
+    if isinstance(content, bytes | str):
+        return bytes(_bytes(content) or b"")
+    raise Invalid(f"a payload is bytes or text, not {type(content).__name__}")

@@ -13,6 +13,8 @@ from typing import Any
 from storage.errors import InvariantViolation, SluiceError
 
 logger = logging.getLogger("sluice")
+MOST_TROUBLES = 4
+TROUBLE_MS = 30_000
 
 
 class RealClock:
@@ -29,6 +31,10 @@ class RealClock:
     async def sleep(self, milliseconds: int) -> None:
         """Wait on the event loop."""
         await asyncio.sleep(milliseconds / 1000)
+
+    def timer(self, milliseconds: int, call: Callable[[], object]) -> asyncio.TimerHandle:
+        """Run a function on the event loop after so long."""
+        return asyncio.get_running_loop().call_later(milliseconds / 1000, call)
 
 
 class Tasks:
@@ -73,6 +79,29 @@ class StructuredLog:
         """Log at INFO."""
         if logger.isEnabledFor(logging.INFO):
             logger.info("%s %s %s", self._actor, event, " ".join(f"{key}={value}" for key, value in fields.items()))
+
+
+class TroubleLog:
+    """A log that also remembers why things did not work: the latest errors and reasons that were written to it."""
+
+    def __init__(self, log: StructuredLog, clock: RealClock) -> None:
+        self._log, self._clock = log, clock
+        self._latest: dict[str, int] = {}
+
+    def __call__(self, event: str, **fields: object) -> None:
+        """Pass it on."""
+        self._log(event, **fields)
+        said = fields.get("error") or fields.get("reason")
+        if said:
+            self._latest.pop(str(said), None)
+            self._latest[str(said)] = self._clock.monotonic()
+            if len(self._latest) > MOST_TROUBLES:
+                del self._latest[next(iter(self._latest))]
+
+    def troubles(self) -> list[str]:
+        """What was written in the last TROUBLE_MS milliseconds, oldest first."""
+        now = self._clock.monotonic()
+        return [said for said, at in list(self._latest.items()) if now - at < TROUBLE_MS]
 
 
 def make_rng() -> random.Random:

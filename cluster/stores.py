@@ -16,21 +16,24 @@ A store is named by a URL:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from actors.ports import Version
+from cluster.real import logger
 from storage import objects as object_store
 from storage.errors import Invalid, Unavailable
 from storage.frame import Buffer
-from storage.metadata import MemoryMetadata, Metadata
+from storage.metadata import GroupedMetadata, MemoryMetadata, Metadata, NewVersion, check_value
 from storage.metadata_objects import ObjectMetadata
-from storage.metadata_sqlite import SqliteMetadata
-from storage.objects import LocalObjects, MemoryObjects, ObjectStore
+from storage.metadata_sqlite import SqliteMetadata, read_only
+from storage.objects import LocalObjects, MemoryObjects, ObjectStore, check_name
 
 ATTEMPTS = 4
 FIRST_PAUSE_MS = 50
@@ -102,6 +105,8 @@ class AsyncMeta:
     def __init__(self, store: Metadata, threads: int = THREADS) -> None:
         self.store = store
         self._pool = _Pool("metadata", threads)
+        self._waiting: list[tuple[NewVersion, asyncio.Future[bool]]] = []
+        self._writer: asyncio.Task[None] | None = None
 
     async def read(self, key: str) -> Version | None:
         """See actors.ports.Meta."""
@@ -109,8 +114,35 @@ class AsyncMeta:
         return None if record is None else Version(record.number, record.value)
 
     async def create(self, key: str, number: int, value: bytes) -> bool:
-        """See actors.ports.Meta. Never repeated here."""
-        return await self._pool.once(self.store.create, key, number, value)
+        """See actors.ports.Meta. Never repeated here.
+
+        What is asked for while a write is under way goes into the next one together, where the store can do that: many
+        partitions of a process that are attached to, or whose acknowledgements are made durable, share a sync.
+        """
+        check_name(key)
+        check_value(number, value)
+        if not isinstance(self.store, GroupedMetadata):
+            return await self._pool.once(self.store.create, key, number, value)
+        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._waiting.append(((key, number, value), done))
+        if self._writer is None or self._writer.done():
+            self._writer = asyncio.get_running_loop().create_task(self._write(self.store), name="metadata-writer")
+        return await done
+
+    async def _write(self, store: GroupedMetadata) -> None:
+        """Write what waits, group by group, until nothing does."""
+        while self._waiting:
+            group, self._waiting = self._waiting, []
+            try:
+                outcomes = await self._pool.once(store.create_many, [version for version, _ in group])
+            except Exception as error:
+                for _, done in group:
+                    if not done.done():
+                        done.set_exception(error)
+                continue
+            for (_, done), outcome in zip(group, outcomes, strict=True):
+                if not done.done():
+                    done.set_result(outcome)
 
     async def keys(self, prefix: str) -> list[str]:
         """See actors.ports.Meta."""
@@ -147,15 +179,48 @@ def open_metadata(url: str, endpoint: str | None = None) -> AsyncMeta:
     return AsyncMeta(SqliteMetadata(Path(rest) / METADATA_FILE))
 
 
+@contextlib.contextmanager
+def read_metadata(url: str, endpoint: str | None = None) -> Iterator[Metadata]:
+    """The metadata store that a URL names, to look at: nothing is made or changed. Raises Invalid, NotFound."""
+    scheme, rest = _split(url, "sqlite:///path, a folder or s3://bucket/prefix")
+    if scheme in ("sqlite", "file"):
+        with read_only(rest if scheme == "sqlite" else Path(rest) / METADATA_FILE) as store:
+            yield store
+        return
+    stores = open_metadata(url, endpoint)
+    try:
+        yield stores.store
+    finally:
+        stores.close()
+
+
 def check_stores(urls: Iterable[str], endpoint: str | None = None) -> None:
     """Look at the URLs of stores before anything is started; an empty one is not looked at.
 
-    In each store in S3 one object is written, read, listed and deleted. Raises Invalid in one line that names what a
+    In each store in S3 one object is written, read, listed and deleted; a connection to it that others can read is
+    warned of. Raises Invalid in one line that names what a
     person has to mend (URL, endpoint, bucket, credentials, permission), Unavailable if nobody answers.
     """
     for url in dict.fromkeys(urls):
         if url and _split(url, "file:///path, sqlite:///path, a path, s3://bucket/prefix or memory:")[0] == "s3":
-            object_store.probe(_objects(url, endpoint))
+            store = _objects(url, endpoint)
+            _warn_of_plain_http(getattr(store, "endpoint", ""))
+            object_store.probe(store)
+
+
+def _warn_of_plain_http(endpoint: str) -> None:
+    """Without TLS, messages and what signs the requests go over the network for all to read and to change."""
+    parts = urlsplit(endpoint)
+    host = parts.hostname or ""
+    if parts.scheme == "http" and host != "localhost" and not _is_loopback(host):
+        logger.warning("the S3 server at %s is spoken to without TLS: use https:// beyond this machine", endpoint)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _objects(url: str, endpoint: str | None) -> ObjectStore:

@@ -43,7 +43,7 @@ class Producer(Protocol):
     def partitions(self) -> int:
         """Number of partitions of the topic."""
 
-    def send_batch(self, batch: pa.RecordBatch, sequences: Any = None) -> Receipt:
+    def send_batch(self, batch: pa.RecordBatch) -> Receipt:
         """Hand over rows of (key, payload, ...); blocks while too much is in flight."""
 
     def flush(self) -> None:

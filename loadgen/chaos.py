@@ -24,7 +24,7 @@ from urllib.parse import urlparse
 import psutil
 
 from loadgen.broker import Client
-from loadgen.faults import Episode, Fault, Fleet, plan_by_share, plan_by_time
+from loadgen.faults import Episode, Fault, Fleet, plan_by_share, plan_by_time, plan_in_turn
 from loadgen.kinds import CONSUMER_KINDS, FLOOD_KINDS, KILL_NODE, S3_DOWN, standard_kinds
 from loadgen.options import EVERYTHING, ROLLING, FloodOptions
 from loadgen.rolling import Moves, plan_rolling
@@ -62,6 +62,8 @@ def plan(options: FloodOptions, processes: ClusterProcesses) -> list[Fault]:
     every = options.fault_every_ms / 1000
     if options.scenario == ROLLING:
         return plan_rolling(options.consumers, options.rounds, every)
+    if options.in_acts:
+        return plan_in_turn(options.restarts, options.seed)
     if options.minutes is None:
         return plan_by_share(options.restarts, options.seed)
     seconds = options.minutes * 60
@@ -90,7 +92,8 @@ class Chaos:
         self._processes = processes
         self._client = client
         self._topic, self._subscription = topic, subscription
-        self.moves = Moves(options.consumers) if options.scenario == ROLLING else None
+        self.moves = Moves(options.consumers)
+        self._often = options.scenario == ROLLING
         self._done = 0
         self._episodes: list[Episode] = []
         self._mending: list[threading.Thread] = []
@@ -100,7 +103,7 @@ class Chaos:
     def inject(self, fault: Fault) -> None:
         """Break something now. Returns when it is done; what lasts is taken back by a timer."""
         if fault.kind in CONSUMER_KINDS:
-            if self.moves is not None and self._done % LOOK_EVERY == 0:
+            if self._done % (LOOK_EVERY if self._often else 1) == 0:
                 self.moves.look(self._client, self._topic, self._subscription)
             self._done += 1
             self.fleet.inject(fault)
@@ -135,8 +138,7 @@ class Chaos:
         for thread in self._mending:
             thread.join()
         self._mending = []
-        if self.moves is not None:
-            self.moves.look(self._client, self._topic, self._subscription)
+        self.moves.look(self._client, self._topic, self._subscription)
 
     def close(self) -> None:
         """Let everything run again, whatever happened. Never raises."""

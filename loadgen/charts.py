@@ -29,6 +29,7 @@ FAULT_COLOURS = {
     "join-consumer": "#0f9d76",
     "kill-node": "#7d1d14",
 }
+ACT_COLOURS = ("rgba(47,111,222,0.06)", "rgba(242,163,58,0.08)", "rgba(102,120,138,0.10)")
 _FONT = "Inter, system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
 
@@ -51,6 +52,7 @@ def timeline(report: Report) -> Any:
         _mark_faults(figure, report, row)
     _name_faults(figure, report)
     _dress(figure, height=780)
+    _mark_acts(figure, report)
     # Room above the curves for the names of the faults.
     busiest = max(int(measures.confirmed.max()), int(measures.delivered.max()), 1) / (measures.span.width / 1e6)
     figure.update_yaxes(title_text="messages/s", range=[0, 1.25 * busiest], row=1, col=1)
@@ -242,6 +244,28 @@ def _mark_faults(figure: Any, report: Report, row: int | None) -> None:
         for at in [_fault_second(report, fault)]
     ]
     figure.update_layout(shapes=[*figure.layout.shapes, *lines])
+
+
+def _mark_acts(figure: Any, report: Report) -> None:
+    """Each act is a strip behind all pictures, with its name above them."""
+    if not report.two_acts:
+        return
+    strips = []
+    for act, colour in zip(report.told_acts(), ACT_COLOURS, strict=False):
+        end = min(act["to_s"], _shown(report)[1]) if "at_rest" not in act else _shown(report)[1]
+        strips.append(
+            {
+                "type": "rect", "layer": "below", "xref": "x", "yref": "paper", "x0": act["from_s"], "x1": end,
+                "y0": 0, "y1": 1, "fillcolor": colour, "line": {"width": 0},
+            }
+        )  # fmt: skip
+        if end - act["from_s"] > _shown(report)[1] * 0.06:
+            figure.add_annotation(
+                x=(act["from_s"] + end) / 2, xref="x", y=-0.125, yref="paper", text=act["name"], showarrow=False,
+                font={"size": 12, "color": MUTED},
+            )  # fmt: skip
+    figure.layout.shapes = [*strips, *figure.layout.shapes]
+    figure.layout.margin.b = 84
 
 
 def _name_faults(figure: Any, report: Report) -> None:

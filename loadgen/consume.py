@@ -129,10 +129,9 @@ class FloodConsumer:
         self._sessions: dict[int, tuple[int, int]] = {}
 
     def ready(self) -> int:
-        """The process id, once the process is up."""
-        import cluster  # noqa: F401 - importing is slow, and is to be over before the consumer joins
-
-        return os.getpid()
+        """The process id, once the process is up and has found the cluster, which takes a while on a busy machine."""
+        with self._job.connect():
+            return os.getpid()
 
     def start(self, incarnation: str, consumer_name: str) -> None:
         """Join the subscription and begin to work; again after `stop`, under another incarnation.

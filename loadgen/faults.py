@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from loadgen.consume import ConsumeJob, ConsumerProgress, seal_journals
 from loadgen.history import DEATH, EVENTS, write_parquet
-from loadgen.kinds import FLOOD_KINDS, FREEZE, JOIN, KILL, KINDS, RESTART, SLOW, check_kinds
+from loadgen.kinds import ACT_KINDS, FLOOD_KINDS, FREEZE, FROZEN_S, JOIN, KILL, KINDS, RESTART, SLOW, check_kinds
 from storage.errors import Unavailable
 
 __all__ = ["FREEZE", "JOIN", "KILL", "KINDS", "RESTART", "SLOW"]
@@ -72,6 +72,16 @@ def plan_by_share(restarts: int, seed: int = 0) -> list[Fault]:
     return [
         Fault(FLOOD_KINDS[i % len(FLOOD_KINDS)], share=0.1 + 0.75 * (i + 0.5) / restarts, lot=float(lots[i]))
         for i in range(restarts)
+    ]
+
+
+def plan_in_turn(restarts: int, seed: int = 0) -> list[Fault]:
+    """`restarts` faults of the kinds of a flood in acts, due as soon as they may; victims from the seed."""
+    lots = np.random.default_rng([seed, 7]).random(restarts)
+    kinds = [ACT_KINDS[turn % len(ACT_KINDS)] for turn in range(restarts)]
+    return [
+        Fault(kind, lot=float(lot), lasts_s=FROZEN_S if kind == FREEZE else 0.0)
+        for kind, lot in zip(kinds, lots, strict=True)
     ]
 
 
@@ -160,6 +170,12 @@ class Fleet:
         for handle in handles:
             self._join(handle, self._new_name())
         self.await_joined()
+
+    def prepare(self, spares: int) -> None:
+        """Have so many processes ready for those who will join; returns when they are up."""
+        self._spares += [self._process() for _ in range(min(spares, SPARES) - len(self._spares))]
+        for handle in self._spares:
+            handle.ready(_READY_S)
 
     def await_joined(self) -> None:
         """Wait until everybody has joined. Raises Unavailable if somebody cannot."""

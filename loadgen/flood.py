@@ -10,48 +10,45 @@ happens; a second Ctrl-C does not stop the clean-up half way.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
-import re
-import shutil
-import signal
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pyarrow as pa
 from rich.console import Console
 
+from cluster.arrow import without_pandas
+from loadgen.acts import FAST, LOADED, REST, Act, Pace, Reserve, second_rate
 from loadgen.broker import ClusterConnect, Connect
 from loadgen.chaos import Chaos, ClusterProcesses, plan
 from loadgen.consume import ConsumeJob
 from loadgen.display import Display, Progress, make_display
+from loadgen.effects import PATIENCE_S, Effect
 from loadgen.faults import Fault, Fleet, Spawn, processes_needed
+from loadgen.guard import Watch, data_folder, finish_undisturbed, own_signals
 from loadgen.history import Clock, write_parquet
 from loadgen.memory import MemorySampler, consumers, own
 from loadgen.memory import spark as spark_memory
+from loadgen.nursery import Nursery
 from loadgen.options import FloodOptions
 from loadgen.outcome import Report
-from loadgen.publish import SUMMARY, PublishJob, publish_generated, publish_rows, read_progress, warm_up
+from loadgen.publish import SUMMARY, PublishJob, publish_generated, publish_rows, read_progress, spread, warm_up
 from loadgen.sampling import Sampler, at_rest
-from loadgen.session import spark_session
+from loadgen.session import SparkStart, cause_of, session_of
 from loadgen.verdict import Judgement, judge_with_spark, span_of
-from storage.errors import Invalid, SluiceError, Unavailable
+from storage.errors import SluiceError, Unavailable
 
 TOPIC, SUBSCRIPTION = "flood", "judge"
 _LOOK_EVERY_S = 0.05
 _FAULT_EVERY_S = 0.005
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _REST_S = 10.0
-_PYTHON_ERROR = re.compile(
-    r"[A-Za-z_][\w.]*(Error|Exception|Unavailable|Overloaded|Fenced|Conflict|Invalid|NotFound|Corrupt): "
-)
+_NEARLY = 0.999
+"""What must be delivered of the first act before it is asked whether anything is left: tasks round their parts."""
 
 
 def flood_command(**values: Any) -> int:
@@ -68,17 +65,20 @@ def flood_command(**values: Any) -> int:
         check_input(options)
     # Ray tells on standard output when a worker dies, which here is the plan: only the console writes there.
     console = Console(file=sys.stdout)
-    with _data_folder(options) as folder, contextlib.ExitStack() as stack:
-        stack.enter_context(_finish_undisturbed())
+    with data_folder(options) as folder, contextlib.ExitStack() as stack:
+        stack.enter_context(finish_undisturbed())
         stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(folder / "ray.log", "w"))))
         display = stack.enter_context(make_display(console))
+        if options.input is None:  # Spark's frames want it
+            without_pandas()
+        helpers = stack.enter_context(Helpers(folder, options))
         display.show(Progress(phase="starting the cluster" if options.address is None else "joining the cluster"))
         began = time.monotonic()
-        with _own_signals():
+        with own_signals():
             address = options.address or stack.enter_context(_local_cluster(folder, options))
         connect = ClusterConnect(address, os.environ.get("RAY_AUTH_TOKEN_PATH", ""))
         boot = time.monotonic() - began
-        report = run_flood(options, connect, folder=folder, display=display)
+        report = Flood(options, connect, folder, display, helpers).run()
         report.phases = {"cluster": boot, **report.phases}
         if options.json is not None:
             report.write_json(options.json)
@@ -101,11 +101,39 @@ def run_flood(
 ) -> Report:
     """Flood a running broker and judge it. Histories are written under `folder`/histories.
 
-    spawn: how consumer processes are started, Ray actors by default. spark: a session to use and to leave open.
+    spawn: how consumer processes are started, by default as forks. spark: a SparkContext to use and to leave open.
     """
     from loadgen.display import LineDisplay
 
-    return Flood(options, connect, folder, display or LineDisplay(Console(quiet=True)), spawn, spark).run()
+    with Helpers(folder, options, spawn=spawn, spark=spark) as helpers:
+        return Flood(options, connect, folder, display or LineDisplay(Console(quiet=True)), helpers).run()
+
+
+class Helpers:
+    """What runs beside the broker, and takes as long to start: Spark, and the process that consumers are forked from.
+
+    Both start at once when this is made, while the cluster starts, and end with the `with` block.
+    """
+
+    def __init__(self, folder: Path, options: FloodOptions, *, spawn: Spawn | None = None, spark: Any = None) -> None:
+        self._spark = spark
+        self._start = None if spark else SparkStart(folder / "spark", cores=options.cores)
+        self._nursery = None if spawn else Nursery()
+        self.spawn: Spawn = spawn or self._nursery  # type: ignore[assignment]
+
+    @property
+    def spark(self) -> Any:
+        """The SparkContext, which is waited for."""
+        return self._spark or self._start.context()  # type: ignore[union-attr]
+
+    def __enter__(self) -> Helpers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._start is not None:
+            self._start.close()
+        if self._nursery is not None:
+            self._nursery.close()
 
 
 class Flood:
@@ -117,24 +145,23 @@ class Flood:
         connect: Connect,
         folder: Path,
         display: Display,
-        spawn: Spawn | None = None,
-        spark: Any = None,
+        helpers: Helpers,
     ) -> None:
-        if spawn is None:
-            from loadgen.processes import RayConsumer
-
-            spawn = RayConsumer
         self._options, self._connect, self._display = options, connect, display
         self._folder = folder / "histories"
-        self._spark_folder = folder / "spark"
-        self._spawn = spawn
-        self._session = spark
+        self._helpers = helpers
         self._clock = Clock.start()
         self._progress = Progress()
         self._phases: dict[str, float] = {}
         self._troubles: list[str] = []
         self._failure: BaseException | None = None
         self._start = 0
+        self._acts: list[Act] = []
+        self._planned: list[str] = []
+        self._needed = self._pending = 0
+        self._reserve: Reserve | None = None
+        self._first_done, self._throughput = 0, 0.0
+        self._loaded, self._ended = threading.Event(), threading.Event()
         # A kept cluster may have been flooded before: the topic and the names of this run are its own.
         self._run = f"{options.seed}-{self._clock.now() // 1000}"
         self._topic = f"{TOPIC}-{self._run}"
@@ -143,41 +170,51 @@ class Flood:
         """Everything, from the topic to the verdict."""
         options = self._options
         consume, publish = self._jobs()
-        fleet = Fleet(consume, self._spawn)
+        fleet = Fleet(consume, self._helpers.spawn)
         with contextlib.ExitStack() as stack:
             client = stack.enter_context(self._connect())
             client.create_topic(self._topic, partitions=options.partitions)
             stack.callback(fleet.close)
+            # Whoever comes first makes the brokers start: not the consumers, who are only just being made.
+            threading.Thread(target=self._knock, args=(client,), name="knock", daemon=True).start()
             processes = ClusterProcesses(client, getattr(self._connect, "address", None), options.s3_endpoint_url)
             faults = plan(options, processes)
+            self._planned = [fault.kind for fault in faults] if options.in_acts else []
             chaos = stack.enter_context(
                 contextlib.closing(Chaos(fleet, processes, client, self._topic, SUBSCRIPTION, options))
             )
-            with self._phase("starting Spark and the consumers", "start"):
-                spark = self._start_spark(stack)
-                fleet.begin(options.consumers, processes_needed(faults))
-                frame, total = self._source(spark)
-                spark.range(0, options.cores, numPartitions=options.cores).mapInArrow(
-                    warm_up(publish), "id long"
-                ).collect()
+            with self._phase("starting consumers", "consumers"):
+                fleet.begin(options.consumers, 0)
+            with self._phase("starting Spark", "spark"):
+                spark = self._helpers.spark
+                job, total = self._source(spark, publish)
+                spread(spark, warm_up(publish), options.cores).collect()
+                self._needed = processes_needed(faults)
+                if not options.first_part:
+                    fleet.prepare(self._needed)
             sampler = Sampler(client, self._topic, SUBSCRIPTION, self._clock)
             sampler.start()
             memory = self._watch_memory(client, fleet, stack)
             with self._phase("flooding", "flood"):
-                self._flood(spark, frame, total, publish, chaos, sampler, faults)
+                self._flood(job, total, publish, chaos, sampler, faults)
                 chaos.finish()
             with self._phase("coming to rest", "rest"):
                 rest = self._rest(sampler)
+                self._acts[-1].end = self._clock.now()
                 stats, held = sampler.stop(), memory.stop()
                 fleet.finish()
                 self._look(fleet, sampler)
             write_parquet(stats, self._folder / "stats.parquet")
             write_parquet(held, self._folder / "memory.parquet")
             with self._phase("judging with Spark", "judge"):
-                span = span_of(self._folder)
+                span = span_of(self._folder, [act.start for act in self._acts[1:-1]])
                 messages = total or self._progress.sent
                 judgement = judge_with_spark(spark, self._folder, span, messages, fleet.history)
-        return self._report(judgement, stats, held, rest, chaos)
+        return self._report(judgement, stats, held, rest, chaos, sampler)
+
+    def _knock(self, client: Any) -> None:
+        with contextlib.suppress(SluiceError):
+            client.create_producer(self._topic).close()
 
     def _jobs(self) -> tuple[ConsumeJob, PublishJob]:
         """What consumers and producers are told, and the folders that they write into."""
@@ -200,6 +237,7 @@ class Flood:
             self._folder,
             rate=options.rate,
             tasks=options.cores,
+            first_part=options.first_part,
         )
         consume.prepare()
         publish.prepare()
@@ -214,7 +252,13 @@ class Flood:
         return memory
 
     def _report(
-        self, judgement: Judgement, stats: pa.Table, held: pa.Table, rest: dict[str, int], chaos: Chaos
+        self,
+        judgement: Judgement,
+        stats: pa.Table,
+        held: pa.Table,
+        rest: dict[str, int],
+        chaos: Chaos,
+        sampler: Sampler,
     ) -> Report:
         options, fleet = self._options, chaos.fleet
         first = judgement.measures.first_sent or self._start
@@ -229,28 +273,31 @@ class Flood:
             troubles=self._troubles + chaos.troubles + fleet.troubles(),
             phases=self._phases,
             moves_expected=bool(fleet.history) and options.consumers > 1,
+            acts=self._acts,
+            planned=self._planned,
+            drains=sampler.drains,
+            strict=options.strict,
+            rolling_restart=bool(options.scenario),
             delays_expected=options.delayed > 0,
             passed_over=chaos.passed_over,
             moves=chaos.moves,
             memory=held,
         )
 
-    def _start_spark(self, stack: contextlib.ExitStack) -> Any:
-        if self._session is not None:
-            return self._session
-        with _own_signals():
-            return stack.enter_context(spark_session(self._spark_folder, cores=self._options.cores))
-
-    def _source(self, spark: Any) -> tuple[Any, int]:
-        """The rows to publish as a Spark frame, and how many messages they are (0: not known)."""
+    def _source(self, spark: Any, job: PublishJob) -> tuple[Callable[[PublishJob], Any], int]:
+        """What makes a Spark job that publishes, and how many messages there are (0: not known)."""
         options = self._options
         if options.input is not None:
             from loadgen.inputs import load_input
 
-            return load_input(spark, options)
-        frame = spark.range(0, options.cores, numPartitions=options.cores)
+            frame, total = load_input(session_of(spark), options)
+            return lambda job: frame.mapInArrow(publish_rows(replace(job, total=total)), SUMMARY), total
+        workload = options.workload()
         known = options.minutes is None or options.rate > 0
-        return frame, options.workload().messages if known else 0
+        return (
+            lambda job: spread(spark, publish_generated(job, workload), options.cores),
+            workload.messages if known else 0,
+        )
 
     @contextlib.contextmanager
     def _phase(self, text: str, name: str) -> Iterator[None]:
@@ -262,8 +309,7 @@ class Flood:
 
     def _flood(
         self,
-        spark: Any,
-        frame: Any,
+        make: Callable[[PublishJob], Any],
         total: int,
         job: PublishJob,
         chaos: Chaos,
@@ -274,16 +320,13 @@ class Flood:
         self._start = self._clock.now()
         if options.minutes is not None:
             job = replace(job, lasts_us=int(options.minutes * 60e6))
-        task = publish_rows(job) if options.input is not None else publish_generated(job, options.workload())
-        publisher = threading.Thread(
-            target=self._publish, args=(frame.mapInArrow(task, SUMMARY),), name="publisher", daemon=True
-        )
+        publisher = threading.Thread(target=self._publish, args=(make(job),), name="publisher", daemon=True)
         publisher.start()
         self._progress.total = total
-        ended = threading.Event()
-        breaker = threading.Thread(target=self._break, args=(chaos, faults, total, ended), name="faults", daemon=True)
+        breaker = threading.Thread(target=self._break, args=(chaos, faults, total, sampler), name="faults", daemon=True)
         breaker.start()
-        watch = _Watch(options)
+        self._begin_act(FAST if options.first_part else LOADED, options.rate)
+        watch = Watch(options)
         finished = 0
         while True:
             alive = publisher.is_alive()
@@ -292,34 +335,108 @@ class Flood:
             self._look(fleet, sampler)
             if options.scenario and not breaker.is_alive():
                 job.enough.touch()
-            if not alive and (options.minutes is not None or self._failure is not None):
-                ended.set()
-            if not alive and not breaker.is_alive() and _drained(sampler, finished):
+            if total and options.in_acts:
+                self._turn(job, int(total * options.first_part), fleet, sampler)
+            drained = not alive and _drained(sampler, finished)
+            if (not alive and (options.minutes is not None or self._failure is not None)) or (
+                drained and options.in_acts
+            ):
+                self._ended.set()
+            if drained and not breaker.is_alive():
                 break
             trouble = watch.trouble(self._progress, fleet)
             if trouble:
                 self._troubles.append(trouble)
                 break
             time.sleep(_LOOK_EVERY_S)
-        ended.set()
+        self._ended.set()
         breaker.join()
+        self._begin_act(REST, 0.0)
         if self._failure is not None:
-            self._troubles.append(f"publishing failed: {_cause(self._failure)}")
+            self._troubles.append(f"publishing failed: {cause_of(self._failure)}")
 
-    def _break(self, chaos: Chaos, faults: list[Fault], total: int, ended: threading.Event) -> None:
+    def _begin_act(self, name: str, rate: float) -> None:
+        """The one before ends now."""
+        now = self._clock.now()
+        if self._acts:
+            self._acts[-1].end = now
+        self._acts.append(Act(name, now, rate=rate))
+        if name == LOADED:
+            self._loaded.set()
+        if self._options.in_acts:
+            self._progress.phase = f"act {len(self._acts)}: {name}" + (f", {rate:,.0f}/s" if rate else "")
+
+    def _turn(self, job: PublishJob, first: int, fleet: Fleet, sampler: Sampler) -> None:
+        """When what the first act sent is delivered and acknowledged, tell the pace of the second, which follows."""
+        now, total = self._clock.now(), self._progress.total
+        if self._loaded.is_set():
+            if self._reserve is None:
+                self._reserve = Reserve(job.pace, self._acts[-1].rate, total - first)
+            self._reserve.look(total - self._progress.sent, self._pending * PATIENCE_S, now)
+            return
+        delivered = fleet.received - fleet.redelivered
+        if not self._first_done and delivered >= first * _NEARLY:
+            self._first_done = now
+            self._throughput = delivered / max(now - self._start, 1) * 1e6
+        if self._first_done and delivered >= first * _NEARLY and _drained(sampler, self._first_done):
+            fleet.prepare(self._needed)
+            rate = second_rate(self._throughput, total - first)
+            self._begin_act(LOADED, rate)
+            Pace(rate, self._acts[-1].start).write(job.pace)
+
+    def _break(self, chaos: Chaos, faults: list[Fault], total: int, sampler: Sampler) -> None:
         """Inject the faults, each when it is due; in a thread of its own, because a clean leave takes a while."""
+        if self._options.in_acts:
+            self._break_in_turn(chaos, faults, sampler)
+            return
         for fault in faults:
             while True:
                 share = self._progress.delivered / total if total else 0.0
                 if fault.due(share, (self._clock.now() - self._start) / 1e6):
                     break
-                if ended.wait(_FAULT_EVERY_S):
+                if self._ended.wait(_FAULT_EVERY_S):
                     return
-            try:
-                chaos.inject(fault)
-            except Exception as error:
-                self._troubles.append(f"the fault {fault.kind} could not be mended: {error}")
+            if not self._inject(chaos, fault):
                 return
+
+    def _break_in_turn(self, chaos: Chaos, faults: list[Fault], sampler: Sampler) -> None:
+        """Each when the one before has shown its effect and no hash drains any more, under load."""
+        self._pending = len(faults)
+        try:
+            self._break_each(chaos, faults, sampler)
+        finally:
+            self._pending = 0
+
+    def _break_each(self, chaos: Chaos, faults: list[Fault], sampler: Sampler) -> None:
+        while not self._loaded.wait(_FAULT_EVERY_S):
+            if self._ended.is_set():
+                return
+        before = self._progress.delivered
+        while self._progress.delivered <= before:
+            if self._ended.wait(_FAULT_EVERY_S):
+                return
+        for fault in faults:
+            if self._ended.is_set():
+                return
+            effect = Effect(fault, chaos.fleet, lambda: sampler.latest)
+            if not self._inject(chaos, fault):
+                return
+            deadline = time.monotonic() + PATIENCE_S
+            seen = ""
+            while time.monotonic() < deadline and effect.entry is not None:
+                seen = seen or effect.seen()
+                if (seen and effect.drained()) or self._ended.wait(_FAULT_EVERY_S):
+                    break
+            effect.note(seen or effect.seen())
+            self._pending -= 1
+
+    def _inject(self, chaos: Chaos, fault: Fault) -> bool:
+        try:
+            chaos.inject(fault)
+        except Exception as error:
+            self._troubles.append(f"the fault {fault.kind} could not be mended: {error}")
+            return False
+        return True
 
     def _publish(self, job: Any) -> None:
         try:
@@ -368,36 +485,6 @@ def _drained(sampler: Sampler, since: int) -> bool:
     return sampler.taken_at >= since and sampler.latest.get("backlog") == 0
 
 
-class _Watch:
-    """Notices that nothing moves any more."""
-
-    def __init__(self, options: FloodOptions) -> None:
-        self._patience = options.stall_s + (options.delay_max_ms / 1000 if options.delayed else 0)
-        self._seen: tuple[int, ...] = ()
-        self._since = time.monotonic()
-
-    def trouble(self, progress: Progress, fleet: Fleet) -> str:
-        """A sentence when the run stands still, else nothing."""
-        stopped = "; ".join(fleet.troubles())
-        if fleet.working and all(member.last.error for member in fleet.working):
-            return f"no consumer is left ({stopped})"
-        now = (progress.sent, progress.confirmed, progress.delivered, progress.backlog)
-        if now != self._seen:
-            self._seen, self._since = now, time.monotonic()
-        if time.monotonic() - self._since < self._patience:
-            return ""
-        return f"nothing moved for {self._patience:.0f} s, {progress.backlog:,} messages are left" + (
-            f" ({stopped})" if stopped else ""
-        )
-
-
-def _cause(error: BaseException) -> str:
-    """The line of a Spark error that names its cause: the last Python error in it, else its first line."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    causes = [line for line in lines if _PYTHON_ERROR.match(line) and not line.startswith(("org.", "java.", "Caused"))]
-    return (causes[-1:] or lines or [type(error).__name__])[0]
-
-
 @contextlib.contextmanager
 def _local_cluster(folder: Path, options: FloodOptions) -> Iterator[str]:
     from cluster import launch
@@ -405,69 +492,3 @@ def _local_cluster(folder: Path, options: FloodOptions) -> Iterator[str]:
     stores = {"objects": options.objects or "", "s3_endpoint_url": options.s3_endpoint_url}
     with launch.local(folder / "broker", bookies=options.bookies, **stores) as running:
         yield running.address
-
-
-@contextlib.contextmanager
-def _data_folder(options: FloodOptions) -> Iterator[Path]:
-    """The folder of the run; a temporary one goes away unless it is to be kept, a named one is never removed."""
-    if options.data_dir is None:
-        folder = Path(tempfile.mkdtemp(prefix="sluice-flood-"))
-    else:
-        folder = options.data_dir
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            # A second flood in the same folder must not judge the first one's histories.
-            shutil.rmtree(folder / "histories", ignore_errors=True)
-            (folder / "histories").mkdir()
-        except OSError as error:
-            raise Invalid(f"cannot write to --data-dir {folder}: {error.strerror}") from error
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder / "spark", ignore_errors=True)
-        (folder / "ray.log").unlink(missing_ok=True)
-        if not options.keep:
-            if options.data_dir is None:
-                shutil.rmtree(folder, ignore_errors=True)
-            else:
-                for part in ("histories", "broker"):
-                    shutil.rmtree(folder / part, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _finish_undisturbed() -> Iterator[None]:
-    """The first signal interrupts; from then on signals are ignored, so that everything that was started is ended."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(number: int, _frame: FrameType | None) -> None:
-        for name in _SIGNALS:
-            signal.signal(name, signal.SIG_IGN)
-        logging.getLogger().addFilter(_not_py4j)
-        raise KeyboardInterrupt(number)
-
-    before = [(name, signal.signal(name, interrupt)) for name in _SIGNALS]
-    try:
-        yield
-    finally:
-        for name, handler in before:
-            signal.signal(name, handler)
-        logging.getLogger().removeFilter(_not_py4j)
-
-
-def _not_py4j(record: logging.LogRecord) -> bool:
-    """The bridge to Java tells the root logger of the interrupt that it passes on; everything else is let through."""
-    return "while sending command" not in record.getMessage()
-
-
-@contextlib.contextmanager
-def _own_signals() -> Iterator[None]:
-    """Spark and Ray install handlers when they start; ours are put back."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    kept = [(name, signal.getsignal(name)) for name in _SIGNALS]
-    yield
-    for name, handler in kept:
-        signal.signal(name, handler)

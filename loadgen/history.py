@@ -132,6 +132,10 @@ STATS = pa.schema(
         pa.field("replay", pa.int64()),
         pa.field("draining", pa.int64()),
         pa.field("cleared", pa.int64()),
+        pa.field("draining_peak", pa.int64()),
+        pa.field("begun", pa.int64()),
+        pa.field("blocked", pa.int64()),
+        pa.field("held_back", pa.int64()),
         pa.field("order_checked", pa.int64()),
         pa.field("order_violations", pa.int64()),
     ]

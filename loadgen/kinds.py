@@ -60,7 +60,11 @@ KINDS: dict[str, FaultKind] = {
 CONSUMER_KINDS = (RESTART, KILL, JOIN, FREEZE, SLOW)
 """The kinds that the fleet of consumers does to itself; the rest is done to the broker."""
 FLOOD_KINDS = (RESTART, KILL, JOIN)
-"""What a flood does to its consumers in turn."""
+"""What a flood by time or by share does to its consumers in turn."""
+ACT_KINDS = (JOIN, RESTART, KILL, FREEZE)
+"""What a flood in acts does to its consumers in turn, each when the former has shown its effect."""
+FROZEN_S = 1.5
+"""How long a consumer of a flood in acts is stopped."""
 
 
 def check_kinds(names: Sequence[str]) -> None:

@@ -8,6 +8,7 @@ histogram a time step, from which the percentiles over time are drawn.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,18 +31,26 @@ Counts = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The time of a run in equal steps: from `start` (us), `count` steps of `width` us."""
+    """The time of a run in equal steps: from `start` (us), `count` steps of `width` us.
+
+    cuts: times (us) at which another act begins; what is sent from then on belongs to it.
+    """
 
     start: int
     width: int
     count: int
+    cuts: tuple[int, ...] = ()
 
     @classmethod
-    def over(cls, start: int, end: int, steps: int = 160) -> Span:
+    def over(cls, start: int, end: int, steps: int = 160, cuts: Sequence[int] = ()) -> Span:
         """Steps of a round length, about `steps` of them, that cover start to end."""
         rough = max(end - start, 1) / steps
         width = next((w for w in _WIDTHS if w >= rough), _WIDTHS[-1])
-        return cls(start, width, (end - start) // width + 1)
+        return cls(start, width, (end - start) // width + 1, tuple(cuts))
+
+    def act(self, times: Int64s) -> Int64s:
+        """The act, from 0, of what was sent at each time, shape kept."""
+        return np.asarray(np.searchsorted(np.array(self.cuts, np.int64), times, side="right"), np.int64)
 
     def steps(self, times: Int64s) -> Int64s:
         """The step of each time, shape kept; what lies outside falls into the first or last."""
@@ -49,6 +58,51 @@ class Span:
 
 
 _WIDTHS = [m * 10**e for e in range(4, 9) for m in (1, 2, 5)]
+
+
+@dataclass
+class ActMeasures:
+    """Sums over the messages that were sent in one act. histogram, publish: as in Measures. Times in microseconds."""
+
+    confirmed: int = 0
+    acked: int = 0
+    first_sent: int = 0
+    last_confirmed: int = 0
+    last_acked: int = 0
+    histogram: Any = field(default_factory=lambda: HdrHistogram(1, MAX_LATENCY_US, 3))
+    publish: Any = field(default_factory=lambda: HdrHistogram(1, MAX_LATENCY_US, 3))
+
+    def merge(self, other: ActMeasures) -> None:
+        """Add another part of the same run."""
+        self.confirmed += other.confirmed
+        self.acked += other.acked
+        self.first_sent = min((at for at in (self.first_sent, other.first_sent) if at), default=0)
+        self.last_confirmed = max(self.last_confirmed, other.last_confirmed)
+        self.last_acked = max(self.last_acked, other.last_acked)
+        self.histogram.add(other.histogram)
+        self.publish.add(other.publish)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, read back by `from_dict`."""
+        plain = {name: getattr(self, name) for name in _PLAIN}
+        return plain | {name: getattr(self, name).encode().decode() for name in ("histogram", "publish")}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> ActMeasures:
+        """What `to_dict` made plain."""
+        made = cls(**{name: values[name] for name in _PLAIN})
+        for name in ("histogram", "publish"):
+            getattr(made, name).decode_and_add(values[name].encode())
+        return made
+
+    def rates(self) -> dict[str, float]:
+        """Messages per second from the first send to the last confirmation, and to the last acknowledgement."""
+        published = self.confirmed / max(self.last_confirmed - self.first_sent, 1) * 1e6
+        whole = self.acked / max(self.last_acked - self.first_sent, 1) * 1e6
+        return {"publish_msgs_per_s": round(published, 1), "end_to_end_msgs_per_s": round(whole, 1)}
+
+
+_PLAIN = ("confirmed", "acked", "first_sent", "last_confirmed", "last_acked")
 
 
 @dataclass
@@ -73,8 +127,10 @@ class Measures:
     first_sent: int = 0
     last_confirmed: int = 0
     last_acked: int = 0
+    acts: list[ActMeasures] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.acts = [ActMeasures() for _ in range(len(self.span.cuts) + 1)]
         self.confirmed, self.delivered, self.acked = (np.zeros(self.span.count, np.int64) for _ in range(3))
         self.latency = np.zeros((self.span.count, COARSE), np.int64)
         self.histogram, self.lateness, self.publish = (HdrHistogram(1, MAX_LATENCY_US, 3) for _ in range(3))
@@ -91,6 +147,8 @@ class Measures:
         self.lateness.add(other.lateness)
         self.publish.add(other.publish)
         self.bytes += other.bytes
+        for mine, theirs in zip(self.acts, other.acts, strict=True):
+            mine.merge(theirs)
         starts = [at for at in (self.first_sent, other.first_sent) if at]
         self.first_sent = min(starts, default=0)
         self.last_confirmed = max(self.last_confirmed, other.last_confirmed)
@@ -107,7 +165,8 @@ class Measures:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, read back by `from_dict`."""
         return {
-            "span": [self.span.start, self.span.width, self.span.count],
+            "span": [self.span.start, self.span.width, self.span.count, list(self.span.cuts)],
+            "acts": [act.to_dict() for act in self.acts],
             "confirmed": self.confirmed.tolist(),
             "delivered": self.delivered.tolist(),
             "acked": self.acked.tolist(),
@@ -125,7 +184,9 @@ class Measures:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Measures:
         """The measures that `to_dict` made plain."""
-        made = cls(Span(*values["span"]))
+        start, width, count, cuts = values["span"]
+        made = cls(Span(start, width, count, tuple(cuts)))
+        made.acts = [ActMeasures.from_dict(act) for act in values["acts"]]
         for name in ("confirmed", "delivered", "acked", "latency"):
             setattr(made, name, np.array(values[name], np.int64).reshape(getattr(made, name).shape))
         made.shares = {name: np.array(counts, np.int64) for name, counts in values["shares"].items()}
@@ -145,6 +206,12 @@ def measure(sent: pa.Table, delivered: pa.Table, span: Span) -> Measures:
         result.confirmed = np.bincount(span.steps(at), minlength=span.count)
         result.first_sent, result.last_confirmed = int(since.min()), int(at.max())
         record(result.publish, at - since)
+        act = span.act(since)
+        for number in np.unique(act).tolist():
+            mine, told = act == number, result.acts[number]
+            told.confirmed = int(mine.sum())
+            told.first_sent, told.last_confirmed = int(since[mine].min()), int(at[mine].max())
+            record(told.publish, (at - since)[mine])
     if delivered.num_rows == 0:
         return result
     received, acked = _ints(delivered, "received_at"), _ints(delivered, "acked_at")
@@ -188,6 +255,7 @@ def _measure_latency(result: Measures, sent: pa.Table, delivered: pa.Table) -> N
     latency = received[rows] - np.maximum(since[mates], due[mates])
     record(result.histogram, latency)
     record(result.lateness, latency[due[mates] > 0])
+    _measure_acts(result, since[mates], latency, _ints(delivered, "acked_at")[rows])
     steps = result.span.steps(received[rows])
     doublings = np.log2(np.maximum(latency, 1)) - _COARSE_FLOOR
     bucket = np.floor(doublings * _PER_DOUBLING).astype(np.int64).clip(0, COARSE - 1)
@@ -195,6 +263,16 @@ def _measure_latency(result: Measures, sent: pa.Table, delivered: pa.Table) -> N
     result.latency = counts.reshape(result.span.count, COARSE)
     # Bytes of messages, each counted once however often it came.
     result.bytes = int(np.asarray(delivered.column("bytes").to_numpy())[firsts].sum())
+
+
+def _measure_acts(result: Measures, since: Int64s, latency: Int64s, acked: Int64s) -> None:
+    """Of the first deliveries: when each was sent, how long it took, when it was let go (0: never)."""
+    act = result.span.act(since)
+    for number in np.unique(act).tolist():
+        mine, told = act == number, result.acts[number]
+        record(told.histogram, latency[mine])
+        told.acked = int((acked[mine] > 0).sum())
+        told.last_acked = int(acked[mine].max())
 
 
 def _ints(table: pa.Table, name: str) -> Int64s:

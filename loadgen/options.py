@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from loadgen.acts import FIRST_PART
 from loadgen.generate import Workload
 from loadgen.kinds import S3_DOWN, check_kinds
 from storage.errors import Invalid
@@ -26,6 +27,7 @@ WORKLOADS: dict[str, dict[str, Any]] = {
         "restarts": 15,
         "work_us": 4_000.0,
         "receiver_queue_size": 400,
+        "acts": False,
     },
 }
 """Workloads by name. joins: few keys that always have messages in flight, consumers so slow and with so little room
@@ -37,14 +39,15 @@ in without taking a key from somebody who still works on it."""
 class FloodOptions:
     """The options of `sluice flood`, by the names of the command line.
 
-    size: bytes a message. skew: Zipf exponent. restarts: how many consumers are restarted under load, True means 3.
+    size: bytes a message. skew: Zipf exponent. restarts: how many consumers are restarted under load, True means 4.
     delayed: share of messages that is delayed, by delay_min_ms to delay_max_ms. rate: messages per second, 0 = as
     fast as it goes. minutes: how long, in place of messages. faults, fault_every_ms: kinds of faults by time, in
     place of restarts. work_us: simulated work per message in each consumer. input and the columns: real data in place
     of generated messages. address: a running cluster; without one a local cluster is started. cores: Spark tasks at
     once. stall_s: how long nothing may move before the run is given up. scenario: `rolling-restart` restarts every
     consumer in turn, `rounds` times, in place of other faults. objects: where the cluster that is started keeps its
-    snapshots. s3_endpoint_url: where the S3 server is that it uses, and that may be frozen.
+    snapshots. strict: what was not shown counts as a failure. acts: throughput first, then latency and faults
+    (loadgen.acts). s3_endpoint_url: where the S3 server is that it uses, and that may be frozen.
     """
 
     partitions: int = 4
@@ -53,7 +56,7 @@ class FloodOptions:
     keys: int = 10_000
     skew: float = 1.0
     consumers: int = 4
-    restarts: int = 3
+    restarts: int = 4
     delayed: float = 0.0
     delay_min_ms: int = 1_000
     delay_max_ms: int = 60_000
@@ -81,6 +84,18 @@ class FloodOptions:
     rounds: int = 0
     objects: str | None = None
     s3_endpoint_url: str | None = None
+    strict: bool = False
+    acts: bool = True
+
+    @property
+    def in_acts(self) -> bool:
+        """Whether each fault waits for the effect of the one before, instead of for a time or a share."""
+        return self.acts and self.minutes is None and self.faults is None and not self.scenario
+
+    @property
+    def first_part(self) -> float:
+        """Part of the messages that goes out as fast as it goes before the others are paced; 0 if all are alike."""
+        return FIRST_PART if self.in_acts and not self.rate else 0.0
 
     @classmethod
     def of(cls, **values: Any) -> FloodOptions:
@@ -92,7 +107,7 @@ class FloodOptions:
         given = {name: value for name, value in values.items() if value is not None}
         given = cls._preset(given.pop("workload", None)) | given
         if isinstance(given.get("restarts"), bool):
-            given["restarts"] = 3 if given["restarts"] else 0
+            given["restarts"] = 4 if given["restarts"] else 0
         for name in ("data_dir", "json", "report"):
             if name in given:
                 given[name] = Path(given[name]).absolute()

@@ -14,12 +14,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from loadgen.acts import Act
 from loadgen.checkers import nothing_checked
+from loadgen.kinds import JOIN
 from loadgen.memory import MEMORY, summarise
 from loadgen.recovery import tell, tell_faults
 from loadgen.rolling import HOLD_LIMIT_MS, MOST_MOVES, Moves
 from loadgen.verdict import Judgement
 
+DRAINING = "draining_hashes"
 OK, BROKEN, NOTHING_CHECKED = "ok", "broken", "nothing_checked"
 _PERCENTILES = (("p50", 50.0), ("p99", 99.0), ("p999", 99.9), ("max", 100.0))
 
@@ -31,7 +34,9 @@ class Report:
     stats: samples of the dispatchers (schema STATS). memory: of all processes (schema MEMORY). at_rest: the last
     statistics, summed over partitions. troubles: sentences about what went wrong outside of the promises (a consumer
     that stopped, a drain that ended too soon). faults: at_s (seconds since the first message), kind, target.
-    start_us: when the first message was sent. phases: seconds spent in each phase.
+    start_us: when the first message was sent. phases: seconds spent in each phase. acts: in order, the rest last.
+    planned: kinds of faults that were to come. drains: what each owner told of finished drains. strict: what was not
+    shown counts.
     """
 
     seed: int
@@ -48,6 +53,11 @@ class Report:
     passed_over: list[str] = field(default_factory=list)
     moves: Moves | None = None
     memory: pa.Table = field(default_factory=MEMORY.empty_table)
+    acts: list[Act] = field(default_factory=list)
+    planned: list[str] = field(default_factory=list)
+    drains: dict[tuple[int, int], dict[str, Any]] = field(default_factory=dict)
+    strict: bool = False
+    rolling_restart: bool = False
 
     @property
     def reasons(self) -> list[str]:
@@ -71,7 +81,7 @@ class Report:
     @property
     def rolling(self) -> list[str]:
         """What a rolling restart did that it must not."""
-        if self.moves is None:
+        if self.moves is None or not self.rolling_restart:
             return []
         reasons = []
         if not 0 < self.moves.ratio <= MOST_MOVES:
@@ -85,9 +95,36 @@ class Report:
     def unloaded(self) -> list[str]:
         """Restarts of a rolling restart that came when the load was over: they have shown nothing."""
         late = [fault for fault in self.faults if fault["at_us"] > self.judgement.measures.last_confirmed]
-        if self.moves is None or not late:
+        if not self.rolling_restart or not late:
             return []
         return [f"{len(late)} of {len(self.faults)} restarts came after the last message; give it more --minutes"]
+
+    @property
+    def not_shown(self) -> list[str]:
+        """What this run was to test and did not, one sentence each; empty if everything has shown itself."""
+        return not_shown(self)
+
+    def told_acts(self) -> list[dict[str, Any]]:
+        """The acts with their figures; the last one, at rest, has none but the counters at rest."""
+        measured = self.judgement.measures.acts
+        rows = []
+        for act, figures in zip(self.acts[:-1], measured, strict=False):
+            told = {"latency_ms": percentiles(figures.histogram), "publish_latency_ms": percentiles(figures.publish)}
+            rows.append(act.to_dict(self.start_us) | {"messages": figures.confirmed} | figures.rates() | told)
+        return [*rows, *(act.to_dict(self.start_us) | {"at_rest": self.at_rest} for act in self.acts[-1:])]
+
+    def told_drains(self) -> dict[str, dict[str, int]]:
+        """How long hashes drained and how many attempts they blocked, by the consumer that had to finish.
+
+        Medians of several partitions are the largest of them.
+        """
+        whole: dict[str, dict[str, int]] = {}
+        for told in self.drains.values():
+            for name, row in told.items():
+                mine = whole.setdefault(name, dict.fromkeys(row, 0))
+                for what, value in row.items():
+                    mine[what] = mine[what] + value if what == "hashes" else max(mine[what], value)
+        return dict(sorted(whole.items()))
 
     def told_faults(self) -> list[dict[str, Any]]:
         """What was injected, and how long it took to mend: see tell_faults."""
@@ -110,20 +147,43 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """0 when every promise held, else 1."""
-        return 0 if self.verdict == OK else 1
+        """0 when every promise held, else 1; 1 as well if something was not shown and that counts."""
+        return 1 if self.verdict != OK or (self.strict and self.not_shown) else 0
 
     def draining(self) -> dict[str, int]:
-        """Draining hashes: the highest sum over partitions in any sample, all that were cleared, those left."""
+        """Draining hashes: the most at once, all that began and were cleared, refusals because of them, those left.
+
+        The peak is what the dispatchers saw themselves, summed over partitions: samples would miss a short drain.
+        """
         return {
-            "peak": _peak_of_sums(self.stats, "draining"),
+            "peak": max(_peak_of_sums(self.stats, "draining"), _peak_of_sums(self.stats, "draining_peak")),
+            "begun_total": _peak_of_sums(self.stats, "begun"),
             "cleared_total": _peak_of_sums(self.stats, "cleared"),
+            "blocked_attempts": _peak_of_sums(self.stats, "blocked"),
             "at_end": self.at_rest["draining"],
         }
 
+    @property
+    def two_acts(self) -> bool:
+        """Whether throughput and latency were measured one after the other."""
+        return len(self.acts) == 3
+
+    def latency(self) -> Any:
+        """The histogram of latencies (us); in acts the one of the act at a fixed rate."""
+        measures = self.judgement.measures
+        return measures.acts[1].histogram if self.two_acts else measures.histogram
+
     def rates(self) -> dict[str, float]:
-        """Messages per second from the first send to the last confirmation, and to the last acknowledgement."""
+        """Messages per second from the first send to the last confirmation, and to the last acknowledgement.
+
+        In acts these are the first one's.
+        """
         measures, messages = self.judgement.measures, self.judgement.findings.messages
+        if self.two_acts:
+            first = measures.acts[0]
+            mb = measures.bytes / max(messages["delivered"], 1) / 1e6
+            told = first.rates()
+            return told | {"end_to_end_mb_per_s": round(told["end_to_end_msgs_per_s"] * mb, 3)}
         publish = max(measures.last_confirmed - measures.first_sent, 1) / 1e6
         whole = max(measures.last_acked - measures.first_sent, 1) / 1e6
         return {
@@ -144,8 +204,12 @@ class Report:
             "checked": checked,
             "draining": self.draining(),
             "at_rest": self.at_rest,
+            "not_shown": self.not_shown,
+            "acts": self.told_acts(),
+            "drains_by_consumer": self.told_drains(),
+            "moves": self.moves.to_dict() if self.moves is not None else None,
             "rates": self.rates(),
-            "latency_ms": percentiles(measures.histogram),
+            "latency_ms": percentiles(self.latency()),
             "lateness_ms": percentiles(measures.lateness),
             "publish_latency_ms": percentiles(measures.publish),
             "faults": self.told_faults(),
@@ -167,6 +231,34 @@ def percentiles(histogram: Any) -> dict[str, float]:
     if histogram.get_total_count() == 0:
         return {name: 0.0 for name, _ in _PERCENTILES}
     return {name: round(histogram.get_value_at_percentile(percent) / 1000, 3) for name, percent in _PERCENTILES}
+
+
+def not_shown(report: Report) -> list[str]:
+    """What a run was to test and did not. Only what was planned is missed."""
+    missing = []
+    for fault in report.faults:
+        if fault.get("effect") == "":
+            missing.append(f"{fault['kind']} {fault['target']}: no effect was seen")
+    kinds = [fault["kind"] for fault in report.faults]
+    for kind in dict.fromkeys(report.planned):
+        planned = report.planned.count(kind)
+        if planned > kinds.count(kind):
+            missing.append(f"{kind}: {kinds.count(kind)} of {planned} came before everything was delivered")
+    received = report.judgement.measures.shares
+    for fault in report.faults:
+        lives = [int(counts.sum()) for name, counts in received.items() if name.rpartition(".")[0] == fault["target"]]
+        if fault["kind"] == JOIN and not sum(lives):
+            missing.append(f"{fault['target']} joined and received nothing")
+    if not report.moves_expected:
+        return missing
+    if report.config.get("policy", DRAINING) != DRAINING:
+        if not _peak_of_sums(report.stats, "held_back"):
+            missing.append(f"the policy {report.config['policy']} never held a message back")
+    elif not report.draining()["begun_total"]:
+        missing.append("no hash ever drained")
+    if report.moves is not None and not report.moves.moved and not report.moves.changes:
+        missing.append("no hash was given to another consumer while messages flowed")
+    return missing
 
 
 def _peak_of_sums(stats: pa.Table, name: str) -> int:

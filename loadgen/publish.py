@@ -24,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from loadgen.acts import Pace
 from loadgen.broker import Connect, Producer, Receipt
 from loadgen.generate import Chunk, Workload, generate, number_properties, number_rows, running_count
 from loadgen.history import FAIL, INFO, OK, SENT, UNKNOWN_POSITION, Clock, Int64s, bucket_hashes, constant
@@ -36,6 +37,7 @@ IN_FLIGHT = 32
 """Batches whose receipts are not looked at yet; the client's own limit on bytes is what slows a task down."""
 _RESULT_TIMEOUT_S = 120.0
 _ROW_GROUP = 200_000
+_PACE_EVERY_S = 0.01
 _PROGRESS = struct.Struct("<qq")
 
 
@@ -44,7 +46,9 @@ class PublishJob:
     """What every publishing task needs to know; it is pickled to the workers.
 
     rate: messages per second of the whole job, 0 = as fast as it goes. tasks: how many share it. lasts_us:
-    how long a task sends, from its own beginning, 0 = until it has sent everything.
+    how long a task sends, from its own beginning, 0 = until it has sent everything. first_part: part of each task's
+    messages after which it waits until it is told the pace of the others (loadgen.acts), 0 = none. total: messages of
+    the whole job, where the task cannot know it.
     """
 
     connect: Connect
@@ -55,6 +59,13 @@ class PublishJob:
     rate: float = 0.0
     tasks: int = 1
     lasts_us: int = 0
+    first_part: float = 0.0
+    total: int = 0
+
+    @property
+    def pace(self) -> Path:
+        """The file that tells the pace of the second act."""
+        return self.folder / "pace"
 
     @property
     def sends(self) -> Path:
@@ -79,10 +90,24 @@ def publish_generated(job: PublishJob, workload: Workload) -> Any:
         shares = workload.shares()
         for batch in batches:
             for task in batch.column(0).to_pylist():
-                rate = job.rate * float(shares[task]) / workload.messages
-                yield _publish(job, task, generate(_paced(workload, rate), task), rate)
+                share = float(shares[task]) / workload.messages
+                chunks = generate(_paced(workload, job.rate * share), task)
+                yield _publish(job, task, chunks, share, int(shares[task] * job.first_part))
 
     return run
+
+
+def spread(context: Any, task: Any, tasks: int) -> Any:
+    """What runs a function of `mapInArrow` over rows (id = task) in as many tasks; its rows come as dicts.
+
+    It needs no session, no plan and no generated code, which take Spark's Java process seconds to make.
+    """
+
+    def run(ids: Iterator[int]) -> Iterator[dict[str, Any]]:
+        for batch in task(iter([pa.RecordBatch.from_pydict({"id": pa.array(list(ids), pa.int64())})])):
+            yield from batch.to_pylist()
+
+    return context.parallelize(range(tasks), tasks).mapPartitions(run)
 
 
 def publish_rows(job: PublishJob) -> Any:
@@ -93,7 +118,8 @@ def publish_rows(job: PublishJob) -> Any:
 
         context = TaskContext.get()
         task = 0 if context is None else context.partitionId()
-        yield _publish(job, task, chunks_of(batches, task), job.rate / job.tasks)
+        first = int(job.total * job.first_part / job.tasks)
+        yield _publish(job, task, chunks_of(batches, task), 1 / job.tasks, first)
 
     return run
 
@@ -134,6 +160,17 @@ def chunks_of(batches: Iterator[pa.RecordBatch], task: int) -> Iterator[Chunk]:
         start += count
 
 
+def cut(chunk: Chunk, at: int) -> tuple[Chunk | None, Chunk | None]:
+    """The first `at` rows of a chunk, and the rest; None for a part without rows."""
+    count = chunk.rows.num_rows
+    if at >= count or at <= 0:
+        return (chunk, None) if at >= count else (None, chunk)
+    return (
+        Chunk(chunk.rows.slice(0, at), chunk.key_seq[:at], chunk.delay_ms[:at], chunk.first_row),
+        Chunk(chunk.rows.slice(at), chunk.key_seq[at:], chunk.delay_ms[at:], chunk.first_row + at),
+    )
+
+
 def read_progress(folder: Path) -> tuple[int, int]:
     """(sent, confirmed) of all tasks so far, as they last told."""
     sent = confirmed = 0
@@ -154,18 +191,18 @@ def _paced(workload: Workload, rate: float) -> Workload:
     return replace(workload, batch=int(min(workload.batch, max(1, rate // 20))))
 
 
-def _publish(job: PublishJob, task: int, chunks: Iterator[Chunk], rate: float) -> pa.RecordBatch:
-    """Publish a task's chunks, write the history, and tell the sums."""
+def _publish(job: PublishJob, task: int, chunks: Iterator[Chunk], share: float, first: int) -> pa.RecordBatch:
+    """Publish a task's chunks, write the history, and tell the sums. share: part of all messages, and of the rate.
+
+    first: rows of the first act, 0 if there is none.
+    """
     attempt = _attempt()
     with job.connect() as client:
         producer = client.create_producer(job.topic, producer_name=f"{job.producer}-{task}", initial_sequence_id=0)
         try:
             sender = _Sender(job, producer, task, attempt)
             try:
-                for chunk in chunks:
-                    if sender.late() or job.enough.exists():
-                        break
-                    sender.send(chunk, rate)
+                sender.send_all(chunks, share, first)
                 sender.finish()
             finally:
                 sender.close()
@@ -203,18 +240,68 @@ class _Sender:
         self._partial = self._target.with_name(f".{self._target.name}.partial")
         self._writer = pq.ParquetWriter(self._partial, SENT, compression="zstd", use_dictionary=["producer", "status"])
         self._progress = os.open(job.folder / "progress" / f"task-{task}", os.O_CREAT | os.O_WRONLY, 0o600)
-        self._started = job.clock.now()
+        self._started, self._base = job.clock.now(), 0
+        self._rate, self._share = 0.0, 1.0
+        self._told: Pace | None = None
         self.sent = self.confirmed = self.bytes = 0
 
     def late(self) -> bool:
         """Has the task sent for as long as it should?"""
         return 0 < self._job.lasts_us <= self._job.clock.now() - self._started
 
+    def send_all(self, chunks: Iterator[Chunk], share: float, first: int) -> None:
+        """Send everything, in one act or in two."""
+        self._share, self._rate, waits = share, self._job.rate * share, first > 0
+        for chunk in chunks:
+            head, rest = cut(chunk, first - chunk.first_row) if waits else (None, chunk)
+            if head is not None and not self._send_pieces(head, follow=False):
+                return
+            if rest is None:
+                continue
+            if waits:
+                waits = False
+                self.finish()
+                if self._await_pace() is None:
+                    return
+            if not self._send_pieces(rest):
+                return
+
+    def _send_pieces(self, chunk: Chunk, *, follow: bool = True) -> bool:
+        """At a fixed rate a piece lasts at most a tenth of a second. False if it is time to stop."""
+        rest: Chunk | None = chunk
+        while rest is not None:
+            if self.late() or self._job.enough.exists():
+                return False
+            if follow:
+                self._follow(rest.first_row)
+            head, rest = cut(rest, max(1, int(self._rate // 10)) if self._rate else rest.rows.num_rows)
+            if head is not None:
+                self.send(head, self._rate)
+        return True
+
+    def _follow(self, row: int) -> None:
+        """Take up a pace that was told, from this row on, whose intended time never goes back."""
+        pace = Pace.read(self._job.pace)
+        if pace is None or pace == self._told:
+            return
+        due = self._started + int((row - self._base) * (1e6 / self._rate)) if self._rate else 0
+        self._told, self._rate = pace, pace.rate * self._share
+        self._started, self._base = max(due, pace.at), row
+
+    def _await_pace(self) -> Pace | None:
+        """Wait at the border between two acts; None if it is time to stop."""
+        while True:
+            pace = Pace.read(self._job.pace)
+            if pace is not None or self.late() or self._job.enough.exists():
+                return pace
+            time.sleep(_PACE_EVERY_S)
+
     def send(self, chunk: Chunk, rate: float) -> None:
         """Send one chunk, at its time if there is a rate."""
         count = chunk.rows.num_rows
         if rate > 0:
-            intended = self._started + ((chunk.first_row + np.arange(count)) * (1e6 / rate)).astype(np.int64)
+            rows_before = chunk.first_row - self._base
+            intended = self._started + ((rows_before + np.arange(count)) * (1e6 / rate)).astype(np.int64)
             # The chunk leaves when its last row should: no row leaves before its own time.
             time.sleep(max(0, int(intended[-1]) - self._job.clock.now()) / 1e6)
         else:

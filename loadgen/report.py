@@ -54,12 +54,17 @@ def render(report: Report) -> str:
             _banner(report),
             _tiles(report),
             _card("What happened when", _figure(charts.timeline(report), "timeline")),
+            _card("Acts", _acts_table(report)) if report.two_acts else "",
             _card("Who got what", _figure(charts.shares(report), "shares"), "Deliveries per second by consumer."),
             _card("Latency", _figure(charts.distribution(report), "latency") + _latency_table(report)),
             _card("Promises", _verdict_table(report), _checked(report)),
             '<div class="pair">',
             _card("Faults", _fault_table(report)),
-            _card("At rest", _rest_table(report), "What the dispatchers said when everything was done."),
+            _card(
+                "At rest",
+                _rest_table(report) + _drains_table(report),
+                "What the dispatchers said when everything was done.",
+            ),
             "</div>",
             _card("Recovery", _recovery_table(report), "Measured from the histories of producers and consumers."),
             _memory_card(report),
@@ -81,35 +86,105 @@ _WORDS = {
 }
 
 
+def _title(report: Report) -> str:
+    words = _WORDS[report.verdict]
+    return f"{words}, not everything was shown" if report.not_shown else words
+
+
+def _acts_table(report: Report) -> str:
+    """One row an act."""
+    head = "".join(
+        f'<th class="number">{name}</th>'
+        for name in ("messages", "published/s", "end to end/s", "p50", "p99", "p99.9", "max")
+    )
+    rows = ""
+    for act in report.told_acts():
+        name = f'<td><b>{escape(act["name"])}</b><br><span class="note">{act["from_s"]:.1f} to {act["to_s"]:.1f} s'
+        name += f", {act['intended_msgs_per_s']:,.0f}/s</span></td>" if act["intended_msgs_per_s"] else "</span></td>"
+        if "at_rest" in act:
+            left = sum(act["at_rest"].values())
+            cells = f'<td colspan="7">{"nothing is left" if not left else f"{left:,} left"}</td>'
+        else:
+            values = [f"{act[what]:,.0f}" for what in ("messages", "publish_msgs_per_s", "end_to_end_msgs_per_s")]
+            values += [_short_ms(ms) for ms in act["latency_ms"].values()]
+            cells = "".join(f'<td class="number">{value}</td>' for value in values)
+        rows += f"<tr>{name}{cells}</tr>"
+    return f"<table><tr><th></th>{head}</tr>{rows}</table>"
+
+
+def _drains_table(report: Report) -> str:
+    """How long hashes drained, by the consumer that had to finish."""
+    told = report.told_drains()
+    if not told:
+        return ""
+    head = "".join(
+        f'<th class="number">{name}</th>'
+        for name in ("hashes", "drained for, p50", "max", "blocked attempts, p50", "max")
+    )
+    rows = ""
+    for name, row in told.items():
+        cells = "".join(f'<td class="number">{row[what]:,}{unit}</td>' for what, unit in _DRAIN.items())
+        rows += f"<tr><td>{escape(name)}</td>{cells}</tr>"
+    note = '<p class="note">Hashes that drained, by the consumer that had to finish:</p>'
+    return f"{note}<table><tr><th></th>{head}</tr>{rows}</table>"
+
+
+_DRAIN = {
+    "hashes": "",
+    "millisMedian": " ms",
+    "millisMax": " ms",
+    "blockedAttemptsMedian": "",
+    "blockedAttemptsMax": "",
+}
+"""What is told of the drains of a consumer, with units."""
+
+
 def _banner(report: Report) -> str:
     good = report.verdict == OK
+    tone = ("part" if report.not_shown else "good") if good else "bad"
     messages = report.judgement.findings.messages
     lead = (
         f"{messages['confirmed']:,} messages published, {messages['acked']:,} acknowledged, "
         f"{len(report.faults)} faults under load."
     )
-    reasons = "" if good else "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in report.reasons[:8]) + "</ul>"
+    lines = ([] if good else report.reasons[:8]) + [f"not shown: {line}" for line in report.not_shown[:8]]
+    reasons = "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>" if lines else ""
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(report.start_us / 1e6))
     return (
-        f'<header class="{"good" if good else "bad"}"><div class="mark">{"✓" if good else "✕"}</div><div>'
-        f"<h1>{escape(_WORDS[report.verdict]).capitalize()}</h1><p>{escape(lead)}</p>{reasons}</div>"
+        f'<header class="{tone}"><div class="mark">{"✓" if good else "✕"}</div><div>'
+        f"<h1>{escape(_title(report)).capitalize()}</h1><p>{escape(lead)}</p>{reasons}</div>"
         f'<div class="when"><b>Sluice flood</b><br>{when}<br>seed {report.seed}</div></header>'
     )
 
 
 def _tiles(report: Report) -> str:
     rates, findings = report.rates(), report.judgement.findings
-    latency = percentiles(report.judgement.measures.histogram)
+    latency = percentiles(report.latency())
     tiles = (
         (f"{rates['end_to_end_msgs_per_s']:,.0f}", "messages/s end to end"),
         (f"{rates['publish_msgs_per_s']:,.0f}", "messages/s published, durable"),
         (_short_ms(latency["p99"]), "latency p99"),
         (f"{findings.checked['keys']:,}", "keys judged"),
         (f"{findings.checked['keys_in_flight_together']:,}", "keys with messages in flight together"),
-        (f"{findings.checked['hashes_moved']:,}", "hashes moved between consumers"),
+        (_moved(report), "hashes moved between consumers under load"),
     )
     inside = "".join(f'<div class="tile"><b>{value}</b><span>{name}</span></div>' for value, name in tiles)
     return f'<section class="tiles">{inside}</section>'
+
+
+def _moved(report: Report) -> str:
+    """How many hashes were given to somebody else while messages flowed, and why; else what the histories show."""
+    moves = report.moves
+    if moves is None or not moves.moved:
+        return f"{report.judgement.findings.checked['hashes_moved']:,}"
+    return f"{moves.moved:,}"
+
+
+def _moved_in_words(report: Report) -> str:
+    if report.moves is None or not report.moves.by_cause:
+        return _moved(report)
+    causes = ", ".join(f"{count:,} as somebody {cause}" for cause, count in sorted(report.moves.by_cause.items()))
+    return f"{_moved(report)} under load ({causes})"
 
 
 def _card(title: str, inside: str, note: str = "") -> str:
@@ -146,7 +221,7 @@ def _checked(report: Report) -> str:
     return (
         f"Judged from the histories of producers and consumers: {checked['messages']:,} messages of "
         f"{checked['keys']:,} keys, {checked['keys_in_flight_together']:,} of which had two or more messages in flight "
-        f"at once; {checked['hashes_moved']:,} hashes moved between consumers."
+        f"at once. Hashes that moved between consumers: {_moved_in_words(report)}."
     )
 
 
@@ -272,18 +347,20 @@ def summary(report: Report) -> RenderableType:
         mark = Text("✓", style="green") if count == 0 else Text("✕", style="bold red")
         table.add_row(mark, title, Text(meaning, style="dim"), Text(f"{count:,}", style="" if count == 0 else "red"))
     messages, checked = findings.messages, findings.checked
-    latency, draining = percentiles(report.judgement.measures.histogram), report.draining()
+    latency, draining = percentiles(report.latency()), report.draining()
     facts = Table.grid(padding=(0, 2))
     for name, value in (
         ("messages", f"{messages['published']:,} published, {messages['confirmed']:,} confirmed, "
                      f"{messages['acked']:,} acknowledged, {messages['redelivered']:,} redelivered"),
         ("checked", f"{checked['keys']:,} keys, {checked['keys_in_flight_together']:,} with messages in flight "
-                    f"together, {checked['hashes_moved']:,} hashes moved"),
+                    "together"),
+        ("hashes moved", _moved_in_words(report)),
+        *_acts_in_words(report),
         ("rates", f"{rates['publish_msgs_per_s']:,.0f} msg/s published, {rates['end_to_end_msgs_per_s']:,.0f} msg/s "
                   f"({rates['end_to_end_mb_per_s']:,.1f} MB/s) end to end"),
         ("latency", "  ".join(f"{name} {_short_ms(value)}" for name, value in latency.items())),
-        ("draining", f"peak {draining['peak']:,}, cleared {draining['cleared_total']:,}, at the end "
-                     f"{draining['at_end']:,}"),
+        ("draining", f"peak {draining['peak']:,}, cleared {draining['cleared_total']:,}, "
+                     f"{draining['blocked_attempts']:,} attempts blocked, at the end {draining['at_end']:,}"),
         ("faults", _faults_in_words(report)),
         ("seed", str(report.seed)),
     ):  # fmt: skip
@@ -297,14 +374,33 @@ def summary(report: Report) -> RenderableType:
     if report.verdict != OK:
         parts += [Text(), *(Text(f"✕ {line}", style="red") for line in report.reasons)]
         parts += [Text(f"  {line}", style="dim") for lines in findings.examples.values() for line in lines[:2]]
-    colour = "green" if report.verdict == OK else "red"
-    return Panel(Group(*parts), title=f"[bold {colour}]{_WORDS[report.verdict]}", border_style=colour, padding=(1, 2))
+    if report.not_shown:
+        parts += [Text(), *(Text(f"! not shown: {line}", style="yellow") for line in report.not_shown)]
+    colour = ("yellow" if report.not_shown else "green") if report.verdict == OK else "red"
+    return Panel(Group(*parts), title=f"[bold {colour}]{_title(report)}", border_style=colour, padding=(1, 2))
+
+
+def _acts_in_words(report: Report) -> list[tuple[str, str]]:
+    """A line an act, if there are acts."""
+    rows = []
+    for number, act in enumerate(report.told_acts() if report.two_acts else (), 1):
+        if "at_rest" in act:
+            text = "nothing is left" if not any(act["at_rest"].values()) else f"left: {sum(act['at_rest'].values()):,}"
+        elif act["intended_msgs_per_s"]:
+            times = "  ".join(f"{name} {_short_ms(ms)}" for name, ms in act["latency_ms"].items())
+            text = f"{act['messages']:,} messages at {act['intended_msgs_per_s']:,.0f}/s: {times}"
+        else:
+            text = f"{act['messages']:,} messages, {act['end_to_end_msgs_per_s']:,.0f}/s end to end"
+        rows.append((f"act {number}", f"{act['name']}: {text}"))
+    return rows
 
 
 def _faults_in_words(report: Report) -> str:
     """Each fault, or how many of each kind if there are many."""
     if len(report.faults) <= FEW_FAULTS:
-        return ", ".join(f"{f['kind']} {f['target']} at {f['at_s']:.1f} s" for f in report.faults) or "none"
+        told = (f"{f['kind']} {f['target']} at {f['at_s']:.1f} s" for f in report.faults)
+        effects = [f" ({f['effect'] or 'no effect seen'})" if "effect" in f else "" for f in report.faults]
+        return "\n".join(line + effect for line, effect in zip(told, effects, strict=True)) or "none"
     counts = Counter(str(fault["kind"]) for fault in report.faults)
     return ", ".join(f"{count} {kind}" for kind, count in counts.most_common())
 
@@ -324,6 +420,7 @@ main{max-width:1120px;margin:0 auto;padding:28px 20px 60px}
 header{display:flex;gap:22px;align-items:center;padding:26px 30px;border-radius:16px;color:#fff;
  box-shadow:0 10px 30px rgba(27,39,51,.14)}
 header.good{background:linear-gradient(120deg,#0b7f60,#12a87e 60%,#2fbf97)}
+header.part{background:linear-gradient(120deg,#8a6200,#b7860b 60%,#d9a62e)}
 header.bad{background:linear-gradient(120deg,#a92c22,#d9483b 60%,#e8735f)}
 header h1{margin:0;font-size:27px;letter-spacing:-.01em}header p{margin:4px 0 0;opacity:.93}
 header ul{margin:8px 0 0;padding-left:18px}

@@ -35,12 +35,16 @@ def plan_rolling(consumers: int, rounds: int, every_s: float) -> list[Fault]:
 
 @dataclass
 class Moves:
-    """Hashes that moved between consumers, and those that had to. consumers: how many there are when all are there."""
+    """Hashes that moved between consumers, and those that had to. consumers: how many there are when all are there.
+
+    by_cause: those that moved because somebody `joined`, or `left` in whatever way.
+    """
 
     consumers: int
     moved: int = 0
     minimum: float = 0.0
     changes: int = 0
+    by_cause: dict[str, int] = field(default_factory=dict)
     _seen: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def look(self, client: Client, topic: str, subscription: str) -> None:
@@ -69,7 +73,9 @@ class Moves:
             if move["from"] and move["to"]
         ]
         name, _, what = str(change["cause"]).rpartition(" ")
-        self.moved += sum(length for _, length in rows)
+        moved = sum(length for _, length in rows)
+        self.moved += moved
+        self.by_cause[what] = self.by_cause.get(what, 0) + moved
         if what == "left":
             self.minimum += sum(length for giver, length in rows if giver.rpartition("#")[0] == name)
         else:
@@ -88,4 +94,5 @@ class Moves:
             "minimum": round(self.minimum),
             "ratio": round(self.ratio, 3),
             "changes": self.changes,
+            "by_cause": dict(sorted(self.by_cause.items())),
         }

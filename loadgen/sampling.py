@@ -24,6 +24,10 @@ _ALWAYS = {
     "replay": "msgInReplay",
     "draining": "drainingHashesCount",
     "cleared": "drainingHashesClearedTotal",
+    "draining_peak": "drainingHashesPeak",
+    "begun": "drainingHashesBegunTotal",
+    "blocked": "drainingHashesBlockedTotal",
+    "held_back": "heldBackByPolicyTotal",
 }
 _SENTINEL = {
     "order_checked": ("checkedOrder", "checkedHolder"),
@@ -82,11 +86,16 @@ class Sampler(Sampling):
     latest: dict[str, int] = field(default_factory=dict)
     taken_at: int = 0
     draining: list[int] = field(default_factory=list)
+    drains: dict[tuple[int, int], dict[str, Any]] = field(default_factory=dict)
+    """What each owner of each partition, by (partition, epoch), told last of finished drains, by consumer."""
 
     def sample(self) -> dict[str, int]:
         """Ask now. Raises SluiceError, and KeyError if a counter that must be zero at rest is not told at all."""
         at = self.clock.now()
-        rows = [row_of(stats, at) for stats in self.client.stats(self.topic, self.subscription)]
+        told = self.client.stats(self.topic, self.subscription)
+        rows = [row_of(stats, at) for stats in told]
+        for stats in told:
+            self.drains[int(stats["partition"]), int(stats.get("epoch", 0))] = stats["drainingHashesByConsumer"]
         sums = {name: sum(row[name] for row in rows) for name in (*_ALWAYS, *_SENTINEL)}
         self.rows.extend(rows)
         self.draining.append(sums["draining"])

@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,21 +23,104 @@ import psutil
 BATCH_ROWS = 10_000
 """Rows of an Arrow batch between Spark and Python; larger ones were measured to be slower."""
 
+_SHORT_LIVED = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+"""Java's way for processes that live for a minute: half of the processor time of Spark's start went into compiling."""
+
+_PYTHON_ERROR = re.compile(
+    r"[A-Za-z_][\w.]*(Error|Exception|Unavailable|Overloaded|Fenced|Conflict|Invalid|NotFound|Corrupt): "
+)
+
 _PROJECT = Path(__file__).resolve().parent.parent
+
+
+class SparkStart:
+    """Spark that starts in a thread of its own, while whoever wants it starts something else; close it in any case.
+
+    There is a context first and no session: one takes as much processor time again, and who publishes generated
+    messages and judges histories needs none.
+    """
+
+    def __init__(self, folder: Path, *, cores: int = 2, attempts: int = 3, memory: str = "1g") -> None:
+        """Begin at once. folder: where Spark may keep its shuffle files, its warehouse and its log."""
+        self._settings = _settings(folder, cores, attempts, memory)
+        self._log = folder / "spark.log"
+        self._context: Any = None
+        self._failure: BaseException | None = None
+        self._given_up = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="spark-start", daemon=True)
+        self._thread.start()
+
+    def context(self) -> Any:
+        """The SparkContext, which is waited for. Raises what its start raised."""
+        self._thread.join()
+        if self._failure is not None:
+            sys.stderr.write(self._log.read_text(errors="replace")[-2000:])
+            raise self._failure
+        return self._context
+
+    @property
+    def up(self) -> bool:
+        """Whether it is there, or has failed."""
+        return not self._thread.is_alive()
+
+    def close(self) -> None:
+        """Stop Spark and end its Java process, also one that is still starting. Safe to repeat."""
+        self._given_up.set()
+        while self._thread.is_alive():
+            _end_launched()
+            self._thread.join(0.1)
+        if self._context is not None:
+            close_spark(self._context)
+            self._context = None
+
+    def _run(self) -> None:
+        try:
+            self._context = self._start()
+        except BaseException as error:
+            # Whatever it was, it is raised to who asks for the context.
+            self._failure = error
+            _end_launched()
+
+    def _start(self) -> Any:
+        from pyspark import SparkConf, SparkContext
+        from pyspark.java_gateway import launch_gateway
+
+        conf = SparkConf().setAll(list(self._settings.items())).setAppName("sluice")
+        gateway = None
+        if SparkContext._gateway is None:
+            # What the Java process writes to standard error would tear the display.
+            with open(self._log, "wb") as log:
+                gateway = launch_gateway(conf, {"stderr": log})
+        if self._given_up.is_set():
+            raise KeyboardInterrupt
+        return SparkContext(conf=conf, gateway=gateway)
 
 
 @contextlib.contextmanager
 def spark_session(folder: Path, *, cores: int = 2, attempts: int = 3, memory: str = "1g") -> Iterator[Any]:
-    """A local Spark session with `cores` workers; each task is tried up to `attempts` times.
+    """A local Spark session with `cores` workers; each task is tried up to `attempts` times. See SparkStart."""
+    start = SparkStart(folder, cores=cores, attempts=attempts, memory=memory)
+    try:
+        yield session_of(start.context())
+    finally:
+        start.close()
 
-    folder: where Spark may keep its shuffle files and its warehouse.
-    """
+
+def session_of(context: Any) -> Any:
+    """The SparkSession over a SparkContext, for who works with frames."""
     from pyspark.sql import SparkSession
 
+    return SparkSession.builder.config(conf=context.getConf()).getOrCreate()
+
+
+def _settings(folder: Path, cores: int, attempts: int, memory: str) -> dict[str, str]:
     folder.mkdir(parents=True, exist_ok=True)
     _environment()
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    settings = {
+    return {
+        # Its ports are open to every user of the machine, so whoever connects must know the session's secret.
+        "spark.authenticate": "true",
+        "spark.master": f"local[{cores},{attempts}]",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.memory": memory,
@@ -47,34 +132,24 @@ def spark_session(folder: Path, *, cores: int = 2, attempts: int = 3, memory: st
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.local.dir": str(folder),
-        "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={folder} -Dderby.system.home={folder} {_quiet(folder)}",
+        "spark.driver.extraJavaOptions": (
+            f"-Djava.io.tmpdir={folder} -Dderby.system.home={folder} {_quiet(folder)} {_SHORT_LIVED}"
+        ),
         "spark.python.worker.reuse": "true",
+        "spark.python.daemon.module": "loadgen.workers",
         "spark.log.level": "ERROR",
     }
-    builder = SparkSession.builder.master(f"local[{cores},{attempts}]").appName("sluice")
-    for name, value in settings.items():
-        builder = builder.config(name, value)
-    try:
-        with _stderr_to(folder / "spark.log"):
-            spark = builder.getOrCreate()
-    except BaseException:
-        _end_launched()
-        raise
-    try:
-        yield spark
-    finally:
-        close_spark(spark)
 
 
-def close_spark(spark: Any) -> None:
-    """Stop the session and end its Java process. Safe to call while jobs are running and after an interrupt."""
+def close_spark(context: Any) -> None:
+    """Stop a context and its session, and end the Java process. Safe while jobs are running and after an interrupt."""
     from pyspark import SparkContext
 
     gateway = SparkContext._gateway
     with contextlib.suppress(Exception):
-        spark.sparkContext.cancelAllJobs()
+        context.cancelAllJobs()
     with contextlib.suppress(Exception):
-        spark.stop()
+        context.stop()
     if gateway is None:
         return
     process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
@@ -129,24 +204,8 @@ def _quiet(folder: Path) -> str:
     return f"-Dlog4j2.configurationFile={settings}"
 
 
-@contextlib.contextmanager
-def _stderr_to(path: Path) -> Iterator[None]:
-    """Send what the Java process will write to standard error into a file, so that it does not tear the display.
-
-    The Java process inherits the descriptor when it is started and keeps it; ours is put back at once. If it cannot
-    be started, what it wrote is shown.
-    """
-    sys.stderr.flush()
-    kept = os.dup(2)
-    target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    try:
-        os.dup2(target, 2)
-        yield
-    except BaseException:
-        os.dup2(kept, 2)
-        sys.stderr.write(path.read_text(errors="replace")[-2000:])
-        raise
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(target)
+def cause_of(error: BaseException) -> str:
+    """The line of a Spark error that names its cause: the last Python error in it, else its first line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    causes = [line for line in lines if _PYTHON_ERROR.match(line) and not line.startswith(("org.", "java.", "Caused"))]
+    return (causes[-1:] or lines or [type(error).__name__])[0]

@@ -16,7 +16,9 @@ the only ones that the dispatcher ever sees.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -24,12 +26,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage.errors import Corrupt, Invalid
-from storage.hashing import Hashes, hash_column
+from storage.hashing import MASK, Hashes, hash_column
+from storage.inflated import inflated_bytes
 
 MAX_MESSAGE_BYTES = 5 * 1024 * 1024
 MAX_KEY_BYTES = 1024
 MAX_RUN_MESSAGES = 65536
 MAX_RUN_BYTES = 64 * 1024 * 1024
+MAX_INFLATED_BYTES = 256 * 1024 * 1024
+"""Bytes that a compressed body may become; checked before anything of it is inflated."""
+LAST_TIME = 253_402_300_799_999
+"""The last millisecond of the year 9999: no time of a message lies behind it, so that it is a date everywhere."""
 
 _REQUIRED = [
     pa.field("key", pa.binary()),
@@ -82,7 +89,17 @@ def schema_of(shape: int) -> pa.Schema:
     """The stored schema for a bit mask of `shape_of`. Raises Corrupt for an unknown bit."""
     if not 0 <= shape < 1 << len(_OPTIONAL):
         raise Corrupt(f"unknown body shape {shape}")
+    return _schema(shape)
+
+
+@cache
+def _schema(shape: int) -> pa.Schema:
     return pa.schema(_REQUIRED + [field for bit, field in enumerate(_OPTIONAL) if shape >> bit & 1])
+
+
+def stored_schema(optional: Sequence[str]) -> pa.Schema:
+    """The stored schema with these optional columns."""
+    return schema_of(sum(1 << bit for bit, field in enumerate(_OPTIONAL) if field.name in optional))
 
 
 def make_batch(
@@ -148,18 +165,54 @@ def encode_body(rows: pa.RecordBatch, compression: str | None = None) -> pa.Buff
     return reader.read_next_message().serialize()
 
 
-def decode_body(body: object, shape: int, count: int) -> pa.RecordBatch:
-    """The record batch of a body whose checksum was verified, without a copy where it is not compressed.
+def decode_body(body: bytes | memoryview, shape: int, count: int) -> pa.RecordBatch:
+    """The record batch of a body, without a copy where it is not compressed.
 
-    Raises Corrupt if the bytes are no record batch of this shape and count.
+    Everything is checked, so that no later look at a row can read beyond the bytes that are there: the size before
+    inflating, each buffer, each offset, UTF-8, and nulls where there are none. A checksum does not replace this: it
+    says that the bytes are the producer's, not that the producer made them well.
+
+    Raises Corrupt if the bytes are no record batch of this shape and count, or would take more than
+    MAX_INFLATED_BYTES.
     """
+    schema = schema_of(shape)
+    size = inflated_bytes(memoryview(body).cast("B"))
+    if size > MAX_INFLATED_BYTES:
+        raise Corrupt(f"the body would become {size} bytes, the limit is {MAX_INFLATED_BYTES}")
     try:
-        rows = pa.ipc.read_record_batch(pa.py_buffer(body), schema_of(shape))
+        rows = pa.ipc.read_record_batch(pa.py_buffer(body), schema)
+        rows.validate(full=True)
     except (pa.lib.ArrowException, ValueError, OSError, EOFError) as error:
         raise Corrupt(f"the body is no Arrow record batch: {error}") from error
     if rows.num_rows != count:
         raise Corrupt(f"the body holds {rows.num_rows} messages, its header says {count}")
+    for field, column in zip(schema, rows.columns, strict=True):
+        if column.null_count and not field.nullable:
+            raise Corrupt(f"column {field.name!r} of the body has nulls")
     return rows
+
+
+def check_published(rows: pa.RecordBatch, deliver_at: npt.NDArray[np.int64] | None, hashes: Hashes) -> None:
+    """Hold what a producer sent to the limits that `make_batch` keeps: a producer need not be this code.
+
+    Raises Invalid naming the column.
+    """
+    _check_size(rows.column("payload"), "payload", MAX_MESSAGE_BYTES)
+    for name in ("key", "ordering_key"):
+        if name in rows.schema.names:
+            _check_size(rows.column(name), name, MAX_KEY_BYTES)
+    _check_times(rows.column("publish_time"), "publish_time")
+    if deliver_at is not None and not 0 <= int(deliver_at.min()) <= int(deliver_at.max()) <= LAST_TIME:
+        raise Invalid(f"column 'deliver_at' holds a time outside of 0 to {LAST_TIME}; it is milliseconds since 1970")
+    if int(hashes.max()) > MASK:
+        raise Invalid("a sticky hash has more than 31 bits")
+
+
+def has_keyed_delay(rows: pa.RecordBatch, deliver_at: npt.NDArray[np.int64] | None) -> bool:
+    """Whether some message has both a key and a delay."""
+    if deliver_at is None:
+        return False
+    return bool((rows.column("key").is_valid().to_numpy(zero_copy_only=False) & (deliver_at > 0)).any())
 
 
 def _field(name: str) -> pa.Field:
@@ -199,12 +252,25 @@ def _milliseconds(data: pa.RecordBatch | pa.Table, name: str, count: int, defaul
         column = column.cast(pa.timestamp("ms"))
     column = _cast(column, pa.field(name, pa.int64()))
     column = pc.fill_null(column, default) if column.null_count else column
-    if pc.any(pc.less(column, 0)).as_py():
-        raise Invalid(f"column {name!r} holds a negative time; it is milliseconds since 1970")
+    _check_times(column, name)
     return column
 
 
+def _check_times(column: pa.Array, name: str) -> None:
+    times = column.to_numpy()
+    if not len(times):
+        return
+    latest = int(times.max())
+    if int(times.min()) < 0:
+        raise Invalid(f"column {name!r} holds a negative time; it is milliseconds since 1970")
+    if latest > LAST_TIME:
+        raise Invalid(f"column {name!r} holds {latest}, behind the year 9999; it is milliseconds since 1970")
+
+
 def _check_size(column: pa.Array, name: str, limit: int) -> None:
+    data = column.buffers()[2]
+    if data is None or data.size <= limit:  # all of them together are no longer: what one message costs is this
+        return
     longest = pc.max(pc.binary_length(column)).as_py()
     if longest is not None and longest > limit:
         raise Invalid(f"column {name!r} holds {longest} bytes in one message, the limit is {limit}")

@@ -27,9 +27,10 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from storage.batch import MAX_RUN_BYTES, MAX_RUN_MESSAGES, Batch, encode_body, shape_of
+from storage.batch import MAX_INFLATED_BYTES, MAX_RUN_BYTES, MAX_RUN_MESSAGES, Batch, encode_body, shape_of
 from storage.errors import Corrupt, Invalid
 from storage.hashing import Hashes
+from storage.inflated import inflated_bytes
 
 Buffer = bytes | bytearray | memoryview
 """Anything that holds bytes without interpreting them; pyarrow buffers and numpy arrays go through memoryview()."""
@@ -136,6 +137,8 @@ def make_run(batch: Batch, compression: str | None = None) -> Run:
         raise Invalid(f"a run holds 1 to {MAX_RUN_MESSAGES} messages, not {len(batch)}")
     parts = [] if batch.deliver_at is None else [batch.deliver_at.tobytes()]
     body = memoryview(encode_body(batch.rows, compression)).cast("B")
+    if (size := inflated_bytes(body)) > MAX_INFLATED_BYTES:
+        raise Invalid(f"a run takes at most {MAX_INFLATED_BYTES} bytes without compression, this one {size}")
     payload = b"".join([*parts, batch.hashes.tobytes(), body])
     if len(payload) > MAX_RUN_BYTES:
         raise Invalid(f"a run holds at most {MAX_RUN_BYTES} bytes, this one {len(payload)}; send smaller batches")

@@ -19,8 +19,9 @@ import contextlib
 import itertools
 import os
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from storage.errors import Invalid, Unavailable
 from storage.objects import check_name, check_prefix
@@ -64,6 +65,21 @@ class Metadata(Protocol):
 
     def close(self) -> None:
         """Let go of files and connections. Idempotent."""
+
+
+NewVersion = tuple[str, int, bytes]
+"""A version to be created: key, number, value."""
+
+
+@runtime_checkable
+class GroupedMetadata(Protocol):
+    """A store for which many versions cost about what one does."""
+
+    def create_many(self, versions: Sequence[NewVersion]) -> list[bool]:
+        """`create` for each of them in turn, all durable when this returns; each has an outcome of its own.
+
+        Raises Unavailable: the outcome of all of them is unknown.
+        """
 
 
 def check_value(number: int, value: bytes) -> None:

@@ -13,27 +13,41 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import shutil
 import sqlite3
+import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import google_crc32c
 
-from storage.errors import Corrupt, Invalid, SluiceError, Unavailable
-from storage.metadata import KEEP, Record, check_value, probe_versions
-from storage.objects import check_name, check_prefix
+from storage.errors import Corrupt, Invalid, NotFound, SluiceError, Unavailable
+from storage.metadata import KEEP, NewVersion, Record, check_value, probe_versions
+from storage.objects import check_name, check_prefix, make_private
 
 BUSY_MS = 15_000
 """How long a writer waits for the writers of other processes before it says Unavailable, milliseconds."""
 
+_COPY_TRIES = 20
+_LOG_HEAD = 32
 _SCHEMA = 1
 _CREATE = """
 CREATE TABLE IF NOT EXISTS versions (
     key TEXT NOT NULL, number INTEGER NOT NULL, crc INTEGER NOT NULL, value BLOB NOT NULL, UNIQUE (key, number)
 )
 """
+
+
+def _create(connection: sqlite3.Connection, key: str, number: int, value: bytes) -> bool:
+    newest = connection.execute("SELECT max(number) FROM versions WHERE key = ?", (key,)).fetchone()[0] or 0
+    if number != newest + 1:
+        return False
+    row = (key, number, google_crc32c.value(value), value)
+    connection.execute("INSERT INTO versions (key, number, crc, value) VALUES (?, ?, ?, ?)", row)
+    connection.execute("DELETE FROM versions WHERE key = ? AND number <= ?", (key, number - KEEP))
+    return True
 
 
 class SqliteMetadata:
@@ -45,7 +59,9 @@ class SqliteMetadata:
         self._lock = threading.Lock()
         with self._errors():
             try:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
+                make_private(self.path.parent)
+                # SQLite gives its log the mode of the file, and would make the file readable by all.
+                os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
                 self._connection = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
             except (OSError, sqlite3.OperationalError) as error:
                 raise Invalid(f"the metadata file {self.path} cannot be opened: {error}") from error
@@ -66,17 +82,15 @@ class SqliteMetadata:
 
     def create(self, key: str, number: int, value: bytes) -> bool:
         """See storage.metadata.Metadata. One sync of the disk."""
-        check_name(key)
-        check_value(number, value)
-        value = bytes(value)
+        return self.create_many([(key, number, value)])[0]
+
+    def create_many(self, versions: Sequence[NewVersion]) -> list[bool]:
+        """See storage.metadata.GroupedMetadata. One transaction, and one sync of the disk, for all of them."""
+        for key, number, value in versions:
+            check_name(key)
+            check_value(number, value)
         with self._transaction() as connection:
-            newest = connection.execute("SELECT max(number) FROM versions WHERE key = ?", (key,)).fetchone()[0] or 0
-            if number != newest + 1:
-                return False
-            row = (key, number, google_crc32c.value(value), value)
-            connection.execute("INSERT INTO versions (key, number, crc, value) VALUES (?, ?, ?, ?)", row)
-            connection.execute("DELETE FROM versions WHERE key = ? AND number <= ?", (key, number - KEEP))
-        return True
+            return [_create(connection, key, number, bytes(value)) for key, number, value in versions]
 
     def keys(self, prefix: str) -> list[str]:
         """See storage.metadata.Metadata."""
@@ -156,3 +170,50 @@ class SqliteMetadata:
             raise Unavailable(f"the metadata file {self.path} does not answer: {error}") from error
         except sqlite3.DatabaseError as error:
             raise Corrupt(f"the metadata file {self.path} is damaged or no metadata file: {error}") from error
+
+
+@contextlib.contextmanager
+def read_only(path: str | os.PathLike[str]) -> Iterator[SqliteMetadata]:
+    """A metadata file to look at, also on a disk that cannot be written: not a byte of it or beside it is changed.
+
+    Even a reader of SQLite's log writes to the file beside it, and the last one to leave empties the log into the file.
+    So this opens a copy of both, which goes away at the end. Raises NotFound, Unavailable.
+    """
+    path = Path(path).absolute()
+    if not path.is_file():
+        raise NotFound(f"there is no metadata file {path}")
+    with tempfile.TemporaryDirectory(prefix="sluice-metadata-") as folder:
+        copy = Path(folder) / path.name
+        _copy_whole(path, copy)
+        store = SqliteMetadata(copy)
+        try:
+            yield store
+        finally:
+            store.close()
+
+
+def _copy_whole(path: Path, copy: Path) -> None:
+    """Copy a file and its log as they were at one moment, although others write: again while a checkpoint passes."""
+    log = path.with_name(path.name + "-wal")
+    for _ in range(_COPY_TRIES):
+        with contextlib.suppress(FileNotFoundError):  # the log went away in between: look again
+            before = _state(path, log)
+            shutil.copyfile(path, copy)
+            if before[1]:
+                shutil.copyfile(log, copy.with_name(copy.name + "-wal"))
+            else:
+                copy.with_name(copy.name + "-wal").unlink(missing_ok=True)
+            if _state(path, log) == before:
+                return
+    raise Unavailable(f"the metadata file {path} changes faster than it can be copied; try again")
+
+
+def _state(path: Path, log: Path) -> tuple[tuple[int, int], bytes]:
+    """What only a checkpoint changes: size and time of the file, and the beginning of its log (empty without)."""
+    found = path.stat()
+    try:
+        with log.open("rb") as file:
+            head = file.read(_LOG_HEAD)
+    except FileNotFoundError:
+        head = b""
+    return (found.st_size, found.st_mtime_ns), head

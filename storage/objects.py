@@ -137,7 +137,7 @@ class LocalObjects:
         self.folder = Path(folder).absolute()
         self._temporary = self.folder / _TEMPORARY
         try:
-            _make_folders(self._temporary)
+            make_private(self._temporary)
             self._sweep()
         except OSError as error:
             raise Invalid(f"the object folder {self.folder} cannot be used: {error.strerror}") from error
@@ -149,7 +149,7 @@ class LocalObjects:
         try:
             _write_synced(draft, data)
             try:
-                _make_folders(path.parent)
+                make_private(path.parent)
                 os.link(draft, path)
             except FileExistsError:
                 return False
@@ -250,7 +250,7 @@ def probe(objects: ObjectStore, prefix: str = "probe") -> None:
 
 
 def _write_synced(path: Path, data: Buffer) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         view = memoryview(data).cast("B")
         while view:
@@ -263,13 +263,13 @@ def _write_synced(path: Path, data: Buffer) -> None:
         os.close(descriptor)
 
 
-def _make_folders(folder: Path) -> None:
-    """Make a folder and what is missing above it, each synced into its parent."""
+def make_private(folder: Path) -> None:
+    """Make a folder and what is missing above it, for this user alone, each synced into its parent. Raises OSError."""
     if folder.is_dir():
         return
-    _make_folders(folder.parent)
+    make_private(folder.parent)
     with contextlib.suppress(FileExistsError):
-        folder.mkdir()
+        folder.mkdir(mode=0o700)
     _sync_folder(folder.parent)
 
 

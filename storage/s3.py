@@ -82,11 +82,13 @@ class S3Objects:
     ) -> None:
         """endpoint_url: None for AWS, otherwise http(s)://host:port of the server. No request is sent yet.
 
-        Raises Invalid for a bucket, prefix or endpoint that cannot be one.
+        Raises Invalid for a bucket, prefix or endpoint that cannot be one. The attribute `endpoint` is the URL that is
+        really used, which boto3 may also take from its environment.
         """
         self.bucket = _check_bucket(bucket)
         _check_endpoint(endpoint_url)
         self._prefix = check_name(prefix) + "/" if prefix else ""
+        self.endpoint = endpoint_url or ""
         self._where = f"bucket {bucket!r} at {endpoint_url or 'AWS'}"
         config = Config(
             connect_timeout=connect_seconds,
@@ -99,6 +101,7 @@ class S3Objects:
             session = boto3.session.Session(region_name=region)
             fallback = "us-east-1" if endpoint_url and not session.region_name else None
             self._client: Any = session.client("s3", endpoint_url=endpoint_url, config=config, region_name=fallback)
+            self.endpoint = str(self._client.meta.endpoint_url)
 
     def put(self, name: str, data: Buffer) -> bool:
         """See ObjectStore."""

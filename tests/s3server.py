@@ -76,6 +76,11 @@ class S3Server:
                 raise RuntimeError(f"{self.kind} did not start:\n{(self.folder / 'server.log').read_text()[-2000:]}")
             time.sleep(0.05)
 
+    @property
+    def process(self) -> int | None:
+        """The id of the process, None while there is none."""
+        return None if self._process is None else self._process.pid
+
     def kill(self) -> None:
         """SIGKILL: no chance to write anything. Fine if it does not run."""
         if self._process is not None:
@@ -125,6 +130,8 @@ class S3Server:
         binary = ministack_binary()
         assert binary is not None
         extra = {"SERVICES": "s3", "S3_PERSIST": "1", "PERSIST_STATE": "1", "BIND_HOST": "127.0.0.1"}
+        # What it offers besides would listen on all interfaces, whatever BIND_HOST says.
+        extra |= {"IOT_MTLS_ENABLED": "0", "SFTP_ENABLED": "0", "SFTP_HOST": "127.0.0.1"}
         extra |= {"GATEWAY_PORT": str(self.port), "S3_DATA_DIR": str(data), "STATE_DIR": str(self.folder / "state")}
         return [binary], extra
 

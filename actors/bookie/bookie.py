@@ -17,6 +17,7 @@ from actors.bookie.cookie import check_cookie, publish_cookie
 from actors.bookie.keeper import Keeper
 from actors.bookie.settings import BookieSettings
 from actors.bookie.store import Store
+from actors.ids import stay_above
 from actors.ports import Disk, DiskFailed, DiskFull, Ports
 from actors.wire import Blob, Reply, Request
 from storage.errors import Conflict, Corrupt, Invalid, Unavailable
@@ -33,8 +34,12 @@ class Bookie(Actor):
     Answers AddRun, FenceLedger, ReadRun, DescribeLedger, DeleteLedgers, ListLedgers and Stats.
     """
 
-    def __init__(self, ports: Ports, *, bookie_id: str, settings: BookieSettings | None = None) -> None:
+    def __init__(
+        self, ports: Ports, *, bookie_id: str, settings: BookieSettings | None = None, cluster: str = ""
+    ) -> None:
+        """cluster: the id of the cluster that the disk must belong to; empty: it is not compared."""
         super().__init__(ports)
+        self._cluster = cluster
         if ports.disk is None:
             raise Invalid("a bookie needs a disk")
         self.bookie_id = bookie_id
@@ -51,12 +56,14 @@ class Bookie(Actor):
         answer now.
         """
         try:
-            cookie = await check_cookie(self._disk, self.ports.meta, self.ports.rng, self.bookie_id)
+            cookie = await check_cookie(self._disk, self.ports.meta, self.ports.rng, self.bookie_id, self._cluster)
             store = Store(self._disk, self.settings, cookie.salt, failed=self._fail, full=self._disk_full)
-            if not cookie.published:
+            if not cookie.used and not cookie.published:
                 await store.format()
+            if not cookie.published:
                 await publish_cookie(self.ports.meta, cookie)
             await store.open()
+            await self._stay_above(store)
             self._keeper = Keeper(store)
             await self._keeper.prepare()
         except (DiskFailed, DiskFull) as error:
@@ -73,6 +80,12 @@ class Bookie(Actor):
         self._opened = store
         self.ports.spawn(store.log.run(), "commit")
         self.ports.spawn(self._keep(), "keeper")
+
+    async def _stay_above(self, store: Store) -> None:
+        """See to it that no ledger that was ever here is given its number again. Raises Unavailable."""
+        highest = store.highest_ledger()
+        if self._cluster and highest and await stay_above(self.ports.meta, self.ports.me, highest):
+            self.ports.log("metadata_older_than_disk", bookie=self.bookie_id, highest_ledger=highest)
 
     async def stop(self, reason: str) -> None:
         """Refuse everything from now on."""
@@ -208,6 +221,8 @@ class Bookie(Actor):
             counts=np.ascontiguousarray(good["entries"]),
             last_confirmed=state.last_confirmed,
             damaged=np.ascontiguousarray(bad["run"]),
+            damaged_first_entries=np.ascontiguousarray(bad["first_entry"]),
+            damaged_counts=np.ascontiguousarray(bad["entries"]),
         )
 
     async def on_delete_ledgers(self, request: messages.DeleteLedgers) -> messages.Done:

@@ -12,7 +12,7 @@ If an index table is damaged or missing, all segments are replayed instead; the 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from actors.bookie.checkpoint import Checkpoint
 from actors.bookie.commit import marks_name, segment_name, segment_of
@@ -27,7 +27,8 @@ _PIECE = 16 * 1024 * 1024
 class Scanned:
     """One segment. findings: those that count, in order. size: where they end. torn: what was left out.
 
-    lost: something is missing that has no name.
+    witness: up to here it was surely synced; what lies above may be in the page cache alone. lost: something is missing
+    that has no name.
     """
 
     segment: int
@@ -35,6 +36,7 @@ class Scanned:
     size: int
     torn: list[Finding] = field(default_factory=list)
     lost: bool = False
+    witness: int = 0
 
 
 async def read_segments(disk: Disk, salt: bytes, checkpoint: Checkpoint, *, everything: bool) -> AsyncIterator[Scanned]:
@@ -56,7 +58,7 @@ async def read_segments(disk: Disk, salt: bytes, checkpoint: Checkpoint, *, ever
         final_size = await _final_size(disk, salt, number) if number < last else None
         scanned = await scan_segment(disk, salt, number, start=start, final_size=final_size)
         missing = number not in present or scanned.size < start
-        yield Scanned(number, scanned.findings, scanned.size, scanned.torn, scanned.lost or missing)
+        yield replace(scanned, lost=scanned.lost or missing)
 
 
 async def scan_segment(
@@ -73,7 +75,7 @@ async def scan_segment(
     kept, torn = findings[:cut], findings[cut:]
     size = kept[-1].end if kept else min(start, await disk.size(segment_name(segment)))
     lost = size < witness or any(finding.verdict == "unknown" for finding in kept)
-    return Scanned(segment, kept, size, torn, lost)
+    return Scanned(segment, kept, size, torn, lost, max(start, witness))
 
 
 async def read_file(disk: Disk, name: str, start: int = 0) -> bytes:
@@ -92,12 +94,14 @@ async def read_file(disk: Disk, name: str, start: int = 0) -> bytes:
 class Replay:
     """Collects what the segments say.
 
-    apply: called with each record that counts, in order, and whether it can be read. damaged: those that cannot.
+    apply: called with each record that counts, in order, and whether it can be read. damaged: those that cannot. last,
+    size, witness: of the last segment, see Scanned.
     """
 
     apply: Callable[[Envelope, bool], None]
     last: int = 0
     size: int = 0
+    witness: int = 0
     records: int = 0
     torn: int = 0
     lost: bool = False
@@ -114,7 +118,7 @@ class Replay:
                 self.damaged[envelope.ledger, envelope.run] = envelope
             self.apply(envelope, readable)
             self.records += 1
-        self.last, self.size = scanned.segment, scanned.size
+        self.last, self.size, self.witness = scanned.segment, scanned.size, scanned.witness
         self.torn += sum(finding.end - finding.start for finding in scanned.torn)
         self.lost = self.lost or scanned.lost
 

@@ -17,14 +17,15 @@ from actors.bookie.checkpoint import (
 from actors.bookie.commit import RESERVE, CommitLog, segment_name
 from actors.bookie.index import Index, Row
 from actors.bookie.ledgers import Ledgers
-from actors.bookie.replay import Replay, read_segments
+from actors.bookie.replay import Replay, read_file, read_segments
 from actors.bookie.segments import Segments
 from actors.bookie.settings import BookieSettings
 from actors.bookie.table import open_table
 from actors.ports import Disk, DiskFull
-from storage.errors import Corrupt, NotFound
+from storage.errors import Corrupt, NotFound, Unavailable
 from storage.frame import MAX_FRAME_BYTES, MAX_HEAD_BYTES, Header, decode_frame, decode_head
 from storage.journal import Envelope, Kind
+from storage.position import MAX_LEDGER
 
 REBUILD = "rebuild"
 """A file whose presence asks the next start to build the index anew."""
@@ -76,7 +77,18 @@ class Store:
             await save_checkpoint(self.disk, generation, encode_checkpoint(Checkpoint(generation), self.salt))
 
     async def open(self) -> None:
-        """Bring the state back, cut off a torn tail, and begin a new segment."""
+        """Bring the state back, cut off a torn tail, and begin a new segment.
+
+        Raises Unavailable if the index turns out to be damaged: the next start builds it again.
+        """
+        try:
+            await self._open()
+        except Unavailable:
+            if self.index.damaged is not None:
+                await self.disk.replace(REBUILD, self.index.damaged.encode())
+            raise
+
+    async def _open(self) -> None:
         found = await load_checkpoints(self.disk, self.salt)
         checkpoint = found[0] if found else Checkpoint()
         self.saved = [Saved(each.segment, each.tables) for each in found]
@@ -165,6 +177,13 @@ class Store:
                 raise Corrupt(f"run {run} of ledger {ledger} is not where its index says")
             return data, header
 
+    def highest_ledger(self) -> int:
+        """The highest ledger that was ever here; after a loss without a name, that may have been here. 0 if none."""
+        ledgers = self.ledgers
+        doubtful = ledgers.limbo_below - 1 if ledgers.limbo_below <= MAX_LEDGER else 0
+        deleted = ledgers.deleted.max() if ledgers.deleted else 0
+        return max(doubtful, deleted, *ledgers.states, 0)
+
     async def flush(self) -> None:
         """Write the tail of the index as a table."""
         rows = self.index.freeze()
@@ -213,15 +232,26 @@ class Store:
     async def _begin(self) -> None:
         last, size = self.replayed.last, self.replayed.size
         if last:
-            # What the last process wrote but did not sync may be in memory only: make it durable before serving it.
-            await self.disk.append(segment_name(last), [], sync=True)
-            if await self.disk.size(segment_name(last)) > size:
-                await self.disk.truncate(segment_name(last), size)
+            await self._settle(segment_name(last), size)
         try:
             await self.log.open(last + 1, last, size)
         except DiskFull:
             await self.disk.delete(RESERVE)
             await self.log.open(last + 1, last, size)
+
+    async def _settle(self, name: str, size: int) -> None:
+        """Make the last segment durable up to `size` before anything of it is served, and end it there.
+
+        What lies above its witness was written by a process that may have ended because a sync failed. Such bytes can
+        be read from the page cache, and a second sync of the file would succeed without writing them. So they are
+        written again in their place, which makes them dirty again, with a sync of their own.
+        """
+        witness = self.replayed.witness
+        if size > witness:
+            tail = memoryview(await read_file(self.disk, name, witness))[: size - witness]
+            await self.disk.rewrite(name, witness, tail)
+        if await self.disk.size(name) > size:
+            await self.disk.truncate(name, size)
 
     def _segment_closed(self, segment: int, size: int) -> None:
         self.segments.close(segment, size)

@@ -41,6 +41,11 @@ class Received:
     def __len__(self) -> int:
         return len(self.positions)
 
+    def counts(self, rows: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.uint8]:
+        """Redelivery counts of those rows (None = all) that are open: what `close` is about to return."""
+        rows = np.flatnonzero(self.open) if rows is None else rows[self.open[rows]]
+        return self.redeliveries[rows].astype(np.uint8)
+
     def close(self, rows: npt.NDArray[np.int64] | None = None) -> Positions:
         """Mark rows (None = all) as done; returns the positions that were still open."""
         if rows is None:
@@ -64,6 +69,14 @@ class Holding:
         self._parts[self._next] = part
         self._next += 1
 
+    def find(self, position: int) -> tuple[Received, int] | None:
+        """The part that holds a position which is not done, and its row there; None if there is none."""
+        for part in list(self._parts.values()):
+            rows = np.flatnonzero((part.positions == position) & part.open)
+            if len(rows):
+                return part, int(rows[0])
+        return None
+
     def prune(self) -> None:
         """Forget the parts that are done."""
         self._parts = {number: part for number, part in self._parts.items() if part.open.any()}
@@ -73,6 +86,14 @@ class Holding:
         self.prune()
         held = [part.positions[part.open] for part in self._parts.values()]
         return np.unique(np.concatenate(held)) if held else np.empty(0, np.int64)
+
+    def close(self) -> tuple[Positions, npt.NDArray[np.uint8]]:
+        """Everything is given back; returns the positions, ascending, and the redelivery count of each."""
+        counts = [part.counts() for part in self._parts.values()]
+        held = [part.close() for part in self._parts.values()]
+        self._parts.clear()
+        positions, first = np.unique(np.concatenate([np.empty(0, np.int64), *held]), return_index=True)
+        return positions, np.concatenate([np.empty(0, np.uint8), *counts])[first]
 
     def revoke(self) -> None:
         """The session ended: these messages are no longer ours."""

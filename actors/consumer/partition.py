@@ -11,15 +11,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from itertools import islice
+from functools import partial
 
 import numpy as np
 
 from actors.backoff import Backoff
+from actors.consumer.hand_backs import HandBack, HandBacks
 from actors.consumer.held import Holding, Received
-from actors.consumer.payload import JOIN_ROWS, Payloads, join
+from actors.consumer.inbox import Inbox
+from actors.consumer.payload import Payloads
 from actors.directory import Directory
 from actors.messages import (
+    NO_COUNTS,
     Acknowledge,
     Attach,
     Attached,
@@ -27,8 +30,8 @@ from actors.messages import (
     Detach,
     Event,
     NegativeAcknowledge,
-    Part,
     Poll,
+    RedeliverUnacknowledged,
     SubscriptionSettings,
 )
 from actors.ports import Address, Ports, Unknown
@@ -70,22 +73,21 @@ class PartitionConsumer:
         self._process = process
         self._settings, self._ranges, self._queue_size = settings, ranges, queue_size
         self._received, self._told = received, told
-        self._payloads = Payloads(ports, directory, topic, partition)
         self._holding = Holding()
         self._address: Address = ""
         self.session = self.epoch = 0
         self._turn = self._got = self._queued = 0
         self._lease, self._renewed, self._granted_sent = 0, 0, 0
         self._acks: list[tuple[int, Positions]] = []
-        self._ack_turn = self._hand_backs = 0
-        self._given_back: list[tuple[Positions, int]] | None = None
-        """While it attaches: what was given back meanwhile, and with which delay."""
+        self._taken_turn = self._consumer_epoch = 0
+        """The last delivery that was taken; how often everything was given back under this session."""
+        self._ack_turn = 0
+        self._hand_backs = HandBacks(ports)
         self._unconfirmed: deque[tuple[int, int, Positions]] = deque()
         self._said = self._heard = self._losses = self._losses_told = 0
         self._ack_signal, self._changed = Signal(), Signal()
-        self._parts: deque[tuple[Part, int, int]] = deque()
-        self._parts_signal = Signal()
-        self.paused = False
+        self._inbox = Inbox(ports, Payloads(ports, directory, topic, partition), self._came)
+        self._paused = False
         self.failed: SluiceError | None = None
         self.closing = False
 
@@ -93,7 +95,7 @@ class PartitionConsumer:
         """Attach once (errors of the caller's making are raised here), then go on in the background."""
         await self._attach(first=True)
         self._ports.spawn(self._converse(), f"poll-{self.partition}")
-        self._ports.spawn(self._resolve(), f"resolve-{self.partition}")
+        self._ports.spawn(self._inbox.run(), f"resolve-{self.partition}")
         self._ports.spawn(self._acknowledge_alone(), f"ack-{self.partition}")
 
     # -- what the user does ---------------------------------------------------------------------------------------
@@ -104,6 +106,15 @@ class PartitionConsumer:
         The time is that of sending the last request that was answered, so a process that was frozen knows it at once.
         """
         return bool(self.session) and self._ports.clock.monotonic() - self._renewed > self._lease
+
+    def pause(self) -> None:
+        """Ask for no more messages; what was granted may still come."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """Ask for messages again, and at once: the poll that waits has asked for none."""
+        self._paused = False
+        self._ack_signal.set()
 
     def taken(self, part: Received) -> None:
         """The user took a part from the queue: that many permits are free again."""
@@ -120,23 +131,47 @@ class PartitionConsumer:
         self._losses += part.revoked
         positions = part.close(rows)
         if len(positions):
-            self._said += 1
-            self._acks.append((self._said, positions))
-            self._ack_signal.set()
+            self._say(positions)
 
-    async def negative_acknowledge(self, part: Received, rows: np.ndarray | None, delay: int) -> None:
-        """Give messages back, to be delivered again after `delay` ms."""
+    def _say(self, positions: Positions) -> None:
+        """Acknowledge these with the next poll, or soon."""
+        self._said += 1
+        self._acks.append((self._said, positions))
+        self._ack_signal.set()
+
+    async def negative_acknowledge(self, part: Received, rows: np.ndarray | None, delay: int) -> bool:
+        """Give messages back, to be delivered again after `delay` ms. Returns when the subscription has it durably,
+        whatever becomes of its owner; False if this consumer ended before.
+        """
+        seen = part.counts(rows)
         positions = part.close(rows)
-        if len(positions):
-            self._note_given_back(positions, delay)
-            await self._tell(self._hand_back(self.session, positions, delay))
+        if not len(positions):
+            return True
+        back = self._hand_backs.note(positions, seen, delay=delay)
+        await self._tell(
+            self._hand_backs.request(back, self.session, again=False, consumer_epoch=self._consumer_epoch), back
+        )
+        return back.confirmed
 
     async def redeliver_all(self) -> None:
-        """Give back everything that is not acknowledged."""
-        for part in list(self._holding._parts.values()):
-            self._note_given_back(part.close(), 0)
-        self._hand_backs += 1
-        await self._tell(NegativeAcknowledge(session=self.session, everything=True, number=self._hand_backs))
+        """Give back everything that is not acknowledged, in order; what is on its way here is void from now on.
+
+        Returns when the subscription has it durably.
+        """
+        positions, seen = self._holding.close()
+        backs = [self._hand_backs.note(positions, seen)] if len(positions) else []
+        if len(self._inbox):
+            backs.append(self._hand_backs.note(self._inbox.positions(), NO_COUNTS, counted=False))
+        self._queued -= self._inbox.clear()
+        self._consumer_epoch += 1
+        request = RedeliverUnacknowledged(
+            session=self.session,
+            consumer_epoch=self._consumer_epoch,
+            turn=self._taken_turn,
+            positions=positions,
+            seen=seen,
+        )
+        await self._tell(request, *backs)
 
     async def wait_confirmed(self) -> None:
         """Wait until every acknowledgement so far is durable.
@@ -179,7 +214,8 @@ class PartitionConsumer:
     async def close(self) -> None:
         """Send what is acknowledged, then leave; what is still held goes to the others in order."""
         self.closing = True
-        self._parts_signal.set()
+        self._inbox.close()
+        self._hand_backs.close()
         self._ack_signal.set()
         try:
             if self._acks or self._unconfirmed:
@@ -191,7 +227,11 @@ class PartitionConsumer:
 
     def held(self) -> int:
         """Messages that were given to us and are not done."""
-        return len(self._holding.positions()) + sum(len(part.rows) for part, _, _ in self._parts)
+        return len(self._holding.positions()) + len(self._inbox)
+
+    def find(self, position: int) -> tuple[Received, int] | None:
+        """Where a message lies that was given to us and is not done: its part and row; None if there is none."""
+        return self._holding.find(position)
 
     # -- the session ----------------------------------------------------------------------------------------------
 
@@ -201,12 +241,9 @@ class PartitionConsumer:
         Who comes back and finds its place taken (a subscription for one consumer, fixed ranges) waits for it.
         """
         wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
-        self._given_back = []
         while not self.closing:
             try:
-                self._address = await self._directory.dispatcher(
-                    self._topic, self.partition, self._subscription, self._settings
-                )
+                self._address = await self._find(self._settings if first else None)
                 request = Attach(
                     consumer=self._name,
                     incarnation=f"{self._incarnation}.{self._lives}",
@@ -217,6 +254,7 @@ class PartitionConsumer:
                 sent = self._ports.clock.monotonic()
                 reply = await self._ports.net.call(self._address, request, ATTACH_TIMEOUT)
                 if isinstance(reply, Unknown):
+                    self._ports.log("attach_unknown", partition=self.partition, reason=reply.reason)
                     await self._directory.suspect(self._address)
                 elif reply.session and await self._say_given_back(reply):
                     self._enter(reply.session, reply.epoch, reply.lease, sent)
@@ -232,52 +270,52 @@ class PartitionConsumer:
                 await self._directory.suspect(self._address)
             await wait.pause()
 
-    def _hand_back(self, session: int, positions: Positions, delay: int) -> NegativeAcknowledge:
-        """The next request of its kind; numbered, so that a late copy is recognised."""
-        self._hand_backs += 1
-        return NegativeAcknowledge(session=session, positions=positions, delay=delay, number=self._hand_backs)
+    async def _find(self, settings: SubscriptionSettings | None) -> Address:
+        """The dispatcher. Who comes back asks for no settings: those in force are another's, or an operator's, by now.
 
-    def _note_given_back(self, positions: Positions, delay: int) -> None:
-        if self._given_back is not None:
-            self._given_back.append((positions, delay))
+        A subscription that was deleted meanwhile is made again, as for one who comes for the first time.
+        """
+        find = partial(self._directory.dispatcher, self._topic, self.partition, self._subscription)
+        try:
+            return await find(settings)
+        except NotFound:
+            return await find(self._settings)
 
     async def _say_given_back(self, attached: Attached) -> bool:
-        """Tell a new owner what was given back while it was asked for a session: the request said that we hold it.
+        """Tell a new session what was given back and not confirmed: no owner may know of it.
 
         That is before anything is delivered under the session, so nothing newer can be meant. False: attach again.
         """
         if attached.session == self.session:
             return True  # it is not new, and has been told or is being told
-        for positions, delay in self._given_back or ():  # this may grow while it is told
-            request = self._hand_back(attached.session, positions, delay)
+        while (back := self._hand_backs.oldest()) is not None:  # there may be more while it is told
+            request = self._hand_backs.request(back, attached.session, again=True)
             if isinstance(await self._ports.net.call(self._address, request, CALL_TIMEOUT), Unknown):
                 await self._directory.suspect(self._address)
                 return False
+            self._hand_backs.settle(back, confirmed=True)
         return True
 
     def _enter(self, session: int, epoch: int, lease: int, sent: int) -> None:
-        self._given_back = None
         self._renewed, self._lease = sent, lease
         if (session, epoch) == (self.session, self.epoch):
             return
         self.session, self.epoch, self._turn, self._got, self._ack_turn = session, epoch, 0, 0, 0
-        self._granted_sent = 0
+        self._granted_sent = self._taken_turn = self._consumer_epoch = 0
         # What was acknowledged but not confirmed may be unknown to the new owner: say it again.
         self._acks = [(said, positions) for _, said, positions in self._unconfirmed] + self._acks
         self._unconfirmed.clear()
 
     def _all_held(self) -> Positions:
         """Held, waiting to be resolved, or acknowledged without confirmation: nobody else may get these yet."""
-        waiting = [(part.ledger << 32 | part.first_entry) + part.rows.astype(np.int64) for part, _, _ in self._parts]
         unsure = [positions for *_, positions in [*self._unconfirmed, *self._acks]]
-        return np.unique(np.concatenate([self._holding.positions(), *waiting, *unsure]))
+        return np.unique(np.concatenate([self._holding.positions(), self._inbox.positions(), *unsure]))
 
     def _lost(self) -> None:
         """The lease ran out or the broker ended the session: everything we held is others' now."""
         self._ports.log("session_lost", partition=self.partition, session=self.session)
         self._holding.revoke()
-        self._queued -= sum(len(part.rows) for part, _, _ in self._parts)
-        self._parts.clear()
+        self._queued -= self._inbox.clear()
         self._losses += bool(self._acks or self._unconfirmed)
         self._heard = self._said  # nobody will confirm these any more; whoever waits for them is told
         self._acks.clear()
@@ -293,6 +331,7 @@ class PartitionConsumer:
                 await self._turn_or_attach()
         except (Invalid, NotFound) as error:
             self.failed = error
+            self._hand_backs.close()
             self._told(self.partition, Event(kind="failed"))
 
     async def _turn_or_attach(self) -> None:
@@ -330,8 +369,11 @@ class PartitionConsumer:
                 return
             if not isinstance(reply, Unknown):
                 self._renewed = sent
-                self._take_delivery(reply)
-                return
+                if reply.consumer_epoch >= self._consumer_epoch:
+                    self._take_delivery(reply)
+                    return
+                await wait.pause()  # it was made before everything was given back: ask again, until that is known
+                continue
             if self._ports.clock.monotonic() - self._renewed > self._lease:
                 raise Fenced("the lease could not be renewed")
             if reply.gone:
@@ -344,51 +386,34 @@ class PartitionConsumer:
 
     def _granted(self) -> int:
         """Cumulative permits of this session: what came, plus the room that is left in the queue."""
-        room = 0 if self.paused else max(self._queue_size - self._queued, 0)
+        room = 0 if self._paused else max(self._queue_size - self._queued, 0)
         return self._got + room
 
     def _take_delivery(self, delivery: Delivery) -> None:
         if delivery.turn != self._turn:
             return
+        self._taken_turn = delivery.turn
         self._confirm(delivery.confirmed)
         for part in delivery.parts:
             self._got += len(part.rows)
             self._queued += len(part.rows)
-            self._parts.append((part, self.epoch, self.session))
         if delivery.parts:
-            self._parts_signal.set()
+            self._inbox.add(delivery.parts, self.epoch, self.session)
         for event in delivery.events:
             self._told(self.partition, event)
 
-    async def _resolve(self) -> None:
-        """Fetch the payloads of what was delivered, in order, while the next poll is already on its way."""
-        while not self.closing:
-            await self._parts_signal.wait(self._ports)
-            self._parts_signal.clear()
-            while self._parts and not self.closing:
-                taken = self._leading()
-                pieces: list[Received] = []
-                for part, epoch, session in taken:
-                    pieces += await self._payloads.resolve(part, epoch, session)
-                if not self._parts or self._parts[0] is not taken[0]:
-                    continue  # the session was lost meanwhile, and they with it
-                for _ in taken:
-                    self._parts.popleft()
-                # What was trimmed never reaches the queue: its permits are free again.
-                self._queued -= sum(len(part.rows) for part, _, _ in taken) - sum(map(len, pieces))
-                for received in join(pieces):
-                    self._holding.add(received)
-                    self._received(received)
+    def _came(self, messages: list[Received], trimmed: Positions) -> None:
+        """Messages are complete; what was trimmed before its payload was fetched never comes, and frees its permits.
 
-    def _leading(self) -> list[tuple[Part, int, int]]:
-        """The next parts of one session, as many as may be joined."""
-        taken, rows = [self._parts[0]], len(self._parts[0][0].rows)
-        for one in islice(self._parts, 1, None):
-            rows += len(one[0].rows)
-            if rows > JOIN_ROWS or one[1:] != taken[0][1:]:
-                break
-            taken.append(one)
-        return taken
+        Every subscription is done with that, and this one has cleared it: it is acknowledged, or it would count as held
+        as long as this consumer lives, and hold back its key.
+        """
+        if len(trimmed):
+            self._queued -= len(trimmed)
+            self._say(trimmed)
+        for received in messages:
+            self._holding.add(received)
+            self._received(received)
 
     # -- acknowledgements -----------------------------------------------------------------------------------------
 
@@ -444,14 +469,23 @@ class PartitionConsumer:
                 raise Fenced("the session ended before its acknowledgements were confirmed")
             await wait.pause()
 
-    async def _tell(self, request: NegativeAcknowledge) -> None:
+    async def _tell(self, request: NegativeAcknowledge | RedeliverUnacknowledged, *backs: HandBack) -> None:
+        """Say what was given back until it is confirmed; after a change of session `_say_given_back` does that."""
         wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
-        while request.session == self.session:
+        while request.session == self.session and not self.closing:
             try:
                 if not isinstance(await self._ports.net.call(self._address, request, CALL_TIMEOUT), Unknown):
+                    for back in backs:
+                        self._hand_backs.settle(back, confirmed=True)
                     return
             except Unavailable:
                 pass
             except Fenced:
-                return
+                break
+            except SluiceError:
+                for back in backs:
+                    self._hand_backs.settle(back, confirmed=False)
+                raise
             await wait.pause()
+        for back in backs:
+            await back.settled.wait(self._ports)

@@ -26,7 +26,8 @@ from actors.backoff import Backoff
 from actors.consumer.held import Received
 from actors.directory import Directory
 from actors.messages import Part, ReadPayload
-from actors.ports import Ports, Unknown
+from actors.ports import Ports
+from actors.topic_client import TopicClient
 from actors.wire import Blob, owned
 from storage.batch import decode_body
 from storage.errors import Corrupt, Fenced, NotFound, Overloaded, Unavailable
@@ -42,7 +43,10 @@ JOIN_ROWS = 4_096
 
 @dataclass(frozen=True, slots=True)
 class DecodedRun:
-    """A run whose checksum was verified. rows: its stored columns. due: int64 ms (count,), None if none is delayed."""
+    """A run whose checksum was verified. rows: its stored columns. due: int64 ms (count,), None if none is delayed.
+
+    bytes: what it takes in memory, inflated.
+    """
 
     ledger: int
     first_entry: int
@@ -95,8 +99,7 @@ class Payloads:
 
     def __init__(self, ports: Ports, directory: Directory, topic: str, partition: int) -> None:
         self._ports = ports
-        self._directory = directory
-        self._topic = topic
+        self._topic = TopicClient(ports, directory, topic, partition)
         self._partition = partition
         self._decoded = DecodedRuns()
         self._gone_ledger, self._gone_until = -1, 0
@@ -165,13 +168,7 @@ class Payloads:
     async def _read(self, ledger: int, entry: int, again: bool) -> DecodedRun | None:
         """One try to get a run from the topic; `again` says that an earlier copy could not be used."""
         try:
-            address = await self._directory.topic(self._topic, self._partition)
-            reply = await self._ports.net.call(
-                address, ReadPayload(ledger=ledger, entry=entry, again=again), READ_TIMEOUT
-            )
-            if isinstance(reply, Unknown):
-                await self._directory.suspect(address)
-                return None
+            reply = await self._topic.ask(ReadPayload(ledger=ledger, entry=entry, again=again), READ_TIMEOUT)
             payload = await self._ports.net.fetch(reply.payload)
             if payload is None:
                 return None
@@ -239,4 +236,5 @@ def _decode(
         return None
     columns = count * (12 if delayed else 4)
     due, _ = index_columns(payload[:columns], count, delayed)
-    return DecodedRun(ledger, first_entry, decode_body(payload[columns:], shape, count), due, len(payload))
+    rows = decode_body(payload[columns:], shape, count)
+    return DecodedRun(ledger, first_entry, rows, due, max(len(payload), rows.nbytes))

@@ -17,9 +17,9 @@ from actors.delayed.keeper import Keeper
 from actors.delayed.loader import Loader
 from actors.delayed.manifest import ManifestStore
 from actors.delayed.objects import BucketObjects
-from actors.delayed.sealer import Sealer
+from actors.delayed.sealer import BEHIND, Sealer
 from actors.delayed.shelf import Shelf
-from actors.delayed.tracking import CoreTracker
+from actors.delayed.tracking import WAITING_MOST, CoreTracker
 from actors.messages import SubscriptionSettings
 from actors.ports import Ports
 from storage.delayed.browse import Slot, histogram
@@ -76,12 +76,23 @@ class BucketTracker(CoreTracker):
             settings.delayed_delivery_max_num_buckets,
             under_readers=under_readers,
         )
+        self._deleted = False
+        self._held_back = False
         self._seen = -1
         """The latest `now` that anybody named."""
 
     async def start(self) -> None:
         """Take possession of the manifest; the headers are read in the background. Raises Fenced, Unavailable."""
         await self._keeper.start()
+
+    def start_later(self, error: SluiceError) -> None:
+        """The manifest could not be opened: everything is kept in memory until it can (BD-33)."""
+        self._keeper.start_later(error)
+
+    @property
+    def rebuilt(self) -> bool:  # type: ignore[override]
+        """Whether a damaged manifest was replaced."""
+        return self._shelf.manifest.rebuilt
 
     async def recovered(self) -> None:
         """Wait until the index of all buckets is restored (or given to a rescan)."""
@@ -96,7 +107,10 @@ class BucketTracker(CoreTracker):
         """Which of the messages are delayed, shape (n,); False: deliver now. Repeating changes nothing (BD-11)."""
         self._seen = max(self._seen, now)
         waits, new = self._core.admit(positions, hashes, deliver_at, now)
-        self._sealer.keep(new)
+        if self._keeper.recovering:
+            self._core.keep(new)
+        else:
+            self._sealer.keep(new)
         self._keeper.given_out(positions[~waits])
         return waits
 
@@ -130,22 +144,33 @@ class BucketTracker(CoreTracker):
 
     def trim(self, mark_delete: int) -> None:
         """Everything at or below the mark-delete position is done (BD-24)."""
-        self._core.index.discard_range(0, mark_delete + 1)
+        self._core.forget_range(0, mark_delete + 1)
         if self._shelf.retire_below(mark_delete):
             self._keeper.kick()
 
     async def clear(self) -> None:
-        """Forget everything, durably (BD-26). Raises Unavailable: memory is empty, the manifest may not be."""
+        """Forget everything, durably (BD-26). Raises Unavailable: memory is empty, the manifest will be."""
         self._core.clear()
         self._keeper.cancel_recovery()
         self._shelf.remove_all()
-        await self._shelf.commit(lambda _: {})
-        self._keeper.collect_later()
+        self._shelf.drops.update(dict.fromkeys(self._shelf.named))
+        try:
+            await self._keeper.start()
+            await self._keeper.forget_names()
+        finally:
+            self._keeper.collect_later()
 
     async def delete(self) -> None:
-        """Clear, delete all objects and the manifest record: the subscription is gone. Raises Unavailable."""
-        await self.clear()
-        await self._keeper.delete_everything()
+        """Clear, delete all objects and the manifest record: the subscription is gone. Raises Fenced, Unavailable.
+
+        Nothing has to have been started or read before; once it has worked, asking again changes nothing.
+        """
+        if self.failed is not None:
+            raise self.failed
+        if not self._deleted:
+            await self.clear()
+            await self._keeper.delete_everything()
+            self._deleted = True
 
     def take_rescans(self) -> list[tuple[int, int]]:
         """Position ranges (both ends inclusive) whose index was lost: the log has to be read there again."""
@@ -164,6 +189,32 @@ class BucketTracker(CoreTracker):
     def behind(self) -> int:
         """Sealed buckets that are not durable yet; a reader that runs ahead should pause when there are many."""
         return self._sealer.behind()
+
+    def room(self) -> int:
+        """How many more messages may be read: none while too much waits in memory for the store."""
+        if self._sealer.behind() > BEHIND:
+            return 0
+        left = max(WAITING_MOST - self._waiting(), 0)
+        if (left == 0) != self._held_back:
+            self._held_back = left == 0
+            event = "delayed_reading_paused" if self._held_back else "delayed_reading_goes_on"
+            self._shelf.ports.log(event, owner=self._objects.owner, waiting=self._waiting(), error=self._why())
+        return left
+
+    def _waiting(self) -> int:
+        """Entries that are in memory only because they cannot be stored yet."""
+        return self._sealer.waiting() + (len(self._core.mutable) if self._keeper.recovering else 0)
+
+    def _why(self) -> str:
+        return self._keeper.fallback or self._shelf.last_error
+
+    def alarm(self) -> str:
+        """What an operator has to know; empty if all is well."""
+        if self._held_back:
+            return f"reading is paused: {self._waiting()} delayed messages wait for the store: {self._why()}"
+        if self._keeper.fallback is not None or any(bucket.state is State.PARKED for bucket in self._shelf.buckets):
+            return f"{self._waiting()} delayed messages are in memory only: {self._why()}"
+        return ""
 
     def pause_reads(self, now: int) -> bool:
         """Whether all reads should pause (BD-6). Buckets never need that."""
@@ -191,6 +242,9 @@ class BucketTracker(CoreTracker):
             "pulsar_delayed_message_index_size_bytes": self.memory_bytes(),
             "pulsar_subscription_delayed": self.count(),
             "tracker": "bucket",
+            "fallback": self._keeper.fallback,
+            "alarm": self.alarm(),
+            "waiting_for_store": self._waiting(),
             "buckets": len(states),
             "in_memory_mode": states.count(State.PARKED),
             "being_written": states.count(State.BUILDING),

@@ -1,9 +1,9 @@
 """Deletes objects that nobody names.
 
-An object is deleted only if the manifest, read after the list of names, does not name it, it is not being written
-by this owner, and it is not of a newer owner. Names are never used again, so what was once free stays free. While the
-outcome of a manifest version is open, nothing is deleted. An older owner that wakes up finds the newer epoch in the
-manifest and is fenced; whatever it still writes is found by the next collection.
+An object is deleted only if the manifest, read after the list of names, is this owner's and does not name it, and it is
+not being written by this owner. Names are never used again, so what was once free stays free. While the outcome of a
+manifest version is open, nothing is deleted. An older owner that wakes up finds the newer epoch in the manifest and is
+fenced. What it had still under way may land at any time, so the keeper asks for another collection now and then.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ class Collector:
         except REFUSALS as error:
             shelf.refused("collect", objects.prefix, error)
             return False
-        except (Fenced, Corrupt) as error:
+        except Corrupt:
+            return not await self._write_again()
+        except Fenced as error:
             shelf.fail(error)
             return False
         complete = True
@@ -55,3 +57,13 @@ class Collector:
                 shelf.refused("delete", name, error)
                 complete = False
         return complete
+
+    async def _write_again(self) -> bool:
+        """Put a manifest that can be read behind a damaged one; what is free is looked for afterwards."""
+        try:
+            return await self._shelf.commit(lambda names: names)
+        except REFUSALS as error:
+            self._shelf.refused("commit", self._shelf.manifest.key, error)
+        except Fenced:
+            pass
+        return True

@@ -1,11 +1,13 @@
 """Keeps the buckets in order in the background: recovery, retiring, merging, collecting, and the one timer.
 
 One maintenance pass runs at a time. It repeats as long as something was asked for while it ran, so a kick is never
-lost. What fails because a store is away is tried again after a pause; nothing waits for a message to come by.
+lost. What fails because a store is away is tried again after a pause; nothing waits for a message to come by. That goes
+also for the manifest itself: until it can be opened, everything is in memory, and nothing is written.
 """
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 from actors.delayed.collector import Collector
@@ -17,11 +19,15 @@ from actors.delayed.sealer import Sealer
 from actors.delayed.shelf import Names, Shelf
 from actors.ports import Task
 from storage.delayed.entries import NEVER
-from storage.errors import Fenced, Unavailable
+from storage.errors import Fenced, SluiceError, Unavailable
 from storage.position import Positions
 
 RETRY_MS = 5_000
 """Pause after a maintenance step that a store refused."""
+OPEN_MS = 1_000
+"""Pause before the manifest is asked for again."""
+COLLECT_FIRST_MS, COLLECT_MOST_MS = 60_000, 3_600_000
+"""Pauses between collections that nothing asked for; each is twice as long as the one before it."""
 
 
 class Keeper:
@@ -34,16 +40,45 @@ class Keeper:
         self._merger = Merger(shelf, max_buckets, sealer.step_ms, sealer.max_entries)
         self._collector = Collector(shelf)
         self._recovery = Recovery(shelf, self._recovered, under_readers=under_readers)
+        self._opening = asyncio.Lock()
+        self.fallback: str | None = None
+        """Why everything is in memory for now; None if the manifest is open."""
         self._running = False
         self._again = False
+        self._collect_pause = COLLECT_FIRST_MS
+        self._collect_at: int | None = None
         self._retry_at: int | None = None
         self._timer: Task | None = None
         self._timer_at = NEVER
 
     async def start(self) -> None:
-        """Take possession and begin recovery. Raises Fenced, Unavailable, Corrupt."""
-        manifest = await self._shelf.manifest.open()
-        self._recovery.begin(manifest.buckets)
+        """Take possession and begin recovery, if that has not happened. Raises Fenced, Unavailable."""
+        async with self._opening:
+            if not self._shelf.opened:
+                manifest = await self._shelf.manifest.open()
+                self._shelf.opened, self.fallback = True, None
+                self._recovery.begin(manifest.buckets)
+
+    def start_later(self, error: SluiceError) -> None:
+        """Go on in memory, and take possession as soon as the store lets us."""
+        self.fallback = str(error)
+        self._shelf.ports.spawn(self._start_later(), "delayed index opens")
+
+    async def _start_later(self) -> None:
+        shelf = self._shelf
+        while not shelf.stopped and not shelf.opened:
+            await shelf.ports.clock.sleep(OPEN_MS)
+            try:
+                await self.start()
+            except REFUSALS as error:
+                shelf.refused("open", shelf.manifest.key, error)
+            except Fenced as error:
+                shelf.fail(error)
+
+    @property
+    def recovering(self) -> bool:
+        """Whether it is not known yet what the buckets hold: nothing may be sealed."""
+        return self._recovery.running
 
     async def recovered(self) -> None:
         """Wait for recovery."""
@@ -74,7 +109,7 @@ class Keeper:
     def kick(self) -> None:
         """Run a maintenance pass, or another one if one is running."""
         self._again = True
-        if not self._running and not self._shelf.stopped:
+        if not self._running and not self._shelf.stopped and self._shelf.opened:
             self._running = True
             self._shelf.ports.spawn(self._maintain(), "delayed maintenance")
 
@@ -103,19 +138,22 @@ class Keeper:
         await self._shelf.wait_landed()
         if not await self._collector.collect():
             raise Unavailable(f"the buckets of {self._shelf.objects.owner} could not all be deleted; try again")
-        await self._shelf.manifest.remove()
+        await self._shelf.forget_manifest()
         self.close()
 
     def _delay(self) -> int | None:
         """Milliseconds until something is to be done; None for nothing."""
         clock = self._shelf.ports.clock
-        delays = [at - clock.monotonic() for at in (self._retry_at, self._sealer.retry_at) if at is not None]
+        delays = [at - clock.monotonic() for at in self._retries() if at is not None]
         load = self._loader.next_time()
         if load < NEVER - (1 << 40):
             now = clock.now()
             if load > now:
                 delays.append(load - now)
         return min(delays, default=None)
+
+    def _retries(self) -> tuple[int | None, ...]:
+        return self._retry_at, self._collect_at, self._sealer.retry_at, self._loader.retry_at()
 
     async def _sleep(self, milliseconds: int) -> None:
         await self._shelf.ports.clock.sleep(milliseconds)
@@ -128,11 +166,15 @@ class Keeper:
         if self._retry_at is not None and self._retry_at <= monotonic:
             self._retry_at = None
             self.kick()
+        if self._collect_at is not None and self._collect_at <= monotonic:
+            self._collect_at = None
+            self.collect_later()
         self._loader.pump(self._shelf.ports.clock.now())
         self.arm()
 
     def _recovered(self) -> None:
         if not self._shelf.stopped:
+            self._sealer.seal_held()
             self._loader.pump(self._shelf.ports.clock.now())
             self.kick()
             self.arm()
@@ -157,17 +199,11 @@ class Keeper:
         for bucket in [one for one in shelf.buckets if one.exhausted()]:
             shelf.retire(bucket)
         if shelf.drops or shelf.lost or not shelf.manifest.settled:
-            drops, lost = list(shelf.drops), dict(shelf.lost)
             try:
-                await shelf.commit(lambda names: _without(names, drops, lost))
+                await self.forget_names()
             except REFUSALS as error:
                 shelf.refused("commit", shelf.manifest.key, error)
                 return False
-            for key in drops:
-                shelf.drops.pop(key, None)
-            for key in lost:
-                shelf.lost.pop(key, None)
-            self._collector.due = True
         fine = True
         while not self._recovery.running and not shelf.stopped and (sources := self._merger.choose()):
             self._collector.due = True
@@ -178,7 +214,20 @@ class Keeper:
             self._again = True
         if self._collector.due and not shelf.stopped:
             fine = await self._collector.collect() and fine
+            self._collect_at = self._shelf.ports.clock.monotonic() + self._collect_pause
+            self._collect_pause = min(2 * self._collect_pause, COLLECT_MOST_MS)
         return fine
+
+    async def forget_names(self) -> None:
+        """Take what is not needed, or is lost, out of the manifest. Raises Unavailable: it is tried again later."""
+        shelf = self._shelf
+        drops, lost = list(shelf.drops), dict(shelf.lost)
+        await shelf.commit(lambda names: _without(names, drops, lost))
+        for key in drops:
+            shelf.drops.pop(key, None)
+        for key in lost:
+            shelf.lost.pop(key, None)
+        self._collector.due = True
 
 
 def _without(names: Names, drops: list[tuple[int, int]], lost: dict[tuple[int, int], bool]) -> Names:

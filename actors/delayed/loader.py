@@ -5,15 +5,17 @@ segments that are due as soon come in the same range read. All loaded entries to
 that the bucket with the least horizon may always load one segment once that is due: so dispatch never stops for want of
 room, and the order (deliver_at, position) holds.
 
-A store that is away stalls a bucket: its horizon is ignored, so that what is in memory goes on being
-delivered, and the load is tried again. A missing or corrupt object is final: the bucket is lost to a rescan.
+A store that does not give a segment stalls its bucket: its horizon is ignored, so that what is in memory and what other
+buckets have goes on being delivered, and the load is tried again after a growing pause. Retries have a few places of
+their own, the longest waiting first: however many objects cannot be read, they take no place from one that can. A
+missing or corrupt object is final: the bucket is lost to a rescan.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from actors.delayed.retry import REFUSALS
+from actors.delayed.retry import BACK_OFF_MS, REFUSALS
 from actors.delayed.shelf import Shelf
 from actors.delayed.stats import LOAD
 from storage.delayed.entries import NEVER, concat
@@ -27,8 +29,10 @@ BUDGET_ENTRIES = 2_000_000
 """Loaded entries of all buckets of a subscription: 40 MB."""
 LOW_WATER = 5_000
 PARALLEL = 8
+RETRIES = 2
+"""Loads of stalled buckets that run at the same time, beside the others."""
 STALLED_MS = 2_000
-"""Pause before a stalled bucket is tried again; each try has four attempts."""
+"""Pause before a stalled bucket is tried once more, when the first, shorter pauses are over."""
 
 
 class Loader:
@@ -38,40 +42,64 @@ class Loader:
         self._shelf = shelf
         self._finished = finished
         self._running = 0
+        self._retrying = 0
+        self._stalled: list[Bucket] = []
 
-    def pump(self, now: int, *, retry: bool = False) -> None:
-        """Start the loads that are due. retry: look at stalled buckets too, which the horizon leaves out."""
-        shelf = self._shelf
-        until = shelf.core.cutoff(now) + shelf.look_ahead_ms
-        if shelf.stopped or self._running >= PARALLEL or (shelf.horizon()[0] > until and not retry):
+    def pump(self, now: int) -> None:
+        """Start the loads that are due."""
+        if self._shelf.stopped:
             return
-        room = BUDGET_ENTRIES - shelf.loaded()
-        least = shelf.horizon()
-        if room < LOAD_ENTRIES and least[0] > shelf.core.cutoff(now) and not retry:
+        until = self._shelf.core.cutoff(now) + self._shelf.look_ahead_ms
+        if self._stalled:
+            self._retry(until)
+        least = self._shelf.horizon()
+        if self._running >= PARALLEL or least[0] > until:
             return
-        wanted = [bucket for bucket in shelf.buckets if _needs_load(bucket, until)]
+        cutoff = self._shelf.core.cutoff(now)
+        room = BUDGET_ENTRIES - self._shelf.loaded()
+        if room < LOAD_ENTRIES and least[0] > cutoff:
+            return
+        wanted = [bucket for bucket in self._shelf.buckets if not bucket.stalled and _needs_load(bucket, until)]
         wanted.sort(key=lambda bucket: (bucket.horizon(), bucket.key))
         for bucket in wanted[: PARALLEL - self._running]:
-            urgent = bucket.horizon() <= min(least, (shelf.core.cutoff(now), NEVER))
+            urgent = bucket.horizon() <= min(least, (cutoff, NEVER))
             if room < LOAD_ENTRIES and not urgent:
                 break
             room -= LOAD_ENTRIES
-            bucket.loading = True
             self._running += 1
-            shelf.ports.spawn(self._load(bucket, until), f"delayed load {bucket.key}")
+            self._start(bucket, until)
 
     def next_time(self) -> int:
         """When `pump` should be called again if nothing else happens, in ms; far away if not at all."""
         return self._shelf.horizon()[0] - self._shelf.look_ahead_ms - self._shelf.core.tick_ms
 
-    async def _load(self, bucket: Bucket, until: int) -> None:
+    def retry_at(self) -> int | None:
+        """When the next stalled bucket is tried again, by the monotonic clock; None if there is none."""
+        if self._retrying >= RETRIES:
+            return None
+        return min((bucket.retry_at for bucket in self._stalled if not bucket.loading), default=None)
+
+    def _retry(self, until: int) -> None:
+        """Try those stalled buckets again whose pause is over."""
+        self._stalled = [bucket for bucket in self._stalled if bucket.stalled and bucket.state is State.LIVE]
+        over = self._shelf.ports.clock.monotonic()
+        again = [bucket for bucket in self._stalled if not bucket.loading and bucket.retry_at <= over]
+        again.sort(key=lambda bucket: (bucket.retry_at, bucket.key))
+        for bucket in again[: RETRIES - self._retrying]:
+            self._retrying += 1
+            self._start(bucket, until)
+
+    def _start(self, bucket: Bucket, until: int) -> None:
+        bucket.loading = True
+        self._shelf.ports.spawn(self._load(bucket, until, bucket.stalled), f"delayed load {bucket.key}")
+
+    async def _load(self, bucket: Bucket, until: int, again: bool) -> None:
         shelf, lost = self._shelf, False
         try:
             await self._fetch(bucket, until)
         except REFUSALS as error:
             shelf.refused("load", shelf.objects.name(bucket.key), error)
             self._stall(bucket)
-            await shelf.ports.clock.sleep(STALLED_MS)
         except SluiceError as error:
             if shelf.is_final(error):
                 shelf.lose(bucket, error)
@@ -80,18 +108,24 @@ class Loader:
                 shelf.fail(error)
         finally:
             bucket.loading = False
-            self._running -= 1
+            if again:
+                self._retrying -= 1
+            else:
+                self._running -= 1
         if not shelf.stopped:
-            self.pump(shelf.ports.clock.now(), retry=bucket.stalled)
+            self.pump(shelf.ports.clock.now())
             self._finished(lost)
             shelf.changed()
 
     def _stall(self, bucket: Bucket) -> None:
         """A first failure is enough: what is in memory need not wait for the store."""
+        pauses = (*BACK_OFF_MS, STALLED_MS)
+        bucket.retry_at = self._shelf.ports.clock.monotonic() + pauses[min(bucket.refusals, len(pauses) - 1)]
+        bucket.refusals += 1
         if not bucket.stalled:
             bucket.stalled = True
+            self._stalled.append(bucket)
             self._shelf.touch()
-            self._shelf.changed()
 
     async def _fetch(self, bucket: Bucket, until: int) -> None:
         shelf, table, record = self._shelf, bucket.table, bucket.record
@@ -100,8 +134,7 @@ class Loader:
         first, stop = bucket.next_segment, bucket.plan_load(until, LOAD_ENTRIES)
         data_start = record.header_bytes
         entries = await shelf.objects.timed(
-            LOAD,
-            lambda: shelf.objects.segments(bucket.key, data_start, table, first, stop, lambda: self._stall(bucket)),
+            LOAD, lambda: shelf.objects.segments_once(bucket.key, data_start, table, first, stop)
         )
         if bucket.state is not State.LIVE or bucket.next_segment != first:
             return
@@ -109,7 +142,7 @@ class Loader:
         rest = bucket.run.rest()
         bucket.run = Run(concat([part for part in (rest, entries) if len(part)]))
         bucket.next_segment = stop
-        bucket.stalled = False
+        bucket.stalled, bucket.refusals = False, 0
         shelf.touch()
         if len(entries):
             shelf.core.reorder((int(entries.deliver_at[0]), int(entries.positions[0])))

@@ -4,6 +4,10 @@ Taking possession writes a version with the owner's epoch, so that every older o
 An `Unavailable` create may have happened, or may still happen while its number is free. So every commit writes the
 whole wanted state, never a change: if an outdated version of our own lands late, the next commit simply follows it.
 While the outcome of a version is open, `settled` is False and nobody may delete an object.
+
+A version that cannot be read is followed by a good one: at the start by one that names nothing, later by what is
+wanted now. The log is the truth, and whoever starts reads it from the mark-delete position; only readers that were
+there before have to be told (`rebuilt`). An owner of an older epoch that did so is overruled in the same way.
 """
 
 from __future__ import annotations
@@ -13,12 +17,24 @@ import asyncio
 from actors.delayed.retry import BACK_OFF_MS, attempt
 from actors.ports import Ports, Version
 from storage.delayed.manifest import Manifest, decode_manifest, encode_manifest
-from storage.errors import Fenced, Overloaded, Unavailable
+from storage.errors import Corrupt, Fenced, Overloaded, Unavailable
 
 
 def manifest_key(topic: str, partition: int, subscription: str) -> str:
     """The key of the metadata record."""
     return f"delayed/{topic}/{partition}/{subscription}"
+
+
+async def last_epoch(ports: Ports, key: str) -> int:
+    """The epoch of whoever wrote a manifest last; 0 if there is none or it cannot be read. Raises Unavailable.
+
+    A name that is used again goes on counting there: what an earlier subscription of the name left is then never newer.
+    """
+    newest = await attempt(ports, lambda: ports.meta.read(key))
+    try:
+        return 0 if newest is None else decode_manifest(newest.value, key).epoch
+    except Corrupt:
+        return 0
 
 
 class ManifestStore:
@@ -29,15 +45,20 @@ class ManifestStore:
         self.epoch = epoch
         self.settled = True
         """Whether the newest version is known for certain."""
+        self.rebuilt = False
+        """Whether the manifest was damaged when it was opened, so that it names nothing of what was there."""
         self._ports = ports
         self._number = 0
         self._lock = asyncio.Lock()
 
     async def open(self) -> Manifest:
-        """Read the newest version and take possession of it. Raises Fenced, Unavailable, Corrupt."""
+        """Read the newest version and take possession of it. Raises Fenced, Unavailable; safe to repeat."""
         async with self._lock:
             newest = await attempt(self._ports, lambda: self._ports.meta.read(self.key))
-            manifest = self._adopt(newest)
+            try:
+                manifest = self._adopt(newest)
+            except Corrupt as error:
+                manifest, self.rebuilt = self._overrule(newest, error), True
         return await self.commit(Manifest(self.epoch, manifest.buckets))
 
     async def commit(self, manifest: Manifest) -> Manifest:
@@ -60,9 +81,12 @@ class ManifestStore:
             raise Unavailable(f"the manifest {self.key} keeps changing")
 
     async def current(self) -> Manifest:
-        """The newest version in the store. Raises Fenced if it is not this owner's, Unavailable, Corrupt."""
+        """The newest version in the store. Raises Fenced if there is a newer owner, Unavailable, or Corrupt: commit."""
         async with self._lock:
-            return self._own(await attempt(self._ports, lambda: self._ports.meta.read(self.key)))
+            manifest = self._adopt(await attempt(self._ports, lambda: self._ports.meta.read(self.key)))
+            if manifest.epoch != self.epoch:
+                raise Corrupt(f"the delayed index {self.key} was overwritten by epoch {manifest.epoch}")
+            return manifest
 
     async def remove(self) -> None:
         """Forget the record, when the subscription is deleted. Raises Unavailable."""
@@ -80,21 +104,27 @@ class ManifestStore:
         except (Unavailable, Overloaded):
             self.settled = False
         newest = await self._ports.meta.read(self.key)
+        if newest is None and self._number:
+            raise Fenced(f"the delayed index {self.key} was deleted")
         if newest is None or newest.number < number:
             # Not there yet. It may still come; the same number is tried again, so only one of the two can win.
             raise Unavailable(f"version {number} of the manifest {self.key} was not written")
-        self._own(newest)
+        try:
+            self._adopt(newest)
+        except Corrupt as error:
+            self._overrule(newest, error)
         return newest.value == value
 
-    def _own(self, newest: Version | None) -> Manifest:
-        manifest = self._adopt(newest)
-        if newest is not None and manifest.epoch != self.epoch:
-            raise Fenced(f"the delayed index {self.key} belongs to epoch {manifest.epoch}, not {self.epoch} any more")
-        return manifest
+    def _overrule(self, newest: Version | None, error: Corrupt) -> Manifest:
+        """Go on behind a version that cannot be read."""
+        self._ports.log("delayed_manifest_damaged", key=self.key, error=str(error))
+        self._number = 0 if newest is None else newest.number
+        return Manifest(self.epoch)
 
     def _adopt(self, newest: Version | None) -> Manifest:
         if newest is None:
-            self._number = 0
+            if self._number:
+                raise Fenced(f"the delayed index {self.key} was deleted")
             return Manifest(self.epoch)
         manifest = decode_manifest(newest.value, self.key)
         if manifest.epoch > self.epoch:

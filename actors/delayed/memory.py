@@ -5,15 +5,17 @@ reading the log.
 
 Fixed-delay detection (BD-6): while messages come with times that never fall back by more than a tick, none at once, the
 first `lookahead` of them show that reading on brings only later ones, so all reads may pause until the first is due.
+Messages without a delay count as well: the reader tells of them (`undelayed`), and one is enough to end it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import numpy as np
 
-from actors.delayed.tracking import CoreTracker
+from actors.delayed.tracking import NO_LIMIT, CoreTracker
 from storage.delayed.browse import Slot, histogram
 from storage.delayed.core import tracked
 from storage.delayed.entries import END, Mask, Times
@@ -27,17 +29,21 @@ FIXED_DELAY_LOOKAHEAD = 50_000
 class InMemoryTracker(CoreTracker):
     """Delayed messages of one subscription on one partition, in memory alone. Times are milliseconds.
 
-    fallback: the bucket index failed, for the stats. lookahead: for the fixed-delay detection, 0 = off.
+    fallback: the bucket index failed, for the stats. lookahead: for the fixed-delay detection, 0 = off;
+    Pulsar's if it is not given. most: it stands in for buckets, and may hold so many entries before reading pauses.
     """
 
     failed: SluiceError | None = None
 
     def __init__(
-        self, *, tick_ms: int = 0, lookahead: int = FIXED_DELAY_LOOKAHEAD, fallback: str | None = None
+        self, *, tick_ms: int = 0, lookahead: int | None = None, fallback: str | None = None, most: int = NO_LIMIT
     ) -> None:
         super().__init__(tick_ms)
-        self._lookahead = lookahead
+        self._lookahead = FIXED_DELAY_LOOKAHEAD if lookahead is None else lookahead
         self._fallback = fallback
+        self._most = most
+        self.leftovers: Callable[[], Awaitable[None]] | None = None
+        """Deletes what the subscription has in buckets from an earlier time."""
         self._fixed = True
         self._highest = -1
 
@@ -68,7 +74,7 @@ class InMemoryTracker(CoreTracker):
 
     def trim(self, mark_delete: int) -> None:
         """Everything at or below the mark-delete position is done."""
-        self._core.index.discard_range(0, mark_delete + 1)
+        self._core.forget_range(0, mark_delete + 1)
         if not self.count():
             self._core.clear()
             self._reset()
@@ -79,8 +85,10 @@ class InMemoryTracker(CoreTracker):
         self._reset()
 
     async def delete(self) -> None:
-        """The subscription is gone."""
+        """The subscription is gone. Raises Unavailable."""
         self._core.clear()
+        if self.leftovers is not None:
+            await self.leftovers()
 
     def take_rescans(self) -> list[tuple[int, int]]:
         """Nothing can be lost but with the whole tracker."""
@@ -90,11 +98,19 @@ class InMemoryTracker(CoreTracker):
         """Nothing is ever written."""
         return 0
 
+    def room(self) -> int:
+        """How many more messages may be read: any number, unless it stands in for buckets that are to come."""
+        return max(self._most - self.loaded(), 0)
+
     def pause_reads(self, now: int) -> bool:
         """Whether all reads should pause because only later messages can follow (BD-6)."""
         first = self.next_due()
         enough = 0 < self._lookahead <= self.count()
         return self._fixed and enough and first is not None and first > self._core.cutoff(now)
+
+    def undelayed(self) -> None:
+        """A message without a delay lies among the others, so more of them may follow (BD-6)."""
+        self._fixed = self._fixed and not self.count()
 
     def memory_bytes(self) -> int:
         """About what the tracker occupies in memory."""

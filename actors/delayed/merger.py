@@ -25,7 +25,7 @@ from storage.delayed.window import Candidate, choose_window
 from storage.errors import Conflict, Corrupt, NotFound, SluiceError
 
 MAX_MERGED = 2_000_000
-"""Messages of a merged bucket at most."""
+"""Messages of a merged bucket at most, as long as the limit of buckets can be kept with such."""
 BATCH = 65_536
 """Entries of one source read at a time."""
 

@@ -1,7 +1,7 @@
 """Bucket objects in the object store: names, reads by range, and what to make of an unclear write.
 
-The name of an object carries the owner's epoch and a number of that owner, and is never used again. So "the name is
-taken" after an unclear attempt means that the attempt had worked.
+The name of an object carries the owner's epoch and a number of that owner, and is never used again. If "the name is
+taken" after an unclear attempt, what is there is compared: it is ours, or it was left by an earlier life of the name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from actors.delayed.stats import Operations
 from actors.ports import Ports
 from storage.delayed.bucket import BucketHeader, SealedBucket, SegmentTable, decode_header, decode_segments
 from storage.delayed.entries import Entries
-from storage.errors import Conflict, Corrupt, Overloaded, Unavailable
+from storage.errors import Conflict, Corrupt, NotFound, Overloaded, Unavailable
 
 T = TypeVar("T")
 _VERIFY_BYTES = 8 * 1024 * 1024
@@ -57,8 +57,14 @@ class BucketObjects:
             except (Unavailable, Overloaded):
                 unclear = True
                 raise
-            if not created and not unclear:
-                raise Conflict(f"there is a bucket {self.name(key)} already")
+            if created:
+                return
+            try:
+                if not unclear:
+                    raise Conflict(f"there is a bucket {self.name(key)} already")
+                await self.verify(key, sealed)
+            except (Corrupt, NotFound) as error:
+                raise Conflict(f"there was another bucket {self.name(key)}") from error
 
         await attempt(self._ports, once)
 
@@ -75,21 +81,14 @@ class BucketObjects:
         name = self.name(key)
         return decode_header(await self._read(name, 0, length), name, self.owner)
 
-    async def segments(
-        self,
-        key: Key,
-        data_start: int,
-        table: SegmentTable,
-        first: int,
-        stop: int,
-        failed: Callable[[], None] = lambda: None,
-    ) -> Entries:
-        """The entries of the segments first .. stop-1 in one range read. Raises NotFound, Corrupt, Unavailable.
+    async def segments(self, key: Key, data_start: int, table: SegmentTable, first: int, stop: int) -> Entries:
+        """The entries of the segments first .. stop-1 in one range read. Raises NotFound, Corrupt, Unavailable."""
+        return await attempt(self._ports, lambda: self.segments_once(key, data_start, table, first, stop))
 
-        failed: called when an attempt failed and another one follows.
-        """
+    async def segments_once(self, key: Key, data_start: int, table: SegmentTable, first: int, stop: int) -> Entries:
+        """The same with one attempt only, for a caller that has something better to do than to wait for the next."""
         start, length = table.byte_range(first, stop)
-        data = await self._read(self.name(key), data_start + start, length, failed)
+        data = await self._ports.objects.get(self.name(key), data_start + start, length)
         return decode_segments(data, table, first, stop, self.name(key))
 
     async def names(self) -> list[str]:
@@ -110,5 +109,5 @@ class BucketObjects:
         finally:
             self.operations.record(kind, ok, self._ports.clock.monotonic() - started)
 
-    async def _read(self, name: str, start: int, length: int, failed: Callable[[], None] = lambda: None) -> bytes:
-        return await attempt(self._ports, lambda: self._ports.objects.get(name, start, length), failed)
+    async def _read(self, name: str, start: int, length: int) -> bytes:
+        return await attempt(self._ports, lambda: self._ports.objects.get(name, start, length))

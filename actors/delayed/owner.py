@@ -1,22 +1,23 @@
 """The topic owner's side of the shared delayed index: it opens the index under its epoch, and trims it.
 
 The index is opened when a subscription wants it, or when an earlier owner left one. Until then, and while a store is
-away, the one in memory serves. A manifest that cannot be read means memory for good (BD-33), with an alarm; nothing is
-deleted then. What the slowest subscription has passed leaves the index, whether that subscription is there or not.
+away, the one in memory serves. A manifest that cannot be read is replaced, and what an earlier index of this process
+had stored is read from the log again. What the slowest subscription has passed leaves the index, whether that
+subscription is there or not.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from actors.delayed.buckets import BucketTracker
 from actors.delayed.manifest import ManifestStore, manifest_key
-from actors.delayed.memory import InMemoryTracker
 from actors.delayed.retry import REFUSALS
 from actors.delayed.shared import NAME, SharedIndex
 from actors.ports import Ports
-from storage.errors import Corrupt, Fenced
+from storage.errors import Fenced
 
 UNWANTED_MS = 60_000
 """So long an index of an earlier owner waits for a subscription that says how it is set up."""
@@ -33,6 +34,8 @@ class IndexOwner:
         self._topic, self._partition = topic, partition
         self._key = manifest_key(topic, partition, NAME)
         self._tracker: BucketTracker | None = None
+        self._opening = asyncio.Lock()
+        self._deleted = False
 
     async def run(self, epoch: int, marks: Callable[[], Mapping[str, int]], end: Callable[[], int]) -> None:
         """Open the index when it is wanted, then trim it; ends when a newer owner has it.
@@ -52,12 +55,13 @@ class IndexOwner:
 
     async def delete(self, epoch: int) -> None:
         """The partition is deleted: every object and the record go. Raises Unavailable; try again."""
-        if self._tracker is None and await self._ports.meta.read(self._key) is not None:
-            self._tracker = self._make(epoch)
-            await self._tracker.start()
-        if self._tracker is not None:
-            await self._tracker.delete()
-            self._tracker = None
+        async with self._opening:
+            if self._tracker is None and await self._ports.meta.read(self._key) is not None:
+                self._tracker = self._make(epoch)
+            if self._tracker is not None:
+                await self._tracker.delete()
+                self._tracker = None
+            self._deleted = True
 
     def stats(self) -> dict[str, Any] | None:
         """The metrics of PIP-195 of the whole index; None while nobody uses it."""
@@ -75,21 +79,19 @@ class IndexOwner:
         while True:
             tracker = self._make(epoch)
             try:
-                await tracker.start()
-                break
+                async with self._opening:
+                    if self._deleted:
+                        return
+                    await tracker.start()
+                    if self._index.adopt(tracker, epoch, self._ports.clock.now()):
+                        self._tracker = tracker
+                    return
             except REFUSALS as error:
                 self._ports.log("delayed_waits", key=self._key, error=str(error))
             except Fenced:
                 return
-            except Corrupt as error:
-                self._ports.log("delayed_fallback", key=self._key, error=str(error))
-                memory = InMemoryTracker(lookahead=0, fallback=str(error))
-                self._index.adopt(memory, epoch, self._ports.clock.now())
-                return
             await tracker.close()
             await self._ports.clock.sleep(RETRY_MS)
-        if self._index.adopt(tracker, epoch, self._ports.clock.now()):
-            self._tracker = tracker
 
     def _make(self, epoch: int) -> BucketTracker:
         return BucketTracker(

@@ -6,7 +6,11 @@ because the dispatcher reads the log from the mark-delete position and leaves ou
 changes owners under readers that go on skips nothing: they have passed those messages and count on the index.
 
 An object that is missing or corrupt is lost: its range goes to a rescan, with an alarm. One that cannot be reached
-now goes to a rescan as well, but stays named: the next owner may have more luck (BD-33, one bucket at a time).
+now goes to a rescan as well, but stays named until its range is done: the next owner may have more luck (BD-33, one
+bucket at a time).
+
+Reading may begin before the end of the recovery, if that takes long. What was read by then is kept in memory and not
+sealed, and of what a header restores the columns are dropped: nothing is stored twice.
 """
 
 from __future__ import annotations
@@ -52,6 +56,10 @@ class Recovery:
         for record in records:
             if record.epoch == self._shelf.manifest.epoch:
                 self._shelf.reserve(record.number)
+        if self._generation:
+            # Cleared before it began.
+            self._shelf.drops.update((record.key, None) for record in records)
+            records = ()
         self._waiting = [record for record in reversed(records) if not record.damaged]
         self.total = len(self._waiting)
         self._workers = min(PARALLEL, self.total)
@@ -106,8 +114,12 @@ class Recovery:
         cutoff = shelf.core.cutoff(shelf.ports.clock.now())
         first = 0 if self._under_readers else first_live_segment(header.table, cutoff)
         bitmaps = list(restore_bitmaps(header, first))
+        doubled = PositionIndex()
         for ledger, bitmap in bitmaps:
+            doubled.merge(ledger, shelf.core.index.overlap(ledger, bitmap))
             shelf.core.index.merge(ledger, bitmap)
+        if len(doubled):
+            shelf.core.purge(lambda positions: ~doubled.contains(positions))
         shelf.core.index.discard_all(self.given)
         shelf.core.index.discard_range(0, shelf.mark_delete + 1)
         bucket = Bucket.restored(record, header.table, first)
@@ -123,7 +135,10 @@ class Recovery:
         else:
             self.lost += 1
             shelf.note_loss(record.key, error)
-        shelf.rescans.append((record.start, record.end))
+        if record.end <= shelf.mark_delete:
+            shelf.drops[record.key] = None
+        else:
+            shelf.rescans.append((record.start, record.end))
 
     def _end(self) -> None:
         self._done.set()

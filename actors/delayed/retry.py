@@ -17,15 +17,11 @@ BACK_OFF_MS = (100, 400, 1600)
 """Pauses between the four attempts."""
 
 
-async def attempt(ports: Ports, call: Callable[[], Awaitable[T]], failed: Callable[[], None] = lambda: None) -> T:
-    """Call until it answers, at most four times. Raises the last refusal; other errors pass at once.
-
-    failed: called after each attempt but the last that was refused.
-    """
+async def attempt(ports: Ports, call: Callable[[], Awaitable[T]]) -> T:
+    """Call until it answers, at most four times. Raises the last refusal; other errors pass at once."""
     for pause in BACK_OFF_MS:
         try:
             return await call()
         except (Unavailable, Overloaded):
-            failed()
             await ports.clock.sleep(pause)
     return await call()

@@ -15,7 +15,7 @@ from actors.delayed.retry import REFUSALS
 from actors.delayed.shelf import Names, Shelf
 from actors.delayed.stats import CREATE
 from storage.delayed.bucket import BucketBuilder, SealedBucket
-from storage.delayed.entries import Entries
+from storage.delayed.entries import Entries, stable_order
 from storage.delayed.live import Bucket, State, record_of
 from storage.delayed.queue import Run
 from storage.errors import Conflict, Fenced
@@ -28,6 +28,8 @@ SLICE = 32_768
 """Entries encoded between two turns of the event loop."""
 PARKED_MS = 30_000
 """Pause before parked buckets are tried again."""
+BEHIND = 2
+"""Sealed buckets that may be on their way to the store before reading pauses."""
 
 
 class Sealer:
@@ -78,7 +80,20 @@ class Sealer:
 
     def seal(self) -> None:
         """Turn the mutable bucket into a sealed one and start writing it."""
+        if self._shelf.core.stale:
+            self._shelf.core.purge()
+        self._seal(self._shelf.core.mutable.drain())
+
+    def seal_held(self) -> None:
+        """Seal what came while nothing could be sealed, in buckets of the usual size."""
+        if len(self._shelf.core.mutable) < self._min:
+            return
         entries = self._shelf.core.mutable.drain()
+        entries = entries.take(stable_order(entries.positions))
+        for start in range(0, len(entries), self._spill):
+            self._seal(entries.slice(start, min(start + self._spill, len(entries))).copy())
+
+    def _seal(self, entries: Entries) -> None:
         if not len(entries):
             return
         low, high = int(entries.positions.min()), int(entries.positions.max())
@@ -91,10 +106,15 @@ class Sealer:
         """How many sealed buckets still wait to be written."""
         return sum(bucket.state is State.BUILDING for bucket in self._shelf.buckets)
 
+    def waiting(self) -> int:
+        """How many entries of sealed buckets only memory holds."""
+        return sum(len(bucket.run) for bucket in self._shelf.buckets if bucket.state is not State.LIVE)
+
     def retry_parked(self) -> None:
         """Try to write parked buckets again."""
         self.retry_at = None
         for bucket in [one for one in self._shelf.buckets if one.state is State.PARKED]:
+            bucket.run = bucket.run.only(self._shelf.core.index.contains)
             if not len(bucket.run):
                 self._shelf.remove(bucket)
                 continue

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -35,6 +35,7 @@ import numpy as np
 
 from actors.delayed.buckets import BucketTracker
 from actors.delayed.memory import InMemoryTracker
+from actors.delayed.tracking import WAITING_MOST
 from actors.messages import SubscriptionSettings
 from actors.signal import Signal
 from storage.delayed.browse import Slot
@@ -64,7 +65,7 @@ class SharedIndex:
         self.views: dict[str, SharedView] = {}
         self.wanted = Signal()
         self.settings = SubscriptionSettings()
-        self.tracker: Tracker = InMemoryTracker(lookahead=0)
+        self.tracker: Tracker = InMemoryTracker(lookahead=0, most=WAITING_MOST)
         self._epoch = -1
         self._opened = asyncio.Event()
         self._failed_at: int | None = None
@@ -90,7 +91,7 @@ class SharedIndex:
         if epoch <= self._epoch:
             return False
         self._epoch = epoch
-        self._switch(tracker, now)
+        self._switch(tracker, now, reread=tracker.rebuilt)
         self._opened.set()
         return True
 
@@ -108,10 +109,7 @@ class SharedIndex:
             self._failed_at = now
         if now < self._failed_at + PATIENCE_MS:
             return self._failed_at + PATIENCE_MS
-        stored = self.tracker.stored()
-        self._switch(InMemoryTracker(lookahead=0, fallback=str(self.tracker.failed)), now)
-        for start, end in stored:
-            self._reread(start, end)
+        self._switch(InMemoryTracker(lookahead=0, fallback=str(self.tracker.failed)), now, reread=True)
         return None
 
     def distribute(self, now: int, enough: Callable[[], bool]) -> None:
@@ -132,9 +130,10 @@ class SharedIndex:
         """
         self.tracker.trim(min([lowest, *(view.mark_delete for view in self.views.values())]))
 
-    def _switch(self, tracker: Tracker, now: int) -> None:
+    def _switch(self, tracker: Tracker, now: int, *, reread: bool) -> None:
+        """reread: the new tracker does not find what the old one stored."""
         old, self.tracker, self._failed_at = self.tracker, tracker, None
-        for start, end in old.take_rescans():
+        for start, end in [*old.take_rescans(), *(old.stored() if reread else ())]:
             self._reread(start, end)
         entries = old.unsaved()
         waits = tracker.add(entries.positions, entries.hashes, entries.deliver_at, now)
@@ -176,6 +175,8 @@ class SharedView:
         self.mark_delete = -1
         self._rescans: list[tuple[int, int]] = []
         self._seen = 0
+        self.leftovers: Callable[[], Awaitable[None]] | None = None
+        """Deletes what the subscription has in buckets of its own from an earlier time."""
 
     @property
     def failed(self) -> SluiceError | None:
@@ -285,8 +286,10 @@ class SharedView:
         self._done.replace(self._index.tracker.index)
 
     async def delete(self) -> None:
-        """The subscription is gone; the index stays for the others."""
+        """The subscription is gone; the index stays for the others. Raises Unavailable."""
         self._index.views.pop(self._subscription, None)
+        if self.leftovers is not None:
+            await self.leftovers()
 
     def take_rescans(self) -> list[tuple[int, int]]:
         """Ranges to be read from the log again."""
@@ -297,9 +300,20 @@ class SharedView:
         """See DelayedTracker."""
         return self._index.tracker.behind()
 
+    def room(self) -> int:
+        """See DelayedTracker."""
+        return self._index.tracker.room()
+
+    def alarm(self) -> str:
+        """That of the whole index."""
+        return self._index.tracker.alarm()
+
     def pause_reads(self, now: int) -> bool:
         """Another subscription may need what comes next."""
         return False
+
+    def undelayed(self) -> None:
+        """Reading never pauses for a delay here."""
 
     def count(self) -> int:
         """Messages that wait for this subscription."""

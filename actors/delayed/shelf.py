@@ -61,13 +61,14 @@ class Shelf:
         self.mark_delete = -1
         """The position of the last trim; everything at or below it is done."""
         self.failed: SluiceError | None = None
+        self.opened = False
+        """Whether the manifest is in this owner's possession; before that nothing is written."""
         self.closed = False
         self.damaged = 0
         """Buckets that were missing or corrupt since the start: the alarm counter."""
         self._next_number = 1
         self._lock = asyncio.Lock()
         self._horizon: Bound | None = None
-        self._damaged: list[Key] = []
         self._pulled = False
 
     @property
@@ -99,11 +100,13 @@ class Shelf:
             await self.landed.wait()
 
     def is_past(self, key: Key) -> bool:
-        """Whether an object of this name can no longer come to be named by this owner."""
+        """Whether an object of this name can no longer come to be named, if the manifest is this owner's.
+
+        A newer owner takes the manifest before it writes an object. So an object of a newer epoch that was there while
+        the manifest was ours belongs to an earlier life of the name.
+        """
         epoch, number = key
-        if epoch != self.manifest.epoch:
-            return epoch < self.manifest.epoch
-        return number < self._next_number and key not in self.inflight
+        return epoch != self.manifest.epoch or (number < self._next_number and key not in self.inflight)
 
     def add(self, bucket: Bucket) -> None:
         """Put a bucket in its place."""
@@ -132,21 +135,23 @@ class Shelf:
             self.drops[bucket.key] = None
 
     def retire_below(self, mark_delete: int) -> bool:
-        """Retire what ends at or below a position; a whole bucket or nothing (BD-24). True if there was any."""
+        """Retire what ends at or below a position; a whole bucket or nothing (BD-24). True if there was any.
+
+        That goes also for what the manifest names and nobody could read.
+        """
         if mark_delete == self.mark_delete:
             return False
         self.mark_delete = mark_delete
         passed = [bucket for bucket in self.buckets if bucket.end <= mark_delete]
         for bucket in passed:
             self.retire(bucket)
-        lost = [key for key in self._damaged if self.named[key].end <= mark_delete]
-        self.drops.update(dict.fromkeys(lost))
-        return bool(passed or lost)
+        named = [key for key, record in self.named.items() if record.end <= mark_delete and key not in self.drops]
+        self.drops.update(dict.fromkeys(named))
+        return bool(passed or named)
 
     def set_names(self, named: Names) -> None:
         """What the manifest names now."""
         self.named = named
-        self._damaged = [key for key, record in named.items() if record.damaged]
 
     def any_exhausted(self) -> bool:
         """Whether a bucket has given out everything."""
@@ -186,7 +191,7 @@ class Shelf:
         False: given up. Raises Unavailable (the change may or may not be there; commit again) or Fenced.
         """
         async with self._lock:
-            if self.stopped:
+            if self.stopped or not self.opened:
                 return False
             wanted = change(dict(self.named))
             if wanted is None:
@@ -199,6 +204,12 @@ class Shelf:
                 raise
             self.set_names(wanted)
             return True
+
+    async def forget_manifest(self) -> None:
+        """Remove the record of the manifest, as the last deed. Raises Unavailable."""
+        async with self._lock:
+            await self.manifest.remove()
+            self.closed = True
 
     def fail(self, error: SluiceError) -> None:
         """Stop for good: there is a newer owner."""

@@ -3,8 +3,9 @@
 `bucket` is the default: the index lies in bucket objects and memory stays small. `memory` keeps everything in memory.
 With `delayed_delivery_shared_index_enabled` the subscription has a view of the index that all such subscriptions of the
 partition share.
-If the bucket index cannot even be opened, the tracker falls back to memory: delayed messages still wait, and are
-found by reading the log (BD-33). Only a subscription whose delayed delivery is switched off delivers at once (BD-1).
+If the bucket index cannot be opened now, the bucket tracker begins in memory: delayed messages still wait, and are
+found by reading the log (BD-33). It goes on with buckets as soon as the store lets it. Only a subscription whose
+delayed delivery is switched off delivers at once (BD-1).
 """
 
 from __future__ import annotations
@@ -15,21 +16,19 @@ from typing import Any, Protocol
 import numpy as np
 
 from actors.delayed.buckets import LOOK_AHEAD_MS, BucketTracker
+from actors.delayed.leftovers import Leftovers
 from actors.delayed.manifest import ManifestStore, manifest_key
 from actors.delayed.memory import InMemoryTracker
 from actors.delayed.retry import REFUSALS
-from actors.delayed.shared import SharedIndex
+from actors.delayed.shared import SharedIndex, SharedView
 from actors.messages import SubscriptionSettings
 from actors.messages.settings import CHOICES
 from actors.ports import Ports
 from storage.delayed.browse import Slot
 from storage.delayed.entries import Mask, Times
-from storage.errors import Corrupt, Fenced, Invalid, SluiceError
+from storage.errors import Invalid, SluiceError
 from storage.hashing import Hashes
 from storage.position import Positions
-
-LEFTOVERS_MS = 30_000
-"""Pause before leftovers are looked at again."""
 
 
 class DelayedTracker(Protocol):
@@ -40,7 +39,7 @@ class DelayedTracker(Protocol):
         """Why the tracker stopped (Fenced); None while it works."""
 
     async def start(self) -> None:
-        """Take possession; recovery goes on in the background. Raises Fenced, Unavailable, Corrupt."""
+        """Take possession; recovery goes on in the background. Raises Fenced, Unavailable."""
 
     async def recovered(self) -> None:
         """Wait until everything that was tracked before the restart is tracked again, or given to a rescan.
@@ -81,8 +80,17 @@ class DelayedTracker(Protocol):
     def behind(self) -> int:
         """Sealed buckets that are not durable yet; reading ahead should pause while there are many."""
 
+    def room(self) -> int:
+        """How many more messages may be read now; none while too many wait in memory for a store."""
+
+    def alarm(self) -> str:
+        """What an operator has to know of the index; empty if all is well."""
+
     def pause_reads(self, now: int) -> bool:
         """Whether all reads should pause until the first message is due (BD-6)."""
+
+    def undelayed(self) -> None:
+        """Messages without a delay were read (BD-6 looks at every message)."""
 
     def count(self) -> int:
         """Messages that are tracked."""
@@ -126,35 +134,39 @@ async def make_tracker(
     look_ahead_ms: int = LOOK_AHEAD_MS,
     shared: SharedIndex | None = None,
 ) -> DelayedTracker:
-    """A started tracker as the settings say; in memory if the bucket index cannot be opened. Raises Fenced, Invalid.
+    """A tracker as the settings say, started or about to start. Raises Fenced, Invalid.
 
     shared: the index of the partition's subscriptions in this process, for those that say so in their settings.
     """
-    tick = settings.delayed_delivery_tick_time_millis
     if settings.delayed_tracker not in CHOICES["delayed_tracker"]:
         raise Invalid(f"delayed_tracker is bucket or memory, not {settings.delayed_tracker!r}")
-    manifest = ManifestStore(ports, manifest_key(topic, partition, subscription), owner_epoch)
-    tracker = BucketTracker(
-        ports,
-        topic=topic,
-        partition=partition,
-        subscription=subscription,
-        settings=settings,
-        changed=changed,
-        owner_epoch=owner_epoch,
-        manifest=manifest,
-        look_ahead_ms=look_ahead_ms,
-    )
+    key = manifest_key(topic, partition, subscription)
+
+    def make() -> BucketTracker:
+        return BucketTracker(
+            ports,
+            topic=topic,
+            partition=partition,
+            subscription=subscription,
+            settings=settings,
+            changed=changed,
+            owner_epoch=owner_epoch,
+            manifest=ManifestStore(ports, key, owner_epoch),
+            look_ahead_ms=look_ahead_ms,
+        )
+
     other = _other(settings, shared, subscription, changed)
     if other is not None:
-        ports.spawn(_leave(ports, tracker, manifest.key), "delayed leftovers")
+        leftovers = Leftovers(ports, key, make)
+        other.leftovers = leftovers.delete
+        ports.spawn(leftovers.run(), "delayed leftovers")
         return other
+    tracker = make()
     try:
         await tracker.start()
-    except (*REFUSALS, Corrupt) as error:
-        ports.log("delayed_fallback", key=manifest.key, error=str(error))
-        await tracker.close()
-        return InMemoryTracker(tick_ms=tick, fallback=str(error))
+    except REFUSALS as error:
+        ports.log("delayed_fallback", key=key, error=str(error))
+        tracker.start_later(error)
     return tracker
 
 
@@ -165,7 +177,7 @@ def delays(settings: SubscriptionSettings) -> bool:
 
 def _other(
     settings: SubscriptionSettings, shared: SharedIndex | None, subscription: str, changed: Callable[[], None]
-) -> DelayedTracker | None:
+) -> InMemoryTracker | SharedView | None:
     """The tracker if the settings want another one than buckets of the subscription's own."""
     if not delays(settings):
         return NoDelayTracker()
@@ -174,18 +186,3 @@ def _other(
     if settings.delayed_delivery_shared_index_enabled and shared is not None:
         return shared.view(subscription, changed, settings)
     return None
-
-
-async def _leave(ports: Ports, own: BucketTracker, key: str) -> None:
-    """Delete what the subscription left in buckets of its own when it was set up otherwise."""
-    while True:
-        try:
-            if await ports.meta.read(key) is not None:
-                await own.start()
-                await own.delete()
-            return
-        except Fenced:
-            return
-        except (*REFUSALS, Corrupt) as error:
-            ports.log("delayed_waits", key=key, error=str(error))
-            await ports.clock.sleep(LEFTOVERS_MS)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from storage.delayed.core import DelayedCore, tracked
 from storage.delayed.entries import Entries, Mask
 from storage.delayed.index import PositionIndex
 from storage.position import Positions
 
+WAITING_MOST = 1_000_000
+"""So many entries of a subscription may wait in memory for a store, 20 MB, before reading pauses."""
+NO_LIMIT = 1 << 62
+
 
 class CoreTracker:
     """The half of a DelayedTracker that needs no more than the index. See `actors.delayed.tracker.DelayedTracker`."""
+
+    rebuilt = False
+    """Whether a damaged manifest was replaced, so that what earlier trackers stored is not known to this one."""
 
     def __init__(self, tick_ms: int) -> None:
         self._core = DelayedCore(tick_ms)
@@ -31,11 +36,18 @@ class CoreTracker:
 
     def untrack(self, positions: Positions) -> int:
         """Forget messages that were acknowledged, skipped or expired without being taken; returns how many."""
-        return int(np.count_nonzero(self._core.index.discard(positions)))
+        return self._core.forget(positions)
 
     def count(self) -> int:
         """Messages that are tracked."""
         return len(self._core.index)
+
+    def alarm(self) -> str:
+        """What an operator has to know; empty if all is well."""
+        return ""
+
+    def undelayed(self) -> None:
+        """A message without a delay was read; of no interest to a tracker that never pauses reading."""
 
     def unsaved(self) -> Entries:
         """What only memory holds, in the order (deliver_at, position): all that would be lost with this object."""

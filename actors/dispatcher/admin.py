@@ -14,11 +14,13 @@ import msgspec
 import numpy as np
 
 from actors.dispatcher import moving
+from actors.dispatcher.membership import State
 from actors.messages import Explain, FindTime, SubscriptionSettings
-from actors.ports import Unknown
-from storage.errors import Invalid, Unavailable
+from actors.messages.arguments import OF_SUBSCRIPTION, read_arguments
+from actors.messages.settings import check_subscription
+from storage.errors import Invalid
 from storage.hashing import masked_hash
-from storage.position import parse, show
+from storage.position import show
 
 if TYPE_CHECKING:
     from actors.dispatcher.dispatcher import Dispatcher
@@ -53,7 +55,7 @@ class Administration:
         handler = self._verbs.get(verb)
         if handler is None:
             raise Invalid(f"unknown verb {verb!r}; there are {', '.join(sorted(self._verbs))}")
-        return _json(await handler(json.loads(arguments)))
+        return _json(await handler(read_arguments(verb, arguments, OF_SUBSCRIPTION)))
 
     def stats(self) -> str:
         """Subscription and consumer statistics as JSON."""
@@ -83,7 +85,7 @@ class Administration:
                 "nonContiguousDeletedMessagesRanges": d.cursor.holes,
                 "pendingRead": d.reader.reading,
                 "paused": d.paused,
-                "awaitedConsumers": len(d.pump.awaited),
+                "awaitedConsumers": len(d.membership.all(State.AWAITED)),
                 "runsHeld": len(d.runs),
                 "watchdogStalls": d.watchdog_stalls,
                 **core,
@@ -123,20 +125,28 @@ class Administration:
         gates = []
         if d.paused:
             gates.append(_gate("paused", "the subscription is paused", "an operator resumes it"))
-        if not d.pump.settled() and d.pump.awaited:
-            waits = max(max(d.pump.awaited.values()) - d.ports.clock.monotonic(), 0)
-            text = f"{len(d.pump.awaited)} consumers of an earlier owner have not come back"
+        if d.reader.problem:
+            text = f"the log cannot be read further: {d.reader.problem}"
+            gates.append(_gate("not_read", text, "a copy of it comes back, or an operator gives the run up"))
+        if not d.pump.settled() and (awaited := d.membership.all(State.AWAITED)):
+            waits = max(max(member.until for member in awaited) - d.ports.clock.monotonic(), 0)
+            text = f"{len(awaited)} consumers of an earlier owner have not come back"
             gates.append(_gate("taking_over", text, f"they do, or their leases end, in {waits} ms at most"))
         if d.pump.identifying:
             text = f"it is not known yet which keys {len(d.pump.identifying)} consumers hold that came back"
-            gates.append(_gate("taking_over", text, "the topic tells"))
+            reason = next(iter(d.pump.identifying.values()))
+            gates.append(_gate("taking_over", text, f"the topic tells ({reason})"))
+        if d.tracker.room() == 0:
+            text = f"nothing more is read: {d.tracker.alarm() or 'delayed messages are on their way to the store'}"
+            gates.append(_gate("delayed_index_behind", text, "the store takes some, or some are due"))
         return gates
 
     def _gates_of(self, position: int, reasons: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """What holds one message back that is not in the core."""
         d = self._d
         at = np.array([position], np.int64)
-        if bool(d.cursor.is_acknowledged(at)[0]):
+        held = any(reason["gate"] == "delivered" for reason in reasons)  # it may have expired while it was held
+        if not held and bool(d.cursor.is_acknowledged(at)[0]):
             return [_gate("nothing_to_deliver", "it is acknowledged", "nothing")]
         if bool(d.tracker.contains(at)[0]):
             return [_gate("delayed", "it is not due yet", "time"), *reasons]
@@ -151,21 +161,13 @@ class Administration:
         """A position from `message_id` ("ledger:entry", earliest, latest) or `time` (ms)."""
         d = self._d
         if "time" in arguments:
-            address = await d.directory.topic(d.topic, d.partition)
-            reply = await d.ports.net.call(address, FindTime(time=int(arguments["time"])), CALL_TIMEOUT)
-            if isinstance(reply, Unknown):
-                raise Unavailable(f"the topic does not answer: {reply.reason}")
-            return reply.position
-        wanted = str(arguments.get("message_id", ""))
-        ends = await d.read_ends()
-        if wanted in ("earliest", "latest"):
-            return ends.first if wanted == "earliest" else ends.next
-        return min(max(parse(wanted), ends.first), ends.next)
+            moving.check_time(int(arguments["time"]), d.ports.clock.now())
+            return (await d.partition_client.ask(FindTime(time=int(arguments["time"])))).position
+        return moving.place(str(arguments.get("message_id", "")), await d.read_ends())
 
     async def _seek(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Start over from a position: every session ends, the consumers come back by themselves."""
-        target = await self._target(arguments)
-        await moving.seek(self._d, target)
+        target = await moving.seek(self._d, await self._target(arguments))
         return {"position": show(target)}
 
     async def _forward(self, target: int, *, everything: bool = False) -> dict[str, Any]:
@@ -201,9 +203,7 @@ class Administration:
         for session in d.sessions.all():
             d.end_session(session, "deleted")
         await d.tracker.delete()
-        address = await d.directory.topic(d.topic, d.partition)
-        if isinstance(await d.ports.net.call(address, d.progress(gone=True), CALL_TIMEOUT), Unknown):
-            raise Unavailable("the topic did not answer; try again")
+        await d.partition_client.ask(d.reporter.statement(gone=True))
         await d.forget()
         return {"deleted": True}
 
@@ -255,8 +255,12 @@ class Administration:
         }
 
     async def _settings(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        await moving.configure(self._d, msgspec.convert(arguments, SubscriptionSettings))
-        return {"changed": True}
+        try:
+            settings = msgspec.convert(arguments, SubscriptionSettings)
+        except msgspec.ValidationError as error:
+            raise Invalid(f"settings: {error}") from None
+        check_subscription(settings)
+        return {"changed": await moving.configure(self._d, settings)}
 
     async def _pause(self, arguments: dict[str, Any]) -> dict[str, Any]:
         return await self._set_paused(True)

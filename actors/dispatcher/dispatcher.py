@@ -18,21 +18,23 @@ forgotten (L4, L5, L10).
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from actors.actor import Actor
+from actors.delayed.manifest import last_epoch, manifest_key
 from actors.delayed.shared import SharedIndex
 from actors.delayed.tracker import make_tracker
 from actors.directory import Directory
-from actors.dispatcher import leases, moving, returning
+from actors.dispatcher import handing_back, leases, returning, rivals
 from actors.dispatcher.admin import Administration
 from actors.dispatcher.dead_letters import DeadLetters
 from actors.dispatcher.history import Assignments
 from actors.dispatcher.keeper import Keeper
+from actors.dispatcher.membership import Membership
+from actors.dispatcher.progress import Reporter
 from actors.dispatcher.pump import Pump
 from actors.dispatcher.reader import Reader
 from actors.dispatcher.runs import RunTable
@@ -51,22 +53,27 @@ from actors.messages import (
     Explain,
     NegativeAcknowledge,
     Poll,
-    Progress,
     ReadEnds,
+    RedeliverUnacknowledged,
     Stats,
     SubscriptionSettings,
     Text,
 )
+from actors.messages.settings import stored_settings
+from actors.names import check_name
 from actors.owned import OwnedRecord
-from actors.ports import Ports, Unknown
+from actors.ports import Ports
 from actors.signal import Signal
+from actors.topic_client import TopicClient
+from storage import redeliveries
 from storage.cursor import Cursor
 from storage.errors import Conflict, Fenced, Invalid, SluiceError, Unavailable
 from storage.position import Positions
 
 CALL_TIMEOUT = 5_000
-PROGRESS_MS = 500
 RETRY_MS = 50
+START_PATIENCE_MS, FOREVER_MS = 15_000, 1 << 62
+"""How long a start waits for the topic: then who asked for it learns why, and the start is tried again."""
 
 
 class Dispatcher(Actor):
@@ -87,13 +94,15 @@ class Dispatcher(Actor):
         self._shared = shared
         self.topic, self.partition, self.subscription = topic, partition, subscription
         self.settings = settings
+        self.next_settings: SubscriptionSettings | None = None
+        """What the next owner begins with, if that differs."""
         self.directory = directory
+        self.partition_client = TopicClient(ports, directory, topic, partition)
         self._record = OwnedRecord(ports, record_key(topic, partition, subscription))
-        self.members: dict[str, dict[str, Any]] = {}
+        self.membership = Membership(lease_ms=settings.lease_ms)
         self.pump = Pump(self)
+        self.reporter = Reporter(self)
         self._attaching: dict[str, Signal] = {}
-        self._reported = ("", -1)
-        self._statements = 0
         self.paused = False
         self.watchdog_stalls = 0
         self.messages_out_before = 0
@@ -104,19 +113,25 @@ class Dispatcher(Actor):
         """Take the subscription over under a new epoch, and find out where it stands."""
         value = await self._record.take()
         if value is None:
+            before = await last_epoch(self.ports, manifest_key(self.topic, self.partition, self.subscription))
+            self._record.epoch = max(self._record.epoch, before + 1)
             self.cursor = await self._initial_cursor()
         else:
-            self.settings = msgspec.json.decode(value["settings"], type=SubscriptionSettings)
+            self.settings, told = stored_settings(value["settings"], SubscriptionSettings)
+            for line in told:
+                self.ports.log("settings_repaired", change=line)
             self.cursor = Cursor.decode(value["cursor"])
-            self.members = {member["incarnation"]: member for member in value["members"]}
             self.paused = bool(value.get("paused", False))
+            self.reporter.known = bool(value.get("known", True))
+        self.membership = Membership(value["members"] if value else (), lease_ms=self.settings.lease_ms)
         self.sessions = Sessions(self._record.epoch)
         self.past = Assignments(self.ports, self.topic, self.partition, self.subscription, self._record.epoch)
         self.core = Dispatch(self.settings, history=self.past.history)
+        if value is not None:
+            self.core.remember(redeliveries.decode(value.get("redeliveries", b"")), self.ports.clock.now())
         self.runs = RunTable()
         await self._record.save(self._snapshot())
-        if value is None:
-            await self._protect()
+        await self.reporter.introduce()
         self.tracker = await make_tracker(
             self.ports,
             topic=self.topic,
@@ -137,7 +152,7 @@ class Dispatcher(Actor):
             ("pump", self.pump.run()),
             ("due", self.pump.release_due()),
             ("lease", leases.watch_leases(self)),
-            ("progress", self._report_progress()),
+            ("progress", self.reporter.run()),
             ("history", self.past.run()),
         ):
             self.ports.spawn(work, name)
@@ -146,17 +161,16 @@ class Dispatcher(Actor):
         """The parts around the core."""
         self.reader = Reader(
             self.ports,
-            self.directory,
-            self.topic,
-            self.partition,
+            self.partition_client,
             cursor=self.cursor,
             core=self.core,
             tracker=self.tracker,
             runs=self.runs,
             fed=self.pump.wake,
+            given_up=self._given_up,
         )
         self.reader.move(self.cursor.mark_delete + 1)
-        trust = leases.trusted_ms(self.settings.lease_ms)
+        trust = self.membership.trust_ms
         self.keeper = Keeper(self.ports, self._record, self._snapshot, self.sessions.all, self.fenced, trust)
         self.administration = Administration(self)
         self.dead_letters = DeadLetters(self)
@@ -167,34 +181,34 @@ class Dispatcher(Actor):
         return self._record.epoch
 
     async def _initial_cursor(self) -> Cursor:
-        if self.settings.initial_position not in ("latest", "earliest"):
-            raise Invalid(f"initial_position is latest or earliest, not {self.settings.initial_position!r}")
-        ends = await self.read_ends()
+        ends = await self.read_ends(START_PATIENCE_MS)
         at = ends.first if self.settings.initial_position == "earliest" else ends.next
         cursor = Cursor()
         cursor.chain([(at >> 32, None)])
         cursor.reset(at)
         return cursor
 
-    async def read_ends(self) -> Ends:
-        """Where the partition begins and ends now; waits for its owner."""
-        while True:
-            try:
-                address = await self.directory.topic(self.topic, self.partition)
-                reply = await self.ports.net.call(address, ReadEnds(), CALL_TIMEOUT)
-                if not isinstance(reply, Unknown):
-                    return reply
-                await self.directory.suspect(address)
-            except (Unavailable, Fenced) as error:
-                self.ports.log("topic_waits", error=str(error))
-            await self.ports.clock.sleep(RETRY_MS)
+    async def read_ends(self, patience: int = FOREVER_MS) -> Ends:
+        """Where the partition begins and ends now; waits so long for its owner. Raises Unavailable: why it does not."""
+        until = self.ports.clock.monotonic() + patience
+
+        def waits(error: SluiceError) -> bool:
+            self.ports.log("topic_waits", error=str(error))
+            return isinstance(error, (Unavailable, Fenced)) and self.ports.clock.monotonic() <= until
+
+        try:
+            return await self.partition_client.insist(ReadEnds(), refused=waits)
+        except Fenced as error:
+            raise Unavailable(str(error)) from error
 
     def _snapshot(self) -> dict[str, Any]:
         return {
-            "settings": msgspec.json.encode(self.settings),
+            "settings": msgspec.json.encode(self.next_settings or self.settings),
             "cursor": self.cursor.encode(),
-            "members": list(self.members.values()),
+            "members": self.membership.rows(),
             "paused": self.paused,
+            "known": self.reporter.known,
+            "redeliveries": handing_back.kept(self),
         }
 
     def fenced(self, reason: str) -> None:
@@ -210,9 +224,11 @@ class Dispatcher(Actor):
 
     async def on_attach(self, request: Attach) -> Attached:
         """See messages.Attach. The membership is durable before anything is sent to the consumer."""
+        check_name("consumer", request.consumer)
         while request.incarnation in self._attaching:
             await self._attaching[request.incarnation].wait(self.ports)
         self._check_owner()
+        leases.forget_retired(self, self.membership.retired_lives(request.incarnation))
         session = self.sessions.of_incarnation(request.incarnation)
         if session is None and self._is_void(request):
             return Attached(session=0, epoch=self.epoch, lease=self.settings.lease_ms)
@@ -230,30 +246,19 @@ class Dispatcher(Actor):
         return Attached(session=session.session, epoch=self.epoch, lease=self.settings.lease_ms)
 
     async def _join(self, request: Attach) -> Session:
-        now, mono = self.ports.clock.now(), self.ports.clock.monotonic()
-        if request.incarnation not in self.members:
-            self.members[request.incarnation] = {
-                "name": request.consumer,
-                "incarnation": request.incarnation,
-                "process": request.process,
-            }
+        now = self.ports.clock.now()
+        if self.membership.admit(request.incarnation, request.consumer, request.process):
             await self.keeper.barrier()
             self._check_owner()
         try:
-            number = self.core.join(
-                request.consumer,
-                request.incarnation,
-                now=now,
-                ranges=request.ranges,
-                priority=request.priority,
-                holding=_ascending(request.holding),
-            )
+            number = await self._enter_core(request, now)
         except (Conflict, Invalid):
-            self.members.pop(request.incarnation, None)
+            self.membership.refuse(request.incarnation)
             self.keeper.dirty()
             raise
-        self.pump.came_back(request.incarnation)
-        session = self.sessions.open(number, request.consumer, request.incarnation, mono + self.settings.lease_ms, now)
+        if self.membership.attach(request.incarnation, self.ports.clock.monotonic()):
+            self.keeper.dirty()
+        session = self.sessions.open(number, request.consumer, request.incarnation, now)
         returning.identify(self, session)
         self.reader.enabled = True
         self.reader.signal.set()
@@ -262,21 +267,49 @@ class Dispatcher(Actor):
         self.ports.log("attached", consumer=request.consumer, session=session.session)
         return session
 
+    async def _enter_core(self, request: Attach, now: int) -> int:
+        """Its number in the core. Who finds its place taken asks those who have it, as Pulsar does (KS-15)."""
+        holding = _ascending(request.holding)
+
+        def join() -> int:
+            return self.core.join(
+                request.consumer,
+                request.incarnation,
+                now=now,
+                ranges=request.ranges,
+                priority=request.priority,
+                holding=holding,
+                finished=holding[self.cursor.is_acknowledged(holding)],
+            )
+
+        try:
+            return join()
+        except Conflict:
+            if not await rivals.make_room(self, request.ranges):
+                raise
+        self._check_owner()
+        if self._is_void(request):
+            raise Unavailable("every session was ended meanwhile; attach again")
+        return join()
+
     def _is_void(self, request: Attach) -> bool:
         """Whether a consumer's earlier session was ended, so that it must begin another life.
 
-        Who was dismissed does so even with empty hands: this may be a late copy of its first request.
+        That holds for one that was dismissed, or left, also if it holds nothing: this may be a late copy of its first
+        request, and a session for it would own hashes for a lease although nobody is there.
         """
-        member = self.members.get(request.incarnation)
-        return bool(len(request.holding)) if member is None else "dismissed" in member
+        if self.sessions.has_ended(request.incarnation):
+            return True
+        return self.membership.is_void(request.incarnation, holds=bool(len(request.holding)))
 
-    def end_session(self, session: Session, reason: str) -> None:
-        """The consumer is out: its messages go to the others."""
+    def end_session(self, session: Session, reason: str, *, dismissed: bool = False) -> None:
+        """The consumer is out: its messages go to the others. dismissed: it does not know, and stays a member."""
         self.ports.log("session_ended", consumer=session.name, session=session.session, reason=reason)
         self.sessions.close(session)
         self.messages_out_before += session.messages_out
         self.core.leave(session.number, now=self.ports.clock.now())
-        self.members.pop(session.incarnation, None)
+        if not dismissed:
+            self.membership.leave(session.incarnation)
         self.keeper.dirty()
         self.pump.wake()
         self.reader.enabled = len(self.sessions) > 0
@@ -290,8 +323,12 @@ class Dispatcher(Actor):
         self.end_session(session, "detached")
         return Done()
 
+    def _heard(self, session: Session) -> None:
+        session.heard.set()
+        self._renew(session)
+
     def _renew(self, session: Session) -> None:
-        session.expires = self.ports.clock.monotonic() + self.settings.lease_ms
+        self.membership.renew(session.incarnation, self.ports.clock.monotonic())
 
     def _check_owner(self) -> None:
         if self.stopped is not None:
@@ -302,7 +339,7 @@ class Dispatcher(Actor):
     async def on_poll(self, request: Poll) -> Delivery:
         """See messages.Poll."""
         session = self.sessions.get(request.session)
-        self._renew(session)
+        self._heard(session)
         self._acknowledge(session, request.ack_turn, request.acks)
         if request.turn < session.turn:
             raise Conflict(f"turn {request.turn} is over, the session is at {session.turn}")
@@ -325,7 +362,7 @@ class Dispatcher(Actor):
     async def on_acknowledge(self, request: Acknowledge) -> Acknowledged:
         """See messages.Acknowledge."""
         session = self.sessions.get(request.session)
-        self._renew(session)
+        self._heard(session)
         self._acknowledge(session, request.ack_turn, request.acks)
         if request.granted and self.core.grant(session.number, request.granted):
             self.pump.wake()
@@ -350,11 +387,16 @@ class Dispatcher(Actor):
             known |= self.core.knows(session.number, positions)
             positions = positions[known]
         self.core.acknowledge_soon(positions, session.number)
-        self.cursor.acknowledge(positions)
+        self._finish(positions)
         session.messages_acked += len(positions)
         session.last_acked = self.ports.clock.now()
         self.mark_delete_moved()
         self.pump.wake_soon()
+
+    def _given_up(self, positions: Positions) -> None:
+        """Messages that nobody can read count as done."""
+        self.cursor.acknowledge(positions)
+        self.mark_delete_moved()
 
     def mark_delete_moved(self) -> None:
         """The cursor changed: let go of what lies below it, and make the rest durable."""
@@ -362,73 +404,33 @@ class Dispatcher(Actor):
         self.runs.drop_below(mark_delete)
         self.core.mark_deleted(mark_delete)
         self.tracker.trim(mark_delete)
-        self.keeper.dirty()
+        self.keeper.dirty(gather=True)
 
     async def on_negative_acknowledge(self, request: NegativeAcknowledge) -> Done:
         """See messages.NegativeAcknowledge."""
         session = self.sessions.get(request.session)
-        self._renew(session)
-        if request.number and not session.first_time(request.number):
-            return Done()
-        session.messages_redelivered += self.core.negative_acknowledge(
-            session.number,
-            None if request.everything else _ascending(request.positions),
-            now=self.ports.clock.now(),
-            delay=request.delay,
-            counted=request.counted,
-        )
-        self.pump.wake()
+        self._heard(session)
+        await handing_back.negative_acknowledge(self, session, request)
+        return Done()
+
+    async def on_redeliver_unacknowledged(self, request: RedeliverUnacknowledged) -> Done:
+        """See messages.RedeliverUnacknowledged."""
+        session = self.sessions.get(request.session)
+        self._heard(session)
+        await handing_back.redeliver(self, session, request)
         return Done()
 
     def done_elsewhere(self, positions: Positions) -> None:
         """Messages that nobody acknowledges, but that are done: the dead letter topic has them."""
         self.core.acknowledge(positions)
-        self.cursor.acknowledge(positions)
+        self._finish(positions)
         self.mark_delete_moved()
         self.pump.wake()
 
-    async def _report_progress(self) -> None:
-        """Tell the topic how far this subscription is, so that it can trim, and every new owner of it anew; then let
-        old messages expire.
-        """
-        while True:
-            await self.ports.clock.sleep(PROGRESS_MS)
-            with contextlib.suppress(SluiceError):
-                reached = self.cursor.mark_delete
-                address = await self.directory.topic(self.topic, self.partition)
-                if (address, reached) != self._reported:
-                    await self.keeper.barrier()
-                    await self._send_progress(reached)
-                await moving.expire_old(self)
-
-    def progress(self, mark_delete: int | None = None, *, gone: bool = False) -> Progress:
-        """The next statement of how far this subscription is; numbered, so that a late one is recognised."""
-        self._statements += 1
-        return Progress(
-            subscription=self.subscription,
-            mark_delete=self.cursor.mark_delete if mark_delete is None else mark_delete,
-            gone=gone,
-            number=self.epoch << 32 | self._statements,
-            rejects_keyed_delay=self.settings.delay_key_policy == "reject",
-        )
-
-    async def _send_progress(self, reached: int) -> bool:
-        """Tell the topic; False if it did not answer. `reached` must be durable."""
-        address = await self.directory.topic(self.topic, self.partition)
-        reply = await self.ports.net.call(address, self.progress(reached), CALL_TIMEOUT)
-        if isinstance(reply, Unknown):
-            await self.directory.suspect(address)
-            return False
-        self._reported = (address, reached)
-        return True
-
-    async def _protect(self) -> None:
-        """Before a new subscription is used: from now on the topic keeps what it has not seen."""
-        while True:
-            with contextlib.suppress(Unavailable, Fenced):
-                if await self._send_progress(self.cursor.mark_delete):
-                    return
-            await self.ports.clock.sleep(RETRY_MS)
+    def _finish(self, positions: Positions) -> None:
+        """These are done, some of them perhaps for the second time; a run counts each of its messages once."""
+        self.runs.done(positions[~self.cursor.is_acknowledged(positions)])
+        self.cursor.acknowledge(positions)
 
     # -- moving ---------------------------------------------------------------------------------------------------
 

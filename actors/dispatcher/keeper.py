@@ -8,7 +8,7 @@ disk, and not before (promise 4). Losing the write means that a newer owner exis
 it was replaced; its consumers would hold their leases for ever, and both owners would send. So it looks at the record
 when it has not written for a while, and says nothing to a consumer that would lengthen its lease unless the record was
 known to be its own at most `trust_ms` ago. A newer owner that took the record at T therefore knows that no lease of
-the old one outlasts T + lease + trust (`leases.expect_members`).
+the old one outlasts T + lease + trust (`membership`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,13 @@ from actors.signal import Signal
 from storage.errors import Fenced, Unavailable
 
 GROUP_MS = 10
-"""Milliseconds for which acknowledgements gather before a version is written."""
+"""Milliseconds between two versions at the least."""
+LINGER_MS = 100
+"""Milliseconds for which acknowledgements gather before a version is written, unless somebody waits for it.
+
+An owner that dies meanwhile forgets them, and the consumers, who know what was not confirmed, say them again to the
+next one. Only who loses owner and consumer at once gets those messages a second time.
+"""
 RETRY_MS = 50
 
 
@@ -46,14 +52,17 @@ class Keeper:
         self._sessions = sessions
         self._fenced = fenced
         self._dirty = Signal()
+        self._urgent = Signal()
         self._done = Signal()
         self._asked = 0
         self._completed = 0
 
-    def dirty(self) -> None:
-        """Something changed that must become durable soon."""
+    def dirty(self, *, gather: bool = False) -> None:
+        """Something changed that must become durable soon. gather: others may be waited for, LINGER_MS at the most."""
         self._asked += 1
         self._dirty.set()
+        if not gather:
+            self._urgent.set()
 
     async def barrier(self) -> None:
         """Wait until everything up to now is durable. Raises Fenced when that can no longer happen."""
@@ -86,7 +95,10 @@ class Keeper:
         """The writer; ends when the record is lost."""
         while True:
             await self._dirty.wait(self._ports)
+            if self._completed < self._asked:
+                await self._urgent.wait(self._ports, LINGER_MS)
             self._dirty.clear()
+            self._urgent.clear()
             try:
                 await (self._save() if self._completed < self._asked else self._look())
             except Fenced as error:
@@ -101,6 +113,7 @@ class Keeper:
         except Unavailable:
             await self._ports.clock.sleep(RETRY_MS)
             self._dirty.set()
+            self._urgent.set()
 
     async def _save(self) -> None:
         began = self._ports.clock.monotonic()

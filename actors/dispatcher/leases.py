@@ -1,17 +1,15 @@
-"""How a dispatcher learns that a consumer is gone without having said so.
+"""Carries out what `membership` decides: ends sessions whose leases ran out, and whose processes have ended.
 
-A session is a lease: whoever was silent for so long must have stopped by itself. A process that is known to have ended
-holds nothing either, so nobody waits for its lease (`ports.Watch`, where the world has one). The same two rules let a
-new owner stop waiting for the consumers that its record names.
-
-An owner that was replaced does not know it at once, and what it answers until then still lengthens leases; it says so
-only for `trusted_ms` after it last knew itself the owner (`keeper`). So a new owner waits that much longer.
+A process that is known to have ended holds nothing, so nobody waits for the lease of a consumer in it (`ports.Watch`,
+where the world has one).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from actors.dispatcher.membership import Member, State
 from actors.ports import Watch
 
 if TYPE_CHECKING:
@@ -19,21 +17,18 @@ if TYPE_CHECKING:
     from actors.dispatcher.sessions import Session
 
 
-def trusted_ms(lease_ms: int) -> int:
-    """For so many milliseconds after its last proof an owner lengthens leases without a new one."""
-    return lease_ms // 4
-
-
 async def watch_leases(d: Dispatcher) -> None:
     """End the sessions whose lease ran out, and notice when nothing moves although it could."""
     while True:
-        await d.ports.clock.sleep(max(trusted_ms(d.settings.lease_ms) // 2, 1))
+        await d.ports.clock.sleep(max(d.membership.trust_ms // 2, 1))
         d.keeper.look_if_idle()
         now = d.ports.clock.monotonic()
-        for session in d.sessions.all():
-            if session.expires <= now:
+        for member in d.membership.overdue(State.ATTACHED, now):
+            session = d.sessions.of_incarnation(member.incarnation)
+            if session is not None:
                 d.end_session(session, "lease expired")
-        if d.pump.awaited:
+        forget_retired(d, d.membership.overdue(State.RETIRED, now))
+        if d.membership.all(State.AWAITED):
             d.pump.wake()
         elif d.pump.settled() and not d.paused and not d.pump.expected and d.core.stalled():
             d.watchdog_stalls += 1
@@ -49,36 +44,49 @@ def watch_session(d: Dispatcher, session: Session, process: str) -> None:
 
 def expect_members(d: Dispatcher) -> None:
     """Send nothing before everybody of the record has come back, must have stopped, or has ended."""
-    until = d.ports.clock.monotonic() + d.settings.lease_ms + trusted_ms(d.settings.lease_ms)
-    d.pump.awaited = dict.fromkeys(d.members, until)
-    for incarnation in d.members:
-        _forget_when_ended(d, incarnation)
+    d.membership.begin(d.ports.clock.monotonic())
+    for member in d.membership.all(State.AWAITED):
+        forget_when_ended(d, member)
 
 
-def _forget_when_ended(d: Dispatcher, incarnation: str) -> None:
-    """Do not await this member any longer than its process lives."""
-    process = d.members[incarnation].get("process")
-    if process and d.ports.watch is not None:
-        d.ports.spawn(_forget_with(d, d.ports.watch, incarnation, process), "watch")
+def forget_when_ended(d: Dispatcher, member: Member) -> None:
+    """Wait for this member no longer than its process lives."""
+    if member.process and d.ports.watch is not None:
+        d.ports.spawn(_forget_with(d, d.ports.watch, member), "watch")
 
 
 def dismiss(d: Dispatcher, reason: str) -> None:
-    """End every session, also of those who have not come back yet.
+    """End every session; see `Membership.dismiss`."""
+    attached = d.membership.all(State.ATTACHED)
+    d.membership.dismiss()
+    for session in d.sessions.all():
+        d.end_session(session, reason, dismissed=True)
+    for member in attached:
+        forget_when_ended(d, member)
 
-    They may work on what they hold until they are told, or their leases end. So they stay in the record, as dismissed:
-    until then nothing is sent, by this owner or by the next, and what they still say of those messages is void.
-    """
-    ended = d.sessions.all()
-    d.pump.awaited |= {session.incarnation: session.expires for session in ended}
-    members = {
-        incarnation: {**member, "dismissed": True} if incarnation in d.pump.awaited else member
-        for incarnation, member in d.members.items()
-    }
-    for session in ended:
-        d.end_session(session, reason)
-    d.members = members
-    for session in ended:
-        _forget_when_ended(d, session.incarnation)
+
+def retire(d: Dispatcher, session: Session) -> None:
+    """It does not answer: it loses its place, and as long as its lease may last it keeps what it holds."""
+    d.ports.log("retired", consumer=session.name, session=session.session)
+    d.core.retire(session.number, now=d.ports.clock.now())
+    d.sessions.retire(session)
+    d.messages_out_before += session.messages_out
+    member = d.membership.retire(session.incarnation)
+    d.keeper.dirty()
+    d.pump.wake()
+    forget_when_ended(d, member)
+
+
+def forget_retired(d: Dispatcher, members: Iterable[Member]) -> None:
+    """These hold nothing any more: what they had goes to the others."""
+    for member in members:
+        session = d.sessions.forget_retired(member.incarnation)
+        d.membership.leave(member.incarnation)
+        if session is not None:
+            d.ports.log("session_ended", consumer=session.name, session=session.session, reason="it did not answer")
+            d.core.leave(session.number, now=d.ports.clock.now())
+        d.keeper.dirty()
+        d.pump.wake()
 
 
 async def _end_with(d: Dispatcher, watch: Watch, session: Session, process: str) -> None:
@@ -88,9 +96,8 @@ async def _end_with(d: Dispatcher, watch: Watch, session: Session, process: str)
         d.end_session(session, "its process ended")
 
 
-async def _forget_with(d: Dispatcher, watch: Watch, incarnation: str, process: str) -> None:
-    await watch.ended(process)
-    if d.pump.awaited.pop(incarnation, None) is not None:
-        d.members.pop(incarnation, None)
-        d.keeper.dirty()
-        d.pump.wake()
+async def _forget_with(d: Dispatcher, watch: Watch, member: Member) -> None:
+    await watch.ended(member.process)
+    gone = d.membership.ended(member.incarnation)
+    if gone is not None:
+        forget_retired(d, [gone])

@@ -8,37 +8,45 @@ who asked, and leaves a subscription that has moved, not one that is torn betwee
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from actors.delayed.tracker import delays
+import msgspec
+
 from actors.dispatcher import leases
 from actors.key_shared.dispatch import Dispatch
 from actors.messages import Ends, FindTime, SubscriptionSettings
-from actors.ports import Unknown
 from storage.cursor import Cursor
-from storage.errors import Conflict
-from storage.position import position
+from storage.errors import Conflict, Invalid
+from storage.position import parse, position, show
 
 if TYPE_CHECKING:
     from actors.dispatcher.dispatcher import Dispatcher
 
-CALL_TIMEOUT = 5_000
-_WHILE_UNUSED = ("type", "policy", "selector", "allow_out_of_order_delivery", "remember_unacked_keys")
+CLOCKS_DIFFER = 60_000
+"""By how much an operator's clock may be ahead of the broker's, in milliseconds."""
+_SHOWN = 5
 
 
-async def seek(d: Dispatcher, target: int) -> None:
-    """Start over at a position; durable when it returns."""
-    leases.dismiss(d, "seek")
-    with d.reader.held():
-        _new_core(d, d.settings)
-        d.cursor.chain([(target >> 32, None)])
-        d.cursor.reset(target)
-        d.core.mark_deleted(d.cursor.mark_delete)
-        d.reader.move(target)
-        await d.tracker.clear()
-        d.tracker.trim(d.cursor.mark_delete)
-    await d.keeper.barrier()
+async def seek(d: Dispatcher, target: int) -> int:
+    """Start over at a position, or where the topic begins if that lies behind it; durable when it returns.
+
+    The topic is told before anything moves, so that what is sought is not trimmed. Raises Unavailable, and has moved
+    nothing, if it does not answer.
+    """
+    with d.reporter.seeking(target):
+        target = await d.reporter.secure(target)
+        leases.dismiss(d, "seek")
+        with d.reader.held():
+            _new_core(d)
+            d.cursor.chain([(target >> 32, None)])
+            d.cursor.reset(target)
+            d.core.mark_deleted(d.cursor.mark_delete)
+            d.reader.move(target)
+            await d.tracker.clear()
+            d.tracker.trim(d.cursor.mark_delete)
+        await d.keeper.barrier()
     d.wake()
+    return target
 
 
 async def forward(d: Dispatcher, target: int, *, everything: bool = False) -> None:
@@ -59,32 +67,23 @@ async def forward(d: Dispatcher, target: int, *, everything: bool = False) -> No
     d.wake()
 
 
-async def configure(d: Dispatcher, settings: SubscriptionSettings) -> None:
-    """Other settings. Type, policy and selector change only while no consumer is connected (Conflict).
+async def configure(d: Dispatcher, settings: SubscriptionSettings) -> bool:
+    """Other settings, while no consumer is connected or awaited (Conflict); returns whether that changed any.
 
-    With other settings of delayed delivery the dispatcher ends when they are durable, and is started anew with them.
+    An owner keeps the settings that it began with, and the trust in itself that hangs on its lease: when the new ones
+    are durable it ends, and the next one begins with them. `initial_position` counts only when a subscription is made.
     """
-    if settings == d.settings:
-        return
-    changed = [name for name in _WHILE_UNUSED if getattr(settings, name) != getattr(d.settings, name)]
-    if len(d.sessions):
-        if changed:
-            raise Conflict(f"{changed[0]} of {d.subscription} can change only while no consumer is connected")
-        return
-    delayed = _delayed(settings) != _delayed(d.settings)
-    with d.reader.held():
-        _new_core(d, settings)
-        d.core.mark_deleted(d.cursor.mark_delete)
-        d.reader.move(d.cursor.mark_delete + 1)
+    settings = msgspec.structs.replace(settings, initial_position=d.settings.initial_position)
+    if settings == d.settings and d.next_settings is None:
+        return False
+    if len(d.membership):
+        names = [name for name in settings.__struct_fields__ if getattr(settings, name) != getattr(d.settings, name)]
+        told = ", ".join(f"{name} is {getattr(d.settings, name)!r}, not {getattr(settings, name)!r}" for name in names)
+        raise Conflict(f"the settings of {d.subscription} can change only while no consumer is connected: {told}")
+    d.next_settings = settings
     await d.keeper.barrier()
-    if delayed:
-        d.fenced("its delayed delivery is set up anew")
-
-
-def _delayed(settings: SubscriptionSettings) -> list[Any]:
-    """Everything on which the choice of the delayed tracker and its working rests."""
-    names = [name for name in SubscriptionSettings.__struct_fields__ if name.startswith("delayed_")]
-    return [delays(settings), *(getattr(settings, name) for name in names)]
+    d.fenced("it begins again with other settings")
+    return True
 
 
 async def expire_old(d: Dispatcher) -> None:
@@ -92,10 +91,39 @@ async def expire_old(d: Dispatcher) -> None:
     ttl = (await d.directory.settings(d.topic)).ttl_ms
     if ttl <= 0:
         return
-    address = await d.directory.topic(d.topic, d.partition)
-    found = await d.ports.net.call(address, FindTime(time=d.ports.clock.now() - ttl), CALL_TIMEOUT)
-    if not isinstance(found, Unknown) and found.position > d.cursor.mark_delete + 1:
+    found = await d.partition_client.ask(FindTime(time=d.ports.clock.now() - ttl))
+    if found.position > d.cursor.mark_delete + 1:
         await forward(d, found.position)
+
+
+def place(wanted: str, ends: Ends) -> int:
+    """The position that a message id, `earliest` or `latest` names in a topic as it is now.
+
+    What was trimmed away means the oldest message that is kept. Raises Invalid for a place that never was: a seek to it
+    would silently be one to the end.
+    """
+    if wanted in ("earliest", "latest"):
+        return ends.first if wanted == "earliest" else ends.next
+    at = parse(wanted)
+    if at <= ends.first or at == ends.next:
+        return max(at, ends.first)
+    last = dict(ends.ledgers).get(at >> 32, -2)
+    if last == -2 or at > (ends.next if last is None else position(at >> 32, max(last, 0)) + 1):
+        kept = ", ".join(str(ledger) for ledger, _ in ends.ledgers[-_SHOWN:])
+        raise Invalid(
+            f"there is no message {wanted} here: the last ledgers are {kept}, the last message is {show(ends.last)}; "
+            "`latest` names the end"
+        )
+    return at
+
+
+def check_time(time: int, now: int) -> None:
+    """Raises Invalid for a time in the future, which a time in micro- or nanoseconds is as well."""
+    if time > now + CLOCKS_DIFFER:
+        raise Invalid(
+            f"the time {time} lies in the future: times are milliseconds since 1970, now is {now}; "
+            "`latest` names the end"
+        )
 
 
 def behind(cursor: Cursor, ends: Ends, messages: int) -> int:
@@ -122,8 +150,7 @@ def behind(cursor: Cursor, ends: Ends, messages: int) -> int:
     return ends.next
 
 
-def _new_core(d: Dispatcher, settings: SubscriptionSettings) -> None:
-    d.settings = settings
-    d.core = Dispatch(settings, first_dispatch=d.pump.next_dispatch, history=d.core.history)
+def _new_core(d: Dispatcher) -> None:
+    d.core = Dispatch(d.settings, first_dispatch=d.pump.next_dispatch, history=d.core.history)
     d.reader.use(d.core)
     d.runs.clear()

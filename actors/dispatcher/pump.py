@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from actors.dispatcher.membership import State
 from actors.messages import NO_POSITIONS, NO_ROWS
 from actors.signal import Signal
 
@@ -24,15 +25,14 @@ DUE_GROUP_MS = 20
 class Pump:
     """Routes whenever something changed.
 
-    awaited: who must come back, or be told, before anything is sent; identifying: the sessions of those who came back
-    and whose messages' hashes are not known yet.
+    identifying: the sessions of those who came back and whose messages' hashes are not known yet, with what that waits
+    for.
     """
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._d = dispatcher
         self._signal, self.due = Signal(), Signal()
-        self.awaited: dict[str, int] = {}
-        self.identifying: dict[int, None] = {}
+        self.identifying: dict[int, str] = {}
         self.next_dispatch = 0
         self.expected = False
         """A pass is put off until the interval is over."""
@@ -64,23 +64,9 @@ class Pump:
         hold who came back is known.
         """
         d = self._d
-        now = d.ports.clock.monotonic()
-        for incarnation in [name for name, until in self.awaited.items() if until <= now]:
-            del self.awaited[incarnation]
-            if d.members.pop(incarnation, None) is not None:
-                d.keeper.dirty()
-        return not (self.awaited or self.identifying)
-
-    def came_back(self, incarnation: str) -> None:
-        """A consumer attached. `name.3` of a consumer says that it knows the end of its lives 0 to 2, and holds nothing
-        of them any more; an answer that merely refused it might never have arrived.
-        """
-        base = incarnation.rpartition(".")[0]
-        for other in list(self.awaited):
-            if other == incarnation or (base and other.rpartition(".")[0] == base):
-                del self.awaited[other]
-                if other != incarnation and self._d.members.pop(other, None) is not None:
-                    self._d.keeper.dirty()
+        if d.membership.forget_overdue(d.ports.clock.monotonic()):
+            d.keeper.dirty()
+        return not (d.membership.all(State.AWAITED) or self.identifying)
 
     async def run(self) -> None:
         """Route for ever."""
@@ -131,6 +117,8 @@ class Pump:
                 d.fenced(str(d.tracker.failed))
                 return
             if not len(positions):
+                if ready:  # what was due had been skipped or expired: the time that was asked before is over
+                    due = d.tracker.next_due()
                 wait = max(due - now, 1) if due is not None and due > now else None
                 await self.due.wait(d.ports, wait)
                 self.due.clear()

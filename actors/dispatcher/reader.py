@@ -14,16 +14,16 @@ import numpy as np
 
 from actors.backoff import Backoff
 from actors.delayed.tracker import DelayedTracker
-from actors.directory import Directory
 from actors.dispatcher.runs import RunTable
 from actors.key_shared.dispatch import Dispatch
 from actors.messages import IndexRead, ReadEnds, ReadIndex, RunIndex
-from actors.ports import Address, Ports, Unknown
+from actors.ports import Ports
 from actors.signal import Signal
+from actors.topic_client import TopicClient
 from storage.cursor import Cursor
 from storage.errors import Fenced, NotFound, SluiceError, Unavailable
 from storage.frame import index_columns
-from storage.position import ledger_of, position, run_positions
+from storage.position import Positions, ledger_of, position, run_positions
 
 LOOK_TIMEOUT = 1_000
 READ_WAIT = 2_000
@@ -31,8 +31,8 @@ READ_TIMEOUT = 10_000
 READ_MOST = 65_536
 INDEX_PATIENCE = 2_000
 """Milliseconds that the first read waits for the delayed index; without it more is read, but nothing is wrong."""
-BEHIND = 2
-"""Sealed buckets that may wait for the object store before reading pauses."""
+SOON_MS = 10_000
+"""A run is kept for messages that are due within so many milliseconds; for later ones the consumer asks the topic."""
 RETRY_FIRST, RETRY_MOST = 5, 500
 
 
@@ -42,20 +42,20 @@ class Reader:
     def __init__(
         self,
         ports: Ports,
-        directory: Directory,
-        topic: str,
-        partition: int,
+        topic: TopicClient,
         *,
         cursor: Cursor,
         core: Dispatch,
         tracker: DelayedTracker,
         runs: RunTable,
         fed: Callable[[], None],
+        given_up: Callable[[Positions], None],
     ) -> None:
-        self._ports, self._directory = ports, directory
-        self._topic, self._partition = topic, partition
+        self._ports, self._topic = ports, topic
         self._cursor, self._core, self._tracker, self._runs = cursor, core, tracker, runs
-        self._fed = fed
+        self._fed, self._given_up = fed, given_up
+        self.problem = ""
+        """Why the last read was refused; empty if it was not."""
         self.signal = Signal()
         self.position = 0
         self.end = -1
@@ -115,30 +115,32 @@ class Reader:
 
     def _room(self) -> int:
         """Messages that may be read now: none while held, or while the delayed index cannot keep up."""
-        if not self.enabled or self._holds or self._tracker.behind() > BEHIND:
+        if not self.enabled or self._holds:
             return 0
         if self._tracker.pause_reads(self._ports.clock.now()):
             return 0
-        return self._core.room()
+        room = self._core.room()
+        return min(room, self._tracker.room()) if room > 0 else room
 
     async def _attempt(self, room: int) -> bool:
         """One read; False if there was no answer, so that the next try had better wait.
 
         Whatever it is refused with, another one follows: nobody else would ask for it (KS-66).
         """
-        address, generation = "", self.generation
+        generation = self.generation
         try:
-            address = await self._directory.topic(self._topic, self._partition)
+            await self._topic.owner()  # may take long; from here on the answer alone does
             if generation != self.generation:
                 return True  # the room that was found, or the position, was another one's
-            return await (self._rescan(address, room) if self._rescans else self._read(address, room))
-        except Fenced:
-            await self._directory.suspect(address)
+            answered = await (self._rescan(room) if self._rescans else self._read(room))
+            self.problem = ""
+            return answered
         except SluiceError as error:
             self._ports.log("read_waits", error=str(error))
+            self.problem = str(error)
         return False
 
-    async def _rescan(self, address: Address, room: int) -> bool:
+    async def _rescan(self, room: int) -> bool:
         """Read again what a lost part of the delayed index stood for, a piece at a time; the log is the truth.
 
         Only what was read before counts here: the rest comes with the forward reads.
@@ -150,10 +152,7 @@ class Reader:
             return True
         generation = self.generation
         request = ReadIndex(start=self._cursor.next_unacknowledged(first), limit=min(room, READ_MOST))
-        reply = await self._ports.net.call(address, request, READ_TIMEOUT)
-        if isinstance(reply, Unknown):
-            await self._directory.suspect(address)
-            return False
+        reply = await self._topic.ask(request, READ_TIMEOUT)
         for run in reply.runs:
             columns = await self._ports.net.fetch(run.columns)
             if columns is None:
@@ -163,7 +162,7 @@ class Reader:
             self._restore(run, columns, first, last)
         if generation == self.generation and self._rescans:
             self._rescans[0] = (max(reply.resume, first), self._rescans[0][1])
-            if not reply.runs:
+            if not reply.runs and not reply.lost:
                 self._rescans.pop(0)
         self._fed()
         return True
@@ -179,16 +178,12 @@ class Reader:
         later = self._tracker.add(positions, hashes, due, self._ports.clock.now())
         self._core.due(positions[~later], hashes[~later])
 
-    async def _read(self, address: Address, room: int) -> bool:
+    async def _read(self, room: int) -> bool:
         """Read forward, and wait for what comes at the end of the topic."""
         generation = self.generation
         start = self._next()
         request = ReadIndex(start=start, limit=min(room, READ_MOST), wait=READ_WAIT)
-        reply = await self._ports.net.call(address, request, READ_TIMEOUT)
-        if isinstance(reply, Unknown):
-            await self._directory.suspect(address)
-            return False
-        return await self._take(reply, generation, start)
+        return await self._take(await self._topic.ask(request, READ_TIMEOUT), generation, start)
 
     def _next(self) -> int:
         """Where something may be that is neither done nor delayed: whole stretches are never read (discontinuous)."""
@@ -221,6 +216,10 @@ class Reader:
             self._feed(run, columns)
         if generation != self.generation:
             return True
+        for ledger, first_entry, count in reply.lost:
+            # Nobody can read them and somebody said so: they are done, and what comes behind them goes on.
+            self._cursor.chain([(ledger, None)])
+            self._given_up(run_positions(ledger, first_entry, count))
         chain: list[tuple[int, int | None]] = list(reply.ended)
         if reply.resume >= 0 and (not chain or chain[-1][0] < reply.resume >> 32):
             chain.append((reply.resume >> 32, None))
@@ -234,11 +233,9 @@ class Reader:
     async def look(self) -> None:
         """Ask where the topic ends now; nothing is known anew if it does not answer."""
         with contextlib.suppress(Unavailable, Fenced, NotFound):
-            address = await self._directory.topic(self._topic, self._partition)
-            ends = await self._ports.net.call(address, ReadEnds(), LOOK_TIMEOUT)
-            if not isinstance(ends, Unknown):
-                self._cursor.chain(ends.ledgers)
-                self._reaches(ends.last)
+            ends = await self._topic.ask(ReadEnds(), LOOK_TIMEOUT)
+            self._cursor.chain(ends.ledgers)
+            self._reaches(ends.last)
 
     def _reaches(self, end: int) -> None:
         """The topic told its end: the position of the last confirmed message, -1 if there is none."""
@@ -254,16 +251,20 @@ class Reader:
         positions = run_positions(run.ledger, run.first_entry, run.count)
         keep = ~self._cursor.is_acknowledged(positions)
         keep &= positions >= self.position
-        if keep.any():  # else nobody would ever forget it: what it held is done already
-            self._runs.add(run)
         waiting = np.zeros(run.count, bool)
         if due is not None:
-            later = keep & (due > 0)
-            if later.any():
+            delayed = keep & (due > 0)
+            if delayed.any():
                 now = self._ports.clock.now()
-                waiting[later] = self._tracker.add(positions[later], hashes[later], due[later], now)
+                waiting[delayed] = self._tracker.add(positions[delayed], hashes[delayed], due[delayed], now)
         elif self._tracker.count():
             waiting = keep & self._tracker.contains(positions)
+        later = waiting if due is None else waiting & (due > self._ports.clock.now() + SOON_MS)
+        open_messages = int(np.count_nonzero(keep & ~later))
+        if open_messages:  # else nobody would ever forget it: what it held is done already, or not due for long
+            self._runs.add(run, open_messages)
+        if bool((keep & ~waiting).any()):
+            self._tracker.undelayed()
         self.position = first + run.count
         if self._core.holds_keys:
             if keep.any():

@@ -1,76 +1,122 @@
-"""The runs between the mark-delete position and the read position: how positions become parts of a delivery.
+"""Runs of which something is still somebody's business: how positions become parts of a delivery.
 
-The decision core speaks in positions; a consumer needs (run, rows, handle). Runs are kept in order of their first
-position, in parallel lists, and forgotten once everything in them is acknowledged.
+The decision core speaks in positions; a consumer needs (run, rows, handle). A run is kept from when it is read until
+the last of its messages is done, wherever the mark-delete position stands: one message that nobody finishes costs its
+own run and nothing that comes after it. What is not due for long does not count, because nothing of it can be sent
+soon. The table only saves a question: of a run that is not here the consumer asks the topic.
+
+Columns by run, ascending by first position. A run that is done leaves a hole; when there are more holes than runs,
+the runs are moved together. So adding and finishing cost a constant per run, and a lookup the logarithm of what is
+kept, however much has passed.
 """
 
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_right
-from collections import deque
+from collections import OrderedDict
 
 import numpy as np
 import numpy.typing as npt
 
 from actors.messages import Part, RunIndex
+from actors.wire import INLINE, Blob, owned
 from storage.position import MAX_ENTRY, Positions, position
 
 SHARED_BYTES = 128 * 1024 * 1024
 """Payloads that one dispatcher keeps in shared memory by naming them; consumers ask the topic for older ones."""
+_SMALLEST = 16
+_NOTHING = Blob(b"")
 
 
 class RunTable:
-    """Runs by first position."""
+    """Runs by first position, each with the number of its messages that are not done."""
 
     def __init__(self, shared_bytes: int = SHARED_BYTES) -> None:
         self._limit = shared_bytes
-        self._shared: deque[RunIndex] = deque()
-        self._shared_bytes = 0
-        self._firsts: list[int] = []
-        self._runs: list[RunIndex] = []
-        self._starts: Positions | None = None
+        self._head = self._end = self._live = 0
+        self.clear()
 
     def __len__(self) -> int:
-        return len(self._firsts)
+        return self._live
 
-    def add(self, run: RunIndex) -> None:
-        """Remember a run; runs arrive in order, a repetition replaces its twin."""
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of the payloads that are kept by naming them."""
+        return self._shared_bytes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the columns."""
+        return self._firsts.nbytes + self._lasts.nbytes + self._open.nbytes
+
+    def add(self, run: RunIndex, open_messages: int | None = None) -> None:
+        """Remember a run; runs arrive in order, a repetition replaces its twin.
+
+        open_messages: how many `done` calls for its messages are to come; None: as many as it has messages. The index
+        columns of the run are let go.
+        """
         first = position(run.ledger, run.first_entry)
-        while self._firsts and self._firsts[-1] >= first:
-            self._firsts.pop()
+        while self._end > self._head and self._firsts[self._end - 1] >= first:
+            self._end -= 1
+            self._forget(self._end)
             self._runs.pop()
-        self._firsts.append(first)
+        if self._end == len(self._firsts):
+            self._make_room()
+        self._firsts[self._end] = first
+        self._lasts[self._end] = first + run.count - 1
+        self._open[self._end] = run.count if open_messages is None else open_messages
         self._runs.append(run)
-        self._starts = None
+        self._end += 1
+        self._live += 1
+        run.columns = _NOTHING
         if run.blob is not None:
-            self._shared.append(run)
-            self._shared_bytes += run.bytes
-            while self._shared_bytes > self._limit and len(self._shared) > 1:
-                oldest = self._shared.popleft()
-                oldest.blob = None
-                self._shared_bytes -= oldest.bytes
+            self._share(first, run, run.blob)
+
+    def _share(self, first: int, run: RunIndex, blob: Blob) -> None:
+        if blob.data is not None and blob.size > INLINE:
+            # It lies in the memory of the whole answer, which one run must not keep.
+            run.blob = Blob(owned(blob.data), blob.handle)
+        self._shared[first] = run
+        self._shared_bytes += run.bytes
+        while self._shared_bytes > self._limit and len(self._shared) > 1:
+            _, oldest = self._shared.popitem(last=False)
+            oldest.blob = None
+            self._shared_bytes -= oldest.bytes
+
+    def done(self, positions: Positions) -> None:
+        """These messages (int64, ascending) are done, each told once. A run without open messages is forgotten."""
+        if not len(positions) or not self._live:
+            return
+        homes = self._homes(positions)
+        known = homes >= 0
+        known[known] = positions[known] <= self._lasts[homes[known]]
+        homes = homes[known]
+        if not len(homes):
+            return
+        cuts = np.flatnonzero(np.diff(homes, prepend=-1))
+        homes, counts = homes[cuts], np.diff(cuts, append=len(homes))
+        self._open[homes] -= counts
+        for home in homes[self._open[homes] <= 0].tolist():
+            self._forget(home)
+        self._tidy()
 
     def drop_below(self, mark_delete: int) -> None:
         """Forget the runs that lie wholly at or below the mark-delete position."""
-        keep = bisect_right(self._firsts, mark_delete)
-        while keep and self._last(keep - 1) > mark_delete:
-            keep -= 1
-        if keep:
-            for run in self._runs[:keep]:
-                if self._shared and self._shared[0] is run:
-                    self._shared_bytes -= self._shared.popleft().bytes
-            del self._firsts[:keep]
-            del self._runs[:keep]
-            self._starts = None
+        stop = int(self._lasts[self._head : self._end].searchsorted(mark_delete, side="right")) + self._head
+        for home in range(self._head, stop):
+            self._forget(home)
+        self._head = stop
+        self._tidy()
 
     def clear(self) -> None:
         """Forget everything (the cursor was moved)."""
-        self._shared.clear()
+        self._shared: OrderedDict[int, RunIndex] = OrderedDict()
         self._shared_bytes = 0
-        self._firsts.clear()
-        self._runs.clear()
-        self._starts = None
+        self._firsts: Positions = np.zeros(_SMALLEST, np.int64)
+        self._lasts: Positions = np.zeros(_SMALLEST, np.int64)
+        self._open: npt.NDArray[np.int64] = np.zeros(_SMALLEST, np.int64)
+        self._runs: list[RunIndex | None] = []
+        self._head = self._end = self._live = 0
 
     def parts(self, positions: Positions, redeliveries: npt.NDArray[np.uint8], dispatch: int) -> list[Part]:
         """Cut ascending positions into parts, one a run; `dispatch` numbers the first of them.
@@ -78,9 +124,7 @@ class RunTable:
         Positions whose run is not known become parts with count 0, whose rows are entry ids: the consumer asks the
         topic for them.
         """
-        if self._starts is None:
-            self._starts = np.array(self._firsts, np.int64)
-        homes = np.searchsorted(self._starts, positions, side="right") - 1
+        homes = self._homes(positions)
         cuts = np.flatnonzero(np.diff(homes)) + 1
         bounds = [0, *cuts.tolist(), len(positions)]
         parts: list[Part] = []
@@ -92,7 +136,7 @@ class RunTable:
             if known is None:
                 parts += _unknown(group, counts, dispatch + start)
                 continue
-            inside = int(np.searchsorted(group, self._last(home), side="right"))
+            inside = int(np.searchsorted(group, self._lasts[home], side="right"))
             if inside:
                 rows = (group[:inside] - self._firsts[home]).astype(np.uint32)
                 parts.append(_part(known, rows, counts[:inside], dispatch + start))
@@ -100,8 +144,40 @@ class RunTable:
                 parts += _unknown(group[inside:], counts[inside:], dispatch + start + inside)
         return parts
 
-    def _last(self, index: int) -> int:
-        return self._firsts[index] + self._runs[index].count - 1
+    # -- the columns --------------------------------------------------------------------------------------------------
+
+    def _homes(self, positions: Positions) -> npt.NDArray[np.intp]:
+        """The last run that begins at or before each position, -1 if there is none; it may be a hole."""
+        homes = self._firsts[self._head : self._end].searchsorted(positions, side="right") - 1
+        return np.where(homes >= 0, homes + self._head, -1)
+
+    def _forget(self, home: int) -> None:
+        run = self._runs[home]
+        if run is None:
+            return
+        self._runs[home] = None
+        self._live -= 1
+        if self._shared.pop(int(self._firsts[home]), None) is not None:
+            self._shared_bytes -= run.bytes
+
+    def _tidy(self) -> None:
+        if self._end > 2 * self._live + _SMALLEST:
+            self._squeeze(len(self._firsts))
+
+    def _make_room(self) -> None:
+        self._squeeze(len(self._firsts) if self._end > 2 * self._live else 2 * len(self._firsts))
+
+    def _squeeze(self, capacity: int) -> None:
+        """Move the runs together, into columns of this length or of less where they are few."""
+        kept = [home for home in range(self._head, self._end) if self._runs[home] is not None]
+        while capacity > _SMALLEST and 8 * len(kept) < capacity:
+            capacity //= 2
+        for name in ("_firsts", "_lasts", "_open"):
+            new = np.zeros(capacity, np.int64)
+            new[: len(kept)] = getattr(self, name)[kept]
+            setattr(self, name, new)
+        self._runs = [self._runs[home] for home in kept]
+        self._head, self._end = 0, len(kept)
 
 
 def _part(run: RunIndex, rows: npt.NDArray[np.uint32], redeliveries: npt.NDArray[np.uint8], dispatch: int) -> Part:

@@ -48,6 +48,8 @@ def acknowledge_all(core: Core, reports: list[tuple[Positions, int | None]]) -> 
 def _acknowledge(core: Core, positions: Positions) -> Positions:
     window = core.window
     rows, done = window.locate(positions)
+    if len(core.unread.positions):
+        core.unread = core.unread.pick(~np.isin(core.unread.positions, positions))
     if core.claiming:
         for member in core.members:
             core.unclaim(member, positions)

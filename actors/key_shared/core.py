@@ -13,7 +13,9 @@ from __future__ import annotations
 import heapq
 
 import numpy as np
+import numpy.typing as npt
 
+from actors.key_shared.drains import Drains
 from actors.key_shared.history import History, drained
 from actors.key_shared.members import Member, Members
 from actors.key_shared.policies import Unordered, held_elsewhere, make_policy
@@ -35,20 +37,25 @@ from actors.key_shared.window import (
     FRESH,
     HELD,
     LOOSE,
+    MAX_REDELIVERIES,
     PENDING,
     REMOVED,
     REPLAY,
     SENT,
     WAITING,
+    Mask,
     Reduced,
     Rows,
     Window,
 )
-from actors.messages import NO_POSITIONS, SubscriptionSettings
+from actors.messages import SubscriptionSettings
 from storage.errors import Invalid
 from storage.hashing import HASH_RANGE, Hashes
 from storage.position import EARLIEST, Positions
+from storage.redeliveries import NOTHING
 
+_WOKEN_AT_ONCE = 1_000
+"""Messages that are looked at together when the first of them may go out."""
 UNLIMITED = 2**31 - 1
 DELAY_KEY_POLICIES = ("pass", "block_key", "reject")
 TYPES = ("key_shared", "shared", "exclusive", "failover")
@@ -84,11 +91,16 @@ class Core:
         self.mark_delete = EARLIEST
         self.stir = False
         self.later: list[tuple[int, int, Positions]] = []
+        self.unread = NOTHING
+        """What is known of redeliveries of messages that were not read yet; see `redelivering`."""
+        self.not_durable = 0
         self.waits = 0
         self.next_dispatch = first_dispatch
         self.turn = 0
         self.now = 0
         self.drained_total = 0
+        self.drains = Drains()
+        self.held_back = 0
         self.claiming = False
 
     def reduce(self, masked: Hashes) -> Reduced:
@@ -164,6 +176,7 @@ class Core:
         freed = self.tables.released(hashes)
         if len(freed):
             self.drained_total += len(freed)
+            self._finish(freed)
             drained(members, self.tables.holder, freed)
             self.stir = True
         if self.policy.remembers():
@@ -188,16 +201,36 @@ class Core:
 
     def change_owners(self, *, now: int, cause: str, gone: Member | None = None) -> None:
         """Follow a change of membership."""
-        before = self.tables.owner
+        before, drained_before = self.tables.owner, self.tables.drains
         self.tables.set_owners(self.selector.owners())
+        self.drains.owners_changed(self.tables, now)
+        self._count_returned(drained_before)
         self.history.record(self.members, before, self.tables.owner, now=now, cause=cause, gone=gone)
         self.stir = True
-        if isinstance(self.selector, SingleActive) and not (before == self.tables.owner).all():
+        single = isinstance(self.selector, SingleActive) and not self.selector.exclusive
+        if single and not (before == self.tables.owner).all():
             # The consumer that is no longer the active one gets no time to finish: as in Pulsar, what it holds is
             # sent to the new one, and may be seen twice.
             held = self.window.rows_in(PENDING)
             self.hand_back(held[self.window.consumer[held] != self.tables.owner[1]], REPLAY, now)
             self.tables.recount()
+
+    def _finish(self, freed: npt.NDArray[np.intp]) -> None:
+        holders = self.tables.holder[freed]
+        for slot in np.unique(holders).tolist():
+            member, mine = self.members.by_slot[slot], holders == slot
+            name = "" if member is None else member.name
+            self.drains.finished(freed[mine], self.tables.freed_attempts[mine], name, self.now)
+
+    def _count_returned(self, before: Mask) -> None:
+        """Hashes that drained and belong to their holder again are cleared too, as in Pulsar; nobody is told."""
+        tables = self.tables
+        back = np.flatnonzero(before & ~tables.drains & (tables.pending > 0))
+        self.drained_total += len(back)
+        for slot, count in zip(*np.unique(tables.holder[back], return_counts=True), strict=True):
+            member = self.members.by_slot[int(slot)]
+            if member is not None:
+                member.drained_total += int(count)
 
     def drop(self, rows: Rows) -> None:
         """Rows that are not PENDING are done; keeps the counts."""
@@ -209,8 +242,18 @@ class Core:
         self.stir = True
         self.settle_limits()
 
+    def count_redelivery(self, rows: Rows, seen: npt.NDArray[np.uint8] | None) -> None:
+        """Rows that were just given back come again for one more time, or are dead letters.
+
+        seen: the count that the consumer had with each, if it told; said twice, a hand-back counts once.
+        """
+        if len(rows):
+            self.window.redelivery[rows] = raised(self.window.redelivery[rows], seen)
+            self.window.redelivered = True
+            self.bury(rows)
+
     def bury(self, rows: Rows) -> None:
-        """Of rows just given back, those redelivered too often go to the dead letters instead."""
+        """Of rows that wait, those redelivered too often go to the dead letters instead."""
         most = self.settings.max_redeliver_count
         if most <= 0:
             return
@@ -218,7 +261,9 @@ class Core:
         rows = rows[window.redelivery[rows] > most]
         if len(rows) == 0:
             return
-        self.move_waiting(rows, int(window.state[rows[0]]), DEAD)
+        state = window.state[rows]
+        for before in (FRESH, REPLAY, LOOSE, WAITING):
+            self.move_waiting(rows[state == before], before, DEAD)
         self.settle_limits()
 
     # -- claims -----------------------------------------------------------------------------------------------------
@@ -227,18 +272,22 @@ class Core:
         """Give a consumer what it already holds from before a change of owner, as far as it was read by now.
 
         A row stays unclaimed if it, or a message of its hash, is already with another consumer: claiming it would
-        put one key at two consumers. It is then sent again in its turn, which is a duplicate and allowed.
+        put one key at two consumers. It is then sent again in its turn, which is a duplicate and allowed. What is done
+        already is never sent again; as long as the consumer holds it, it keeps its key there (KS-45).
         """
         window, tables = self.window, self.tables
         rows = window.find(member.claims)
         if len(rows) == 0:
             return
-        member.claims = np.setdiff1d(member.claims, window.position[rows], assume_unique=True)
-        state = window.state[rows]
-        rows = rows[(state != PENDING) & (state != DEAD)]
+        found, state = window.position[rows], window.state[rows]
+        over = np.isin(found, member.finished)
+        member.claims = np.setdiff1d(member.claims, found, assume_unique=True)
+        member.finished = np.setdiff1d(member.finished, found, assume_unique=True)
+        mine = (state != PENDING) & (state != DEAD)
         if self.policy.ordered:
-            mine = np.full(len(rows), member.slot, np.uint16)
-            rows = rows[~held_elsewhere(window, window.hash[rows], mine)]
+            mine &= ~held_elsewhere(window, window.hash[rows], np.full(len(rows), member.slot, np.uint16))
+        self.drop(rows[over & ~mine & (state != PENDING)])
+        rows, over = rows[mine], over[mine]
         if len(rows) == 0:
             return
         state = window.state[rows]
@@ -248,7 +297,9 @@ class Core:
         slots = np.full(len(rows), member.slot, np.uint16)
         self.sentinel.take(slots, hashes, window.position[rows])
         window.consumer[rows] = member.slot
+        window.since[rows] = self.now
         window.flags[rows] |= DELIVERED | SENT
+        window.flags[rows[over]] |= REMOVED
         tables.sent(hashes, slots)
         tables.recount()
         self.members.count_claimed(member.slot, len(rows))
@@ -263,28 +314,59 @@ class Core:
                 self.claim(member)
         self.claiming = any(len(member.claims) for member in self.members)
 
-    def unclaim(self, member: Member, positions: Positions | None) -> int:
-        """A consumer no longer holds these (None: anything) of what it claims and was not read; returns how many."""
-        before = len(member.claims)
-        member.claims = NO_POSITIONS if positions is None else np.setdiff1d(member.claims, positions)
-        return before - len(member.claims)
+    def finish_claims(self, member: Member, positions: Positions) -> None:
+        """Some of its claims are done; they keep their keys in an ordered subscription, and nothing elsewhere."""
+        if len(positions) == 0:
+            return
+        if self.policy.ordered:
+            member.finished = np.union1d(member.finished, positions)
+        else:
+            self.unclaim(member, positions)
+
+    def unclaim(self, member: Member, positions: Positions | None) -> Positions:
+        """A consumer no longer holds these (None: anything) of what it claims and was not read; returns which."""
+        given = member.claims if positions is None else np.intersect1d(member.claims, positions)
+        if len(given):
+            member.claims = np.setdiff1d(member.claims, given, assume_unique=True)
+            member.finished = np.intersect1d(member.finished, member.claims)
+        return given
 
     # -- time -------------------------------------------------------------------------------------------------------
 
-    def wait(self, rows: Rows, until: int) -> None:
-        """WAITING rows may be sent again at `until` (ms)."""
-        if len(rows):
-            self.waits += 1
-            heapq.heappush(self.later, (until, self.waits, self.window.position[rows]))
+    def wait(self, rows: Rows, until: npt.NDArray[np.int64]) -> None:
+        """WAITING rows may be sent again at these times (ms, one a row). Their `since` is that time."""
+        self.window.since[rows] = until
+        order = np.argsort(until, kind="stable")
+        for start in range(0, len(rows), _WOKEN_AT_ONCE):
+            some = order[start : start + _WOKEN_AT_ONCE]
+            self._call_at(int(until[some[0]]), rows[some])
+
+    def _call_at(self, when: int, rows: Rows) -> None:
+        self.waits += 1
+        heapq.heappush(self.later, (when, self.waits, np.sort(self.window.position[rows])))
 
     def wake(self, now: int) -> None:
-        """Rows whose delay is over wait to be sent from now on."""
+        """Rows whose delay is over wait to be sent from now on. What was given back again meanwhile waits on."""
         while self.later and self.later[0][0] <= now:
             rows = self.window.find(heapq.heappop(self.later)[2])
             rows = rows[self.window.state[rows] == WAITING]
+            over = self.window.since[rows] <= now
+            if not over.all():
+                self._call_at(int(self.window.since[rows[~over]].min()), rows[~over])
+            rows = rows[over]
             self.window.move(rows, len(rows), WAITING, LOOSE)
             self.stir = True
             self.settle_limits()
+
+
+def raised(counts: npt.NDArray[np.uint8], seen: npt.NDArray[np.uint8] | None) -> npt.NDArray[np.uint8]:
+    """One more than the consumer saw, or than is known where it did not say; said twice it is the same."""
+    more: npt.NDArray[np.uint8]
+    if seen is None:
+        more = counts + (counts < MAX_REDELIVERIES).astype(np.uint8)
+    else:
+        more = np.maximum(counts, seen + (seen < MAX_REDELIVERIES).astype(np.uint8))
+    return more
 
 
 def look_ahead_limit(settings: SubscriptionSettings, consumers: int) -> int:

@@ -20,8 +20,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from actors.key_shared import explain, stats
+from actors.key_shared import explain, redelivering, stats
 from actors.key_shared.acknowledging import acknowledge, acknowledge_all
 from actors.key_shared.assignments import Assignments
 from actors.key_shared.check import check
@@ -39,13 +40,11 @@ from actors.key_shared.window import (
     FRESH,
     HELD,
     LOOSE,
-    MAX_REDELIVERIES,
     NO_SLOT,
     PENDING,
     REMOVED,
     REPLAY,
     SENT,
-    WAITING,
     Mask,
     Reduced,
 )
@@ -53,6 +52,7 @@ from actors.messages import NO_POSITIONS, Event, SubscriptionSettings
 from storage.errors import InvariantViolation
 from storage.hashing import Hashes
 from storage.position import Positions, show
+from storage.redeliveries import NOTHING, Redeliveries
 
 
 class Dispatch:
@@ -91,11 +91,12 @@ class Dispatch:
         ranges: Sequence[Range] = (),
         priority: int = 0,
         holding: Positions = NO_POSITIONS,
+        finished: Positions = NO_POSITIONS,
     ) -> int:
         """A consumer joins (KS-34); returns its number, the same one for a repetition of the incarnation.
 
-        holding: positions that it holds from before a change of owner. Raises Conflict or Invalid, and then nothing
-        has changed.
+        holding: positions that it holds from before a change of owner. finished: those of them that are done by now,
+        which are never sent again. Raises Conflict or Invalid, and then nothing has changed.
         """
         core = self._core
         known = core.members.by_incarnation.get(incarnation)
@@ -108,6 +109,7 @@ class Dispatch:
         member.ranges = tuple((int(low), int(high)) for low, high in ranges)
         if len(holding):
             member.claims = np.unique(holding)
+            core.finish_claims(member, finished)
             core.claiming = True
             core.claim(member)
         core.change_owners(now=now, cause=f"{name} joined")
@@ -127,17 +129,24 @@ class Dispatch:
     def bring(self, consumer: int, positions: Positions, hashes: Hashes) -> None:
         """Masked hashes (uint32) of what is `unread`: known before it is read, so that their keys go to nobody else.
 
-        What cannot be this consumer's, because somebody else holds its hash by now, waits until it is read.
+        positions: all of them that the topic still has. What cannot be this consumer's, because somebody else holds its
+        hash by now, waits until it is read; what is done and gone from the topic is claimed no longer.
         """
         core = self._core
         member = core.members.by_number.get(consumer)
-        if member is None or not len(positions):
+        if member is None:
             return
+        if len(member.finished):
+            core.unclaim(member, np.setdiff1d(member.finished, positions))
         mine = np.full(len(positions), member.slot, np.uint16)
         wanted = np.isin(positions, member.claims)
         wanted &= ~held_elsewhere(core.window, core.reduce(hashes), mine)
-        if wanted.any():
-            self._add(positions[wanted], hashes[wanted], FRESH, 0)
+        positions, hashes = positions[wanted], hashes[wanted]
+        # What was done here while the topic was asked has left a hole in the window, which becomes its row again.
+        rows, _ = core.window.locate(positions)
+        core.window.revive(rows[core.window.state[rows] == DONE], LOOSE)
+        if len(positions):
+            self._add(positions, hashes, FRESH, 0)
 
     def knows(self, consumer: int, positions: Positions) -> Mask:
         """Which positions (int64, ascending) this owner has at hand, or the consumer brought from before it.
@@ -150,6 +159,21 @@ class Dispatch:
         if member is not None and len(member.claims):
             known |= np.isin(positions, member.claims)
         return known
+
+    def rivals(self, ranges: Sequence[Range]) -> list[int]:
+        """Numbers of the consumers in whose place one with these ranges would be."""
+        core = self._core
+        return [core.members.at(slot).number for slot in core.selector.rivals(ranges)]
+
+    def retire(self, consumer: int, *, now: int) -> None:
+        """A consumer gives up its place and is sent nothing more; what it holds stays with it until it leaves."""
+        core = self._core
+        member = core.members.by_number.get(consumer)
+        if member is None:
+            return
+        core.selector.remove(member.slot)
+        core.members.stop(member)
+        core.change_owners(now=now, cause=f"{member.name} does not answer", gone=member)
 
     def leave(self, consumer: int, *, now: int) -> None:
         """A consumer left, for whatever reason; what it held waits in order for the others (KS-35, KS-36)."""
@@ -241,6 +265,7 @@ class Dispatch:
             new = np.isin(positions, window.position[window.rows_live()], invert=True)
             positions, hashes = positions[new], hashes[new]
         window.add(positions, hashes, core.reduce(hashes), state, flags, core.now)
+        redelivering.recall(core, positions)
         core.claim_all()
 
     # -- consumers --------------------------------------------------------------------------------------------------
@@ -270,38 +295,57 @@ class Dispatch:
             self._reports.append((positions, consumer))
 
     def negative_acknowledge(
-        self, consumer: int, positions: Positions | None, *, now: int, delay: int = 0, counted: bool = True
+        self,
+        consumer: int,
+        positions: Positions,
+        *,
+        now: int,
+        delay: int = 0,
+        counted: bool = True,
+        seen: npt.NDArray[np.uint8] | None = None,
+        again: bool = False,
+        done: Positions = NO_POSITIONS,
     ) -> int:
-        """Give messages back for redelivery after `delay` ms; returns how many (KS-59, KS-60).
+        """Give messages (int64, ascending) back for redelivery after `delay` ms; returns how many (KS-59, KS-60).
 
-        positions None: all that it holds. Foreign and acknowledged positions are ignored. counted False: a hand-back
-        at close, in order and without raising the redelivery count.
+        Foreign and acknowledged positions are ignored. counted False: a hand-back at close, in order and without
+        raising the redelivery count. seen: the count that the consumer had with each (uint8). again: it was said to an
+        owner before this one, which may not have kept it; so it also counts for messages that are with nobody, but for
+        `done`, those of the positions that are acknowledged.
         """
         core = self._core
-        window = core.window
         member = core.members.by_number.get(consumer)
         if member is None:
             return 0
-        # What it held before a change of owner, and gives back before it is read again, goes out when it is read.
-        unread = core.unclaim(member, positions)
-        rows = window.rows_in(PENDING) if positions is None else window.find(positions)
-        rows = rows[(window.state[rows] == PENDING) & (window.consumer[rows] == member.slot)]
-        if len(rows) == 0:
-            return unread
-        total = len(rows) + unread
-        if delay > 0:
-            rows = core.hand_back(rows, WAITING, now)
-            core.wait(rows, now + delay)
-        elif positions is None or not counted:
-            rows = core.hand_back(rows, REPLAY, now)
-        else:
-            rows = core.hand_back(rows, LOOSE, now)
-        if counted:
-            window.redelivery[rows] += window.redelivery[rows] < MAX_REDELIVERIES
-            window.redelivered = True
-            core.bury(rows)
-        window.trim()
-        return total
+        return redelivering.negative_acknowledge(
+            core, member, positions, now=now, delay=delay, counted=counted, seen=seen, again=again, done=done
+        )
+
+    def redeliver_all(
+        self, consumer: int, seen: Positions, *, unseen: int, now: int, counts: npt.NDArray[np.uint8] | None = None
+    ) -> int:
+        """Give back all that a consumer was sent, in order; returns how many messages (KS-59).
+
+        seen: what it is known to have had (int64, ascending); only of these the redelivery count rises. counts: with
+        which count it had each (uint8). unseen: so many of the others were sent and never arrived, so their permits are
+        free again.
+        """
+        core = self._core
+        member = core.members.by_number.get(consumer)
+        return 0 if member is None else redelivering.redeliver_all(core, member, seen, counts, unseen=unseen, now=now)
+
+    def remember(self, rows: Redeliveries, now: int) -> None:
+        """What an owner before this one knew of redeliveries; for a new object."""
+        self._state.unread, self._state.now = rows, now
+
+    @property
+    def not_durable(self) -> int:
+        """How many messages found no room in the last `redeliveries`."""
+        return self._state.not_durable
+
+    def redeliveries(self) -> bytes:
+        """Counts and delays for the next owner, as bytes (`storage.redeliveries`), within a bound (`redelivering`)."""
+        return redelivering.snapshot(self._core)
 
     def has_dead_letters(self) -> bool:
         """Some message was redelivered more than max_redeliver_count times."""
@@ -332,6 +376,12 @@ class Dispatch:
             window.flags[rows[held]] |= REMOVED
         else:
             core.release(rows[held], DONE)
+        for member in core.members:
+            claims = member.claims
+            gone = claims if positions is None else claims[np.isin(claims, positions)]
+            core.finish_claims(member, gone if up_to is None else gone[gone <= up_to])
+        if positions is None and up_to is None:
+            core.unread = NOTHING
         core.stir = True
         window.trim()
 
@@ -339,6 +389,8 @@ class Dispatch:
         """Everything up to `position` is acknowledged; recently joined consumers may be released (LS-6)."""
         core = self._state  # No policy asks the rows here, so reports may wait on.
         core.mark_delete = max(core.mark_delete, position)
+        if len(core.unread.positions) and core.unread.positions[0] <= position:
+            core.unread = core.unread.pick(core.unread.positions > position)
         if core.policy.marked(position):
             core.stir = True
 

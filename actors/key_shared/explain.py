@@ -16,13 +16,15 @@ import numpy as np
 from actors.key_shared.core import Core
 from actors.key_shared.policies import Candidates, Gate, RecentlyJoined
 from actors.key_shared.routing import candidates_of, closed, closed_rows
-from actors.key_shared.window import DEAD, FRESH, HELD, LOOSE, NO_SLOT, PENDING, REPLAY, STATES, WAITING, Rows
+from actors.key_shared.window import DEAD, FRESH, HELD, LOOSE, NO_SLOT, PENDING, REMOVED, REPLAY, STATES, WAITING, Rows
 from storage.errors import Invalid, InvariantViolation, NotFound
 from storage.hashing import HASH_RANGE, MASK
 from storage.position import show
 
 Reason = dict[str, Any]
 _SHOWN = 20
+MOST_POINTS = 100_000
+"""Points on the ring that `what_if` may add: a quarter of a second, in which the broker does nothing else."""
 _WAITING = (FRESH, REPLAY, LOOSE)
 
 
@@ -73,9 +75,11 @@ def row_reasons(core: Core, row: int, now: int) -> list[Reason]:
     if state == PENDING:
         held = _holders(core, np.array([row]), now)
         text = f"it is with {held[0]['consumer']}, unacknowledged"
+        if window.flags[row] & REMOVED:
+            text += "; it expired, or was skipped or cleared, meanwhile, and holds its key until then"
         return [_reason("delivered", text, "its acknowledgement, or the consumer giving it back or leaving", held=held)]
     if state == WAITING:
-        until = next((due for due, _, places in core.later if window.position[row] in places), None)
+        until = int(window.since[row])
         text = f"it was negatively acknowledged and waits until {until}"
         return [_reason("delayed_until", text, "time", until=until)]
     if state == HELD:
@@ -308,6 +312,7 @@ def _holders(core: Core, rows: Rows, now: int) -> list[dict[str, Any]]:
         {
             "message_id": show(int(window.position[row])),
             "consumer": _owner_name(core, int(window.consumer[row])),
+            **({"removed": True} if window.flags[row] & REMOVED else {}),
             "age_ms": max(now - int(window.since[row]), 0),
         }
         for row in rows
@@ -356,6 +361,9 @@ def what_if(core: Core, add: int, remove: Sequence[str]) -> dict[str, Any]:
     """
     if core.settings.type != "key_shared" or core.settings.selector == "sticky":
         raise Invalid("what_if is for Key_Shared subscriptions whose selector divides the hashes itself")
+    if core.settings.selector == "consistent_hashing" and add * core.settings.replica_points > MOST_POINTS:
+        most = MOST_POINTS // core.settings.replica_points
+        raise Invalid(f"{add} consumers with {core.settings.replica_points} points each: ask for at most {most}")
     trial = copy.deepcopy(core.selector)
     leaving = {member.number for name in remove for member in _named(core, name)}
     slot = core.members.slots

@@ -37,7 +37,11 @@ def _none() -> Positions:
 
 @dataclass(slots=True)
 class Member:
-    """One consumer. claims: positions that it holds from before a change of owner and that were not read yet."""
+    """One consumer.
+
+    claims: positions that it holds from before a change of owner and that were not read yet. finished: those of them
+    that are done already (cleared, or acknowledged by somebody else): they keep their keys and are never sent again.
+    """
 
     number: int
     slot: int
@@ -47,6 +51,7 @@ class Member:
     joined: int
     ranges: tuple[tuple[int, int], ...] = ()
     claims: Positions = field(default_factory=_none)
+    finished: Positions = field(default_factory=_none)
     messages_acked: int = 0
     drained_total: int = 0
     events: list[tuple[str, tuple[tuple[int, int], ...], int]] = field(default_factory=list)
@@ -151,6 +156,14 @@ class Members:
         self.unacked += counts
         if self.max_unacked_each > 0:
             self.blocked |= self.unacked >= self.max_unacked_each
+
+    def stop(self, member: Member) -> None:
+        """It has no permits any more."""
+        self.granted[member.slot] = self.credited[member.slot] = self.sent[member.slot]
+
+    def take_back(self, member: Member, count: int) -> None:
+        """So many messages that were sent to it never arrived: their permits are free again."""
+        self.sent[member.slot] -= count
 
     def count_claimed(self, slot: int, count: int) -> None:
         """A consumer holds these from before a change of owner; they cost no permits of this session."""

@@ -109,7 +109,11 @@ def closed_rows(core: Core, candidates: Candidates, *, counting: bool = False) -
     blocked: Mask | None = None
     for gate, mask in closed(core, candidates):
         if counting and gate == Gate.DRAINING:
-            core.tables.attempts[candidates.hashes[np.flatnonzero(mask)]] += 1
+            refused = np.unique(candidates.hashes[np.flatnonzero(mask)])
+            core.tables.attempts[refused] += 1
+            core.drains.blocked += len(refused)
+        if counting and gate in (Gate.DRAINING, Gate.RECENTLY_JOINED):
+            core.held_back += int(np.count_nonzero(mask))
         blocked = mask if blocked is None else blocked | mask
     return blocked if blocked is not None and blocked.any() else None
 

@@ -39,6 +39,9 @@ class Selector(Protocol):
     def add(self, slot: int, name: str, *, ranges: Sequence[Range] = (), priority: int = 0) -> None:
         """Let a consumer take part. Raises Conflict or Invalid and changes nothing then."""
 
+    def rivals(self, ranges: Sequence[Range]) -> list[int]:
+        """The slots in whose place a consumer with these ranges would be; it is refused as long as they take part."""
+
     def remove(self, slot: int) -> None:
         """A consumer no longer takes part; fine if it never did."""
 
@@ -118,6 +121,10 @@ class ConsistentHashing:
                 self._line.setdefault(point, []).append(slot)
         self._members[slot] = (name, points)
 
+    def rivals(self, ranges: Sequence[Range]) -> list[int]:
+        """There is room for all."""
+        return []
+
     def remove(self, slot: int) -> None:
         """Take its points off; the first in line takes over each of them (KS-11)."""
         if slot not in self._members:
@@ -172,6 +179,10 @@ class AutoSplit:
             raise Conflict(f"{len(uppers)} consumers share {self.size} hashes; there is no part left to split")
         self._parts[upper - width // 2] = slot
 
+    def rivals(self, ranges: Sequence[Range]) -> list[int]:
+        """Nobody's in particular: each has a part."""
+        return []
+
     def remove(self, slot: int) -> None:
         """The next higher part grows; below the top bound the next lower consumer moves up."""
         upper = next((bound for bound, owner in self._parts.items() if owner == slot), None)
@@ -222,6 +233,11 @@ class Sticky:
             raise Conflict(f"hash {int(taken[0])} already belongs to a connected consumer")
         self._owner[mine] = slot
 
+    def rivals(self, ranges: Sequence[Range]) -> list[int]:
+        """Who has a part of these ranges."""
+        slots = [self._owner[max(start, 0) : end + 1] for start, end in ranges]
+        return [slot for slot in np.unique(np.concatenate(slots)).tolist() if slot != NO_SLOT] if slots else []
+
     def remove(self, slot: int) -> None:
         """Its ranges belong to nobody now."""
         self._owner[self._owner == slot] = NO_SLOT
@@ -250,6 +266,10 @@ class SingleActive:
         self._line.append((priority, slot))
         self._line.sort(key=lambda member: member[0])
 
+    def rivals(self, ranges: Sequence[Range]) -> list[int]:
+        """The one consumer of an exclusive subscription."""
+        return [slot for _, slot in self._line] if self.exclusive else []
+
     def remove(self, slot: int) -> None:
         """Leave the line."""
         self._line = [member for member in self._line if member[1] != slot]
@@ -269,6 +289,10 @@ class Nobody:
         """Nothing to divide."""
         if ranges:
             raise Invalid("ranges are for Key_Shared subscriptions with the sticky selector")
+
+    def rivals(self, ranges: Sequence[Range]) -> list[int]:
+        """There is room for all."""
+        return []
 
     def remove(self, slot: int) -> None:
         """Nothing to divide."""

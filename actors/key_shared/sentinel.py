@@ -18,10 +18,10 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from actors.key_shared.window import NO_SLOT, HashIndex, Mask, Reduced
+from actors.key_shared.window import HashIndex, Mask, Reduced
 from storage.errors import InvariantViolation
 from storage.hashing import HASH_RANGE
-from storage.position import EARLIEST, Positions, show
+from storage.position import Positions, show
 
 _ONE = np.int32(1)
 _STORIES = 16
@@ -38,9 +38,11 @@ class Sentinel:
         self.violations_holder = 0
         self.violations_order = 0
         self.stories: deque[str] = deque(maxlen=_STORIES)
-        self._holder: Reduced = np.full(HASH_RANGE, NO_SLOT, np.uint16)
-        self._held: npt.NDArray[np.int32] = np.zeros(HASH_RANGE, np.int32)
-        self._last: Positions = np.full(HASH_RANGE, EARLIEST, np.int64)
+        # They come with the first message that is sent: a subscription that is idle has no use for them.
+        self._holder: Reduced = np.zeros(0, np.uint16)
+        self._held: npt.NDArray[np.int32] = np.zeros(0, np.int32)
+        self._next: Positions = np.zeros(0, np.int64)
+        """The first delivery of a hash has to be at this position or behind it."""
 
     @property
     def held(self) -> int:
@@ -57,14 +59,13 @@ class Sentinel:
         if first is not None:
             slots, hashes, positions = slots[first], hashes[first], positions[first]
         self.checked_order += len(hashes)
-        last = self._last[hashes]
-        late = positions <= last
+        late = positions < self._next[hashes]
         wrong = int(np.count_nonzero(late)) + int(np.count_nonzero(back))
         if not wrong:
             # Within one consumer positions rise, so the last of equal hashes is the highest.
-            self._last[hashes] = positions
+            self._next[hashes] = positions + 1
             return
-        np.maximum.at(self._last, hashes, positions)
+        np.maximum.at(self._next, hashes, positions + 1)
         self.violations_order += wrong
         at = int(late.argmax()) if late.any() else 0
         self._tell(
@@ -75,6 +76,7 @@ class Sentinel:
 
     def take(self, slots: Reduced, hashes: HashIndex, positions: Positions) -> None:
         """Messages are with these consumers from now on, sent now or held since before a change of owner."""
+        self._open_books()
         self.checked_holder += len(hashes)
         before = self._holder[hashes]
         wrong = (self._held[hashes] > 0) & (before != slots)
@@ -92,9 +94,16 @@ class Sentinel:
 
     def given_back(self, hashes: HashIndex) -> None:
         """Messages of these hashes are acknowledged, or with their consumer no more."""
+        self._open_books()
         np.subtract.at(self._held, hashes, _ONE)
         if (self._held[hashes] < 0).any():
             raise InvariantViolation("more messages of a hash came back than were ever sent")
+
+    def _open_books(self) -> None:
+        if not len(self._held):
+            self._holder = np.zeros(HASH_RANGE, np.uint16)
+            self._held = np.zeros(HASH_RANGE, np.int32)
+            self._next = np.zeros(HASH_RANGE, np.int64)
 
     def _tell(self, story: str) -> None:
         self.stories.append(story)

@@ -19,7 +19,11 @@ _HASHES_SHOWN = 1000
 
 
 def stats(core: Core, now: int) -> dict[str, Any]:
-    """The subscription with its consumers."""
+    """The subscription with its consumers.
+
+    Its drainingHashesClearedTotal never falls: it also counts what was cleared of consumers that have left. Pulsar's is
+    the sum over those that are connected.
+    """
     window, members, tables = core.window, core.members, core.tables
     consumers = [_consumer(core, member) for member in members]
     ordered = core.settings.type == "key_shared"
@@ -30,6 +34,7 @@ def stats(core: Core, now: int) -> dict[str, Any]:
         "allowOutOfOrderDelivery": core.settings.allow_out_of_order_delivery,
         "msgInReplay": window.count[REPLAY] + window.count[LOOSE],
         "msgDelayedRedelivery": window.count[WAITING],
+        "redeliveriesNotDurable": core.not_durable,
         "msgDelayedHoldingKeys": window.count[HELD],
         "msgDeadLetter": window.count[DEAD],
         "unackedMessages": window.count[PENDING],
@@ -38,6 +43,8 @@ def stats(core: Core, now: int) -> dict[str, Any]:
         "drainingHashesCount": tables.draining,
         "drainingHashesClearedTotal": core.drained_total,
         "drainingHashesUnackedMessages": int(tables.pending[tables.draining_mask()].sum()),
+        **core.drains.stats(),
+        "heldBackByPolicyTotal": core.held_back,
         "assignmentEpoch": core.history.number,
         "consumers": consumers,
         "sentinel": core.sentinel.stats(),

@@ -45,6 +45,8 @@ class HashTables:
         self.drains: Mask = np.zeros(HASH_RANGE, np.bool_)
         self.held_from: Positions = np.full(HASH_RANGE if holding else 0, NOTHING_HELD, np.int64)
         self.draining = 0
+        self.freed_attempts: npt.NDArray[np.int32] = np.zeros(0, np.int32)
+        """Of the hashes that `released` freed last, how often each was blocked; same order."""
         self.holes = True
 
     @property
@@ -70,7 +72,7 @@ class HashTables:
         """Find the draining hashes anew, and forget blocked attempts of those that drain no more (KS-27)."""
         self.drains = self.draining_mask()
         self.draining = int(self.drains.sum())
-        self.attempts[~self.drains] = 0
+        self.attempts[(self.attempts > 0) & ~self.drains] = 0
 
     def sent(self, hashes: HashIndex, slots: Reduced) -> None:
         """Messages of these hashes went to these slots."""
@@ -86,6 +88,7 @@ class HashTables:
         freed = np.unique(hit[self.pending[hit] == 0]) if len(hit) else _NO_HASHES
         self.drains[freed] = False
         self.draining -= len(freed)
+        self.freed_attempts = self.attempts[freed]
         self.attempts[freed] = 0
         return freed
 

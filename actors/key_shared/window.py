@@ -12,7 +12,8 @@ One row a message, by column, always ascending by position. A row is in one of t
     HELD      delayed and not due, under `delay_key_policy=block_key`: later messages of its hash wait behind it
     DONE      gone; the row is free
 
-`since` is when a row came into its state, for ages in explanations; `redelivery` counts counted redeliveries.
+`since` is when a row came into its state, for ages in explanations, and of a WAITING row when it may leave it;
+`redelivery` counts counted redeliveries.
 
 Rows leave from anywhere, so the table keeps holes. The head moves over holes, and when the table is full, holes are
 squeezed out or the table grows. Squeezing copies the live rows only after at least as many rows have gone, so the
@@ -233,6 +234,12 @@ class Window:
         self.state[rows] = after
         self.count[before] -= count
         self.count[after] += count
+
+    def revive(self, rows: Rows, state: int) -> None:
+        """Rows that are DONE are somebody's business again, as they were read."""
+        self.move(rows, len(rows), DONE, state)
+        self.flags[rows] = 0
+        self.redelivery[rows] = 0
 
     def trim(self) -> None:
         """Move the head over rows that are DONE; an empty table starts again at row 0."""

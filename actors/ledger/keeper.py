@@ -20,10 +20,6 @@ from actors.owned import OwnedRecord
 from actors.ports import Ports
 from storage.errors import Fenced
 
-LEDGER_IDS = "ids/ledger"
-BLOCK = 16
-"""Ledger ids are handed out in blocks of this many."""
-
 
 class RecordKeeper:
     """The newest version of the record that this owner has made. lost(reason) is called when it is somebody else's."""
@@ -68,7 +64,8 @@ class RecordKeeper:
     def _taken(self, settings: TopicSettings) -> PartitionRecord:
         base = self.record
         if base.deleted:
-            base = PartitionRecord(topic=self._topic, partition=self._partition, settings=settings)
+            released = base.released
+            base = PartitionRecord(topic=self._topic, partition=self._partition, settings=settings, released=released)
         ledgers = tuple(
             msgspec.structs.replace(ledger, state=State.IN_RECOVERY) if ledger.state is State.OPEN else ledger
             for ledger in base.ledgers
@@ -109,27 +106,3 @@ class RecordKeeper:
         value: dict[str, Any] = encode_record(record)
         await self._owned.save(value)
         self.record = msgspec.structs.replace(record, epoch=self._owned.epoch, owner=self._ports.me)
-
-
-class LedgerIds:
-    """Ledger ids, unique in the cluster and ascending for every owner of a partition.
-
-    The record `ids/ledger` has no content that matters: whoever creates its version n owns the ids of block n. An
-    attempt whose outcome is unknown is given up; at most a block is wasted.
-    """
-
-    def __init__(self, ports: Ports) -> None:
-        self._ports = ports
-        self._next = 0
-        self._end = 0
-
-    async def take(self) -> int:
-        """An id that nobody else has or will get. Raises Unavailable."""
-        while self._next >= self._end:
-            newest = await self._ports.meta.read(LEDGER_IDS)
-            block = (newest.number if newest else 0) + 1
-            if await self._ports.meta.create(LEDGER_IDS, block, self._ports.me.encode()):
-                self._next, self._end = (block - 1) * BLOCK + 1, block * BLOCK + 1
-        taken = self._next
-        self._next += 1
-        return taken

@@ -8,6 +8,7 @@ re-replication) and by the consumer, not on every read in between.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -98,7 +99,7 @@ class LedgerReader:
             fan.cancel()
         raise Unavailable(f"run {run} of ledger {ledger.id} cannot be read now ({'; '.join(reasons)})")
 
-    async def heads(self, ledger: LedgerRecord, runs: range) -> list[StoredFrame]:
+    async def heads(self, ledger: LedgerRecord, runs: Sequence[int]) -> list[StoredFrame]:
         """The heads of runs that are known to exist, in order; at most HEADS_AT_ONCE. Raises Unavailable.
 
         Each bookie is asked once for all that it should have; what it does not give is asked of the others.

@@ -111,10 +111,26 @@ class ProducerRecord(msgspec.Struct, frozen=True, array_like=True):
     seen: int
 
 
+class GivenUp(msgspec.Struct, frozen=True, array_like=True):
+    """A run that nobody can read, which an operator gave up at a time (ms): its entries are there no more."""
+
+    ledger: int
+    run: int
+    first_entry: int
+    count: int
+    at: int
+
+    @property
+    def end(self) -> int:
+        """The entry behind its last one."""
+        return self.first_entry + self.count
+
+
 class PartitionRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Everything durable about a partition except its runs.
 
-    producers holds what was confirmed up to (covered_ledger, covered_run), both inclusive; what came later is found
+    released names ledgers that left the chain, until the sweep has written them down (actors.ledger.sweep). producers
+    holds what was confirmed up to (covered_ledger, covered_run), both inclusive; what came later is found
     in the frames. subscriptions maps a durable subscription to a mark-delete position that it has surely reached.
     """
 
@@ -132,6 +148,18 @@ class PartitionRecord(msgspec.Struct, frozen=True, kw_only=True):
     covered_ledger: int = 0
     covered_run: int = -1
     deleted: bool = False
+    released: tuple[int, ...] = ()
+    given_up: tuple[GivenUp, ...] = ()
+
+    def lost_run(self, ledger_id: int, run: int) -> GivenUp | None:
+        """What was given up of this run, if it was."""
+        return next((lost for lost in self.given_up if (lost.ledger, lost.run) == (ledger_id, run)), None)
+
+    def with_given_up(self, lost: GivenUp) -> PartitionRecord:
+        """This record with a run given up; unchanged if it is so already, or its ledger is gone."""
+        if self.ledger(lost.ledger) is None or self.lost_run(lost.ledger, lost.run) is not None:
+            return self
+        return msgspec.structs.replace(self, given_up=(*self.given_up, lost))
 
     def ledger(self, ledger_id: int) -> LedgerRecord | None:
         """The ledger of this id, if it is still in the chain."""
@@ -155,7 +183,13 @@ class PartitionRecord(msgspec.Struct, frozen=True, kw_only=True):
         """This record without some ledgers at the head of the chain."""
         kept = tuple(ledger for ledger in self.ledgers if ledger.id not in ids)
         before = max([self.trimmed_before, *(position(gone + 1, 0) for gone in ids)])
-        return msgspec.structs.replace(self, ledgers=kept, trimmed_before=before)
+        given_up = tuple(lost for lost in self.given_up if lost.ledger not in ids)
+        trimmed = msgspec.structs.replace(self, ledgers=kept, trimmed_before=before, given_up=given_up)
+        return trimmed.with_released(ids)
+
+    def with_released(self, ids: Sequence[int]) -> PartitionRecord:
+        """This record with some more ledgers that were its own and may be deleted by whoever holds runs of them."""
+        return msgspec.structs.replace(self, released=tuple(sorted({*self.released, *ids})))
 
 
 def record_key(topic: str, partition: int) -> str:

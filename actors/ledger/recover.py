@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from actors.ledger.bookies import Bookies
 from actors.ledger.fan import Fan
 from actors.ledger.reader import LedgerReader, StoredFrame, check_answer
-from actors.ledger.record import LedgerRecord, State
+from actors.ledger.record import GivenUp, LedgerRecord, State
 from actors.ledger.recovery import FenceCount, Recovery, RunVote, Verdict
 from actors.ledger.table import merge_index
 from actors.messages import AddRun, DescribeLedger, Done, FenceLedger, FenceState, LedgerIndex, ReadRun, RunRead
 from actors.ports import Ports
 from actors.wire import Blob
 from storage.errors import Corrupt, Fenced, SluiceError, Unavailable
+from storage.position import position, show
 
 FENCE_TIMEOUT = 3_000
 DESCRIBE_TIMEOUT = 10_000
@@ -21,16 +24,27 @@ READ_TIMEOUT = 3_000
 ADD_TIMEOUT = 3_000
 
 
-async def recover_ledger(ports: Ports, bookies: Bookies, ledger: LedgerRecord, epoch: int) -> LedgerRecord:
+async def recover_ledger(
+    ports: Ports,
+    bookies: Bookies,
+    ledger: LedgerRecord,
+    epoch: int,
+    lost: Callable[[int], GivenUp | None] = lambda run: None,
+) -> LedgerRecord:
     """Settle the end of a ledger IN_RECOVERY; returns its CLOSED form, which the caller makes durable.
 
     Safe to repeat, and to be run by several owners: only the one with the highest epoch gets anywhere. Raises Fenced
     (a newer owner was here), Unavailable (too few bookies answer: try again), Corrupt (confirmed runs are gone).
+    lost: what an operator gave up of a run; it keeps its entries, and no copy of it is looked for.
     """
     work = _Recover(ports, bookies, ledger, epoch)
     fence = await work.fence()
     recovery = await work.begin(fence)
     while True:
+        given_up = lost(recovery.run)
+        if given_up is not None:
+            recovery.accept(given_up.first_entry, given_up.count)
+            continue
         frame = await work.next_run(recovery)
         if frame is None:
             break
@@ -123,7 +137,10 @@ class _Recover:
             fan.cancel()
         if verdict is Verdict.ENDS_HERE:
             return None
-        raise Unavailable(f"run {recovery.run} of ledger {self._ledger.id} is undecided ({'; '.join(reasons)})")
+        at = show(position(self._ledger.id, recovery.entry))
+        raise Unavailable(
+            f"run {recovery.run} of ledger {self._ledger.id}, which begins at {at}, is undecided ({'; '.join(reasons)})"
+        )
 
     async def _judge(self, bookie: str, outcome: RunRead | SluiceError, run: int) -> StoredFrame | None:
         """A verified copy, or None for the explicit "no such run". Raises what makes the answer prove nothing."""

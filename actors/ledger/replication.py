@@ -142,7 +142,7 @@ class Replicator:
         spare = [name for name in self._bookies.candidates(repair.fragment.bookies) if name not in lost]
         if not spare:
             raise Unavailable("there is no bookie to copy to")
-        runs = repair.runs()
+        runs = [run for run in repair.runs() if self._keeper.record.lost_run(repair.ledger.id, run) is None]
         for start in range(0, len(runs), COPIES_AT_ONCE):
             works = [self._copy(repair.ledger, run, spare[0], lost) for run in runs[start : start + COPIES_AT_ONCE]]
             await together(self._ports, "copy", works)
@@ -154,7 +154,8 @@ class Replicator:
         copied = 0
         for bookie in ledger.bookies():
             index = await self._bookies.ask(bookie, DescribeLedger(ledger=ledger.id), DESCRIBE_TIMEOUT)
-            lacking = np.setdiff1d(expected_runs(ledger, bookie), index.runs.astype(np.int64)).tolist()
+            missing = np.setdiff1d(expected_runs(ledger, bookie), index.runs.astype(np.int64)).tolist()
+            lacking = [run for run in missing if self._keeper.record.lost_run(ledger.id, run) is None]
             for start in range(0, len(lacking), COPIES_AT_ONCE):
                 chosen = lacking[start : start + COPIES_AT_ONCE]
                 await together(self._ports, "copy", [self._copy(ledger, run, bookie, (bookie,)) for run in chosen])

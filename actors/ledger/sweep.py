@@ -1,17 +1,20 @@
-"""Finds ledgers that bookies still hold and no partition names any more, and lets the bookies forget them.
+"""Finds ledgers that bookies still hold and that their partition has released, and lets the bookies forget them.
 
 Deleting a ledger changes the chain first and tells the bookies afterwards; a crash in between, a bookie that was away,
-or a late write of a replaced owner leaves something behind. The order makes the sweep safe: the bookies are asked
-*first* and the records read *afterwards*. A ledger is in its record before its first run is sent, so one that a
-bookie held a moment ago and no record names now was deleted, and ids are never used again. A record that cannot be
-read ends the sweep: what is not known to be deleted stays.
+or a late write of a replaced owner leaves something behind. A ledger is swept only if this metadata itself named it and
+let it go: a chain that loses a ledger puts its id among `released` in the same version of its record, and the sweep
+collects these in the record `ids/released`, from which nothing is ever taken. A ledger that no chain names and nobody
+released stays, whatever the reason: it may be data of which a restored or a wrong metadata store knows nothing.
 
-The controller sweeps now and then. A sweep that froze in the middle and goes on an hour later does no harm either: what
-was deleted when it looked is deleted still. Copies that a bookie has beside the ensemble, because it was given up and
-came back, are not leftovers: their ledger is named, and a copy that is being made looks just like them.
+Ids are never used twice, so a sweep that froze in the middle and goes on an hour later does no harm: what was released
+is released still. Two controllers may sweep at once. A record that cannot be read ends the sweep. Copies that a bookie
+has beside the ensemble, because it was given up and came back, are not leftovers: their ledger is named, and a copy
+that is being made looks just like them.
 """
 
 from __future__ import annotations
+
+from pyroaring import BitMap
 
 from actors.ledger.record import unpack_record
 from actors.messages import BookieList, DeleteLedgers, ListLedgers
@@ -19,6 +22,8 @@ from actors.ports import Ports, Unknown
 from storage.errors import SluiceError, Unavailable
 
 TIMEOUT = 30_000
+RELEASED = "ids/released"
+"""A roaring bitmap of every ledger that was ever released."""
 
 
 async def sweep(ports: Ports, bookies: BookieList) -> dict[str, list[int]]:
@@ -31,10 +36,11 @@ async def sweep(ports: Ports, bookies: BookieList) -> dict[str, list[int]]:
             continue
         if not isinstance(reply, Unknown):
             held.append((name, address, reply.ledgers))
-    named = await named_ledgers(ports)
+    named, released = await _chains(ports)
+    released = await _note(ports, released)
     deleted: dict[str, list[int]] = {}
     for name, address, ledgers in held:
-        leftovers = [ledger for ledger in ledgers if ledger not in named]
+        leftovers = [ledger for ledger in ledgers if ledger in released and ledger not in named]
         if leftovers and await _forget(ports, address, leftovers):
             deleted[name] = leftovers
     return deleted
@@ -48,13 +54,33 @@ async def _forget(ports: Ports, address: str, ledgers: list[int]) -> bool:
         return False
 
 
-async def named_ledgers(ports: Ports) -> dict[int, str]:
-    """Every ledger that some partition's chain names, with the record's key. Raises Unavailable, Corrupt."""
-    named: dict[int, str] = {}
+async def noted_released(ports: Ports) -> BitMap:
+    """Every ledger that a sweep has written down as released. Raises Unavailable."""
+    newest = await ports.meta.read(RELEASED)
+    return BitMap() if newest is None else BitMap.deserialize(newest.value)
+
+
+async def _note(ports: Ports, released: BitMap) -> BitMap:
+    """Write down what chains have released; returns all that ever was. Raises Unavailable."""
+    while True:
+        newest = await ports.meta.read(RELEASED)
+        noted = BitMap() if newest is None else BitMap.deserialize(newest.value)
+        if released <= noted:
+            return noted
+        noted |= released
+        noted.run_optimize()
+        if await ports.meta.create(RELEASED, (newest.number if newest else 0) + 1, noted.serialize()):
+            return noted
+
+
+async def _chains(ports: Ports) -> tuple[BitMap, BitMap]:
+    """The ledgers that some chain names, and those that some chain has released. Raises Unavailable, Corrupt."""
+    named, released = BitMap(), BitMap()
     for key in await ports.meta.keys("partition/"):
         version = await ports.meta.read(key)
         if version is None:
             raise Unavailable(f"the record {key} went away while it was being read")
-        for ledger in unpack_record(version.value).ledgers:
-            named[ledger.id] = key
-    return named
+        record = unpack_record(version.value)
+        named.update(ledger.id for ledger in record.ledgers)
+        released.update(record.released)
+    return named, released

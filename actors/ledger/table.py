@@ -7,6 +7,8 @@ of its fragments say they hold: each run must be told by somebody, and all must 
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -65,9 +67,16 @@ class TableBuilder:
         self._counts = np.zeros(ledger.last_run + 1, np.uint32)
 
     def add(self, index: LedgerIndex) -> None:
-        """Take over what one bookie holds. Raises Corrupt if it contradicts what is known."""
-        mine = index.runs <= self._ledger.last_run
-        runs, firsts, counts = index.runs[mine], index.first_entries[mine], index.counts[mine]
+        """Take over what one bookie holds, and where what it cannot read stands: a run that is damaged everywhere must
+        not hide the others of its ledger. Raises Corrupt if it contradicts what is known.
+        """
+        self._take(index.runs, index.first_entries, index.counts)
+        if len(index.damaged_counts) == len(index.damaged):
+            self._take(index.damaged, index.damaged_first_entries, index.damaged_counts)
+
+    def _take(self, runs: npt.NDArray[Any], firsts: npt.NDArray[Any], counts: npt.NDArray[Any]) -> None:
+        mine = runs <= self._ledger.last_run
+        runs, firsts, counts = runs[mine], firsts[mine], counts[mine]
         known = self._firsts[runs] != UNKNOWN
         if not np.array_equal(self._firsts[runs][known], firsts[known]):
             raise Corrupt(f"bookies disagree about the runs of ledger {self._ledger.id}")

@@ -23,7 +23,7 @@ from actors.messages.bookie import (
     ReadRun,
     RunRead,
 )
-from actors.messages.common import NO_POSITIONS, NO_ROWS, Alive, Done, Ping, Stats, Text
+from actors.messages.common import NO_COUNTS, NO_POSITIONS, NO_ROWS, Alive, Done, Ping, Stats, Text
 from actors.messages.controller import (
     BookieList,
     CreateTopic,
@@ -47,9 +47,11 @@ from actors.messages.dispatcher import (
     NegativeAcknowledge,
     Part,
     Poll,
+    RedeliverUnacknowledged,
 )
 from actors.messages.settings import SubscriptionSettings, TopicSettings
 from actors.messages.topic import (
+    AcceptLoss,
     DeleteTopic,
     Ends,
     FindTime,
@@ -73,9 +75,11 @@ from actors.messages.topic import (
 
 __all__ = [
     "HEADS_AT_ONCE",
+    "NO_COUNTS",
     "NO_POSITIONS",
     "NO_ROWS",
     "PARTS",
+    "AcceptLoss",
     "Acknowledge",
     "Acknowledged",
     "AddRun",
@@ -124,6 +128,7 @@ __all__ = [
     "ReadPayload",
     "ReadRowIndex",
     "ReadRun",
+    "RedeliverUnacknowledged",
     "Replicate",
     "Replicated",
     "RowIndex",

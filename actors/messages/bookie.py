@@ -90,7 +90,8 @@ class ReadHeads(Request[HeadsRead], kw_only=True):
 class LedgerIndex(Reply, kw_only=True):
     """What a bookie holds of a ledger, by run ascending: uint32 columns of equal length.
 
-    damaged: runs that are known to have been here and cannot be read.
+    damaged: runs that are known to have been here and cannot be read; damaged_first_entries, damaged_counts: where they
+    stand, as far as this is known (then of the length of `damaged`).
     """
 
     runs: np.ndarray
@@ -98,6 +99,8 @@ class LedgerIndex(Reply, kw_only=True):
     counts: np.ndarray
     last_confirmed: int = -1
     damaged: np.ndarray = msgspec.field(default_factory=no_rows)
+    damaged_first_entries: np.ndarray = msgspec.field(default_factory=no_rows)
+    damaged_counts: np.ndarray = msgspec.field(default_factory=no_rows)
 
 
 class DescribeLedger(Request[LedgerIndex], kw_only=True):

@@ -10,11 +10,17 @@ from actors.wire import Reply, Request
 
 NO_POSITIONS: np.ndarray = np.empty(0, np.int64)
 NO_ROWS: np.ndarray = np.empty(0, np.uint32)
+NO_COUNTS: np.ndarray = np.empty(0, np.uint8)
 
 
 def no_positions() -> np.ndarray:
     """Default of a column of positions: int64, shape (0,)."""
     return NO_POSITIONS
+
+
+def no_counts() -> np.ndarray:
+    """Default of a column of redelivery counts: uint8, shape (0,)."""
+    return NO_COUNTS
 
 
 def no_rows() -> np.ndarray:
@@ -27,9 +33,13 @@ class Done(Reply):
 
 
 class Alive(Reply, kw_only=True):
-    """Somebody is there. refuses: why it takes no new runs (a bookie whose disk is full); empty if it does."""
+    """Somebody is there. refuses: why it takes no new runs (a bookie whose disk is full); empty if it does.
+
+    problem: what keeps it from part of its work, so that somebody has to look; empty if nothing does.
+    """
 
     refuses: str = ""
+    problem: str = ""
 
 
 class Ping(Request[Alive]):

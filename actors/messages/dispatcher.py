@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
-from actors.messages.common import Done, Text, no_positions
+from actors.messages.common import Done, Text, no_counts, no_positions
 from actors.wire import Blob, Reply, Request
+from storage.batch import LAST_TIME, MAX_KEY_BYTES
 
 
 class Attached(Reply, kw_only=True):
@@ -32,11 +34,11 @@ class Attach(Request[Attached], kw_only=True):
 
     reply: ClassVar[type[Reply]] = Attached
     consumer: str
-    incarnation: str
-    ranges: list[tuple[int, int]] = []
-    priority: int = 0
+    incarnation: Annotated[str, Meta(min_length=1, max_length=512)]
+    ranges: Annotated[list[tuple[int, int]], Meta(max_length=4096)] = []
+    priority: Annotated[int, Meta(ge=-(1 << 31), le=1 << 31)] = 0
     holding: np.ndarray = msgspec.field(default_factory=no_positions)
-    process: str = ""
+    process: Annotated[str, Meta(max_length=512)] = ""
 
 
 class Part(msgspec.Struct, kw_only=True):
@@ -54,7 +56,7 @@ class Part(msgspec.Struct, kw_only=True):
     crc: int
     dispatch: int
     rows: np.ndarray
-    redeliveries: np.ndarray = msgspec.field(default_factory=lambda: np.empty(0, np.uint8))
+    redeliveries: np.ndarray = msgspec.field(default_factory=no_counts)
     blob: Blob | None = None
 
 
@@ -67,12 +69,16 @@ class Event(msgspec.Struct, kw_only=True):
 
 
 class Delivery(Reply, kw_only=True):
-    """Answer to a Poll. confirmed: highest acknowledgement turn that is durable with all before it."""
+    """Answer to a Poll. confirmed: highest acknowledgement turn that is durable with all before it.
+
+    consumer_epoch: of the last RedeliverUnacknowledged that was carried out before these messages were sent.
+    """
 
     turn: int
     parts: list[Part] = []
     confirmed: int = 0
     events: list[Event] = []
+    consumer_epoch: int = 0
 
 
 class Poll(Request[Delivery], kw_only=True):
@@ -112,19 +118,44 @@ class Acknowledge(Request[Acknowledged], kw_only=True):
 
 
 class NegativeAcknowledge(Request[Done], kw_only=True):
-    """Give messages back for redelivery after `delay` ms. everything: all that this consumer holds.
+    """Give messages back for redelivery after `delay` ms.
 
     counted: the redelivery count rises (a hand-back at close does not count). number: rises with each hand-back of a
-    session, so that a late copy does not take back what was delivered again since; 0 = not numbered.
+    session, so that a late copy does not take back what was delivered again since; 0 = not numbered. consumer_epoch: of
+    the consumer when it gave them back; what is older than the last RedeliverUnacknowledged went back with that. seen:
+    uint8, the redelivery count that it had with each position, empty = not told. again: it was said in an earlier
+    session and never confirmed; nobody holds these now, unless they were sent again meanwhile.
+
+    Answered when delay and count are durable, so that the next owner keeps them.
     """
 
     reply: ClassVar[type[Reply]] = Done
     session: int
     positions: np.ndarray = msgspec.field(default_factory=no_positions)
-    delay: int = 0
-    everything: bool = False
+    delay: Annotated[int, Meta(ge=0, le=LAST_TIME)] = 0
     counted: bool = True
     number: int = 0
+    consumer_epoch: int = 0
+    seen: np.ndarray = msgspec.field(default_factory=no_counts)
+    again: bool = False
+
+
+class RedeliverUnacknowledged(Request[Done], kw_only=True):
+    """Give back everything that this session was sent and did not acknowledge, also what is on its way.
+
+    consumer_epoch: rises with each of these in a session (Pulsar's consumer epoch). A delivery of a lower one is void,
+    and the consumer drops it. turn: the last delivery that it took. positions: what it had; only of these the
+    redelivery count rises, as of the rest it has seen nothing. seen: uint8, the count that it had with each.
+
+    Answered when the counts are durable.
+    """
+
+    reply: ClassVar[type[Reply]] = Done
+    session: int
+    consumer_epoch: int
+    turn: int
+    positions: np.ndarray = msgspec.field(default_factory=no_positions)
+    seen: np.ndarray = msgspec.field(default_factory=no_counts)
 
 
 class Detach(Request[Done], kw_only=True):
@@ -138,8 +169,8 @@ class Explain(Request[Text], kw_only=True):
     """Why is this key, hash or message not being delivered? Give one of the three."""
 
     reply: ClassVar[type[Reply]] = Text
-    key: bytes | None = None
-    hash: int | None = None
+    key: Annotated[bytes, Meta(max_length=MAX_KEY_BYTES)] | None = None
+    hash: Annotated[int, Meta(ge=0, le=65535)] | None = None
     position: int | None = None
 
 

@@ -1,6 +1,13 @@
-"""Settings of topics and subscriptions, as metadata keeps them and users give them; Pulsar's names in snake_case."""
+"""Settings of topics and subscriptions, as metadata keeps them and users give them; Pulsar's names in snake_case.
+
+What each of them may be is said here alone, and held by the actor that stores it, so that it holds for every door: the
+command line, the Python client, HTTP, and whoever sends the request.
+"""
 
 from __future__ import annotations
+
+import json
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -62,19 +69,103 @@ CHOICES = {
 }
 """The settings of a subscription that are one of a few words."""
 
+MAX_PARTITIONS = 1024
+"""Most partitions of one topic."""
 SHORTEST_LEASE_MS = 2_000
 """A lease must outlast a long poll with some room, or consumers that live would be taken for dead."""
+_YEARS = 100 * 366 * 24 * 3600 * 1000
+"""A hundred years: longer than anything, and far from where sums of times overflow."""
+_BYTES = 1 << 50
+_MANY = 1 << 31
+
+LIMITS: dict[str, tuple[int, int]] = {
+    "partitions": (1, MAX_PARTITIONS),
+    "ensemble": (1, 64),
+    "write_quorum": (1, 64),
+    "ack_quorum": (1, 64),
+    "roll_entries": (1, _MANY),
+    "roll_bytes": (1, _BYTES),
+    "roll_ms": (1, _YEARS),
+    "retention_ms": (-1, _YEARS),
+    "retention_bytes": (-1, _BYTES),
+    "ttl_ms": (0, _YEARS),
+    "max_delay_ms": (0, _YEARS),
+    "replica_points": (1, 1_000),
+    "max_unacked_messages_per_consumer": (0, _MANY),
+    "max_unacked_messages_per_subscription": (0, _MANY),
+    "look_ahead_per_consumer": (0, _MANY),
+    "look_ahead_per_subscription": (0, _MANY),
+    "unblocking_interval_ms": (0, 60_000),
+    "lease_ms": (SHORTEST_LEASE_MS, 24 * 3600 * 1000),
+    "max_redeliver_count": (0, 254),
+    "delayed_delivery_tick_time_millis": (0, 24 * 3600 * 1000),
+    "delayed_delivery_min_index_count_per_bucket": (1, 10_000_000),
+    "delayed_delivery_max_time_step_per_bucket_snapshot_segment_seconds": (1, _YEARS // 1000),
+    "delayed_delivery_max_indexes_per_bucket_snapshot_segment": (1, 10_000_000),
+    "delayed_delivery_max_num_buckets": (-1, 1_000_000),
+}
+"""Smallest and largest value of every number among the settings. Redeliveries are counted in one byte."""
+
+S = TypeVar("S", TopicSettings, SubscriptionSettings)
+
+
+def check_topic(settings: TopicSettings) -> None:
+    """Refuse what could never work, or costs too much. Raises Invalid naming the setting and what it may be."""
+    _check_limits(settings)
+    if not settings.ack_quorum <= settings.write_quorum <= settings.ensemble:
+        raise Invalid(
+            f"ensemble = {settings.ensemble}, write_quorum = {settings.write_quorum}, ack_quorum = "
+            f"{settings.ack_quorum}: the quorums must satisfy 1 <= ack_quorum <= write_quorum <= ensemble"
+        )
 
 
 def check_subscription(settings: SubscriptionSettings) -> None:
-    """Refuse what could never work. Raises Invalid naming the setting and what it may be."""
+    """Refuse what could never work, or costs too much. Raises Invalid naming the setting and what it may be."""
     for name, choices in CHOICES.items():
         if getattr(settings, name) not in choices:
             raise Invalid(f"{name} = {getattr(settings, name)!r}: choose one of {', '.join(choices)}")
-    if settings.lease_ms < SHORTEST_LEASE_MS:
-        raise Invalid(f"lease_ms = {settings.lease_ms}: it is at least {SHORTEST_LEASE_MS}")
-    if settings.replica_points < 1:
-        raise Invalid(f"replica_points = {settings.replica_points}: a consumer has at least 1 point")
+    _check_limits(settings)
+
+
+def _check_limits(settings: TopicSettings | SubscriptionSettings) -> None:
+    for name in settings.__struct_fields__:
+        value = getattr(settings, name)
+        if name in LIMITS and not LIMITS[name][0] <= value <= LIMITS[name][1]:
+            low, high = LIMITS[name]
+            raise Invalid(f"{name} = {value}: it is {low} to {high}")
+
+
+def repaired(plain: object, kind: type[S]) -> tuple[S, list[str]]:
+    """Settings as they were stored, and what of them had to be changed to be usable, a line each.
+
+    Settings that a release accepted stay when a later one is stricter, and what holds them must still be started,
+    changed and deleted. A number outside of its limits becomes the nearest one, anything else its default.
+    """
+    told: list[str] = []
+    values: dict[str, Any] = {}
+    known = plain if isinstance(plain, dict) else {}
+    for field in msgspec.structs.fields(kind):
+        if field.name not in known:
+            continue
+        value = known[field.name]
+        used: Any = field.default
+        if type(value) is type(field.default):
+            low, high = LIMITS.get(field.name, (value, value))
+            used = min(max(value, low), high) if field.name in LIMITS else value
+            if value not in CHOICES.get(field.name, (value,)):
+                used = field.default
+        if used != value or type(used) is not type(value):
+            told.append(f"{field.name} = {str(value)[:40]} is used as {used}")
+        values[field.name] = used
+    return kind(**values), told
+
+
+def stored_settings(value: bytes, kind: type[S]) -> tuple[S, list[str]]:
+    """`repaired`, from JSON as metadata keeps it. Bytes that are no JSON count as settings of which none is given."""
+    try:
+        return repaired(json.loads(value), kind)
+    except ValueError as error:
+        return kind(), [f"the stored settings cannot be read, the defaults are used: {error}"]
 
 
 def dead_letter_topic(topic: str, subscription: str, settings: SubscriptionSettings) -> str:

@@ -7,7 +7,7 @@ from typing import ClassVar
 import msgspec
 import numpy as np
 
-from actors.messages.common import Done
+from actors.messages.common import Done, Text
 from actors.wire import Blob, Reply, Request
 
 
@@ -83,12 +83,14 @@ class RunIndex(msgspec.Struct, kw_only=True):
 class IndexRead(Reply, kw_only=True):
     """Confirmed runs in order. resume: where the next read starts. ended: (ledger, last entry) of closed ledgers
     that lie wholly before `resume`, so that a cursor can step over their ends. last_confirmed: end of the topic.
+    lost: (ledger, first entry, count) of runs in between that were given up because nobody can read them.
     """
 
     runs: list[RunIndex]
     resume: int
     ended: list[tuple[int, int]] = []
     last_confirmed: int = -1
+    lost: list[tuple[int, int, int]] = []
 
 
 class ReadIndex(Request[IndexRead], kw_only=True):
@@ -177,6 +179,7 @@ class Progress(Request[Done], kw_only=True):
 
     number grows with every new statement of a subscription, so that a late one is recognised; 0: not numbered.
     rejects_keyed_delay: messages with a key and a delay are to be refused at publish (delay_key_policy=reject).
+    firm: the subscription goes back to this mark; answered when it is durable and nothing above it is being trimmed.
     """
 
     reply: ClassVar[type[Reply]] = Done
@@ -185,6 +188,7 @@ class Progress(Request[Done], kw_only=True):
     gone: bool = False
     number: int = 0
     rejects_keyed_delay: bool = False
+    firm: bool = False
 
 
 class Replicated(Reply, kw_only=True):
@@ -202,6 +206,19 @@ class Replicate(Request[Replicated], kw_only=True):
 
     reply: ClassVar[type[Reply]] = Replicated
     lost: list[str]
+
+
+class AcceptLoss(Request[Text], kw_only=True):
+    """Give up the run that holds an entry, durably, because no copy of it can be read; nothing else of it changes.
+
+    Refused with Invalid if it can be read, NotFound if the partition has no such entry, Unavailable if that cannot be
+    known now. Answered with the run as JSON, also if it was given up before. dry_run: only say it.
+    """
+
+    reply: ClassVar[type[Reply]] = Text
+    ledger: int
+    entry: int
+    dry_run: bool = False
 
 
 class DeleteTopic(Request[Done], kw_only=True):

@@ -23,7 +23,7 @@ from actors.messages import OpenProducer, Publish, Published
 from actors.ports import Address, Ports, Unknown
 from actors.signal import Signal
 from actors.wire import Blob
-from storage.batch import MAX_RUN_MESSAGES, Batch
+from storage.batch import MAX_RUN_MESSAGES, Batch, has_keyed_delay
 from storage.errors import Conflict, Fenced, InvariantViolation, Overloaded, SluiceError, Unavailable
 from storage.frame import Run, make_run
 
@@ -39,24 +39,27 @@ class Outgoing:
     """One batch on its way to one partition.
 
     rows: where its messages stand in the caller's batch, int64. done: called once with (rows, first position) or
-    with (rows, error).
+    with (rows, error). size: about how many bytes the batch takes; None where the sender has not counted them.
     """
 
     batch: Batch
     first_sequence: int
     rows: npt.NDArray[np.int64]
     done: Callable[[npt.NDArray[np.int64], int, SluiceError | None], None]
+    size: int | None = None
 
     @property
     def bytes(self) -> int:
         """About how many bytes the batch takes."""
-        return int(self.batch.rows.nbytes)
+        return int(self.batch.rows.nbytes) if self.size is None else self.size
 
 
 def split(batch: Batch, partitions: int) -> list[tuple[int, Batch, npt.NDArray[np.int64]]]:
     """Divide a batch by `hash mod partitions`: (partition, its rows in order, their places in the batch)."""
     if partitions == 1:
         return [(0, batch, np.arange(len(batch)))]
+    if len(batch) == 1:
+        return [(int(batch.hashes[0]) % partitions, batch, np.arange(1))]
     home = (batch.hashes % np.uint32(partitions)).astype(np.uint16)
     order = np.argsort(home, kind="stable")
     ends = np.cumsum(np.bincount(home, minlength=partitions))
@@ -155,9 +158,7 @@ class PartitionProducer:
 
     async def _publish(self, gathered: list[Outgoing]) -> None:
         batch = _join([outgoing.batch for outgoing in gathered])
-        keyed_delay = batch.deliver_at is not None and bool(
-            (batch.rows.column("key").is_valid().to_numpy(zero_copy_only=False) & (batch.deliver_at > 0)).any()
-        )
+        keyed_delay = has_keyed_delay(batch.rows, batch.deliver_at)
         run = make_run(batch, self._compression)
         published = await self._append(run, gathered[0].first_sequence, keyed_delay)
         if published.count != run.count:
@@ -196,8 +197,8 @@ class PartitionProducer:
                 self._ports.log("publish_unknown", partition=self._partition, reason=reply.reason)
                 await self._directory.suspect(self._address)
                 await self._reopen(attempts=0)
-            except (Overloaded, Unavailable):
-                pass
+            except (Overloaded, Unavailable) as error:
+                self._ports.log("publish_waits", partition=self._partition, error=str(error))
             except (Fenced, Conflict):
                 await self._reopen(attempts=0)
             if self.closed is not None:
@@ -219,6 +220,7 @@ class PartitionProducer:
                     return
                 await self._directory.suspect(self._address)
             except (Unavailable, Overloaded) as error:
+                self._ports.log("open_waits", partition=self._partition, error=str(error))
                 if attempts and tries >= attempts:
                     raise Unavailable(f"cannot open a producer on {self._topic}: {error}") from error
             except Fenced as error:

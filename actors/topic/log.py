@@ -21,10 +21,11 @@ from typing import TypeVar
 import msgspec
 
 from actors.backoff import Backoff
+from actors.ids import LedgerIds
 from actors.ledger.bookies import Bookies
-from actors.ledger.keeper import LedgerIds, RecordKeeper
+from actors.ledger.keeper import RecordKeeper
 from actors.ledger.reader import LedgerReader, StoredFrame, payload_size
-from actors.ledger.record import Fragment, LedgerRecord, PartitionRecord, State
+from actors.ledger.record import Fragment, GivenUp, LedgerRecord, PartitionRecord, State
 from actors.ledger.recover import recover_ledger
 from actors.ledger.table import RunTable
 from actors.ledger.writer import Append, LedgerWriter
@@ -97,6 +98,10 @@ class PartitionLog:
         """Ledgers closed by this owner whose copies were not counted yet."""
         self.stopped = False
         self.messages_in, self.bytes_in = 0, 0
+        self.lost_bookies: list[str] = []
+        """Bookies that will not come back."""
+        self.waits_for, self._waits_since = "", 0
+        """Why the recovery does not go on; empty if it does."""
 
     @property
     def record(self) -> PartitionRecord:
@@ -127,10 +132,15 @@ class PartitionLog:
             settled = ledger
             if ledger.state is not State.CLOSED:
                 self.settled.append(ledger.id)
-                settled = await self._insist(partial(recover_ledger, self._ports, self.bookies, ledger, self.epoch))
+                lost = partial(self._lost_run, ledger.id)
+                work = partial(recover_ledger, self._ports, self.bookies, ledger, self.epoch, lost)
+                settled = await self._insist(work)
             closed.append(await self._replay(settled))
         kept = tuple(ledger for ledger in closed if ledger.last_run >= 0)
-        await self.keeper.update(lambda record: self._covered(msgspec.structs.replace(record, ledgers=kept)))
+        empty = [ledger.id for ledger in closed if ledger.last_run < 0]
+        await self.keeper.update(
+            lambda record: self._covered(msgspec.structs.replace(record, ledgers=kept).with_released(empty))
+        )
         if kept:
             self.last_confirmed = position(kept[-1].id, kept[-1].last_entry)
 
@@ -143,9 +153,15 @@ class PartitionLog:
         wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
         while True:
             try:
-                return await work()
+                done = await work()
             except (Unavailable, Overloaded) as error:
                 self._ports.log("recovery_waits", error=str(error))
+                if not self.waits_for:
+                    self._waits_since = self._ports.clock.monotonic()
+                self.waits_for = str(error)
+            else:
+                self.waits_for = ""
+                return done
             self._check()
             with contextlib.suppress(Unavailable):
                 await self.keeper.verify()
@@ -160,11 +176,23 @@ class PartitionLog:
         size = ledger.bytes
         while run <= ledger.last_run:
             stop = min(run + HEADS_AT_ONCE, ledger.last_run + 1)
-            for frame in await self._insist(partial(self.reader.heads, ledger, range(run, stop))):
+            for frame in await self._insist(partial(self._heads, ledger, range(run, stop))):
                 self._replay_frame(frame)
                 size += payload_size(frame.head)
             run = stop
         return msgspec.structs.replace(ledger, bytes=size)
+
+    async def _heads(self, ledger: LedgerRecord, runs: range) -> list[StoredFrame]:
+        """The heads of these runs but those that are given up: what their producers sent then is forgotten as well."""
+        return await self.reader.heads(ledger, [run for run in runs if self._lost_run(ledger.id, run) is None])
+
+    def _lost_run(self, ledger_id: int, run: int) -> GivenUp | None:
+        return self.record.lost_run(ledger_id, run)
+
+    def recovery_waits(self, at_least: int) -> str:
+        """Why the recovery has not gone on for so long (ms); empty if it has."""
+        long = self.waits_for and self._ports.clock.monotonic() - self._waits_since >= at_least
+        return self.waits_for if long else ""
 
     def _replay_frame(self, frame: StoredFrame) -> None:
         header = frame.header
@@ -390,6 +418,11 @@ class PartitionLog:
             known = await self.reader.table(ledger)
             self.tables[ledger.id] = known
         return known
+
+    def given_up(self, lost: GivenUp) -> None:
+        """A run was given up in the record: show it to nobody, and let readers go on behind it."""
+        self.tail.drop(lost.ledger, lost.run)
+        self.wake()
 
     def forget(self, ledgers: list[int]) -> None:
         """Drop what is remembered of trimmed ledgers, and let readers see the new beginning."""

@@ -86,8 +86,6 @@ class Producer:
     pushed: int = -1
     stored: int = -1
     seen: int = 0
-    verified: bool = False
-    """Whether a run of this session was looked at as a whole."""
     pending: OrderedDict[int, Pending] = field(default_factory=OrderedDict)
     recent: deque[StoredRun] = field(default_factory=lambda: deque(maxlen=REMEMBERED_RUNS))
 
@@ -125,8 +123,13 @@ class Producers:
         self._sessions += 1
         producer.session = epoch << 24 | self._sessions
         producer.incarnation = incarnation
-        producer.verified = False
         return producer
+
+    @staticmethod
+    def believe(producer: Producer, follows: int) -> None:
+        """A producer says that it was answered up to a sequence: where runs were given up, nobody else may know it."""
+        if not producer.pending and follows > producer.stored:
+            producer.stored = producer.pushed = follows
 
     def find(self, name: str, session: int) -> Producer:
         """The producer of a session. Raises Fenced if the session is not the name's newest of this owner."""

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from actors.ledger.fan import together
-from actors.ledger.record import LedgerRecord, State
+from actors.ledger.reader import StoredFrame
+from actors.ledger.record import GivenUp, LedgerRecord, State
 from actors.ledger.table import RunTable
 from actors.messages import (
     Ends,
@@ -31,11 +32,12 @@ from actors.messages import (
 )
 from actors.ports import Ports
 from actors.signal import Signal
+from actors.topic.giving_up import Unreadable
 from actors.topic.log import PartitionLog
 from actors.topic.tail import OLD_BYTES, CachedRun, RunCache
 from actors.wire import Blob, owned
 from storage.batch import decode_body
-from storage.errors import Corrupt, NotFound, Unavailable
+from storage.errors import Corrupt, NotFound, SluiceError, Unavailable
 from storage.frame import index_columns
 from storage.position import Positions, entry_of, ledger_of, position, split_by_ledger
 
@@ -62,6 +64,7 @@ class LogReads:
         self._ports = ports
         self._log = log
         self._old = RunCache(OLD_BYTES)
+        self.unreadable = Unreadable(ports)
         self._loading: dict[int, asyncio.Lock] = {}
         self._coming: dict[tuple[int, int], Signal] = {}
 
@@ -105,7 +108,7 @@ class LogReads:
                 try:
                     await self._read_ledger(ledger, entry, last, reply, budget)
                 except Unavailable:
-                    if not reply.runs:
+                    if not reply.runs and not reply.lost:
                         raise
                     return reply
             if following is None or ledger.state is not State.CLOSED or entry_of(reply.resume) <= last:
@@ -119,12 +122,20 @@ class LogReads:
     ) -> None:
         table = await self._table(ledger)
         run, stop = table.run_of(entry), table.run_of(last) + 1
+        lost = {given.run: given for given in self._log.record.given_up if given.ledger == ledger.id}
         while run < stop and not budget.spent():
+            if run in lost:
+                reply.lost.append((ledger.id, lost[run].first_entry, lost[run].count))
+                reply.resume = position(ledger.id, lost[run].end)
+                run += 1
+                continue
             until, wanted = run, 0
             while until < min(stop, run + READ_AT_ONCE) and (until == run or wanted < budget.messages):
+                if until in lost:
+                    break
                 wanted += table.count(until)
                 until += 1
-            for cached in await self._runs(ledger, range(run, until)):
+            for cached in await self._as_many(ledger, range(run, until)):
                 if budget.spent():
                     return
                 reply.runs.append(self._shown(cached))
@@ -132,6 +143,15 @@ class LogReads:
                 budget.messages -= cached.header.count
                 budget.bytes -= cached.columns.size + (cached.bytes if cached.bytes < INLINE_PAYLOAD else 0)
                 run += 1
+
+    async def _as_many(self, ledger: LedgerRecord, runs: range) -> list[CachedRun]:
+        """These runs, or the first alone where not all can be read: one that cannot hides none before it."""
+        try:
+            return await self._runs(ledger, runs)
+        except Unavailable:
+            if len(runs) == 1:
+                raise
+            return await self._runs(ledger, runs[:1])
 
     @staticmethod
     def _shown(cached: CachedRun) -> RunIndex:
@@ -181,7 +201,12 @@ class LogReads:
             done.set()
 
     async def _load(self, ledger: LedgerRecord, run: int, *, keep: bool = True) -> CachedRun:
-        frame = await self._log.reader.run(ledger, run)
+        try:
+            frame = await self._log.reader.run(ledger, run)
+        except Unavailable as error:
+            await self._failed(ledger, run, error)
+            raise
+        self.unreadable.fine(ledger.id, run)
         header, size = frame.header, frame.full_size
         data = frame.payload.data
         if data is None:
@@ -193,24 +218,41 @@ class LogReads:
         self._old.put(cached)
         return cached
 
+    async def _failed(self, ledger: LedgerRecord, run: int, error: SluiceError) -> None:
+        table = await self._table(ledger)
+        self.unreadable.failed(ledger.id, run, table.first(run), table.count(run), error)
+
     async def _shared(self, data: memoryview) -> Blob:
         """A payload that every consumer of the run is going to ask for; a large one is kept by its handle alone."""
         blob = await self._ports.net.share(data)
         return Blob(owned(data)) if blob.handle is None else Blob(handle=blob.handle, size=blob.size)
 
     async def rows(self, positions: Positions) -> RowIndex:
-        """Index columns of single messages; what was trimmed or is not confirmed is left out."""
+        """Index columns of single messages; what was trimmed is left out.
+
+        Raises Unavailable for what is not known here. Who asks holds it, so it is confirmed: this is an owner that was
+        replaced and does not know it, and must not say that there is nothing.
+        """
         shown: list[Positions] = []
         hashes: list[np.ndarray] = []
         for ledger_id, entries in split_by_ledger(np.unique(positions)):
             ledger = self._log.record.ledger(ledger_id)
             if ledger is None:
+                self._check_trimmed(position(ledger_id, int(entries[-1])))
                 continue
-            entries = entries[entries.astype(np.int64) <= self._log.last_entry(ledger)]
+            there = entries.astype(np.int64) <= self._log.last_entry(ledger)
+            if ledger.state is not State.CLOSED and not there.all():
+                raise Unavailable(f"entry {entries[-1]} of ledger {ledger_id} is not confirmed")
+            entries = entries[there]
             if not len(entries):
                 continue
             table = await self._table(ledger)
             which = table.runs_of(entries)
+            lost = [given.run for given in self._log.record.given_up if given.ledger == ledger_id]
+            if lost and np.isin(which, lost).any():
+                entries, which = entries[~np.isin(which, lost)], which[~np.isin(which, lost)]
+                if not len(entries):
+                    continue
             runs, starts = np.unique(which, return_index=True)
             groups = np.split(entries, starts[1:])
             for begin in range(0, len(runs), READ_AT_ONCE):
@@ -225,6 +267,11 @@ class LogReads:
             return RowIndex(positions=np.empty(0, np.int64), hashes=np.empty(0, np.uint32))
         return RowIndex(positions=np.concatenate(shown), hashes=np.concatenate(hashes))
 
+    def _check_trimmed(self, at: int) -> None:
+        """A ledger that is not in the record was trimmed, or is newer than this owner. Raises Unavailable."""
+        if at >= self._log.record.trimmed_before:
+            raise Unavailable(f"ledger {ledger_of(at)} is not known to this owner of the partition")
+
     # -- payloads ----------------------------------------------------------------------------------------------------
 
     async def payload(self, ledger_id: int, entry: int, *, again: bool = False) -> PayloadRead:
@@ -234,14 +281,19 @@ class LogReads:
         """
         ledger = self._log.record.ledger(ledger_id)
         if ledger is None:
+            self._check_trimmed(position(ledger_id, entry))
             raise NotFound(f"ledger {ledger_id} was trimmed")
         if entry > self._log.last_entry(ledger):
             if ledger.state is State.CLOSED:
                 raise NotFound(f"ledger {ledger_id} ends at entry {ledger.last_entry}")
             raise Unavailable(f"entry {entry} of ledger {ledger_id} is not confirmed")
         run = (await self._table(ledger)).run_of(entry)
+        lost = self._log.record.lost_run(ledger_id, run)
+        if lost is not None:
+            entries = f"entries {lost.first_entry} to {lost.end - 1} of ledger {ledger_id}"
+            raise NotFound(f"{entries} were given up: no copy could be read")
         if again:
-            frame, data = await self._log.reader.whole(ledger, run)
+            frame, data = await self._again(ledger, run)
             header, blob = frame.header, Blob(data)
         else:
             cached = await self._whole(ledger, run)
@@ -257,6 +309,17 @@ class LogReads:
             first_entry=header.first_entry,
             payload=blob,
         )
+
+    async def _again(self, ledger: LedgerRecord, run: int) -> tuple[StoredFrame, memoryview]:
+        """A verified copy for somebody who could not use the first one; it may be that nobody can."""
+        try:
+            frame, data = await self._log.reader.whole(ledger, run)
+            decode_body(data[frame.header.columns_bytes :], frame.header.shape, frame.header.count)
+        except (Unavailable, Corrupt) as error:
+            await self._failed(ledger, run, error)
+            raise
+        self.unreadable.fine(ledger.id, run)
+        return frame, data
 
     async def _whole(self, ledger: LedgerRecord, run: int) -> CachedRun:
         return (await self._runs(ledger, range(run, run + 1), whole=True))[0]
@@ -286,14 +349,20 @@ class LogReads:
                 last = middle
             else:
                 first = middle + 1
-        row = int(np.argmax(await self._times(ledger, first) >= time))
+        given_up = self._log.record.lost_run(ledger.id, first) is not None
+        row = 0 if given_up else int(np.argmax(await self._times(ledger, first) >= time))
         return Found(position=position(ledger.id, (await self._table(ledger)).first(first) + row))
 
     async def _last_run(self, ledger: LedgerRecord) -> int:
         return (await self._table(ledger)).run_of(self._log.last_entry(ledger))
 
     async def _times(self, ledger: LedgerRecord, run: int) -> np.ndarray:
-        """Publish times of one run, int64 ms."""
+        """Publish times of one run, int64 ms; of one that was given up, the last ones before it."""
+        lost = {given.run for given in self._log.record.given_up if given.ledger == ledger.id}
+        while run in lost:
+            run -= 1
+        if run < 0:
+            return np.zeros(1, np.int64)
         cached = await self._whole(ledger, run)
         blob, header = cached.blob, cached.header
         data = None if blob is None else blob.data if blob.data is not None else await self._ports.net.fetch(blob)
@@ -305,8 +374,14 @@ class LogReads:
             raise Corrupt(f"run {run} of ledger {ledger.id} is empty")
         return times
 
+    def given_up(self, lost: GivenUp) -> None:
+        """A run was given up: drop it."""
+        self._old.drop(lost.ledger, lost.run)
+        self.unreadable.fine(lost.ledger, lost.run)
+
     def forget(self, ledgers: list[int]) -> None:
         """Drop what is remembered of trimmed ledgers."""
         self._old.drop_ledgers(ledgers)
+        self.unreadable.forget(ledgers)
         for ledger in ledgers:
             self._loading.pop(ledger, None)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from actors.ledger.record import LedgerRecord, State
+from actors.ledger.record import GivenUp, LedgerRecord, State
+from actors.topic.giving_up import Unreadable
 from actors.topic.log import PartitionLog
 from actors.topic.producers import Producers
 from actors.topic.upkeep import Upkeep
-from storage.position import show
+from storage.position import position, show
 
 
-def describe(log: PartitionLog, producers: Producers, upkeep: Upkeep) -> dict[str, Any]:
+def describe(log: PartitionLog, producers: Producers, upkeep: Upkeep, unreadable: Unreadable) -> dict[str, Any]:
     """Counters of this owner, the chain of ledgers, and how far each subscription has come."""
     record = log.record
     return {
@@ -27,12 +28,25 @@ def describe(log: PartitionLog, producers: Producers, upkeep: Upkeep) -> dict[st
         "trimmedBefore": show(record.trimmed_before),
         "underReplicated": upkeep.under_replicated(),
         "ledgersToBeCounted": len(log.settled),
+        "unreadableRuns": unreadable.rows(),
+        "givenUpRuns": [describe_loss(lost) for lost in record.given_up],
         "addsInFlight": log.in_flight,
         "bytesInFlight": log.held,
         "tailCacheBytes": log.tail.bytes,
         "producers": len(producers),
         "subscriptions": {name: show(mark) for name, mark in sorted(upkeep.marks.items())},
         "ledgers": [_ledger(log, ledger) for ledger in record.ledgers],
+    }
+
+
+def describe_loss(lost: GivenUp) -> dict[str, Any]:
+    """A run that was given up."""
+    return {
+        "run": show(position(lost.ledger, lost.first_entry)),
+        "firstEntry": lost.first_entry,
+        "lastEntry": lost.end - 1,
+        "messages": lost.count,
+        "givenUpAt": lost.at,
     }
 
 

@@ -64,6 +64,11 @@ class RunCache:
             _, gone = self._runs.popitem(last=False)
             self.bytes -= gone.weight
 
+    def drop(self, ledger: int, run: int) -> None:
+        """Forget one run; fine if it is not here."""
+        gone = self._runs.pop((ledger, run), None)
+        self.bytes -= 0 if gone is None else gone.weight
+
     def drop_ledgers(self, ledgers: list[int]) -> None:
         """Forget the runs of deleted ledgers."""
         for key in [key for key in self._runs if key[0] in ledgers]:

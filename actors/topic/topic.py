@@ -5,9 +5,10 @@ background, so that fencing the previous owner never waits for anything. Request
 are Unavailable after that. From the instant at which a newer owner is noticed - a lost metadata write, or a bookie
 that refuses the epoch - everything here is answered Fenced.
 
-Publishing, step by step: the payload's bytes are only looked at for their lengths; large ones are shared once; the
-wait for room comes before the decision what to do with the sequences, and between that decision and the place in the
-log there is no await - so the order of places is the order of sequences, however calls overtake one another.
+Publishing, step by step: each run is checked whole, because what nobody can decode would stop every consumer that gets
+it (nothing is copied for that, and no row becomes an object); large ones are shared once; the wait for room comes
+before the decision what to do with the sequences, and between that decision and the place in the log there is no
+await - so the order of places is the order of sequences, however calls overtake one another.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 
+import pyarrow as pa
+
 from actors.actor import Actor
 from actors.delayed.owner import IndexOwner
 from actors.delayed.shared import SharedIndex
 from actors.ledger.bookies import Bookies
 from actors.messages import (
+    AcceptLoss,
     BookieList,
     DeleteTopic,
     Done,
@@ -47,13 +51,14 @@ from actors.messages import (
 )
 from actors.ports import Ports
 from actors.signal import Signal
+from actors.topic.giving_up import ALARM_MS, GivingUp
 from actors.topic.log import PartitionLog
 from actors.topic.producers import Join, NotYet, Producer, Producers, Store, Stored, Tail
 from actors.topic.reads import LogReads
-from actors.topic.stats import describe
+from actors.topic.stats import describe, describe_loss
 from actors.topic.upkeep import Upkeep
 from actors.wire import Blob
-from storage.batch import MAX_RUN_BYTES, MAX_RUN_MESSAGES, Batch, decode_body
+from storage.batch import MAX_RUN_BYTES, MAX_RUN_MESSAGES, Batch, check_published, decode_body, has_keyed_delay
 from storage.errors import Conflict, Corrupt, Fenced, Invalid, NotFound, SluiceError, Unavailable
 from storage.frame import Run, index_columns, make_run, payload_crc
 
@@ -86,6 +91,7 @@ class Topic(Actor):
         known = Bookies(ports, bookies)
         self._log = PartitionLog(ports, known, topic, partition, settings, self._producers, self._halt)
         self._reads = LogReads(ports, self._log)
+        self._giving_up = GivingUp(ports, known, self._log)
         self._upkeep = Upkeep(ports, known, self._log, self._reads)
         self._delayed = IndexOwner(ports, shared or SharedIndex(), topic, partition)
         self._deleted = False
@@ -143,7 +149,8 @@ class Topic(Actor):
         if self.stopped is not None:
             raise Fenced(self._gone())
         if not self._serving.is_set():
-            raise Unavailable(f"partition {self.partition} of {self.topic!r} is being recovered")
+            waits = f", which waits: {self._log.waits_for}" if self._log.waits_for else ""
+            raise Unavailable(f"partition {self.partition} of {self.topic!r} is being recovered{waits}")
 
     # -- producers ---------------------------------------------------------------------------------------------------
 
@@ -164,7 +171,9 @@ class Topic(Actor):
         """Append a run, once. Raises Fenced, Conflict (a gap), Overloaded, Unavailable, Invalid."""
         await self._ready()
         producer = self._producers.find(request.producer, request.session)
-        run = await self._check(request, producer)
+        run = await self._check(request)
+        if self._log.record.given_up and request.follows is not None:
+            self._producers.believe(producer, request.follows)
         blob: Blob | None = None
         while True:
             verdict = self._producers.judge(producer, request.first_sequence, request.count, request.follows)
@@ -220,7 +229,7 @@ class Topic(Actor):
                 f"sequence {request.first_sequence} does not follow {producer.pushed} of producer {request.producer!r}"
             )
 
-    async def _check(self, request: Publish, producer: Producer) -> Run:
+    async def _check(self, request: Publish) -> Run:
         """The run of a request, its payload in hand. Raises Invalid; Unavailable if a handle is gone."""
         if not 0 < request.count <= MAX_RUN_MESSAGES or request.first_sequence < 0:
             raise Invalid(f"a run holds 1 to {MAX_RUN_MESSAGES} messages, not {request.count}")
@@ -235,22 +244,20 @@ class Topic(Actor):
         columns = request.count * (12 if request.delayed else 4)
         if len(payload) < columns:
             raise Invalid(f"{len(payload)} bytes cannot hold the index columns of {request.count} messages")
-        if not producer.verified:
-            # A producer that encodes wrongly is found at its first run, before anything of it gets a place. Later
-            # ones are not looked at: damage on the way is rare, and the bookies' checksums stop it.
-            if payload_crc(payload) != request.crc:
-                raise Corrupt("the payload does not fit its checksum; send it again")
-            decode_body(payload[columns:], request.shape, request.count)
-            producer.verified = True
-        if request.keyed_delay and self._upkeep.rejecting:
+        # Each run, not only a producer's first: what nobody can decode would stop every consumer that gets it.
+        if payload_crc(payload) != request.crc:
+            raise Corrupt("the payload does not fit its checksum; send it again")
+        deliver_at, hashes = index_columns(payload[:columns], request.count, request.delayed)
+        rows = _rows_of(payload[columns:], request)
+        check_published(rows, deliver_at, hashes)
+        if self._upkeep.rejecting and (request.keyed_delay or has_keyed_delay(rows, deliver_at)):
             refused_by = next(iter(self._upkeep.rejecting))
             raise Invalid(
                 f"subscription {refused_by} refuses messages with a key and a delay; send one without the other"
             )
-        if request.delayed and self.settings.max_delay_ms:
-            deliver_at = index_columns(payload[:columns], request.count, True)[0]
+        if deliver_at is not None and self.settings.max_delay_ms:
             limit = self.ports.clock.now() + self.settings.max_delay_ms
-            if deliver_at is not None and int(deliver_at.max()) > limit:
+            if int(deliver_at.max()) > limit:
                 raise Invalid(f"a message is delayed by more than the topic's {self.settings.max_delay_ms} ms")
         return run
 
@@ -263,7 +270,7 @@ class Topic(Actor):
             raise Corrupt("the payload does not fit its checksum; send it again")
         columns = run.count * (12 if run.delayed else 4)
         deliver_at, hashes = index_columns(run.payload[:columns], run.count, run.delayed)
-        rows = decode_body(run.payload[columns:], run.shape, run.count)
+        rows = _rows_of(run.payload[columns:], request)
         rest = make_run(Batch(rows, deliver_at, hashes).slice(skip, run.count))
         await self.on_publish(
             Publish(
@@ -288,7 +295,7 @@ class Topic(Actor):
             reply = await self._reads.index(request)
             await self._ready()
             left = until - self.ports.clock.monotonic()
-            if reply.runs or reply.ended or left <= 0:
+            if reply.runs or reply.ended or reply.lost or left <= 0:
                 return reply
             if self._log.last_confirmed == reply.last_confirmed:
                 await self._log.news(left)
@@ -321,6 +328,21 @@ class Topic(Actor):
         await self._upkeep.progress(request)
         return Done()
 
+    @property
+    def problem(self) -> str:
+        """What an operator must look at: a recovery that does not go on, or runs that nobody can read."""
+        waits = "" if self._serving.is_set() else self._log.recovery_waits(ALARM_MS)
+        return f"the recovery waits: {waits}" if waits else self._reads.unreadable.line(self.topic)
+
+    async def on_accept_loss(self, request: AcceptLoss) -> Text:
+        """Give a run up; also while the log is being recovered, because that may be what the recovery waits for."""
+        if self.stopped is not None:
+            await self._ready()
+        lost = await self._giving_up.accept(request)
+        if not request.dry_run:
+            self._reads.given_up(lost)
+        return Text(json=json.dumps({"partition": self.partition, **describe_loss(lost)}))
+
     async def on_replicate(self, request: Replicate) -> Replicated:
         """Copy what lost bookies held; the work goes on behind the answer."""
         await self._ready()
@@ -340,5 +362,13 @@ class Topic(Actor):
     async def on_stats(self, request: Stats) -> Text:
         """The partition's statistics, with Pulsar's names where it has them."""
         await self._ready()
-        stats = describe(self._log, self._producers, self._upkeep)
+        stats = describe(self._log, self._producers, self._upkeep, self._reads.unreadable)
         return Text(json=json.dumps({**stats, "bucketDelayedIndexStats": self._delayed.stats()}))
+
+
+def _rows_of(body: memoryview, request: Publish) -> pa.RecordBatch:
+    """The rows of a body whose checksum fits. Raises Invalid: the producer made it so, a repetition is the same."""
+    try:
+        return decode_body(body, request.shape, request.count)
+    except Corrupt as error:
+        raise Invalid(f"a run that nobody could read is not stored: {error}") from error

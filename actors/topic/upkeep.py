@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import msgspec
+from pyroaring import BitMap
 
 from actors.ledger.bookies import Bookies
 from actors.ledger.record import LedgerRecord, PartitionRecord
 from actors.ledger.replication import Replicator, under_replicated
+from actors.ledger.sweep import noted_released
 from actors.messages import DeleteLedgers, Progress
 from actors.ports import Ports
 from actors.topic.log import PartitionLog
@@ -27,6 +29,8 @@ LAST_TIMEOUT = 2_000
 """An owner that deletes its topic waits no longer than this for a bookie: the sweep finds what it leaves."""
 VERIFY_MS = 5_000
 FILL_RETRY_MS = 30_000
+PRUNE_AT = 64
+"""With so many released ledgers in the record, a trim looks which of them the sweep has written down."""
 
 
 class Upkeep:
@@ -98,7 +102,10 @@ class Upkeep:
     # -- subscriptions and trimming ----------------------------------------------------------------------------------
 
     async def progress(self, request: Progress) -> None:
-        """Take note of a subscription's mark; durable at once when the subscription is new or gone."""
+        """Take note of a subscription's mark; durable at once when the subscription is new or gone, or goes back.
+
+        A firm statement that is answered holds against every later owner, and every trim that was under way is over.
+        """
         name = request.subscription
         if request.number and request.number <= self._numbers.get(name, 0):
             return
@@ -110,8 +117,11 @@ class Upkeep:
             self.marks.pop(name, None)
         else:
             self.marks[name] = request.mark_delete
-        if request.gone == (name in self._log.record.subscriptions):
+        noted = self._log.record.subscriptions.get(name)
+        if request.gone == (noted is not None) or request.firm or (noted is not None and request.mark_delete < noted):
             await self._log.keeper.update(self._with_marks)
+        if request.firm:
+            await self._log.keeper.verify()
 
     def _with_marks(self, record: PartitionRecord) -> PartitionRecord:
         ever = record.ever_subscribed or bool(self.marks)
@@ -122,12 +132,14 @@ class Upkeep:
         if not trimmable(self._log.record, self.marks, self._ports.clock.now()):
             return
         gone: list[LedgerRecord] = []
+        noted = await noted_released(self._ports) if len(self._log.record.released) >= PRUNE_AT else BitMap()
 
         def change(record: PartitionRecord) -> PartitionRecord:
             # Decided again at the moment of the change: a subscription may have come meanwhile.
             ids = trimmable(record, self.marks, self._ports.clock.now())
             gone[:] = [ledger for ledger in record.ledgers if ledger.id in ids]
-            return self._with_marks(record).without_ledgers(ids)
+            left = tuple(number for number in record.released if number not in noted)
+            return msgspec.structs.replace(self._with_marks(record), released=left).without_ledgers(ids)
 
         await self._log.keeper.update(change)
         ids = [ledger.id for ledger in gone]
@@ -162,7 +174,7 @@ class Upkeep:
 
         Counted are fragments that name a lost bookie, and closed ledgers whose copies were not counted yet.
         """
-        self._lost[:] = lost  # one that came back after all is used again
+        self._lost[:] = self._log.lost_bookies[:] = list(lost)  # one that came back after all is used again
         for bookie in self._lost:
             self._log.bookie_lost(bookie)
         self._fill_not_before = 0

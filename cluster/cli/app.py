@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cluster.cli import checkout, inspection, load, messages, running, subscriptions, topics
+from cluster.cli import checkout, inspection, load, messages, running, subscriptions, topics, watching
 
 _START, _USE, _PROVE = "Start and stop", "Topics and messages", "Prove it"
 
@@ -40,6 +40,7 @@ app.command(rich_help_panel=_PROVE)(load.flood)
 app.command(rich_help_panel=_START)(running.up)
 app.command(rich_help_panel=_START)(running.down)
 app.command(rich_help_panel=_START)(running.status)
+app.command(rich_help_panel=_START)(watching.watch)
 app.add_typer(running.config_app, name="config", rich_help_panel=_START)
 app.add_typer(topics.app, name="topics", rich_help_panel=_USE)
 app.add_typer(subscriptions.app, name="subscriptions", rich_help_panel=_USE)

@@ -41,6 +41,12 @@ WorkloadOption = Annotated[
     Workload | None,
     typer.Option("--workload", help="Options by name: few keys, slow consumers, many who come and go."),
 ]
+RestartsOption = Annotated[
+    int, typer.Option("--restarts", min=0, help="Faults under load, in turn: join, leave and return, kill, freeze.")
+]
+StrictOption = Annotated[
+    bool, typer.Option("--strict", help="Exit 1 as well when something that was to be tested was not shown.")
+]
 
 _INPUT = "Real input"
 RESTART_S = 2.0
@@ -55,9 +61,7 @@ def flood(
     keys: KeysOption = 10_000,
     skew: SkewOption = 1.0,
     consumers: ConsumersOption = 4,
-    restarts: Annotated[
-        int, typer.Option("--restarts", min=0, help="Consumers to restart under load: leave, kill, join.")
-    ] = 3,
+    restarts: RestartsOption = 4,
     delayed: DelayedOption = 0.0,
     rate: RateOption = 0.0,
     minutes: MinutesOption = None,
@@ -85,6 +89,7 @@ def flood(
     json: JsonFile = None,
     report: ReportFile = None,
     workload: WorkloadOption = None,
+    strict: StrictOption = False,
     address: AddressOption = None,
 ) -> int:
     """Start everything, flood it from Spark, restart consumers meanwhile, and judge what was delivered.
@@ -98,6 +103,7 @@ def flood(
         restarts=restarts, delayed=delayed, rate=rate, minutes=minutes, seed=seed, policy=policy, input=input,
         key_column=key_column, payload_columns=columns, time_column=time_column, bookies=bookies, objects=objects,
         s3_endpoint_url=s3_endpoint, data_dir=data_dir, keep=keep, json=json, report=report, address=address,
+        strict=strict,
     )  # fmt: skip
     return _flood(**_asked_for(context, given, workload))
 
@@ -182,12 +188,17 @@ def _s3_endpoint() -> str | None:
 
 def _running() -> str | None:
     """Address of the configured cluster, or of the one that `up` left running here; None: start one."""
-    from cluster import launch
+    from cluster import launch, standalone
     from cluster.config import load
 
     values = load().values
     found = launch.find(values.data_dir)
     if values.address is None and found is not None:
+        if standalone.process_on(values.data_dir):
+            raise Invalid(
+                f"the cluster on {values.data_dir} is one process, and this needs one of several; "
+                "end it with `./sluice down`, or name another --data-dir"
+            )
         address, token = found
         if token is not None:
             os.environ.setdefault("RAY_AUTH_TOKEN_PATH", str(token.absolute()))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -22,7 +24,9 @@ from cluster.cli.options import (
 )
 from cluster.cli.outcome import say
 from cluster.cli.output import iso_time, show_json, text_of
+from cluster.cli.printable import printable
 from cluster.cli.session import joined
+from cluster.cli.waiting import Waiting
 
 if TYPE_CHECKING:
     from cluster.consumer import Consumer
@@ -66,17 +70,20 @@ def produce(
         options["deliver_at"] = moment(deliver_at)
     sent = 0
     with joined(address, data_dir) as client:
-        producer = client.create_producer(topic)
         began = time.monotonic()
-        for text in _texts(messages, count):
-            one_key, payload = _split(text, key, key_separator)
-            if rate:
-                time.sleep(max(0.0, began + sent / rate - time.monotonic()))
-            message_id = producer.send(payload.encode(), partition_key=one_key, **options)
-            sent += 1
-            if json:
-                show_json({"message_id": str(message_id), "key": one_key})
-        producer.close()
+        with Waiting(client).watched() as waiting:
+            producer = client.create_producer(topic)
+            for text in _texts(messages, count):
+                one_key, payload = _split(text, key, key_separator)
+                if rate:
+                    time.sleep(max(0.0, began + sent / rate - time.monotonic()))
+                    waiting.moved()
+                message_id = producer.send(payload, partition_key=one_key, **options)
+                sent += 1
+                waiting.moved()
+                if json:
+                    show_json({"message_id": str(message_id), "key": one_key})
+            producer.close()
     say(f"{sent} message{'' if sent == 1 else 's'} published and confirmed")
 
 
@@ -87,7 +94,9 @@ def consume(
     position: Annotated[
         str, typer.Option("--subscription-position", "-p", help="A new subscription begins: latest or earliest.")
     ] = "latest",
-    timeout: Annotated[str | None, typer.Option("--timeout", help="Stop when nothing comes for so long.")] = None,
+    timeout: Annotated[
+        str | None, typer.Option("--timeout", help="Stop when nothing comes for so long, subscribing included.")
+    ] = None,
     acknowledge: Annotated[bool, typer.Option("--ack/--no-ack", help="Acknowledge what was received.")] = True,
     json: JsonOption = False,
     address: AddressOption = None,
@@ -101,10 +110,16 @@ def consume(
     with joined(address, data_dir) as client:
         # No more is taken from the others than will be printed.
         room = min(count, QUEUE) or QUEUE
-        with client.subscribe(
-            topic, subscription, initial_position=position.lower(), receiver_queue_size=room
-        ) as consumer:
+        bound: dict[str, Any] = {} if patience is None else {"timeout_ms": patience}
+        with contextlib.ExitStack() as stack:
+            waiting = stack.enter_context(Waiting(client).watched())
+            consumer = stack.enter_context(
+                client.subscribe(
+                    topic, subscription, initial_position=position.lower(), receiver_queue_size=room, **bound
+                )
+            )
             for message in _received(consumer, count, patience):
+                waiting.moved()
                 _print(message, json)
                 if acknowledge:
                     consumer.acknowledge(message)
@@ -115,21 +130,22 @@ def consume(
     return 0 if got >= count else 2
 
 
-def _texts(messages: list[str], count: int) -> Iterator[str]:
+def _texts(messages: list[str], count: int) -> Iterator[bytes]:
+    """The payloads; bytes, because neither an argument nor a line of standard input needs to be text."""
     if messages:
         for _ in range(count):
-            yield from messages
+            yield from map(os.fsencode, messages)
         return
-    lines = (line.rstrip("\n") for line in sys.stdin)
+    lines = (line.removesuffix(b"\n") for line in sys.stdin.buffer)
     yield from lines if count == 1 else list(lines) * count
 
 
-def _split(text: str, key: str | None, separator: str | None) -> tuple[str | None, str]:
+def _split(text: bytes, key: str | None, separator: str | None) -> tuple[bytes | None, bytes]:
     if separator is None:
-        return key, text
-    found, there, payload = text.partition(separator)
+        return None if key is None else os.fsencode(key), text
+    found, there, payload = text.partition(os.fsencode(separator))
     if not there:
-        raise typer.BadParameter(f"no {separator!r} in the line {text[:60]!r}, so it has no key")
+        raise typer.BadParameter(f"no {separator!r} in the line {text_of(text[:60])!r}, so it has no key")
     return found, payload
 
 
@@ -154,7 +170,5 @@ def _print(message: Message, json: bool) -> None:
         )
         return
     again = f" (delivery {message.redelivery_count() + 1})" if message.redelivery_count() else ""
-    print(
-        f"{message.message_id()} key={'-' if key is None else text_of(key)}{again} {text_of(message.data())}",
-        flush=True,
-    )
+    line = f"{message.message_id()} key={'-' if key is None else text_of(key)}{again} {text_of(message.data())}"
+    print(printable(line, lines=False), flush=True)

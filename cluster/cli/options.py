@@ -8,15 +8,22 @@ from typing import Annotated
 
 import typer
 
-from cluster.names import check_name
 from storage.errors import Unavailable
 
 CONNECT_SECONDS = 3
 """How long a connection to an address may take."""
 
+MAX_DURATION_MS = 100 * 365 * 86_400_000
+LEAST_MS, MOST_MS = 10**11, 10**14
+"""Bare numbers that are times in milliseconds: 1973 to 5138. Seconds and microseconds of our days lie outside."""
+
+_SHOWN = 40
+
 
 def _name(kind: str) -> object:
     def check(value: str | None) -> str | None:
+        from actors.names import check_name
+
         return None if value is None else check_name(kind, value)
 
     return check
@@ -31,13 +38,16 @@ def parse_settings(pairs: list[str]) -> dict[str, str]:
 
 
 def milliseconds(text: str) -> int:
-    """Callback for durations: `250ms`, `10s`, `1h30m`, or a bare number of milliseconds."""
+    """Callback for durations: `250ms`, `10s`, `1h30m`, or a bare number of milliseconds; a hundred years at most."""
     from cluster.config import parse_duration
 
     try:
-        return parse_duration(text)
+        duration = parse_duration(text)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
+    if duration > MAX_DURATION_MS:
+        raise typer.BadParameter(f"{text[:_SHOWN]!r} is more than a hundred years")
+    return duration
 
 
 def moment(text: str) -> int:
@@ -45,11 +55,19 @@ def moment(text: str) -> int:
     from datetime import datetime
 
     if text.isdecimal():
-        return int(text)
+        number = int(text) if text.isascii() and len(text) <= len(str(MOST_MS)) else -1
+        if number and not LEAST_MS <= number < MOST_MS:
+            raise typer.BadParameter(
+                f"{text[:_SHOWN]!r} is not a time in milliseconds since 1970 (seconds have three digits less, "
+                "microseconds three more); write 2026-12-24T18:00:00Z"
+            )
+        return number
     try:
         return round(datetime.fromisoformat(text).astimezone().timestamp() * 1000)
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is not a time; write 2026-12-24T18:00:00Z or milliseconds") from None
+    except (ValueError, OverflowError, OSError):
+        raise typer.BadParameter(
+            f"{text[:_SHOWN]!r} is not a time; write 2026-12-24T18:00:00Z or milliseconds"
+        ) from None
 
 
 def _check_address(text: str | None) -> str | None:

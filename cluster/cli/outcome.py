@@ -12,6 +12,7 @@ from typing import NoReturn, cast
 
 import typer
 
+from cluster.cli.printable import printable
 from storage.errors import Corrupt, InvariantViolation, SluiceError
 
 FINE = 0
@@ -84,4 +85,4 @@ def _one_line(text: str) -> str:
 
 def say(text: str, prefix: str = "sluice: ") -> None:
     """One line for the person at the terminal, on standard error."""
-    print(prefix + text, file=sys.stderr, flush=True)
+    print(prefix + printable(text), file=sys.stderr, flush=True)

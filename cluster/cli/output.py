@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from cluster.cli.printable import printable, printable_json
+
 Row = Mapping[str, Any]
 
 PIPE_WIDTH = 200
@@ -34,11 +36,12 @@ def show_one(record: Row, as_json: bool) -> None:
     if as_json:
         show_json(record)
         return
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table.grid(padding=(0, 2))
     for name, value in record.items():
-        table.add_row(f"[bold]{name}[/bold]", _cell(name, value))
+        table.add_row(f"[bold]{escape(printable(name))}[/bold]", _cell(name, value))
     _console().print(table)
 
 
@@ -60,7 +63,7 @@ def show_partitions(answers: Sequence[Any], as_json: bool) -> None:
 
 def show_json(document: object) -> None:
     """One JSON document on one line; bytes as text where they are text, else as hexadecimal digits."""
-    print(json.dumps(document, default=_plain, ensure_ascii=False), flush=True)
+    print(printable_json(json.dumps(document, default=_plain, ensure_ascii=False)), flush=True)
 
 
 def watch(again: bool, once: Callable[[], None]) -> None:
@@ -74,12 +77,16 @@ def watch(again: bool, once: Callable[[], None]) -> None:
 
 
 def iso_time(milliseconds: int) -> str:
-    """A time in milliseconds since 1970 as ISO-8601 in UTC."""
-    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    """A time in milliseconds since 1970 as ISO-8601 in UTC; as the number that it is if no calendar has it."""
+    try:
+        moment = datetime.fromtimestamp(milliseconds / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return str(milliseconds)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def text_of(data: bytes) -> str:
-    """Bytes for a person: their text if they are UTF-8, else hexadecimal digits."""
+    """Bytes as text if they are UTF-8, else as hexadecimal digits."""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -94,6 +101,7 @@ def _console() -> Any:
 
 
 def _table(rows: Sequence[Row], columns: Mapping[str, str] | None, title: str) -> Any:
+    from rich.markup import escape
     from rich.table import Table
 
     if not rows:
@@ -103,7 +111,7 @@ def _table(rows: Sequence[Row], columns: Mapping[str, str] | None, title: str) -
     table = Table(title=title or None, title_justify="left")
     for name, heading in shown.items():
         numeric = all(isinstance(row.get(name), int | float) for row in rows)
-        table.add_column(heading, justify="right" if numeric else "left", overflow="fold")
+        table.add_column(escape(printable(heading)), justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*(_cell(name, row.get(name)) for name in shown))
     return table
@@ -121,10 +129,10 @@ def _cell(name: str, value: object) -> str:
     if isinstance(value, float):
         return f"{value:,.1f}"
     if isinstance(value, bytes):
-        return escape(text_of(value))
+        return escape(printable(text_of(value)))
     if isinstance(value, Mapping | list | tuple):
-        return escape(json.dumps(value, default=_plain, ensure_ascii=False))
-    return escape(str(value))
+        return escape(printable_json(json.dumps(value, default=_plain, ensure_ascii=False)))
+    return escape(printable(str(value)))
 
 
 def _plain(value: object) -> object:

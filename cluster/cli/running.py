@@ -32,11 +32,23 @@ def up(
     address: AddressOption = None,
     objects: ObjectsOption = None,
     s3_endpoint: S3EndpointOption = None,
+    embedded: Annotated[
+        bool, typer.Option("--embedded", help="In one process, without Ray: small, and ready at once.")
+    ] = False,
+    forget: Annotated[
+        bool,
+        typer.Option("--forget", help="Give up the data of a folder that the metadata does not know: set it aside."),
+    ] = False,
     settings: SetOption = [],  # noqa: B006 (typer reads the default and never changes it)
     config: ConfigOption = None,
     json: JsonOption = False,
-) -> None:
-    """Start a cluster (or join the Ray cluster at --address); it stays up after this command has ended."""
+) -> int:
+    """Start a cluster (or join the Ray cluster at --address); it stays up after this command has ended.
+
+    Exit 2 if nothing can be written to it, for example because the disk is full; what it holds can still be read.
+    """
+    if embedded and (nodes > 1 or address):
+        raise typer.BadParameter("--embedded is one process: it has no --nodes and no --address")
     from cluster.config import load
 
     flags: dict[str, object] = _nested(parse_settings(settings))
@@ -48,11 +60,24 @@ def up(
         "s3_endpoint_url": s3_endpoint,
     }
     loaded = load(config, **(flags | {name: value for name, value in given.items() if value is not None}))
-    answer = _launch("up", loaded.values, nodes)
+    if forget:
+        say(_launch("forget", loaded.values))
+    answer = _standalone(loaded.values) if embedded else _launch("up", loaded.values, nodes)
+    for name, (has, asked) in answer.get("kept", {}).items():
+        if nodes > 1 if name == "nodes" else _was_given(name, loaded.sources):
+            say(f"{name} stays {has!r}, not {asked!r}: the cluster runs already; use `./sluice down`, then `up`")
+    for alarm in answer.get("alarms", ()):
+        say(f"alarm: {alarm}")
     if json:
         show_json(answer)
     else:
         say(f"up at {answer['address']}; the data is in {answer['data_dir']}")
+    return 2 if answer.get("read_only") else 0
+
+
+def _was_given(option: str, sources: Mapping[str, str]) -> bool:
+    """Whether somebody said so, here or in the environment or the file; defaults are nobody's wish."""
+    return option in sources or (option == "bookie_settings" and any(key.startswith("bookie.") for key in sources))
 
 
 def down(data_dir: DataDirOption = None, config: ConfigOption = None) -> None:
@@ -105,6 +130,10 @@ def _nested(pairs: Mapping[str, str]) -> dict[str, object]:
 
 def _launch(verb: str, *arguments: object) -> Any:
     return getattr(import_module("cluster.launch"), verb)(*arguments)
+
+
+def _standalone(values: object) -> Any:
+    return import_module("cluster.standalone").up(values)
 
 
 def _show_status(answer: Mapping[str, Any], json: bool) -> None:

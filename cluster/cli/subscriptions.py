@@ -24,6 +24,7 @@ from cluster.cli.options import (
 )
 from cluster.cli.outcome import say
 from cluster.cli.output import show, show_json, show_one, show_partitions, watch
+from cluster.cli.printable import printable
 from cluster.cli.session import joined
 
 app = typer.Typer(no_args_is_help=True, help="Show, explain and move subscriptions.")
@@ -169,26 +170,21 @@ def delayed(
 def seek(
     topic: TopicArgument,
     subscription: SubscriptionArgument,
-    to: Annotated[str, typer.Argument(metavar="WHERE", help="earliest, latest, LEDGER:ENTRY, or a time (ISO-8601).")],
+    to: Annotated[
+        str, typer.Argument(metavar="WHERE", help="earliest, latest, LEDGER:ENTRY[:PARTITION], or a time (ISO-8601).")
+    ],
     dry_run: DryRunOption = False,
     json: JsonOption = False,
     address: AddressOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
-    """Move the subscription: messages after that place come (again)."""
+    """Move the subscription: messages after that place come (again). A message is sought in its own partition."""
     place: dict[str, object] = {"message_id": to}
-    if to not in ("earliest", "latest") and not _is_message_id(to):
-        place = {"time": moment(to)}
-    _change(
-        topic,
-        subscription,
-        "seek",
-        dry_run,
-        json,
-        (address, data_dir),
-        f"move {subscription} of {topic} to {to}",
-        **place,
-    )
+    if to not in ("earliest", "latest"):
+        message_id = _message_id(to)
+        place = {"time": moment(to)} if message_id is None else message_id
+    words = f"move {subscription} of {topic} to {to}"
+    _change(topic, subscription, "seek", dry_run, json, (address, data_dir), words, **place)
 
 
 @app.command()
@@ -240,15 +236,19 @@ def delete(
     say(f"deleted {subscription} of {topic}")
 
 
-def _is_message_id(text: str) -> bool:
-    ledger, separator, entry = text.partition(":")
-    return bool(separator) and ledger.isdecimal() and entry.isdecimal()
+def _message_id(text: str) -> dict[str, object] | None:
+    """The arguments that name LEDGER:ENTRY or LEDGER:ENTRY:PARTITION, None if the text is neither."""
+    parts = text.split(":")
+    if len(parts) not in (2, 3) or not all(part.isdecimal() for part in parts):
+        return None
+    found: dict[str, object] = {"message_id": ":".join(parts[:2])}
+    return found if len(parts) == 2 else found | {"partition": int(parts[2])}
 
 
 def _ask(
     topic: str, subscription: str, verb: str, json: bool, where: Where, **arguments: object
 ) -> list[dict[str, Any]]:
-    given = {name: value for name, value in arguments.items() if value is not None}
+    given: dict[str, Any] = {name: value for name, value in arguments.items() if value is not None}
     with joined(*where) as client:
         rows: list[dict[str, Any]] = client.admin(topic, subscription, verb, **given)
     show_partitions(rows, json)
@@ -292,4 +292,4 @@ def _show_explanation(answer: dict[str, Any]) -> None:
         said = known.pop("text", None) or known.pop("because", None) or ""
         facts = ", ".join(f"{key} {value}" for key, value in known.items())
         line = ": ".join(part for part in (name, said, facts) if part)
-        print(f"- {line}" + (f" (unblocked by: {opens})" if opens else ""))
+        print(printable(f"- {line}" + (f" (unblocked by: {opens})" if opens else ""), lines=False))

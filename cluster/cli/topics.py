@@ -100,3 +100,25 @@ def delete(
             return
         client.delete_topic(topic, force=force)
     say(f"deleted topic {topic}")
+
+
+@app.command("accept-loss")
+def accept_loss(
+    topic: TopicArgument,
+    run: Annotated[
+        list[str],
+        typer.Option(
+            "--run", metavar="LEDGER:ENTRY", help="A message of the run, as `status` names it; can be repeated."
+        ),
+    ],
+    dry_run: DryRunOption = False,
+    json: JsonOption = False,
+    address: AddressOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Give up messages of which no copy can be read, so that the others of their partition go on."""
+    with joined(address, data_dir) as client:
+        rows = [client.accept_loss(topic, one, dry_run=dry_run) for one in run]
+    show(rows, json)
+    if not json:
+        say(f"{'would give up' if dry_run else 'gave up'} {sum(row['messages'] for row in rows)} messages of {topic}")

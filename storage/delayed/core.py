@@ -3,7 +3,8 @@
 Rules: a message whose time is not after the cutoff is not tracked, and if it was, it is taken out (BD-2, BD-11.1: a
 tracked message that has fallen due must never be skipped for ever). A tracked position is never tracked twice
 (BD-11.2). What is given out leaves the index in the same step; what is no longer in the index when its time comes
-(trimmed, given out before, held twice after a merge) is dropped in silence (BD-18).
+(trimmed, given out before, held twice after a merge) is dropped in silence (BD-18). What was trimmed or skipped
+before its time leaves the columns too, once it is more than half of them.
 
 The cutoff is `now`, so that nothing is ever early; with a tick it is `now + tick`, and then a message may be early by
 up to one tick, as in Pulsar (BD-2, BD-3).
@@ -17,7 +18,7 @@ import numpy as np
 
 from storage.delayed.entries import EMPTY, END, Bound, Entries, Mask, Times, ascending, concat, stable_order
 from storage.delayed.index import PositionIndex
-from storage.delayed.queue import Mutable, Ready, Run, tidy
+from storage.delayed.queue import Mutable, Ready, Run, Wanted, tidy
 from storage.errors import Invalid
 from storage.hashing import Hashes
 from storage.position import Positions
@@ -38,6 +39,8 @@ class DelayedCore:
         self.mutable = Mutable()
         self.loose: list[Run] = []
         self._ready = Ready()
+        self.stale = 0
+        """At most so many entries in the columns are not tracked any more."""
 
     def cutoff(self, now: int) -> int:
         """The last due time that counts as due at `now`."""
@@ -52,7 +55,7 @@ class DelayedCore:
             raise Invalid(f"{positions.size} positions, {hashes.size} hashes and {deliver_at.size} times do not match")
         waits = deliver_at > max(self.cutoff(now), 0)
         if not waits.all():
-            self.index.discard(positions[~waits])
+            self.forget(positions[~waits])
             if not waits.any():
                 return waits, EMPTY
             positions, hashes, deliver_at = positions[waits], hashes[waits], deliver_at[waits]
@@ -63,6 +66,22 @@ class DelayedCore:
         if not ascending(entries.positions):
             entries = entries.take(stable_order(entries.positions))
         return waits, entries
+
+    def forget(self, positions: Positions) -> int:
+        """Track positions no more that nobody was given; returns how many were."""
+        return self._forgot(int(np.count_nonzero(self.index.discard(positions))))
+
+    def forget_range(self, start: int, end: int) -> int:
+        """Track no position start <= p < end any more; returns how many were."""
+        return self._forgot(self.index.discard_range(start, end))
+
+    def purge(self, wanted: Wanted | None = None) -> None:
+        """Drop columns of what is not wanted, by default of what is not tracked."""
+        if wanted is None:
+            wanted, self.stale = self.index.contains, 0
+        self.mutable.purge(wanted)
+        self._ready.purge(wanted)
+        self.loose = [run for run in (old.only(wanted) for old in self.loose) if len(run)]
 
     def keep(self, new: Entries) -> None:
         """Put admitted entries into the mutable bucket."""
@@ -135,6 +154,13 @@ class DelayedCore:
         self.mutable = Mutable()
         self.loose = []
         self._ready = Ready()
+        self.stale = 0
+
+    def _forgot(self, count: int) -> int:
+        self.stale += count
+        if count and 2 * self.stale > self.loaded():
+            self.purge()
+        return count
 
     def _pull(self, runs: Callable[[], list[Run]], until: Bound) -> bool:
         pulled = self._ready.pull([*self.mutable.runs(until), *self.loose, *runs()], until)

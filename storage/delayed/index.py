@@ -78,6 +78,11 @@ class PositionIndex:
         present |= bitmap
         self._count += len(present) - before
 
+    def overlap(self, ledger: int, bitmap: BitMap) -> BitMap:
+        """Those entries of a bitmap that are in the set."""
+        present = self._ledgers.get(ledger)
+        return BitMap() if present is None else present & bitmap
+
     def discard_all(self, other: PositionIndex) -> None:
         """Take out every position that is in another set."""
         for ledger, bitmap in other.ledgers():

@@ -34,8 +34,8 @@ class Bucket:
     """One sealed bucket.
 
     key: (epoch, number) of its object. start, end: lowest and highest position. run: sorted entries in memory.
-    stalled: loading fails at present, so its horizon is ignored
-    and what is in memory goes on.
+    stalled: loading fails at present, so its horizon is ignored and what is in memory goes on; refusals: so many times
+    in a row; retry_at: when it is tried again, by the monotonic clock.
     """
 
     def __init__(self, key: tuple[int, int], start: int, end: int, run: Run) -> None:
@@ -50,6 +50,8 @@ class Bucket:
         self._next_segment = 0
         self.loading = False
         self.stalled = False
+        self.refusals = 0
+        self.retry_at = 0
         self.merging = False
 
     @classmethod

@@ -17,11 +17,12 @@ or an earlier entry comes in, `ready` goes back to be a run and is pulled anew.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from storage.delayed.entries import EMPTY, END, ENTRY_BYTES, NEVER, Bound, Entries, Times, concat
+from storage.delayed.entries import EMPTY, END, ENTRY_BYTES, NEVER, Bound, Entries, Mask, Times, concat
+from storage.position import Positions
 
 PULL = 65_536
 """About how many entries one pull brings when more are due."""
@@ -31,6 +32,8 @@ FAN_IN = 8
 _SAMPLES = 16
 _SMALLEST = 1024
 NOTHING: Bound = (-1, 0)
+Wanted = Callable[[Positions], Mask]
+"""Which of some positions, shape (n,), are wanted."""
 
 
 class Run:
@@ -85,6 +88,11 @@ class Run:
     def cut(self, bound: Bound) -> Entries:
         """Take off everything before a bound."""
         return self.advance(self.count_before(bound))
+
+    def only(self, wanted: Wanted) -> Run:
+        """What is left of it and wanted."""
+        rest = self.rest()
+        return Run(rest.take(wanted(rest.positions)))
 
     def memory_bytes(self) -> int:
         """What the columns occupy, with the part that is gone."""
@@ -173,6 +181,14 @@ class Mutable:
         self.last_ledger = -1
         return concat([part for part in parts if len(part)])
 
+    def purge(self, wanted: Wanted) -> None:
+        """Drop the entries that are not wanted."""
+        entries = self._staging.drain()
+        kept = entries.take(wanted(entries.positions))
+        if len(kept):
+            self._staging.append(kept)
+        self._runs = [run for run in (old.only(wanted) for old in self._runs) if len(run)]
+
     def memory_bytes(self) -> int:
         """What its columns occupy."""
         return self._staging.memory_bytes() + sum(run.memory_bytes() for run in self._runs)
@@ -232,6 +248,11 @@ class Ready:
         if not len(self.run):
             self.run, self.until = Run(EMPTY), NOTHING
         return part
+
+    def purge(self, wanted: Wanted) -> None:
+        """Drop the entries that are not wanted."""
+        self.run = self.run.only(wanted)
+        self.until = self.until if len(self.run) else NOTHING
 
     def give_back(self) -> Run:
         """All that is left, as a sorted run; nothing is ready afterwards."""

@@ -2,8 +2,9 @@
 
 Of all windows of `width` neighbours, every one of which has a segment that is not loaded and is not being merged,
 the one with the fewest messages; among equals the one whose next segment starts first. If there is none, narrower
-windows are tried, down to two. A window may not grow beyond `max_entries`: the limit on the number of buckets is soft,
-the memory that a merge needs is not. Any limit from one bucket on works.
+windows are tried, down to two. A window larger than `max_entries` is chosen only if no other fits, and then the
+smallest pair: a merge holds its new object in memory, so whoever allows few buckets for many messages has large ones.
+Any limit from one bucket on works.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MERGE_WIDTH = 4
+NO_LIMIT = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +27,13 @@ class Candidate:
 
 def choose_window(candidates: Sequence[Candidate], max_entries: int) -> slice | None:
     """The window of neighbours to merge, or None. candidates are ordered by their ledger range."""
-    for width in range(min(MERGE_WIDTH, len(candidates)), 1, -1):
+    widest = min(MERGE_WIDTH, len(candidates))
+    for width, most in [*((width, max_entries) for width in range(widest, 1, -1)), (2, NO_LIMIT)]:
         best: tuple[int, int, int] | None = None
         for start in range(len(candidates) - width + 1):
             window = candidates[start : start + width]
             total = sum(one.count for one in window)
-            if total <= max_entries and all(one.mergeable for one in window):
+            if total <= most and all(one.mergeable for one in window):
                 rank = (total, min(one.next_time for one in window), start)
                 best = rank if best is None else min(best, rank)
         if best is not None:

@@ -72,7 +72,7 @@ class Stub(Actor):
                 await self.ports.meta.remove(f"subscription/{self.name}")
             self.stage.world.stop(self.ports.me)
             await self.ports.clock.sleep(1)
-        return Text(json="{}")
+        return Text(json='{"changed": false}')
 
 
 class Stage:
@@ -460,11 +460,11 @@ def test_wrong_questions_are_refused() -> None:
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ({"partitions": 0}, "at least 1 partition"),
+        ({"partitions": 0}, "partitions = 0: it is 1 to 1024"),
         ({"ensemble": 4, "write_quorum": 4}, "needs as many bookies; this cluster has 3"),
         ({"ensemble": 2, "write_quorum": 3}, "the quorums must satisfy"),
         ({"write_quorum": 1, "ack_quorum": 2}, "the quorums must satisfy"),
-        ({"ack_quorum": 0}, "the quorums must satisfy"),
+        ({"ack_quorum": 0}, "ack_quorum = 0: it is 1 to 64"),
     ],
 )
 def test_settings_that_could_never_be_written_are_refused(wrong: dict[str, int], told: str) -> None:

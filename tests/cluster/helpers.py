@@ -14,10 +14,10 @@ import psutil
 import pyarrow as pa
 
 import cluster
-from cluster import launch
 from cluster.client import Client
 from cluster.config import load
 from cluster.consumer import Consumer
+from cluster.folder import STATE_FILE
 from cluster.nodes import processes_of
 from storage.errors import SluiceError
 
@@ -51,7 +51,7 @@ def attached(folder: Path) -> Iterator[Client]:
 
 def session_of(folder: Path) -> str:
     """Ray's folder of the cluster that was started on a data folder."""
-    return str(json.loads((folder / launch.STATE_FILE).read_text())["session"])
+    return str(json.loads((folder / STATE_FILE).read_text())["session"])
 
 
 def eventually(condition: Callable[[], object], what: str | Callable[[], str], seconds: float = PATIENCE_S) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import stat
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 import pytest
@@ -66,9 +68,7 @@ def actors() -> Actors:
     return Actors()
 
 
-@pytest.fixture
-async def session(tmp_path: Path, actors: Actors) -> AsyncIterator[aiohttp.ClientSession]:
-    """A browser with the right token."""
+def _server(folder: Path, actors: Actors, **more: Any) -> AdminHttp:
     ports = Ports(
         me="host/admin",
         clock=RealClock(),
@@ -79,7 +79,13 @@ async def session(tmp_path: Path, actors: Actors) -> AsyncIterator[aiohttp.Clien
         spawn=Tasks("admin"),
         log=StructuredLog("admin"),
     )
-    server = AdminHttp(ports, controller="controller/controller", data_dir=tmp_path, port=0)
+    return AdminHttp(ports, controller="controller/controller", data_dir=folder, port=0, **more)
+
+
+@pytest.fixture
+async def session(tmp_path: Path, actors: Actors) -> AsyncIterator[aiohttp.ClientSession]:
+    """A browser with the right token."""
+    server = _server(tmp_path, actors)
     await server.start()
     token = (tmp_path / TOKEN_FILE).read_text()
     assert stat.S_IMODE((tmp_path / TOKEN_FILE).stat().st_mode) == 0o600
@@ -101,6 +107,45 @@ async def test_health_needs_no_token_and_everything_else_does(session: aiohttp.C
         answer = await session.get(path, headers=wrong)
         assert answer.status == 401
         assert "bearer token" in (await answer.json())["reason"]
+
+
+@pytest.mark.parametrize("given", ["Bearer \u00fc", "Bearer \udcff", "\u20ac", "Bearer", ""])
+async def test_a_token_of_any_letters_is_only_wrong(session: aiohttp.ClientSession, given: str) -> None:
+    """What is no ASCII is not the token, and no error either."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", session._base_url.port)  # type: ignore[union-attr]
+    head = f"GET {BASE} HTTP/1.1\r\nHost: 127.0.0.1:1\r\nAuthorization: {given}\r\nConnection: close\r\n\r\n"
+    writer.write(head.encode("utf-8", "surrogateescape"))
+    answer = await reader.read()
+    writer.close()
+    assert answer.startswith(b"HTTP/1.1 401 "), answer
+
+
+async def test_an_unknown_charset_is_nobodys_error(session: aiohttp.ClientSession) -> None:
+    """The body is digits, whatever the client calls them."""
+    headers = {"Content-Type": "text/plain; charset=klingon"}
+    assert (await session.put(f"{BASE}/orders/partitions", data=b"3", headers=headers)).status == 204
+
+
+HALF = (
+    b"",
+    b"GET / HT",
+    b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1:1\r\n",
+    b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1:1\r\n\r\n",
+    f"PUT {BASE}/orders/partitions HTTP/1.1\r\nHost: 127.0.0.1:1\r\nAuthorization: Bearer TOKEN\r\n"
+    "Content-Length: 9\r\n\r\n3".encode(),
+)
+
+
+@pytest.mark.parametrize("sent", HALF, ids=["nothing", "half a line", "half a head", "one request", "half a body"])
+async def test_a_client_that_says_no_more_is_let_go(tmp_path: Path, actors: Actors, sent: bytes) -> None:
+    """Its connection is closed; it holds nothing for ever."""
+    server = _server(tmp_path, actors, connection_seconds=0.05)
+    await server.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(sent.replace(b"TOKEN", (tmp_path / TOKEN_FILE).read_bytes()))
+    await asyncio.wait_for(reader.read(), 60)
+    writer.close()
+    await server.stop("the test is over")
 
 
 async def test_a_made_up_host_name_is_refused(session: aiohttp.ClientSession) -> None:
@@ -145,15 +190,26 @@ async def test_verbs_reach_every_partition(session: aiohttp.ClientSession, actor
         ("POST", f"{BASE}/orders/subscription/billing/skip/x", None, 412),
         ("GET", f"{BASE}/%2e%2e%2fetc/stats", None, 412),
         ("GET", "/nowhere", None, 404),
+        ("PUT", f"{BASE}/orders/partitions", "9" * 5000, 412),
+        ("PUT", f"{BASE}/orders/partitions", b"\xff\xfe", 412),
+        ("PUT", f"{BASE}/orders/partitions", "-1", 412),
+        ("POST", f"{BASE}/orders/subscription/billing/skip/" + "9" * 5000, None, 412),
+        ("POST", f"{BASE}/orders/subscription/billing/skip/{2**63}", None, 412),
+        ("POST", f"{BASE}/orders/subscription/billing/resetcursor/" + "9" * 5000, None, 412),
+        ("POST", f"{BASE}/orders/subscription/billing/expireMessages/\u0665", None, 412),
+        ("GET", f"{BASE}/orders/subscription/billing/explain?hash=" + "9" * 5000, None, 412),
+        ("GET", f"{BASE}/orders/subscription/billing/explain?hash=x", None, 412),
+        ("GET", f"{BASE}/orders/subscription/%2e%2e/explain?key=k", None, 412),
+        ("DELETE", f"{BASE}/orders/subscription/a%00b", None, 412),
     ],
 )
 async def test_wrong_calls_get_a_status_and_a_reason(
-    session: aiohttp.ClientSession, method: str, path: str, body: str | None, status: int
+    session: aiohttp.ClientSession, method: str, path: str, body: str | bytes | None, status: int
 ) -> None:
     """Errors are JSON with one line."""
     from yarl import URL
 
-    answer = await session.request(method, URL(path, encoded=True), data=body)
+    answer = await session.request(method, URL(quote(path, safe="/%?="), encoded=True), data=body)
     assert answer.status == status
     if path != "/nowhere":
         assert (await answer.json())["reason"]

@@ -57,6 +57,17 @@ async def test_replace_truncate_and_delete(tmp_path: Path) -> None:
     disk.close()
 
 
+async def test_bytes_are_written_once_more_in_their_place(tmp_path: Path) -> None:
+    disk = FileDisk(tmp_path)
+    await disk.append("log", [b"abcdef"], sync=True)
+    await disk.rewrite("log", 2, b"CD")
+    assert await disk.append("log", [b"!"], sync=True) == 6
+    assert await disk.read("log", 0, 9) == b"abCDef!"
+    with pytest.raises(NotFound):
+        await disk.rewrite("none", 0, b"x")
+    disk.close()
+
+
 @pytest.mark.parametrize("name", ["", "../x", "a/b", "A", ".lock", "a.new", "-a", "a" * 101, "a\0"])
 async def test_a_name_outside_the_rules_is_refused(tmp_path: Path, name: str) -> None:
     disk = FileDisk(tmp_path / "inner")

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import numpy as np
 import pytest
 import ray
 from ray.exceptions import ActorUnavailableError
 
 from actors.actor import Actor
-from actors.messages import Alive, Done, ListLedgers, Ping, Stats
+from actors.host import Answer
+from actors.messages import Alive, Done, ListBookies, ListLedgers, Ping, ReadRowIndex, Stats
 from actors.ports import Meta, Objects, Ports, Unknown
-from actors.wire import Reply, Request
+from actors.wire import Reply, Request, pack
 from cluster import host
 from storage.errors import InvariantViolation
 
@@ -48,18 +50,29 @@ def test_it_knocks_until_it_is_awake(monkeypatch: pytest.MonkeyPatch, failures: 
 
 
 class Slow(Actor):
-    """Answers pings. Nothing else is answered before `go` is set."""
+    """Answers pings. Statistics are told when `go` is set. begin: its start waits for it."""
 
-    def __init__(self, ports: Ports) -> None:
+    def __init__(self, ports: Ports, begin: asyncio.Event) -> None:
         super().__init__(ports)
-        self.go = asyncio.Event()
+        self.go, self.finished = asyncio.Event(), asyncio.Event()
+        self.seen: list[np.ndarray] = []
+        self._begin = begin
+
+    async def start(self) -> None:
+        await self._begin.wait()
 
     async def handle(self, request: Request[Any]) -> Reply:
         if isinstance(request, Ping):
             return Alive()
         if isinstance(request, ListLedgers):
             raise InvariantViolation("it cannot go on")
+        if isinstance(request, ListBookies):
+            raise AttributeError("it has a defect")
+        if isinstance(request, ReadRowIndex):
+            self.seen.append(request.positions)
+            return Done()
         await self.go.wait()
+        self.finished.set()
         return Done()
 
 
@@ -68,21 +81,23 @@ class Parts:
 
     def __init__(self) -> None:
         self.made: list[Slow] = []
+        self.begin = asyncio.Event()
+        self.begin.set()
 
     def stores(self, settings: dict[str, Any]) -> tuple[Meta, Objects]:
         nothing: Any = None
         return nothing, nothing
 
     def actor(self, kind: str, ports: Ports, settings: dict[str, Any]) -> Actor:
-        self.made.append(Slow(ports))
+        self.made.append(Slow(ports, self.begin))
         return self.made[-1]
 
 
-async def waiting_for(parts: Parts) -> tuple[host.Host, asyncio.Task[Reply | Unknown]]:
+async def waiting_for(parts: Parts) -> tuple[host.Host, asyncio.Task[Answer]]:
     """A host with one actor, and somebody who waits for its answer."""
     runs = host.Host("host", parts, {}, [])
     await runs.start("topic", "slow", {})
-    waiting = asyncio.create_task(runs.deliver("slow", Stats()))
+    waiting = asyncio.create_task(runs.answer_here("slow", "Stats", pack(Stats())))
     await asyncio.sleep(0)
     return runs, waiting
 
@@ -91,28 +106,70 @@ async def test_who_waits_for_an_actor_that_is_stopped_learns_that_it_is_gone() -
     """At once, and not when its patience ends: it has to find the next one."""
     runs, waiting = await waiting_for(Parts())
     await runs.stop("slow")
-    answer = await asyncio.wait_for(waiting, 1)
+    await asyncio.wait([waiting], timeout=1)  # cancelling it would bring the same answer
+    answer = waiting.result()
     assert isinstance(answer, Unknown)
     assert answer.gone
     assert not waiting.cancelling()
 
 
-async def test_so_does_who_waits_for_one_that_breaks() -> None:
-    """And who asked the question that broke it."""
+@pytest.mark.parametrize("breaking", [ListLedgers(), ListBookies()])
+async def test_so_does_who_waits_for_one_that_breaks(breaking: Request[Any]) -> None:
+    """And who asked the question that broke it, by a broken promise or by a plain defect."""
     runs, waiting = await waiting_for(Parts())
-    broken = await runs.deliver("slow", ListLedgers())
-    answer = await asyncio.wait_for(waiting, 1)
+    broken = await runs.answer_here("slow", type(breaking).__name__, pack(breaking))
+    await asyncio.wait([waiting], timeout=1)
+    answer = waiting.result()
     assert isinstance(broken, Unknown)
     assert isinstance(answer, Unknown)
     assert (broken.gone, answer.gone) == (True, True)
+    later = await runs.answer_here("slow", "Ping", pack(Ping()))
+    assert isinstance(later, Unknown)
+    assert later.gone
 
 
 async def test_who_gives_up_waiting_ends_nothing_else() -> None:
-    """A time-out of the caller is the caller's; the actor answers the next one."""
+    """A time-out of a caller in the same process is the caller's: the handler goes on with its work to the end."""
     parts = Parts()
-    runs, waiting = await waiting_for(parts)
-    waiting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
+    runs = host.Host("host", parts, {}, [])
+    net = runs.net
+    await runs.start("topic", "slow", {})
+    answer = await net.call("host/slow", Stats(), 10)
+    assert isinstance(answer, Unknown)
+    assert not answer.gone
     parts.made[0].go.set()
-    assert await runs.deliver("slow", Stats()) == Done()
+    async with asyncio.timeout(5):
+        await parts.made[0].finished.wait()
+    assert isinstance(await net.call("host/slow", Ping(), 1000), Alive)
+
+
+async def test_nobody_reaches_an_actor_before_it_has_started() -> None:
+    """Statistics that are asked for meanwhile wait; the metrics ask only those that have started."""
+    parts = Parts()
+    parts.begin = asyncio.Event()
+    runs = host.Host("host", parts, {}, [])
+    starting = asyncio.create_task(runs.start("topic", "slow", {}))
+    asking = asyncio.create_task(runs.net.call("host/slow", Ping(), 1000))
+    await asyncio.sleep(0.01)
+    assert not asking.done()
+    assert runs.serving() == []
+    parts.begin.set()
+    assert await starting == "host/slow"
+    assert await asking == Alive()
+    assert runs.serving() == [("topic", "host/slow")]
+
+
+async def test_what_a_caller_does_to_its_columns_afterwards_reaches_nobody() -> None:
+    """Two actors of one process are as far apart as two processes."""
+    parts = Parts()
+    runs = host.Host("host", parts, {}, [])
+    await runs.start("topic", "slow", {})
+    columns = np.arange(2000, dtype=np.int64)
+    asking = asyncio.create_task(runs.net.call("host/slow", ReadRowIndex(positions=columns), 1000))
+    await asyncio.sleep(0)
+    columns[:] = -1
+    await asyncio.gather(asking, return_exceptions=True)
+    (seen,) = parts.made[0].seen
+    assert seen.tolist() == list(range(2000))
+    with pytest.raises(ValueError, match="read-only"):
+        seen[0] = 7

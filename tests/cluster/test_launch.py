@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import stat
 import subprocess
 import time
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ import pytest
 import cluster
 from cluster import launch
 from cluster.environment import is_session_folder, short_folder
+from cluster.folder import STATE_FILE, claimed
 from cluster.nodes import count_nodes, free_port, processes_of, runs
 from tests.cluster.helpers import (
     PATIENCE_S,
@@ -63,7 +65,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     """A data folder; whatever the test left running on it is ended."""
     data = tmp_path / "data"
     yield data
-    if (data / launch.STATE_FILE).exists():
+    if (data / STATE_FILE).exists():
         with contextlib.suppress(cluster.SluiceError):
             launch.down(data)
 
@@ -98,7 +100,7 @@ def test_down_and_kill_9_keep_everything(folder: Path) -> None:
     assert processes_of(before) == []
     assert still_open(ports) == []
     assert not Path(before).exists()
-    assert not (folder / launch.STATE_FILE).exists()
+    assert not (folder / STATE_FILE).exists()
 
     up(folder, bookies=2)
     with attached(folder) as client:
@@ -148,6 +150,7 @@ def test_up_twice_adds_and_two_clusters_do_not_meet(folder: Path, tmp_path: Path
             found = listeners(session)
             assert {"gcs_server", "raylet"} <= set(found.values())
             assert {host for host, _ in found} == {"127.0.0.1"}, found
+            assert_nobody_else_gets_in(session)
         with attached(other) as client:
             client.create_topic("theirs")
         with attached(folder) as client:
@@ -163,6 +166,46 @@ def test_up_twice_adds_and_two_clusters_do_not_meet(folder: Path, tmp_path: Path
         state = cluster.launch.status(values(folder, bookies=3))
         assert state["alarms"] == []
         assert state["underReplicated"] == 0
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_disk_below_its_minimum_is_told_where_somebody_waits(folder: Path) -> None:
+    """`up` names it, a second one too; subscribing ends in time, and a client that waits can say why."""
+    full: dict[str, Any] = {"bookies": 1, "bookie": {"min_free_bytes": 1 << 60}}
+    for _ in range(2):
+        answer = up(folder, **full)
+        assert answer["read_only"]
+        assert any("are the minimum" in alarm for alarm in answer["alarms"]), answer
+    assert up(folder, brokers=3, **full)["kept"] == {"brokers": [1, 3]}
+    with attached(folder) as client:
+        client.create_topic("orders", ensemble=1, write_quorum=1, ack_quorum=1)
+        with pytest.raises(cluster.Unavailable, match=r"did not succeed within 0\.001 s"):
+            client.subscribe("orders", "billing", timeout_ms=1)
+        receipt = client.create_producer("orders").send_async(b"x", partition_key="k")
+        eventually(client.troubles, "the client does not know why it waits")
+        with pytest.raises(cluster.Unavailable, match=r"not confirmed within 0\.01 s"):
+            receipt.result(0.01)
+
+
+def assert_nobody_else_gets_in(session: str) -> None:
+    """Another user of the machine cannot reach Ray's sockets, whatever Ray allows in its own folders."""
+    assert stat.S_IMODE(Path(session).stat().st_mode) == 0o700
+    sockets = [path for path in Path(session).rglob("*") if path.is_socket()]
+    assert sockets
+    assert all(len(os.fsencode(path)) <= 107 for path in sockets)
+    mine = {process.pid for process in processes_of(session)}
+    bound = {each.laddr for each in psutil.net_connections("unix") if each.pid in mine and each.laddr}
+    open_to_others = [path for path in bound if not any(is_private(folder) for folder in Path(str(path)).parents)]
+    assert open_to_others == []
+    commands = [" ".join(process.cmdline()) for process in processes_of(session)]
+    assert not [command for command in commands if "ray.util.client.server" in command]
+
+
+def is_private(folder: Path) -> bool:
+    """Nobody but this user may enter it."""
+    return stat.S_IMODE(folder.stat().st_mode) == 0o700 and folder.stat().st_uid == os.getuid()
 
 
 def assert_strangers_are_kept_out(address: str, tmp_path: Path) -> None:
@@ -239,7 +282,7 @@ def test_an_interrupted_cluster_leaves_nothing(tmp_path: Path, moment: str, numb
         eventually(lambda: has_come(moment, session, child), f"{moment} did not come")
         ports = [port for _, port in listeners(session)]
         os.killpg(child.pid, number)
-        assert child.wait(PATIENCE_S) != 0
+        assert child.wait(PATIENCE_S) not in (0, -signal.SIGSEGV, -signal.SIGABRT)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
@@ -248,7 +291,7 @@ def test_an_interrupted_cluster_leaves_nothing(tmp_path: Path, moment: str, numb
     eventually(lambda: names(session) == [], lambda: f"processes stay: {names(session)}")
     eventually(lambda: still_open(ports) == [], lambda: f"ports stay open: {still_open(ports)}")
     eventually(lambda: not Path(session).exists(), "the folder of the session stays")
-    with launch._claimed(tmp_path):
+    with claimed(tmp_path):
         pass
 
 
@@ -285,9 +328,9 @@ def test_an_exception_ends_the_local_cluster(tmp_path: Path, monkeypatch: pytest
         found = listeners(sessions[-1])
         assert {host for host, _ in found} == {"127.0.0.1"}, found
         ports = [port for _, port in found]
-        with pytest.raises(cluster.Invalid, match="another process runs a cluster on"), launch.local(tmp_path):
+        with pytest.raises(cluster.Invalid, match="this process itself runs a cluster on"), launch.local(tmp_path):
             pass
-        with pytest.raises(cluster.Invalid, match="another process runs a cluster on"):
+        with pytest.raises(cluster.Invalid, match="this process itself runs a cluster on"):
             launch.up(values(tmp_path))
         raise ZeroDivisionError
     assert ports
@@ -338,11 +381,11 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 )
 def test_a_foreign_state_file_is_refused(tmp_path: Path, content: str) -> None:
     """It says what would be ended and removed, so it must be one of ours; it is left as it is."""
-    (tmp_path / launch.STATE_FILE).write_text(content)
+    (tmp_path / STATE_FILE).write_text(content)
     for call in (lambda: launch.up(values(tmp_path)), lambda: launch.down(tmp_path), lambda: launch.find(tmp_path)):
         with pytest.raises(cluster.Invalid, match=r"cluster\.json .*remove it if no cluster runs"):
             call()
-    assert (tmp_path / launch.STATE_FILE).read_text() == content
+    assert (tmp_path / STATE_FILE).read_text() == content
 
 
 @pytest.mark.usefixtures("no_session")
@@ -351,7 +394,7 @@ def test_an_address_where_nothing_listens_is_refused(tmp_path: Path) -> None:
     address = f"127.0.0.1:{free_port()}"
     with pytest.raises(cluster.Unavailable, match=f"nothing answers at {address}"):
         launch.up(values(tmp_path, address=address))
-    assert not (tmp_path / launch.STATE_FILE).exists()
+    assert not (tmp_path / STATE_FILE).exists()
     with pytest.raises(cluster.Unavailable, match="nothing answers at"):
         cluster.connect(address)
     with pytest.raises(cluster.Unavailable, match="nothing answers at"):
@@ -371,7 +414,7 @@ def test_a_state_file_of_a_dead_cluster_is_cleared_away(tmp_path: Path) -> None:
     """`down` after a reboot: nothing runs, the traces go."""
     session = short_folder()
     state = {"address": f"127.0.0.1:{free_port()}", "session": session, "token_file": ""}
-    (tmp_path / launch.STATE_FILE).write_text(json.dumps(state))
+    (tmp_path / STATE_FILE).write_text(json.dumps(state))
     assert launch.down(tmp_path) == {"ended": 0}
     assert not Path(session).exists()
-    assert not (tmp_path / launch.STATE_FILE).exists()
+    assert not (tmp_path / STATE_FILE).exists()

@@ -19,7 +19,7 @@ from cluster.client import Client
 from cluster.consumer import Consumer
 from cluster.message import Batch
 from cluster.nodes import runs
-from cluster.producer import Receipt
+from cluster.receipts import Receipt
 from tests.cluster.helpers import (
     PATIENCE_S,
     PYTHON,

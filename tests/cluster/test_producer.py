@@ -1,7 +1,8 @@
-"""What a producer refuses by itself, before anything is on its way."""
+"""What a producer refuses by itself, and how single messages become batches."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,20 +11,76 @@ import pyarrow as pa
 import pytest
 
 from actors.producer.producer import Outgoing, PartitionProducer
-from cluster.producer import Producer
-from storage.errors import Invalid
+from cluster.message import MessageId
+from cluster.producer import MAX_PENDING_MESSAGES, Batching, Producer
+from cluster.receipts import SentMessage
+from storage.errors import Fenced, Invalid, Unavailable
+from storage.hashing import masked_hash
 
 NOW, LONGEST = 1_700_000_000_000, 10_000
 
 
 class Loop:
-    """Stands in for the client's thread: keeps what is queued."""
+    """Stands in for the client's thread: what is queued runs when the test says so."""
 
     def __init__(self) -> None:
-        self.queued: list[tuple[int, Outgoing]] = []
+        self.queued: list[Callable[[], object]] = []
+        self.timers: list[tuple[int, Callable[[], object]]] = []
 
-    def soon(self, call: Callable[..., None], outgoing: list[tuple[int, Outgoing]]) -> None:
-        self.queued += outgoing
+    def soon(self, call: Callable[..., object], *arguments: object) -> None:
+        self.queued.append(lambda: call(*arguments))
+
+    def later(self, milliseconds: int, call: Callable[[], object]) -> None:
+        self.timers.append((milliseconds, call))
+
+    def turn(self) -> None:
+        while self.queued:
+            self.queued.pop(0)()
+
+
+class Partition:
+    """Stands in for a partition's appends: keeps what it is given until it is confirmed."""
+
+    def __init__(self, last_sequence: int = -1) -> None:
+        self.last_sequence = last_sequence
+        self.got: list[Outgoing] = []
+        self._confirmed = 0
+
+    def send(self, outgoing: Outgoing) -> None:
+        self.got.append(outgoing)
+
+    def payloads(self) -> list[list[bytes]]:
+        return [one.batch.rows.column("payload").to_pylist() for one in self.got]
+
+    def confirm(self) -> None:
+        while self._confirmed < len(self.got):
+            one = self.got[self._confirmed]
+            self._confirmed += 1
+            one.done(one.rows, 1 << 32 | one.first_sequence, None)
+
+
+class Stage:
+    """A producer on so many partitions, without a broker."""
+
+    def __init__(self, partitions: int = 1, last_sequence: int = -1, **batching: int) -> None:
+        self.loop = Loop()
+        self.parts = [Partition(last_sequence) for _ in range(partitions)]
+        self.producer = Producer(
+            cast(Any, self.loop),
+            cast(Any, SimpleNamespace(clock=SimpleNamespace(now=lambda: NOW))),
+            "orders",
+            "p",
+            cast(list[PartitionProducer], self.parts),
+            initial_sequence_id=None,
+            max_delay_ms=LONGEST,
+            batching=Batching(**batching),
+            close=lambda _: None,
+        )
+
+    def confirm(self) -> None:
+        for part in self.parts:
+            part.confirm()
+        self.loop.turn()
 
 
 def rows(*due: int) -> pa.RecordBatch:
@@ -31,23 +88,147 @@ def rows(*due: int) -> pa.RecordBatch:
 
 
 def test_dl_12_a_delay_beyond_the_topics_limit_is_refused_and_leaves_no_gap() -> None:
-    loop = Loop()
-    ports = SimpleNamespace(clock=SimpleNamespace(now=lambda: NOW))
-    producer = Producer(
-        cast(Any, loop),
-        cast(Any, ports),
-        "orders",
-        "p",
-        [cast(PartitionProducer, SimpleNamespace(last_sequence=6))],
-        initial_sequence_id=None,
-        max_delay_ms=LONGEST,
-        close=lambda _: None,
-    )
+    stage = Stage(last_sequence=6)
     with pytest.raises(Invalid, match=r"^a delay of 10001 ms is beyond the topic's limit of 10000 ms$"):
-        producer.send_batch(rows(0, NOW + LONGEST + 1, NOW + 5))
+        stage.producer.send_batch(rows(0, NOW + LONGEST + 1, NOW + 5))
     with pytest.raises(Invalid, match="beyond the topic's limit"):
-        producer.send_async("x", deliver_at=NOW + LONGEST + 1)
-    assert loop.queued == []
-    producer.send_batch(rows(0, NOW + LONGEST))
-    ((_, outgoing),) = loop.queued
+        stage.producer.send_async("x", deliver_at=NOW + LONGEST + 1)
+    assert stage.loop.queued == []
+    stage.producer.send_batch(rows(0, NOW + LONGEST))
+    stage.loop.turn()
+    (outgoing,) = stage.parts[0].got
     assert (outgoing.first_sequence, len(outgoing.batch)) == (7, 2)
+
+
+def test_one_message_alone_goes_out_at_once() -> None:
+    stage = Stage()
+    sent = stage.producer.send_async("a", partition_key="k")
+    stage.loop.turn()
+    assert stage.parts[0].payloads() == [[b"a"]]
+    assert not sent.done()
+    with pytest.raises(Unavailable, match="not confirmed"):
+        sent.message_id()
+    stage.confirm()
+    assert sent.result().message_id() == MessageId(0, 1 << 32)
+
+
+def test_what_comes_while_others_are_in_flight_goes_out_together() -> None:
+    stage = Stage()
+    stage.producer.send_async("a")
+    stage.loop.turn()
+    later = [stage.producer.send_async(text) for text in ("b", "c", "d")]
+    stage.loop.turn()
+    assert len(stage.parts[0].got) == 1
+    stage.confirm()
+    assert stage.parts[0].payloads() == [[b"a"], [b"b", b"c", b"d"]]
+    stage.confirm()
+    assert [one.message_id().entry_id() for one in later] == [1, 2, 3]
+
+
+def test_nothing_waits_longer_than_the_publish_delay() -> None:
+    stage = Stage(max_delay_ms=7)
+    stage.producer.send_async("a")
+    stage.loop.turn()
+    stage.producer.send_async("b")
+    stage.producer.send_async("c")
+    stage.loop.turn()
+    ((milliseconds, ring),) = stage.loop.timers
+    assert milliseconds == 7
+    ring()
+    assert stage.parts[0].payloads() == [[b"a"], [b"b", b"c"]]
+
+
+@pytest.mark.parametrize("limit", [{"max_messages": 3}, {"max_bytes": 3 * 65}])
+def test_a_full_container_does_not_wait(limit: dict[str, int]) -> None:
+    stage = Stage(**limit)
+    for text in "abcd":
+        stage.producer.send_async(text)
+        stage.loop.turn()
+    assert stage.parts[0].payloads() == [[b"a"], [b"b", b"c", b"d"]]
+
+
+def test_the_loop_is_told_once_for_many_messages() -> None:
+    stage = Stage()
+    for number in range(100):
+        stage.producer.send_async(str(number))
+    assert len(stage.loop.queued) == 1
+    stage.loop.turn()
+    assert [len(one) for one in stage.parts[0].payloads()] == [100]
+
+
+def test_single_messages_and_batches_keep_the_order_of_the_calls() -> None:
+    stage = Stage()
+    stage.producer.send_async("a")
+    stage.producer.send_batch(pa.record_batch({"payload": ["b", "c"]}))
+    stage.producer.send_async("d")
+    stage.loop.turn()
+    assert stage.parts[0].payloads() == [[b"a"], [b"b", b"c"], [b"d"]]
+    assert [one.first_sequence for one in stage.parts[0].got] == [0, 1, 3]
+
+
+def test_each_message_goes_to_the_partition_of_its_key() -> None:
+    stage = Stage(partitions=4)
+    keys = [f"key-{number}" for number in range(40)]
+    sent = [stage.producer.send_async(key, partition_key=key) for key in keys]
+    stage.loop.turn()
+    stage.confirm()
+    for key, one in zip(keys, sent, strict=True):
+        assert one.message_id().partition_index == masked_hash(key.encode()) % 4
+    for part in stage.parts:
+        assert part.payloads() == [[key.encode() for key in keys if stage.parts[masked_hash(key.encode()) % 4] is part]]
+
+
+def test_each_callback_is_told_its_own_outcome_and_may_fail() -> None:
+    stage, told = Stage(), list[object]()
+
+    def broken(error: object, message_id: object) -> None:
+        raise RuntimeError("the user's own")
+
+    stage.producer.send_async("a", broken)
+    stage.producer.send_async("b", lambda error, message_id: told.append((error, message_id)))
+    refused = Fenced("a newer producer")
+    stage.loop.turn()
+    (outgoing,) = stage.parts[0].got
+    outgoing.done(outgoing.rows[:1], 1 << 32, None)
+    outgoing.done(outgoing.rows[1:], -1, refused)
+    assert told == [(refused, None)]
+
+
+def test_who_waits_for_one_message_is_not_kept_by_others() -> None:
+    stage = Stage(partitions=2)
+    sent = [stage.producer.send_async(text, partition_key=text) for text in ("a", "b", "c", "d")]
+    stage.loop.turn()
+    first = next(part for part in stage.parts if part.got)
+    first.confirm()
+    done = [one for one in sent if one.done()]
+    assert 0 < len(done) < 4
+    assert all(one.message_id().partition_index == stage.parts.index(first) for one in done)
+
+
+def test_who_waits_for_room_is_woken_by_a_confirmation_and_by_the_end() -> None:
+    stage = Stage(max_messages=MAX_PENDING_MESSAGES)
+    stage.producer.send_batch(pa.record_batch({"payload": ["x"] * MAX_PENDING_MESSAGES}))
+    stage.loop.turn()
+    outcome: list[SentMessage | Fenced] = []
+
+    def send() -> None:
+        try:
+            outcome.append(stage.producer.send_async("y"))
+        except Fenced as error:
+            outcome.append(error)
+
+    waiting = threading.Thread(target=send)
+    waiting.start()
+    waiting.join(0.05)
+    assert waiting.is_alive()
+    stage.parts[0].confirm()
+    waiting.join(5)
+    stage.loop.turn()
+    assert isinstance(outcome[0], SentMessage)
+    assert stage.parts[0].payloads()[1] == [b"y"]
+
+
+def test_settings_with_which_nothing_could_go_out_are_refused() -> None:
+    for wrong in ({"max_messages": 0}, {"max_bytes": 0}, {"max_delay_ms": -1}):
+        with pytest.raises(Invalid, match="batching_max_messages"):
+            Batching(**wrong)

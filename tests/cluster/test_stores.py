@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,7 +15,7 @@ from cluster import stores
 from cluster.stores import AsyncMeta, AsyncObjects, check_stores, open_metadata, open_objects
 from storage.errors import Invalid, NotFound, Unavailable
 from storage.frame import Buffer
-from storage.metadata import MemoryMetadata, Record
+from storage.metadata import MemoryMetadata, NewVersion, Record
 from storage.metadata_objects import ObjectMetadata
 from storage.metadata_sqlite import SqliteMetadata
 from storage.objects import LocalObjects, MemoryObjects
@@ -218,6 +219,27 @@ async def test_metadata_reads_are_repeated_and_creates_are_not() -> None:
     metadata.close()
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "warned"),
+    [
+        ("http://10.1.2.3:9000", True), ("http://minio.internal:9000", True), ("https://10.1.2.3:9000", False),
+        ("http://127.0.0.1:9000", False), ("http://localhost:9000", False), ("http://[::1]:9000", False), (None, False),
+    ],
+)  # fmt: skip
+def test_plain_http_beyond_this_machine_is_warned_of(
+    endpoint: str | None, warned: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever named the server, option or environment; and nothing is sent before."""
+    monkeypatch.setattr("storage.objects.probe", lambda store: None)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    check_stores(("", "s3://bucket/prefix"), endpoint)
+    if endpoint:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", endpoint)
+        check_stores(("s3://bucket/prefix",), None)
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * (2 * warned)
+    assert all("without TLS" in record.message for record in caplog.records)
+
+
 @pytest.mark.s3
 def test_an_s3_server_is_tried_before_anything_starts(
     s3_server: S3Server,  # noqa: F811
@@ -233,3 +255,40 @@ def test_an_s3_server_is_tried_before_anything_starts(
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong-secret")
         with pytest.raises(Invalid, match="credentials are not accepted for bucket 'tried'"):
             check_stores(("s3://tried",), s3_server.endpoint)
+
+
+class _Counting(SqliteMetadata):
+    """Counts the transactions that write; the first one waits until the test lets it go."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.groups: list[int] = []
+        self.first_began, self.first_may_end = threading.Event(), threading.Event()
+
+    def create_many(self, versions: Sequence[NewVersion]) -> list[bool]:
+        self.groups.append(len(versions))
+        self.first_began.set()
+        self.first_may_end.wait(10)
+        return super().create_many(versions)
+
+
+async def test_versions_that_wait_for_a_write_are_written_together_each_with_its_own_outcome(tmp_path: Path) -> None:
+    store = _Counting(tmp_path / "meta.db")
+    metadata = AsyncMeta(store)
+    first = asyncio.create_task(metadata.create("first", 1, b"a"))
+    assert await asyncio.to_thread(store.first_began.wait, 10)
+    others = [asyncio.create_task(metadata.create(f"record/{number % 10}", 1, b"b")) for number in range(20)]
+    given_up = asyncio.create_task(metadata.create("given-up", 1, b"c"))
+    await asyncio.sleep(0)
+    given_up.cancel()
+    store.first_may_end.set()
+    assert await first
+    assert await asyncio.gather(*others) == [True] * 10 + [False] * 10
+    assert store.groups == [1, 21]
+    assert await metadata.read("given-up") == Version(1, b"c")
+    with pytest.raises(Invalid, match="numbered from 1"):
+        await metadata.create("first", 0, b"")
+    store.close()
+    with pytest.raises(Unavailable):
+        await metadata.create("first", 2, b"d")
+    metadata.close()

@@ -133,7 +133,7 @@ def test_one_version_of_ray() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     (wanted,) = (one for one in map(Requirement, project["dependencies"]) if one.name == "ray")
     assert wanted.specifier.contains(version)
-    assert f"ray=={version}" in (ROOT / "requirements.lock").read_text().splitlines()
+    assert f"ray=={version} \\" in (ROOT / "requirements.lock").read_text().splitlines()
     (python,) = re.findall(r"^ARG PYTHON_VERSION=(\S+)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
     assert Requirement(f"x{project['requires-python']}").specifier.contains(f"{python}.0")
 

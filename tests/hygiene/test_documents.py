@@ -50,6 +50,29 @@ def test_every_shown_command_exists(document: str, line: str) -> None:
     assert wrong == [], f"{document}: `{shown}` has no such option"
 
 
+_SCRIPT = re.compile(r"(?:\./sluice bench |python -m benchmarks\.|benchmarks/)([a-z_]+)(?:\.py)?((?: +[^\s`'#;&|)]+)*)")
+_SIMULATE = re.compile(r"\./sluice (simulate)((?: +[^\s`'#;&|)]+)*)")
+
+
+def _scripts() -> list[tuple[str, str, str]]:
+    """(document, script, what follows) of every benchmark and simulation that a document shows."""
+    return [
+        (name, found[1], found[2])
+        for name in DOCUMENTS
+        for pattern in (_SCRIPT, _SIMULATE)
+        for found in pattern.finditer((ROOT / name).read_text(encoding="utf-8").replace("\\\n", " "))
+    ]
+
+
+@pytest.mark.parametrize(("document", "script", "line"), sorted(set(_scripts())))
+def test_every_shown_benchmark_has_these_options(document: str, script: str, line: str) -> None:
+    path = ROOT / ("tests/sim/cli.py" if script == "simulate" else f"benchmarks/{script}.py")
+    assert path.is_file(), f"{document}: there is no benchmark {script}"
+    known = set(re.findall(r"""["'](--[a-z-]+)["']""", path.read_text(encoding="utf-8"))) | {"--help"}
+    wrong = [word for word in line.split() if word.startswith("--") and word.partition("=")[0] not in known]
+    assert wrong == [], f"{document}: {script} has no such option"
+
+
 def test_the_readme_shows_the_main_commands() -> None:
     shown = {line for name, line in _commands() if name == "README.md"}
     assert {"flood", "test"} <= shown

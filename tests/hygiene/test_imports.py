@@ -6,6 +6,7 @@ world in its place. One library has one home: S3's is one file, Spark's is `load
 
 from __future__ import annotations
 
+import ast
 import sys
 
 import pytest
@@ -42,7 +43,7 @@ STORES = {
     "storage/objects.py": {"os", "pathlib", "threading", "time"},
     "storage/metadata.py": {"os", "threading"},
     "storage/metadata_objects.py": {"threading"},
-    "storage/metadata_sqlite.py": {"os", "pathlib", "random", "sqlite3", "threading", "time"},
+    "storage/metadata_sqlite.py": {"os", "pathlib", "random", "shutil", "sqlite3", "tempfile", "threading", "time"},
     "storage/s3.py": {"uuid"},
 }
 """The stores for the real world, which the simulator replaces by its own, and the most that each of them imports.
@@ -107,3 +108,19 @@ def test_only_the_real_stores_see_the_world() -> None:
 
 def test_the_list_of_stores_is_true() -> None:
     assert sorted(STORES) == sorted(one.path for one in modules("storage") if one.path in STORES)
+
+
+RAY_METHODS = {"ready", "wake", "serve", "node", "start", "stop", "endpoint", "introduce"}
+"""All that is asked of a host through Ray: starting, placing, naming. What actors say to each other is not among it."""
+
+
+def test_ray_starts_places_and_names_and_carries_nothing() -> None:
+    chains = [call.func for module in modules("cluster") for call in module.calls()]
+    asked = {
+        chain.value.attr
+        for chain in chains
+        if isinstance(chain, ast.Attribute) and chain.attr == "remote" and isinstance(chain.value, ast.Attribute)
+    }
+    assert asked == RAY_METHODS
+    wire = [module for module in modules("cluster") if module.path.startswith("cluster/wire/")]
+    assert [module.path for module in wire for name, _ in module.imports() if name.split(".")[0] == "ray"] == []

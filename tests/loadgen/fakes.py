@@ -53,7 +53,7 @@ class FolderProducer:
         self._sent = 0
         self._broken = False
 
-    def send_batch(self, batch: pa.RecordBatch, sequences: Any = None) -> FolderReceipt:
+    def send_batch(self, batch: pa.RecordBatch) -> FolderReceipt:
         """Store the rows."""
         count = batch.num_rows
         if count == 0:
@@ -198,7 +198,11 @@ class ListClient:
 
     def stats(self, topic: str, subscription: str | None = None) -> list[dict[str, Any]]:
         """One partition, with the backlog that the test wants."""
-        return [{"partition": 0, "msgBacklog": self.backlog}]
+        return [{"partition": 0, "msgBacklog": self.backlog, "epoch": 1}]
+
+    def admin(self, topic: str, subscription: str, verb: str, **arguments: Any) -> list[Any]:
+        """No assignment ever changed."""
+        return [[]]
 
     def subscribe(self, topic: str, subscription: str, **settings: Any) -> ListConsumer:
         """The consumer."""

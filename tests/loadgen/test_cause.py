@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loadgen.flood import _cause
+from loadgen.session import cause_of
 
 
 @pytest.mark.parametrize(
@@ -23,4 +23,4 @@ from loadgen.flood import _cause
     ],
 )
 def test_the_last_python_error_is_shown(text: str, line: str) -> None:
-    assert _cause(RuntimeError(text)) == line
+    assert cause_of(RuntimeError(text)) == line

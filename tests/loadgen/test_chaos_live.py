@@ -30,7 +30,7 @@ def test_short_chaos_keeps_every_promise(connect: ClusterConnect, spark: Any, tm
         minutes=0.45, faults=kinds, fault_every_ms=2_500, rate=3_000, keys=500, consumers=3, partitions=2, seed=31,
         work_us=900, stall_s=120,  # nine tenths of what the consumers can do: who is killed mostly holds something
     )  # fmt: skip
-    report = run_flood(options, connect, folder=tmp_path, spark=spark)
+    report = run_flood(options, connect, folder=tmp_path, spark=spark.sparkContext)
     assert report.reasons == []
     assert report.verdict == "ok"
     assert {fault["kind"] for fault in report.faults} == set(kinds)
@@ -48,7 +48,7 @@ def test_rolling_restart_moves_no_more_hashes_than_it_must(connect: ClusterConne
         minutes=0.5, scenario="rolling-restart", rounds=1, fault_every_ms=1_000, rate=2_000, keys=500, consumers=4,
         partitions=2, seed=32, stall_s=120,
     )  # fmt: skip
-    report = run_flood(options, connect, folder=tmp_path, spark=spark)
+    report = run_flood(options, connect, folder=tmp_path, spark=spark.sparkContext)
     told = report.to_dict()
     assert report.judgement.findings.violations == dict.fromkeys(report.judgement.findings.violations, 0)
     assert [fault["target"] for fault in told["faults"]] == [f"consumer-{number}" for number in (1, 2, 3, 4)]
@@ -64,7 +64,7 @@ def test_judge_tells_a_policy_that_breaks_the_order_from_one_that_keeps_it(
 ) -> None:
     """Same workload, same seed: newcomers who get a key of which somebody still holds messages are found out."""
     options = FloodOptions.of(workload="joins", policy=policy, seed=3, stall_s=120)
-    report = run_flood(options, connect, folder=tmp_path, spark=spark)
+    report = run_flood(options, connect, folder=tmp_path, spark=spark.sparkContext)
     violations = report.judgement.findings.violations
     if policy == "read_position":
         assert violations["order"] + violations["overlap"] > 0, violations

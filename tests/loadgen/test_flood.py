@@ -17,9 +17,13 @@ import psutil
 import pyarrow as pa
 import pytest
 
+from loadgen.acts import FAST, LOADED, REST
 from loadgen.broker import ClusterConnect
+from loadgen.consume import ConsumeJob
 from loadgen.datasource import SluiceDataSource
 from loadgen.flood import run_flood
+from loadgen.kinds import ACT_KINDS
+from loadgen.nursery import ForkedConsumer, Nursery
 from loadgen.options import FloodOptions
 
 TOPICS = ("source", "middle")
@@ -37,26 +41,60 @@ def connect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterConnect
 
 
 def test_flood_with_faults_keeps_every_promise(connect: ClusterConnect, spark: Any, tmp_path: Path) -> None:
-    options = FloodOptions.of(messages=100_000, keys=2_000, seed=21, consumers=3, partitions=2, rate=20_000)
-    report = run_flood(options, connect, folder=tmp_path, spark=spark)
+    options = FloodOptions.of(messages=200_000, keys=2_000, seed=21, consumers=3, partitions=2)
+    report = run_flood(options, connect, folder=tmp_path, spark=spark.sparkContext)
     told = report.to_dict()
     assert report.reasons == []
     assert told["verdict"] == "ok"
-    assert told["messages"]["published"] == told["messages"]["confirmed"] == told["messages"]["acked"] == 100_000
-    assert [fault["kind"] for fault in told["faults"]] == ["restart-consumer", "kill-consumer", "join-consumer"]
+    assert told["messages"]["published"] == told["messages"]["confirmed"] == told["messages"]["acked"] == 200_000
+    assert [fault["kind"] for fault in told["faults"]] == list(ACT_KINDS)
+    # Each waits under load, with a bound, for what must be seen of it; the load waits for the last of them.
+    assert [fault["kind"] for fault in report.faults if not fault["effect"]] == []
+    assert told["draining"]["peak"] > 0
+    assert [act["name"] for act in told["acts"]] == [FAST, LOADED, REST]
+    assert told["acts"][0]["end_to_end_msgs_per_s"] > told["acts"][1]["intended_msgs_per_s"]
+    assert sum(told["moves"]["by_cause"].values()) > 0
     assert told["checked"]["keys_in_flight_together"] > 100
     assert told["checked"]["hashes_moved"] > 0
     assert set(told["at_rest"].values()) == {0}
     # On a busy machine those that come back or join may find everything delivered, so this says nothing of each one.
-    assert sum(int(each.sum()) for each in report.judgement.measures.shares.values()) >= 100_000
+    assert sum(int(each.sum()) for each in report.judgement.measures.shares.values()) >= 200_000
     assert {row["role"] for row in told["memory"]} >= {"broker", "bookie", "controller", "consumer", "shared memory"}
+
+
+class HeldUp(ForkedConsumer):
+    """A consumer that never gets to join if it is the newcomer."""
+
+    def start(self, incarnation: str, consumer_name: str) -> None:
+        """Nothing happens to the third."""
+        if consumer_name != "consumer-3":
+            super().start(incarnation, consumer_name)
+
+
+def test_joiner_that_is_held_up_is_told_as_not_shown(connect: ClusterConnect, spark: Any, tmp_path: Path) -> None:
+    """Every promise holds, and the verdict says that the newcomer took nothing over; the load lasts for who follows."""
+    options = FloodOptions.of(messages=30_000, seed=24, consumers=2, partitions=2, rate=6_000, restarts=2, strict=True)
+    nursery = Nursery()
+
+    def spawn(job: ConsumeJob) -> ForkedConsumer:
+        made = nursery(job)
+        made.__class__ = HeldUp
+        return made
+
+    with contextlib.closing(nursery):
+        report = run_flood(options, connect, folder=tmp_path, spark=spark.sparkContext, spawn=spawn)
+    assert (report.reasons, report.verdict, report.exit_code) == ([], "ok", 1)
+    assert "join-consumer consumer-3: no effect was seen" in report.not_shown
+    assert "consumer-3 joined and received nothing" in report.not_shown
+    assert [fault["kind"] for fault in report.faults] == list(ACT_KINDS[:2])
+    assert report.faults[1]["effect"], "it came under load, although the one before took all of its time"
 
 
 def test_flood_of_delayed_messages_delivers_none_early(connect: ClusterConnect, spark: Any, tmp_path: Path) -> None:
     options = FloodOptions.of(
         messages=20_000, keys=500, seed=22, consumers=2, partitions=2, restarts=0, delayed=0.2, delay_max_ms=3_000
     )
-    report = run_flood(options, connect, folder=tmp_path, spark=spark)
+    report = run_flood(options, connect, folder=tmp_path, spark=spark.sparkContext)
     assert report.reasons == []
     assert report.judgement.findings.checked["delayed"] > 3_000
     assert report.judgement.measures.lateness.get_total_count() > 3_000
@@ -66,7 +104,7 @@ def test_flood_of_a_file(connect: ClusterConnect, spark: Any, tmp_path: Path) ->
     lines = ["tail,flight"] + [f"{'' if i % 50 == 0 else f'N{i % 40}'},{i}" for i in range(6_000)]
     (tmp_path / "flights.csv").write_text("\n".join(lines))
     options = FloodOptions.of(input=str(tmp_path / "flights.csv"), key_column="tail", seed=23, restarts=0, work_us=200)
-    report = run_flood(options, connect, folder=tmp_path, spark=spark)
+    report = run_flood(options, connect, folder=tmp_path, spark=spark.sparkContext)
     assert report.reasons == []
     assert report.judgement.findings.messages["acked"] == 6_000
     assert report.judgement.findings.checked["keys"] == 40

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from loadgen.acts import FIRST_PART
 from loadgen.options import UNPACED, FloodOptions
 from storage.errors import Invalid
 
@@ -14,12 +15,12 @@ from storage.errors import Invalid
 def test_defaults_are_those_of_the_readme() -> None:
     options = FloodOptions.of()
     assert (options.partitions, options.messages, options.size, options.keys) == (4, 1_000_000, 100, 10_000)
-    assert (options.consumers, options.restarts, options.policy) == (4, 3, "draining_hashes")
+    assert (options.consumers, options.restarts, options.policy) == (4, 4, "draining_hashes")
 
 
 def test_loose_values_are_made_right() -> None:
     options = FloodOptions.of(restarts=True, data_dir="x", payload_columns="a, b,", input="f", key_column="k")
-    assert options.restarts == 3
+    assert options.restarts == 4
     assert options.data_dir == Path("x").absolute()
     assert options.payload_columns == ["a", "b"]
     assert FloodOptions.of(restarts=False).restarts == 0
@@ -59,3 +60,14 @@ def test_description_is_plain() -> None:
     described = FloodOptions.of(seed=9, data_dir="/tmp/x").describe()
     assert described["seed"] == 9
     assert described["data_dir"] == "/tmp/x"
+
+
+def test_acts_are_for_runs_without_a_rate_a_time_or_faults_of_their_own() -> None:
+    """A rate means one act at this rate; the faults then still wait for each other."""
+    plain = FloodOptions.of()
+    assert (plain.in_acts, plain.first_part) == (True, FIRST_PART)
+    assert FloodOptions.of(input="f", key_column="k").first_part == FIRST_PART
+    paced = FloodOptions.of(rate=500.0)
+    assert (paced.in_acts, paced.first_part) == (True, 0.0)
+    for values in ({"minutes": 1.0}, {"faults": ["kill-topic"]}, {"workload": "joins"}):
+        assert not FloodOptions.of(**values).in_acts

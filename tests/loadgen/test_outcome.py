@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from html.parser import HTMLParser
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import pytest
 from rich.console import Console
 
 from loadgen import charts
+from loadgen.acts import FAST, LOADED, Act
+from loadgen.acts import REST as AT_REST
 from loadgen.checkers import VIOLATIONS, Findings
 from loadgen.history import STATS
 from loadgen.measures import Measures, Span, record
@@ -43,7 +46,11 @@ def make_report(**changes: Any) -> Report:
     measures.bytes, measures.first_sent = 100_000, START
     measures.last_confirmed, measures.last_acked = START + 4_000_000, START + 5_000_000
     record(measures.histogram, np.arange(1, 1_001) * 100)
-    stats = [sample(START, 0, draining=3), sample(START, 1, draining=4), sample(START + 1, 0, draining=5, cleared=9)]
+    stats = [
+        sample(START, 0, draining=3),
+        sample(START, 1, draining=4),
+        sample(START + 1, 0, draining=5, cleared=9, begun=9, blocked=4),
+    ]
     given: dict[str, Any] = {
         "seed": 11,
         "config": FloodOptions.of(seed=11).describe(),
@@ -61,10 +68,76 @@ def test_restarts_after_the_load_have_shown_nothing() -> None:
     moves = Moves(consumers=3, moved=100, minimum=90.0)
     under_load = {"at_us": START + 1_000_000, "at_s": 1.0, "kind": "restart-consumer", "target": "consumer-1"}
     late = under_load | {"at_us": START + 4_500_000, "at_s": 4.5}
-    assert make_report(moves=moves, faults=[under_load]).verdict == "ok"
-    told = make_report(moves=moves, faults=[under_load, late])
+    assert make_report(moves=moves, rolling_restart=True, faults=[under_load]).verdict == "ok"
+    told = make_report(moves=moves, rolling_restart=True, faults=[under_load, late])
     assert told.verdict == "nothing_checked"
     assert told.reasons == ["1 of 2 restarts came after the last message; give it more --minutes"]
+
+
+def shown(report: Report) -> str:
+    """The terminal's summary as text."""
+    console = Console(width=120, record=True, file=StringIO())
+    console.print(summary(report))
+    return console.export_text()
+
+
+def test_everything_that_was_planned_and_seen_is_shown() -> None:
+    fault = {"at_us": START + 1_000_000, "at_s": 1.0, "kind": "join-consumer", "target": "consumer-10"}
+    report = make_report(faults=[fault | {"effect": "it received"}], planned=["join-consumer"])
+    assert (report.not_shown, report.exit_code) == ([], 0)
+
+
+def test_what_was_not_shown_is_named_and_counts_when_strict() -> None:
+    """A joiner without a message, a fault without effect, one that never came, no draining."""
+    fault = {"at_us": START + 1_000_000, "at_s": 1.0, "kind": "join-consumer", "target": "consumer-11", "effect": ""}
+    no_draining = pa.Table.from_pylist([sample(START, 0)], STATS)
+    report = make_report(faults=[fault], planned=["join-consumer", "kill-consumer"], stats=no_draining)
+    assert report.not_shown == [
+        "join-consumer consumer-11: no effect was seen",
+        "kill-consumer: 0 of 1 came before everything was delivered",
+        "consumer-11 joined and received nothing",
+        "no hash ever drained",
+    ]
+    assert (report.verdict, report.exit_code) == ("ok", 0)
+    assert report.to_dict()["not_shown"] == report.not_shown
+    text = shown(report)
+    assert all(f"! not shown: {line}" in text for line in report.not_shown)
+    assert "not everything was shown" in text
+    page = render(report)
+    assert '<header class="part">' in page
+    assert "not shown: no hash ever drained" in page
+    strict = make_report(faults=[fault], planned=[], stats=no_draining, strict=True)
+    assert (strict.verdict, strict.exit_code) == ("ok", 1)
+
+
+def test_another_policy_must_have_held_something_back() -> None:
+    config = FloodOptions.of(policy="read_position").describe()
+    idle = make_report(config=config, faults=[])
+    assert idle.not_shown == ["the policy read_position never held a message back"]
+    busy = pa.Table.from_pylist([sample(START, 0, held_back=3)], STATS)
+    assert make_report(config=config, faults=[], stats=busy).not_shown == []
+
+
+def test_each_act_has_its_figures() -> None:
+    cut = START + 2_000_000
+    measures = Measures(Span(START, 500_000, 20, (cut,)))
+    for act, rate, latency in zip(measures.acts, (900, 450), (80_000, 4_000), strict=True):
+        act.confirmed = act.acked = rate
+        act.first_sent, act.last_confirmed, act.last_acked = START, START + 500_000, START + 1_000_000
+        record(act.histogram, np.full(rate, latency))
+    acts = [Act(FAST, START, cut), Act(LOADED, cut, START + 5_000_000, 450.0), Act(AT_REST, START + 5_000_000)]
+    report = make_report(acts=acts, judgement=Judgement(make_report().judgement.findings, measures))
+    fast, loaded, rest = report.told_acts()
+    assert (fast["end_to_end_msgs_per_s"], loaded["intended_msgs_per_s"], rest["at_rest"]) == (900.0, 450.0, REST)
+    assert loaded["latency_ms"]["p50"] == pytest.approx(4, rel=0.01)
+    told = report.to_dict()
+    assert (told["rates"]["end_to_end_msgs_per_s"], told["latency_ms"]["p50"]) == (900.0, loaded["latency_ms"]["p50"])
+    text = shown(report)
+    assert "act 1" in text
+    assert "at rest: nothing is left" in text
+    assert "<h2>Acts</h2>" in render(report)
+    strips = [shape for shape in charts.timeline(report).layout.shapes if shape.type == "rect"]
+    assert [strip.x0 for strip in strips] == [0.0, 2.0, 5.0]
 
 
 def test_clean_report_is_ok() -> None:
@@ -109,7 +182,7 @@ def test_json_has_the_fixed_names(tmp_path: Path) -> None:
         "messages": "published confirmed unknown delivered redelivered acked",
         "violations": " ".join(VIOLATIONS),
         "checked": "messages keys keys_in_flight_together hashes_moved",
-        "draining": "peak cleared_total at_end",
+        "draining": "peak begun_total cleared_total blocked_attempts at_end",
         "at_rest": "pending_acks replay draining backlog",
         "rates": "publish_msgs_per_s end_to_end_msgs_per_s end_to_end_mb_per_s",
         "latency_ms": "p50 p99 p999 max",
@@ -117,7 +190,13 @@ def test_json_has_the_fixed_names(tmp_path: Path) -> None:
         assert sorted(told[name]) == sorted(fields.split())
     assert {"seed", "config", "faults", "verdict"} <= set(told)
     assert sorted(told["faults"][0]) == ["at_s", "kind", "target"]
-    assert told["draining"] == {"peak": 7, "cleared_total": 9, "at_end": 0}
+    assert told["draining"] == {
+        "peak": 7,
+        "begun_total": 9,
+        "cleared_total": 9,
+        "blocked_attempts": 4,
+        "at_end": 0,
+    }
     assert told["rates"] == {
         "publish_msgs_per_s": 250.0,
         "end_to_end_msgs_per_s": 200.0,

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from loadgen.acts import Pace, Reserve
 from loadgen.generate import Workload, read_key_seq
 from loadgen.history import INFO, OK, SENT, Clock
 from loadgen.publish import PublishJob, chunks_of, publish_generated, publish_rows, read_progress
@@ -122,3 +123,39 @@ def test_rows_of_a_user_are_published(tmp_path: Path) -> None:
     (summary,) = publish_rows(job)(iter([rows]))
     assert summary.to_pylist()[0]["confirmed"] == 3
     assert sorted(FolderClient(tmp_path / "broker").stored("t").column("payload").to_pylist()) == [b"1", b"2", b"3"]
+
+
+def test_two_acts_are_one_numbering_and_the_second_is_sent_at_intended_times(tmp_path: Path) -> None:
+    """The task waits at the border; what it sends then has the times that the pace gives."""
+    plain, job = (make_job(tmp_path / name) for name in ("whole", "acts"))
+    job = replace(job, first_part=0.5)
+    at = job.clock.now()
+    Pace(1_000_000.0, at).write(job.pace)
+    for each in (plain, job):
+        run_tasks(each, WORKLOAD)
+    shares = WORKLOAD.shares()
+    for task in range(WORKLOAD.tasks):
+        mine = pc.equal(history(plain).column("producer"), f"flood-{task}")
+        one, other = (history(each).filter(mine) for each in (plain, job))
+        for name in ("key", "key_seq", "sequence"):
+            assert one.column(name).to_pylist() == other.column(name).to_pylist(), name
+        first, rate = int(shares[task] * 0.5), int(shares[task]) / WORKLOAD.messages
+        paced = other.column("sent_at").to_numpy()[first:]
+        assert paced[0] == at
+        assert paced[-1] == at + int((len(paced) - 1) / rate)
+
+
+def test_another_pace_is_taken_up_in_the_middle(tmp_path: Path) -> None:
+    """The intended times go on from where they were, at the new distance; nothing is skipped or sent twice."""
+    job = replace(make_job(tmp_path), rate=100_000.0)
+    Reserve(job.pace, 100_000.0, WORKLOAD.messages).look(WORKLOAD.messages // 8, 4.0, job.clock.now())
+    told = Pace.read(job.pace)
+    assert told is not None
+    assert told.rate == WORKLOAD.messages // 8 / 4.0
+    Pace(200_000.0, job.clock.now() + 50_000).write(job.pace)
+    run_tasks(job, WORKLOAD)
+    share = WORKLOAD.shares()[0] / WORKLOAD.messages
+    mine = history(job).filter(pc.equal(history(job).column("producer"), "flood-0"))
+    assert mine.column("sequence").to_pylist() == list(range(mine.num_rows))
+    times = mine.column("sent_at").to_numpy()
+    assert times[-1] - times[0] == pytest.approx((len(times) - 1) * 1e6 / (200_000 * share), rel=0.02)

@@ -132,7 +132,7 @@ def test_spark_finds_what_the_judge_finds_alone(spark: Any, run: Run, monkeypatc
     assert alone.findings.violations["lost"] == 20
     assert alone.findings.violations["order"] > 0
     monkeypatch.setattr("loadgen.verdict.MESSAGES_PER_PART", 500)
-    spread = judge_with_spark(spark, run.folder, span_of(run.folder), WORKLOAD.messages)
+    spread = judge_with_spark(spark.sparkContext, run.folder, span_of(run.folder), WORKLOAD.messages)
     assert spread.findings.violations == alone.findings.violations
     assert spread.findings.checked == alone.findings.checked
     assert spread.findings.messages == alone.findings.messages
@@ -146,7 +146,7 @@ def test_spark_finds_what_the_judge_finds_alone(spark: Any, run: Run, monkeypatc
 def test_spark_judges_an_empty_history(spark: Any, tmp_path: Path) -> None:
     for name in ("sends", "deliveries", "events"):
         (tmp_path / name).mkdir()
-    judged = judge_with_spark(spark, tmp_path, Span.over(0, 1), 0)
+    judged = judge_with_spark(spark.sparkContext, tmp_path, Span.over(0, 1), 0)
     assert judged.findings.clean
     assert judged.findings.checked["messages"] == 0
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+from actors.ports import Timer
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -32,6 +35,10 @@ class SimClock:
     async def sleep(self, milliseconds: int) -> None:
         """Wait on virtual time."""
         await self._loop.pause(milliseconds)
+
+    def timer(self, milliseconds: int, call: Callable[[], object]) -> Timer:
+        """Run a function after so much virtual time; whom it wakes goes on when its process does."""
+        return self._loop.after(milliseconds, call)
 
 
 class SimRng:

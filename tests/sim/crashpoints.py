@@ -22,11 +22,12 @@ import contextlib
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Never, TypeVar
+from typing import Never, TypeVar
 
+from actors.host import Answer
 from actors.messages import SubscriptionSettings, TopicSettings
 from actors.ports import DiskFailed, Meta, Objects, Version
-from actors.wire import Reply, Request
+from actors.wire import Packed
 from storage.errors import SluiceError, Unavailable
 from storage.frame import Buffer
 from tests.sim.disk import SimDisk
@@ -136,13 +137,12 @@ class CrashableProcess(Process):
         self.world.ended(self, "crash at an effect")
         await self.world.never()
 
-    async def answer(self, request: Request[Any]) -> Reply:
+    async def answer(self, kind: str, packed: Packed) -> Answer:
         """Answer; the answer to a request that changes something is an effect."""
-        name = type(request).__name__
-        if name in READS:
-            return await super().answer(request)
+        if kind in READS:
+            return await super().answer(kind, packed)
         handle = super().answer
-        return await self.world.effects.do(self, f"answer to {name}", lambda: handle(request), self.world.never)
+        return await self.world.effects.do(self, f"answer to {kind}", lambda: handle(kind, packed), self.world.never)
 
 
 class CrashWorld(World):
@@ -240,6 +240,9 @@ class _Disk:
 
     async def truncate(self, name: str, size: int) -> None:
         await self._do(f"truncate {name}", lambda: self._inner.truncate(name, size))
+
+    async def rewrite(self, name: str, offset: int, data: Buffer) -> None:
+        await self._do(f"rewrite {name}", lambda: self._inner.rewrite(name, offset, data))
 
     async def replace(self, name: str, data: Buffer) -> None:
         await self._do(f"replace {name}", lambda: self._inner.replace(name, data))

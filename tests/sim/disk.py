@@ -2,9 +2,11 @@
 
 A file is one byte array and a mark: bytes below the mark are durable. A crash keeps them and, of the rest, a prefix
 of any length: cut between two writes, or in the middle of one (torn), or of full length with zeros where the data
-never arrived (file systems may extend a file before they write into it). A failed sync leaves everything after the
-mark in doubt, and every later write fails until the node starts anew, when the doubtful bytes are gone: that is what
-Linux does after an I/O error on write-back.
+never arrived (file systems may extend a file before they write into it).
+
+A failed sync leaves everything that was not durable in doubt, and every later call fails until the process ends. What
+is in doubt can still be read, by the next process too, and no later sync of the file makes it durable, although that
+sync succeeds: after an I/O error on write-back Linux takes the pages for clean. The next loss of power shows it.
 """
 
 from __future__ import annotations
@@ -41,6 +43,15 @@ class _File:
     durable: int = 0
     edges: list[int] = field(default_factory=list)
     """Where writes ended since the last sync."""
+    doubtful: list[tuple[int, int]] = field(default_factory=list)
+    """Stretches that are in the page cache, count as written there, and perhaps never came to the disk."""
+
+    def doubt(self) -> None:
+        """A sync failed: nothing that was not durable becomes so by another one."""
+        if len(self.data) > self.durable:
+            self.doubtful.append((self.durable, len(self.data)))
+            self.durable = len(self.data)
+            self.edges.clear()
 
 
 class SimDisk:
@@ -102,7 +113,22 @@ class SimDisk:
             raise NotFound(f"no file {name}")
         del file.data[size:]
         file.durable = min(file.durable, size)
+        file.doubtful = [(start, min(end, size)) for start, end in file.doubtful if start < size]
         await self._sync(file)
+
+    async def rewrite(self, name: str, offset: int, data: Buffer) -> None:
+        """Write bytes once more in their place: they are dirty again, and what was in doubt of them is not any more."""
+        self._check()
+        file = self._files.get(name)
+        if file is None:
+            raise NotFound(f"no file {name}")
+        end = offset + len(data)
+        file.data[offset:end] = bytes(data)
+        await self._sync(file)
+        parts = [
+            part for start, stop in file.doubtful for part in ((start, min(stop, offset)), (max(start, end), stop))
+        ]
+        file.doubtful = [(start, stop) for start, stop in parts if start < stop]
 
     async def replace(self, name: str, data: Buffer) -> None:
         """Write a whole file: after a crash it is the old one or the new one."""
@@ -131,15 +157,15 @@ class SimDisk:
     def crash(self, *, power: bool = True) -> None:
         """The node ended. With a loss of power every file keeps what is durable and perhaps some of the rest.
 
-        Without, the operating system still has what was written; after a failed sync nobody knows, so it is as bad
-        as a loss of power.
+        Without, the operating system still has what was written, also what a failed sync left in doubt.
         """
-        power, self.failed = power or self.failed, False
+        self.failed = False
         if not power:
             self._count("kept")
             return
         for name in sorted(self._files):
             file = self._files[name]
+            self._settle_doubt(file)
             loose = len(file.data) - file.durable
             if loose > 0:
                 keep = self._survivors(file)
@@ -157,6 +183,8 @@ class SimDisk:
         """From now on every operation raises DiskFailed, until the next crash."""
         self.failed = True
         self._count("failed")
+        for name in sorted(self._files):
+            self._files[name].doubt()
 
     def wipe(self) -> None:
         """Replace the disk by an empty one."""
@@ -174,6 +202,18 @@ class SimDisk:
         self._files[name].data[at] ^= 1 << self._rng.randrange(8)
         self._count("bit flip")
         return name, at
+
+    def _settle_doubt(self, file: _File) -> None:
+        """Power is lost: what was in doubt is there or not, each page by itself."""
+        for start, end in file.doubtful:
+            if end > start and self._rng.random() >= self.faults.keep_chance:
+                self._count("lost doubtful")
+                if end == len(file.data):
+                    del file.data[start:]
+                else:
+                    file.data[start:end] = bytes(end - start)
+        file.doubtful.clear()
+        file.durable = min(file.durable, len(file.data))
 
     def _survivors(self, file: _File) -> int:
         loose = len(file.data) - file.durable

@@ -117,6 +117,7 @@ class Nemesis:
         for trouble in (world.meta.trouble, world.objects.trouble):
             trouble.faults = type(trouble.faults)()
             trouble.cut.clear()
+            trouble.refused.clear()
         calm = type(world.disk_faults)()
         for name, value in vars(calm).items():
             setattr(world.disk_faults, name, value)
@@ -161,7 +162,7 @@ class Nemesis:
         else:
             size = rng.randrange(1, len(machines))
             left, right = machines[:size], machines[size:]
-        return self.world.partition(left, right, both=rng.random() < 0.5)
+        return self.world.partition(left, right, both=rng.random() < 0.5, felt=False)
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         self.world.background(work, "nemesis")
@@ -341,5 +342,13 @@ KINDS: dict[str, Kind] = {
     "zombie": Kind({"chance": (0.0, 1.0)}, _zombies),
     "two_owners": Kind({"every": (500, 8_000)}, episode=_special),
     "churn": Kind({"every": (5, 1_000)}, episode=_special),
+    "process_crash": Kind({"every": (1_000, 30_000)}, episode=_special),
+    "process_freeze": Kind({"every": (1_000, 30_000), "length": (20, 30_000)}, episode=_special),
+    "node_loss": Kind({"every": (3_000, 60_000), "down": (0, 40_000)}, episode=_special),
+    "slow_process": Kind({"chance": _MORE, "most": (500, 200_000)}),
+    "start_death": Kind({"chance": _MORE}),
+    "answer_loss": Kind({"chance": _FEW}),
+    "controller_restart": Kind({"every": (1_000, 60_000), "down": (0, 5_000)}, episode=_special),
+    "two_controllers": Kind({"every": (1_000, 60_000), "length": (20, 30_000)}, episode=_special),
 }
 """Every kind of fault, with the ranges of its numbers."""

@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass
 
 from actors.ports import Version
-from storage.errors import Unavailable
+from storage.errors import SluiceError, Unavailable
 from tests.sim.loop import SimLoop
 
 
@@ -37,6 +37,8 @@ class Trouble:
         self.rng = random.Random(seed)
         self.cut: dict[str, int] = {}
         """Machines that cannot reach the store, by the number of cuts."""
+        self.refused: dict[str, type[SluiceError]] = {}
+        """How calls are refused, by what they begin with: the call's name, and behind it the key or name."""
 
     async def before(self, machine: str) -> None:
         """The way to the store: takes time, and may end in Unavailable with nothing done."""
@@ -51,6 +53,13 @@ class Trouble:
         if faults.fail_before and self.rng.random() < faults.fail_before:
             self.count("failed before")
             raise Unavailable("the store answers 503")
+
+    def check(self, call: str) -> None:
+        """Refuse a call that is to be refused at present, with nothing done."""
+        for start, error in self.refused.items():
+            if call.startswith(start):
+                self.count("refused")
+                raise error(f"the store refuses {call}")
 
     async def after(self, machine: str) -> None:
         """The way back: may lose the answer of a call that took effect."""
@@ -109,6 +118,7 @@ class SimMeta:
     async def read(self, key: str) -> Version | None:
         """The newest version."""
         await self._trouble.before(self._machine)
+        self._trouble.check(f"read {key}")
         versions = self._store.records.get(key)
         found = Version(len(versions), versions[-1]) if versions else None
         await self._trouble.after(self._machine)
@@ -117,6 +127,7 @@ class SimMeta:
     async def create(self, key: str, number: int, value: bytes) -> bool:
         """Put a version if it is absent and follows the newest."""
         await self._trouble.before(self._machine)
+        self._trouble.check(f"create {key}")
         value = bytes(value)
         if self._trouble.is_late():
             delay = self._trouble.between(self._trouble.faults.late_ms)
@@ -136,5 +147,6 @@ class SimMeta:
     async def remove(self, key: str) -> None:
         """Forget a record."""
         await self._trouble.before(self._machine)
+        self._trouble.check(f"remove {key}")
         self._store.records.pop(key, None)
         await self._trouble.after(self._machine)

@@ -15,11 +15,11 @@ import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar
 
-from actors.actor import REQUESTS
-from actors.ports import Address, DiskFailed, Unknown
-from actors.wire import Blob, Packed, Reply, Request, pack, pack_error, unpack, unpack_error
+from actors.host import Answer, opened
+from actors.ports import Address, Unknown
+from actors.wire import Blob, Packed, Reply, Request, pack, pack_error
 from storage.errors import SluiceError
 from storage.frame import Buffer
 from tests.sim.loop import SimLoop
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from tests.sim.world import Process, World
 
 R = TypeVar("R", bound=Reply)
-
-Answer = Unknown | Packed | tuple[str, str]
 
 
 @dataclass
@@ -68,9 +66,13 @@ class Network:
         self.pairs: dict[tuple[str, str], LinkFaults] = {}
         self.counters: dict[str, int] = {}
         self.calls: dict[str, int] = {}
+        self.refusals: dict[str, tuple[float, tuple[SluiceError, ...]]] = {}
+        """By kind of request: how likely it is refused without reason, and with what; on every link."""
         self._loop = loop
         self._rng = random.Random(f"net/{seed}")
         self._cut: dict[tuple[str, str], int] = {}
+        self.lost: dict[tuple[str, str], int] = {}
+        """How many messages cuts have lost, by machine that sent and machine that was to get it."""
 
     def cut(self, source: str, target: str) -> None:
         """Lose everything that machine `source` sends to machine `target`, until `join`. Cuts nest."""
@@ -89,13 +91,13 @@ class Network:
         """Take every cut and fault back; messages that are late stay on their way."""
         self._cut.clear()
         self.pairs.clear()
+        self.refusals.clear()
         share_above = self.faults.share_above
         self.faults = LinkFaults(share_above=share_above)
 
     def carry(self, source: str, target: str, arrive: Callable[[], object]) -> None:
         """Send one message: `arrive` runs once, several times or never."""
-        if self.is_cut(source, target):
-            self.count("lost in partition")
+        if self._swallowed(source, target):
             return
         faults = self.pairs.get((source, target), self.faults)
         chance = self._rng.random
@@ -116,9 +118,24 @@ class Network:
         """Whether this direction is cut now."""
         return (source, target) in self._cut
 
+    def _swallowed(self, source: str, target: str) -> bool:
+        if not self.is_cut(source, target):
+            return False
+        self.count("lost in partition")
+        self.lost[source, target] = self.lost.get((source, target), 0) + 1
+        return True
+
     def chance(self, probability: float) -> bool:
         """A seeded yes or no."""
         return probability > 0 and self._rng.random() < probability
+
+    def refusal(self, kind: str) -> SluiceError | None:
+        """What a request of this kind is refused with, if it is."""
+        likely, errors = self.refusals.get(kind, (0.0, ()))
+        if not self.chance(likely):
+            return None
+        self.count(f"refused {kind}")
+        return errors[self._rng.randrange(len(errors))]
 
     def count(self, what: str) -> None:
         """Count a fault that happened."""
@@ -129,9 +146,7 @@ class Network:
 
     def _send(self, source: str, target: str, delay: int, arrive: Callable[[], object]) -> None:
         def land() -> None:
-            if self.is_cut(source, target):
-                self.count("lost in partition")
-            else:
+            if not self._swallowed(source, target):
                 arrive()
 
         self._loop.after(delay, land)
@@ -149,7 +164,7 @@ class SimNet:
     async def call(self, to: Address, request: Request[R], timeout: int) -> R | Unknown:
         """Ask a peer: its reply, or Unknown; its refusal is raised."""
         kind = type(request).__name__
-        packed = _copied(pack(request))
+        packed = pack(request).copied()
         self._network.calls[kind] = self._network.calls.get(kind, 0) + 1
         future: asyncio.Future[Answer] = self._loop.create_future()
         timer = self._loop.after(timeout, _settle, future, Unknown(f"no answer to {kind} from {to} in {timeout} ms"))
@@ -161,15 +176,13 @@ class SimNet:
             timer.cancel()
         witness = self._world.witness
         if isinstance(answer, Packed):
-            reply = unpack(type(request).reply, answer.head, answer.attachments, answer.handles)
+            reply = opened(request, answer)
             if witness is not None:
                 witness(self._process, to, request, reply)
-            return cast("R", reply)
+            return reply
         if witness is not None:
             witness(self._process, to, request, answer)
-        if isinstance(answer, tuple):
-            raise unpack_error(*answer)
-        return answer
+        return opened(request, answer)
 
     async def share(self, payload: Buffer) -> Blob:
         """Large payloads by handle, small ones inline."""
@@ -188,6 +201,8 @@ class SimNet:
         await self._loop.pause(0)
         owner = handle.owner
         unreachable = self._network.is_cut(owner.machine, self._process.machine)
+        if unreachable:
+            self._network.lost[owner.machine, self._process.machine] = 1
         if not owner.alive or unreachable or self._network.chance(self._network.faults.blob_loss):
             self._network.count("blob gone")
             return None
@@ -207,14 +222,11 @@ class SimNet:
 
     async def _serve(self, callee: Process, kind: str, packed: Packed, future: asyncio.Future[Answer]) -> None:
         """Run a handler in the callee's process and send its answer back."""
-        answer: Answer
-        try:
-            request: Request[Any] = unpack(REQUESTS[kind], packed.head, packed.attachments, packed.handles)
-            answer = _copied(pack(await callee.answer(request)))
-        except SluiceError as error:
-            answer = pack_error(error)
-        except DiskFailed as error:
-            self._world.ended(callee, f"its disk failed: {error}")
+        refusal = self._network.refusal(kind)
+        answer = pack_error(refusal) if refusal is not None else await callee.answer(kind, packed)
+        if isinstance(answer, Packed):
+            answer = answer.copied()
+        if not callee.alive:
             return
         self._network.carry(callee.machine, self._process.machine, lambda: _settle(future, answer))
 
@@ -222,7 +234,3 @@ class SimNet:
 def _settle(future: asyncio.Future[Answer], answer: Answer) -> None:
     if not future.done():
         future.set_result(answer)
-
-
-def _copied(packed: Packed) -> Packed:
-    return Packed(packed.head, [bytes(memoryview(part)) for part in packed.attachments], list(packed.handles))

@@ -61,6 +61,7 @@ class SimObjects:
     async def put(self, name: str, data: Buffer) -> bool:
         """Create if absent."""
         await self._trouble.before(self._machine)
+        self._trouble.check(f"put {name}")
         whole = bytes(data)
         if self._trouble.is_late():
             self._trouble.loop.after(
@@ -74,6 +75,7 @@ class SimObjects:
     async def get(self, name: str, start: int = 0, length: int | None = None) -> bytes:
         """An object or a range of it."""
         await self._trouble.before(self._machine)
+        self._trouble.check(f"get {name}")
         data = self._store.objects.get(name)
         await self._trouble.after(self._machine)
         if data is None:
@@ -83,6 +85,7 @@ class SimObjects:
     async def names(self, prefix: str) -> list[str]:
         """Every name with the prefix."""
         await self._trouble.before(self._machine)
+        self._trouble.check(f"names {prefix}")
         found = sorted(name for name in self._store.objects if name.startswith(prefix))
         await self._trouble.after(self._machine)
         return found
@@ -90,6 +93,7 @@ class SimObjects:
     async def delete(self, name: str) -> None:
         """Remove."""
         await self._trouble.before(self._machine)
+        self._trouble.check(f"delete {name}")
         if self._trouble.is_late():
             self._trouble.loop.after(self._trouble.between(self._trouble.faults.late_ms), self._store.erase, name)
             raise Unavailable("the object store did not answer in time")

@@ -27,6 +27,7 @@ from actors.ledger.record import PartitionRecord, encode_record, unpack_record
 from actors.messages import Poll
 from actors.messages.settings import TopicSettings
 from actors.wire import pack, unpack
+from storage import redeliveries
 from storage.batch import decode_body, make_batch
 from storage.cursor import Cursor
 from storage.delayed.bucket import BucketBuilder, decode_header, decode_segments
@@ -74,6 +75,15 @@ def _cursor() -> bytes:
     cursor.chain([(1, 9), (2, None)], complete=True)
     cursor.acknowledge((1 << 32) + np.array([0, 1, 4, 7], np.int64))
     return cursor.encode()
+
+
+def _redeliveries() -> bytes:
+    places = (1 << 32) + np.array([0, 1, 4, 7], np.int64)
+    return redeliveries.encode(redeliveries.Redeliveries(places, np.array([1, 2, 1, 9], np.uint8), places * 0 + 77))
+
+
+def _redeliveries_seal(body: bytes) -> bytes:
+    return _redeliveries()[:4] + _crc(body)
 
 
 def _read_bucket(data: bytes) -> object:
@@ -132,6 +142,7 @@ DECODERS = {
         lambda data: decode_checkpoint(data, SALT), lambda: encode_checkpoint(Checkpoint(), SALT), 4, _salted
     ),
     "cursor": Decoder(Cursor.decode, _cursor, 8, _cursor_seal),
+    "redeliveries": Decoder(redeliveries.decode, _redeliveries, 8, _redeliveries_seal),
     "manifest": Decoder(lambda data: decode_manifest(data, "m"), _manifest, 4, _crc),
     "bucket": Decoder(_read_bucket, _bucket),
     "segment": Decoder(lambda data: decode_segment(data, "s"), lambda: encode_segment(_entries())),

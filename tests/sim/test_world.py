@@ -12,6 +12,7 @@ from actors.messages import Stats
 from actors.ports import DiskFailed, DiskFull, Unknown
 from actors.wire import Blob
 from storage.errors import NotFound, Unavailable
+from tests.sim.disk import DiskFaults
 from tests.sim.helpers import Counter, ask, ping
 from tests.sim.loop import SimFailure
 from tests.sim.world import World
@@ -126,6 +127,25 @@ def test_a_partition_can_be_one_way() -> None:
     World(4).play(scenario)
 
 
+@pytest.mark.parametrize(("cut", "asks", "felt"), [("m1", True, True), ("one", True, False), ("m1", False, False)])
+def test_a_cut_that_loses_nothing_fails_the_run(cut: str, asks: bool, felt: bool) -> None:
+    """A process named where a machine is meant, or nobody who speaks meanwhile: such a test shows nothing."""
+
+    async def scenario(world: World) -> None:
+        address = await world.start("one", Counter, machine="m1")
+        client = world.client("client")
+        heal = world.partition(["client"], [cut])
+        if asks:
+            await ask(client, address)
+        heal()
+
+    if felt:
+        World(5).play(scenario)
+        return
+    with pytest.raises(SimFailure, match="lost no message; the machines are"):
+        World(5).play(scenario)
+
+
 def test_a_paused_process_is_a_zombie_that_comes_back() -> None:
     async def scenario(world: World) -> None:
         address = await world.start("one", Counter)
@@ -192,6 +212,23 @@ def test_a_failed_sync_is_final_until_the_node_starts_anew() -> None:
             await disk.read("journal", 0, 4)
         disk.crash()
         assert (await disk.read("journal", 0, 10))[:4] == b"good"
+
+    World(7).play(scenario)
+
+
+def test_what_a_failed_sync_left_can_be_read_and_is_lost_with_the_power_whatever_is_synced_after_it() -> None:
+    async def scenario(world: World) -> None:
+        disk = world.disk("one")
+        await disk.append("journal", [b"good"], sync=True)
+        world.disk_faults.fail_sync_chance = 1.0
+        with pytest.raises(DiskFailed):
+            await disk.append("journal", [b"bad"], sync=True)
+        world.disk_faults = disk.faults = DiskFaults(keep_chance=0.0)
+        disk.crash(power=False)
+        assert await disk.read("journal", 0, 10) == b"goodbad"
+        await disk.append("journal", [b"new"], sync=True)
+        disk.crash()
+        assert await disk.read("journal", 0, 10) == b"good\0\0\0new"
 
     World(7).play(scenario)
 

@@ -21,8 +21,9 @@ from contextvars import Context
 from typing import Any, TypeVar
 
 from actors.actor import Actor
+from actors.host import Answer, HostedActor
 from actors.ports import Address, DiskFailed, Ports, Unknown
-from actors.wire import Reply, Request
+from actors.wire import Packed, Reply, Request
 from storage.errors import Invalid, SluiceError, Unavailable
 from tests.sim.clock import SimClock, SimRng
 from tests.sim.disk import DiskFaults, SimDisk
@@ -59,11 +60,9 @@ class Process:
         self.address: Address = f"{machine}/{name}" if fixed else f"{machine}/{name}.{incarnation}"
         self.make = make
         self.disk_name = disk
-        self.actor: Actor | None = None
+        self.hosted: HostedActor | None = None
         self.placed: tuple[str, dict[str, Any]] | None = None
         """Kind and settings, if it was started through `Places`."""
-        self.born: asyncio.Future[SluiceError | None] = world.loop.create_future()
-        """Done when the actor has started (None), or could not."""
         self.stopping = False
         self.alive = True
         self.paused = False
@@ -109,28 +108,36 @@ class Process:
         for hear in self._world.ears:
             hear(self, event, fields)
 
-    def settle(self, error: SluiceError | None) -> None:
-        """The actor has started, or will not."""
-        if not self.born.done():
-            self.born.set_result(error)
+    @property
+    def actor(self) -> Actor | None:
+        """Its actor, if it has one."""
+        return None if self.hosted is None else self.hosted.actor
 
-    async def answer(self, request: Request[Any]) -> Reply:
-        """Hand a request to the actor; one that comes early waits until the actor has started."""
-        if self.actor is None:
+    def host(self, actor: Actor) -> HostedActor:
+        """Take an actor in."""
+        self.hosted = HostedActor(actor, self.broken)
+        return self.hosted
+
+    def broken(self, work: str, error: Exception) -> None:
+        """Something of the actor raised what it must not."""
+        if isinstance(error, DiskFailed):
+            self._world.ended(self, f"its disk failed: {error}")
+        else:
+            self._world.defect(self, work, error)
+
+    async def answer(self, kind: str, packed: Packed) -> Answer:
+        """Hand a request to the actor."""
+        if self.hosted is None:
             raise Unavailable(f"{self.name} has no actor")
-        if not self.born.done():
-            await self.born
-        return await self.actor.handle(request)
+        return await self.hosted.answer(kind, packed)
 
     async def _guard(self, number: int, work: Coroutine[Any, Any, None], name: str) -> None:
         try:
             await work
         except SluiceError as error:
             self.log("task failed", task=name, error=type(error).__name__, reason=str(error))
-        except DiskFailed as error:
-            self._world.ended(self, f"its disk failed: {error}")
         except Exception as error:
-            self._world.defect(self, name, error)
+            self.broken(name, error)
         finally:
             self._tasks.pop(number, None)
             if self.actor is not None and self.actor.stopped is not None and self.alive:
@@ -172,18 +179,27 @@ class World:
         self._in_use: dict[str, str] = {}
         self._hash = hashlib.blake2b(digest_size=16)
         self._over = False
+        self._cuts: list[tuple[list[tuple[str, str]], int]] = []
+        """The cuts that must be felt, and what had been lost between those machines before."""
 
     # -- running --
 
     def play(self, scenario: Callable[[World], Coroutine[Any, Any, T]]) -> T:
         """Run a scenario to its end. Raises SimFailure with the story."""
         try:
-            return self.loop.play(self._main(scenario))
+            result = self.loop.play(self._main(scenario))
+            self._check_cuts()
+            return result
         except Exception as error:
             raise SimFailure(self.tell(error)) from error
         finally:
             for process in [*self._addresses.values(), *self._graveyard]:
                 process.discard()
+
+    def _check_cuts(self) -> None:
+        for pairs, before in self._cuts:
+            if sum(self.network.lost.get(pair, 0) for pair in pairs) == before:
+                raise SimFailure(f"the cut of {pairs} lost no message; the machines are {self.machines()}")
 
     def tell(self, error: BaseException) -> str:
         """The story of a failure: what broke, the seed, and the last lines of the log."""
@@ -279,21 +295,18 @@ class World:
         """
         process = self._open(name, make, machine or name, disk, fixed)
         process.placed = placed
-        actor = make(process.ports)
-        process.actor = actor
+        hosted = process.host(make(process.ports))
 
         async def begin() -> None:
             try:
-                await actor.start()
+                await hosted.start()
             except SluiceError as error:
-                process.settle(error)
                 self.ended(process, f"could not start: {error}")
                 return
             self.record(name, "started", address=process.address)
-            process.settle(None)
 
         process.task(begin(), f"start {name}")
-        error = await process.born
+        error = await hosted.born
         if error is not None:
             raise error
         return process.address
@@ -357,7 +370,8 @@ class World:
         if not process.alive or self._over:
             return
         process.alive = False
-        process.settle(Unavailable(f"{process.name} ended: {reason}"))
+        if process.hosted is not None:
+            process.hosted.settle(Unavailable(f"{process.name} ended: {reason}"))
         self.record(process.name, "ended", address=process.address, reason=reason)
         for hear in self.ears:
             hear(process, "ended", {"reason": reason})
@@ -418,12 +432,20 @@ class World:
         """Machines of all processes, in order."""
         return sorted({process.machine for process in self._processes.values()})
 
-    def partition(self, left: list[str], right: list[str], *, both: bool = True) -> Callable[[], None]:
-        """Cut machines from others, in one direction or both; returns what joins them again."""
-        pairs = [(a, b) for a in left for b in right if a != b]
+    def partition(
+        self, left: list[str], right: list[str], *, both: bool = True, felt: bool = True
+    ) -> Callable[[], None]:
+        """Cut machines from others, in one direction or both; returns what joins them again.
+
+        felt: the run fails if by its end not one message was lost by this: a test that breaks nothing shows nothing.
+        A machine that is named on both sides is cut off from itself if it is alone.
+        """
+        pairs = [(a, b) for a in left for b in right if a != b or left == right]
         pairs += [(b, a) for a, b in pairs] if both else []
         for source, target in pairs:
             self.network.cut(source, target)
+        if felt:
+            self._cuts.append((pairs, sum(self.network.lost.get(pair, 0) for pair in pairs)))
         self.record("world", "partition", left=left, right=right, both=both)
 
         def heal() -> None:

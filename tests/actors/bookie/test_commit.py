@@ -188,3 +188,44 @@ async def test_the_last_group_has_a_durable_witness_after_a_quiet_moment() -> No
     bookie = await world.started(SMALL)
     with pytest.raises(Corrupt):
         await read(bookie, 1, 0)
+
+
+@pytest.mark.parametrize("before", [0, 3])
+async def test_what_a_failed_sync_left_in_the_page_cache_is_written_again_before_it_is_served(before: int) -> None:
+    world = World()
+    bookie = await world.started()
+    for run in range(before):
+        await bookie.handle(add(1, run))
+    world.disk.gate.clear()
+    tasks = [asyncio.create_task(bookie.handle(add(1, run))) for run in range(before, before + 2)]
+    await settle()
+    world.disk.failing = True
+    world.disk.gate.set()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await world.kill()
+    world.disk.reopen()  # the process ended, the machine did not: the tail can be read, and is on no disk
+    bookie = await world.started()
+    served = [run for run in range(before + 2) if await read(bookie, 1, run) is not None]
+    assert served[:before] == list(range(before))
+    assert len(served) > before
+    await world.kill()
+    world.disk.crash()
+    bookie = await world.started()
+    assert [run for run in range(before + 2) if await read(bookie, 1, run) is not None] == served
+
+
+async def test_a_bookie_that_cannot_write_its_tail_again_does_not_serve() -> None:
+    world = World()
+    bookie = await world.started()
+    await bookie.handle(add(1, 0))
+    world.disk.gate.clear()
+    task = asyncio.create_task(bookie.handle(add(1, 1)))
+    await settle()
+    world.disk.failing = True
+    world.disk.gate.set()
+    await asyncio.gather(task, return_exceptions=True)
+    await world.kill()
+    world.disk.reopen()
+    world.disk.failing = True
+    with pytest.raises(Unavailable, match="cannot start"):
+        await world.started()

@@ -150,6 +150,29 @@ async def test_damage_in_an_index_block_ends_the_bookie_and_the_next_start_build
     assert "rebuild" not in world.disk.files
 
 
+async def test_damage_in_an_index_block_that_a_start_meets_is_repaired_by_the_next_start() -> None:
+    world = World()
+    bookie = await world.started(SETTINGS)
+    await fill(bookie, (1, 2), range(8))
+    await bookie.store.checkpoint()
+    await bookie.handle(add(1, 8))  # between the keys of the table, so that the start must look into it
+    await bookie.handle(add(2, 8))
+    at = await bookie.store.index.find(1, 8)
+    assert at is not None
+    await world.kill()
+    for table in bookie.store.index.tables:
+        world.disk.files[table.name].data[5] ^= 1
+    world.disk.files[f"journal-{at.segment:08x}"].data[at.offset + at.size - 1] ^= 1
+    with pytest.raises(Unavailable, match="built anew"):
+        await world.started(SETTINGS)
+    await world.kill()
+    bookie = await world.started(SETTINGS)
+    for run in range(8):
+        assert await read(bookie, 1, run) is not None
+    with pytest.raises(Corrupt):
+        await read(bookie, 1, 8)
+
+
 async def test_damage_that_a_merge_meets_is_repaired_by_the_next_start() -> None:
     world = World()
     bookie = await world.started(SETTINGS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import random
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from actors.wire import Blob, Request
 from storage.batch import make_batch
 from storage.errors import NotFound
 from storage.frame import Buffer, Frame, Header, Run, decode_frame, encode_head, make_run
+from tests.timers import call_later
 
 SMALL = BookieSettings(
     segment_bytes=4096,
@@ -33,6 +34,8 @@ SMALL = BookieSettings(
 class MemoryFile:
     data: bytearray = field(default_factory=bytearray)
     durable: int = 0
+    doubtful: int | None = None
+    """From here on the bytes are in the page cache only, whatever a later sync says."""
 
 
 class MemoryDisk:
@@ -83,6 +86,15 @@ class MemoryDisk:
         await self._sync(name)
         file.durable = len(file.data)
 
+    async def rewrite(self, name: str, offset: int, data: Buffer) -> None:
+        self._check()
+        file = self.files[name]
+        file.data[offset : offset + len(data)] = bytes(data)
+        await self._sync(name)
+        file.durable = len(file.data)
+        if file.doubtful is not None and offset <= file.doubtful:
+            file.doubtful = None
+
     async def replace(self, name: str, data: Buffer) -> None:
         self._check()
         if self.used() + len(data) > self.capacity:
@@ -106,6 +118,9 @@ class MemoryDisk:
         self.gate.set()
         for name in sorted(self.files):
             file = self.files[name]
+            if file.doubtful is not None:
+                file.data = file.data[: file.doubtful]
+                file.durable, file.doubtful = min(file.durable, len(file.data)), None
             loose = len(file.data) - file.durable
             keep = rng.randrange(loose + 1) if rng is not None and loose else 0
             del file.data[file.durable + keep :]
@@ -114,6 +129,11 @@ class MemoryDisk:
                 stop = start + rng.randrange(len(file.data) - start) + 1
                 file.data[start:stop] = bytes(stop - start)
             file.durable = len(file.data)
+
+    def reopen(self) -> None:
+        """The process ended, the machine did not: the page cache still has everything."""
+        self.failed = self.failing = False
+        self.gate.set()
 
     def copy(self) -> MemoryDisk:
         """The same bytes on another disk, all durable."""
@@ -126,6 +146,9 @@ class MemoryDisk:
         await asyncio.sleep(0)
         if self.failing:
             self.failed = True
+            for file in self.files.values():
+                if file.durable < len(file.data) and file.doubtful is None:
+                    file.doubtful = file.durable
         self._check()
         self.syncs.append(name)
 
@@ -192,6 +215,9 @@ class EventClock:
         self._sleepers.append((self.time + milliseconds, event))
         await event.wait()
 
+    def timer(self, milliseconds: int, call: Callable[[], object]) -> asyncio.Task[None]:
+        return asyncio.get_running_loop().create_task(call_later(self, milliseconds, call))
+
     def advance(self, milliseconds: int) -> None:
         self.time += milliseconds
         for due, event in self._sleepers:
@@ -232,7 +258,7 @@ class World:
     def log(self, event: str, **fields: object) -> None:
         self.events.append((event, fields))
 
-    def bookie(self, settings: BookieSettings = SMALL, bookie_id: str = "b1") -> Bookie:
+    def bookie(self, settings: BookieSettings = SMALL, bookie_id: str = "b1", cluster: str = "") -> Bookie:
         """A bookie on this disk that has not started."""
         ports = Ports(
             me="here/b1",
@@ -245,7 +271,7 @@ class World:
             log=self.log,
             disk=self.disk,
         )
-        return Bookie(ports, bookie_id=bookie_id, settings=settings)
+        return Bookie(ports, bookie_id=bookie_id, settings=settings, cluster=cluster)
 
     async def started(self, settings: BookieSettings = SMALL) -> Bookie:
         """A bookie that serves."""

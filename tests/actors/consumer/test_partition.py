@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from storage.errors import Conflict
+from actors.messages import Attach, Attached, Detach
+from storage.errors import Conflict, Unavailable
 from tests.actors.delayed.desk import Desk, serve
-from tests.scenarios.key_shared.broker import Broker, Client, play
+from tests.scenarios.key_shared.broker import KEYS, Broker, Client, play
 
 LEASE_MS = 3_000
 
@@ -72,3 +73,62 @@ def test_who_closes_when_its_session_is_over_does_not_wait_for_it(lost_by: str) 
         await desk.until(lambda: len(other.got) == 3, 4 * LEASE_MS)
 
     serve(scenario, lease_ms=LEASE_MS)
+
+
+def test_a_late_copy_of_an_attach_after_a_detach_makes_nobody() -> None:
+    """It would own hashes for a lease, and what is published to those would wait so long."""
+
+    async def scenario(broker: Broker) -> None:
+        stays = await broker.join("stays")
+        address = await broker.address()
+        request = Attach(consumer="ghost", incarnation="ghost.0")
+        attached = await broker.ports.net.call(address, request, 5_000)
+        assert isinstance(attached, Attached)
+        assert attached.session
+        await broker.ports.net.call(address, Detach(session=attached.session), 5_000)
+        again = await broker.ports.net.call(address, request, 5_000)
+        assert isinstance(again, Attached)
+        assert not again.session
+        await broker.publish(*KEYS[:50])
+        await broker.until(lambda: len(stays.got) == 50, 500)
+
+    play(scenario)
+
+
+def test_who_resumes_is_sent_messages_at_once() -> None:
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c")
+        part = client.parts[0]
+        part.pause()
+        await broker.quiet(1_500)
+        await broker.publish(*KEYS[:20])
+        await broker.quiet(1_500)
+        assert client.got == []
+        part.resume()
+        await broker.until(lambda: len(client.got) == 20, 200)
+
+    play(scenario)
+
+
+def test_what_is_cleared_and_trimmed_before_it_was_fetched_is_held_by_nobody() -> None:
+    """It was delivered, and no payload comes any more: its consumer says that it is done with it."""
+
+    async def scenario(desk: Desk) -> None:
+        client = await desk.consume("c", acking=False)
+        desk.world.network.refusals["ReadPayload"] = (1.0, (Unavailable("no payload now"),))
+        for _ in range(4):
+            await desk.publish(*KEYS[:5], delay=20_000)
+        await desk.quiet(2_000)
+        desk.world.crash(next(name for name in desk.world.alive("dispatcher-")))  # the next one reads none of them
+        await desk.quiet(20_000)
+        await desk.until(lambda: desk.world.network.counters.get("refused ReadPayload", 0) > 2)
+        assert (await desk.consumer_stats())["c"]["unackedMessages"] == 20
+        await desk.admin("clear_backlog")
+        await desk.quiet(5_000)
+        desk.world.network.refusals.clear()
+        await desk.quiet(3_000)
+        assert len(client.got) < 20, "it was trimmed"
+        assert (await desk.consumer_stats())["c"]["unackedMessages"] == len(client.got)
+        assert (await desk.consumer_stats())["c"]["availablePermits"] == 1000
+
+    serve(scenario, topic={"roll_entries": 4}, type="key_shared", delayed_delivery_min_index_count_per_bucket=5)

@@ -6,6 +6,7 @@ shared ones, which are made so small that a few messages fill some.
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from functools import partial
@@ -14,7 +15,8 @@ from typing import Any
 import pytest
 
 from actors.dispatcher.pump import DUE_GROUP_MS
-from storage.errors import Invalid
+from actors.messages import Explain
+from storage.errors import Invalid, Unavailable
 from tests.actors.delayed.desk import LATE_MS, STRAY_MS, Arrival, Desk, serve
 
 SMALL = {
@@ -289,3 +291,40 @@ DELAYED_DELIVERY: list[Callable[..., None]] = [
 @pytest.mark.parametrize("test", DELAYED_DELIVERY, ids=lambda test: test.func.__name__.removeprefix("test_"))
 def test_bl_6_all_of_delayed_delivery_over_buckets(test: Callable[..., None], tracker: str) -> None:
     test(tracker=tracker)
+
+
+def test_bd_6_messages_without_a_delay_end_the_pause_of_fixed_delays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("actors.delayed.memory.FIXED_DELAY_LOOKAHEAD", 10)
+
+    async def scenario(desk: Desk) -> None:
+        await desk.consume("one")
+        for number in range(30):
+            await desk.publish(str(number), delay=0 if number == 5 else 30_000)
+        await desk.publish("plain")
+        await desk.quiet(1_000)
+        assert [arrival.message.key for arrival in desk.came()] == ["5", "plain"]
+        await desk.settled(40_000)
+        assert len(desk.came()) == 31
+
+    serve(scenario, tracker="memory", topic=TOPIC, **SMALL)
+
+
+def test_explain_says_that_the_delayed_index_waits_for_its_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("actors.delayed.buckets.WAITING_MOST", 20)
+
+    async def scenario(desk: Desk) -> None:
+        await desk.consume("one")
+        desk.world.objects.trouble.refused["put"] = Unavailable
+        for number in range(60):
+            await desk.publish(str(number), delay=60_000)
+        await desk.publish("plain")
+        await desk.quiet(10_000)
+        assert desk.came() == []
+        told = json.loads((await desk.ask(Explain(key=b"plain"), 0, "billing")).json)
+        assert told["verdict"] == "delayed_index_behind"
+        assert "the store refuses put" in told["reasons"][0]["text"]
+        desk.world.objects.trouble.refused.clear()
+        await desk.quiet(35_000)
+        assert [arrival.message.key for arrival in desk.came()] == ["plain"]
+
+    serve(scenario, tracker="bucket", topic=TOPIC, **SMALL)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from actors.delayed.manifest import ManifestStore
+from actors.delayed.manifest import ManifestStore, last_epoch
 from storage.delayed.manifest import BucketRecord, Manifest, decode_manifest
 from storage.errors import Corrupt, Fenced, Unavailable
 from tests.actors.delayed.broker import KEY
@@ -79,8 +79,31 @@ async def test_an_outdated_version_of_our_own_that_lands_late_is_followed_by_the
     assert settled(store) is True
 
 
-async def test_a_damaged_record_is_named() -> None:
+async def test_a_damaged_record_is_named_and_followed_by_one_that_can_be_read() -> None:
     world = World()
     world.records[KEY] = [b"rubbish"]
+    life = Life(world)
+    store = ManifestStore(life.ports, KEY, 3)
+    assert await store.open() == Manifest(3)
+    assert store.rebuilt
+    assert [name for name, fields in life.events if fields.get("key") == KEY] == ["delayed_manifest_damaged"]
+    assert newest(world) == Manifest(3)
+    world.records[KEY].append(b"more rubbish")
     with pytest.raises(Corrupt, match=KEY):
-        await ManifestStore(Life(world).ports, KEY, 1).open()
+        await store.current()
+    await store.commit(Manifest(3, (record(1),)))
+    assert newest(world) == Manifest(3, (record(1),))
+    assert await last_epoch(life.ports, KEY) == 3
+    world.records[KEY].append(b"rubbish")
+    assert await last_epoch(life.ports, KEY) == 0
+
+
+async def test_an_older_owner_that_overwrote_a_damaged_record_is_overruled() -> None:
+    world = World()
+    newer, older = (ManifestStore(Life(world).ports, KEY, epoch) for epoch in (5, 4))
+    await newer.open()
+    world.records[KEY].append(b"rubbish")
+    await older.open()
+    assert await newer.commit(Manifest(5, (record(1),))) == newest(world)
+    with pytest.raises(Fenced):
+        await older.commit(Manifest(4))

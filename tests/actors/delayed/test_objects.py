@@ -112,14 +112,14 @@ async def test_bs_6_a_segment_that_is_on_its_way_is_not_asked_for_again(monkeypa
     await scenario.finish(broker)
     again = await scenario.begin()
     objects = again.tracker._objects
-    segments, asked, answer = objects.segments, list[Key](), asyncio.Event()
+    segments, asked, answer = objects.segments_once, list[Key](), asyncio.Event()
 
     async def slowly(key: Key, *rest: Any) -> Entries:
         asked.append(key)
         await answer.wait()
         return await segments(key, *rest)
 
-    monkeypatch.setattr(objects, "segments", slowly)
+    monkeypatch.setattr(objects, "segments_once", slowly)
     scenario.world.now = 50
     for _ in range(20):
         assert again.take() == []

@@ -298,6 +298,44 @@ async def test_what_falls_due_between_two_owners_is_given_to_who_has_read_past_i
     second.check()
 
 
+async def test_what_a_damaged_manifest_named_is_read_from_the_log_again() -> None:
+    world, log, index = World(), Log(), SharedIndex()
+    for ledger in range(1, 5):
+        log.publish(ledger, [1000 + 10 * ledger + entry for entry in range(4)])
+    lives = [Life(world), Life(world)]
+    rule = bucket_settings(min_count=4, max_buckets=-1)
+    await own(lives[0], index, 1, rule)
+    subscriptions = attached(index, world, log, "one", "two")
+    for subscription in subscriptions:
+        subscription.step()
+    await world.settle()
+    assert index.tracker.stored()
+    world.records[manifest_key("orders", 0, NAME)].append(b"rubbish")
+    owner = await own(lives[1], index, 2, rule)
+    await world.advance(2000)
+    for _ in range(3):
+        for subscription in subscriptions:
+            subscription.step()
+            await world.settle()
+    for subscription in subscriptions:
+        assert sorted(subscription.delivered) == sorted(log.due)
+    world.records[manifest_key("orders", 0, NAME)].append(b"rubbish")
+    await owner.delete(2)
+    assert (world.objects, world.records) == ({}, {})
+    for life in lives:
+        await life.end()
+
+
+async def test_a_topic_with_a_damaged_index_that_nobody_opened_can_be_deleted() -> None:
+    world = World()
+    world.records[manifest_key("orders", 0, NAME)] = [b"rubbish"]
+    world.objects[f"delayed/orders/0/{NAME}/000000000001-0000000001.bucket"] = b"x"
+    life = Life(world)
+    await IndexOwner(life.ports, SharedIndex(), "orders", 0).delete(2)
+    assert (world.objects, world.records) == ({}, {})
+    await life.end()
+
+
 async def test_an_index_that_went_elsewhere_is_read_into_memory() -> None:
     world, log, index, life, elsewhere = World(), Log(), SharedIndex(), Life(World()), Life(World())
     life.world = elsewhere.world = world

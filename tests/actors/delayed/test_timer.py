@@ -103,3 +103,15 @@ async def test_ad_5_within_a_group_of_milliseconds_one_look_beyond_it_the_exact_
     await owner.world.advance(2000)
     assert owner.given == [(1000, [1]), (1000 + max(gap, DUE_GROUP_MS), [2])]
     await owner.life.end()
+
+
+@both
+async def test_the_timer_follows_a_look_that_finds_only_what_was_skipped(tracker: str) -> None:
+    owner = Owner()
+    await owner.open(tracker)
+    await owner.add(1, 1000)
+    await owner.add(2, 1500)
+    owner.tracker.untrack(np.array([position(1, 1)], np.int64))
+    await owner.world.advance(2000)
+    assert owner.given == [(1500, [2])]
+    await owner.life.end()

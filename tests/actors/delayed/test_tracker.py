@@ -7,6 +7,7 @@ from actors.delayed.buckets import BucketTracker
 from actors.delayed.memory import InMemoryTracker
 from actors.delayed.tracker import DelayedTracker, make_tracker
 from actors.messages import SubscriptionSettings
+from storage.delayed.manifest import Manifest, decode_manifest
 from storage.errors import Fenced, Invalid
 from storage.position import position
 from tests.actors.delayed.broker import KEY, PARTITION, SUBSCRIPTION, TOPIC
@@ -61,23 +62,24 @@ async def test_fb_1_an_unreadable_manifest_means_memory_and_messages_still_wait(
     life.spawn(begin(), "begin")
     await world.advance(10_000)
     tracker = made[0]
-    assert isinstance(tracker, InMemoryTracker)
     assert "scripted" in tracker.stats()["fallback"]
     assert add(tracker, [20_000]) == [True]
     assert tracker.take(5, 19_999)[0].size == 0
     assert tracker.take(5, 20_000)[0].size == 1
+    assert world.objects == {}
     await life.end()
 
 
-async def test_a_corrupt_manifest_means_memory_and_deletes_nothing() -> None:
+async def test_a_damaged_manifest_is_replaced_and_what_it_named_is_deleted() -> None:
     world = World()
     world.records[KEY] = [b"rubbish"]
     world.objects[f"delayed/{TOPIC}/{PARTITION}/{SUBSCRIPTION}/000000000001-0000000001.bucket"] = b"x"
     life = Life(world)
-    tracker = await make(life)
-    assert isinstance(tracker, InMemoryTracker)
-    assert KEY in tracker.stats()["fallback"]
-    assert len(world.objects) == 1
+    tracker = await make(life, epoch=2)
+    assert tracker.stats()["fallback"] is None
+    await world.settle()
+    assert world.objects == {}
+    assert decode_manifest(world.records[KEY][-1], KEY) == Manifest(2)
     await life.end()
 
 
@@ -148,3 +150,12 @@ async def test_memory_tracker_trims_clears_and_browses() -> None:
     add(tracker, [50], first=9)
     await tracker.clear()
     assert (tracker.count(), tracker.next_due(), tracker.loaded()) == (0, None, 0)
+
+
+def test_bd_6_a_message_without_a_delay_ends_the_pause() -> None:
+    tracker = InMemoryTracker(lookahead=10)
+    tracker.undelayed()
+    add(tracker, [1000 + i for i in range(20)])
+    assert tracker.pause_reads(0), "an empty tracker begins with the mode"
+    tracker.undelayed()
+    assert not tracker.pause_reads(0)

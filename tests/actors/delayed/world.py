@@ -14,6 +14,7 @@ from typing import Any, cast
 from actors.ports import Net, Ports, Rng, Version
 from storage.errors import Invalid, NotFound, Unavailable
 from storage.frame import Buffer
+from tests.timers import call_later
 
 Fault = str
 """ok, crash_before, crash_after, lost_before, lost_after (Unavailable without and with the effect), late (Unavailable,
@@ -166,6 +167,9 @@ class _Clock:
 
     async def sleep(self, milliseconds: int) -> None:
         await self._world.sleep(milliseconds)
+
+    def timer(self, milliseconds: int, call: Callable[[], object]) -> asyncio.Task[None]:
+        return asyncio.get_running_loop().create_task(call_later(self, milliseconds, call))
 
 
 class _Objects:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from actors.dispatcher.keeper import Keeper
+from actors.dispatcher.keeper import GROUP_MS, LINGER_MS, Keeper
+from actors.dispatcher.sessions import Session
 from actors.owned import OwnedRecord
 from actors.ports import Ports
 from storage.errors import Fenced
@@ -14,14 +15,15 @@ TRUST_MS = 800
 
 
 class Owner:
-    """A keeper of the record `s` in a process of its own, with nothing to save."""
+    """A keeper of the record `s` in a process of its own, with nothing to save but what it is told."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world = world
         self.ports: Ports = world.client(name)
         self.record = OwnedRecord(self.ports, "s")
         self.fenced: list[str] = []
-        self.keeper = Keeper(self.ports, self.record, dict, list, self.fenced.append, TRUST_MS)
+        self.sessions: list[Session] = []
+        self.keeper = Keeper(self.ports, self.record, dict, lambda: self.sessions, self.fenced.append, TRUST_MS)
 
     async def begin(self) -> None:
         """Take the record and keep it."""
@@ -34,6 +36,12 @@ class Owner:
         while True:
             await self.ports.clock.sleep(TRUST_MS // 2)
             self.keeper.look_if_idle()
+
+
+async def versions(owner: Owner) -> int:
+    newest = await owner.ports.meta.read("s")
+    assert newest is not None
+    return newest.number
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -81,5 +89,47 @@ def test_a_record_that_was_removed_has_no_owner() -> None:
         await owner.ports.meta.remove("s")
         with pytest.raises(Fenced):
             await owner.record.verify()
+
+    World(1).play(scenario)
+
+
+def test_acknowledgements_gather_and_who_waits_for_them_waits_for_no_others() -> None:
+    async def scenario(world: World) -> None:
+        owner = Owner(world, "owner")
+        await owner.begin()
+        await world.loop.pause(TRUST_MS)
+        written = await versions(owner)
+        for _ in range(LINGER_MS):
+            owner.keeper.dirty(gather=True)
+            await world.loop.pause(1)
+        await world.loop.pause(GROUP_MS)
+        assert await versions(owner) == written + 1
+        owner.keeper.dirty(gather=True)
+        began = world.loop.now
+        await owner.keeper.barrier()
+        assert world.loop.now - began < LINGER_MS
+        assert await versions(owner) == written + 2
+
+    World(1).play(scenario)
+
+
+def test_what_arrives_while_a_write_is_under_way_is_confirmed_by_the_next_one() -> None:
+    async def scenario(world: World) -> None:
+        owner = Owner(world, "owner")
+        session = Session(session=1, number=1, name="c1", incarnation="c1", connected_since=0)
+        owner.sessions.append(session)
+        await owner.begin()
+        await world.loop.pause(TRUST_MS)
+        world.meta.trouble.faults.delay_ms = (50, 50)
+        assert session.arrived(1)
+        owner.keeper.dirty()
+        await world.loop.pause(40)  # the write is on its way
+        assert session.arrived(2)
+        owner.keeper.dirty()
+        while not session.durable:
+            await world.loop.pause(1)
+        assert session.durable == 1
+        await owner.keeper.barrier()
+        assert session.durable == 2
 
     World(1).play(scenario)

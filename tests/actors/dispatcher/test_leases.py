@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from actors.dispatcher import leases
+from actors.dispatcher.membership import Membership, State
 from actors.dispatcher.sessions import Session, Sessions
 
 
@@ -31,15 +32,16 @@ class Watch:
 class Owner:
     """As much of a dispatcher as its leases touch."""
 
-    def __init__(self, watch: Watch | None) -> None:
+    def __init__(self, watch: Watch | None, rows: list[dict[str, Any]] | None = None) -> None:
         self.tasks: list[asyncio.Task[None]] = []
-        self.ports = SimpleNamespace(watch=watch, spawn=self._spawn, clock=SimpleNamespace(monotonic=lambda: 1_000))
-        self.settings = SimpleNamespace(lease_ms=10_000)
+        self.ports = SimpleNamespace(
+            watch=watch, spawn=self._spawn, clock=SimpleNamespace(monotonic=lambda: 1_000), log=lambda *_, **__: None
+        )
+        self.membership = Membership(rows or (), lease_ms=10_000)
         self.sessions = Sessions(3)
-        self.members: dict[str, dict[str, Any]] = {}
         self.ended: list[tuple[str, str]] = []
         self.woken = self.dirtied = 0
-        self.pump = SimpleNamespace(awaited={}, wake=self._wake)
+        self.pump = SimpleNamespace(wake=self._wake)
         self.keeper = SimpleNamespace(dirty=self._dirty)
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
@@ -57,9 +59,12 @@ class Owner:
         self.sessions.close(session)
 
     def open(self, name: str, process: str) -> Session:
-        session = self.sessions.open(len(self.sessions), name, f"{name}.0", 11_000, 0)
+        session = self.sessions.open(len(self.sessions), name, f"{name}.0", 0)
         leases.watch_session(self, session, process)  # type: ignore[arg-type]
         return session
+
+    def awaited(self) -> dict[str, int]:
+        return {member.incarnation: member.until for member in self.membership.all(State.AWAITED)}
 
 
 @pytest.fixture
@@ -67,12 +72,8 @@ def watch() -> Watch:
     return Watch()
 
 
-@pytest.fixture
-def owner(watch: Watch) -> Owner:
-    return Owner(watch)
-
-
-async def test_sessions_of_an_ended_process_end_at_once_and_no_others(owner: Owner, watch: Watch) -> None:
+async def test_sessions_of_an_ended_process_end_at_once_and_no_others(watch: Watch) -> None:
+    owner = Owner(watch)
     for name, process in (("a", "p1"), ("b", "p2"), ("c", "p1"), ("d", "")):
         owner.open(name, process)
     await watch.end("p1")
@@ -80,7 +81,8 @@ async def test_sessions_of_an_ended_process_end_at_once_and_no_others(owner: Own
     assert [session.name for session in owner.sessions.all()] == ["b", "d"]
 
 
-async def test_session_that_is_over_is_watched_no_more(owner: Owner, watch: Watch) -> None:
+async def test_session_that_is_over_is_watched_no_more(watch: Watch) -> None:
+    owner = Owner(watch)
     session = owner.open("a", "p1")
     await asyncio.sleep(0)
     owner.sessions.close(session)
@@ -90,33 +92,31 @@ async def test_session_that_is_over_is_watched_no_more(owner: Owner, watch: Watc
 
 
 async def test_without_a_watch_the_lease_alone_counts() -> None:
-    owner = Owner(None)
-    owner.open("a", "p1")
-    owner.members = {"a.0": {"process": "p1"}}
+    owner = Owner(None, [{"incarnation": "a.0", "process": "p1"}, {"incarnation": "b.0", "lease": 40_000}])
     leases.expect_members(owner)  # type: ignore[arg-type]
     assert owner.tasks == []
-    assert owner.pump.awaited == {"a.0": 13_500}
+    assert owner.awaited() == {"a.0": 13_500, "b.0": 41_000}
 
 
-async def test_new_owner_waits_for_the_living_and_not_for_the_dead(owner: Owner, watch: Watch) -> None:
-    owner.members = {
-        "a.0": {"incarnation": "a.0", "process": "p1"},
-        "b.0": {"incarnation": "b.0", "process": "p2"},
-        "old.0": {"incarnation": "old.0"},  # written by an owner that knew nothing of processes
-    }
+async def test_new_owner_waits_for_the_living_and_not_for_the_dead(watch: Watch) -> None:
+    rows = [
+        {"incarnation": "a.0", "process": "p1"},
+        {"incarnation": "b.0", "process": "p2"},
+        {"incarnation": "old.0"},  # written by an owner that knew nothing of processes
+    ]
+    owner = Owner(watch, rows)
     leases.expect_members(owner)  # type: ignore[arg-type]
-    assert set(owner.pump.awaited) == {"a.0", "b.0", "old.0"}
+    assert set(owner.awaited()) == {"a.0", "b.0", "old.0"}
     await watch.end("p1")
-    assert set(owner.pump.awaited) == set(owner.members) == {"b.0", "old.0"}
+    assert set(owner.awaited()) == {"b.0", "old.0"}
+    assert len(owner.membership) == 2
     assert owner.woken == owner.dirtied == 1
 
 
-async def test_consumer_that_came_back_before_its_process_ended_is_its_sessions_matter(
-    owner: Owner, watch: Watch
-) -> None:
-    owner.members = {"a.0": {"incarnation": "a.0", "process": "p1"}}
+async def test_consumer_that_came_back_before_its_process_ended_is_its_sessions_matter(watch: Watch) -> None:
+    owner = Owner(watch, [{"incarnation": "a.0", "process": "p1"}])
     leases.expect_members(owner)  # type: ignore[arg-type]
-    del owner.pump.awaited["a.0"]
+    owner.membership.attach("a.0", 1_000)
     await watch.end("p1")
-    assert owner.members
+    assert len(owner.membership) == 1
     assert (owner.woken, owner.dirtied) == (0, 0)

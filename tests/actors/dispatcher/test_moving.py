@@ -5,18 +5,24 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.directory import Directory
-from actors.dispatcher.moving import behind
-from actors.messages import Admin, Ends, SubscriptionSettings, TopicSettings
+from actors.dispatcher import Dispatcher
+from actors.dispatcher.moving import behind, check_time, place
+from actors.messages import Admin, Ends, Progress, SubscriptionSettings, TopicSettings
+from actors.signal import Signal
+from actors.topic.topic import Topic
+from actors.wire import Request
 from storage.cursor import Cursor
-from storage.errors import Unavailable
-from storage.position import position
-from tests.sim.world import World
+from storage.errors import Invalid, Unavailable
+from storage.position import parse, position, show
+from tests.scenarios.key_shared.broker import Broker, play
+from tests.sim.world import Process, World
 from tests.sim.worlds.broker import CONTROLLER, SUBSCRIPTION, TOPIC, Course, Size
 from tests.sim.worlds.clients import Traffic
 
@@ -45,6 +51,38 @@ def test_a_skip_counts_messages_that_are_not_done_over_ledger_ends(
     assert target <= end or not every
 
 
+KEPT = Ends(first=position(3, 2), last=position(8, 9), next=position(8, 10), ledgers=[(3, 7), (5, -1), (8, None)])
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        ("earliest", position(3, 2)), ("latest", position(8, 10)), ("1:4", position(3, 2)), ("3:0", position(3, 2)),
+        ("3:7", position(3, 7)), ("3:8", position(3, 8)), ("5:0", position(5, 0)), ("8:4", position(8, 4)),
+        ("8:10", position(8, 10)),
+    ],
+)  # fmt: skip
+def test_a_place_in_the_topic_is_found(wanted: str, found: int) -> None:
+    """What was trimmed means the oldest that is kept; the place behind a ledger's last message is one."""
+    assert place(wanted, KEPT) == found
+
+
+@pytest.mark.parametrize("wanted", ["4:0", "99:0", "3:9", "5:2", "8:11", "2147483647:4294967295", "", "5", "x:y"])
+def test_a_place_that_never_was_is_refused(wanted: str) -> None:
+    """It is not quietly the end of the topic."""
+    with pytest.raises(Invalid):
+        place(wanted, KEPT)
+
+
+def test_a_time_in_nanoseconds_is_refused() -> None:
+    """Milliseconds of the future, whatever unit somebody meant, are no place to go."""
+    now = 1_800_000_000_000
+    check_time(now + 30_000, now)
+    for time in (now * 1000, now * 1_000_000, now + 3_600_000):
+        with pytest.raises(Invalid, match="milliseconds since 1970"):
+            check_time(time, now)
+
+
 @pytest.mark.parametrize(
     ("verb", "arguments"), [("seek", {"message_id": "earliest"}), ("clear_backlog", {})], ids=["seek", "clear"]
 )
@@ -62,11 +100,19 @@ def test_what_an_outage_of_the_store_interrupts_leaves_nothing_behind(verb: str,
     course = Course(world, [], {}, size)
     course.excused |= {"unexplained_redelivery", "acked_redelivered", "lost"}
 
+    def cut_when_told(caller: Process, to: str, request: Request[Any], outcome: object) -> None:
+        """The topic has noted the seek: now nothing can be stored any more."""
+        if isinstance(request, Progress) and request.firm:
+            world.meta.trouble.cut["broker-0"] = 1
+
     async def interrupt() -> None:
         await world.loop.pause(3_000)
         ports = world.client("operator")
         address = await Directory(ports, CONTROLLER).dispatcher(TOPIC, 0, SUBSCRIPTION, settings)
-        world.meta.trouble.cut["broker-0"] = 1
+        if verb == "seek":
+            world.witness = cut_when_told
+        else:
+            world.meta.trouble.cut["broker-0"] = 1
         with pytest.raises(Unavailable):
             await ports.net.call(address, Admin(verb=verb, arguments=json.dumps(arguments)), 20_000)
         del world.meta.trouble.cut["broker-0"]
@@ -78,3 +124,57 @@ def test_what_an_outage_of_the_store_interrupts_leaves_nothing_behind(verb: str,
     world.play(lambda _: course.run())
     assert course.counters["interrupted"] == 1
     assert course.counters["messages"] > 100
+
+
+@pytest.mark.parametrize("pause", range(0, 1_500, 75))
+def test_what_a_confirmed_seek_goes_back_to_is_not_trimmed(pause: int) -> None:
+    """Whenever the topic hears how far the subscription was: the message at the position that was answered comes."""
+
+    async def scenario(world: World) -> None:
+        broker = Broker(world, 1, SubscriptionSettings(initial_position="earliest"))
+        broker.topic = msgspec.structs.replace(broker.topic, roll_entries=2)
+        await broker.open()
+        client = await broker.join("c")
+        for key in "abcdefgh":
+            await broker.publish(key)
+        await broker.until(lambda: len(client.got) == 8)
+        await broker.quiet(pause)
+        sought = await broker.admin("seek", message_id=show(client.got[3].position))
+        await broker.publish("last")
+        await broker.until(lambda: client.came()[-1:] == ["last"])
+        assert client.got[8].position == max(parse(sought["position"]), client.got[3].position)
+
+    World(pause).play(scenario)
+
+
+def test_no_statement_from_before_a_seek_is_sent_behind_it() -> None:
+    """How far the subscription was is made durable, then somebody seeks back, then the topic is to be told."""
+
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c")
+        await broker.publish(*"abcd")
+        await broker.until(lambda: len(client.got) == 4)
+        actor = broker.world.process(broker.world.alive("dispatcher-")[0]).actor
+        topic = broker.world.process(broker.world.alive("topic-")[0]).actor
+        assert isinstance(actor, Dispatcher)
+        assert isinstance(topic, Topic)
+        barrier, waiting = actor.keeper.barrier, Signal()
+
+        async def slow() -> None:
+            await barrier()
+            waiting.set()
+            await broker.quiet(300)
+
+        actor.keeper.barrier = slow  # type: ignore[method-assign]
+        client.ack()
+        await waiting.wait(broker.ports)
+        actor.keeper.barrier = barrier  # type: ignore[method-assign]
+        at = client.got[0].position
+        client.acking = False
+        await broker.admin("seek", message_id=show(at))
+        assert topic._upkeep.marks[SUBSCRIPTION] == at - 1
+        for _ in range(200):
+            await broker.quiet(5)
+            assert topic._upkeep.marks[SUBSCRIPTION] == at - 1
+
+    play(scenario)

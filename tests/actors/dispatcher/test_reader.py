@@ -25,3 +25,43 @@ def test_a_run_that_was_finished_before_it_was_read_again_is_not_kept() -> None:
         assert (stats["msgBacklog"], stats["runsHeld"]) == (0, 0)
 
     play(scenario)
+
+
+def test_one_stuck_message_keeps_no_later_run() -> None:
+    """What the dispatcher remembers follows what is open, and the stuck message can be sent again."""
+
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c", acking=False)
+        await broker.publish("stuck")
+        for key in range(100):
+            await broker.publish(str(key))
+        await broker.until(lambda: len(client.got) == 101)
+        stuck = client.got[0]
+        client.ack(*client.got[1:])
+        await broker.until(lambda: client.parts[0]._heard == client.parts[0]._said)
+        stats = await broker.stats()
+        assert (stats["unackedMessages"], stats["runsHeld"]) == (1, 1)
+        await client.nack(stuck)
+        await broker.until(lambda: len(client.got) == 102)
+        client.ack(client.got[-1])
+        await broker.until(lambda: client.parts[0]._heard == client.parts[0]._said)
+        assert (await broker.stats())["runsHeld"] == 0
+
+    play(scenario)
+
+
+def test_runs_of_messages_that_are_not_due_for_long_are_not_kept() -> None:
+    """Their payload is asked of the topic when they are due."""
+
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c")
+        await broker.publish("a", delay=60_000)
+        await broker.publish("b", delay=5_000)
+        await broker.until(lambda: broker.calls["ReadIndex"] > 2)
+        assert (await broker.stats())["runsHeld"] == 1
+        await broker.until(lambda: len(client.got) == 2, 70_000)
+        assert client.came() == ["b", "a"]
+        await broker.quiet(1_000)
+        assert (await broker.stats())["runsHeld"] == 0
+
+    play(scenario)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from actors.dispatcher.runs import RunTable
 from actors.messages import RunIndex
 from actors.wire import Blob
-from storage.position import position
+from storage.position import Positions, position
 
 NO_COUNTS = np.empty(0, np.uint8)
 
@@ -92,3 +92,86 @@ def test_every_position_comes_out_once_in_order(data: st.DataObject) -> None:
     assert [p.first_entry + row for p in parts for row in p.rows.tolist()] == entries
     numbers = [p.dispatch + index for p in parts for index in range(len(p.rows))]
     assert numbers == list(range(5, 5 + len(entries)))
+
+
+def small(entry: int, data: bytes = b"") -> RunIndex:
+    """A run of one message with its payload along."""
+    made = run(1, entry, 1)
+    made.blob, made.bytes = Blob(data), len(data)
+    return made
+
+
+def at(*entries: int) -> Positions:
+    """Positions of ledger 1."""
+    return np.array([position(1, entry) for entry in entries], np.int64)
+
+
+def test_one_stuck_message_keeps_no_later_run() -> None:
+    """What is kept follows what is open, wherever the mark-delete position stands; payloads go with their runs."""
+    known = RunTable()
+    most = 0
+    for entry in range(20_000):
+        known.add(small(entry, b"x" * 100))
+        if entry:
+            known.done(at(entry))
+        most = max(most, known.nbytes)
+    assert (len(known), known.shared_bytes) == (1, 100)
+    assert most <= 3 * 8 * 128
+    (part,) = known.parts(at(0), NO_COUNTS, 0)
+    assert (part.count, part.rows.tolist()) == (1, [0])
+
+
+def test_a_run_stays_until_its_last_message_is_done() -> None:
+    """Messages of one run are finished in any order and in several steps; unknown ones are passed over."""
+    known = table(run(1, 0, 10), run(1, 20, 10))
+    known.done(at(0, 3, 9, 12, 25))
+    known.done(at(1, 2, 4, 5, 6, 7, 20))
+    assert len(known) == 2
+    known.done(at(8, 15, 40))
+    assert len(known) == 1
+    parts = known.parts(at(8, 21), NO_COUNTS, 0)
+    assert [(part.first_entry, part.count, part.rows.tolist()) for part in parts] == [(0, 0, [8]), (20, 10, [1])]
+
+
+def test_an_answer_is_not_kept_by_one_of_its_runs() -> None:
+    """Neither its columns nor a payload that lies in the memory of the whole answer."""
+    whole = bytes(100_000)
+    one = run(1, 0, 1)
+    one.columns, one.blob, one.bytes = Blob(memoryview(whole)[:4]), Blob(memoryview(whole)[:5_000]), 5_000
+    known = table(one)
+    assert one.columns.size == 0
+    (part,) = known.parts(at(0), NO_COUNTS, 0)
+    assert part.blob is not None
+    assert part.blob.data is not None
+    assert part.blob.data.obj is not whole
+    assert part.blob.data == whole[:5_000]
+
+
+@given(st.data())
+def test_the_table_holds_what_a_plain_one_holds(data: st.DataObject) -> None:
+    """Against a dictionary: runs are added, finished, passed by the mark-delete position and read again."""
+    known, plain, last, end = RunTable(), dict[int, set[int]](), dict[int, int](), 0
+    for _ in range(data.draw(st.integers(1, 40))):
+        step = data.draw(st.sampled_from(("add", "add", "done", "below", "again")))
+        entries = [entry for left in plain.values() for entry in left]
+        if step == "add":
+            count = data.draw(st.integers(1, 4))
+            known.add(run(1, end, count))
+            plain[end], last[end] = set(range(end, end + count)), end + count - 1
+            end += count + data.draw(st.integers(0, 2))
+        elif step == "done" and entries:
+            gone = data.draw(st.sets(st.sampled_from(entries), min_size=1))
+            known.done(at(*sorted(gone)))
+            plain = {first: left - gone for first, left in plain.items() if left - gone}
+        elif step == "below":
+            below = data.draw(st.integers(0, end))
+            known.drop_below(position(1, below))
+            plain = {first: left for first, left in plain.items() if last[first] > below}
+        elif step == "again" and plain:
+            first = max(plain)
+            known.add(run(1, first, last[first] - first + 1))
+            plain[first] = set(range(first, last[first] + 1))
+        assert len(known) == len(plain)
+    for first in plain:
+        (part,) = known.parts(at(first), NO_COUNTS, 0)
+        assert (part.count > 0, part.first_entry) == (True, first)

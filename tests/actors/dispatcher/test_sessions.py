@@ -13,7 +13,7 @@ from storage.errors import Fenced
 def opened() -> tuple[Sessions, Session]:
     """One consumer at a dispatcher of epoch 3."""
     sessions = Sessions(3)
-    return sessions, sessions.open(1, "c", "c.0", 1000, 0)
+    return sessions, sessions.open(1, "c", "c.0", 0)
 
 
 def test_a_session_that_is_over_is_fenced() -> None:
@@ -32,7 +32,7 @@ def test_sessions_of_two_epochs_never_meet() -> None:
     """A number of an older epoch is not a session of the newer one."""
     _, old = opened()
     newer = Sessions(4)
-    newer.open(1, "c", "c.0", 1000, 0)
+    newer.open(1, "c", "c.0", 0)
     assert old.session // EPOCH_SESSIONS == 3
     with pytest.raises(Fenced):
         newer.get(old.session)

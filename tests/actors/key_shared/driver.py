@@ -111,8 +111,10 @@ class Driver:
 
     def nack(self, name: str, *messages: str, **options: Any) -> int:
         """Negatively acknowledge; without messages: everything."""
-        positions = at(*messages) if messages else None
-        return self.dispatch.negative_acknowledge(self.numbers[name], positions, now=self.now, **options)
+        number = self.numbers[name]
+        if not messages:
+            return self.dispatch.redeliver_all(number, self.dispatch.pending(number), unseen=0, now=self.now)
+        return self.dispatch.negative_acknowledge(number, at(*messages), now=self.now, **options)
 
     def pending(self, name: str) -> list[str]:
         """What a consumer holds."""

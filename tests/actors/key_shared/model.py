@@ -43,6 +43,7 @@ class Consumer:
     sent: int = 0
     blocked: bool = False
     claims: set[int] = field(default_factory=set)
+    finished: set[int] = field(default_factory=set)
     ring: list[int] = field(default_factory=list)
 
 
@@ -170,6 +171,9 @@ class Model:
                 if message.state in ("fresh", "replay", "loose", "waiting", "held") and free:
                     message.state, message.holder = "pending", consumer.number
                     message.delivered = message.sent = True
+                    message.removed |= message.position in consumer.finished
+                elif message.position in consumer.finished and message.state != "pending":
+                    message.state = "done"
         self._settle()
 
     # -- the log ----------------------------------------------------------------------------------------------------
@@ -192,6 +196,7 @@ class Model:
         if consumer is None:
             return
         elsewhere = {m.hash for m in self.in_state("pending") if m.holder != number}
+        consumer.claims -= consumer.finished - {position for position, _ in messages}
         for position, masked in messages:
             mine = position in consumer.claims and self.reduce(masked) not in elsewhere
             if mine and position not in self.messages:
@@ -279,32 +284,56 @@ class Model:
         self._settle()
         return done
 
-    def negative_acknowledge(
-        self, number: int, positions: Sequence[int] | None, now: int, delay: int, counted: bool
-    ) -> int:
+    def negative_acknowledge(self, number: int, positions: Sequence[int], now: int, delay: int, counted: bool) -> int:
         """Give back what it holds of these."""
-        held = [m for m in self.in_state("pending") if m.holder == number]
-        mine = [m for m in held if positions is None or m.position in positions]
+        mine = [m for m in self.in_state("pending") if m.holder == number and m.position in positions]
         consumer = self.consumer(number)
-        unread = {p for p in consumer.claims if positions is None or p in positions} if consumer else set()
+        unread = {p for p in consumer.claims if p in positions} if consumer else set()
         if consumer:
             consumer.claims -= unread
         for message in mine:
-            into = "waiting" if delay else "replay" if positions is None or not counted else "loose"
             message.until = now + delay
-            self._give_back(message, into)
-            if counted and message.state != "done":
-                message.redeliveries += 1
-                if 0 < self.settings.max_redeliver_count < message.redeliveries:
-                    message.state = "dead"
+            self._give_back(message, "waiting" if delay else "loose" if counted else "replay")
+            if counted:
+                self._count_redelivery(message)
         self._settle()
         return len(mine) + len(unread)
+
+    def redeliver_all(self, number: int, seen: Sequence[int], unseen: int) -> int:
+        """Give back all that it was sent; only of what it saw the count rises."""
+        consumer = self.consumer(number)
+        if consumer is None:
+            return 0
+        mine = [m for m in self.in_state("pending") if m.holder == number]
+        total = len(mine) + len(consumer.claims)
+        consumer.claims.clear()
+        consumer.sent -= unseen
+        for message in mine:
+            self._give_back(message, "replay")
+            if message.position in seen:
+                self._count_redelivery(message)
+        self._settle()
+        return total
+
+    def _count_redelivery(self, message: Message) -> None:
+        if message.state != "done":
+            message.redeliveries += 1
+            if 0 < self.settings.max_redeliver_count < message.redeliveries:
+                message.state = "dead"
 
     def _give_back(self, message: Message, into: str) -> None:
         message.state = "done" if message.removed else into
 
     def remove(self, positions: Sequence[int] | None, up_to: int | None) -> None:
         """Skip, expire, clear."""
+        for consumer in self.consumers:
+            gone = {
+                p for p in consumer.claims if (positions is None or p in positions) and (up_to is None or p <= up_to)
+            }
+            if self.ordered:
+                consumer.finished |= gone
+            else:
+                consumer.claims -= gone
         for message in self.messages.values():
             if (positions is not None and message.position not in positions) or message.state == "done":
                 continue

@@ -56,7 +56,8 @@ def test_dh_5_the_same_consumer_is_not_blocked_and_the_entry_vanishes() -> None:
     flow.leave("c2")
     assert entries(flow, "c1") == []
     assert flow.route() == {"c1": ["1:1", "1:2"]}
-    assert flow.consumer_stats("c1")["drainingHashesClearedTotal"] == 0
+    assert flow.consumer_stats("c1")["drainingHashesClearedTotal"] == 1
+    assert flow.dispatch.stats(0)["drainingHashesClearedTotal"] == 1
 
 
 def test_dh_10_a_hash_that_blocked_nothing_is_freed_quietly() -> None:

@@ -273,3 +273,15 @@ def test_st_1_statistics_have_pulsars_names_and_add_up() -> None:
     flow.ack("1:0", "1:1")
     assert flow.consumer_stats("c1")["drainingHashesClearedTotal"] == 1
     assert flow.dispatch.stats(0)["drainingHashesClearedTotal"] == 1
+
+
+def test_what_expired_while_it_was_held_says_so() -> None:
+    """Its key stays blocked, which is a decision; whoever asks is told."""
+    flow = Driver()
+    flow.join("c1")
+    flow.send(X)
+    flow.dispatch.remove()
+    (reason,) = flow.dispatch.explain(position=int(at("1:0")[0]), now=flow.now)["reasons"]
+    assert reason["gate"] == "delivered"
+    assert "expired" in reason["text"]
+    assert reason["held"][0]["removed"]

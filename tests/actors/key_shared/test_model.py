@@ -195,16 +195,23 @@ class Schedule(RuleBasedStateMachine):
         self.delayed = [message for message in self.delayed if message[0] not in acked]
         self._move_mark()
 
-    @rule(pick=st.integers(0, 5), every=st.integers(0, 3), delay=st.sampled_from([0, 0, 50]), counted=st.booleans())
+    @rule(pick=st.integers(0, 5), every=st.integers(1, 3))
+    def redeliver_all(self, pick: int, every: int) -> None:
+        number = self._consumer(pick)
+        consumer = self.model.consumer(number)
+        held = [m.position for m in self.model.in_state("pending") if m.holder == number]
+        seen, unseen = held[::every], min(len(held) - len(held[::every]), consumer.sent if consumer else 0)
+        got = self.dispatch.redeliver_all(number, ints(seen), unseen=unseen, now=self.now)
+        assert got == self.model.redeliver_all(number, seen, unseen)
+
+    @rule(pick=st.integers(0, 5), every=st.integers(1, 3), delay=st.sampled_from([0, 0, 50]), counted=st.booleans())
     def negative_acknowledge(self, pick: int, every: int, delay: int, counted: bool) -> None:
         number = self._consumer(pick)
         mine = self.model.consumer(number)
         claimed = mine.claims if mine else set()
         givable = sorted({m.position for m in self.model.in_state("pending")} | claimed)
-        positions = None if every == 0 else givable[::every]
-        got = self.dispatch.negative_acknowledge(
-            number, None if positions is None else ints(positions), now=self.now, delay=delay, counted=counted
-        )
+        positions = givable[::every]
+        got = self.dispatch.negative_acknowledge(number, ints(positions), now=self.now, delay=delay, counted=counted)
         assert got == self.model.negative_acknowledge(number, positions, self.now, delay, counted)
 
     @rule(how=st.sampled_from(["positions", "up_to", "both", "clear"]), pick=st.integers(0, 60))

@@ -148,7 +148,7 @@ def test_cl_2_a_consumer_is_counted_alike_everywhere_and_a_subscription_without_
             replies.append(reply)
 
         def listed() -> list[int]:
-            return [len(found) for found in (actor.core.consumers(), actor.sessions.all(), actor.members)]
+            return [len(found) for found in (actor.core.consumers(), actor.sessions.all(), actor.membership.rows())]
 
         for _ in range(3):
             broker.world.background(attach(), "attach")

@@ -80,6 +80,63 @@ def test_a_claim_that_is_given_back_unread_goes_out_when_it_is_read(given_back: 
     flow.join("c1", holding=at("1:0", "1:1", "1:2") if given_back else at("1:0", "1:1"))
     assert flow.nack("c1", *given_back, delay=500) == 2
     assert flow.nack("c1", *given_back) == 0
-    assert flow.send(X, Y) == {"c1": ["1:0", "1:1"]}
+    if given_back:
+        assert flow.send(X, Y) == {}, "the delay counts from when they were given back"
+        flow.now += 500
+        assert flow.route() == {"c1": ["1:0", "1:1"]}
+    else:
+        assert flow.send(X, Y) == {"c1": ["1:0", "1:1"]}
     flow.publish(X)
     assert flow.route() == ({} if given_back else {"c1": ["1:2"]})
+
+
+def test_what_is_done_by_now_keeps_its_key_and_is_never_sent_again() -> None:
+    """Cleared before the owner changed: the holder may still work on it, and nobody wants it again (KS-45)."""
+    flow = Driver()
+    flow.join("c1", holding=at("1:0", "1:1"), finished=at("1:0", "1:1"))
+    flow.join("c2")
+    flow.bring("c1", {"1:0": X, "1:1": Y})
+    assert flow.pending("c1") == ["1:0", "1:1"]
+    flow.entry = 2
+    assert flow.send(X) == {}, "c1 still has an earlier message of it"
+    flow.nack("c1", "1:0")
+    assert flow.route() == {"c2": ["1:2"]}
+    flow.leave("c1")
+    assert flow.route() == {}
+
+
+def test_what_is_done_and_gone_from_the_topic_is_claimed_no_longer() -> None:
+    flow = Driver()
+    flow.join("c1", holding=at("1:0", "1:1"), finished=at("1:0"))
+    flow.bring("c1", {"1:1": Y})
+    assert flow.pending("c1") == ["1:1"]
+    assert flow.dispatch.unread(flow.numbers["c1"]).tolist() == []
+
+
+def test_what_is_cleared_before_it_is_brought_is_never_sent_again() -> None:
+    flow = Driver()
+    flow.join("c1", holding=at("1:0", "1:1"))
+    flow.dispatch.remove(up_to=at("1:1")[0])
+    flow.bring("c1", {"1:0": X, "1:1": Y})
+    flow.join("c2")
+    flow.leave("c1")
+    assert flow.route() == {}
+
+
+def test_what_was_done_here_and_is_brought_later_has_its_row_again() -> None:
+    """Read, then acknowledged by somebody else, before its holder came back."""
+    flow = Driver()
+    flow.join("c2", permits=0)
+    flow.publish(X, Y, X)
+    flow.ack("1:1")
+    flow.join("c1", holding=at("1:1"), finished=at("1:1"))
+    flow.bring("c1", {"1:1": Y})
+    assert flow.pending("c1") == ["1:1"]
+    assert flow.ack("1:1", by="c1") == ["1:1"]
+    assert flow.pending("c1") == []
+
+
+def test_in_an_unordered_subscription_what_is_done_is_simply_forgotten() -> None:
+    flow = Driver(type="shared")
+    flow.join("c1", holding=at("1:0", "1:1"), finished=at("1:0"))
+    assert flow.dispatch.unread(flow.numbers["c1"]).tolist() == at("1:1").tolist()

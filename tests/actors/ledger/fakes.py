@@ -33,6 +33,7 @@ from storage.errors import Conflict, Corrupt, Fenced, NotFound, Unavailable
 from storage.frame import Buffer, Header, Run, decode_head, encode_head
 from storage.metadata import MemoryMetadata
 from tests.actors.topic.cluster import make_test_run
+from tests.timers import call_later
 
 R = TypeVar("R", bound=Reply)
 T = TypeVar("T")
@@ -176,6 +177,9 @@ class QuickClock:
         """Let everybody else run once."""
         self.at += milliseconds
         await asyncio.sleep(0)
+
+    def timer(self, milliseconds: int, call: Callable[[], object]) -> asyncio.Task[None]:
+        return asyncio.get_running_loop().create_task(call_later(self, milliseconds, call))
 
 
 class FakeMeta:

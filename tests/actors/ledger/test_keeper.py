@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from actors.ledger.keeper import BLOCK, LedgerIds, RecordKeeper
+from actors.ids import BLOCK, LedgerIds, stay_above
+from actors.ledger.keeper import RecordKeeper
 from actors.ledger.record import (
     PartitionRecord,
     State,
@@ -126,6 +127,17 @@ async def test_ledger_ids_are_never_given_twice() -> None:
     assert len(set(taken)) == len(taken)
     assert min(taken) == 1
     assert taken[::2] == sorted(taken[::2])
+
+
+async def test_ledger_ids_stay_above_what_a_disk_knows() -> None:
+    lab = Lab()
+    giver = LedgerIds(lab.ports)
+    assert await giver.take() == 1
+    assert not await stay_above(lab.meta, "b", BLOCK)
+    assert await stay_above(lab.meta, "b", 1000)
+    assert not await stay_above(lab.meta, "b", 1000)
+    later = LedgerIds(lab.make_ports("y"))
+    assert 1000 < await later.take() < 1000 + 3 * BLOCK
 
 
 def test_a_record_goes_through_bytes_unchanged_and_damage_is_corrupt() -> None:

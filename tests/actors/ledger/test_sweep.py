@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
-from actors.ledger.sweep import named_ledgers, sweep
+from actors.ledger.sweep import noted_released, sweep
 from actors.messages import ListLedgers
 from actors.wire import Request
 from storage.errors import Corrupt, Unavailable
@@ -14,14 +15,42 @@ from tests.actors.ledger.fakes import Lab
 from tests.actors.ledger.test_replication import stocked
 
 
-async def test_the_sweep_deletes_what_no_record_names_and_nothing_else() -> None:
+async def released(lab: Lab, *ledgers: int) -> None:
+    """A partition that has let these ledgers go, beside the one that it names."""
+    keeper, _ = await stocked(lab)
+    await keeper.update(lambda record: record.with_released(ledgers))
+
+
+async def test_the_sweep_deletes_what_was_released_and_nothing_else() -> None:
     lab = Lab("abcdef")
-    await stocked(lab)
+    await released(lab, 99)
+    lab.put("a", 98, 0, 0)
     lab.put("a", 99, 0, 0)
     lab.put("e", 99, 0, 0)
     assert await sweep(lab.ports, await lab.list_bookies()) == {"a": [99], "e": [99]}
     assert await sweep(lab.ports, await lab.list_bookies()) == {}
     assert lab.wire.holders(7, 0) != []
+    assert lab.wire.holders(98, 0) == ["a"], "nobody has released this one"
+    assert list(await noted_released(lab.ports)) == [99]
+
+
+async def test_an_empty_metadata_store_sweeps_nothing() -> None:
+    lab = Lab("abcd")
+    await stocked(lab)
+    for key in await lab.meta.keys(""):
+        await lab.meta.remove(key)
+    assert await sweep(lab.ports, await lab.list_bookies()) == {}
+    assert lab.wire.holders(7, 0) != []
+
+
+async def test_what_was_released_once_is_known_after_the_record_forgot_it() -> None:
+    lab = Lab("abcd")
+    keeper, _ = await stocked(lab)
+    await keeper.update(lambda record: record.with_released([99]))
+    await sweep(lab.ports, await lab.list_bookies())
+    await keeper.update(lambda record: msgspec.structs.replace(record, released=()))
+    lab.put("a", 99, 0, 0)
+    assert await sweep(lab.ports, await lab.list_bookies()) == {"a": [99]}
 
 
 async def test_a_record_that_cannot_be_read_ends_the_sweep() -> None:
@@ -46,11 +75,11 @@ async def test_bookies_are_asked_before_the_records_are_read() -> None:
     lab.meta.keys = keys  # type: ignore[method-assign]
     assert await sweep(lab.ports, await lab.list_bookies()) == {}
     assert lab.wire.holders(50, 0) == ["a"]
-    assert sorted(await named_ledgers(lab.ports)) == [7]
 
 
 async def test_a_bookie_that_refuses_or_is_silent_stops_the_sweep_of_no_other() -> None:
     lab = Lab("abcd")
+    await released(lab, 99)
     for bookie in "abcd":
         lab.put(bookie, 99, 0, 0)
 

@@ -121,7 +121,7 @@ async def trouble(cluster: Cluster, rng: random.Random, rounds: int) -> None:
             await world.loop.pause(rng.randrange(6000))
             world.resume(bookie)
         else:
-            heal = world.partition([f"owner{cluster.owners}"], [bookie], both=rng.random() < 0.5)
+            heal = world.partition([f"owner{cluster.owners}"], [bookie], both=rng.random() < 0.5, felt=False)
             await world.loop.pause(rng.randrange(5000))
             heal()
 

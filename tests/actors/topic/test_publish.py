@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from actors.messages import Publish, Published, TopicSettings
@@ -9,6 +10,7 @@ from actors.ports import Ports, Unknown
 from actors.topic import log
 from actors.wire import Blob
 from storage.errors import Conflict, Corrupt, Fenced, Invalid, Overloaded
+from storage.frame import Run, payload_crc
 from storage.position import position
 from tests.actors.topic.cluster import Cluster, TestProducer, insist, make_test_run, read_all
 from tests.sim.world import World
@@ -156,8 +158,8 @@ def test_a_producer_that_encodes_wrongly_is_refused_before_anything_has_a_place(
         with pytest.raises(Corrupt):
             await client.net.call(cluster.current, request, 1000)
         request = producer.request(make_test_run(["x"]), 0)
-        request.shape = 1
-        with pytest.raises(Corrupt):
+        request.shape = 1  # a column that is not there
+        with pytest.raises(Invalid, match="nobody could read"):
             await client.net.call(cluster.current, request, 1000)
         await producer.send(make_test_run(["fine"]), 0)
         assert await values(client, cluster) == ["fine"]
@@ -212,3 +214,22 @@ def test_s11_readers_are_shown_nothing_that_is_not_confirmed() -> None:
         assert len(await values(client, cluster)) == 4
 
     World(19).play(scenario)
+
+
+def test_a_later_run_that_nobody_could_read_is_refused() -> None:
+    async def scenario(world: World) -> None:
+        cluster, client, producer = await started(world)
+        await producer.publish(2)
+        good = make_test_run(["a", "b", "c"], first=2)
+        payload = bytearray(good.payload)
+        at = payload.rfind(np.arange(4, dtype=np.int32).tobytes())
+        payload[at + 4 : at + 8] = np.int32(1 << 30).tobytes()
+        bad = Run(good.count, good.delayed, good.shape, memoryview(bytes(payload)), payload_crc(bytes(payload)))
+        with pytest.raises(Invalid, match="nobody could read"):
+            await producer.send(bad, 2)
+        with pytest.raises(Corrupt, match="checksum"):
+            await producer.send(Run(good.count, good.delayed, good.shape, bad.payload, good.crc), 2)
+        await producer.send(good, 2)
+        assert await values(client, cluster) == ["p-0", "p-1", "a", "b", "c"]
+
+    World(28).play(scenario)

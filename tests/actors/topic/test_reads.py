@@ -30,7 +30,7 @@ from actors.ports import Ports, Unknown
 from actors.topic.reads import LogReads
 from actors.topic.tail import RunCache
 from actors.wire import Blob, Reply, Request
-from storage.errors import Conflict, NotFound
+from storage.errors import Conflict, NotFound, Unavailable
 from storage.frame import Header, encode_head
 from storage.hashing import masked_hash
 from storage.position import position
@@ -111,10 +111,17 @@ def test_rows_come_with_their_hashes_and_trimmed_ones_are_left_out() -> None:
         for to in (cluster.current, await cluster.replace_owner()):
             found = {value: position(ledger, entry) for ledger, entry, value in await read_all(client, to)}
             wanted = ["p-1", "p-5", "p-7", "p-11"]
-            asked = np.array([*(found[value] for value in wanted), position(900, 1), position(1, 800)], np.int64)
+            asked = np.array([position(1, 800), *(found[value] for value in wanted)], np.int64)
             rows = await ask(client, to, ReadRowIndex(positions=asked))
             assert rows.positions.tolist() == [found[value] for value in wanted]
             assert rows.hashes.tolist() == [masked_hash(value.encode()) for value in wanted]
+            ends = await ask(client, to, ReadEnds())
+            behind = [ends.last + 1] if ends.ledgers[-1][1] is None else []
+            for unknown in (position(900, 1), *behind):  # perhaps a newer owner has it: nobody may take it for gone
+                with pytest.raises(Unavailable):
+                    await ask(client, to, ReadRowIndex(positions=np.array([asked[1], unknown], np.int64)))
+                with pytest.raises(Unavailable):
+                    await ask(client, to, ReadPayload(ledger=unknown >> 32, entry=unknown & 0xFFFFFFFF))
 
     World(23).play(scenario)
 

@@ -32,7 +32,7 @@ def test_the_defaults_are_those_of_the_readme(cli: Cli, flood: list[dict[str, An
     assert cli("flood")[0] == 1
     (options,) = flood
     expected = {
-        "partitions": 4, "messages": 1_000_000, "size": 100, "keys": 10_000, "consumers": 4, "restarts": 3,
+        "partitions": 4, "messages": 1_000_000, "size": 100, "keys": 10_000, "consumers": 4, "restarts": 4,
         "seed": None, "bookies": 3,
         "delayed": 0.0, "policy": "draining_hashes", "input": None, "data_dir": None, "keep": False,
     }  # fmt: skip

@@ -4,33 +4,49 @@ from __future__ import annotations
 
 import io
 import json
+import time
 from collections import deque
+from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
 
+from cluster.cli.waiting import Waiting
+from storage.errors import Unavailable
 from tests.cluster.cli.conftest import Cli, FakeClient, Message
 
 
-def _sent(client: FakeClient) -> list[tuple[bytes, str | None]]:
+def _sent(client: FakeClient) -> list[tuple[bytes, bytes | None]]:
     return [(call[1], call[2]["partition_key"]) for call in client.calls if call[0] == "send"]
 
 
 def test_produce_sends_each_message_each_time(cli: Cli, client: FakeClient) -> None:
     code, _, err = cli("produce", "T", "-m", "a", "-m", "é", "-k", "key", "-n", "2")
     assert (code, err) == (0, "sluice: 4 messages published and confirmed\n")
-    assert _sent(client) == [(b"a", "key"), ("é".encode(), "key")] * 2
+    assert _sent(client) == [(b"a", b"key"), ("é".encode(), b"key")] * 2
     assert client.closed == 2
 
 
 def test_produce_reads_lines_with_keys(cli: Cli, client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("k1:a\nk2:b:c\n"))
+    _standard_input(monkeypatch, b"k1:a\nk2:b:c\n\xff\xfe:\x00\r\n")
     assert cli("produce", "T", "--key-separator", ":")[0] == 0
-    assert _sent(client) == [(b"a", "k1"), (b"b:c", "k2")]
+    assert _sent(client) == [(b"a", b"k1"), (b"b:c", b"k2"), (b"\x00\r", b"\xff\xfe")]
+
+
+def test_produce_takes_any_bytes(cli: Cli, client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is no text is a payload all the same: from standard input, and as an argument of the shell."""
+    _standard_input(monkeypatch, b"\x80\xff\nlast")
+    assert cli("produce", "T")[0] == 0
+    assert cli("produce", "T", "-m", "\udcff", "-k", "\udc80")[0] == 0
+    assert _sent(client) == [(b"\x80\xff", None), (b"last", None), (b"\xff", b"\x80")]
+
+
+def _standard_input(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
 
 
 def test_produce_names_the_line_without_a_key(cli: Cli, client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("nothing\n"))
+    _standard_input(monkeypatch, b"nothing\n")
     code, _, err = cli("produce", "T", "--key-separator", ":")
     assert code == 2
     assert "no ':' in the line 'nothing'" in err
@@ -42,6 +58,58 @@ def test_produce_with_a_delay(cli: Cli, client: FakeClient) -> None:
     options = [call[2] for call in client.calls if call[0] == "send"]
     assert options[0]["deliver_after"] == timedelta(seconds=90)
     assert options[1]["deliver_at"] == 1000
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--deliver-after", "9" * 30), ("--deliver-after", "9" * 400 + "d"), ("--deliver-after", "101d" * 400),
+        ("--deliver-after", "40000d"), ("--deliver-at", "9" * 5000), ("--deliver-at", "0001-01-01T00:00:00+14:00"),
+    ],
+)  # fmt: skip
+def test_a_delay_that_no_calendar_has_is_the_callers(cli: Cli, client: FakeClient, option: str, value: str) -> None:
+    code, _, err = cli("produce", "T", "-m", "a", option, value)
+    assert code == 2, err
+    assert "internal error" not in err
+    assert _sent(client) == []
+
+
+def test_consume_shows_what_a_terminal_would_obey(cli: Cli, client: FakeClient) -> None:
+    client.inbox = deque([Message(b"a\x1b[2J\nb", b"\x9b\x07\xc2\x9b", 2), Message(b"a\n", b"\xc2\x9b", 4)])
+    code, out, _ = cli("consume", "T", "-s", "S", "-n", "2")
+    assert code == 0
+    assert out == "1:2 key=9b07c29b a\\x1b[2J\\nb\n1:4 key=\\x9b a\\n\n"
+
+
+def test_the_timeout_bounds_subscribing(cli: Cli, client: FakeClient) -> None:
+    cli("consume", "T", "-s", "S", "--timeout", "250ms")
+    assert [call[3]["timeout_ms"] for call in client.calls if call[0] == "subscribe"] == [250]
+
+
+def test_who_waits_is_told_why(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every reason once; nothing while messages move, and an outage of the controller is a reason as well."""
+    client = FakeClient(answers={"alarms": ["b1 is read-only: disk"], "troubles": ["no quorum"]})
+    waiting = Waiting(client, look_seconds=0.01)  # type: ignore[arg-type]
+
+    def asked() -> int:
+        return len([call for call in client.calls if call[0] == "troubles"])
+
+    with waiting.watched():
+        _wait_for(lambda: asked() > 2)
+        client.answers["alarms"] = Unavailable("the controller does not answer")
+        before = asked()
+        _wait_for(lambda: asked() > before + 1)
+    said = capsys.readouterr().err.splitlines()
+    assert [line.removeprefix("sluice: still waiting: ") for line in said] == [
+        "b1 is read-only: disk", "no quorum", "the controller does not answer",
+    ]  # fmt: skip
+
+
+def _wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 def test_consume_prints_and_acknowledges(cli: Cli, client: FakeClient) -> None:

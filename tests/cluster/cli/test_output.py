@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from cluster.cli.output import iso_time, show, show_json, text_of
+from cluster.cli.output import iso_time, show, show_json, show_one, show_partitions, text_of
+from cluster.cli.printable import printable
 
 
 def test_json_has_text_where_there_is_text(capsys: pytest.CaptureFixture[str]) -> None:
@@ -21,7 +22,33 @@ def test_a_table_shows_markup_as_it_is(capsys: pytest.CaptureFixture[str]) -> No
         assert part in out
 
 
+NASTY = "a\x1b]0;x\x07\x9b2J\u202eb\ud800\tc\nd"
+
+
+def test_no_character_that_a_terminal_obeys_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    show([{"name": NASTY, "key": NASTY.encode("utf-8", "replace"), "deep": [NASTY]}], False)
+    show_one({NASTY: NASTY}, False)
+    show_partitions([[{"name": NASTY}]], False)
+    out = capsys.readouterr().out
+    assert printable(out) == out
+    assert r"a\x1b]0;x\x07\x9b2J\u202eb" in out
+
+
+def test_json_keeps_them_as_escapes(capsys: pytest.CaptureFixture[str]) -> None:
+    show_json({"name": NASTY})
+    out = capsys.readouterr().out
+    assert printable(out) == out
+    assert json.loads(out) == {"name": NASTY}
+
+
+def test_a_line_stays_one_line() -> None:
+    assert printable("a\r\nb\tc", lines=False) == r"a\r\nb\tc"
+    assert printable("a\nb") == "a\nb"
+
+
 def test_times_and_texts() -> None:
+    assert iso_time(1 << 62) == str(1 << 62)
+    assert iso_time(-(1 << 62)) == str(-(1 << 62))
     assert iso_time(0) == "1970-01-01T00:00:00.000Z"
     assert text_of("é".encode()) == "é"
     assert text_of(b"\xff") == "ff"

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import cluster.config  # noqa: F401 (it needs the real launcher when it is imported first)
 from tests.cluster.cli.conftest import Cli
 
 Calls = list[tuple[str, Any]]
@@ -43,6 +44,22 @@ def test_up_merges_flags_settings_and_file(cli: Cli, launch: Calls, tmp_path: Pa
     ((_, values),) = launch
     assert (values.bookies, values.data_dir, values.objects, values.brokers) == (2, Path("d"), "s3://b/p", 7)
     assert (values.topic.partitions, values.bookie.group_bytes) == (4, 1 << 20)
+
+
+def test_up_says_what_is_wrong_and_what_has_no_effect(
+    cli: Cli, fake_module: Callable[..., None], tmp_path: Path
+) -> None:
+    """Options that somebody gave, not defaults; and with nothing to write to it is no success."""
+    kept = {"brokers": [2, 9], "cpus": [4, None], "nodes": [3, 1], "bookie_settings": [{"a": 1}, {"a": 2}]}
+    alarms = ["bookie-0 is read-only: only 5 bytes are free"]
+    answer = {"address": "a", "data_dir": "d", "kept": kept, "alarms": alarms, "read_only": True}
+    fake_module("cluster.launch", up=lambda values, nodes: answer)
+    (tmp_path / "sluice.toml").write_text("brokers = 9\n[bookie]\ngroup_bytes = 1000000\n")
+    code, _, err = cli("up")
+    assert code == 2
+    told = err.splitlines()
+    assert [line.split(" ")[1] for line in told] == ["brokers", "bookie_settings", "alarm:", "up"]
+    assert told[0].startswith("sluice: brokers stays 2, not 9: the cluster runs already; ")
 
 
 def test_down_names_the_folder_that_stays(cli: Cli, launch: Calls, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from tests.cluster.cli.conftest import Cli, FakeClient
         ("delayed T S", "delayed", {"top": 20}),
         ("seek T S earliest", "seek", {"message_id": "earliest"}),
         ("seek T S 7:12", "seek", {"message_id": "7:12"}),
+        ("seek T S 7:12:3", "seek", {"message_id": "7:12", "partition": 3}),
         ("seek T S 1970-01-01T00:00:01Z", "seek", {"time": 1000}),
         ("skip T S 3", "skip", {"messages": 3}),
         ("clear-backlog T S", "clear_backlog", {}),
@@ -33,6 +34,14 @@ def test_verbs_and_arguments(cli: Cli, client: FakeClient, line: str, verb: str,
     assert code == 0
     assert json.loads(out) == [{"answer": 1}]
     assert client.calls[1] == ("admin", "T", "S", verb, arguments)
+
+
+@pytest.mark.parametrize("to", ["1795000000", "1795000000000000", "1795000000000000000", "9" * 5000, "\u0665", "7:x"])
+def test_a_time_in_another_unit_is_refused(cli: Cli, client: FakeClient, to: str) -> None:
+    code, _, err = cli("subscriptions", "seek", "T", "S", to)
+    assert code == 2
+    assert "is not a time" in err
+    assert "seek" not in [call[0] for call in client.calls]
 
 
 @pytest.mark.parametrize("line", ["seek T S earliest", "skip T S 3", "clear-backlog T S", "delete T S"])

@@ -104,7 +104,7 @@ def test_ua_9_another_consumer_acknowledges_for_one_that_is_blocked() -> None:
         await broker.publish(*KEYS[:12])
         await broker.until(lambda: len(owner.got) == 10)
         other = await broker.join("other", queue=1)
-        other.parts[0].paused = True
+        other.parts[0].pause()
         await broker.quiet(100)
         assert (await broker.consumer_stats())["owner"]["blockedConsumerOnUnackedMsgs"]
         group = owner.got[:9]
@@ -116,7 +116,7 @@ def test_ua_9_another_consumer_acknowledges_for_one_that_is_blocked() -> None:
         await broker.until(lambda: broker.seen() >= 11)
         owner.acking = True
         owner.ack()
-        other.parts[0].paused = False
+        other.parts[0].resume()
         await broker.until(lambda: broker.seen() == 12)
 
     play(scenario, max_unacked_messages_per_consumer=10)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.sim.mutants import Mutant
 
 BROKER, OWNERS = "broker", "owners"
-DEAD_LETTERS, SEEKS, SKIPS = "dead_letters", "seeks", "skips"
+DEAD_LETTERS, REDELIVERIES, SEEKS, SKIPS = "dead_letters", "redeliveries", "seeks", "skips"
 
 DISPATCHING: list[Mutant] = [
     Mutant(
@@ -22,7 +22,7 @@ DISPATCHING: list[Mutant] = [
         old="        for session, received in turns:",
         new="        for session, received in [(session, session.received) for session in self._sessions()]:",
         world=BROKER,
-        seed=162,
+        test="tests/actors/dispatcher/test_keeper.py",
     ),
     Mutant(
         name="draining hashes are not held back",
@@ -47,7 +47,7 @@ DISPATCHING: list[Mutant] = [
         new="        if request.turn >= session.turn:\n",
         also=("        return session.answered or session.deliver()", "        return session.deliver()"),
         world=BROKER,
-        seed=28,
+        seed=21,
     ),
     Mutant(
         name="permits granted twice",
@@ -68,8 +68,8 @@ DISPATCHING: list[Mutant] = [
     Mutant(
         name="delayed messages go out at once",
         module="actors.dispatcher.reader",
-        old="                waiting[later] = self._tracker.add(positions[later], hashes[later], due[later], now)",
-        new="                self._tracker.add(positions[later], hashes[later], due[later], now)",
+        old="                waiting[delayed] = self._tracker.add(",
+        new="                self._tracker.add(",
         world=BROKER,
         seed=14,
     ),
@@ -95,7 +95,7 @@ DISPATCHING: list[Mutant] = [
         old="                    holding=self._all_held(),",
         new="                    holding=self._all_held()[:0],",
         world=BROKER,
-        seed=667,
+        seed=17,
     ),
     Mutant(
         name="a lost acknowledgement is told to nobody",
@@ -103,13 +103,13 @@ DISPATCHING: list[Mutant] = [
         old="        told = self._losses_told\n",
         new="        told = self._losses\n",
         world=BROKER,
-        seed=57,
+        seed=15,
     ),
     Mutant(
         name="what is given back before it is read again stays held",
-        module="actors.key_shared.dispatch",
-        old="        unread = core.unclaim(member, positions)",
-        new="        unread = 0",
+        module="actors.key_shared.redelivering",
+        old="    unread = core.unclaim(member, positions)",
+        new="    unread = positions[:0]",
         world=BROKER,
         test="tests/actors/key_shared/test_returning.py::test_a_claim_that_is_given_back_unread_goes_out_when_it_is_read",
     ),
@@ -127,7 +127,7 @@ DISPATCHING: list[Mutant] = [
         old="        returning.identify(self, session)\n",
         new="",
         world=BROKER,
-        seed=25871,
+        test="tests/actors/dispatcher/test_returning.py",
     ),
     Mutant(
         name="a shared index skips what fell due while it changed owners",
@@ -171,9 +171,9 @@ DISPATCHING: list[Mutant] = [
     ),
     Mutant(
         name="an expired lease is not noticed",
-        module="actors.dispatcher.leases",
-        old="            if session.expires <= now:",
-        new="            if session.expires <= 0:",
+        module="actors.dispatcher.membership",
+        old="for member in self.all(state) if member.until <= now]",
+        new="for member in self.all(state) if member.until <= 0]",
         world=BROKER,
         seed=4,
     ),
@@ -211,11 +211,11 @@ DISPATCHING: list[Mutant] = [
     ),
     Mutant(
         name="a new owner does not wait for those who may hold something",
-        module="actors.dispatcher.leases",
-        old="    until = d.ports.clock.monotonic() + d.settings.lease_ms + trusted_ms(d.settings.lease_ms)\n",
-        new="    until = d.ports.clock.monotonic()\n",
+        module="actors.dispatcher.membership",
+        old="            member.until = now + member.lease\n",
+        new="            member.until = now\n",
         world=OWNERS,
-        seed=197,
+        seed=34,
     ),
     Mutant(
         name="an idle owner does not look whether it was replaced",
@@ -249,7 +249,7 @@ DISPATCHING: list[Mutant] = [
         old="        if not self._working:\n",
         new="        if True:\n",
         world=DEAD_LETTERS,
-        seed=14,
+        seed=40,
     ),
     Mutant(
         name="a message dies one redelivery too early",
@@ -261,26 +261,25 @@ DISPATCHING: list[Mutant] = [
     ),
     Mutant(
         name="a seek forgets who has not come back yet",
-        module="actors.dispatcher.leases",
-        old="if incarnation in d.pump.awaited else member\n",
-        new="if d.sessions.of_incarnation(incarnation) else member\n",
+        module="actors.dispatcher.membership",
+        old="            if member.state is not State.JOINING:\n                member.state,",
+        new="            if member.state is State.ATTACHED:\n                member.state,",
         world=SEEKS,
         seed=801,
     ),
     Mutant(
         name="who was dismissed is in no record",
-        module="actors.dispatcher.leases",
-        old="    d.members = members\n",
-        new="    members.clear()\n",
-        also=("        _forget_when_ended(d, session.incarnation)\n", "        pass\n"),
+        module="actors.dispatcher.dispatcher",
+        old="        if not dismissed:\n            self.membership.leave(",
+        new="        if True:\n            self.membership.leave(",
         world=SEEKS,
-        seed=801,
+        test="tests/actors/dispatcher/test_dismissing.py",
     ),
     Mutant(
         name="a seek moves the reader only when the stores have answered",
         module="actors.dispatcher.moving",
-        old="        d.reader.move(target)\n        await d.tracker.clear()\n",
-        new="        await d.tracker.clear()\n        d.reader.move(target)\n",
+        old="            d.reader.move(target)\n            await d.tracker.clear()\n",
+        new="            await d.tracker.clear()\n            d.reader.move(target)\n",
         world=SEEKS,
         test="tests/actors/dispatcher/test_moving.py",
     ),
@@ -290,7 +289,7 @@ DISPATCHING: list[Mutant] = [
         old="max(request.start, self._log.record.trimmed_before)",
         new="request.start",
         world=SEEKS,
-        seed=1222,
+        test="tests/actors/topic/test_reads.py",
     ),
     Mutant(
         name="what is skipped goes although a consumer holds it",
@@ -298,14 +297,47 @@ DISPATCHING: list[Mutant] = [
         old="            window.flags[rows[held]] |= REMOVED\n",
         new="            core.release(rows[held], DONE)\n",
         world=SKIPS,
-        seed=196,
+        seed=122,
     ),
     Mutant(
         name="what is given back while it attaches is said to nobody",
         module="actors.consumer.partition",
         old="                elif reply.session and await self._say_given_back(reply):\n",
         new="                elif reply.session:\n",
+        world=REDELIVERIES,
+        seed=0,
+    ),
+    Mutant(
+        name="runs are forgotten below the mark-delete position only",
+        module="actors.dispatcher.dispatcher",
+        old="        self.runs.done(positions[~self.cursor.is_acknowledged(positions)])\n",
+        new="",
         world=BROKER,
-        seed=81770,
+        seed=0,
+    ),
+    Mutant(
+        name="runs that are done leave holes for good",
+        module="actors.dispatcher.runs",
+        old=" if self._runs[home] is not None]",
+        new="]",
+        also=("        if self._end > 2 * self._live + _SMALLEST:\n", "        if False:\n"),
+        world=BROKER,
+        test="tests/actors/dispatcher/test_runs.py",
+    ),
+    Mutant(
+        name="the topic is not told before a seek is confirmed",
+        module="actors.dispatcher.moving",
+        old="        target = await d.reporter.secure(target)\n",
+        new="",
+        world=SEEKS,
+        test="tests/actors/dispatcher/test_moving.py",
+    ),
+    Mutant(
+        name="a statement from before a seek is sent behind it",
+        module="actors.dispatcher.progress",
+        old="                    if seeks == self._seeks:\n                        # To",
+        new="                    if True:\n                        # To",
+        world=SEEKS,
+        test="tests/actors/dispatcher/test_moving.py",
     ),
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.sim.mutants import Mutant
 
-BOOKIE, LEDGER = "bookie", "ledger"
+BOOKIE, LEDGER, RESTORED = "bookie", "ledger", "restored"
 
 STORING: list[Mutant] = [
     Mutant(
@@ -14,6 +14,47 @@ STORING: list[Mutant] = [
         new="offset = await self._disk.append(segment_name(segment), parts, sync=False)",
         world=BOOKIE,
         seed=9,
+    ),
+    Mutant(
+        name="a failed sync is believed after a restart",
+        module="actors.bookie.store",
+        old="            await self.disk.rewrite(name, witness, tail)",
+        new="            await self.disk.append(name, [], sync=True)",
+        world=BOOKIE,
+        seed=1828,
+    ),
+    Mutant(
+        name="the sweep deletes what nobody released",
+        module="actors.ledger.sweep",
+        old="if ledger in released and ledger not in named]",
+        new="if ledger not in named]",
+        world=RESTORED,
+        seed=0,
+    ),
+    Mutant(
+        name="a disk that has served is formatted",
+        module="actors.bookie.bookie",
+        old="            if not cookie.used and not cookie.published:",
+        new="            if not cookie.published:",
+        world=BOOKIE,
+        test="tests/cluster/test_identity.py::"
+        "test_an_older_metadata_store_gives_no_number_again_and_the_disk_stays_as_it_is",
+    ),
+    Mutant(
+        name="an older metadata store gives ledger numbers again",
+        module="actors.ids",
+        old="        if given >= highest:",
+        new="        if given >= 0:",
+        world=RESTORED,
+        seed=0,
+    ),
+    Mutant(
+        name="a metadata store that knows no cluster takes any disk",
+        module="actors.bookie.cookie",
+        old="    if known is None and used and (not home or await cluster_id(meta) != home):",
+        new="    if known is None and used and (not home or await cluster_id(meta) not in (home, '')):",
+        world=RESTORED,
+        seed=1,
     ),
     Mutant(
         name="fence not durable",
@@ -61,7 +102,7 @@ STORING: list[Mutant] = [
         old="            if self.store.ledgers.peek(request.ledger).limbo:",
         new="            if False:",
         world=BOOKIE,
-        seed=1421,
+        test="tests/actors/bookie/test_damage.py",
     ),
     Mutant(
         name="ack quorum off by one",
@@ -109,7 +150,7 @@ STORING: list[Mutant] = [
         old='        """No answer, or damage."""\n        self._answered += 1',
         new='        """No answer, or damage."""\n        self._answered += 1\n        self.missing.append("nobody")',
         world=LEDGER,
-        seed=331,
+        seed=507,
     ),
     Mutant(
         name="recovery starts in the first fragment (BK2)",
@@ -125,7 +166,7 @@ STORING: list[Mutant] = [
         old="        await work.write_back(recovery, frame)\n",
         new="",
         world=LEDGER,
-        seed=1527,
+        seed=96,
     ),
     Mutant(
         name="a lost metadata race is written over",
@@ -133,7 +174,7 @@ STORING: list[Mutant] = [
         old="                self.lost = True\n",
         new="                self._number = newest.number if newest else 0\n",
         world=LEDGER,
-        seed=8,
+        seed=56,
     ),
     Mutant(
         name="repeated publish stored again",
@@ -141,7 +182,7 @@ STORING: list[Mutant] = [
         old="        if last <= producer.stored:",
         new="        if last <= producer.stored - 3:",
         world=LEDGER,
-        seed=8,
+        seed=11,
     ),
     Mutant(
         name="a new owner does not learn what producers stored",

@@ -6,8 +6,13 @@ from tests.sim.runner import Scenario
 from tests.sim.worlds.bookie import BookieWorld
 from tests.sim.worlds.broker import BrokerWorld
 from tests.sim.worlds.dead_letters import DeadLettersWorld
+from tests.sim.worlds.delays import DelaysWorld
 from tests.sim.worlds.ledger import LedgerWorld
 from tests.sim.worlds.owners import OwnersWorld
+from tests.sim.worlds.placement import PlacementWorld
+from tests.sim.worlds.redeliveries import RedeliveriesWorld
+from tests.sim.worlds.restless import RestlessWorld
+from tests.sim.worlds.restored import RestoredWorld
 from tests.sim.worlds.seeks import SeeksWorld, SkipsWorld
 from tests.sim.worlds.types import TypesWorld
 
@@ -18,7 +23,12 @@ WORLDS: dict[str, Scenario] = {
         LedgerWorld(),
         BrokerWorld(),
         DeadLettersWorld(),
+        DelaysWorld(),
         OwnersWorld(),
+        PlacementWorld(),
+        RedeliveriesWorld(),
+        RestlessWorld(),
+        RestoredWorld(),
         SeeksWorld(),
         SkipsWorld(),
         TypesWorld(),

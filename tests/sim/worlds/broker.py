@@ -29,6 +29,7 @@ from loadgen.checkers import judge
 from storage.errors import SluiceError
 from tests.sim.faults import Fault, Nemesis
 from tests.sim.world import World
+from tests.sim.worlds.bounds import watch_bounds
 from tests.sim.worlds.clients import History, SimConsumer, SimProducer, Traffic, watch
 from tests.sim.worlds.ledger import BOOKIE, DENSE
 
@@ -153,6 +154,7 @@ class Course:
         """Trouble, healing, rest, judgement."""
         world = self.world
         watch(world, self.past, TOPIC, self.consumers)
+        world.background(watch_bounds(world), "bounds")
         await self._build()
         for number in range(self.size.producers):
             self.producers.append(SimProducer(world, self.past, self.size.traffic, number))

@@ -46,6 +46,8 @@ class History:
         self.receives: list[list[Any]] = []
         self.acks: list[list[Any]] = []
         self.events: list[list[Any]] = []
+        self.hand_backs: list[list[int]] = []
+        """Partition, position, moment, delay (ms), redelivery count seen, moment of the confirmation or -1."""
         self._finished: set[tuple[bytes, int]] = set()
         self._open: set[tuple[bytes, int]] = set()
         self.finishes: list[tuple[bytes, int]] = []
@@ -129,6 +131,8 @@ class Traffic:
     negative: float
     """Share of the parts that are given back once."""
     think_ms: int
+    negative_delays: tuple[int, ...] = (0, 50, 1000)
+    """What is given back comes again after one of these."""
     pauses_ms: tuple[int, ...] = (0, 2, 30, 400)
     """A producer waits one of these between two batches."""
 
@@ -253,7 +257,7 @@ class SimConsumer:
                 )
             )
         for part in self.parts:
-            self.ports.spawn(part.open(), "open")
+            self.ports.spawn(until_open(part, self.ports), "open")
         self.ports.spawn(self._work(), "work")
         self.ports.spawn(self._confirm(), "confirm")
 
@@ -315,11 +319,25 @@ class SimConsumer:
             if not negative:
                 self.unconfirmed[part.partition].append(ack)
         if negative:
-            await consumer.negative_acknowledge(part, rows, self.rng.choice((0, 50, 1000)))
+            await self._give_back(consumer, part, rows)
         else:
             self.past.finish([(keys[row], int(numbers[row])) for row in rows.tolist()])
             consumer.acknowledge(part, rows)
             self._acked.set()
+
+    async def _give_back(self, consumer: PartitionConsumer, part: Received, rows: npt.NDArray[np.int64]) -> None:
+        delay, life = self.rng.choice(self.traffic.negative_delays), consumer._lives
+        moment = self.past.stamp()
+        backs = [
+            [part.partition, position, moment, delay, seen, -1]
+            for position, seen in zip(part.positions[rows].tolist(), part.redeliveries[rows].tolist(), strict=True)
+        ]
+        self.past.hand_backs += backs
+        confirmed = await consumer.negative_acknowledge(part, rows, delay)
+        if confirmed and consumer._lives == life:  # else its session was lost, and the messages were others' already
+            moment = self.past.stamp()
+            for back in backs:
+                back[-1] = moment
 
     async def _confirm(self) -> None:
         """Now and then wait until all acknowledgements are durable, and write that down."""
@@ -342,6 +360,15 @@ class SimConsumer:
                 for ack in waiting[:asked]:
                     ack[5] = moment
                 del waiting[:asked]
+
+    async def redeliver_all(self) -> None:
+        """Give back everything that is not acknowledged, wherever it is."""
+        for consumer in self.parts:
+            moment = self.past.stamp()
+            for part in list(consumer._holding._parts.values()):
+                for position in part.positions[part.open].tolist():
+                    self.past.acks.append([self.name, part.session, part.partition, position, moment, 0, True])
+            await consumer.redeliver_all()
 
     def leave(self) -> None:
         """Close politely; what is held goes to the others."""

@@ -3,7 +3,8 @@
 A seek that was answered gives every message from its position on once more to somebody: what had been acknowledged
 before it was asked must be acknowledged again (L1), and then there is rest (L3). Order, single holders and everything
 else are judged as ever; only that a message comes again needs no other reason (S5, S6). Half of the worlds keep what is
-acknowledged; in the others the topic trims, and what is gone by then nobody gets again.
+acknowledged; in the others the topic trims. What is gone by then nobody gets again, but the answer says where the
+subscription stands now, and from there on nothing may be trimmed any more.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class SeeksCourse(Course):
         address = await directory.dispatcher(TOPIC, partition, SUBSCRIPTION, self.size.traffic.settings)
         done = len(self.past.finishes)
         answer = await self._ask(ports, directory, address, "seek", {"message_id": target})
-        if answer is not None and self.size.topic.retention_ms:
+        if answer is not None:
             position = parse(answer["position"])
             after = {
                 (s[2], s[3]) for s in self.past.sends if s[1] == partition and s[6] == history.OK and s[5] >= position

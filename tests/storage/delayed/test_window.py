@@ -26,9 +26,9 @@ def test_blocked_buckets_make_windows_narrower() -> None:
     assert choose_window(of(5, 3, 2, 4, 3, blocked=(1, 3)), 100) is None
 
 
-def test_no_window_grows_beyond_the_greatest_size() -> None:
+def test_a_window_grows_beyond_the_greatest_size_only_if_no_other_is_left() -> None:
     assert choose_window(of(50, 50, 30, 50), 85) == slice(1, 3)
-    assert choose_window(of(50, 50), 85) is None
+    assert choose_window(of(90, 50, 50, 90), 85) == slice(1, 3)
 
 
 def test_one_bucket_or_none_cannot_be_merged() -> None:

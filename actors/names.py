@@ -27,13 +27,14 @@ _PARTITION = re.compile(r"-partition-[0-9]+$")
 _SHOWN = 40
 
 
-def check_name(kind: str, text: str) -> str:
+def check_name(kind: str, text: str, *, short: bool = False) -> str:
     """Return the name to use, or raise Invalid with one line that says what is wrong.
 
     kind is the word for the message: `topic`, `subscription`, `consumer`, `producer`. Of a topic, the full form of
-    the one namespace is accepted and the short form returned.
+    the one namespace is accepted and the short form returned. short: the full form is refused, for those who use the
+    name as it was given.
     """
-    name = _short_topic(text) if kind == "topic" else text
+    name = _short_topic(text) if kind == "topic" and not short else text
     shown = repr(text) if len(text) <= _SHOWN else f"{text[:_SHOWN]!r}..."
     if not name:
         raise Invalid(f"the {kind} name is empty")

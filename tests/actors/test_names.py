@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.names import MAX_NAME, check_name
+from actors.names import MAX_NAME, check_name
 from storage.errors import Invalid
 
 

@@ -1,0 +1,87 @@
+"""What was delivered and waits for its payload: fetched in order, while the next poll is already on its way."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from itertools import islice
+
+import numpy as np
+
+from actors.consumer.held import Received
+from actors.consumer.payload import JOIN_ROWS, Payloads, join
+from actors.messages import NO_POSITIONS, Part
+from actors.ports import Ports
+from actors.signal import Signal
+from storage.position import Positions
+
+Delivered = tuple[Part, int, int]
+"""A part, with the epoch and the session under which it came."""
+
+
+class Inbox:
+    """Parts of one partition in order of arrival.
+
+    came: told of messages that are complete, and of positions (int64, ascending) that were trimmed meanwhile.
+    """
+
+    def __init__(self, ports: Ports, payloads: Payloads, came: Callable[[list[Received], Positions], None]) -> None:
+        self._ports, self._payloads, self._came = ports, payloads, came
+        self._parts: deque[Delivered] = deque()
+        self._signal = Signal()
+        self._closed = False
+
+    def __len__(self) -> int:
+        return sum(len(part.rows) for part, _, _ in self._parts)
+
+    def positions(self) -> Positions:
+        """What waits, int64, in order of arrival."""
+        return _positions(self._parts)
+
+    def add(self, parts: Iterable[Part], epoch: int, session: int) -> None:
+        """These were delivered."""
+        self._parts.extend((part, epoch, session) for part in parts)
+        self._signal.set()
+
+    def clear(self) -> int:
+        """All of it is others' now; returns how many messages that were."""
+        count = len(self)
+        self._parts.clear()
+        return count
+
+    def close(self) -> None:
+        """Fetch nothing more."""
+        self._closed = True
+        self._signal.set()
+
+    async def run(self) -> None:
+        """Fetch until it is closed."""
+        while not self._closed:
+            await self._signal.wait(self._ports)
+            self._signal.clear()
+            while self._parts and not self._closed:
+                taken = self._leading()
+                pieces: list[Received] = []
+                for part, epoch, session in taken:
+                    pieces += await self._payloads.resolve(part, epoch, session)
+                if not self._parts or self._parts[0] is not taken[0]:
+                    continue  # it was cleared meanwhile
+                for _ in taken:
+                    self._parts.popleft()
+                found = np.concatenate([NO_POSITIONS, *(piece.positions for piece in pieces)])
+                self._came(join(pieces), np.setdiff1d(_positions(taken), found))
+
+    def _leading(self) -> list[Delivered]:
+        """The next parts of one session, as many as may be joined."""
+        taken, rows = [self._parts[0]], len(self._parts[0][0].rows)
+        for one in islice(self._parts, 1, None):
+            rows += len(one[0].rows)
+            if rows > JOIN_ROWS or one[1:] != taken[0][1:]:
+                break
+            taken.append(one)
+        return taken
+
+
+def _positions(parts: Iterable[Delivered]) -> Positions:
+    waiting = [(part.ledger << 32 | part.first_entry) + part.rows.astype(np.int64) for part, _, _ in parts]
+    return np.concatenate([NO_POSITIONS, *waiting])

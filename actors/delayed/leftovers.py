@@ -1,0 +1,44 @@
+"""What a subscription left in buckets of its own when it was set up otherwise: deleted behind it, or with it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from actors.delayed.buckets import BucketTracker
+from actors.delayed.retry import REFUSALS, attempt
+from actors.ports import Ports
+from storage.errors import Fenced
+
+RETRY_MS = 30_000
+"""Pause before leftovers are looked at again."""
+
+
+class Leftovers:
+    """Buckets that a subscription does not use any more. make: a tracker of them that was not started."""
+
+    def __init__(self, ports: Ports, key: str, make: Callable[[], BucketTracker]) -> None:
+        self._ports = ports
+        self._key = key
+        self._make = make
+        self._lock = asyncio.Lock()
+        self._gone = False
+
+    async def delete(self) -> None:
+        """Delete objects and manifest, if there are any. Raises Fenced, Unavailable; try again."""
+        async with self._lock:
+            if not self._gone and await attempt(self._ports, lambda: self._ports.meta.read(self._key)) is not None:
+                await self._make().delete()
+            self._gone = True
+
+    async def run(self) -> None:
+        """Delete them as soon as the stores let us."""
+        while True:
+            try:
+                await self.delete()
+                return
+            except Fenced:
+                return
+            except REFUSALS as error:
+                self._ports.log("delayed_waits", key=self._key, error=str(error))
+                await self._ports.clock.sleep(RETRY_MS)

@@ -1,0 +1,184 @@
+"""Who may hold messages of a subscription, and until when: every decision about leases, without any I/O.
+
+A session is a lease: a consumer that was not answered for so long must have stopped by itself. An owner that was
+replaced does not know it at once, and what it answers until then still lengthens leases; it does so only for `trust_ms`
+after it last knew itself the owner (`keeper`). So whoever takes over waits that much longer for each consumer that the
+record names. An owner's lease never changes, and stands in the record with each member that has it.
+
+A member is in one of these states:
+
+    JOINING   named in the record, so that a later owner will know of it; it has no session yet
+    ATTACHED  has a session, until its lease runs out
+    AWAITED   may hold messages of an earlier time: nothing is sent before it came back, must have stopped, or has ended
+    RETIRED   lost its place because it did not answer: what it holds stays with it until its lease is over
+
+Whose session was ended from here is `dismissed`: it stays in the record until it knows, and must begin another life.
+Times are monotonic milliseconds. Consumers are known by incarnation, `name.life`: `name.3` says that it knows the end
+of its lives 0 to 2, and holds nothing of them any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+
+class State(Enum):
+    """See the module."""
+
+    JOINING = "joining"
+    ATTACHED = "attached"
+    AWAITED = "awaited"
+    RETIRED = "retired"
+
+
+def trust_of(lease_ms: int) -> int:
+    """For so many milliseconds after its last proof an owner lengthens leases without a new one."""
+    return lease_ms // 4
+
+
+@dataclass(slots=True)
+class Member:
+    """One consumer. process: where it runs, empty if that is not known. lease: ms that it may outlast its owner."""
+
+    incarnation: str
+    name: str
+    process: str
+    lease: int
+    state: State
+    dismissed: bool = False
+    until: int = 0
+    """When its lease is over; of no meaning while it joins."""
+
+    def row(self) -> dict[str, Any]:
+        """As it stands in the record."""
+        row = {"name": self.name, "incarnation": self.incarnation, "process": self.process, "lease": self.lease}
+        return {**row, "dismissed": True} if self.dismissed else row
+
+
+class Membership:
+    """The members of one subscription on one partition, under one owner. rows: of the record; all are awaited."""
+
+    def __init__(self, rows: Iterable[Mapping[str, Any]] = (), *, lease_ms: int) -> None:
+        self.lease_ms = lease_ms
+        self.trust_ms = trust_of(lease_ms)
+        self._members: dict[str, Member] = {}
+        for row in rows:
+            lease = int(row.get("lease", lease_ms + self.trust_ms))
+            self._members[row["incarnation"]] = Member(
+                row["incarnation"],
+                str(row.get("name", "")),
+                str(row.get("process", "")),
+                lease,
+                State.AWAITED,
+                "dismissed" in row,
+            )
+
+    def begin(self, now: int) -> None:
+        """The record is this owner's: no session that an earlier one lengthens outlasts what is awaited from now on."""
+        for member in self.all(State.AWAITED):
+            member.until = now + member.lease
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """All of them, for the record."""
+        return [member.row() for member in self._members.values()]
+
+    def all(self, state: State) -> list[Member]:
+        """The members in a state, oldest first."""
+        return [member for member in self._members.values() if member.state is state]
+
+    def get(self, incarnation: str) -> Member | None:
+        """The member of that incarnation."""
+        return self._members.get(incarnation)
+
+    # -- coming ---------------------------------------------------------------------------------------------------
+
+    def is_void(self, incarnation: str, *, holds: bool) -> bool:
+        """Whether a consumer without a session must begin another life: it was dismissed, or others have what it holds.
+
+        To be dismissed counts with empty hands too: this may be a late copy of its first request.
+        """
+        member = self._members.get(incarnation)
+        return holds if member is None else member.dismissed
+
+    def admit(self, incarnation: str, name: str, process: str) -> bool:
+        """It wants to join; True if the record must name it before it does."""
+        if incarnation in self._members:
+            return False
+        lease = self.lease_ms + self.trust_ms
+        self._members[incarnation] = Member(incarnation, name, process, lease, State.JOINING)
+        return True
+
+    def refuse(self, incarnation: str) -> None:
+        """It may not join. One that is awaited may still hold something, and stays."""
+        member = self._members.get(incarnation)
+        if member is not None and member.state is State.JOINING:
+            del self._members[incarnation]
+
+    def attach(self, incarnation: str, now: int) -> bool:
+        """It has a session; True if nobody waits for one of its earlier lives any more, which the record may forget."""
+        member = self._members[incarnation]
+        member.state, member.until = State.ATTACHED, now + self.lease_ms
+        earlier = [other for other in self._lives_before(incarnation) if other.state is State.AWAITED]
+        for other in earlier:
+            del self._members[other.incarnation]
+        return bool(earlier)
+
+    def retired_lives(self, incarnation: str) -> list[Member]:
+        """Earlier lives of it that lost their place, of which it says now that it knows."""
+        return [member for member in self._lives_before(incarnation) if member.state is State.RETIRED]
+
+    def _lives_before(self, incarnation: str) -> list[Member]:
+        base = incarnation.rpartition(".")[0]
+        others = [member for member in self._members.values() if member.incarnation != incarnation]
+        return [member for member in others if base and member.incarnation.rpartition(".")[0] == base]
+
+    def renew(self, incarnation: str, now: int) -> None:
+        """It was heard or answered."""
+        member = self._members.get(incarnation)
+        if member is not None and member.state is State.ATTACHED:
+            member.until = now + self.lease_ms
+
+    # -- going ----------------------------------------------------------------------------------------------------
+
+    def leave(self, incarnation: str) -> None:
+        """It holds nothing any more."""
+        self._members.pop(incarnation, None)
+
+    def retire(self, incarnation: str) -> Member:
+        """It does not answer, and loses its place; not what it holds."""
+        member = self._members[incarnation]
+        member.state, member.dismissed = State.RETIRED, True
+        return member
+
+    def dismiss(self) -> None:
+        """Every session ends from here, also of those who have not come back yet.
+
+        They may work on what they hold until they are told, or their leases end: until then nothing is sent.
+        """
+        for member in self._members.values():
+            if member.state is not State.JOINING:
+                member.state, member.dismissed = State.AWAITED, True
+
+    def ended(self, incarnation: str) -> Member | None:
+        """Its process has ended; returns the member if its lease was waited for, which is over."""
+        member = self._members.get(incarnation)
+        if member is None or member.state not in (State.AWAITED, State.RETIRED):
+            return None
+        return self._members.pop(incarnation)
+
+    def overdue(self, state: State, now: int) -> list[Member]:
+        """Members in a state whose leases are over."""
+        return [member for member in self.all(state) if member.until <= now]
+
+    def forget_overdue(self, now: int) -> bool:
+        """Wait for nobody who must have stopped by now; True if the record need not name somebody any more."""
+        gone = self.overdue(State.AWAITED, now)
+        for member in gone:
+            del self._members[member.incarnation]
+        return bool(gone)

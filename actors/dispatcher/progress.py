@@ -1,0 +1,110 @@
+"""What the topic is told of how far this subscription is, so that it trims what everybody has seen and nothing else.
+
+A statement carries a mark-delete position that is durable here. It may only rise, with one exception: a seek back.
+Then the topic is told first, and its answer means that the lower mark is durable there and that nothing is being
+trimmed on the strength of the higher one; from the moment at which the seek begins no statement names a higher mark.
+A statement prepared before a seek and sent behind it would be as bad as none, so it is dropped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from actors.dispatcher import moving
+from actors.messages import Progress, ReadEnds
+from actors.ports import Address
+from storage.errors import Fenced, SluiceError, Unavailable
+
+if TYPE_CHECKING:
+    from actors.dispatcher.dispatcher import Dispatcher
+
+SECURE_TIMEOUT = 3_000
+"""Whoever seeks waits for the answer, and can ask again."""
+PROGRESS_MS = 500
+RETRY_MS = 50
+
+
+class Reporter:
+    """Tells the topic. known: the topic has a durable note of this subscription."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._d = dispatcher
+        self._reported: tuple[Address, int] = ("", -1)
+        self._statements = 0
+        self._seeks = 0
+        self._limits: list[int] = []
+        self.known = False
+
+    def statement(self, mark_delete: int | None = None, *, gone: bool = False, firm: bool = False) -> Progress:
+        """The next statement of how far this subscription is; numbered, so that a late one is recognised."""
+        d = self._d
+        self._statements += 1
+        mark_delete = d.cursor.mark_delete if mark_delete is None else mark_delete
+        return Progress(
+            subscription=d.subscription,
+            mark_delete=min([mark_delete, *self._limits]),
+            gone=gone,
+            number=d.epoch << 32 | self._statements,
+            rejects_keyed_delay=d.settings.delay_key_policy == "reject",
+            firm=firm,
+        )
+
+    async def introduce(self) -> None:
+        """Before a new subscription is used: from now on the topic keeps what it has not seen."""
+        while not self.known:
+            with contextlib.suppress(Unavailable, Fenced):
+                await self._send(await self._d.partition_client.owner(), self._d.cursor.mark_delete)
+                self.known = True
+            if not self.known:
+                await self._d.ports.clock.sleep(RETRY_MS)
+
+    async def run(self) -> None:
+        """Tell the topic whenever this subscription has come further, and every new owner of it again; then let old
+        messages expire.
+        """
+        d = self._d
+        while True:
+            await d.ports.clock.sleep(PROGRESS_MS)
+            with contextlib.suppress(SluiceError):
+                reached, seeks = d.cursor.mark_delete, self._seeks
+                address = await d.partition_client.owner()
+                if (address, reached) != self._reported:
+                    await d.keeper.barrier()
+                    if seeks == self._seeks:
+                        # To this address and no other: a later owner may have heard from a later dispatcher already.
+                        await self._send(address, reached)
+                await moving.expire_old(d)
+
+    async def _send(self, address: Address, reached: int) -> None:
+        """Tell the topic; `reached` must be durable. Raises Unavailable if it did not answer."""
+        seeks = self._seeks
+        await self._d.partition_client.ask(self.statement(reached), to=address)
+        if seeks == self._seeks:
+            self._reported = (address, reached)
+
+    @contextlib.contextmanager
+    def seeking(self, target: int) -> Iterator[None]:
+        """Within the block no statement says that more is done than what lies before `target`."""
+        self._seeks += 1
+        self._limits.append(target - 1)
+        try:
+            yield
+        finally:
+            self._limits.remove(target - 1)
+            self._seeks += 1
+            self._reported = ("", -1)
+
+    async def secure(self, target: int) -> int:
+        """Have the topic keep everything from `target` on; returns where what it still has begins, or `target`.
+
+        To be called within `seeking`. Raises Unavailable or Fenced if the topic did not confirm it.
+        """
+        d = self._d
+        if target > d.cursor.mark_delete:
+            return target
+        address = await d.partition_client.owner()
+        await d.partition_client.ask(self.statement(firm=True), SECURE_TIMEOUT, to=address)
+        ends = await d.partition_client.ask(ReadEnds(), to=address)
+        return max(target, ends.first)

@@ -1,0 +1,114 @@
+"""What a host does for an actor, whatever carries the requests: between processes, within one, or simulated.
+
+* Nobody reaches an actor before it has started: requests that come earlier wait.
+* Every request and every reply passes the codec, also between two actors of one process. Whatever the caller does to
+  its columns afterwards changes nothing, and what cannot travel fails where it is written first: in a test.
+* A request belongs to the callee. It runs in a task of the host, and a caller that gives up ends nobody's work.
+* There is one end. Who waits for an answer then learns at once that the actor is gone, and so does who asks later.
+
+A SluiceError raised by a handler is an answer. Anything else is a defect of the actor: the host is told, and ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from actors.actor import REQUESTS, Actor
+from actors.ports import Unknown
+from actors.wire import Packed, Reply, Request, pack, pack_error, unpack, unpack_error
+from storage.errors import SluiceError, Unavailable
+
+R = TypeVar("R", bound=Reply)
+
+Refusal = tuple[str, str]
+"""A SluiceError on its way: the name of its class, and what it says."""
+
+Answer = Packed | Refusal | Unknown
+"""What becomes of a request: a packed reply, a refusal, or no answer."""
+
+
+class HostedActor:
+    """One actor and the requests that it is answering.
+
+    broken: called once with the exception when a handler raised what it must not; it is expected to call `end`.
+    """
+
+    def __init__(self, actor: Actor, broken: Callable[[str, Exception], None]) -> None:
+        self.actor = actor
+        self.born: asyncio.Future[SluiceError | None] = asyncio.get_running_loop().create_future()
+        """Done when the actor has started (None), or ended before it had."""
+        self._broken = broken
+        self._calls: dict[asyncio.Task[Any], None] = {}
+        self._over = ""
+
+    @property
+    def serves(self) -> bool:
+        """Whether it has started and has not ended."""
+        return self.born.done() and not self._gone()
+
+    async def start(self) -> None:
+        """Start the actor, then let requests in. Raises what its start raises; then it has ended."""
+        try:
+            await self.actor.start()
+        except BaseException as error:
+            if isinstance(error, SluiceError):
+                self.settle(error)
+            self.end(f"could not start: {error}")
+            raise
+        self.settle(None)
+
+    def settle(self, error: SluiceError | None) -> None:
+        """The actor has started, or will not: let those go on that wait for it."""
+        if not self.born.done():
+            self.born.set_result(error)
+
+    def end(self, reason: str) -> None:
+        """Answer nobody any more, and tell those who wait. Idempotent."""
+        self._over = self._over or reason or "stopped"
+        self.settle(Unavailable(f"{self.actor.ports.me} ended: {reason}"))
+        for call in list(self._calls):
+            call.cancel()
+
+    async def answer(self, kind: str, packed: Packed) -> Answer:
+        """Answer a request. Runs in a task that belongs to the host; raises nothing but its own cancellation."""
+        task = cast("asyncio.Task[Any]", asyncio.current_task())
+        self._calls[task] = None
+        try:
+            if not self.born.done():
+                await self.born
+            if self._gone():
+                return self._ended()
+            wanted = REQUESTS.get(kind)
+            if wanted is None:
+                raise Unavailable(f"{self.actor.ports.me} does not know {kind}; is it an older version?")
+            return pack(await self.actor.handle(unpack(wanted, packed.head, packed.attachments, packed.handles)))
+        except SluiceError as error:
+            return pack_error(error)
+        except asyncio.CancelledError:
+            if not self._over:
+                raise
+            task.uncancel()
+            return self._ended()
+        except Exception as error:
+            self._calls.pop(task, None)  # it has its answer: the end that follows is for those who wait
+            self._broken(kind, error)
+            return self._ended()
+        finally:
+            self._calls.pop(task, None)
+
+    def _gone(self) -> str:
+        return self._over or self.actor.stopped or ""
+
+    def _ended(self) -> Unknown:
+        return Unknown(f"{self.actor.ports.me} has ended: {self._gone()}", gone=True)
+
+
+def opened(request: Request[R], answer: Answer) -> R | Unknown:
+    """An answer as the caller of the Net port sees it. Raises the refusal."""
+    if isinstance(answer, Packed):
+        return cast(R, unpack(type(request).reply, answer.head, answer.attachments, answer.handles))
+    if isinstance(answer, Unknown):
+        return answer
+    raise unpack_error(*answer)

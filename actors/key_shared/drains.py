@@ -1,0 +1,108 @@
+"""What draining there has been: most hashes at once, and for how long each of them kept its messages waiting.
+
+Statistics are asked for a few times a second, and a hash drains for milliseconds, so what can be seen when somebody
+asks says little of what there was. So the peak is noted when hashes begin to drain, and each that ends leaves its
+length and the attempts that it blocked (PIP-379), counted by the consumer that had to finish.
+
+Lengths and attempts go into buckets, eight to each doubling; the largest is kept as it was.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from actors.key_shared.tables import HashTables
+from storage.hashing import HASH_RANGE
+
+Numbers = npt.NDArray[np.int64]
+_PER_DOUBLING = 8
+_NOT = -1
+CONSUMERS_KEPT = 256
+"""So many consumers are remembered by name; the counts of the one that drained longest ago go first."""
+
+
+@dataclass
+class Spread:
+    """How often which value came, all of them at least 0."""
+
+    counts: Counter[int] = field(default_factory=Counter)
+    most: int = 0
+
+    def add(self, values: Numbers) -> None:
+        """Count these, shape (n,), n > 0."""
+        buckets = np.ceil(np.log2(values + 1) * _PER_DOUBLING).astype(np.int64)
+        self.counts.update(buckets.tolist())
+        self.most = max(self.most, int(values.max()))
+
+    def median(self) -> int:
+        """The upper end of the middle value's bucket, and never above the largest."""
+        half, seen = sum(self.counts.values()) / 2, 0
+        for bucket in sorted(self.counts):
+            seen += self.counts[bucket]
+            if seen >= half:
+                return min(int(2.0 ** (bucket / _PER_DOUBLING)) - 1, self.most)
+        return 0
+
+
+@dataclass
+class _Finished:
+    hashes: int = 0
+    millis: Spread = field(default_factory=Spread)
+    attempts: Spread = field(default_factory=Spread)
+
+
+class Drains:
+    """Follows the draining hashes of one subscription."""
+
+    def __init__(self) -> None:
+        self.peak = self.begun = 0
+        self.blocked = 0
+        """Times that a hash was refused because it drained, once a hash and pass; ever."""
+        self._since = np.full(HASH_RANGE, _NOT, np.int64)
+        self._by_consumer: dict[str, _Finished] = {}
+
+    def owners_changed(self, tables: HashTables, now: int) -> None:
+        """Some hashes may drain now that did not, and some no more. now: milliseconds."""
+        new = np.flatnonzero(tables.drains & (self._since == _NOT))
+        self._since[~tables.drains] = _NOT
+        self._since[new] = now
+        self.begun += len(new)
+        self.peak = max(self.peak, tables.draining)
+
+    def finished(self, hashes: npt.NDArray[np.intp], attempts: npt.NDArray[np.int32], name: str, now: int) -> None:
+        """These drain no more because the consumer of this name has finished; attempts: int32, one a hash."""
+        began = self._since[hashes]
+        known = began != _NOT
+        self._since[hashes] = _NOT
+        if not known.any():
+            return
+        told = self._by_consumer.pop(name, None) or _Finished()
+        self._by_consumer[name] = told
+        if len(self._by_consumer) > CONSUMERS_KEPT:
+            del self._by_consumer[next(iter(self._by_consumer))]
+        told.hashes += int(known.sum())
+        told.millis.add(np.maximum(now - began[known], 0))
+        told.attempts.add(attempts[known].astype(np.int64))
+
+    def stats(self) -> dict[str, Any]:
+        """For the subscription's statistics."""
+        return {
+            "drainingHashesPeak": self.peak,
+            "drainingHashesBegunTotal": self.begun,
+            "drainingHashesBlockedTotal": self.blocked,
+            "drainingHashesByConsumer": {
+                name: {
+                    "hashes": told.hashes,
+                    "millisMedian": told.millis.median(),
+                    "millisMax": told.millis.most,
+                    "blockedAttemptsMedian": told.attempts.median(),
+                    "blockedAttemptsMax": told.attempts.most,
+                }
+                for name, told in self._by_consumer.items()
+            },
+        }

@@ -1,0 +1,173 @@
+"""Messages are given back: who gives back what, how often that was counted, and how long each waits.
+
+What is in the window keeps its count and its time there. A new owner knows of most of it before it reads it again: from
+the record of the owner before, and from consumers that give back what they hold from that time. These rows wait in
+`core.unread`, and `_recall` hands each to its row when that is added. The snapshot is both together.
+
+**Bound.** A snapshot takes `MOST` rows. What is beyond that is in memory only, and those that wait the longest are
+kept: of a message that is left out, a new owner knows neither the delay nor the count.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from actors.key_shared.core import Core, raised
+from actors.key_shared.members import Member
+from actors.key_shared.window import (
+    DELIVERED,
+    DONE,
+    FRESH,
+    LOOSE,
+    PENDING,
+    REMOVED,
+    REPLAY,
+    WAITING,
+    Rows,
+)
+from storage import redeliveries
+from storage.position import Positions
+from storage.redeliveries import Redeliveries
+
+MOST = 50_000
+"""Rows of a snapshot; half a megabyte at the worst, which is written with every group of acknowledgements."""
+
+Counts = npt.NDArray[np.uint8]
+
+
+def negative_acknowledge(
+    core: Core,
+    member: Member,
+    positions: Positions,
+    *,
+    now: int,
+    delay: int,
+    counted: bool,
+    seen: Counts | None,
+    again: bool,
+    done: Positions,
+) -> int:
+    """See Dispatch.negative_acknowledge."""
+    window = core.window
+    until = now + delay if delay > 0 else 0
+    done = np.union1d(done, member.finished)
+    # What it held before a change of owner, and gives back before it is read again, goes out when it is read.
+    unread = core.unclaim(member, positions)
+    rows = window.find(positions)
+    state = window.state[rows]
+    mine = rows[(state == PENDING) & (window.consumer[rows] == member.slot)]
+    total = len(mine) + len(unread)
+    idle = rows[np.isin(state, (FRESH, REPLAY, LOOSE, WAITING))] if again else rows[:0]
+    if again:
+        here, _ = window.locate(positions)
+        unread = np.union1d(unread, np.setdiff1d(positions, window.position[here]))
+    unread = np.setdiff1d(unread, done)
+    _note(core, unread, counted, until, _of(seen, positions, unread))
+    window.flags[idle] |= DELIVERED  # by an owner before this one
+    mine = core.hand_back(mine, WAITING if until else LOOSE if counted else REPLAY, now)
+    if until:
+        longer = idle[(window.state[idle] != WAITING) | (window.since[idle] < until)]
+        for before in (FRESH, REPLAY, LOOSE):
+            core.move_waiting(longer[window.state[longer] == before], before, WAITING)
+        rows = np.sort(np.concatenate([mine, longer]))
+        core.wait(rows, np.full(len(rows), until, np.int64))
+    if counted:
+        both = np.sort(np.concatenate([mine, idle]))
+        core.count_redelivery(both, _of(seen, positions, window.position[both]))
+    _leave_fresh(core, idle)
+    window.trim()
+    return total
+
+
+def redeliver_all(core: Core, member: Member, seen: Positions, counts: Counts | None, *, unseen: int, now: int) -> int:
+    """See Dispatch.redeliver_all."""
+    window = core.window
+    done = member.finished
+    unread = core.unclaim(member, None)
+    known = np.setdiff1d(unread[np.isin(unread, seen)], done)
+    _note(core, known, True, 0, _of(counts, seen, known))
+    rows = window.rows_in(PENDING)
+    rows = rows[window.consumer[rows] == member.slot]
+    total = len(rows) + len(unread)
+    rows = core.hand_back(rows, REPLAY, now)
+    rows = rows[np.isin(window.position[rows], seen)]
+    core.count_redelivery(rows, _of(counts, seen, window.position[rows]))
+    core.members.take_back(member, unseen)
+    core.stir = True
+    window.trim()
+    return total
+
+
+def recall(core: Core, positions: Positions) -> None:
+    """Rows were just added, `positions` ascending: what is known of them from before they were read counts on."""
+    if not len(core.unread.positions):
+        return
+    window = core.window
+    known = np.isin(core.unread.positions, positions)
+    found, core.unread = core.unread.pick(known), core.unread.pick(~known)
+    if not len(found.positions):
+        return
+    rows = window.find(found.positions)
+    window.redelivery[rows] = found.counts
+    window.redelivered = True
+    # They were delivered by an owner before this one: what is sent of them is no first delivery.
+    window.flags[rows] |= DELIVERED
+    waits = found.until > core.now
+    for before in (FRESH, LOOSE):
+        core.move_waiting(rows[waits & (window.state[rows] == before)], before, WAITING)
+    core.wait(rows[waits], found.until[waits])
+    _leave_fresh(core, rows)
+    core.bury(rows)
+    core.settle_limits()
+    core.stir = True
+
+
+def snapshot(core: Core) -> bytes:
+    """What a new owner has to know; `core.not_durable` says how many rows found no room in it."""
+    window = core.window
+    core.not_durable = 0
+    rows = core.unread
+    if window.redelivered or window.count[WAITING]:
+        part = slice(window.head, window.tail)
+        state = window.state[part]
+        wanted = ((window.redelivery[part] > 0) | (state == WAITING)) & (state != DONE)
+        wanted &= (window.flags[part] & REMOVED) == 0
+        at = np.flatnonzero(wanted) + window.head
+        until = np.where(window.state[at] == WAITING, window.since[at], 0)
+        rows = redeliveries.merged(Redeliveries(window.position[at], window.redelivery[at], until), rows)
+    if len(rows.positions) > MOST:
+        core.not_durable = len(rows.positions) - MOST
+        rows = _longest(rows)
+    return redeliveries.encode(rows)
+
+
+def _longest(rows: Redeliveries) -> Redeliveries:
+    """As many rows as are kept, those that wait the longest first."""
+    return rows.pick(np.sort(np.argsort(-rows.until, kind="stable")[:MOST]))
+
+
+def _note(core: Core, positions: Positions, counted: bool, until: int, seen: Counts | None) -> None:
+    """These were given back, and are not here; seen: the count that the consumer had with each."""
+    if not len(positions) or not (counted or until):
+        return
+    before = np.zeros(len(positions), np.uint8)
+    _, homes, found = np.intersect1d(core.unread.positions, positions, assume_unique=True, return_indices=True)
+    before[found] = core.unread.counts[homes]
+    counts = raised(before, seen) if counted else before
+    given = Redeliveries(positions, counts, np.full(len(positions), until, np.int64))
+    core.unread = redeliveries.merged(core.unread, given)
+    if len(core.unread.positions) > MOST:
+        core.unread = _longest(core.unread)
+
+
+def _of(seen: Counts | None, positions: Positions, wanted: Positions) -> Counts | None:
+    """What was said of some of these positions, all ascending."""
+    return None if seen is None else seen[np.searchsorted(positions, wanted)]
+
+
+def _leave_fresh(core: Core, rows: Rows) -> None:
+    """A row with a count is not read for the first time: it keeps its place, among those that are sent again."""
+    rows = rows[core.window.redelivery[rows] > 0]
+    core.move_waiting(rows[core.window.state[rows] == FRESH], FRESH, REPLAY)
+    core.stir = True

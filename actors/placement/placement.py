@@ -1,0 +1,227 @@
+"""Who serves which slot: the decisions of placement, without I/O.
+
+A bookie has a process of its own. Topics and dispatchers share a pool of broker processes. Each new process goes to
+the node that runs the fewest of its sort, so bookies are spread as far as the nodes go, and brokers too.
+
+Who waits for a partition does not wait for a process. What a lost broker process ran goes to one that was kept ready,
+else it takes refuge in another broker process: it *lodges* there. When nothing was lost for a while, each lodger gets a
+process of its own: what it runs where it lodges is ended, and whoever misses it has it started where it belongs.
+
+A bookie belongs to its disk. It is tried first on the machine where it ran, then on one machine after another, and its
+cookie says whether the disk is its own. If the machine where it ran is away, no refusal elsewhere means that its disk
+is lost.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from actors.placement.slots import BROKER, STANDBY, HostProcess, Times, is_broker, least_loaded, slot_for, stem
+from actors.placement.standby import Standby
+from actors.ports import Address, Introduction, Node
+
+Placed = tuple[str, Address, dict[str, Any]]
+"""Something that runs: kind, address, settings."""
+
+
+class Placement:
+    """What one controller knows of the processes, and what follows from it. Times are monotonic milliseconds."""
+
+    def __init__(self, brokers: int, now: int, *, standby: bool = True, times: Times | None = None) -> None:
+        self.times = times or Times()
+        self.serving: dict[str, HostProcess] = {}
+        """By slot; several slots of brokers may have the same one."""
+        self.standby = Standby(self.times)
+        self._brokers = brokers
+        self._keep_standby = standby
+        self._going: dict[str, str] = {}
+        """Node that a slot's process is being started on."""
+        self._lost: dict[str, None] = {}
+        """Slots that had a process before: the next one replaces it."""
+        self._lost_at = now
+        self._lodgers: dict[tuple[str, HostProcess], None] = {}
+        """Slots of which something may run in another slot's process."""
+        self._found: list[Placed] = []
+        """What runs in processes that introduced themselves, as far as nobody was told of it yet."""
+        self._machines: dict[str, str] = {}
+        """Where each bookie ran last."""
+
+    # -- what there is ----------------------------------------------------------------------------------------------
+
+    def slot_for(self, kind: str, settings: dict[str, Any]) -> str:
+        """The slot of an actor."""
+        return slot_for(kind, settings, self._brokers)
+
+    def named(self, name: str) -> HostProcess | None:
+        """The serving process of this name."""
+        return next((process for process in self.serving.values() if process.name == name), None)
+
+    def knows(self, name: str) -> bool:
+        """Whether a process of this name serves or waits."""
+        return self.named(name) is not None or any(process.name == name for process in self.standby.waiting)
+
+    def serves_brokers(self) -> bool:
+        """Whether any process of a broker is known."""
+        return any(is_broker(slot) for slot in self.serving)
+
+    def is_replaced(self, slot: str) -> bool:
+        """Whether a broker's slot had a process before, so that somebody misses what ran there."""
+        return is_broker(slot) and slot in self._lost
+
+    def wanted(self) -> int:
+        """How many processes shall wait: one, and one for each slot that has none of its own."""
+        return 1 + sum(process.slot != slot for slot, process in self.serving.items()) if self._keep_standby else 0
+
+    # -- where to --------------------------------------------------------------------------------------------------
+
+    def node_for(self, slot: str, nodes: list[Node]) -> Node:
+        """The node for a new process of a slot, or of one that waits. Raises Unavailable."""
+        placed = {slot: process.node for slot, process in self.serving.items()} | self._going
+        if slot == STANDBY:
+            placed |= {f"{STANDBY}{number}": process.node for number, process in enumerate(self.standby.waiting)}
+        return least_loaded(nodes, slot, placed)
+
+    def machine_for(self, bookie: str, nodes: list[Node], tried: list[str]) -> str:
+        """The machine to try next: where the bookie's process is, else where it ran, else the one with the fewest.
+
+        Raises Unavailable if all were tried.
+        """
+        left = [node for node in nodes if node.address not in tried]
+        process = self.serving.get(bookie)
+        for node in left:
+            if (process.node == node.id) if process is not None else (self._machines.get(bookie) == node.address):
+                return node.address
+        return self.node_for(bookie, left).address
+
+    def is_away(self, bookie: str, tried: list[str]) -> bool:
+        """Whether the machine where it ran is none of those that refused it."""
+        home = self._machines.get(bookie)
+        return home is not None and home not in tried
+
+    def stand_ins(self, slot: str, node: Node) -> list[HostProcess]:
+        """The waiting processes that are as well placed for this slot as one on `node` would be, the best first."""
+        if not is_broker(slot):
+            return []
+        brokers = [process.node for other, process in self.serving.items() if is_broker(other)]
+        there = [each for each in self.standby.waiting if brokers.count(each.node) <= brokers.count(node.id)]
+        return sorted(there, key=lambda process: (brokers.count(process.node), process.name))
+
+    def refuge(self, nodes: list[Node]) -> HostProcess | None:
+        """The broker process on these nodes that serves the fewest slots, if there is one."""
+        alive = [node.id for node in nodes]
+        served = [process.name for process in self.serving.values()]
+        brokers = [each for each in self.serving.values() if is_broker(each.slot) and each.node in alive]
+        return min(brokers, key=lambda process: (served.count(process.name), process.name), default=None)
+
+    # -- what happens ----------------------------------------------------------------------------------------------
+
+    def goes(self, slot: str, node: str) -> None:
+        """A process for this slot is being looked for; most likely it will be on that node."""
+        self._going[slot] = node
+
+    def arrived(self, slot: str) -> None:
+        """The reverse of `goes`."""
+        del self._going[slot]
+
+    def serve(self, slot: str, process: HostProcess, *, instead: HostProcess | None = None) -> bool:
+        """A process is ready for a slot. False if another one serves it meanwhile and this one is of no use.
+
+        instead: the one in which the slot lodges, and from which it moves.
+        """
+        known = self.serving.get(slot)
+        if known is not None and known is not instead:
+            return False
+        process.slot = slot
+        self.serving[slot] = process
+        return True
+
+    def shelter(self, slot: str, process: HostProcess) -> bool:
+        """Let a slot that has no process lodge in another one's; False if it has one."""
+        if self.serving.setdefault(slot, process) is not process:
+            return False
+        self._lodgers[slot, process] = None
+        return True
+
+    def started(self, slot: str, process: HostProcess) -> None:
+        """An actor of this slot was started in this process; the slot may have moved meanwhile."""
+        if self.serving.get(slot) is not process or process.slot != slot:
+            self.lodges(slot, process)
+
+    def lodges(self, slot: str, process: HostProcess) -> None:
+        """Something of this slot may run in another slot's process, if that still lives."""
+        if process in self.serving.values():
+            self._lodgers[slot, process] = None
+
+    def note_machines(self, nodes: list[Node]) -> None:
+        """Remember where the bookies are that run."""
+        addresses = {node.id: node.address for node in nodes}
+        for slot, process in self.serving.items():
+            if not is_broker(slot) and process.node in addresses:
+                self._machines[slot] = addresses[process.node]
+
+    def begin(self, now: int) -> None:
+        """A controller has asked who is there: of a cluster that ran before, the brokers that are missing were lost."""
+        self._lost_at = now
+        if self.serving:
+            self._lost |= {f"{BROKER}{number}": None for number in range(self._brokers)}
+
+    def introduced(self, name: str, known: Introduction) -> bool:
+        """A process that another controller made; False if it is of no use: its slot was given to another one."""
+        process = HostProcess(name, known.node, known.slot or stem(name))
+        if process.slot == STANDBY:
+            self.standby.add(process)
+            return True
+        other = self.serving.get(process.slot)
+        if other is not None and other.slot == process.slot:
+            return False
+        self.serving[process.slot] = process
+        for placed in known.running:
+            self._found.append(placed)
+            slot = self.slot_for(placed[0], placed[2])
+            if slot != process.slot:
+                self.serving.setdefault(slot, process)
+                self._lodgers[slot, process] = None
+        return True
+
+    def tell_found(self) -> list[Placed]:
+        """What was found to run, in order of address; each is told once."""
+        found, self._found = sorted(self._found, key=lambda placed: placed[1]), []
+        return found
+
+    def found(self) -> list[Placed]:
+        """What was found to run and was not told yet."""
+        return list(self._found)
+
+    def tell(self, placed: Placed) -> None:
+        """Somebody is told of this one."""
+        self._found.remove(placed)
+
+    def forget(self, process: HostProcess, now: int) -> list[str]:
+        """A process is lost; returns the slots that it served, none if that was known."""
+        slots = [slot for slot, known in self.serving.items() if known is process]
+        for slot in slots:
+            self._lost[slot] = None
+            del self.serving[slot]
+        if slots:
+            self._lost_at = now
+        self._lodgers = {lodger: None for lodger in self._lodgers if lodger[1] is not process}
+        self._found = [placed for placed in self._found if not placed[1].startswith(f"{process.name}/")]
+        return slots
+
+    # -- when all is calm ------------------------------------------------------------------------------------------
+
+    def calm_in(self, now: int) -> int:
+        """Milliseconds until nothing was lost for long enough."""
+        return max(self._lost_at + self.times.calm - now, 0)
+
+    def lodger(self) -> tuple[str, HostProcess] | None:
+        """A slot that shall leave the process in which it lodges."""
+        return next(iter(self._lodgers), None)
+
+    def moved_out(self, slot: str, process: HostProcess) -> None:
+        """Nothing of this slot is left in that process."""
+        self._lodgers.pop((slot, process), None)
+
+    def surplus(self) -> HostProcess | None:
+        """A waiting process that is not needed."""
+        return self.standby.surplus(self.wanted())

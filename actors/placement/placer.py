@@ -1,0 +1,382 @@
+"""The controller's `Places`: does what `Placement` decides, through the `Processes` port.
+
+Here are the waits: which slot is being given a process, who waits for whom, and what is done when a process does not
+answer. The decision is always taken again after a wait, because several slots are looked after at the same time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from actors.fleet import key_of
+from actors.placement.placement import Placed, Placement
+from actors.placement.slots import STANDBY, HostProcess, is_broker, stem
+from actors.ports import Address, Node, Ports, Processes, Unknown
+from actors.signal import Signal
+from storage.errors import Corrupt, SluiceError, Unavailable
+
+
+class Placer:
+    """Starts host processes, and actors in them. Implements actors.ports.Places."""
+
+    def __init__(self, ports: Ports, processes: Processes, placement: Placement) -> None:
+        self._ports = ports
+        self._processes = processes
+        self._placement = placement
+        self._times = placement.times
+        self._making: dict[str, asyncio.Lock] = {}
+        self._replacing = asyncio.Lock()
+        self._meeting: dict[str, Signal] = {}
+        """By name, the processes that another controller made and that have not introduced themselves yet."""
+        self._all_met = Signal()
+        self._own: dict[str, None] = {}
+        """Names of the processes that this controller is making, or telling whom they serve."""
+        self._filling = self._settling = False
+        self._sooner, self._tried = Signal(), Signal()
+
+    # -- Places ----------------------------------------------------------------------------------------------------
+
+    async def start(self, kind: str, name: str, settings: dict[str, Any]) -> Address:
+        """See actors.ports.Places."""
+        slot = self._placement.slot_for(kind, settings)
+        if (known := await self._found_late(slot, key_of(kind, settings))) is not None:
+            return known
+        if is_broker(slot):
+            return await self._start_in(await self._process_of(slot, None), slot, kind, name, settings)
+        tried: list[str] = []
+        while True:
+            machine = self._placement.machine_for(slot, await self._processes.nodes(), tried)
+            process = await self._process_of(slot, machine)
+            try:
+                return await self._start_in(process, slot, kind, name, settings)
+            except Corrupt:
+                tried.append(machine)
+                if any(node.address not in tried for node in await self._processes.nodes()):
+                    continue
+                if self._placement.is_away(slot, tried):
+                    raise Unavailable(f"the machine where {slot} ran is away") from None
+                raise
+
+    async def stop(self, address: Address, *, frozen: bool = False) -> None:
+        """See actors.ports.Places."""
+        name, _, actor = address.partition("/")
+        process = self._placement.named(name)
+        if process is None:
+            return
+        if (
+            frozen
+            or not is_broker(process.slot)
+            or isinstance(await self._processes.stop(name, actor, self._times.stop), Unknown)
+        ):
+            self._end(process)
+
+    async def inventory(self) -> list[Placed]:
+        """See actors.ports.Places; also finds the processes that an earlier controller made, and ends those that hang.
+
+        One that is slow to answer keeps waiting those only who want something of its slot.
+        """
+        await self._look_around()
+        if self._meeting:
+            self._all_met.clear()
+            await self._all_met.wait(self._ports, self._times.prompt)
+        self._placement.note_machines(await self._processes.nodes())
+        self._placement.begin(self._now())
+        self._refill_known()
+        self._tend()
+        self._ports.spawn(self._survey(), "survey")
+        return self._placement.tell_found()
+
+    # -- what another controller made ------------------------------------------------------------------------------
+
+    async def _survey(self) -> None:
+        """Look around now and then: a controller that was frozen may have worked beside this one for a while."""
+        while True:
+            await self._ports.clock.sleep(self._times.survey)
+            with contextlib.suppress(Unavailable):
+                await self._look_around()
+
+    async def _look_around(self) -> None:
+        """Let every process introduce itself that this controller neither knows nor makes. Raises Unavailable."""
+        for name in await self._processes.names():
+            if name not in self._meeting and name not in self._own and not self._placement.knows(name):
+                self._meeting[name] = Signal()
+                self._ports.spawn(self._meet(name), "meet")
+
+    @contextlib.contextmanager
+    def _in_hand(self, name: str) -> Iterator[None]:
+        """A process of this controller that neither serves nor waits for the moment."""
+        self._own[name] = None
+        try:
+            yield
+        finally:
+            del self._own[name]
+
+    async def _meet(self, name: str) -> None:
+        """Get to know a process that another controller made, and what runs in it. Never raises."""
+        try:
+            known = await self._processes.introduce(name, self._times.introduce)
+            if isinstance(known, Unknown):
+                if not known.gone:
+                    self._ports.log("process_unknown", host=name, error=known.reason)
+                    self._processes.kill(name)
+            elif not self._placement.introduced(name, known):
+                self._processes.kill(name)
+        finally:
+            self._meeting.pop(name).set()
+            if not self._meeting:
+                self._all_met.set()
+        self._refill_known()
+        self._tend()
+
+    async def _found_late(self, slot: str, key: str) -> Address | None:
+        """Where an actor of this key runs of which the controller was not told; waits for the processes of its slot."""
+        for done in [done for name, done in self._meeting.items() if stem(name) == slot]:
+            await done.wait(self._ports)
+        for placed in self._placement.found():
+            if key_of(placed[0], placed[2]) == key:
+                self._placement.tell(placed)
+                return placed[1]
+        return None
+
+    # -- actors in processes ---------------------------------------------------------------------------------------
+
+    async def _start_in(
+        self, process: HostProcess, slot: str, kind: str, name: str, settings: dict[str, Any]
+    ) -> Address:
+        """A bookie that cannot start leaves nothing behind in its process, such as the lock of its disk."""
+        alone = not is_broker(slot)
+        try:
+            answer = await self._processes.start(process.name, kind, name, settings, self._times.start)
+        except SluiceError:
+            if alone:
+                self._end(process)
+                await self._look_around()  # another controller's process may hold the disk
+            raise
+        if not isinstance(answer, Unknown):
+            self._placement.started(slot, process)
+            if alone:
+                self._placement.note_machines(await self._processes.nodes())
+            self._tend()
+            return answer
+        if not answer.gone and not alone and await self._lives(process, name):
+            raise Unavailable(f"{kind} did not start: {answer.reason}; its process lives")
+        self._end(process)
+        raise Unavailable(f"the process for {kind} did not answer: {answer.reason}")
+
+    async def _lives(self, process: HostProcess, actor: str) -> bool:
+        """Give one actor's slow start up; True if its process answered, and so serves its other actors well."""
+        if isinstance(await self._processes.stop(process.name, actor, self._times.stop), Unknown):
+            return False
+        self._ports.log("start_given_up", host=process.name, actor=actor)
+        return True
+
+    def _end(self, process: HostProcess) -> None:
+        """End a process that does not answer, or is of no use."""
+        slots = self._placement.forget(process, self._now())
+        if slots:  # else an earlier failure has ended it
+            self._ports.log("process_ended", slots=slots, host=process.name)
+            self._processes.kill(process.name)
+
+    # -- a process for a slot --------------------------------------------------------------------------------------
+
+    async def _process_of(self, slot: str, machine: str | None) -> HostProcess:
+        """The process of a slot, made if need be (on that machine, if one is given). Raises Unavailable."""
+        async with self._making.setdefault(slot, asyncio.Lock()):
+            if slot not in self._placement.serving:
+                await self._get_process(slot, machine)
+            return self._placement.serving[slot]
+
+    async def _get_process(self, slot: str, machine: str | None, *, moves: HostProcess | None = None) -> None:
+        """Give a slot a process: the waiting one, else what is left of the others, else a new one.
+
+        moves: the process in which it lodges now; then none that runs something already. What several brokers' slots
+        lost at the same time is replaced one after the other: the first one's process can take the others in, and is
+        not slowed down by theirs.
+        """
+        placement = self._placement
+        replaced = moves is None and placement.is_replaced(slot)
+        placement.goes(slot, "")
+        try:
+            async with self._replacing if replaced else contextlib.nullcontext():
+                nodes = await self._processes.nodes()
+                here = [node for node in nodes if node.address == machine] or nodes
+                node = placement.node_for(slot, here)
+                placement.goes(slot, node.id)
+                process = await self._stand_in(slot, node, nodes)
+                if process is None and replaced:
+                    if self._shelter(slot, nodes):
+                        return
+                    process = await self._soonest(slot, node, nodes)
+                if process is None:
+                    if placement.serving.get(slot) is not moves:
+                        return  # one was found meanwhile
+                    process = await self._make(slot, node.id if len(nodes) > 1 else None)
+                if not placement.serve(slot, process, instead=moves):
+                    self._processes.kill(process.name)
+        finally:
+            placement.arrived(slot)
+            if is_broker(slot):
+                self._refill(self._times.again if replaced else self._times.first)
+
+    def _shelter(self, slot: str, nodes: list[Node]) -> bool:
+        """Let a slot take refuge in another one's process, or be served by one that was found; False if it cannot."""
+        if slot in self._placement.serving:
+            return True
+        host = self._placement.refuge(nodes)
+        if host is None or not self._placement.shelter(slot, host):
+            return False
+        self._ports.log("process_shelters", slot=slot, host=host.name)
+        self._tend()
+        return True
+
+    async def _soonest(self, slot: str, node: Node, nodes: list[Node]) -> HostProcess | None:
+        """The waiting process, for which one is made if there is none: it may be half-way already."""
+        if not self._placement.wanted():
+            return None
+        if not self._placement.standby.waiting:
+            self._tried.clear()
+            self._refill(0)
+            await self._tried.wait(self._ports, self._times.soon)
+        return await self._stand_in(slot, node, nodes)
+
+    async def _stand_in(self, slot: str, node: Node, nodes: list[Node]) -> HostProcess | None:
+        """A waiting process that is as well placed as one on `node` would be, told whom it serves; None without one."""
+        if not is_broker(slot):
+            return None
+        standby = self._placement.standby
+        for process in standby.elsewhere([each.id for each in nodes]):
+            self._dismiss(process)
+        for process in self._placement.stand_ins(slot, node):
+            if not standby.take(process):
+                continue
+            try:
+                with self._in_hand(process.name):
+                    told = await self._processes.serve(process.name, slot, self._times.serve)
+                if isinstance(told, Unknown):
+                    self._processes.kill(process.name)
+                    continue
+            except Unavailable:
+                continue  # another controller uses it
+            self._ports.log("process_stands_in", slot=slot, host=process.name)
+            return process
+        return None
+
+    def _dismiss(self, process: HostProcess) -> None:
+        """End a process that waits."""
+        if self._placement.standby.take(process):
+            self._processes.kill(process.name)
+
+    async def _make(self, slot: str, node: str | None) -> HostProcess:
+        name = f"{slot}-{self._ports.rng.randrange(1 << 32):08x}"
+        self._ports.log("process_starts", host=name, node=node or "")
+        try:
+            with self._in_hand(name):
+                return HostProcess(name, await self._processes.make(name, node, self._times.start), slot)
+        except Unavailable as error:
+            self._ports.log("process_failed", host=name, error=str(error))
+            raise Unavailable(f"no process could be started for {slot}: {error}") from error
+
+    # -- processes that wait ---------------------------------------------------------------------------------------
+
+    def _refill(self, after: int) -> None:
+        """Let a process that waits be made, if there are too few, after so many milliseconds at the latest."""
+        if not self._placement.standby.refill(self._now(), after, self._placement.wanted()):
+            return
+        if self._filling:
+            self._sooner.set()
+        else:
+            self._filling = True
+            self._ports.spawn(self._fill(), "standby")
+
+    def _refill_known(self) -> None:
+        """After processes of another controller were met: what they do is over the start of a cluster."""
+        if self._placement.serves_brokers():
+            self._refill(self._times.again)
+
+    async def _fill(self) -> None:
+        """Make what is wanted, one after the other."""
+        standby = self._placement.standby
+        try:
+            while (due := standby.due(self._placement.wanted())) is not None:
+                if (left := due - self._now()) > 0:
+                    self._sooner.clear()
+                    await self._sooner.wait(self._ports, left)
+                    continue
+                await self._make_standby()
+                self._tried.set()
+        finally:
+            self._filling = False
+            standby.settled()
+
+    async def _make_standby(self) -> None:
+        placement = self._placement
+        try:
+            nodes = await self._processes.nodes()
+            node = placement.node_for(STANDBY, nodes)
+            if placement.standby.due(placement.wanted()) is not None:
+                process = await self._make(STANDBY, node.id if len(nodes) > 1 else None)
+                placement.standby.made(process, self._now(), placement.wanted())
+                self._tend()
+        except Unavailable:
+            placement.standby.failed(self._now())
+
+    # -- when all is calm ------------------------------------------------------------------------------------------
+
+    def _tend(self) -> None:
+        """See to it that no slot lodges for good, and that no more processes wait than are wanted."""
+        if not self._settling and self._unsettled():
+            self._settling = True
+            self._ports.spawn(self._settle(), "settle")
+
+    def _unsettled(self) -> bool:
+        return self._placement.lodger() is not None or self._placement.surplus() is not None
+
+    async def _settle(self) -> None:
+        """When all is calm, give each slot that lodges a process of its own, one after the other; end what is idle."""
+        try:
+            while self._unsettled():
+                if (left := self._placement.calm_in(self._now())) > 0:
+                    await self._ports.clock.sleep(left)
+                elif (lodger := self._placement.lodger()) is not None:
+                    await self._give_back(*lodger)
+                elif (surplus := self._placement.surplus()) is not None:
+                    self._ports.log("process_not_needed", host=surplus.name)
+                    self._dismiss(surplus)
+        finally:
+            self._settling = False
+
+    async def _give_back(self, slot: str, host: HostProcess) -> None:
+        """Let a slot leave the process in which it lodges; if that fails it stays for a while."""
+        try:
+            await self._move(slot, host)
+        except Unavailable as error:
+            self._ports.log("process_stays", slot=slot, error=str(error))
+            await self._ports.clock.sleep(self._times.calm)
+
+    async def _move(self, slot: str, host: HostProcess) -> None:
+        """Give a slot a process of its own. What it ran in that one is ended there, and started by who misses it.
+
+        Raises Unavailable.
+        """
+        async with self._making.setdefault(slot, asyncio.Lock()):
+            if self._placement.serving.get(slot, host) is host:
+                await self._get_process(slot, None, moves=host)
+        self._placement.moved_out(slot, host)  # what is started there from now on counts anew
+        try:
+            known = await self._processes.introduce(host.name, self._times.introduce)
+            for kind, address, settings in [] if isinstance(known, Unknown) else known.running:
+                if self._placement.slot_for(kind, settings) == slot:
+                    known = await self._processes.stop(host.name, address.partition("/")[2], self._times.stop) or known
+            if isinstance(known, Unknown) and known.gone:
+                self._end(host)
+            elif isinstance(known, Unknown):
+                raise Unavailable(known.reason)
+        except SluiceError as error:
+            self._placement.lodges(slot, host)
+            raise Unavailable(f"{host.name} does not let {slot} go: {error}") from error
+
+    def _now(self) -> int:
+        return self._ports.clock.monotonic()

@@ -1,0 +1,85 @@
+"""Slots, the processes that serve them, and how these are spread over the nodes.
+
+A slot is a task for one process: `bookie-N` is one bookie with its disk, `broker-N` a share of all partitions. The
+topic of a partition and its dispatchers belong to the same slot, so that they talk inside one process. A process is
+named after the slot that it was made for; one that waits is named after STANDBY and told later whom it serves.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+from actors.ports import Node
+from storage.errors import Unavailable
+
+BROKER = "broker-"
+"""How the slots of the shared processes begin; each other slot is a bookie's."""
+STANDBY = "broker-standby"
+"""What takes the place of a slot in the name of a process that waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """How long things may take, in milliseconds.
+
+    start, stop, introduce, serve: answers of a process. prompt: a new controller waits so long for the processes that
+    another one made before it begins to work. calm: nothing was lost for so long, so that refuge is given back. first,
+    again: until a process that waits is made; after the first broker process or a failure, and after one was used or
+    made. soon: who needs one and finds none waits so long for the one that is being made. survey: between looks for
+    processes that another controller made.
+    """
+
+    start: int = 120_000
+    stop: int = 2_000
+    introduce: int = 5_000
+    serve: int = 1_000
+    prompt: int = 1_500
+    calm: int = 20_000
+    first: int = 15_000
+    again: int = 2_000
+    soon: int = 5_000
+    survey: int = 60_000
+
+
+@dataclass(eq=False, slots=True)
+class HostProcess:
+    """A process that the controller knows. node: its id. slot: whose it is, STANDBY if it waits.
+
+    It may serve other slots as well for a while, those that took refuge in it.
+    """
+
+    name: str
+    node: str
+    slot: str
+
+
+def is_broker(slot: str) -> bool:
+    """Whether a slot is a share of the partitions, and not a bookie's."""
+    return slot.startswith(BROKER)
+
+
+def slot_for(kind: str, settings: dict[str, Any], brokers: int) -> str:
+    """The slot of an actor; there are so many of brokers."""
+    if kind == "bookie":
+        return str(settings["bookie"])
+    home = zlib.crc32(str(settings["topic"]).encode()) + int(settings["partition"])
+    return f"{BROKER}{home % brokers}"
+
+
+def stem(name: str) -> str:
+    """What a name begins with: of a process, its slot or STANDBY; of a slot, its sort."""
+    return name.rsplit("-", 1)[0]
+
+
+def least_loaded(nodes: list[Node], slot: str, placed: dict[str, str]) -> Node:
+    """The node with the fewest processes of this slot's sort, then with the fewest of all, then the first by id.
+
+    placed: node id by slot. Raises Unavailable if there is no node.
+    """
+    if not nodes:
+        raise Unavailable("the cluster has no live node")
+    sort = stem(slot)
+    same = [node for other, node in sorted(placed.items()) if stem(other) == sort and other != slot]
+    return min(nodes, key=lambda node: (same.count(node.id), list(placed.values()).count(node.id), node.id))

@@ -1,0 +1,66 @@
+"""Asking the owner of a partition: who it is, what its silence means, and how long to go on.
+
+An address is a hint. An owner that does not answer, or says that it is one no more, is suspected: the controller looks,
+and the next question finds the one that came after it. Nothing is ever concluded from silence (`Unknown`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from actors.backoff import Backoff
+from actors.directory import Directory
+from actors.ports import Address, Ports, Unknown
+from actors.wire import Reply, Request
+from storage.errors import Fenced, SluiceError, Unavailable
+
+R = TypeVar("R", bound=Reply)
+
+CALL_TIMEOUT = 5_000
+RETRY_FIRST, RETRY_MOST = 50, 2_000
+
+
+class TopicClient:
+    """One partition of a topic, as others ask it."""
+
+    def __init__(self, ports: Ports, directory: Directory, topic: str, partition: int) -> None:
+        self._ports, self._directory = ports, directory
+        self.topic, self.partition = topic, partition
+
+    async def owner(self) -> Address:
+        """Where its owner is said to be. Raises NotFound, Unavailable."""
+        return await self._directory.topic(self.topic, self.partition)
+
+    async def ask(self, request: Request[R], timeout: int = CALL_TIMEOUT, *, to: Address = "") -> R:
+        """The answer of the owner, or of the one at `to`.
+
+        Raises Unavailable if none came within `timeout` ms, and what the owner refuses with.
+        """
+        address = to or await self.owner()
+        try:
+            reply = await self._ports.net.call(address, request, timeout)
+        except Fenced:
+            await self._directory.suspect(address)
+            raise
+        if isinstance(reply, Unknown):
+            await self._directory.suspect(address)
+            raise Unavailable(f"partition {self.partition} of {self.topic!r} does not answer: {reply.reason}")
+        return reply
+
+    async def insist(
+        self,
+        request: Request[R],
+        timeout: int = CALL_TIMEOUT,
+        *,
+        refused: Callable[[SluiceError], bool] = lambda error: isinstance(error, (Unavailable, Fenced)),
+    ) -> R:
+        """The answer, however long that takes. refused: told of each refusal; False ends it by raising that."""
+        wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
+        while True:
+            try:
+                return await self.ask(request, timeout)
+            except SluiceError as error:
+                if not refused(error):
+                    raise
+            await wait.pause()

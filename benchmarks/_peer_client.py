@@ -1,0 +1,375 @@
+"""One process of the comparison with other brokers: a client of one of them, or the process that keeps a Sluice.
+
+It stands alone, because it also runs under the Python of another checkout of Sluice. Commands come as JSON lines, and
+each is answered by one: the count, when it began and ended (seconds since 1970), the processor time of this process.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+import threading
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+BATCH = 1_000
+LARGE = 10_000
+WAIT_MS = 60_000
+
+
+class Link(Protocol):
+    """What a client of a broker can do. Keys are names."""
+
+    def send(self, payload: bytes, key: str) -> None:
+        """One message, until it is confirmed."""
+
+    def send_async(self, payload: bytes, key: str) -> None:
+        """One message, without waiting."""
+
+    def flush(self) -> None:
+        """Wait until all of them are confirmed."""
+
+    def receive(self, timeout_ms: int) -> Any:
+        """One message, or None."""
+
+    def acknowledge(self, message: Any) -> None:
+        """Done with it."""
+
+    def settle(self) -> None:
+        """Hand over all acknowledgements; where the client can wait until they are durable, wait."""
+
+    def publish(self, keys: list[str], chosen: np.ndarray[Any, Any], size: int) -> Iterator[None]:
+        """Prepare to send in the client's largest way; the second step does it and waits for the confirmation."""
+
+    def drain(self, idle_ms: int) -> tuple[int, float]:
+        """Take and acknowledge until nothing came for so long; (messages, time of the last one)."""
+
+
+class Singles:
+    """The largest way of clients that have no other: singles, which they gather by themselves."""
+
+    def publish(self: Any, keys: list[str], chosen: np.ndarray[Any, Any], size: int) -> Iterator[None]:
+        """See Link."""
+        payloads = [np.random.default_rng(number).bytes(size) for number in range(1024)]
+        names = [keys[key] for key in chosen]
+        yield
+        for number, key in enumerate(names):
+            self.send_async(payloads[number & 1023], key)
+        self.flush()
+
+    def drain(self: Any, idle_ms: int) -> tuple[int, float]:
+        """See Link."""
+        count, last, wait = 0, time.time(), WAIT_MS
+        while (message := self.receive(wait)) is not None:
+            self.acknowledge(message)
+            count += 1
+            last, wait = time.time(), idle_ms
+        self.settle()
+        return count, last
+
+
+class SluiceLink:
+    """Sluice."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        from cluster import connect
+
+        self._client = connect(options["url"])
+        topic = options["topic"]
+        self._client.create_topic(topic, partitions=options["partitions"])
+        if options["consume"]:
+            queue = 160_000 if options["large"] else 100_000
+            limits = {"max_unacked_messages_per_consumer": 0, "max_unacked_messages_per_subscription": 0}
+            look_ahead = {"look_ahead_per_consumer": 50_000, "look_ahead_per_subscription": 400_000}
+            more: dict[str, Any] = {**limits, **look_ahead} if options["large"] else {}
+            self._consumer = self._client.subscribe(
+                topic, "sink", initial_position="earliest", receiver_queue_size=queue, **more
+            )
+        if options["produce"]:
+            self._producer = self._client.create_producer(topic)
+
+    def send(self, payload: bytes, key: str) -> None:
+        """See Link."""
+        self._producer.send(payload, partition_key=key)
+
+    def send_async(self, payload: bytes, key: str) -> None:
+        """See Link."""
+        self._producer.send_async(payload, partition_key=key)
+
+    def flush(self) -> None:
+        """See Link."""
+        self._producer.flush()
+
+    def receive(self, timeout_ms: int) -> Any:
+        """See Link."""
+        from cluster import Unavailable
+
+        try:
+            message = self._consumer.receive(timeout_millis=timeout_ms)
+        except Unavailable:
+            return None
+        message.data()
+        return message
+
+    def acknowledge(self, message: Any) -> None:
+        """See Link."""
+        self._consumer.acknowledge(message)
+
+    def settle(self) -> None:
+        """See Link."""
+        self._consumer.wait_acknowledged()
+
+    def publish(self, keys: list[str], chosen: np.ndarray[Any, Any], size: int) -> Iterator[None]:
+        """See Link."""
+        import pyarrow as pa
+
+        rng, names, batches = np.random.default_rng(1), pa.array(keys), []
+        for start in range(0, len(chosen), LARGE):
+            part = chosen[start : start + LARGE]
+            column = pa.py_buffer(rng.bytes(size * len(part)))
+            payload = pa.FixedSizeBinaryArray.from_buffers(pa.binary(size), len(part), [None, column])
+            rows = {"key": names.take(pa.array(part)), "payload": payload.cast(pa.binary())}
+            batches.append(pa.record_batch(rows))
+        gc.freeze()
+        yield
+        for receipt in [self._producer.send_batch(batch) for batch in batches]:
+            receipt.result(300)
+
+    def drain(self, idle_ms: int) -> tuple[int, float]:
+        """See Link."""
+        gc.freeze()
+        count, last, wait = 0, time.time(), WAIT_MS
+        while (batch := self._consumer.receive_batch(wait)) is not None:
+            self._consumer.acknowledge(batch)
+            count += len(batch)
+            last, wait = time.time(), idle_ms
+        self.settle()
+        return count, last
+
+
+class RedisLink(Singles):
+    """Redis Streams: one a partition, each read by one consumer only, which is what keeps the order of keys there.
+
+    Redis confirms when its log was synced (appendfsync always). Its client gathers nothing by itself, so singles go
+    out in pipelines of 1,000 and come back 1,000 at a time, acknowledged together.
+    """
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        import redis
+
+        self._redis = redis.Redis(unix_socket_path=options["url"])
+        self._streams = [f"{options['topic']}-{number}" for number in range(options["partitions"])]
+        self._mine = self._streams[options["number"] :: options["of"]] if options["consume"] else []
+        for stream in self._mine:
+            self._redis.xgroup_create(stream, "sink", id="0", mkstream=True)
+        self._pipeline = self._redis.pipeline(transaction=False)
+        self._waiting: deque[tuple[bytes, bytes, Any]] = deque()
+        self._done: dict[bytes, list[bytes]] = {}
+
+    def _stream(self, key: str) -> str:
+        return self._streams[zlib.crc32(key.encode()) % len(self._streams)]
+
+    def send(self, payload: bytes, key: str) -> None:
+        """See Link."""
+        self._redis.xadd(self._stream(key), {b"k": key, b"v": payload})
+
+    def send_async(self, payload: bytes, key: str) -> None:
+        """See Link."""
+        self._pipeline.xadd(self._stream(key), {b"k": key, b"v": payload})
+        if len(self._pipeline) >= BATCH:
+            self._pipeline.execute()
+
+    def flush(self) -> None:
+        """See Link."""
+        self._pipeline.execute()
+
+    def receive(self, timeout_ms: int) -> Any:
+        """See Link."""
+        if not self._waiting:
+            new: dict[Any, Any] = dict.fromkeys(self._mine, ">")
+            found: Any = self._redis.xreadgroup("sink", "me", new, count=BATCH, block=timeout_ms)
+            for stream, rows in found or []:
+                self._waiting.extend((stream, number, fields) for number, fields in rows)
+        return self._waiting.popleft() if self._waiting else None
+
+    def acknowledge(self, message: Any) -> None:
+        """See Link."""
+        self._done.setdefault(message[0], []).append(message[1])
+        if not self._waiting:
+            self.settle()
+
+    def settle(self) -> None:
+        """See Link."""
+        for stream, numbers in self._done.items():
+            self._redis.xack(stream, "sink", *numbers)
+        self._done.clear()
+
+
+class PulsarLink(Singles):
+    """Pulsar's Python client, Key_Shared. Its acknowledgements cannot be waited for; handing them over is all."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        import pulsar
+
+        self._timeout = pulsar.Timeout
+        quiet = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
+        self._client = pulsar.Client(options["url"], logger=quiet)
+        kinds = {"key": pulsar.BatchingType.KeyBased, "default": pulsar.BatchingType.Default}
+        if options["consume"]:
+            self._consumer = self._client.subscribe(
+                options["topic"],
+                "sink",
+                consumer_type=pulsar.ConsumerType.KeyShared,
+                initial_position=pulsar.InitialPosition.Earliest,
+            )
+        if options["produce"]:
+            self._producer = self._client.create_producer(
+                options["topic"],
+                batching_enabled=options["batching"] != "none",
+                batching_type=kinds.get(options["batching"], pulsar.BatchingType.Default),
+                batching_max_messages=BATCH,
+                batching_max_publish_delay_ms=1,
+                block_if_queue_full=True,
+                max_pending_messages=100_000,
+                max_pending_messages_across_partitions=1_000_000,
+                send_timeout_millis=0,
+            )
+
+    def send(self, payload: bytes, key: str) -> None:
+        """See Link."""
+        self._producer.send(payload, partition_key=key)
+
+    def send_async(self, payload: bytes, key: str) -> None:
+        """See Link."""
+        self._producer.send_async(payload, _nothing, partition_key=key)
+
+    def flush(self) -> None:
+        """See Link."""
+        self._producer.flush()
+
+    def receive(self, timeout_ms: int) -> Any:
+        """See Link."""
+        try:
+            message = self._consumer.receive(timeout_ms)
+        except self._timeout:
+            return None
+        message.data()
+        return message
+
+    def acknowledge(self, message: Any) -> None:
+        """See Link."""
+        self._consumer.acknowledge(message)
+
+    def settle(self) -> None:
+        """See Link."""
+
+
+def _nothing(_result: Any, _message_id: Any) -> None:
+    """The callback that send_async of Pulsar's client wants."""
+
+
+LINKS: dict[str, Any] = {"sluice": SluiceLink, "redis": RedisLink, "pulsar": PulsarLink}
+
+
+def paced(link: Link, messages: int, every_ms: float) -> dict[str, Any]:
+    """One message at each intended time: until confirmed, until received; microseconds, as lists."""
+    confirmed: list[int] = []
+    delivered: list[int] = []
+    begun = time.perf_counter_ns() // 1000 + 50_000
+
+    def receive() -> None:
+        for number in range(messages):
+            message = link.receive(WAIT_MS)
+            delivered.append(time.perf_counter_ns() // 1000 - begun - int(number * every_ms * 1000))
+            link.acknowledge(message)
+
+    receiver = threading.Thread(target=receive)
+    receiver.start()
+    for number in range(messages):
+        at = begun + int(number * every_ms * 1000)
+        time.sleep(max(at - time.perf_counter_ns() // 1000, 0) / 1e6)
+        link.send(b"x" * 100, f"key-{number % 100}")
+        confirmed.append(time.perf_counter_ns() // 1000 - at)
+    receiver.join()
+    link.settle()
+    return {"count": messages, "confirmed": confirmed, "delivered": delivered}
+
+
+def send(link: Link, messages: int, keys: int) -> dict[str, Any]:
+    """Single messages as fast as the client takes them."""
+    names, payload = [f"key-{number:06d}" for number in range(keys)], b"x" * 100
+    for number in range(messages):
+        link.send_async(payload, names[number % keys])
+    link.flush()
+    return {"count": messages}
+
+
+def receive(link: Link, messages: int) -> dict[str, Any]:
+    """Single messages as fast as the client gives them, each acknowledged."""
+    for _ in range(messages):
+        link.acknowledge(link.receive(WAIT_MS))
+    link.settle()
+    return {"count": messages}
+
+
+def prepare(link: Link, messages: int, keys: int, size: int, seed: int) -> Iterator[None]:
+    """Make what is published in the largest way; keys as Zipf's law has them."""
+    chosen = (np.random.default_rng(seed).zipf(1.2, messages) - 1) % keys
+    work = link.publish([f"key-{number:06d}" for number in range(keys)], chosen, size)
+    next(work)
+    return work
+
+
+DOINGS: dict[str, Callable[..., dict[str, Any]]] = {"paced": paced, "send": send, "receive": receive}
+
+
+def serve(link: Link) -> None:
+    """Answer commands until there are no more."""
+    made: Iterator[None] = iter(())
+    for line in sys.stdin:
+        wanted = json.loads(line)
+        do, began, cpu = wanted.pop("do"), time.time(), time.process_time()
+        ended = None
+        told: dict[str, Any] = {}
+        if do == "prepare":
+            made = prepare(link, **wanted)
+        elif do == "publish":
+            next(made, None)
+        elif do == "drain":
+            count, ended = link.drain(**wanted)
+            told = {"count": count}
+        else:
+            told = DOINGS[do](link, **wanted)
+        told |= {"began": began, "ended": ended or time.time(), "cpu": time.process_time() - cpu}
+        print(json.dumps(told), flush=True)
+
+
+def keep(folder: Path) -> None:
+    """Run a Sluice until nobody wants it any more."""
+    from cluster import launch
+
+    with launch.local(folder) as running:
+        print(json.dumps({"url": running.address}), flush=True)
+        sys.stdin.read()
+
+
+def main() -> None:
+    """The one argument: the options as JSON."""
+    options = json.loads(sys.argv[1])
+    if "keep" in options:
+        keep(Path(options["keep"]))
+        return
+    link = LINKS[options["kind"]](options)
+    print('{"ready": true}', flush=True)
+    serve(link)
+
+
+if __name__ == "__main__":
+    main()

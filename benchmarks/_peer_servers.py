@@ -1,0 +1,289 @@
+"""The brokers that are compared: each started in a folder of its own, on the loopback or a Unix-domain socket, with a
+sync to disk before a message is confirmed, and ended afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import importlib.util
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import IO, Any
+
+import psutil
+
+CLIENT = Path(__file__).with_name("_peer_client.py")
+START_S = 120
+
+
+class Missing(Exception):
+    """Something is not installed; says what, and how to get it."""
+
+
+class Side:
+    """One broker. kind: which client it takes; python: with what that runs."""
+
+    kind = ""
+    batching = "none"
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name, self.folder = name, folder
+        self.url = ""
+        self.python = Path(sys.executable)
+        self.environment: dict[str, str] = {}
+        self._process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        """Returns when clients can come. Raises Missing, RuntimeError."""
+        raise NotImplementedError
+
+    def make_topic(self, topic: str, partitions: int) -> str:
+        """Its full name, made if clients do not make it."""
+        return topic
+
+    def cpu(self) -> float:
+        """Processor seconds of all its processes so far."""
+        assert self._process is not None
+        try:
+            root = psutil.Process(self._process.pid)
+        except psutil.NoSuchProcess:
+            raise RuntimeError(f"{self.name} has ended") from None
+        return sum(map(_seconds, [root, *root.children(recursive=True)]))
+
+    def stop(self) -> None:
+        """End it, and no other process."""
+        if self._process is None:
+            return
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        else:
+            self._process.terminate()
+        try:
+            self._process.wait(60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _run(self, command: list[str], log: Path, **more: Any) -> subprocess.Popen[str]:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with log.open("w") as errors:
+            self._process = subprocess.Popen(command, stderr=errors, text=True, cwd=self.folder, **more)
+        return self._process
+
+
+class SluiceSide(Side):
+    """Sluice as it comes: three bookies, two copies. checkout: another one, with an environment of its own."""
+
+    kind = "sluice"
+
+    def __init__(self, name: str, folder: Path, checkout: Path | None = None) -> None:
+        super().__init__(name, folder)
+        if checkout is not None:
+            self.python = checkout.resolve() / ".venv" / "bin" / "python"
+            if not self.python.exists():
+                raise Missing(f"{checkout} has no environment; run its ./sluice once")
+        self.environment = {"RAY_AUTH_TOKEN_PATH": str(folder / "data" / "token")}
+
+    def start(self) -> None:
+        """See Side."""
+        command = [str(self.python), str(CLIENT), json.dumps({"keep": str(self.folder / "data")})]
+        log = self.folder / "log"
+        process = self._run(command, log, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.url = heard(process.stdout, log)["url"]
+
+
+class RedisSide(Side):
+    """Redis Streams, one copy, its log synced before each answer."""
+
+    kind = "redis"
+
+    def start(self) -> None:
+        """See Side."""
+        server = shutil.which("redis-server")
+        if server is None:
+            raise Missing("no redis-server; Debian, Ubuntu: apt install redis-server")
+        _need("redis")
+        self.url = str(self.folder / "socket")
+        command = [server, "--port", "0", "--unixsocket", self.url, "--dir", str(self.folder), "--save", ""]
+        command += ["--appendonly", "yes", "--appendfsync", "always", "--daemonize", "no"]
+        process = self._run(command, self.folder / "log", stdout=subprocess.DEVNULL)
+        _until(lambda: Path(self.url).is_socket(), process, self.folder / "log")
+
+
+class PulsarSide(Side):
+    """Pulsar standalone from its distribution, one copy, RocksDB for its metadata, its journal synced."""
+
+    kind = "pulsar"
+
+    def __init__(self, name: str, folder: Path, home: Path | None, batching: str) -> None:
+        super().__init__(name, folder)
+        self._home, self.batching = home, batching
+        self._web = 0
+
+    def start(self) -> None:
+        """See Side."""
+        if self._home is None:
+            raise Missing("no Pulsar; unpack its distribution and name the folder with --pulsar or SLUICE_PULSAR_HOME")
+        program = self._home.resolve() / "bin" / "pulsar"
+        if not program.is_file():
+            raise Missing(f"no Pulsar in {self._home}: there is no bin/pulsar")
+        _need("pulsar")
+        port, self._web = _free_port(), _free_port()
+        self.url = f"pulsar://127.0.0.1:{port}"
+        self.folder.mkdir(parents=True)
+        settings = self.folder / "standalone.conf"
+        shipped = (self._home / "conf" / "standalone.conf").read_text()
+        settings.write_text(configured(shipped, pulsar_settings(port, self._web)))
+        environ = os.environ | {
+            "PULSAR_LOG_DIR": str(self.folder),
+            "PULSAR_LOG_LEVEL": "warn",
+            "PULSAR_STANDALONE_CONF": str(settings),
+            "PULSAR_GC_LOG": " ",
+        }
+        command = [str(program), "standalone", "--config", str(settings), "--num-bookies", "1", "-nfw", "-nss"]
+        command += ["--bookkeeper-dir", "bookies", "--metadata-dir", "metadata", "-a", "127.0.0.1"]
+        process = self._run(command, self.folder / "log", stdout=subprocess.DEVNULL, env=environ)
+        _until(self._answers, process, self.folder / "log")
+
+    def make_topic(self, topic: str, partitions: int) -> str:
+        """See Side."""
+        status = self._admin("PUT", f"persistent/public/default/{topic}/partitions", str(partitions))
+        if status >= 300:
+            raise RuntimeError(f"Pulsar made no topic: HTTP {status}")
+        return topic
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            return self._admin("GET", "namespaces/public/default") == 200
+        return False
+
+    def _admin(self, method: str, path: str, body: str | None = None) -> int:
+        connection = http.client.HTTPConnection("127.0.0.1", self._web, timeout=60)
+        try:
+            connection.request(method, f"/admin/v2/{path}", body, {"Content-Type": "application/json"})
+            return connection.getresponse().status
+        finally:
+            connection.close()
+
+
+def pulsar_settings(port: int, web: int) -> dict[str, str]:
+    """Ports, the loopback alone, a journal that syncs (standalone ships with one that does not), one copy, and no
+    limit that Sluice's side of the comparison has not.
+    """
+    return {
+        "brokerServicePort": str(port),
+        "webServicePort": str(web),
+        "bindAddress": "127.0.0.1",
+        "advertisedAddress": "127.0.0.1",
+        "listeningInterface": "lo",
+        "allowLoopback": "true",
+        "webSocketServiceEnabled": "false",
+        "journalWriteData": "true",
+        "journalSyncData": "true",
+        "managedLedgerDefaultEnsembleSize": "1",
+        "managedLedgerDefaultWriteQuorum": "1",
+        "managedLedgerDefaultAckQuorum": "1",
+        "maxUnackedMessagesPerConsumer": "0",
+        "maxUnackedMessagesPerSubscription": "0",
+        "keySharedLookAheadMsgInReplayThresholdPerConsumer": "50000",
+        "keySharedLookAheadMsgInReplayThresholdPerSubscription": "400000",
+    }
+
+
+def configured(text: str, wanted: dict[str, str]) -> str:
+    """A properties file with these values in place of its own."""
+    kept = [line for line in text.splitlines() if line.partition("=")[0].strip() not in wanted]
+    return "\n".join([*kept, *(f"{name}={value}" for name, value in wanted.items()), ""])
+
+
+class Worker:
+    """A client process of one side. options: see _peer_client."""
+
+    def __init__(self, side: Side, **options: Any) -> None:
+        given = {"kind": side.kind, "url": side.url, "batching": side.batching, "number": 0, "of": 1, "large": False}
+        self._log = side.folder / "client.log"
+        with self._log.open("a") as errors:
+            self._process = subprocess.Popen(
+                [str(side.python), str(CLIENT), json.dumps(given | options)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                cwd=side.folder,
+                env=os.environ | side.environment,
+            )
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def tell(self, do: str, **arguments: Any) -> None:
+        """Give a command."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
+        self._process.stdin.flush()
+
+    def hear(self) -> dict[str, Any]:
+        """The next answer."""
+        return heard(self._process.stdout, self._log)
+
+    def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
+        """Both."""
+        self.tell(do, **arguments)
+        return self.hear()
+
+
+def heard(stream: IO[str] | None, log: Path) -> dict[str, Any]:
+    """The next line of JSON of a process. Raises RuntimeError with its last words if it has ended."""
+    assert stream is not None
+    for line in stream:
+        if line.startswith("{"):
+            return dict(json.loads(line))
+    raise RuntimeError(f"a process ended early: {_last_words(log)}")
+
+
+def _need(module: str) -> None:
+    if importlib.util.find_spec(module) is None:
+        raise Missing(f"no Python package for {module}; install the extra: uv pip install -e '.[peers]'")
+
+
+def _until(ready: Any, process: subprocess.Popen[str], log: Path) -> None:
+    limit = time.monotonic() + START_S
+    while not ready():
+        if process.poll() is not None or time.monotonic() > limit:
+            raise RuntimeError(f"{log.parent.name} did not start: {_last_words(log)}")
+        time.sleep(0.1)
+
+
+def _last_words(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+    return lines[-1] if lines else "it said nothing"
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def _seconds(process: psutil.Process) -> float:
+    try:
+        times = process.cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
+    return float(times.user + times.system)

@@ -1,0 +1,202 @@
+"""The same work by Sluice, Redis Streams and Pulsar, whichever are installed, in turn: figures and ratios.
+
+    .venv/bin/python benchmarks/peers.py [--pulsar FOLDER] [--checkout FOLDER] [--work paced,singles,batches] ...
+
+Needs the packages of the extra `peers`. Redis is Debian's redis-server; Pulsar is its binary distribution, unpacked in
+the folder that --pulsar or SLUICE_PULSAR_HOME names; --checkout adds another checkout of Sluice. What is not there is
+said in one line and left out. Each broker runs for the whole comparison, in a temporary folder, and syncs to disk
+before it confirms: Sluice two copies, the others one.
+
+    paced    one message of 100 bytes every 10 ms, sent at its intended time: ms until confirmed, until received
+    singles  send_async one by one, then receive and acknowledge one by one, one client, 4 partitions
+    batches  2 producers and 2 consumers at once in the client's largest way, 10,000 keys by Zipf's law, 4 partitions:
+             from the first send to the last acknowledgement
+
+Processor time is that of every process of the broker and of its clients. Of all rounds the median is shown, and behind
+it, in brackets, the median of Sluice's figure divided by that of the same round. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks._peer_servers import Missing, PulsarSide, RedisSide, Side, SluiceSide, Worker
+
+KEYS = 10_000
+Figures = dict[str, float]
+
+
+def paced(side: Side, topic: str, options: argparse.Namespace) -> Figures:
+    """One small message at each intended time."""
+    with Worker(
+        side, topic=side.make_topic(topic, 1), partitions=1, produce=True, consume=True, batching="none"
+    ) as one:
+        one.hear()
+        one.ask("paced", messages=options.warm, every_ms=options.every_ms)
+        cpu = side.cpu()
+        told = one.ask("paced", messages=options.paced, every_ms=options.every_ms)
+        cpu = side.cpu() - cpu + told["cpu"]
+    figures = {"cpu_us": cpu * 1e6 / options.paced}
+    for kind in ("confirmed", "delivered"):
+        for quantile in (50, 99):
+            figures[f"{kind}_p{quantile}_ms"] = float(np.percentile(told[kind], quantile)) / 1000
+    return figures
+
+
+def singles(side: Side, topic: str, options: argparse.Namespace) -> Figures:
+    """Single messages through one client."""
+    count, figures = options.singles, {}
+    with Worker(side, topic=side.make_topic(topic, 4), partitions=4, produce=True, consume=True) as one:
+        one.hear()
+        for do in ("send", "receive"):
+            one.ask(do, messages=options.warm, **({"keys": KEYS} if do == "send" else {}))
+        for do, name in (("send", "send_async"), ("receive", "receive_acknowledge")):
+            cpu = side.cpu()
+            told = one.ask(do, messages=count, **({"keys": KEYS} if do == "send" else {}))
+            figures[f"{name}_per_s"] = count / (told["ended"] - told["began"])
+            figures[f"{name}_cpu_us"] = (side.cpu() - cpu + told["cpu"]) * 1e6 / count
+    return figures
+
+
+def batches(side: Side, topic: str, options: argparse.Namespace) -> Figures:
+    """As much as goes through."""
+    share = options.batches // 2
+    place = {"topic": side.make_topic(topic, 4), "partitions": 4, "of": 2, "large": True}
+    with contextlib.ExitStack() as stack:
+        roles = [(produce, number) for produce in (False, True) for number in (0, 1)]
+        clients = [
+            stack.enter_context(Worker(side, produce=produce, consume=not produce, number=number, **place))
+            for produce, number in roles
+        ]
+        for one in clients:
+            one.hear()
+        sinks, sources = clients[:2], clients[2:]
+        for number, one in enumerate(sources):
+            one.tell("prepare", messages=share, keys=KEYS, size=100, seed=number)
+        for one in sources:
+            one.hear()
+        cpu = side.cpu()
+        for one in sinks:
+            one.tell("drain", idle_ms=options.idle_ms)
+        for one in sources:
+            one.tell("publish")
+        told = [one.hear() for one in [*sources, *sinks]]
+        cpu = side.cpu() - cpu + sum(one["cpu"] for one in told)
+    received = sum(one["count"] for one in told[2:])
+    if received < share * 2:
+        raise RuntimeError(f"{side.name}: {received} of {share * 2} messages came")
+    took = max(one["ended"] for one in told[2:]) - min(one["began"] for one in told[:2])
+    return {"end_to_end_per_s": share * 2 / took, "cpu_us": cpu * 1e6 / (share * 2)}
+
+
+WORKS = {"paced": paced, "singles": singles, "batches": batches}
+
+
+def sides(options: argparse.Namespace, root: Path) -> list[Side]:
+    """All that are wanted; nothing is started."""
+    home = options.pulsar or os.environ.get("SLUICE_PULSAR_HOME")
+    found: list[Side] = [SluiceSide("sluice", root / "sluice")]
+    if options.checkout:
+        found.append(SluiceSide("checkout", root / "checkout", Path(options.checkout)))
+    found.append(RedisSide("redis", root / "redis"))
+    found.append(PulsarSide("pulsar", root / "pulsar", Path(home) if home else None, options.pulsar_batching))
+    return [one for one in found if one.name in options.sides]
+
+
+def compare(options: argparse.Namespace) -> dict[str, Any]:
+    """Every work, in rounds over all sides."""
+    with tempfile.TemporaryDirectory(prefix="sluice-peers-") as root, contextlib.ExitStack() as stack:
+        there = []
+        for side in sides(options, Path(root)):
+            stack.callback(side.stop)
+            try:
+                side.start()
+                there.append(side)
+            except Missing as error:
+                print(f"{side.name}: left out: {error}", flush=True)
+        rounds: dict[str, dict[str, list[Figures]]] = {}
+        loads = []
+        for work in options.work:
+            for number in range(options.rounds):
+                loads.append(os.getloadavg()[0])
+                # Who comes first changes, so that nobody always has the same neighbour.
+                for side in there[number % len(there) :] + there[: number % len(there)]:
+                    figures = WORKS[work](side, f"{work}-{number}-{time.time_ns():x}", options)
+                    rounds.setdefault(work, {}).setdefault(side.name, []).append(figures)
+                    told = ", ".join(f"{name} {_short(value)}" for name, value in figures.items())
+                    print(f"{work}, round {number + 1}, {side.name}: {told}", file=sys.stderr, flush=True)
+            print("\n".join(table(work, rounds[work])), flush=True)
+    return {"benchmark": "peers", "rounds": options.rounds, "load": round(float(np.median(loads)), 1), "works": rounds}
+
+
+def table(work: str, rounds: dict[str, list[Figures]]) -> list[str]:
+    """Lines: the medians of each side, with the ratio of the first side's to it."""
+    first = next(iter(rounds))
+    lines = [f"{work:28}" + "".join(f"{name:>24}" for name in rounds)]
+    for figure in rounds[first][0]:
+        line = f"  {figure:26}"
+        for name, measured in rounds.items():
+            middle = float(np.median([one[figure] for one in measured]))
+            ratios = [mine[figure] / max(one[figure], 1e-9) for mine, one in zip(rounds[first], measured, strict=True)]
+            behind = "" if name == first else f" ({np.median(ratios):.2f}x)"
+            line += f"{_short(middle) + behind:>24}"
+        lines.append(line)
+    return lines
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
+
+
+def _names(known: list[str]) -> Any:
+    def parse(text: str) -> list[str]:
+        names = text.split(",")
+        wrong = [name for name in names if name not in known]
+        if wrong:
+            raise argparse.ArgumentTypeError(f"there is no {wrong[0]!r}; there are {', '.join(known)}")
+        return names
+
+    return parse
+
+
+def main() -> None:
+    """Parse the command line and print the result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    every = ["sluice", "checkout", "redis", "pulsar"]
+    parser.add_argument("--work", type=_names(list(WORKS)), default=list(WORKS))
+    parser.add_argument("--sides", type=_names(every), default=every, help="which to compare, for example sluice,redis")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--paced", type=int, default=500, help="messages of a round")
+    parser.add_argument("--every-ms", type=float, default=10.0)
+    parser.add_argument("--singles", type=int, default=100_000, help="messages of a round")
+    parser.add_argument("--batches", type=int, default=1_000_000, help="messages of a round")
+    parser.add_argument("--warm", type=int, default=200, help="messages before those that count")
+    parser.add_argument("--idle-ms", type=int, default=1_000, help="after which a consumer without messages is done")
+    parser.add_argument("--pulsar", metavar="FOLDER", help="Pulsar's unpacked distribution")
+    parser.add_argument("--pulsar-batching", choices=("key", "default", "none"), default="key", help="of its producers")
+    parser.add_argument("--checkout", metavar="FOLDER", help="another checkout of Sluice, set up by its ./sluice")
+    parser.add_argument("--small", action="store_true", help="a run of a few seconds, for the tests")
+    options = parser.parse_args()
+    if options.small:
+        options.rounds, options.paced, options.singles, options.batches, options.warm = 1, 20, 2_000, 40_000, 5
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # the brokers are ended on that way as well
+    try:
+        print(json.dumps(compare(options)))
+    except (Missing, RuntimeError) as error:
+        print(f"sluice: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""What is wrong with a cluster, in one line each: what `status`, `up` and whoever waits are told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from actors.messages import Manage, Ping
+from actors.ports import Unknown
+from cluster.build import CONTROLLER
+from cluster.net import DirectNet
+from storage.errors import Unavailable
+
+CALL_TIMEOUT = 15_000
+
+
+def alarms_of(status: Mapping[str, Any]) -> list[str]:
+    """The alarms in what a controller tells of itself (the verb `status`)."""
+    troubled = [row for row in status["actors"] if row["problem"] or row["state"] != "running"]
+    alarms = [f"{row['name']} is {row['state']}: {row['problem']}" for row in troubled]
+    if status["underReplicated"]:
+        alarms.append(f"{status['underReplicated']} fragments have fewer copies than they should")
+    return alarms
+
+
+def nothing_can_be_written(status: Mapping[str, Any]) -> bool:
+    """Whether there are bookies and not one of them takes messages."""
+    states = [row["state"] for row in status["actors"] if row["kind"] == "bookie"]
+    return bool(states) and all(state != "running" for state in states)
+
+
+def condition() -> dict[str, Any]:
+    """The alarms of the attached cluster, and whether nothing can be written to it."""
+    status = asyncio.run(ask_for_status())
+    return {"alarms": alarms_of(status), "read_only": nothing_can_be_written(status)}
+
+
+async def ask_for_status() -> dict[str, Any]:
+    """What the controller of the attached cluster tells, with what each bookie itself says about writing now.
+
+    A controller hears of that only when it next looks. Raises Unavailable.
+    """
+    net = DirectNet()
+    try:
+        return await _status(net)
+    finally:
+        net.close()
+
+
+async def _status(net: DirectNet) -> dict[str, Any]:
+    reply = await net.call(CONTROLLER, Manage(verb="status", arguments="{}"), CALL_TIMEOUT)
+    if isinstance(reply, Unknown):
+        raise Unavailable(f"the controller does not answer: {reply.reason}")
+    status: dict[str, Any] = json.loads(reply.json)
+    for row in status["actors"]:
+        if row["kind"] == "bookie" and row["address"]:
+            answer = await net.call(row["address"], Ping(), CALL_TIMEOUT)
+            if not isinstance(answer, Unknown) and answer.refuses:
+                row["state"], row["problem"] = "read-only", answer.refuses
+    return status

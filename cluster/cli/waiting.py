@@ -1,0 +1,59 @@
+"""A person who waits is told why: the alarms of the cluster, and the last answer that was no answer."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from cluster.cli.outcome import say
+from storage.errors import SluiceError
+
+if TYPE_CHECKING:
+    from cluster.client import Client
+
+LOOK_SECONDS = 3.0
+"""How long nothing may move before somebody is told, and how often it is looked at again."""
+
+
+class Waiting:
+    """What is told while a command waits; every reason once."""
+
+    def __init__(self, client: Client, look_seconds: float = LOOK_SECONDS) -> None:
+        self._client = client
+        self._look_seconds = look_seconds
+        self._told: list[str] = []
+        self._moved = self._over = False
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="waiting", daemon=True)
+
+    def moved(self) -> None:
+        """Something happened; the wait begins again."""
+        self._moved = True
+
+    def _watch(self) -> None:
+        while not self._wake.wait(self._look_seconds):
+            if not self._moved:
+                for line in self.reasons():
+                    if line not in self._told:
+                        self._told.append(line)
+                        say(f"still waiting: {line}")
+            self._moved = False
+
+    def reasons(self) -> list[str]:
+        """Why nothing moves, as far as it is known."""
+        try:
+            alarms = self._client.alarms()
+        except SluiceError as error:
+            alarms = [str(error)]
+        return [*alarms, *self._client.troubles()]
+
+    @contextmanager
+    def watched(self) -> Iterator[Waiting]:
+        """Watch for the length of a `with` block."""
+        self._thread.start()
+        try:
+            yield self
+        finally:
+            self._wake.set()

@@ -1,0 +1,157 @@
+"""`sluice watch`: where the live page is, or the same in this terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json as json_module
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cluster.cli.options import ConfigOption, DataDirOption
+from cluster.cli.outcome import say
+from cluster.cli.printable import printable
+from storage.errors import Invalid, NotFound, Unavailable
+
+EVENTS_SHOWN = 12
+SILENCE_SECONDS = 30
+
+
+def watch(
+    topic: Annotated[str, typer.Argument(metavar="[TOPIC]", help="What to look at first.")] = "",
+    subscription: Annotated[str, typer.Argument(metavar="[SUBSCRIPTION]")] = "",
+    text: Annotated[bool, typer.Option("--text", help="Show it here instead of in a browser.")] = False,
+    data_dir: DataDirOption = None,
+    config: ConfigOption = None,
+) -> int:
+    """Show live who owns which key, what drains, what waits and why, and what happens in the cluster.
+
+    Prints the address of a page for a browser on this machine; what stands behind its # is the token.
+    """
+    from cluster.config import load
+
+    folder = load(config, data_dir=data_dir).values.data_dir
+    server = Server(folder)
+    if not text:
+        say(f"the live page: {server.page(topic, subscription)}")
+        return 0
+    if not (topic and subscription):
+        topic, subscription = server.first(topic)
+    with contextlib.suppress(KeyboardInterrupt):
+        show_text(server, topic, subscription)
+    return 0
+
+
+class Server:
+    """The admin HTTP server of the cluster on a data folder. Raises NotFound if there is none."""
+
+    def __init__(self, data_dir: Path) -> None:
+        from cluster.admin_http import PORT_FILE, TOKEN_FILE
+
+        try:
+            self.port = int((data_dir / PORT_FILE).read_text())
+            self.token = (data_dir / TOKEN_FILE).read_text().strip()
+        except (OSError, ValueError):
+            raise NotFound(f"no cluster runs on {data_dir}; start one with `./sluice up`") from None
+
+    def page(self, topic: str, subscription: str) -> str:
+        """The address of the page."""
+        from urllib.parse import urlencode
+
+        chosen = {key: value for key, value in (("topic", topic), ("subscription", subscription)) if value}
+        return f"http://127.0.0.1:{self.port}/watch{'?' if chosen else ''}{urlencode(chosen)}#token={self.token}"
+
+    def first(self, topic: str) -> tuple[str, str]:
+        """A topic (the wanted one, if one is wanted) and a subscription of it. Raises NotFound if there is none."""
+        known = json_module.loads(self._get("/watch/subscriptions").read())
+        for name, subscriptions in known.items():
+            if subscriptions and topic in ("", name):
+                return name, subscriptions[0]
+        raise NotFound(f"there is no subscription{f' of {topic}' if topic else ''} yet; `./sluice consume` makes one")
+
+    def events(self, topic: str, subscription: str) -> Iterator[tuple[str, Any]]:
+        """The server-sent events, each as (name, data). Raises Unavailable when they end."""
+        from urllib.parse import urlencode
+
+        answer = self._get("/watch/events?" + urlencode({"topic": topic, "subscription": subscription}))
+        name = ""
+        try:
+            for line in answer:
+                field, _, value = line.decode().rstrip("\n").partition(": ")
+                if field == "event":
+                    name = value
+                elif field == "data":
+                    yield name, json_module.loads(value)
+        except (OSError, http.client.HTTPException) as error:
+            raise Unavailable(f"the cluster does not answer any more: {error}") from None
+        raise Unavailable("the cluster has ended")
+
+    def _get(self, path: str) -> http.client.HTTPResponse:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=SILENCE_SECONDS)
+        try:
+            connection.request("GET", path, headers={"Authorization": f"Bearer {self.token}"})
+            answer = connection.getresponse()
+        except OSError as error:
+            raise Unavailable(f"no cluster answers at 127.0.0.1:{self.port}: {error}") from None
+        if answer.status != 200:
+            raise Invalid(str(json_module.loads(answer.read()).get("reason", answer.reason)))
+        return answer
+
+
+def show_text(server: Server, topic: str, subscription: str) -> None:
+    """Draw what comes until it ends. Raises Unavailable then."""
+    from rich.console import Console
+    from rich.live import Live
+
+    told: deque[str] = deque(maxlen=EVENTS_SHOWN)
+    before: dict[str, Any] | None = None
+    console = Console()
+    with Live(console=console, auto_refresh=False) as live:
+        for name, data in server.events(topic, subscription):
+            if name == "trouble":
+                told.append(printable(data["reason"]))
+            elif name == "events":
+                told.extend(printable(event["text"]) for event in data)
+            else:
+                live.update(draw(f"{topic} / {subscription}", before, data, list(told)), refresh=True)
+                before = data
+
+
+def draw(title: str, before: dict[str, Any] | None, picture: dict[str, Any], told: list[str]) -> Any:
+    """One picture as a rich renderable."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    totals = picture["totals"]
+    line = Text(f"{printable(title)}   ", style="bold")
+    for name in ("published", "delivered", "acknowledged"):
+        line.append(f"{name} {_rate(before, picture, name):,.0f}/s   ", style="not bold")
+    counts = Text(
+        "   ".join(f"{name} {totals[name]:,}" for name in ("backlog", "unacked", "delayed", "draining", "moved"))
+    )
+    broken = totals["violations"]
+    counts.append(
+        f"   order checks {totals['checked']:,}, violations {broken:,}", style="bold red" if broken else "green"
+    )
+    table = Table("partition", "consumer", "hashes", "delivered", "held", "permits", box=None, header_style="dim")
+    for part in picture["partitions"]:
+        if not part["answers"]:
+            table.add_row(str(part["partition"]), "waits for an owner", style="yellow")
+        for consumer in part.get("consumers", []):
+            hashes = sum(last - first + 1 for first, last in consumer["ranges"])
+            numbers = (hashes, consumer["delivered"], consumer["unacked"], consumer["permits"])
+            table.add_row(str(part["partition"]), printable(consumer["name"]), *(f"{number:,}" for number in numbers))
+    return Group(line, counts, table, *(Text(f"  {text}", style="dim") for text in told))
+
+
+def _rate(before: dict[str, Any] | None, picture: dict[str, Any], name: str) -> float:
+    """Per second since the picture before."""
+    if before is None or picture["at"] <= before["at"]:
+        return 0.0
+    new = int(picture["totals"][name]) - int(before["totals"][name])
+    return max(new, 0) * 1000 / int(picture["at"] - before["at"])

@@ -1,0 +1,234 @@
+"""A cluster in one process, without Ray: the same actors, disks, journals and promises on one event loop.
+
+For a laptop, a notebook, the tests of users' programs. Every actor runs in the process of the caller, each bookie on a
+disk folder of its own, and the client on the same loop. Requests pass the codec as they do between processes, and a
+failed actor is replaced by a new incarnation under a new address, so that nothing works here that a cluster would
+refuse. Payloads are handed on by reference.
+
+The data folder has the same format: what was written here a cluster opens, and the other way round; one at a time. The
+process is one place of failure, but not one of loss: what was confirmed is on the disk when it is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from actors.actor import Actor
+from actors.dispatcher import Dispatcher
+from actors.host import Answer
+from actors.ports import Address, Ports, Unknown
+from actors.wire import Blob, Packed
+from cluster.build import CONTROLLER, SluiceParts
+from cluster.client import Client
+from cluster.deaths import ProcessWatch
+from cluster.folder import claimed, prepare_folder
+from cluster.launch import ClusterOptions, identified, refuse_running
+from cluster.loop import LoopThread
+from cluster.net import DirectNet
+from cluster.process import ProcessActors
+from cluster.real import RealClock, StructuredLog, Tasks, make_rng
+from cluster.stores import check_stores
+from storage.errors import SluiceError, Unavailable
+from storage.frame import Buffer
+
+log = StructuredLog("embedded")
+
+START_TIMEOUT = 120.0
+AGAIN_S = 1.0
+"""Between attempts to start a part that nobody else starts: the controller."""
+SETTLE_S, STOP_TIMEOUT = 3.0, 15.0
+
+PROCESS, _, _CONTROLLER = CONTROLLER.partition("/")
+"""The name of the one process is that of a cluster's first: clients of either ask the same address."""
+
+
+class LocalNet(DirectNet):
+    """The Net port where everybody is in this process."""
+
+    async def share(self, payload: Buffer) -> Blob:
+        """See actors.ports.Net. Nobody changes a payload, so a reference is as good as a copy."""
+        return Blob(payload)
+
+
+class LocalPlaces:
+    """Starts actors in this process. Implements actors.ports.Places."""
+
+    def __init__(self, actors: ProcessActors) -> None:
+        self._actors = actors
+
+    async def start(self, kind: str, name: str, settings: dict[str, Any]) -> Address:
+        """See actors.ports.Places."""
+        try:
+            return await asyncio.wait_for(self._actors.start(kind, name, settings), START_TIMEOUT)
+        except (SluiceError, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            raise Unavailable(f"{kind} failed to start: {error!r}") from error
+
+    async def stop(self, address: Address, *, frozen: bool = False) -> None:
+        """See actors.ports.Places."""
+        await self._actors.stop(address.partition("/")[2])
+
+    async def inventory(self) -> list[tuple[str, Address, dict[str, Any]]]:
+        """See actors.ports.Places."""
+        return self._actors.inventory()
+
+
+class EmbeddedCluster:
+    """A running cluster in this process. settings: those of ClusterOptions. Raises what the bookies' start raises.
+
+    boot: kind and name of what it starts by itself and starts again when it fails. net: how payloads are shared.
+    """
+
+    def __init__(
+        self,
+        settings: dict[str, Any],
+        boot: tuple[tuple[str, str], ...] = (("controller", "controller"),),
+        net: type[DirectNet] = LocalNet,
+    ) -> None:
+        self._settings = settings
+        self._boot = {name: kind for kind, name in boot}
+        self._parts = SluiceParts()
+        self._meta, self._objects = self._parts.stores(settings)
+        self._watch = ProcessWatch()
+        self._again: dict[asyncio.Task[None], None] = {}
+        self._closing = False
+        self.actors = ProcessActors(PROCESS, self._make, self._dropped)
+        self.net = net(self.actors, _nobody, b"")
+        self.loop = LoopThread("sluice")
+        try:
+            for name, kind in self._boot.items():
+                self.loop.run(self.actors.start(kind, name, {}))
+        except BaseException:
+            self.close()
+            raise
+
+    async def answer(self, actor: str, kind: str, packed: Packed) -> Answer:
+        """What becomes of a request from another process. Raises nothing but its own cancellation."""
+        return await self.actors.answer_here(actor, kind, packed)
+
+    def close(self) -> None:
+        """End every actor and the loop. Whatever was confirmed is on the disk. Idempotent."""
+        if self._closing:
+            return
+        self._closing = True
+        try:
+            self.loop.run(self._stop(), STOP_TIMEOUT)
+        finally:
+            self.loop.stop()
+            for store in (self._meta, self._objects):
+                store.close()
+
+    async def _stop(self) -> None:
+        """End everything, but first let be durable which consumers have left: nobody is to wait for them next time."""
+        barriers = [asyncio.ensure_future(one.keeper.barrier()) for one in self.actors.serving(Dispatcher)]
+        if barriers:
+            await asyncio.wait(barriers, timeout=SETTLE_S)
+            for barrier in barriers:
+                barrier.cancel()
+            await asyncio.gather(*barriers, return_exceptions=True)
+        await self.actors.close()
+
+    def _make(self, kind: str, address: Address, tasks: Tasks, settings: dict[str, Any]) -> Actor:
+        ports = Ports(
+            me=address,
+            clock=RealClock(),
+            net=self.net,
+            objects=self._objects,
+            meta=self._meta,
+            rng=make_rng(),
+            spawn=tasks,
+            log=StructuredLog(address),
+            watch=self._watch,
+            places=LocalPlaces(self.actors) if kind == "controller" else None,
+        )
+        return self._parts.actor(kind, ports, {**self._settings, **settings})
+
+    def _dropped(self, actor: str) -> None:
+        if actor in self._boot and not self._closing:
+            task = asyncio.get_running_loop().create_task(self._start_again(actor))
+            self._again[task] = None
+            task.add_done_callback(self._again.pop)
+
+    async def _start_again(self, actor: str) -> None:
+        """Start a part that nobody else starts, for as long as it takes."""
+        while not self._closing:
+            try:
+                await self.actors.start(self._boot[actor], actor, {})
+                return
+            except Exception as error:
+                log("start_waits", actor=actor, error=repr(error))
+                await asyncio.sleep(AGAIN_S)
+
+
+async def _nobody(host: str) -> Unknown:
+    return Unknown(f"no process {host}: everybody is in this one", gone=True)
+
+
+@contextlib.contextmanager
+def running(wanted: ClusterOptions, **more: Any) -> Iterator[EmbeddedCluster]:
+    """A cluster in this process on a data folder, for the length of a `with` block. more: of EmbeddedCluster.
+
+    Raises Invalid if somebody else holds the folder, or a cluster runs on it; Unavailable.
+    """
+    root = prepare_folder(wanted.data_dir)
+    with claimed(root):
+        refuse_running(root)
+        check_stores((wanted.metadata, wanted.objects), wanted.s3_endpoint_url)
+        embedded = EmbeddedCluster(identified(wanted).settings(), **more)
+        try:
+            yield embedded
+        finally:
+            embedded.close()
+
+
+def connect(data_dir: Path | None, **options: Any) -> Client:
+    """A client of a cluster in this process, which ends with the client, or else with the process.
+
+    data_dir: a folder of its own without, removed at the end. options: fields of ClusterOptions. Raises as `running`.
+    """
+    cleanup = contextlib.ExitStack()
+    try:
+        folder = data_dir or Path(cleanup.enter_context(_temporary_folder()))
+        embedded = cleanup.enter_context(running(ClusterOptions(data_dir=folder, **options)))
+        cleanup.enter_context(_ended_at_exit(cleanup))
+        return Client(cleanup, embedded.net, embedded.loop)
+    except BaseException:
+        cleanup.close()
+        raise
+
+
+def _temporary_folder() -> contextlib.AbstractContextManager[str]:
+    return tempfile.TemporaryDirectory(prefix="sluice_", ignore_cleanup_errors=True)
+
+
+_unclosed: dict[int, contextlib.ExitStack] = {}
+"""What a program that ends may have left open."""
+
+
+@contextlib.contextmanager
+def _ended_at_exit(cleanup: contextlib.ExitStack) -> Iterator[None]:
+    """Close it when the interpreter exits, before the threads end that its disks write with."""
+    if not _registered:
+        _registered.append(getattr(threading, "_register_atexit", atexit.register)(_close_all))
+    _unclosed[id(cleanup)] = cleanup
+    try:
+        yield
+    finally:
+        _unclosed.pop(id(cleanup), None)
+
+
+_registered: list[object] = []
+
+
+def _close_all() -> None:
+    for cleanup in list(_unclosed.values()):
+        with contextlib.suppress(Exception):
+            cleanup.close()

@@ -1,0 +1,88 @@
+"""A data folder: who holds it, and the state file by which others find the cluster that runs on it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from cluster.environment import is_session_folder
+from storage.errors import Invalid
+from storage.objects import make_private
+
+STATE_FILE = "cluster.json"
+TOKEN_FILE = "token"
+LOCK_FILE = ".cluster.lock"
+
+
+def prepare_folder(data_dir: Path) -> Path:
+    """Make the data folder and try to write to it. Raises Invalid in one clear line."""
+    try:
+        make_private(data_dir)
+        probe = data_dir / f".probe-{os.getpid()}"
+        probe.write_bytes(b"x" * 4096)
+        probe.unlink()
+    except OSError as error:
+        raise Invalid(
+            f"the data folder {data_dir} cannot be used: {error.strerror}; choose another with --data-dir"
+        ) from error
+    return data_dir.resolve()
+
+
+@contextlib.contextmanager
+def claimed(root: Path) -> Iterator[None]:
+    """Hold a data folder: nobody else starts or ends a cluster on it meanwhile.
+
+    Raises Invalid, which names the process that holds it, if somebody does.
+    """
+    handle = os.open(root / LOCK_FILE, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Invalid(
+                f"{_holder(handle)} runs a cluster on {root}, or starts or ends one; wait for it, or end it"
+            ) from None
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, f"{os.getpid()} {Path(sys.argv[0]).name or sys.executable}".encode(), 0)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _holder(handle: int) -> str:
+    """Who holds a locked folder, as it has written there itself."""
+    pid, _, program = os.pread(handle, 4096, 0).decode(errors="replace").partition(" ")
+    if pid == str(os.getpid()):
+        return "this process itself"
+    return f"another process ({pid}, {program})" if pid.isdecimal() else "another process"
+
+
+def read_state(data_dir: Path) -> dict[str, Any] | None:
+    """The state file, None without one. Raises Invalid if it is not ours: it says what `down` may end and remove."""
+    path = data_dir / STATE_FILE
+    try:
+        state = json.loads(path.read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        raise Invalid(f"{path} cannot be read ({error}); remove it if no cluster runs") from None
+    texts = [state.get(name) for name in ("address", "session", "token_file")] if isinstance(state, dict) else [None]
+    if not all(isinstance(text, str) for text in texts) or (
+        state["session"] and not is_session_folder(state["session"])
+    ):
+        raise Invalid(f"{path} was not written by Sluice; remove it if no cluster runs")
+    return dict(state)
+
+
+def write_state(root: Path, state: dict[str, Any]) -> None:
+    """Replace the state file, whole."""
+    fresh = root / f"{STATE_FILE}.new"
+    fresh.touch(mode=0o600)
+    fresh.write_text(json.dumps(state))
+    fresh.replace(root / STATE_FILE)

@@ -1,0 +1,137 @@
+"""The actors of one process, on one event loop: started, reached and ended one by one.
+
+What is done for a single one stands in actors.host. An actor that fails is dropped: who waits for it learns at once
+that it has gone, and its disk is released, so that the next incarnation can open it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from actors.actor import Actor
+from actors.host import Answer, HostedActor
+from actors.ports import Address, Unknown
+from actors.wire import Packed
+from cluster.disk import FileDisk
+from cluster.real import Tasks
+from storage.errors import SluiceError
+
+logger = logging.getLogger("sluice")
+
+A = TypeVar("A", bound=Actor)
+
+RELEASE_S = 5.0
+"""How long a write that hangs may keep those waiting who want to open the same disk again."""
+
+MakeActor = Callable[[str, Address, Tasks, dict[str, Any]], Actor]
+"""An actor of a kind, not yet started, by its address, its background tasks and its settings."""
+
+
+@dataclass(eq=False, slots=True)
+class _Running:
+    """One actor here."""
+
+    kind: str
+    hosted: HostedActor
+    tasks: Tasks
+    settings: dict[str, Any]
+
+
+class ProcessActors:
+    """Runs actors. name: of the process, the first half of their addresses.
+
+    dropped: called with the name of an actor that has ended because it failed.
+    """
+
+    def __init__(self, name: str, make: MakeActor, dropped: Callable[[str], None]) -> None:
+        self.name = name
+        self._make = make
+        self._dropped = dropped
+        self._actors: dict[str, _Running] = {}
+        self._releasing: dict[asyncio.Task[None], None] = {}
+
+    async def start(self, kind: str, actor: str, settings: dict[str, Any]) -> Address:
+        """Start an actor and return its address; the same call again waits for the first. Raises what it raises."""
+        address = f"{self.name}/{actor}"
+        if (known := self._actors.get(actor)) is not None:
+            if (error := await asyncio.shield(known.hosted.born)) is not None:
+                raise error
+            return address
+        await self.released()
+        tasks = Tasks(address, lambda reason: self.drop(actor, reason))
+        instance = self._make(kind, address, tasks, settings)
+        hosted = HostedActor(instance, lambda work, error: self._broken(actor, work, error))
+        running = self._actors[actor] = _Running(kind, hosted, tasks, settings)
+        try:
+            await hosted.start()
+        except BaseException as error:
+            self._actors.pop(actor, None)
+            self._end(running, f"could not start: {error}")
+            raise
+        return address
+
+    async def stop(self, actor: str, reason: str = "stopped") -> None:
+        """End an actor, and wait until its disk is free; fine if it is not here."""
+        running = self._actors.pop(actor, None)
+        if running is not None:
+            with contextlib.suppress(SluiceError):
+                await running.hosted.actor.stop(reason)
+            self._end(running, reason)
+        await self.released()
+
+    def drop(self, actor: str, reason: str) -> None:
+        """End an actor that failed."""
+        running = self._actors.pop(actor, None)
+        if running is not None:
+            running.hosted.actor.stopped = reason
+            self._end(running, reason)
+            self._dropped(actor)
+
+    async def answer_here(self, actor: str, kind: str, packed: Packed) -> Answer:
+        """What becomes of a request to an actor of this process. Raises nothing but its own cancellation."""
+        running = self._actors.get(actor)
+        if running is None:
+            return Unknown(f"no actor {actor} in {self.name}", gone=True)
+        return await running.hosted.answer(kind, packed)
+
+    def inventory(self) -> list[tuple[str, Address, dict[str, Any]]]:
+        """Kind, address and settings of everything that runs, in order of start."""
+        return [
+            (running.kind, f"{self.name}/{actor}", running.settings)
+            for actor, running in self._actors.items()
+            if running.hosted.serves
+        ]
+
+    def serving(self, kind: type[A]) -> list[A]:
+        """The actors of a class that have started and have not ended."""
+        actors = [running.hosted.actor for running in self._actors.values() if running.hosted.serves]
+        return [actor for actor in actors if isinstance(actor, kind)]
+
+    async def close(self) -> None:
+        """End every actor, the latest first, and wait until all disks are free."""
+        for actor in reversed(list(self._actors)):
+            await self.stop(actor, "the process ends")
+
+    async def released(self) -> None:
+        """Wait until the disks of those that have ended are free, unless one hangs."""
+        if self._releasing:
+            await asyncio.wait(list(self._releasing), timeout=RELEASE_S)
+
+    def _broken(self, actor: str, work: str, error: Exception) -> None:
+        logger.error("%s/%s failed in %s: %r", self.name, actor, work, error, exc_info=error)
+        self.drop(actor, f"{type(error).__name__}: {error}")
+
+    def _end(self, running: _Running, reason: str) -> None:
+        running.tasks.cancel_all()
+        running.hosted.end(reason)
+        disk = running.hosted.actor.ports.disk
+        if isinstance(disk, FileDisk):
+            # What was handed to the disk before ends first: nothing is written beside the next incarnation.
+            task = asyncio.get_running_loop().create_task(asyncio.to_thread(disk.close))
+            self._releasing[task] = None
+            task.add_done_callback(self._releasing.pop)

@@ -1,0 +1,73 @@
+"""The routes of the live page: its files, what there is to look at, and the stream of events."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from aiohttp import web
+
+from actors.names import check_name
+from actors.ports import Ports
+from cluster.watch.feed import Feed, Owners
+
+_FOLDER = Path(__file__).parent / "page"
+_FILES = {"/watch": ("index.html", "text/html"), "/watch/watch.css": ("watch.css", "text/css")} | {
+    f"/watch/{name}": (name, "text/javascript") for name in ("watch.js", "ring.js", "charts.js")
+}
+PAGE_PATHS = tuple(_FILES)
+"""Paths of files that hold no data of the cluster and are the same everywhere."""
+_HEADERS = {
+    # Nothing from anywhere else, nothing inline, and no other page may frame this one.
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-cache",
+}
+
+
+class Watched(Owners, Protocol):
+    """Who is asked, and what there is."""
+
+    async def subscriptions(self) -> dict[str, list[str]]:
+        """The subscriptions of every topic."""
+
+
+class WatchHttp:
+    """Serves the page and its feed."""
+
+    def __init__(self, ports: Ports, owners: Watched) -> None:
+        self._owners = owners
+        self._feed = Feed(ports, owners)
+
+    def routes(self) -> list[web.RouteDef]:
+        """To be added to an application whose guard lets PAGE_PATHS through without a token, and nothing else."""
+        files = [web.get(path, self._file) for path in PAGE_PATHS]
+        return [
+            *files,
+            web.get("/watch/subscriptions", self._subscriptions),
+            web.get("/watch/events", self._events),
+        ]
+
+    async def _file(self, request: web.Request) -> web.Response:
+        name, kind = _FILES[request.path]
+        return web.Response(body=(_FOLDER / name).read_bytes(), content_type=kind, charset="utf-8", headers=_HEADERS)
+
+    async def _subscriptions(self, request: web.Request) -> web.Response:
+        return web.json_response(await self._owners.subscriptions())
+
+    async def _events(self, request: web.Request) -> web.StreamResponse:
+        topic = check_name("topic", request.query.get("topic", ""))
+        subscription = check_name("subscription", request.query.get("subscription", ""))
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
+        await response.prepare(request)
+        stream = self._feed.follow(topic, subscription)
+        try:
+            async for text in stream:
+                await response.write(text.encode())
+        except ConnectionResetError:
+            pass  # the viewer has left
+        finally:
+            await stream.aclose()
+        return response

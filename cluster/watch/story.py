@@ -1,0 +1,181 @@
+"""From the owners' statistics to a picture of one subscription, and from two pictures to what happened between them.
+
+A picture is plain data for JSON. Of the 65,536 hashes it holds ranges, not hashes: a consumer's ranges change only
+when somebody joins or leaves, and what drains is few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+Stats = Mapping[str, Any]
+Picture = dict[str, Any]
+
+_SUMS = {
+    "backlog": "msgBacklog",
+    "delayed": "msgDelayed",
+    "unacked": "unackedMessages",
+    "draining": "drainingHashesCount",
+    "drained": "drainingHashesClearedTotal",
+    "moved": "hashesMovedTotal",
+    "checked": "orderCheckedTotal",
+    "violations": "orderViolationsTotal",
+    "delivered": "msgOutCounter",
+}
+_BUCKETS = {
+    "live": "pulsar_delayed_message_index_bucket_total",
+    "loaded": "pulsar_delayed_message_index_loaded",
+}
+_OPERATIONS = "pulsar_delayed_message_index_bucket_op_count"
+
+
+def picture(
+    at: int, dispatchers: Iterable[Stats | None], topics: Iterable[Stats | None], status: Stats | None
+) -> Picture:
+    """What a subscription looks like at a time (ms since 1970).
+
+    dispatchers, topics: the statistics of each partition's owner, in order; None where an owner does not answer now.
+    status: the controller's, None if it does not answer.
+    """
+    partitions = [
+        {"partition": number, **({"answers": False} if stats is None else _partition(stats))}
+        for number, stats in enumerate(dispatchers)
+    ]
+    published = [stats for stats in topics if stats is not None]
+    return {
+        "at": at,
+        "partitions": partitions,
+        "totals": {
+            **{name: sum(int(part.get(name, 0)) for part in partitions) for name in _SUMS},
+            "acknowledged": sum(int(part.get("acknowledged", 0)) for part in partitions),
+            "published": sum(int(stats.get("msgInCounter", 0)) for stats in published),
+            "bytes": sum(int(stats.get("storageSize", 0)) for stats in published),
+        },
+        "epochs": {str(stats["partition"]): stats["epoch"] for stats in published},
+        "ledgers": {str(stats["partition"]): _ledgers(stats) for stats in published},
+        "actors": [] if status is None else [_actor(row) for row in status["actors"]],
+        "controller": status is not None,
+    }
+
+
+def _partition(stats: Stats) -> dict[str, Any]:
+    consumers = stats.get("consumers", [])
+    return {
+        "answers": True,
+        "epoch": stats["epoch"],
+        "paused": stats["paused"],
+        "awaited": stats["awaitedConsumers"],
+        **{name: stats.get(key, 0) for name, key in _SUMS.items()},
+        "acknowledged": sum(int(row.get("msgAckCounter", 0)) for row in consumers),
+        "consumers": [
+            {
+                "name": row["consumerName"],
+                "unacked": row.get("unackedMessages", 0),
+                "permits": row.get("availablePermits", 0),
+                "delivered": row.get("msgOutCounter", 0),
+                "ranges": row.get("keyHashRangeArrays", []),
+            }
+            for row in consumers
+        ],
+        "drains": [
+            [drain["hash"], row["consumerName"], drain["unackMsgs"], drain["blockedAttempts"]]
+            for row in consumers
+            for drain in row.get("drainingHashes", [])
+        ],
+        "buckets": _buckets(stats.get("bucketDelayedIndexStats") or {}),
+    }
+
+
+def _buckets(stats: Stats) -> dict[str, Any]:
+    counts = stats.get(_OPERATIONS) or {}
+    return {
+        **{name: stats.get(key, 0) for name, key in _BUCKETS.items()},
+        **{kind: states.get("succeed", 0) for kind, states in counts.items()},
+    }
+
+
+def _ledgers(stats: Stats) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": ledger["ledgerId"],
+            "state": ledger["state"],
+            "entries": ledger["entries"],
+            "bookies": ledger["fragments"][-1][1] if ledger["fragments"] else [],
+        }
+        for ledger in stats.get("ledgers", [])[-8:]
+    ]
+
+
+def _actor(row: Stats) -> dict[str, Any]:
+    return {key: row.get(key) for key in ("kind", "name", "address", "state", "problem")}
+
+
+def events(before: Picture | None, after: Picture) -> list[dict[str, Any]]:
+    """What happened between two pictures, each as {at, kind, text}; nothing for a first one."""
+    if before is None:
+        return []
+    told: list[tuple[str, str]] = []
+    for old, new in zip(before["partitions"], after["partitions"], strict=False):
+        told += _of_partition(old, new)
+    told += [
+        ("owner", f"partition {number}: a new owner, epoch {before['epochs'][number]} to {epoch}")
+        for number, epoch in after["epochs"].items()
+        if before["epochs"].get(number, epoch) != epoch
+    ]
+    told += _of_ledgers(before, after)
+    told += _of_actors(before, after)
+    return [{"at": after["at"], "kind": kind, "text": text} for kind, text in told]
+
+
+def _of_partition(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, str]]:
+    name = f"partition {new['partition']}"
+    if old["answers"] != new["answers"]:
+        return [("owner", f"{name}: its dispatcher {'answers again' if new['answers'] else 'does not answer'}")]
+    if not new["answers"]:
+        return []
+    told = []
+    if old["epoch"] != new["epoch"]:
+        told.append(("owner", f"{name}: a new dispatcher, epoch {old['epoch']} to {new['epoch']}"))
+    had, has = _names(old), _names(new)
+    told += [("join", f"{name}: {consumer} joined") for consumer in has if consumer not in had]
+    told += [("leave", f"{name}: {consumer} left") for consumer in had if consumer not in has]
+    if new["moved"] > old["moved"] and old["epoch"] == new["epoch"]:
+        told.append(("move", f"{name}: {new['moved'] - old['moved']} hashes moved, {new['draining']} are draining"))
+    if old["draining"] and not new["draining"]:
+        told.append(("drained", f"{name}: everything is drained"))
+    if new["violations"] > old["violations"]:
+        told.append(("violation", f"{name}: THE ORDER WAS BROKEN {new['violations'] - old['violations']} times"))
+    for kind, verb in (("create", "sealed"), ("merge", "merged"), ("delete", "released")):
+        if (count := new["buckets"].get(kind, 0) - old["buckets"].get(kind, 0)) > 0:
+            told.append(("bucket", f"{name}: {count} bucket{'s' if count > 1 else ''} {verb}"))
+    return told
+
+
+def _names(partition: dict[str, Any]) -> list[str]:
+    return list(dict.fromkeys(consumer["name"] for consumer in partition["consumers"]))
+
+
+def _of_ledgers(before: Picture, after: Picture) -> list[tuple[str, str]]:
+    told = []
+    for number, ledgers in after["ledgers"].items():
+        known = {ledger["id"]: ledger for ledger in before["ledgers"].get(number, [])}
+        for ledger in ledgers:
+            was = known.get(ledger["id"])
+            if was is None and known:
+                told.append(("ledger", f"partition {number}: ledger {ledger['id']} on {', '.join(ledger['bookies'])}"))
+            elif was is not None and was["bookies"] != ledger["bookies"]:
+                there = ", ".join(ledger["bookies"])
+                told.append(("ledger", f"partition {number}: ledger {ledger['id']} goes on with {there}"))
+    return told
+
+
+def _of_actors(before: Picture, after: Picture) -> list[tuple[str, str]]:
+    known = {row["name"]: row for row in before["actors"]}
+    told = []
+    for row in after["actors"]:
+        was = known.get(row["name"])
+        if was is not None and (was["state"], was["problem"]) != (row["state"], row["problem"]):
+            reason = f": {row['problem']}" if row["problem"] else ""
+            told.append(("actor", f"{row['name']} is {row['state']}{reason}"))
+    return told

@@ -1,0 +1,259 @@
+"""One open socket: frames in, frames out, and bytes that wait counted.
+
+It works on the bare socket and not on asyncio's transports, because those copy everything into one buffer before
+writing, and cannot pass descriptors. Writing gathers: what the kernel takes at once is never copied here. What it does
+not take waits; of that, columns are copied, as their owner may change them, and payloads are not, as nobody may.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import os
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from cluster.wire.frames import MAX_DESCRIPTORS, Frame, FrameReader, Malformed
+from storage.frame import Buffer
+
+HIGH, LOW = 16 * 1024 * 1024, 4 * 1024 * 1024
+"""Bytes that wait to be written: above the first nobody may add to them, until they are below the second."""
+SOCKET_BUFFER = 4 * 1024 * 1024
+_GATHER = 64
+_READS = 8
+"""Reads of one socket before the others have their turn."""
+_MOST_IN_HAND = 8 * MAX_DESCRIPTORS
+_ANCILLARY = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
+
+
+class Carrier:
+    """A connected socket of this event loop.
+
+    received: called with each frame. lost: called once when the connection has ended, with the reason; not called
+    after `close`. farewell: what to tell the other side before the connection ends because it is not understood.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        received: Callable[[Frame], None],
+        lost: Callable[[Exception], None],
+        limit: int,
+        farewell: Callable[[Malformed], list[Buffer]] | None = None,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._socket = sock
+        self._received, self._lost, self._farewell = received, lost, farewell
+        self._reader = FrameReader(limit)
+        self._passes = sock.family == socket.AF_UNIX
+        self._line: deque[tuple[memoryview, Sequence[int]]] = deque()
+        self._waiting = 0
+        self._room = asyncio.Event()
+        self._room.set()
+        self._open, self._reading, self._writing = True, False, False
+        _tune(sock)
+        self.resume()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether frames can still be sent."""
+        return self._open
+
+    @property
+    def passes(self) -> bool:
+        """Whether descriptors can be passed."""
+        return self._passes
+
+    @property
+    def waiting(self) -> int:
+        """Bytes that the other side has not taken yet."""
+        return self._waiting
+
+    @property
+    def full(self) -> bool:
+        """Whether so much waits that more should not be added."""
+        return not self._room.is_set()
+
+    async def room(self) -> None:
+        """Wait until there is room for more, or the connection has ended."""
+        await self._room.wait()
+
+    def admit(self, limit: int) -> None:
+        """Take frames of up to so many bytes from now on."""
+        self._reader.limit = limit
+
+    def send(self, pieces: Sequence[Buffer], descriptors: Sequence[int] = ()) -> None:
+        """Write a frame, now or as soon as the other side takes it. Descriptors are duplicated if they must wait."""
+        if not self._open:
+            return
+        views = [memoryview(piece).cast("B") for piece in pieces]
+        if not self._line:
+            try:
+                sent = self._write(views, descriptors)
+            except OSError as error:
+                self._fail(error)
+                return
+            if sent:
+                descriptors = ()
+            while views and sent >= len(views[0]):
+                sent -= len(views.pop(0))
+            if not views:
+                return
+            views[0] = views[0][sent:]
+        kept = [os.dup(descriptor) for descriptor in descriptors]
+        for view in views:
+            self._line.append((view if view.readonly else memoryview(bytes(view)), kept))
+            kept = []
+            self._waiting += len(view)
+        if self._waiting > HIGH:
+            self._room.clear()
+        if not self._writing:
+            self._writing = True
+            self._loop.add_writer(self._socket.fileno(), self._flush)
+
+    def pause(self) -> None:
+        """Read nothing for a while: the other side will have to wait."""
+        if self._reading:
+            self._reading = False
+            self._loop.remove_reader(self._socket.fileno())
+
+    def resume(self) -> None:
+        """Read on."""
+        if self._open and not self._reading:
+            self._reading = True
+            self._loop.add_reader(self._socket.fileno(), self._read)
+
+    def close(self) -> None:
+        """End the connection; what waits is dropped. Idempotent."""
+        if not self._open:
+            return
+        self.pause()
+        self._open = False
+        if self._writing:
+            self._loop.remove_writer(self._socket.fileno())
+        for _, descriptors in self._line:
+            _close_all(descriptors)
+        self._line.clear()
+        self._waiting = 0
+        self._room.set()
+        self._reader.close()
+        self._socket.close()
+
+    def _fail(self, error: Exception) -> None:
+        if self._open:
+            self.close()
+            # Not from within `send`: who sends does not expect that what it waits for ends meanwhile.
+            self._loop.call_soon(self._lost, error)
+
+    def _read(self) -> None:
+        try:
+            for _ in range(_READS):
+                room = self._reader.buffer()
+                count = self._receive(room)
+                if not count:
+                    raise ConnectionResetError("the other side has closed the connection")
+                for frame in self._reader.advance(count):
+                    if self._open:
+                        self._received(frame)
+                    else:
+                        frame.close()
+                if count < len(room) or not self._reading:
+                    return
+        except (BlockingIOError, InterruptedError):
+            return
+        except Malformed as error:
+            if self._farewell is not None:
+                self.send(self._farewell(error))
+            self._fail(error)
+        except OSError as error:
+            self._fail(error)
+
+    def _receive(self, room: memoryview) -> int:
+        if not self._passes:
+            return self._socket.recv_into(room)
+        count, ancillary, flags, _ = self._socket.recvmsg_into([room], _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
+        for level, kind, data in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                came = array.array("i")
+                came.frombytes(data[: len(data) - len(data) % came.itemsize])
+                self._reader.descriptors.extend(came)
+        if flags & socket.MSG_CTRUNC or len(self._reader.descriptors) > _MOST_IN_HAND:
+            raise Malformed("more descriptors came than can be taken")
+        return count
+
+    def _write(self, views: Sequence[memoryview], descriptors: Sequence[int]) -> int:
+        """Bytes that the kernel took; 0 if it takes none now."""
+        try:
+            if descriptors:
+                ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+                return self._socket.sendmsg(views[:_GATHER], ancillary)
+            if len(views) == 1:
+                return self._socket.send(views[0])
+            return self._socket.sendmsg(views[:_GATHER])
+        except (BlockingIOError, InterruptedError):
+            return 0
+
+    def _flush(self) -> None:
+        try:
+            while self._line:
+                first, descriptors = self._line[0]
+                if descriptors:
+                    sent = self._write([first], descriptors)
+                else:
+                    sent = self._write(self._next_views(), ())
+                if not sent:
+                    break
+                self._took(sent)
+        except OSError as error:
+            self._fail(error)
+            return
+        if self._waiting < LOW:
+            self._room.set()
+        if not self._line and self._writing:
+            self._writing = False
+            self._loop.remove_writer(self._socket.fileno())
+
+    def _next_views(self) -> list[memoryview]:
+        views: list[memoryview] = []
+        for view, descriptors in self._line:
+            if descriptors or len(views) == _GATHER:
+                break
+            views.append(view)
+        return views
+
+    def _took(self, sent: int) -> None:
+        self._waiting -= sent
+        while sent:
+            view, descriptors = self._line.popleft()
+            _close_all(descriptors)
+            if len(view) > sent:
+                self._line.appendleft((view[sent:], ()))
+                return
+            sent -= len(view)
+
+
+def _close_all(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+
+
+def _tune(sock: socket.socket) -> None:
+    sock.setblocking(False)
+    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, option, SOCKET_BUFFER)
+    if sock.family != socket.AF_UNIX:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # A machine that died says nothing: what it does not acknowledge, or does not answer when idle, ends.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in (
+            ("TCP_KEEPIDLE", 5),
+            ("TCP_KEEPINTVL", 2),
+            ("TCP_KEEPCNT", 5),
+            ("TCP_USER_TIMEOUT", 15_000),
+        ):
+            if (number := getattr(socket, name, None)) is not None:
+                sock.setsockopt(socket.IPPROTO_TCP, number, value)

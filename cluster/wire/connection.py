@@ -1,0 +1,118 @@
+"""The calling side of one connection: it is opened, both sides prove themselves, and then requests share it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+
+from actors.host import Answer
+from actors.ports import Unknown
+from actors.wire import Packed
+from cluster.wire.carrier import Carrier
+from cluster.wire.frames import ERROR, MAX_FRAME, NO_ANSWER, REPLY, REQUEST, Frame, Malformed, OtherVersion
+from cluster.wire.handshake import MAX_GREETING, Caller, Refused
+from cluster.wire.payloads import read, written
+from storage.errors import Invalid
+
+GREETING_S = 5.0
+"""Seconds in which both sides have proved themselves, or have not."""
+
+
+class Connection:
+    """An open connection to a process. Make it with `connect`."""
+
+    def __init__(self, sock: socket.socket, caller: Caller) -> None:
+        loop = asyncio.get_running_loop()
+        self._loop = loop
+        self._caller = caller
+        self._ids = itertools.count(1)
+        self._asked: dict[int, asyncio.Future[Answer]] = {}
+        self._welcome: asyncio.Future[None] = loop.create_future()
+        self.ended: asyncio.Future[Exception] = loop.create_future()
+        """Done when the connection has ended, with the reason."""
+        self._carrier = Carrier(sock, self._take, self._lost, MAX_GREETING)
+        self._carrier.send(caller.hello())
+
+    @property
+    def is_open(self) -> bool:
+        """Whether requests can be sent."""
+        return self._carrier.is_open
+
+    async def welcome(self) -> None:
+        """Wait until both sides have proved themselves. Raises Refused, Invalid, OSError, TimeoutError."""
+        try:
+            await asyncio.wait_for(self._welcome, GREETING_S)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def full(self) -> bool:
+        """Whether the other side is so far behind that the next request has to wait."""
+        return self._carrier.full
+
+    async def room(self) -> None:
+        """Wait until the other side has taken enough of what it was sent."""
+        await self._carrier.room()
+
+    def ask(self, route: bytes, packed: Packed) -> tuple[int, asyncio.Future[Answer]]:
+        """Send a request. The future gets its answer; if the connection ends first, see `orphans`."""
+        number = next(self._ids)
+        future: asyncio.Future[Answer] = self._loop.create_future()
+        self._asked[number] = future
+        self._carrier.send(*written(REQUEST, number, route, packed, self._carrier.passes))
+        return number, future
+
+    def forget(self, number: int) -> None:
+        """Nobody waits for this answer any more."""
+        self._asked.pop(number, None)
+
+    def orphans(self) -> list[asyncio.Future[Answer]]:
+        """The requests that have no answer, for who knows what has become of the process; they are given out once."""
+        asked, self._asked = self._asked, {}
+        return [future for future in asked.values() if not future.done()]
+
+    def close(self) -> None:
+        """End it. Who waits for an answer is not told."""
+        self._carrier.close()
+        if not self.ended.done():
+            self.ended.set_result(ConnectionResetError("the connection was closed here"))
+
+    def _take(self, frame: Frame) -> None:
+        if not self._caller.done:
+            self._greet(frame)
+            return
+        future = self._asked.pop(frame.correlation, None)
+        if future is None or future.done():
+            frame.close()
+            return
+        if frame.kind == REPLY:
+            future.set_result(read(frame, settle=True))
+        elif frame.kind == ERROR:
+            future.set_result((frame.route.decode(errors="replace"), frame.head.decode(errors="replace")))
+        elif frame.kind == NO_ANSWER:
+            future.set_result(Unknown(frame.head.decode(errors="replace"), gone=frame.route == b"gone"))
+        else:
+            raise Malformed(f"a frame of kind {frame.kind} is no answer")
+
+    def _greet(self, frame: Frame) -> None:
+        try:
+            answer = self._caller.take(frame)
+        except Refused as error:
+            self._carrier.close()
+            self._lost(error)
+            return
+        if answer:
+            self._carrier.send(answer)
+        if self._caller.done:
+            self._carrier.admit(MAX_FRAME)
+            if not self._welcome.done():
+                self._welcome.set_result(None)
+
+    def _lost(self, error: Exception) -> None:
+        if not self._welcome.done():
+            self._welcome.set_exception(Invalid(str(error)) if isinstance(error, OtherVersion) else error)
+            self._welcome.exception()  # it may be that nobody waits any more
+        if not self.ended.done():
+            self.ended.set_result(error)

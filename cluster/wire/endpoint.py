@@ -1,0 +1,87 @@
+"""Where a process listens, as it tells those who know its name."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import socket
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+PATH_LIMIT = 107
+"""Bytes of the path of a Unix-domain socket, on Linux."""
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Endpoint(msgspec.Struct, frozen=True):
+    """Where a process listens. machine: what sees its files, and with them the socket at path; network: what its
+    loopback is the loopback of; host and port: from elsewhere.
+
+    secret: proves that somebody was told this, where the cluster has no token of its own; else empty.
+    """
+
+    name: str
+    machine: str
+    network: str
+    path: str
+    host: str
+    port: int
+    secret: str = ""
+
+
+def this_machine() -> str:
+    """This boot of this machine and its view of the files; empty where that cannot be known."""
+    return _space("mnt")
+
+
+def this_network() -> str:
+    """This boot of this machine and its view of the network; empty where that cannot be known."""
+    return _space("net")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address can be reached from its own machine only."""
+    return host.startswith("127.") or host == "::1"
+
+
+def _space(kind: str) -> str:
+    try:
+        return f"{_BOOT.read_text().strip()}:{os.stat(f'/proc/self/ns/{kind}').st_ino}"
+    except OSError:
+        return ""
+
+
+class SocketFolder:
+    """A folder of mode 0700 for the socket of one process; short enough, and removed with it."""
+
+    def __init__(self, wanted: str = "") -> None:
+        """wanted: the folder in which it is made, if its path is short enough; it goes away with that one at last."""
+        name = f"w{secrets.token_hex(6)}"
+        root = wanted if wanted and len(os.fsencode(wanted)) + len(name) + 4 <= PATH_LIMIT else tempfile.gettempdir()
+        try:
+            self._folder = os.path.join(root, name)
+            os.mkdir(self._folder, 0o700)
+        except OSError:
+            self._folder = tempfile.mkdtemp(prefix="sluice-")
+        self.path = os.path.join(self._folder, "s")
+
+    def listen(self) -> socket.socket:
+        """Listen there; only this user can connect. Raises OSError."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.bind(self.path)
+            os.chmod(self.path, 0o600)
+            sock.listen(128)
+            return sock
+        except OSError:
+            sock.close()
+            raise
+
+    def remove(self) -> None:
+        """Remove the folder with what is in it."""
+        with contextlib.suppress(OSError):
+            shutil.rmtree(self._folder)

@@ -1,0 +1,139 @@
+"""Who may speak: both sides prove that they have the cluster's key, and the key never travels.
+
+    caller                                        listener
+    HELLO      whom it wants, its nonce       ->
+               its nonce                      <-  CHALLENGE
+    PROOF      HMAC(key, caller, both nonces) ->
+               HMAC(key, listener, ...)       <-  WELCOME
+
+Each proof covers its role, the name of the process that is wanted and both nonces: none can be sent back, used for
+another process, or used again. The caller proves itself first, so that nobody learns anything from a process that it
+cannot prove itself to. The listener's name is part of it: a port that another process has by now answers that it is
+somebody else, and the caller knows that the one it wanted has gone.
+
+The handshake protects the door, not the road: between machines, use TLS.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from typing import TypeVar
+
+import msgspec
+
+from cluster.wire.frames import CHALLENGE, HELLO, PROOF, REFUSED, WELCOME, Frame, Malformed, encode
+from storage.frame import Buffer
+
+NONCE_BYTES = 32
+MAX_GREETING = 4096
+"""Most bytes of a frame before both sides have proved themselves."""
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+class Refused(Exception):
+    """The other side does not want this connection, or is not to be trusted. elsewhere: it is another process."""
+
+    def __init__(self, reason: str, *, elsewhere: bool = False) -> None:
+        super().__init__(reason)
+        self.elsewhere = elsewhere
+
+
+class _Hello(msgspec.Struct):
+    wanted: str
+    nonce: bytes
+
+
+class _Challenge(msgspec.Struct):
+    nonce: bytes
+
+
+class _Proof(msgspec.Struct):
+    proof: bytes
+
+
+class _Refusal(msgspec.Struct):
+    reason: str
+    elsewhere: bool = False
+
+
+class Caller:
+    """The calling side. Send `hello`, then what `take` returns, until `done`."""
+
+    def __init__(self, key: bytes, wanted: str) -> None:
+        self.done = False
+        self._key, self._wanted = key, wanted
+        self._mine, self._theirs = secrets.token_bytes(NONCE_BYTES), b""
+
+    def hello(self) -> list[Buffer]:
+        """What to send first."""
+        return encode(HELLO, 0, b"", msgspec.msgpack.encode(_Hello(self._wanted, self._mine)))
+
+    def take(self, frame: Frame) -> list[Buffer]:
+        """The answer to a frame, empty if there is none. Raises Refused, Malformed."""
+        if frame.kind == REFUSED:
+            said = _decode(_Refusal, frame)
+            raise Refused(said.reason, elsewhere=said.elsewhere)
+        if frame.kind == CHALLENGE and not self._theirs:
+            self._theirs = _nonce(_decode(_Challenge, frame).nonce)
+            proof = prove(self._key, b"caller", self._wanted, self._mine, self._theirs)
+            return encode(PROOF, 0, b"", msgspec.msgpack.encode(_Proof(proof)))
+        if frame.kind == WELCOME and self._theirs:
+            expected = prove(self._key, b"listener", self._wanted, self._mine, self._theirs)
+            if not hmac.compare_digest(expected, _decode(_Proof, frame).proof):
+                raise Refused(f"what answers for {self._wanted} does not have this cluster's token")
+            self.done = True
+            return []
+        raise Malformed("this is not how a connection begins")
+
+
+class Greeter:
+    """The listening side. Send what `take` returns, until `done`."""
+
+    def __init__(self, key: bytes, name: str) -> None:
+        self.done = False
+        self._key, self._name = key, name
+        self._mine, self._theirs = b"", b""
+
+    def take(self, frame: Frame) -> list[Buffer]:
+        """The answer to a frame. Raises Refused (say so with `refusal`), Malformed."""
+        if frame.kind == HELLO and not self._theirs:
+            said = _decode(_Hello, frame)
+            if said.wanted != self._name:
+                raise Refused("another process listens here", elsewhere=True)
+            self._mine, self._theirs = secrets.token_bytes(NONCE_BYTES), _nonce(said.nonce)
+            return encode(CHALLENGE, 0, b"", msgspec.msgpack.encode(_Challenge(self._mine)))
+        if frame.kind == PROOF and self._theirs and not self.done:
+            expected = prove(self._key, b"caller", self._name, self._theirs, self._mine)
+            if not hmac.compare_digest(expected, _decode(_Proof, frame).proof):
+                raise Refused("the caller does not have this cluster's token")
+            self.done = True
+            proof = prove(self._key, b"listener", self._name, self._theirs, self._mine)
+            return encode(WELCOME, 0, b"", msgspec.msgpack.encode(_Proof(proof)))
+        raise Malformed("this is not how a connection begins")
+
+
+def refusal(reason: str, *, elsewhere: bool = False) -> list[Buffer]:
+    """The frame that tells the other side why its connection ends."""
+    return encode(REFUSED, 0, b"", msgspec.msgpack.encode(_Refusal(reason, elsewhere)))
+
+
+def prove(key: bytes, role: bytes, name: str, callers: bytes, listeners: bytes) -> bytes:
+    """What only somebody with the key can say about this connection."""
+    parts = (b"sluice", role, name.encode(), callers, listeners)
+    said = b"".join(len(part).to_bytes(4, "little") + part for part in parts)
+    return hmac.digest(key, said, "sha256")
+
+
+def _nonce(nonce: bytes) -> bytes:
+    if len(nonce) != NONCE_BYTES:
+        raise Malformed(f"a nonce of {len(nonce)} bytes")
+    return nonce
+
+
+def _decode(kind: type[S], frame: Frame) -> S:
+    try:
+        return msgspec.msgpack.decode(frame.head, type=kind)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise Malformed(f"a greeting could not be read: {error}") from None

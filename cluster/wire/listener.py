@@ -1,0 +1,189 @@
+"""The answering side: sockets that listen, strangers that are turned away, and requests that are handed on.
+
+A connection that has not proved itself costs little and lives briefly: its frames are tiny, it has a few seconds, and
+when there are too many of them the oldest goes. A connection that has is held back by bytes: while too much of what it
+asked is being answered, or too much of the answers has not been taken, nothing more is read from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from typing import Protocol
+
+from actors.host import Answer
+from actors.ports import Unknown
+from actors.wire import Packed, pack_error
+from cluster.wire.carrier import Carrier
+from cluster.wire.connection import GREETING_S
+from cluster.wire.frames import (
+    ERROR,
+    MAX_FRAME,
+    NO_ANSWER,
+    REPLY,
+    REQUEST,
+    Frame,
+    Malformed,
+    encode,
+)
+from cluster.wire.handshake import MAX_GREETING, Greeter, Refused, refusal
+from cluster.wire.payloads import read, written
+from storage.errors import Unavailable
+
+logger = logging.getLogger("sluice")
+
+MAX_STRANGERS = 64
+"""Connections that have not proved themselves, at one time."""
+ACCEPT_AGAIN_S = 0.2
+MAX_ANSWERING = 64 * 1024 * 1024
+"""Bytes of requests of one connection that are being answered at one time."""
+
+
+class Answers(Protocol):
+    """Whom requests are handed to."""
+
+    async def answer(self, actor: str, kind: str, packed: Packed) -> Answer:
+        """What becomes of a request to an actor of this process. Raises nothing but its own cancellation."""
+
+
+class Listener:
+    """Listens on sockets for one process. key: what both sides must have."""
+
+    def __init__(self, name: str, key: bytes, answers: Answers, *, strangers: int = MAX_STRANGERS) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._name, self._key, self._answers = name, key, answers
+        self._sockets: list[socket.socket] = []
+        self._strangers: dict[_Incoming, None] = {}
+        self._most = strangers
+        self._known: dict[_Incoming, None] = {}
+
+    def listen(self, sock: socket.socket) -> None:
+        """Take connections from a socket that listens."""
+        sock.setblocking(False)
+        self._sockets.append(sock)
+        self._loop.add_reader(sock.fileno(), self._accept, sock)
+
+    def close(self) -> None:
+        """Listen no more, and end every connection."""
+        for sock in self._sockets:
+            self._loop.remove_reader(sock.fileno())
+            sock.close()
+        self._sockets.clear()
+        for incoming in [*self._strangers, *self._known]:
+            incoming.close()
+
+    @property
+    def connections(self) -> tuple[int, int]:
+        """How many have proved themselves, and how many have not."""
+        return len(self._known), len(self._strangers)
+
+    def _accept(self, sock: socket.socket) -> None:
+        for _ in range(16):
+            try:
+                accepted, _ = sock.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:  # out of descriptors: whoever waits is taken in when there are some again
+                logger.error("%s cannot take a connection: %s", self._name, error)
+                self._loop.remove_reader(sock.fileno())
+                self._loop.call_later(ACCEPT_AGAIN_S, self._again, sock)
+                return
+            if len(self._strangers) >= self._most:
+                next(iter(self._strangers)).close()
+            self._strangers[_Incoming(accepted, Greeter(self._key, self._name), self._answers, self._moved)] = None
+
+    def _again(self, sock: socket.socket) -> None:
+        if sock in self._sockets:
+            self._loop.add_reader(sock.fileno(), self._accept, sock)
+
+    def _moved(self, incoming: _Incoming) -> None:
+        """A connection has proved itself, or has ended."""
+        self._strangers.pop(incoming, None)
+        self._known.pop(incoming, None)
+        if incoming.is_open:
+            self._known[incoming] = None
+
+
+class _Incoming:
+    """One connection from somebody. moved: called when it has proved itself, and when it has ended."""
+
+    def __init__(
+        self, sock: socket.socket, greeter: Greeter, answers: Answers, moved: Callable[[_Incoming], None]
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._greeter, self._answers, self._moved = greeter, answers, moved
+        self._answering = 0
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._carrier = Carrier(sock, self._take, self._lost, MAX_GREETING, lambda error: refusal(str(error)))
+        self._late = self._loop.call_later(GREETING_S, self.close)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it still lives."""
+        return self._carrier.is_open
+
+    def close(self) -> None:
+        """End it. What it asked is answered all the same, to nobody."""
+        self._late.cancel()
+        self._carrier.close()
+        self._moved(self)
+
+    def _take(self, frame: Frame) -> None:
+        if not self._greeter.done:
+            self._greet(frame)
+            return
+        if frame.kind != REQUEST:
+            raise Malformed(f"a frame of kind {frame.kind} is no request")
+        packed = read(frame, settle=False)
+        self._answering += frame.size
+        if self._answering > MAX_ANSWERING:
+            self._carrier.pause()
+        task = self._loop.create_task(self._answer(frame, packed))
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
+
+    def _greet(self, frame: Frame) -> None:
+        try:
+            self._carrier.send(self._greeter.take(frame))
+        except Refused as error:
+            if not error.elsewhere:
+                logger.warning("a connection was refused: %s", error)
+            self._carrier.send(refusal(str(error), elsewhere=error.elsewhere))
+            self.close()
+            return
+        if self._greeter.done:
+            self._late.cancel()
+            self._carrier.admit(MAX_FRAME)
+            self._moved(self)
+
+    async def _answer(self, frame: Frame, packed: Packed) -> None:
+        actor, _, kind = frame.route.decode(errors="replace").rpartition(" ")
+        answer = await self._answers.answer(actor, kind, packed)
+        self._send(frame.correlation, answer)
+        self._answering -= frame.size
+        if self._carrier.full:
+            self._carrier.pause()
+            await self._carrier.room()
+        if self._answering <= MAX_ANSWERING and not self._carrier.full:
+            self._carrier.resume()
+
+    def _send(self, number: int, answer: Answer) -> None:
+        if isinstance(answer, Packed):
+            try:
+                pieces, descriptors = written(REPLY, number, b"", answer, self._carrier.passes)
+            except Unavailable as error:
+                answer = pack_error(error)
+            else:
+                self._carrier.send(pieces, descriptors)
+                return
+        if isinstance(answer, Unknown):
+            self._carrier.send(encode(NO_ANSWER, number, b"gone" if answer.gone else b"", answer.reason.encode()))
+        else:
+            self._carrier.send(encode(ERROR, number, answer[0].encode(), answer[1].encode()))
+
+    def _lost(self, error: Exception) -> None:
+        if isinstance(error, Malformed):
+            logger.warning("a connection ends: %s", error)
+        self.close()

@@ -1,0 +1,186 @@
+"""Payloads that several processes of one machine read without a copy through each socket.
+
+A payload of some size is written once, into memory without a name (a memfd), and sealed: from then on nobody can change
+or shrink it, its author included. What travels is a descriptor of it, beside the frame on the Unix-domain socket, and
+who gets it maps it. The kernel counts who holds it. Nothing of it is left when the last one lets go or is killed, in
+whatever order, and it outlives who shared it.
+
+Between machines, and where descriptors run short, the bytes travel in the frame instead; a reader cannot tell.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import functools
+import mmap
+import os
+import resource
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from actors.wire import Packed
+from cluster.wire.frames import ATTACHED, MAX_DESCRIPTORS, Frame, Malformed, encode
+from storage.errors import Unavailable
+from storage.frame import Buffer
+
+SHARE_FROM = 256 * 1024
+"""Payloads of at least so many bytes are shared; smaller ones travel in the frame, which is cheaper for them."""
+MOST_OPEN = 8192
+SHARE_OF_LIMIT = 0.5
+"""Descriptors of payloads that a process keeps: so many, and so much of what it may open. Beyond them payloads travel
+in the frame.
+"""
+
+POSSIBLE = hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS")
+_SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL if POSSIBLE else 0
+_PIECE = 1 << 30
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_MAPPED = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)  # it is going to be read whole: no fault for each page
+_FAILED = ctypes.c_void_p(-1).value
+
+
+class SharedPayload:
+    """A sealed payload: a descriptor, a mapping of it, or both. Views keep it alive; it cleans up after itself.
+
+    It maps by hand because Python's own mmap keeps a second descriptor for as long as the mapping lives.
+    """
+
+    open = 0
+    """Descriptors that are held now, in this process."""
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        self.size = size
+        self.descriptor = descriptor
+        self._address: int | None = None
+        SharedPayload.open += 1
+
+    @classmethod
+    def of(cls, payload: Buffer) -> SharedPayload | None:
+        """Write a payload into memory of its own; None where that cannot be had now."""
+        if not POSSIBLE or cls.open >= _most_open():
+            return None
+        try:
+            descriptor = os.memfd_create("sluice", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        except OSError:
+            return None
+        try:
+            left = memoryview(payload).cast("B")
+            while left:
+                left = left[os.write(descriptor, left[:_PIECE]) :]
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+        except OSError:
+            os.close(descriptor)
+            return None
+        return cls(descriptor, len(payload))
+
+    @classmethod
+    def received(cls, descriptor: int) -> SharedPayload:
+        """What somebody passed; the descriptor is taken. Raises Malformed unless nobody can ever change it."""
+        try:
+            seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+            if seals & _SEALS != _SEALS:
+                raise Malformed("a payload was shared that its author can still change")
+            return cls(descriptor, os.fstat(descriptor).st_size)
+        except (OSError, Malformed) as error:
+            os.close(descriptor)
+            raise Malformed(f"what was shared is no payload: {error}") from None
+
+    @classmethod
+    def behind(cls, view: Buffer) -> SharedPayload | None:
+        """The shared payload that a view shows the whole of, if it can be passed on."""
+        base = getattr(view.obj, "base", None) if isinstance(view, memoryview) else None
+        return base if isinstance(base, cls) and base.descriptor >= 0 and base.size == len(view) else None
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        """The mapping, for numpy: an array over it keeps this object, and with it the mapping."""
+        return {"data": (self._address, True), "shape": (self.size,), "typestr": "|u1", "version": 3}
+
+    def view(self) -> memoryview:
+        """Its bytes, read-only. Raises OSError if it cannot be mapped."""
+        if not self.size:
+            return memoryview(b"")
+        if self._address is None:
+            address = _libc.mmap(
+                None, self.size, mmap.PROT_READ, mmap.MAP_SHARED | mmap.MAP_POPULATE, self.descriptor, 0
+            )
+            if address == _FAILED:
+                number = ctypes.get_errno()
+                raise OSError(number, errno.errorcode.get(number, ""))
+            self._address = address
+        return np.asarray(self).data
+
+    def settle(self) -> SharedPayload:
+        """Keep the mapping alone: it is going to be read, and not passed on. Returns itself."""
+        with contextlib.suppress(OSError):  # it is tried again when it is read
+            self.view()
+            self._close()
+        return self
+
+    def _close(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+            SharedPayload.open -= 1
+
+    def __del__(self) -> None:
+        self._close()
+        if self._address is not None:
+            _libc.munmap(self._address, self.size)
+            self._address = None
+
+
+def raise_limit() -> None:
+    """Let this process open as many descriptors as it may. Only for processes that are Sluice's own."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    _most_open.cache_clear()
+
+
+@functools.cache
+def _most_open() -> int:
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MOST_OPEN if allowed < 0 else min(MOST_OPEN, int(allowed * SHARE_OF_LIMIT))
+
+
+def written(kind: int, number: int, route: bytes, packed: Packed, passes: bool) -> tuple[list[Buffer], Sequence[int]]:
+    """A message as the pieces of a frame, and the descriptors that go with it. passes: the connection takes them.
+
+    Raises Unavailable.
+    """
+    handles: list[SharedPayload] = packed.handles
+    if not handles:
+        return encode(kind, number, route, packed.head, packed.attachments), ()
+    descriptors = [handle.descriptor for handle in handles]
+    if passes and len(handles) <= MAX_DESCRIPTORS and min(descriptors) >= 0:
+        return encode(kind, number, route, packed.head, packed.attachments, len(handles)), descriptors
+    try:
+        parts = [*packed.attachments, *(handle.view() for handle in handles)]
+    except OSError as error:
+        raise Unavailable(f"a shared payload cannot be read here: {error}") from None
+    return encode(kind | ATTACHED, number, route, packed.head, parts, len(handles)), ()
+
+
+def read(frame: Frame, *, settle: bool) -> Packed:
+    """The message of a frame. settle: payloads are read here and not passed on. Raises Malformed."""
+    if frame.attached:
+        cut = len(frame.parts) - frame.attached
+        return Packed(frame.head, list(frame.parts[:cut]), list(frame.parts[cut:]))
+    handles: list[Any] = []
+    try:
+        while frame.descriptors:
+            payload = SharedPayload.received(frame.descriptors.pop(0))
+            handles.append(payload.settle() if settle else payload)
+    finally:
+        frame.close()
+    return Packed(frame.head, list(frame.parts), handles)

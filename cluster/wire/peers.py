@@ -1,0 +1,220 @@
+"""The processes that this one calls: found by name once, one connection each, opened again after a pause.
+
+Whether a process has ended decides how fast everybody goes on without it, and a wrong "it has ended" costs a needless
+change of owner. So when a connection is lost the process is called once more, at once: if nobody listens there any
+more, or somebody else does, it has gone. Otherwise nothing is known, and the callers are told that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from actors.host import Answer
+from actors.ports import Unknown
+from actors.wire import Packed
+from cluster.wire.connection import Connection
+from cluster.wire.endpoint import Endpoint, is_loopback, this_machine, this_network
+from cluster.wire.handshake import Caller, Refused
+from storage.errors import Invalid
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 1.0
+"""Between attempts to reach a process that could not be reached: doubled each time."""
+FIND_S, CONNECT_S = 10.0, 5.0
+PROBE_S = 1.0
+"""So long callers whose connection was lost wait to be told whether the process has ended."""
+
+BIND_HINT = 'for a cluster of several machines set bind_address = "node" and start it again'
+NOT_TRIED = Unknown("it was not tried to reach it")
+
+Find = Callable[[str], Awaitable[Endpoint | Unknown]]
+"""Where a process listens, by its name; Unknown if that cannot be told, gone if there is none of that name."""
+
+
+class Peers:
+    """Connections by the name of the process. key: see `cluster.wire.handshake`; may depend on the endpoint."""
+
+    def __init__(self, find: Find, key: Callable[[Endpoint], bytes]) -> None:
+        self._find, self._key = find, key
+        self._peers: dict[str, _Peer] = {}
+
+    async def call(self, host: str, route: bytes, packed: Packed, timeout_s: float) -> Answer:
+        """Send a request and wait for its answer. Raises TimeoutError, and Invalid if the other side is refused."""
+        peer = self._peers.get(host)
+        if peer is None:
+            peer = self._peers[host] = _Peer(host)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        connection = peer.connection
+        if connection is None or not connection.is_open or connection.full:
+            async with asyncio.timeout_at(deadline):
+                found = await self._ready(peer)
+            if isinstance(found, Unknown):
+                return found
+            connection = found
+        number, future = connection.ask(route, packed)
+        timer = loop.call_at(deadline, _late, future)
+        try:
+            return await future
+        finally:
+            timer.cancel()
+            connection.forget(number)
+
+    def part(self, host: str) -> None:
+        """End the connection to a process, if there is one, and forget where it listens."""
+        peer = self._peers.get(host)
+        if peer is None or peer.connection is None:
+            return
+        connection, peer.connection, peer.endpoint = peer.connection, None, None
+        for future in connection.orphans():
+            future.set_result(Unknown(f"the connection to {host} was given up"))
+        connection.close()
+
+    def close(self) -> None:
+        """End every connection."""
+        for peer in self._peers.values():
+            peer.close()
+        self._peers.clear()
+
+    async def _ready(self, peer: _Peer) -> Connection | Unknown:
+        """A connection to it that has room."""
+        while True:
+            connection = peer.connection
+            if connection is None or not connection.is_open:
+                found = await self._open(peer)
+                if isinstance(found, Unknown):
+                    return found
+                connection = found
+            if not connection.full:
+                return connection
+            await connection.room()
+
+    async def _open(self, peer: _Peer) -> Connection | Unknown:
+        """A connection to it, opened once for everybody who waits. Raises Invalid."""
+        if peer.opening is None or peer.opening.done():
+            if asyncio.get_running_loop().time() < peer.rest_until:
+                return _said(peer.failure)
+            peer.opening = asyncio.create_task(self._dial(peer), name=f"connect {peer.host}")
+        return _said(await asyncio.shield(peer.opening))
+
+    async def _dial(self, peer: _Peer) -> Connection | Unknown | Invalid:
+        reached = await self._reach(peer)
+        if not isinstance(reached, Connection):
+            peer.failed(reached)
+            return reached
+        peer.connected(reached)
+        peer.watch = asyncio.create_task(self._watch(peer, reached), name=f"connection {peer.host}")
+        return reached
+
+    async def _reach(self, peer: _Peer) -> Connection | Unknown | Invalid:
+        endpoint = peer.endpoint
+        try:
+            if endpoint is None:
+                async with asyncio.timeout(FIND_S):
+                    found = await self._find(peer.host)
+                if isinstance(found, Unknown):
+                    return found
+                endpoint = peer.endpoint = found
+            async with asyncio.timeout(CONNECT_S):
+                sock = await _connect(endpoint)
+            connection = Connection(sock, Caller(self._key(endpoint), endpoint.name))
+            await connection.welcome()
+            return connection
+        except (ConnectionRefusedError, FileNotFoundError) as error:
+            return Unknown(f"{peer.host} has ended: {error.strerror}", gone=True)
+        except Refused as error:
+            if not error.elsewhere:
+                return Invalid(f"{peer.host}: {error}")
+            return Unknown(f"{peer.host} has ended: {error}", gone=True)
+        except Invalid as error:
+            return Invalid(f"{peer.host}: {error}")
+        except (OSError, TimeoutError) as error:
+            return Unknown(f"{peer.host} does not answer: {error or type(error).__name__}")
+
+    async def _watch(self, peer: _Peer, connection: Connection) -> None:
+        """When the connection has ended, find out whether the process has, and tell those who wait for it."""
+        error = await connection.ended
+        if peer.connection is connection:
+            peer.connection = None
+        orphans = connection.orphans()
+        if not orphans:
+            return
+        told = Unknown(f"the connection to {peer.host} was lost: {error}")
+        try:
+            async with asyncio.timeout(PROBE_S):
+                again = await self._open(peer)
+            if isinstance(again, Unknown) and again.gone:
+                told = again
+        except (TimeoutError, Invalid):
+            pass
+        for future in orphans:
+            if not future.done():
+                future.set_result(told)
+
+
+@dataclass(eq=False, slots=True)
+class _Peer:
+    """What is known of one process."""
+
+    host: str
+    endpoint: Endpoint | None = None
+    connection: Connection | None = None
+    opening: asyncio.Task[Connection | Unknown | Invalid] | None = None
+    watch: asyncio.Task[None] | None = None
+    pause: float = 0.0
+    rest_until: float = 0.0
+    failure: Unknown | Invalid = NOT_TRIED
+
+    def connected(self, connection: Connection) -> None:
+        """It was reached."""
+        self.connection, self.pause, self.rest_until = connection, 0.0, 0.0
+
+    def failed(self, why: Unknown | Invalid) -> None:
+        """It was not reached: nobody tries again for a while. A name may have got a new process meanwhile."""
+        self.pause = min(max(2 * self.pause, FIRST_PAUSE_S), LONGEST_PAUSE_S)
+        self.rest_until = asyncio.get_running_loop().time() + self.pause
+        self.failure, self.connection, self.endpoint = why, None, None
+
+    def close(self) -> None:
+        """End what belongs to it."""
+        for task in (self.opening, self.watch):
+            if task is not None:
+                task.cancel()
+        if self.connection is not None:
+            self.connection.close()
+
+
+def _said(reached: Connection | Unknown | Invalid) -> Connection | Unknown:
+    if isinstance(reached, Invalid):
+        raise reached
+    return reached
+
+
+def _late(future: asyncio.Future[Answer]) -> None:
+    if not future.done():
+        future.set_exception(TimeoutError())
+
+
+async def _connect(endpoint: Endpoint) -> socket.socket:
+    """A connected socket. Raises OSError, Invalid."""
+    address: str | tuple[str, int]
+    if endpoint.machine and endpoint.machine == this_machine():
+        family, address = socket.AF_UNIX, endpoint.path
+    elif is_loopback(endpoint.host) and endpoint.network != this_network():
+        # Whoever answers at that address here is somebody else, and silence there says nothing about the process.
+        raise Invalid(f"it listens at {endpoint.host}, its own machine only; {BIND_HINT}")
+    else:
+        family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
+        address = endpoint.host, endpoint.port
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setblocking(False)
+    try:
+        await asyncio.get_running_loop().sock_connect(sock, address)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            sock.close()
+        raise
+    return sock

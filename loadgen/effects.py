@@ -1,0 +1,70 @@
+"""Whether a fault has shown its effect: the next one waits for it, and a verdict says which have not.
+
+A fault without effect tests nothing. Somebody who joined and received nothing took over no key; a kill after which
+nobody got what the dead one held was a kill of an idle process. So each fault has something that must be seen after
+it, and is given PATIENCE_S for it under load.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from loadgen.faults import Fault, Fleet
+from loadgen.kinds import FREEZE, JOIN, SLOW
+
+PATIENCE_S = 30.0
+DRAIN_S = 3.0
+"""So long hashes that began to drain are waited for."""
+
+Latest = Callable[[], dict[str, int]]
+
+
+class Effect:
+    """What is to be seen after one fault; made just before it is injected."""
+
+    def __init__(self, fault: Fault, fleet: Fleet, latest: Latest) -> None:
+        self._fault, self._fleet, self._latest = fault, fleet, latest
+        self._before = dict(latest())
+        self._received = {member.incarnation: member.last.received for member in fleet.working}
+        self._known = len(fleet.history)
+        self._began = time.monotonic()
+
+    @property
+    def entry(self) -> dict[str, Any] | None:
+        """The row of the fleet's history that the fault made; None if it was passed over."""
+        return self._fleet.history[self._known] if len(self._fleet.history) > self._known else None
+
+    def seen(self) -> str:
+        """What was seen, in words; nothing while it was not."""
+        entry = self.entry
+        if entry is None:
+            return ""
+        member = next((one for one in self._fleet.working if one.name == entry["target"]), None)
+        seconds = time.monotonic() - self._began
+        if member is None or seconds < self._fault.lasts_s:
+            return ""
+        count = member.last.received
+        if self._fault.kind in (FREEZE, SLOW):
+            count -= self._received.get(member.incarnation, 0)
+        elif member.incarnation in self._received:
+            return ""  # the one from before the fault
+        if count <= 0:
+            return ""
+        word = "received" if self._fault.kind == JOIN else "went on and received"
+        return f"{member.incarnation} {word} messages {seconds:.1f} s later"
+
+    def drained(self) -> bool:
+        """Hashes that began to drain are over, or none began and none will."""
+        now = self._latest()
+        if now.get("draining", 0):
+            return False
+        began = now.get("begun", 0) > self._before.get("begun", 0)
+        return began or time.monotonic() - self._began > DRAIN_S
+
+    def note(self, what: str) -> None:
+        """Write into the fault's row what was seen, or that nothing was."""
+        if self.entry is not None:
+            self.entry["effect"] = what
+            self.entry["hashes_drained"] = self._latest().get("begun", 0) - self._before.get("begun", 0)

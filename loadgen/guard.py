@@ -1,0 +1,125 @@
+"""What surrounds a flood: its folder, signals that end it in order, and whether it still moves.
+
+The first signal interrupts; from then on signals are ignored until everything that was started has been ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+from cluster.environment import SESSION_PREFIX, SHORT_ROOT
+from cluster.leftovers import claim, clear
+from loadgen.display import Progress
+from loadgen.faults import Fleet
+from loadgen.options import FloodOptions
+from storage.errors import Invalid
+
+FLOOD_PREFIX = "sluice-flood-"
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def clear_leftovers() -> None:
+    """Remove what floods that were killed left in the temporary folder."""
+    clear(Path(tempfile.gettempdir()), FLOOD_PREFIX)
+    clear(Path(SHORT_ROOT), SESSION_PREFIX)
+
+
+@contextlib.contextmanager
+def data_folder(options: FloodOptions) -> Iterator[Path]:
+    """The folder of the run; a temporary one goes away unless it is to be kept, a named one is never removed."""
+    if options.data_dir is None:
+        clear_leftovers()
+        folder = Path(tempfile.mkdtemp(prefix=FLOOD_PREFIX))
+        if not options.keep:
+            claim(folder)
+    else:
+        folder = options.data_dir
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            # A second flood in the same folder must not judge the first one's histories.
+            shutil.rmtree(folder / "histories", ignore_errors=True)
+            (folder / "histories").mkdir()
+        except OSError as error:
+            raise Invalid(f"cannot write to --data-dir {folder}: {error.strerror}") from error
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder / "spark", ignore_errors=True)
+        (folder / "ray.log").unlink(missing_ok=True)
+        if not options.keep:
+            if options.data_dir is None:
+                shutil.rmtree(folder, ignore_errors=True)
+            else:
+                for part in ("histories", "broker"):
+                    shutil.rmtree(folder / part, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def finish_undisturbed() -> Iterator[None]:
+    """The first signal interrupts; from then on signals are ignored, so that everything that was started is ended."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, _frame: FrameType | None) -> None:
+        for name in _SIGNALS:
+            signal.signal(name, signal.SIG_IGN)
+        logging.getLogger().addFilter(_not_py4j)
+        raise KeyboardInterrupt(number)
+
+    before = [(name, signal.signal(name, interrupt)) for name in _SIGNALS]
+    try:
+        yield
+    finally:
+        for name, handler in before:
+            signal.signal(name, handler)
+        logging.getLogger().removeFilter(_not_py4j)
+
+
+def _not_py4j(record: logging.LogRecord) -> bool:
+    """The bridge to Java tells the root logger of the interrupt that it passes on; everything else is let through."""
+    return "while sending command" not in record.getMessage()
+
+
+@contextlib.contextmanager
+def own_signals() -> Iterator[None]:
+    """Spark and Ray install handlers when they start; ours are put back."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    kept = [(name, signal.getsignal(name)) for name in _SIGNALS]
+    yield
+    for name, handler in kept:
+        signal.signal(name, handler)
+
+
+class Watch:
+    """Notices that nothing moves any more."""
+
+    def __init__(self, options: FloodOptions) -> None:
+        self._patience = options.stall_s + (options.delay_max_ms / 1000 if options.delayed else 0)
+        self._seen: tuple[int, ...] = ()
+        self._since = time.monotonic()
+
+    def trouble(self, progress: Progress, fleet: Fleet) -> str:
+        """A sentence when the run stands still, else nothing."""
+        stopped = "; ".join(fleet.troubles())
+        if fleet.working and all(member.last.error for member in fleet.working):
+            return f"no consumer is left ({stopped})"
+        now = (progress.sent, progress.confirmed, progress.delivered, progress.backlog)
+        if now != self._seen:
+            self._seen, self._since = now, time.monotonic()
+        if time.monotonic() - self._since < self._patience:
+            return ""
+        return f"nothing moved for {self._patience:.0f} s, {progress.backlog:,} messages are left" + (
+            f" ({stopped})" if stopped else ""
+        )

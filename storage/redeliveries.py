@@ -1,0 +1,117 @@
+"""How often messages were redelivered, and which of them wait before they are again: columns, and their bytes.
+
+The bytes are part of a subscription's record, which is written anew with every group of acknowledgements: each column
+takes the narrowest numbers that hold it, and nothing at all is written for no rows.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, NamedTuple
+
+import google_crc32c
+import msgpack
+import numpy as np
+import numpy.typing as npt
+
+from storage.errors import Corrupt, Invalid
+from storage.position import Positions
+
+MAGIC = b"SLR1"
+FORMAT = 1
+_HEAD = struct.Struct("<4sI")
+_KINDS: dict[int, Any] = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<i8")}
+_TIMES = 1 << 62
+"""Above any time in milliseconds that a sum of two of them can reach."""
+
+
+class Redeliveries(NamedTuple):
+    """One row a message, each of shape (n,).
+
+    positions: int64, ascending. counts: uint8, how often it was given back and counted. until: int64, milliseconds
+    since 1970 before which it is not sent again; 0 = at once.
+    """
+
+    positions: Positions
+    counts: npt.NDArray[np.uint8]
+    until: npt.NDArray[np.int64]
+
+    def pick(self, which: npt.NDArray[Any]) -> Redeliveries:
+        """Some of the rows: a mask, or row numbers in ascending order."""
+        return Redeliveries(self.positions[which], self.counts[which], self.until[which])
+
+
+NOTHING = Redeliveries(np.empty(0, np.int64), np.empty(0, np.uint8), np.empty(0, np.int64))
+
+
+def merged(first: Redeliveries, second: Redeliveries) -> Redeliveries:
+    """Both together; where both name a position, the higher count and the later time."""
+    if not len(first.positions) or not len(second.positions):
+        return first if len(first.positions) else second
+    positions, homes = np.unique(np.concatenate([first.positions, second.positions]), return_inverse=True)
+    counts, until = np.zeros(len(positions), np.uint8), np.zeros(len(positions), np.int64)
+    np.maximum.at(counts, homes, np.concatenate([first.counts, second.counts]))
+    np.maximum.at(until, homes, np.concatenate([first.until, second.until]))
+    return Redeliveries(positions, counts, until)
+
+
+def encode(rows: Redeliveries) -> bytes:
+    """The bytes; none for no rows."""
+    if not len(rows.positions):
+        return b""
+    waits = rows.until[rows.until > 0]
+    base = int(waits.min()) - 1 if len(waits) else 0
+    body: bytes = msgpack.packb(
+        [
+            FORMAT,
+            int(rows.positions[0]),
+            _narrow(np.diff(rows.positions)),
+            rows.counts.tobytes(),
+            base,
+            _narrow(np.where(rows.until > 0, rows.until - base, 0)),
+        ]
+    )
+    return _HEAD.pack(MAGIC, google_crc32c.value(body)) + body
+
+
+def decode(data: bytes) -> Redeliveries:
+    """The rows back. Raises Corrupt on any damage, Invalid on a format that is newer than this code."""
+    if not data:
+        return NOTHING
+    if len(data) < _HEAD.size:
+        raise Corrupt("the redelivery table is cut off")
+    magic, crc = _HEAD.unpack_from(data)
+    body = bytes(data[_HEAD.size :])
+    if magic != MAGIC or google_crc32c.value(body) != crc:
+        raise Corrupt("the redelivery table's checksum does not fit")
+    try:
+        version, first, steps, counts, base, waits = msgpack.unpackb(body)
+        if version != FORMAT:
+            raise Invalid(f"the redelivery table has format {version}, this version reads {FORMAT}")
+        positions = np.cumsum(np.concatenate([np.array([first], np.int64), _wide(steps)]))
+        after = _wide(waits)
+        if not 0 <= base < _TIMES or bool((after < 0).any()) or bool((after >= _TIMES).any()):
+            raise Corrupt("the redelivery table has times that are none")
+        rows = Redeliveries(positions, np.frombuffer(counts, np.uint8), np.where(after > 0, after + base, 0))
+    except (Invalid, Corrupt):
+        raise
+    except (ValueError, TypeError, LookupError, OverflowError, msgpack.UnpackException) as error:
+        raise Corrupt(f"the redelivery table cannot be read: {error}") from error
+    if not len(positions) == len(rows.counts) == len(rows.until):
+        raise Corrupt("the columns of the redelivery table differ in length")
+    if positions[0] < 0 or bool((positions[1:] <= positions[:-1]).any()):
+        raise Corrupt("the positions of the redelivery table are not ascending")
+    return rows
+
+
+def _narrow(values: npt.NDArray[np.int64]) -> list[Any]:
+    """Numbers of 0 or more as [bytes a number, bytes]."""
+    most = int(values.max(initial=0))
+    width = next(width for width, kind in _KINDS.items() if most <= np.iinfo(kind).max)
+    return [width, values.astype(_KINDS[width]).tobytes()]
+
+
+def _wide(column: Any) -> npt.NDArray[np.int64]:
+    width, data = column
+    wide: npt.NDArray[np.int64] = np.frombuffer(data, _KINDS[width]).astype(np.int64)
+    return wide

@@ -1,0 +1,114 @@
+"""Other settings for a subscription: they are in force, or the caller is told why not; and leases stay honest."""
+
+from __future__ import annotations
+
+import pytest
+
+from actors.directory import Directory
+from actors.messages import SubscriptionSettings
+from actors.ports import Address, Ports
+from storage.errors import Conflict
+from tests.scenarios.key_shared.broker import CONTROLLER, KEYS, SUBSCRIPTION, TOPIC, Broker, Client, play
+
+LONG_MS, SHORT_MS = 20_000, 2_000
+
+
+@pytest.mark.parametrize(
+    "changed", [{"max_redeliver_count": 3}, {"lease_ms": 4_000}, {"look_ahead_per_consumer": 7}, {"type": "shared"}]
+)
+def test_settings_in_use_are_refused_and_nothing_says_that_they_changed(changed: dict[str, int | str]) -> None:
+    async def scenario(broker: Broker) -> None:
+        before = broker.settings
+        client = await broker.join("c1")
+        for _ in range(2):  # and nobody remembers the refused ones
+            with pytest.raises(Conflict, match=next(iter(changed))):
+                await broker.configure(**changed)
+            broker.directory = Directory(broker.ports, CONTROLLER)
+            with pytest.raises(Conflict, match=next(iter(changed))):
+                await broker.directory.dispatcher(TOPIC, 0, SUBSCRIPTION, broker.settings)
+            broker.settings = before
+        await client.close()
+        await broker.configure(**changed)
+        await broker.join("c2")
+        found = await actor_settings(broker)
+        assert {name: getattr(found, name) for name in changed} == changed
+
+    play(scenario)
+
+
+async def actor_settings(broker: Broker) -> SubscriptionSettings:
+    """What the dispatcher works with."""
+    broker.directory = Directory(broker.ports, CONTROLLER)
+    process = broker.world.at(await broker.address())
+    assert process is not None
+    settings = process.actor.settings  # type: ignore[union-attr]
+    assert isinstance(settings, SubscriptionSettings)
+    return settings
+
+
+def test_a_dispatcher_that_was_made_with_others_gets_the_settings_that_are_asked_for() -> None:
+    """It died while nobody was there; whoever starts it again asks for other settings than those of its record."""
+
+    async def scenario(broker: Broker) -> None:
+        address = await broker.address()
+        broker.world.stop("controller/controller")
+        broker.world.stop(address)
+        await broker.world.restart("controller")
+        broker.directory = Directory(broker.ports, CONTROLLER)
+        broker.settings = SubscriptionSettings(initial_position="earliest", max_redeliver_count=5)
+        await broker.join("c1")
+        assert (await actor_settings(broker)).max_redeliver_count == 5
+
+    play(scenario)
+
+
+def test_who_comes_back_brings_no_settings() -> None:
+    """They were changed while it was taken for dead; it works with those that are in force."""
+
+    async def scenario(broker: Broker) -> None:
+        frozen = await broker.join("frozen")
+        broker.world.pause("frozen")
+        await broker.quiet(2 * LONG_MS)
+        await broker.configure(max_redeliver_count=5)
+        broker.world.network.faults.gone_hint = 1.0
+        broker.world.resume("frozen")
+        await broker.quiet(LONG_MS)
+        await broker.publish(*KEYS[:5])
+        await broker.until(lambda: len(frozen.got) == 5, LONG_MS)
+        assert (await actor_settings(broker)).max_redeliver_count == 5
+
+    play(scenario, lease_ms=LONG_MS)
+
+
+def test_a_shorter_lease_makes_no_two_owners() -> None:
+    """The old owner is cut off from the store, and trusts itself no longer than the lease that it gives allows."""
+
+    async def scenario(broker: Broker) -> None:
+        await broker.address()
+        await broker.configure(lease_ms=SHORT_MS)
+        first = await broker.join("c1", acking=False)
+        await broker.publish(*KEYS[:20])
+        await broker.until(lambda: len(first.got) == 20)
+        (placed,) = [settings for kind, _, settings in broker.world.placed() if kind == "dispatcher"]
+        broker.world.meta.trouble.cut["broker"] = 1
+        make, _, _ = broker.world.kinds["dispatcher"]
+        address = await broker.world.start("newer", lambda ports: make(ports, placed), machine="elsewhere")
+        second = Client(broker, "c2", "c2", 1000, acking=True, taking=True)
+        broker.clients["c2"] = second
+        second.directory = Elsewhere(second.ports, address)
+        await second.open(())
+        await broker.until(lambda: len(second.got) == 20, 3 * LONG_MS)
+
+    play(scenario, lease_ms=LONG_MS)
+
+
+class Elsewhere(Directory):
+    """Knows of the newer owner only."""
+
+    def __init__(self, ports: Ports, address: Address) -> None:
+        super().__init__(ports, CONTROLLER)
+        self._address = address
+
+    async def dispatcher(self, *_: object, **__: object) -> Address:
+        """That one."""
+        return self._address

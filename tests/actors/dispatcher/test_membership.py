@@ -1,0 +1,179 @@
+"""Membership against a slow model: a diary from which everything is told again at each question."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from actors.dispatcher.membership import Membership, State, trust_of
+
+LEASE, OTHER_LEASE = 1_000, 5_000
+NAMES = st.sampled_from(["a", "b", "c"])
+LIVES = st.integers(0, 3)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Something that happened to an incarnation."""
+
+    at: int
+    what: str
+    who: str
+
+
+class Diary(RuleBasedStateMachine):
+    """What a consumer may believe follows from the diary alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0
+        self.membership = Membership(lease_ms=LEASE)
+        self.lease = LEASE
+        self.diary: list[Entry] = []
+        self.leases: dict[str, int] = {}
+        self.processes: dict[str, str] = {}
+
+    def note(self, what: str, who: str) -> None:
+        self.diary.append(Entry(self.now, what, who))
+
+    # -- the model: each question goes through the whole diary --
+
+    def of(self, who: str) -> list[Entry]:
+        """What happened to it since it was last forgotten."""
+        mine = [entry for entry in self.diary if entry.who == who]
+        ends = [index for index, entry in enumerate(mine) if entry.what == "forgotten"]
+        return mine[ends[-1] + 1 if ends else 0 :]
+
+    def state(self, who: str) -> State | None:
+        states = {
+            "admitted": State.JOINING, "attached": State.ATTACHED, "retired": State.RETIRED, "awaited": State.AWAITED,
+        }  # fmt: skip
+        told = [states[entry.what] for entry in self.of(who) if entry.what in states]
+        return told[-1] if told else None
+
+    def until(self, who: str) -> int:
+        """When its lease is over: counted from its last renewal here, or from the beginning of this owner."""
+        at = 0
+        for entry in self.of(who):
+            if entry.what in ("attached", "renewed"):
+                at = entry.at + self.lease
+            elif entry.what == "taken over":
+                at = entry.at + self.leases[who]
+        return at
+
+    def dismissed(self, who: str) -> bool:
+        return any(entry.what == "dismissed" for entry in self.of(who))
+
+    def everybody(self) -> list[str]:
+        return [who for who in dict.fromkeys(entry.who for entry in self.diary) if self.state(who) is not None]
+
+    # -- rules --
+
+    @rule(name=NAMES, life=LIVES, process=st.sampled_from(["", "p1", "p2"]), may=st.booleans(), holds=st.booleans())
+    def comes(self, name: str, life: int, process: str, may: bool, holds: bool) -> None:
+        who = f"{name}.{life}"
+        known, dismissed = self.state(who), self.dismissed(who)
+        assert self.membership.is_void(who, holds=holds) == (dismissed if known else holds)
+        if known is State.ATTACHED or dismissed or (known is None and holds):
+            return
+        if self.membership.admit(who, name, process):
+            assert known is None
+            self.note("admitted", who)
+            self.leases[who], self.processes[who] = self.lease + trust_of(self.lease), process
+        if not may:
+            self.membership.refuse(who)
+            if self.state(who) is State.JOINING:
+                self.note("forgotten", who)
+            return
+        earlier = [other for other in self.everybody() if other != who and other.partition(".")[0] == name]
+        retired = [other for other in earlier if self.state(other) is State.RETIRED]
+        assert [member.incarnation for member in self.membership.retired_lives(who)] == retired
+        for other in retired:
+            self.membership.leave(other)
+            self.note("forgotten", other)
+        awaited = [other for other in earlier if self.state(other) is State.AWAITED]
+        assert self.membership.attach(who, self.now) == bool(awaited)
+        self.note("attached", who)
+        for other in awaited:
+            self.note("forgotten", other)
+
+    @rule(name=NAMES, life=LIVES)
+    def renews(self, name: str, life: int) -> None:
+        who = f"{name}.{life}"
+        self.membership.renew(who, self.now)
+        if self.state(who) is State.ATTACHED:
+            self.note("renewed", who)
+
+    @rule(name=NAMES, life=LIVES, how=st.sampled_from(["leaves", "retires", "its process ends"]))
+    def goes(self, name: str, life: int, how: str) -> None:
+        who = f"{name}.{life}"
+        state = self.state(who)
+        if how == "its process ends":
+            gone = self.membership.ended(who)
+            assert (gone is not None) == (state in (State.AWAITED, State.RETIRED))
+            if gone is not None:
+                self.note("forgotten", who)
+        elif state is State.ATTACHED and how == "leaves":
+            self.membership.leave(who)
+            self.note("forgotten", who)
+        elif state is State.ATTACHED:
+            assert self.membership.retire(who).incarnation == who
+            self.note("retired", who)
+            self.note("dismissed", who)
+
+    @rule()
+    def dismisses(self) -> None:
+        self.membership.dismiss()
+        for who in self.everybody():
+            if self.state(who) is not State.JOINING:
+                self.note("awaited", who)
+                self.note("dismissed", who)
+
+    @rule(milliseconds=st.sampled_from([1, 250, 1_000, 1_250, 6_250]))
+    def time_passes(self, milliseconds: int) -> None:
+        self.now += milliseconds
+        for state in (State.ATTACHED, State.RETIRED):
+            over = [w for w in self.everybody() if self.state(w) is state and self.until(w) <= self.now]
+            assert sorted(member.incarnation for member in self.membership.overdue(state, self.now)) == sorted(over)
+            for who in over:
+                self.membership.leave(who)
+                self.note("forgotten", who)
+        over = [w for w in self.everybody() if self.state(w) is State.AWAITED and self.until(w) <= self.now]
+        assert self.membership.forget_overdue(self.now) == bool(over)
+        for who in over:
+            self.note("forgotten", who)
+
+    @rule(shorter=st.booleans())
+    def owner_changes(self, shorter: bool) -> None:
+        """The next owner may have another lease; it waits for each as long as that one may believe."""
+        rows = self.membership.rows()
+        self.lease = LEASE if shorter else OTHER_LEASE
+        self.membership = Membership(rows, lease_ms=self.lease)
+        self.membership.begin(self.now)
+        for who in self.everybody():
+            self.note("awaited", who)
+            self.note("taken over", who)
+
+    @invariant()
+    def all_is_as_the_diary_tells(self) -> None:
+        assert sorted(row["incarnation"] for row in self.membership.rows()) == sorted(self.everybody())
+        for who in self.everybody():
+            member = self.membership.get(who)
+            assert member is not None
+            assert (member.state, member.dismissed) == (self.state(who), self.dismissed(who))
+            assert (member.lease, member.process) == (self.leases[who], self.processes[who])
+            if member.state is not State.JOINING:
+                assert member.until == self.until(who)
+
+
+TestDiary = Diary.TestCase
+TestDiary.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+def test_a_record_of_an_owner_that_noted_no_leases_is_given_the_usual_one() -> None:
+    membership = Membership([{"incarnation": "a.0"}], lease_ms=LEASE)
+    membership.begin(100)
+    assert [member.until for member in membership.all(State.AWAITED)] == [100 + LEASE + trust_of(LEASE)]

@@ -1,0 +1,71 @@
+"""What draining there has been, although nobody asked while it lasted."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from actors.key_shared.drains import CONSUMERS_KEPT, Drains, Spread
+from actors.key_shared.tables import HashTables
+from tests.actors.key_shared.driver import Driver, keys_by_owners
+
+X, Y = keys_by_owners(("c1",), ("c2",))["c1", "c2"][:2]
+
+
+def drained() -> Driver:
+    """c1 held two hashes that c2 owns; X blocked two messages' passes and ended after 70 ms, Y after 30 ms."""
+    flow = Driver()
+    flow.join("c1")
+    flow.send(X, Y)
+    flow.join("c2")
+    flow.now += 10
+    assert flow.send(X) == {}
+    flow.now += 20
+    assert flow.send(X) == {}
+    flow.ack("1:1")
+    flow.now += 40
+    flow.route()
+    flow.ack("1:0")
+    return flow
+
+
+def test_what_is_over_is_still_told() -> None:
+    stats = drained().dispatch.stats(0)
+    assert stats["drainingHashesCount"] == 0
+    assert (stats["drainingHashesPeak"], stats["drainingHashesBegunTotal"]) == (2, 2)
+    assert stats["drainingHashesBlockedTotal"] == stats["drainingHashesByConsumer"]["c1"]["blockedAttemptsMax"] >= 2
+    told = stats["drainingHashesByConsumer"]
+    assert list(told) == ["c1"]
+    assert (told["c1"]["hashes"], told["c1"]["millisMax"]) == (2, 70)
+    assert 30 <= told["c1"]["millisMedian"] <= 33
+    assert stats["heldBackByPolicyTotal"] >= 2
+
+
+def test_a_hash_that_comes_back_to_its_holder_has_no_length() -> None:
+    flow = Driver()
+    flow.join("c1")
+    flow.send(X)
+    flow.join("c2")
+    flow.leave("c2")
+    flow.now += 50
+    flow.ack("1:0")
+    stats = flow.dispatch.stats(0)
+    assert stats["drainingHashesPeak"] == 1
+    assert stats["drainingHashesByConsumer"] == {}
+
+
+def test_the_median_is_near_and_the_largest_exact() -> None:
+    spread = Spread()
+    spread.add(np.array([0, 100, 100, 100, 7_777]))
+    assert 100 <= spread.median() <= 110
+    assert spread.most == 7_777
+    assert Spread().median() == 0
+
+
+def test_only_so_many_consumers_are_remembered() -> None:
+    """A subscription may see a thousand names in its life."""
+    drains, tables = Drains(), HashTables()
+    tables.drains[5] = True
+    for number in range(CONSUMERS_KEPT + 3):
+        drains.owners_changed(tables, number)
+        drains.finished(np.array([5]), np.array([0], np.int32), f"c{number}", number)
+    assert len(drains.stats()["drainingHashesByConsumer"]) == CONSUMERS_KEPT

@@ -1,0 +1,172 @@
+"""Limits hold where things are kept: whatever is sent to an actor is answered or refused, and the actor lives."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import msgspec
+import pytest
+
+from actors.messages import Admin, Attach, CreateTopic, Explain, LocateSubscription, Manage, SubscriptionSettings
+from actors.messages import TopicSettings as Settings
+from actors.messages.arguments import OF_CLUSTER, OF_SUBSCRIPTION
+from actors.ports import Unknown
+from actors.wire import Request
+from storage.errors import Invalid, SluiceError
+from tests.scenarios.key_shared.broker import CONTROLLER, SUBSCRIPTION, TOPIC, Broker, play
+
+HUGE = 99999999999999999999
+ODD: list[Any] = [
+    None, True, -1, 0, 1, 65536, 1 << 31, 1 << 63, HUGE, 0.5, float("nan"), "", "x", "../x", "a" * 5000, "1:1",
+    "9999999999:1", "earliest", [], [1], ["a", "b"], [[]], {}, {"a": 1},
+]  # fmt: skip
+
+
+async def ask(broker: Broker, request: Request[Any]) -> Any:
+    reply = await broker.ports.net.call(CONTROLLER, request, 60_000)
+    assert not isinstance(reply, Unknown), reply.reason
+    return reply
+
+
+async def refused(broker: Broker, request: Request[Any], told: str) -> None:
+    with pytest.raises(Invalid, match=told):
+        await ask(broker, request)
+
+
+def test_a_topic_beyond_the_limits_is_refused_and_nothing_is_stored() -> None:
+    async def scenario(broker: Broker) -> None:
+        for partitions in (0, -1, 1025):
+            await refused(broker, CreateTopic(topic="many", settings=Settings(partitions=partitions)), "1 to 1024")
+        quick = Settings(ensemble=1, write_quorum=1, ack_quorum=1, roll_ms=0)
+        await refused(broker, CreateTopic(topic="many", settings=quick), "roll_ms")
+        good = Settings(ensemble=1, write_quorum=1, ack_quorum=1)
+        for name in ("", "../up", "a/b", "x" * 129, "t-partition-1", "persistent://public/default/t"):
+            await refused(broker, CreateTopic(topic=name, settings=good), "topic name|topics of kind")
+        assert await broker.world.client("look").meta.keys("topic/") == [f"topic/{TOPIC}"]
+
+    play(scenario)
+
+
+def test_a_subscription_beyond_the_limits_is_refused_and_nothing_is_stored() -> None:
+    async def scenario(broker: Broker) -> None:
+        wrong: list[tuple[str, dict[str, Any], str]] = [
+            ("s", {"delayed_delivery_tick_time_millis": -5}, "tick_time_millis = -5: it is 0 to"),
+            ("s", {"delayed_delivery_max_time_step_per_bucket_snapshot_segment_seconds": 0}, "it is 1 to"),
+            ("s", {"replica_points": 1 << 20}, "it is 1 to 1000"),
+            ("s", {"max_redeliver_count": 1, "dead_letter_topic": TOPIC}, "itself"),
+            ("s", {"max_redeliver_count": 1, "dead_letter_topic": "../x"}, "topic name"),
+            ("a/b", {}, "subscription name"),
+        ]
+        for name, settings, told in wrong:
+            request = LocateSubscription(topic=TOPIC, subscription=name, settings=SubscriptionSettings(**settings))
+            await refused(broker, request, told)
+        assert json.loads((await ask(broker, Manage(verb="subscriptions", arguments=f'{{"topic": "{TOPIC}"}}'))).json)
+        keys = await broker.world.client("look").meta.keys("subscription/")
+        assert keys == [f"subscription/{TOPIC}/0/{SUBSCRIPTION}"]
+
+    play(scenario)
+
+
+def test_a_topic_stored_with_more_partitions_than_there_can_be_is_deleted() -> None:
+    async def scenario(broker: Broker) -> None:
+        look = broker.world.client("look")
+        stored = {"partitions": HUGE, "ensemble": 1, "write_quorum": 1, "ack_quorum": 1, "roll_ms": -7}
+        await look.meta.create("topic/many", 1, json.dumps(stored).encode())
+        rows = {row["topic"]: row for row in json.loads((await ask(broker, Manage(verb="topics"))).json)}
+        assert (rows["many"]["partitions"], rows["many"]["roll_ms"]) == (1024, 1)
+        await ask(broker, Manage(verb="delete_topic", arguments='{"topic": "many"}'))
+        assert await look.meta.keys("topic/") == [f"topic/{TOPIC}"]
+
+    play(scenario)
+
+
+def test_a_subscription_stored_with_settings_that_cannot_work_starts_is_changed_and_deleted() -> None:
+    async def scenario(broker: Broker) -> None:
+        await broker.publish("a", "b")
+        key = f"subscription/{TOPIC}/0/{SUBSCRIPTION}"
+        look = broker.world.client("look")
+        address = await broker.address()
+        broker.world.stop(address)
+        newest = await look.meta.read(key)
+        assert newest is not None
+        import msgpack
+
+        value = msgpack.unpackb(newest.value)
+        plain = msgspec.to_builtins(broker.settings) | {"delayed_delivery_tick_time_millis": -5, "lease_ms": 0}
+        value["settings"] = json.dumps(plain).encode()
+        assert await look.meta.create(key, newest.number + 1, msgpack.packb(value))
+        await broker.directory.suspect(address)
+        assert (await broker.stats())["msgBacklog"] == 2
+        await broker.configure(delayed_delivery_tick_time_millis=7)
+        again = await look.meta.read(key)
+        assert again is not None
+        saved = json.loads(msgpack.unpackb(again.value)["settings"])
+        assert (saved["delayed_delivery_tick_time_millis"], saved["lease_ms"]) == (7, 10_000)
+        consumer = await broker.join("c")
+        await broker.until(lambda: len(consumer.got) == 2)
+
+    play(scenario)
+
+
+def test_names_of_consumers_are_checked_where_they_join() -> None:
+    async def scenario(broker: Broker) -> None:
+        for name in ("", "\x1b[2J", "x" * 129, "a b"):
+            with pytest.raises(Invalid, match="consumer name"):
+                await broker.ask(Attach(consumer=name, incarnation="i"))
+        with pytest.raises(Invalid, match="Attach could not be read"):
+            await broker.ask(Attach(consumer="c", incarnation="i" * 600))
+        with pytest.raises(Invalid, match="Attach could not be read"):
+            await broker.ask(Attach(consumer="c", incarnation="i", ranges=[(1, 2)] * 5000))
+        assert (await broker.stats())["consumersCount"] == 0
+
+    play(scenario)
+
+
+def test_a_question_that_is_too_expensive_is_refused_before_it_starts() -> None:
+    async def scenario(broker: Broker) -> None:
+        await broker.join("c")
+        with pytest.raises(Invalid, match="add"):
+            await broker.admin("what_if", add=50_000)
+        with pytest.raises(Invalid, match="ask for at most 100"):
+            await broker.admin("what_if", add=101)
+        assert (await broker.admin("what_if", add=100))["consumers"] == 101
+        with pytest.raises(Invalid, match="top"):
+            await broker.admin("blocked_keys", top=10**9)
+
+    play(scenario, replica_points=1000)
+
+
+def test_whatever_arguments_a_verb_is_given_it_answers_or_refuses_and_the_actor_lives() -> None:
+    random_ = random.Random(5)
+    names = ["message_id", "time", "messages", "before", "force", "consumer", "most", "top", "add", "remove", "key"]
+    names += ["hash", "at", "topic", "subscription", "bookies", "odd"]
+
+    def arguments() -> str:
+        chosen = random_.sample(names, random_.randrange(4))
+        return json.dumps({name: random_.choice(ODD) for name in chosen})
+
+    async def scenario(broker: Broker) -> None:
+        await broker.publish("a", "b", delay=[0, 60_000])
+        controller = broker.world.process("controller").address
+        subscription = [*OF_SUBSCRIPTION, "assignments", "settings", "pause", "resume", "odd"]
+        subscription.remove("delete")
+        for turn in range(600):
+            text = random_.choice(["", "[", "1", "null", "[]"]) if turn % 10 == 0 else arguments()
+            request: Request[Any] = Admin(verb=random_.choice(subscription), arguments=text)
+            if turn % 3 == 0:
+                cluster = [verb for verb in OF_CLUSTER if verb != "add_bookies"]
+                await _answered(broker, controller, Manage(verb=random_.choice(cluster), arguments=text))
+                request = Explain(hash=random_.choice([0, 1, 65535, 65536, -1]), position=None)
+            await _answered(broker, await broker.address(), request)
+
+    play(scenario)
+
+
+async def _answered(broker: Broker, address: str, request: Request[Any]) -> None:
+    try:
+        reply = await broker.ports.net.call(address, request, 60_000)
+    except SluiceError:
+        return
+    assert not isinstance(reply, Unknown), (request, reply.reason)

@@ -1,0 +1,243 @@
+"""A cluster in one process: no Ray, the same promises, whatever of it fails and however the process ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import cluster
+from cluster import embedded
+from cluster.client import Client
+from cluster.consumer import Consumer
+from cluster.embedded import EmbeddedCluster
+from cluster.launch import ClusterOptions
+from tests.cluster.helpers import PATIENCE_S, PYTHON, ROOT, Received, batch, eventually
+
+pytestmark = pytest.mark.timeout(300)
+
+HEAVY = ("ray", "pyspark", "boto3", "botocore", "pydantic", "aiohttp", "grpc", "typer", "rich", "plotly")
+
+
+def begin(program: str, *arguments: str) -> subprocess.Popen[str]:
+    """A program of a user, in a process of its own."""
+    command = [PYTHON, "-c", program, *arguments]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def run(program: str, *arguments: str) -> tuple[int, str, str]:
+    """Exit code, output and errors of such a program."""
+    child = begin(program, *arguments)
+    output, errors = child.communicate(timeout=PATIENCE_S)
+    return child.returncode, output, errors
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> Iterator[tuple[EmbeddedCluster, Client]]:
+    """A cluster, and a client of it, on a folder."""
+    options = ClusterOptions(data_dir=tmp_path / "data")
+    with embedded.running(options) as inner, Client(None, inner.net, inner.loop) as client:
+        yield inner, client
+
+
+def opened(client: Client, partitions: int = 2) -> tuple[Any, Consumer]:
+    """A producer and a consumer of a new topic."""
+    client.create_topic("orders", partitions)
+    return client.create_producer("orders"), client.subscribe("orders", "billing", initial_position="earliest")
+
+
+def drained(client: Client, consumer: Consumer, keys: int, each: int) -> Received:
+    """Everything that was published, in order, acknowledged for good."""
+    got = Received()
+    eventually(lambda: got.take([consumer]) is not None and got.complete(keys, each), lambda: got.missing(keys, each))
+    got.settle([consumer], client, "orders", "billing")
+    got.check(keys, each)
+    return got
+
+
+# -- what it does -----------------------------------------------------------------------------------------------------
+
+
+def test_messages_columns_delays_and_large_payloads() -> None:
+    with cluster.connect(embedded=True) as client:
+        producer, consumer = opened(client)
+        large = os.urandom(1 << 20)
+        producer.send(b"late", partition_key="k", deliver_after=timedelta(milliseconds=1))
+        producer.send(large, partition_key="large")
+        producer.send_batch(batch(10, 20))
+        payloads: list[bytes] = []
+        while len(payloads) < 202:
+            message = consumer.receive(10_000)
+            payloads.append(message.data())
+            consumer.acknowledge(message)
+        assert large in payloads
+        assert b"late" in payloads
+        assert len(set(payloads)) == 22
+        consumer.wait_acknowledged(10_000)
+        assert sum(row["msgBacklog"] for row in client.stats("orders", "billing")) == 0
+        assert client.alarms() == []
+
+
+def test_who_changes_columns_afterwards_changes_nothing(one: tuple[EmbeddedCluster, Client]) -> None:
+    """Requests pass the codec within a process too."""
+    _, client = one
+    producer, consumer = opened(client, 1)
+    payload = bytearray(b"x" * 100_000)
+    columns = pa.record_batch({"key": ["k"], "payload": pa.array([bytes(payload)], pa.binary())})
+    producer.send_batch(columns)
+    payload[:] = b"y" * len(payload)
+    assert consumer.receive(10_000).data() == b"x" * 100_000
+
+
+def test_a_folder_of_its_own_is_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with cluster.connect(embedded=True) as client:
+        client.create_topic("orders")
+        assert len(list(tmp_path.iterdir())) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_address_has_no_place_in_one_process() -> None:
+    with pytest.raises(cluster.Invalid, match="not both"):
+        cluster.connect("127.0.0.1:1", embedded=True)
+
+
+QUICK = """
+import json, sys
+import cluster
+with cluster.connect(embedded=True) as client:
+    client.create_topic("orders")
+    producer = client.create_producer("orders")
+    consumer = client.subscribe("orders", "billing", initial_position="earliest")
+    producer.send(b"paid", partition_key="k")
+    consumer.acknowledge(consumer.receive(30_000))
+print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
+"""
+
+
+def test_the_way_to_it_imports_nothing_heavy() -> None:
+    """It is ready before Ray alone would be imported."""
+    code, output, errors = run(QUICK)
+    assert (code, errors) == (0, "")
+    assert set(json.loads(output)) & set(HEAVY) == set()
+
+
+# -- what fails -------------------------------------------------------------------------------------------------------
+
+
+def kill(inner: EmbeddedCluster, kind: str) -> str:
+    """End an actor of a kind as a defect would; returns the address that it had."""
+    address = next(address for found, address, _ in inner.actors.inventory() if found == kind)
+    inner.loop.soon(inner.actors.drop, address.partition("/")[2], "killed by a test")
+    return address
+
+
+@pytest.mark.parametrize("kind", ["topic", "dispatcher", "bookie", "controller"])
+def test_messages_go_on_when_an_actor_is_killed(one: tuple[EmbeddedCluster, Client], kind: str) -> None:
+    """It comes back under a new address (the controller under its own), and nothing is lost or out of order."""
+    inner, client = one
+    producer, consumer = opened(client)
+    producer.send_batch(batch(5, 10))
+    address = kill(inner, kind)
+    producer.send_batch(batch(5, 10, first=10))
+    drained(client, consumer, 5, 20)
+
+    def healed() -> bool:
+        running = [address for found, address, _ in inner.actors.inventory() if found == kind]
+        counts = {"topic": 2, "dispatcher": 2, "bookie": 3, "controller": 1}
+        return len(running) == counts[kind] and (kind == "controller" or address not in running)
+
+    eventually(healed, f"no {kind} came back")
+    eventually(lambda: client.alarms() == [], lambda: str(client.alarms()))
+
+
+HOLD = """
+import sys, time
+import cluster
+client = cluster.connect(embedded=True, data_dir=sys.argv[1])
+client.create_topic("orders", 2)
+producer = client.create_producer("orders")
+consumer = client.subscribe("orders", "billing", initial_position="earliest")
+for number in range(10**6):
+    producer.send(str(number // 5).encode(), partition_key=f"key-{number % 5}")
+    print(number, flush=True)
+"""
+
+
+def test_a_killed_process_loses_nothing_that_was_confirmed(tmp_path: Path) -> None:
+    child = begin(HOLD, str(tmp_path))
+    assert child.stdout is not None
+    for _ in range(50):
+        assert child.stdout.readline()
+    child.send_signal(signal.SIGKILL)
+    confirmed = 50 + len([line for line in child.communicate()[0].splitlines() if line.isdecimal()])
+    with cluster.connect(embedded=True, data_dir=tmp_path) as client:
+        consumer = client.subscribe("orders", "billing")
+        got = Received()
+        eventually(lambda: got.take([consumer]) is not None and got.count >= confirmed, lambda: str(got.by_key))
+    for numbers in got.by_key.values():
+        assert numbers == list(range(len(numbers)))
+
+
+def test_who_is_second_on_a_folder_is_told_who_is_first(tmp_path: Path) -> None:
+    child = begin(HOLD, str(tmp_path))
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline()
+        with pytest.raises(cluster.Invalid, match=rf"another process \({child.pid}, .*wait for it, or end it") as told:
+            cluster.connect(embedded=True, data_dir=tmp_path)
+        assert "\n" not in str(told.value)
+    finally:
+        child.kill()
+        child.communicate()
+    cluster.connect(embedded=True, data_dir=tmp_path).close()
+
+
+def test_the_same_process_twice_on_a_folder(tmp_path: Path) -> None:
+    with (
+        cluster.connect(embedded=True, data_dir=tmp_path),
+        pytest.raises(cluster.Invalid, match="this process itself"),
+    ):
+        cluster.connect(embedded=True, data_dir=tmp_path)
+
+
+FORGETFUL = """
+import sys
+import cluster
+client = cluster.connect(embedded=True, data_dir=sys.argv[1])
+client.create_topic("orders", 2)
+producer = client.create_producer("orders")
+consumer = client.subscribe("orders", "billing", initial_position="earliest")
+producer.send(b"0", partition_key="k")
+consumer.acknowledge(consumer.receive(30_000))
+"""
+
+
+def test_a_program_that_closes_nothing_ends_quietly(tmp_path: Path) -> None:
+    code, _, errors = run(FORGETFUL, str(tmp_path))
+    assert (code, errors) == (0, "")
+    with cluster.connect(embedded=True, data_dir=tmp_path) as client:
+        assert [row["topic"] for row in client.topics()] == ["orders"]
+
+
+def test_it_can_be_opened_again_and_again(tmp_path: Path) -> None:
+    """Subscriptions, acknowledgements and producers' sequences are where they were."""
+    for number in range(3):
+        with cluster.connect(embedded=True, data_dir=tmp_path) as client:
+            client.create_topic("orders", 1)
+            producer = client.create_producer("orders", "one")
+            consumer = client.subscribe("orders", "billing", initial_position="earliest")
+            producer.send(str(number).encode(), partition_key="k")
+            message = consumer.receive(30_000)
+            assert message.data() == str(number).encode()
+            consumer.acknowledge(message)
+            consumer.wait_acknowledged(30_000)

@@ -1,0 +1,87 @@
+"""The feed asks while somebody looks, and only then."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+
+from actors.ports import Ports
+from cluster.watch.feed import Feed
+from storage.errors import NotFound
+from tests.cluster.watch.test_story import consumer, dispatcher, status, topic
+
+
+class Owners:
+    """Answers with one partition whose consumers the test chooses."""
+
+    def __init__(self) -> None:
+        self.consumers = ["a"]
+        self.asked = asyncio.Event()
+        self.rounds = 0
+        self.error: NotFound | None = None
+
+    async def dispatchers(self, topic: str, subscription: str) -> list[dict[str, Any] | None]:
+        self.rounds += 1
+        self.asked.set()
+        if self.error is not None:
+            raise self.error
+        return [dispatcher(consumers=[consumer(name, [[1, 2]]) for name in self.consumers])]
+
+    async def topics(self, name: str) -> list[dict[str, Any] | None]:
+        return [topic()]
+
+    async def delayed(self, topic: str, subscription: str) -> list[dict[str, Any] | None]:
+        return [{"count": 3, "histogram": [[1, 2, 3]]}]
+
+    async def status(self) -> dict[str, Any]:
+        return status()
+
+
+async def following(stream: AsyncGenerator[str], name: str) -> Any:
+    """The data of the next event of a name."""
+    async for text in stream:
+        head, data = text.removesuffix("\n\n").split("\n")
+        if head == f"event: {name}":
+            return json.loads(data.removeprefix("data: "))
+    raise AssertionError("the stream has ended")
+
+
+async def test_a_viewer_sees_pictures_and_what_happened_between_them(ports: Ports) -> None:
+    owners = Owners()
+    stream = Feed(ports, owners).follow("orders", "billing")
+    seen = await following(stream, "picture")
+    assert seen["totals"]["backlog"] == 5
+    assert seen["due"] == [[3, [[1, 2, 3]]]]
+    owners.consumers = ["a", "b"]
+    assert [event["text"] for event in await following(stream, "events")] == ["partition 0: b joined"]
+    assert len((await following(stream, "picture"))["partitions"][0]["consumers"]) == 2
+    await stream.aclose()
+
+
+async def test_all_viewers_share_one_round_of_questions_and_nobody_is_asked_for_nobody(ports: Ports) -> None:
+    owners = Owners()
+    feed = Feed(ports, owners)
+    streams = [feed.follow("orders", "billing") for _ in range(5)]
+    await asyncio.gather(*(following(stream, "picture") for stream in streams))
+    assert owners.rounds == 1
+    for stream in streams:
+        await stream.aclose()
+    before = owners.rounds
+    owners.asked.clear()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(owners.asked.wait(), 0.5)
+    assert owners.rounds == before
+
+
+async def test_trouble_is_told_and_the_feed_goes_on(ports: Ports) -> None:
+    owners = Owners()
+    owners.error = NotFound("topic orders does not exist")
+    stream = Feed(ports, owners).follow("orders", "billing")
+    assert await following(stream, "trouble") == {"reason": "topic orders does not exist"}
+    owners.error = None
+    assert (await following(stream, "picture"))["controller"]
+    await stream.aclose()

@@ -1,0 +1,129 @@
+"""Both sides prove that they have the key; nothing that was ever said can be used again, or by somebody else."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster.wire import frames
+from cluster.wire.frames import CHALLENGE, HELLO, PROOF, REFUSED, REQUEST, WELCOME, Frame, FrameReader, Malformed
+from cluster.wire.handshake import MAX_GREETING, Caller, Greeter, Refused, prove, refusal
+from storage.frame import Buffer
+
+KEY = b"a token of the cluster"
+
+
+def frame(pieces: list[Buffer]) -> Frame:
+    """The frame that these pieces are."""
+    reader = FrameReader(MAX_GREETING)
+    data = b"".join(pieces)
+    room = reader.buffer()
+    room[: len(data)] = data
+    return reader.advance(len(data))[0]
+
+
+def test_both_have_the_key() -> None:
+    caller, greeter = Caller(KEY, "broker-1"), Greeter(KEY, "broker-1")
+    challenge = greeter.take(frame(caller.hello()))
+    proof = caller.take(frame(challenge))
+    assert (caller.done, greeter.done) == (False, False)
+    welcome = greeter.take(frame(proof))
+    assert (caller.done, greeter.done) == (False, True)
+    assert caller.take(frame(welcome)) == []
+    assert (caller.done, greeter.done) == (True, True)
+
+
+def test_nothing_that_is_said_holds_the_key() -> None:
+    caller, greeter = Caller(KEY, "broker-1"), Greeter(KEY, "broker-1")
+    said = [caller.hello()]
+    said.append(greeter.take(frame(said[-1])))
+    said.append(caller.take(frame(said[-1])))
+    said.append(greeter.take(frame(said[-1])))
+    assert all(KEY not in b"".join(pieces) for pieces in said)
+
+
+def test_a_caller_without_the_key_is_refused() -> None:
+    caller, greeter = Caller(b"guessed", "broker-1"), Greeter(KEY, "broker-1")
+    proof = caller.take(frame(greeter.take(frame(caller.hello()))))
+    with pytest.raises(Refused, match="does not have this cluster's token"):
+        greeter.take(frame(proof))
+    assert not greeter.done
+
+
+def test_a_listener_without_the_key_is_not_believed() -> None:
+    caller, greeter = Caller(KEY, "broker-1"), Greeter(b"guessed", "broker-1")
+    caller.take(frame(greeter.take(frame(caller.hello()))))
+    forged = frames.encode(WELCOME, 0, b"", b"\x81\xa5proof\xc4\x20" + bytes(32))
+    with pytest.raises(Refused, match="does not have this cluster's token"):
+        caller.take(frame(forged))
+    assert not caller.done
+
+
+def test_what_a_caller_says_cannot_be_sent_back_to_it() -> None:
+    """A stranger that mirrors each frame, or the proof of the caller, proves nothing."""
+    caller = Caller(KEY, "broker-1")
+    hello = frame(caller.hello())
+    mirrored = Frame(CHALLENGE, 0, b"", hello.head, [])
+    proof = frame(caller.take(mirrored))
+    with pytest.raises(Refused):
+        caller.take(Frame(WELCOME, 0, b"", proof.head, []))
+
+
+def test_a_recorded_conversation_opens_nothing() -> None:
+    caller, greeter = Caller(KEY, "broker-1"), Greeter(KEY, "broker-1")
+    hello = frame(caller.hello())
+    proof = frame(caller.take(frame(greeter.take(hello))))
+    again = Greeter(KEY, "broker-1")
+    again.take(hello)
+    with pytest.raises(Refused):
+        again.take(proof)
+
+
+def test_a_proof_for_one_process_is_none_for_another() -> None:
+    nonces = bytes(32), bytes(32)
+    said = {prove(KEY, role, name, *nonces) for role in (b"caller", b"listener") for name in ("a", "b")}
+    assert len(said) == 4
+    assert prove(KEY, b"caller", "ab", b"c", b"") != prove(KEY, b"caller", "a", b"bc", b"")
+
+
+def test_who_wants_another_process_is_told_that_it_is_not_here() -> None:
+    caller, greeter = Caller(KEY, "broker-1"), Greeter(KEY, "broker-2")
+    with pytest.raises(Refused) as refused:
+        greeter.take(frame(caller.hello()))
+    assert refused.value.elsewhere
+    with pytest.raises(Refused) as told:
+        caller.take(frame(refusal(str(refused.value), elsewhere=True)))
+    assert told.value.elsewhere
+
+
+kinds = st.sampled_from([HELLO, CHALLENGE, PROOF, WELCOME, REFUSED, REQUEST])
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(kinds, st.binary(max_size=80)), max_size=6), st.booleans())
+def test_no_made_up_greeting_opens_a_door(said: list[tuple[int, bytes]], listening: bool) -> None:
+    """Whatever a stranger says: Malformed, Refused, or another question; never a door that is open."""
+    side: Caller | Greeter = Greeter(KEY, "broker-1") if listening else Caller(KEY, "broker-1")
+    for kind, head in said:
+        try:
+            side.take(Frame(kind, 0, b"", head, []))
+        except (Malformed, Refused):
+            break
+    assert not side.done
+
+
+@settings(deadline=None)
+@given(st.lists(kinds, max_size=6))
+def test_frames_out_of_turn_open_no_door(order: list[int]) -> None:
+    """Well-formed frames of somebody without the key, in any order."""
+    greeter = Greeter(KEY, "broker-1")
+    stranger = Caller(b"guessed", "broker-1")
+    heads = {HELLO: frame(stranger.hello()).head}
+    heads[PROOF] = frame(stranger.take(frame(Greeter(b"x", "broker-1").take(frame(stranger.hello()))))).head
+    for kind in order:
+        try:
+            greeter.take(Frame(kind, 0, b"", heads.get(kind, b""), []))
+        except (Malformed, Refused):
+            break
+    assert not greeter.done

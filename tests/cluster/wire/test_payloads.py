@@ -1,0 +1,173 @@
+"""Shared payloads: written once, read in place, changed by nobody, and gone when the last one lets go."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gc
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from actors.wire import Packed
+from cluster.wire import payloads
+from cluster.wire.frames import ATTACHED, REQUEST, Frame, FrameReader, Malformed
+from cluster.wire.payloads import SharedPayload, read, written
+
+pytestmark = pytest.mark.skipif(not payloads.POSSIBLE, reason="this system has no sealed memory")
+
+ROWS = np.random.default_rng(7).bytes(200_000)
+
+
+def share(data: bytes = ROWS) -> SharedPayload:
+    made = SharedPayload.of(data)
+    assert made is not None
+    return made
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    """Every test lets go of what it shared: descriptors and mappings."""
+    gc.collect()
+    before, mapped, counted = psutil.Process().num_fds(), mappings(), SharedPayload.open
+    yield
+    gc.collect()
+    assert (psutil.Process().num_fds(), mappings(), SharedPayload.open) == (before, mapped, counted)
+
+
+def mappings() -> int:
+    return Path("/proc/self/maps").read_text().count("memfd:sluice")
+
+
+def over(packed: Packed, *, passes: bool, settle: bool = True) -> Packed:
+    """A message as another process would read it."""
+    pieces, descriptors = written(REQUEST, 1, b"a", packed, passes)
+    reader = FrameReader()
+    reader.descriptors.extend(os.dup(each) for each in descriptors)
+    frames: list[Frame] = []
+    for piece in pieces:
+        left = memoryview(piece).cast("B")
+        while left:
+            room = reader.buffer()
+            count = min(len(room), len(left))
+            room[:count] = left[:count]
+            left = left[count:]
+            frames += reader.advance(count)
+    (frame,) = frames
+    return read(frame, settle=settle)
+
+
+def test_it_is_read_as_it_was_written() -> None:
+    view = share().view()
+    assert view == ROWS
+    assert view.readonly
+
+
+def test_a_view_outlives_everything_else() -> None:
+    view = share().view()[10:20]
+    gc.collect()
+    assert view == ROWS[10:20]
+
+
+def test_nobody_can_change_it() -> None:
+    made = share()
+    with pytest.raises(OSError, match="not permitted"):
+        os.write(made.descriptor, b"x")
+    with pytest.raises(OSError, match="not permitted"):
+        os.ftruncate(made.descriptor, 10)
+
+
+def test_what_its_author_can_still_change_is_not_taken() -> None:
+    """It could be cut while somebody reads it, which ends the reader."""
+    for descriptor in (os.memfd_create("x", os.MFD_ALLOW_SEALING), os.open(os.devnull, os.O_RDONLY)):
+        with pytest.raises(Malformed):
+            SharedPayload.received(descriptor)
+    weak = os.memfd_create("x", os.MFD_ALLOW_SEALING)
+    fcntl.fcntl(weak, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    with pytest.raises(Malformed, match="can still change"):
+        SharedPayload.received(weak)
+
+
+@pytest.mark.parametrize("settle", [True, False])
+def test_it_travels_as_a_descriptor(settle: bool) -> None:
+    made = share()
+    got = over(Packed(b"head", [b"column"], [made]), passes=True, settle=settle)
+    (handle,) = got.handles
+    assert isinstance(handle, SharedPayload)
+    assert handle.view() == ROWS
+    assert (handle.descriptor >= 0) is not settle
+    assert [bytes(part) for part in got.attachments] == [b"column"]
+
+
+def test_between_machines_it_travels_as_its_bytes() -> None:
+    got = over(Packed(b"head", [b"column"], [share(), share(b"z" * 70_000)]), passes=False)
+    assert [bytes(part) for part in got.attachments] == [b"column"]
+    assert [bytes(part) for part in got.handles] == [ROWS, b"z" * 70_000]
+
+
+def test_one_that_is_read_here_is_passed_on_as_its_bytes() -> None:
+    made = share().settle()
+    assert made.descriptor < 0
+    pieces, descriptors = written(REQUEST, 1, b"a", Packed(b"", [], [made]), True)
+    assert not descriptors
+    assert bytes(memoryview(pieces[0])[5:6]) == bytes([REQUEST | ATTACHED])
+
+
+def test_what_came_is_passed_on_without_a_copy() -> None:
+    made = share()
+    assert SharedPayload.behind(made.view()) is made
+    assert SharedPayload.behind(made.view()[1:]) is None
+    assert SharedPayload.behind(ROWS) is None
+    assert SharedPayload.behind(memoryview(ROWS)) is None
+    made.settle()
+    assert SharedPayload.behind(made.view()) is None
+
+
+def test_where_descriptors_run_short_nothing_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = share()
+    monkeypatch.setattr(payloads, "_most_open", lambda: SharedPayload.open)
+    assert SharedPayload.of(ROWS) is None
+    del first
+
+
+def test_a_frame_that_nobody_reads_leaves_no_descriptor() -> None:
+    made, reader = share(), FrameReader()
+    reader.descriptors.append(os.dup(made.descriptor))
+    reader.close()
+    frame = Frame(REQUEST, 1, b"", b"", [], [os.open(os.devnull, os.O_RDONLY), os.dup(made.descriptor)])
+    with pytest.raises(Malformed):
+        read(frame, settle=True)
+
+
+SHARER = """
+import os, socket, sys, time
+sys.path.insert(0, {root!r})
+from cluster.wire.payloads import SharedPayload
+made = SharedPayload.of(bytes(range(256)) * 1000)
+sock = socket.socket(fileno=int(sys.argv[1]))
+socket.send_fds(sock, [b"x"], [made.descriptor])
+time.sleep(600)
+"""
+
+
+def test_it_outlives_a_sharer_that_is_killed() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    root = str(Path(payloads.__file__).parents[2])
+    with ours, theirs:
+        code = SHARER.format(root=root)
+        sharer = subprocess.Popen([sys.executable, "-c", code, str(theirs.fileno())], pass_fds=[theirs.fileno()])
+        try:
+            _, (descriptor,), _, _ = socket.recv_fds(ours, 10, 1)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                sharer.send_signal(signal.SIGKILL)
+            sharer.wait()
+        assert SharedPayload.received(descriptor).view() == bytes(range(256)) * 1000

@@ -1,0 +1,66 @@
+"""Consumers that are forked: real processes, a stand-in for the broker."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cluster.launch import wait_until
+from loadgen.consume import ConsumeJob
+from loadgen.history import Clock
+from loadgen.nursery import Nursery
+from storage.errors import Unavailable
+from tests.loadgen.fakes import FolderClient
+
+PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def nursery() -> Iterator[Nursery]:
+    made = Nursery()
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def job(folder: Path) -> ConsumeJob:
+    made = ConsumeJob(FolderClient(folder), "t", "s", Clock.start(), folder)
+    made.prepare()
+    return made
+
+
+def ended(pid: int) -> bool:
+    """A process that its parent has not asked after yet stays in the table."""
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_each_consumer_is_a_process_of_its_own(nursery: Nursery, tmp_path: Path) -> None:
+    """One that is killed leaves the others as they are."""
+    first, second = nursery(job(tmp_path)), nursery(job(tmp_path))
+    pids = [one.ready(PATIENCE_S) for one in (first, second)]
+    assert len({*pids, os.getpid()}) == 3
+    os.kill(pids[0], signal.SIGKILL)
+    wait_until(lambda: ended(pids[0]), PATIENCE_S, "the end of a killed process")
+    with pytest.raises(Unavailable, match="has ended"):
+        first.start("c-1.1", "c-1")
+    second.stop(PATIENCE_S)
+    assert second.ready(PATIENCE_S) == pids[1]
+
+
+def test_nothing_is_left_not_even_of_a_stopped_process(tmp_path: Path) -> None:
+    nursery = Nursery()
+    consumers = [nursery(job(tmp_path)) for _ in range(3)]
+    pids = [one.ready(PATIENCE_S) for one in consumers]
+    os.kill(pids[0], signal.SIGSTOP)
+    consumers[1].end()
+    wait_until(lambda: ended(pids[1]), PATIENCE_S, "the end of a consumer")
+    nursery.close()
+    wait_until(lambda: all(ended(pid) for pid in pids), PATIENCE_S, "the end of all")
+    with pytest.raises(Unavailable, match="forked from has ended"):
+        nursery(job(tmp_path))

@@ -1,0 +1,123 @@
+"""Mutants of delayed delivery, most of which only a test of a store that is away or refuses can find."""
+
+from __future__ import annotations
+
+from tests.sim.mutants import Mutant
+
+BROKER = "broker"
+_AWAY = "tests/actors/delayed/test_stores_away.py::"
+
+DELAYING: list[Mutant] = [
+    Mutant(
+        name="messages without a delay do not end the pause of fixed delays",
+        module="actors.dispatcher.reader",
+        old="            self._tracker.undelayed()\n",
+        new="            pass\n",
+        world=BROKER,
+        test="tests/actors/delayed/test_delivery.py::test_bd_6_messages_without_a_delay_end_the_pause_of_fixed_delays",
+    ),
+    Mutant(
+        name="the timer stays at a due time that is over",
+        module="actors.dispatcher.pump",
+        old="                    due = d.tracker.next_due()\n",
+        new="                    pass\n",
+        world=BROKER,
+        test="tests/actors/delayed/test_timer.py::test_the_timer_follows_a_look_that_finds_only_what_was_skipped",
+    ),
+    Mutant(
+        name="unreadable objects are tried first",
+        module="actors.delayed.loader",
+        old="if not bucket.stalled and _needs_load(bucket, until)]",
+        new="if _needs_load(bucket, until)]",
+        world=BROKER,
+        test=f"{_AWAY}test_objects_that_cannot_be_read_take_no_place_from_those_that_can",
+    ),
+    Mutant(
+        name="a fall-back to memory lasts",
+        module="actors.delayed.keeper",
+        old='        self._shelf.ports.spawn(self._start_later(), "delayed index opens")\n',
+        new="",
+        world=BROKER,
+        test=f"{_AWAY}test_bd_33_a_fall_back_to_memory_goes_back_to_buckets_by_itself",
+    ),
+    Mutant(
+        name="deleting does not look for what was never opened",
+        module="actors.delayed.buckets",
+        old="            await self._keeper.start()\n            await self._keeper.forget_names()\n",
+        new="            await self._keeper.forget_names()\n",
+        world=BROKER,
+        test=f"{_AWAY}test_deleting_after_a_fall_back_leaves_nothing",
+    ),
+    Mutant(
+        name="a subscription that has no buckets any more deletes none",
+        module="actors.delayed.memory",
+        old="        if self.leftovers is not None:\n",
+        new="        if False:\n",
+        world=BROKER,
+        test=f"{_AWAY}test_deleting_a_subscription_deletes_what_it_left_in_buckets_before",
+    ),
+    Mutant(
+        name="nobody tells the readers what a damaged manifest named",
+        module="actors.delayed.shared",
+        old="reread=tracker.rebuilt)",
+        new="reread=False)",
+        world=BROKER,
+        test="tests/actors/delayed/test_shared.py::test_what_a_damaged_manifest_named_is_read_from_the_log_again",
+    ),
+    Mutant(
+        name="buckets that wait for a failing store are not counted",
+        module="actors.delayed.sealer",
+        old="for bucket in self._shelf.buckets if bucket.state is not State.LIVE)",
+        new="for bucket in self._shelf.buckets if bucket.state is State.BUILDING)",
+        world=BROKER,
+        test=f"{_AWAY}test_what_waits_for_a_failing_store_is_bounded_and_tells_so",
+    ),
+    Mutant(
+        name="a bucket that nobody could read stays named",
+        module="actors.delayed.shelf",
+        old="if record.end <= mark_delete and key not in self.drops]",
+        new="if record.damaged and record.end <= mark_delete and key not in self.drops]",
+        world=BROKER,
+        test=f"{_AWAY}test_a_bucket_that_could_not_be_reached_is_collected_when_its_range_is_done",
+    ),
+    Mutant(
+        name="a clear that was refused is forgotten",
+        module="actors.delayed.buckets",
+        old="        self._shelf.drops.update(dict.fromkeys(self._shelf.named))\n",
+        new="",
+        world=BROKER,
+        test=f"{_AWAY}test_a_clear_that_the_store_refuses_is_made_good_later",
+    ),
+    Mutant(
+        name="objects are collected once only",
+        module="actors.delayed.keeper",
+        old="            self._collect_at = self._shelf.ports.clock.monotonic() + self._collect_pause\n",
+        new="",
+        world=BROKER,
+        test=f"{_AWAY}test_a_late_put_of_a_dead_owner_is_found_on_a_quiet_subscription",
+    ),
+    Mutant(
+        name="what is read during the recovery is stored twice",
+        module="actors.delayed.recovery",
+        old="        if len(doubled):\n",
+        new="        if False:\n",
+        world=BROKER,
+        test=f"{_AWAY}test_a_slow_recovery_stores_nothing_twice",
+    ),
+    Mutant(
+        name="what expired stays in the mutable bucket",
+        module="storage.delayed.core",
+        old="        if count and 2 * self.stale > self.loaded():\n",
+        new="        if False:\n",
+        world=BROKER,
+        test=f"{_AWAY}test_what_expired_leaves_the_mutable_bucket",
+    ),
+    Mutant(
+        name="an object of an earlier life of the name is taken for ours",
+        module="actors.delayed.objects",
+        old="                await self.verify(key, sealed)\n            except",
+        new="                pass\n            except",
+        world=BROKER,
+        test=f"{_AWAY}test_an_object_of_an_earlier_life_of_the_name_is_never_taken_for_ours",
+    ),
+]

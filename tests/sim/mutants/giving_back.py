@@ -1,0 +1,59 @@
+"""Mutants of redelivery delays and counts, in one owner and from one to the next."""
+
+from __future__ import annotations
+
+from tests.sim.mutants import Mutant
+
+REDELIVERIES = "redeliveries"
+_UNITS = "tests/actors/key_shared/test_redelivering.py"
+
+GIVING_BACK: list[Mutant] = [
+    Mutant(
+        name="delays and counts are in no record",
+        module="actors.dispatcher.dispatcher",
+        old='            "redeliveries": handing_back.kept(self),\n',
+        new="",
+        world=REDELIVERIES,
+        seed=0,
+    ),
+    Mutant(
+        name="a hand-back is answered before it is durable",
+        module="actors.dispatcher.handing_back",
+        old="    await d.keeper.barrier()\n\n\ndef kept(",
+        new="\n\ndef kept(",
+        world=REDELIVERIES,
+        seed=0,
+    ),
+    Mutant(
+        name="a hand-back that is said twice counts twice",
+        module="actors.key_shared.core",
+        old="    if seen is None:\n        more =",
+        new="    if True:\n        more =",
+        world=REDELIVERIES,
+        test=f"{_UNITS}::test_said_again_it_counts_once",
+    ),
+    Mutant(
+        name="what is given back before it is read again comes at once",
+        module="actors.key_shared.redelivering",
+        old="    _note(core, unread, counted, until, _of(seen, positions, unread))\n",
+        new="",
+        world=REDELIVERIES,
+        seed=0,
+    ),
+    Mutant(
+        name="an older delay wakes what waits longer",
+        module="actors.key_shared.core",
+        old="            over = self.window.since[rows] <= now\n",
+        new="            over = self.window.since[rows] >= 0\n",
+        world=REDELIVERIES,
+        test=f"{_UNITS}::test_an_earlier_delay_does_not_end_a_later_one",
+    ),
+    Mutant(
+        name="what was delivered by an earlier owner counts as a first delivery",
+        module="actors.key_shared.redelivering",
+        old="    window.flags[idle] |= DELIVERED  # by an owner before this one\n",
+        new="",
+        world=REDELIVERIES,
+        test=f"{_UNITS}::test_what_is_said_again_was_delivered_before",
+    ),
+]

@@ -1,0 +1,66 @@
+"""Mutants of what consumers hold while owners, settings and sessions change."""
+
+from __future__ import annotations
+
+from tests.sim.mutants import Mutant
+
+BROKER = "broker"
+
+HOLDING: list[Mutant] = [
+    Mutant(
+        name="what is done comes back with its holder",
+        module="actors.dispatcher.dispatcher",
+        old="                finished=holding[self.cursor.is_acknowledged(holding)],\n",
+        new="",
+        world=BROKER,
+        test="tests/actors/dispatcher/test_returning.py::test_what_is_done_does_not_come_back_with_its_holder",
+    ),
+    Mutant(
+        name="a refusal is taken for the hashes of what is held",
+        module="actors.dispatcher.returning",
+        old="        await wait.pause()\n",
+        new="        break\n",
+        world=BROKER,
+        test="tests/actors/dispatcher/test_returning.py::test_what_is_no_answer_keeps_dispatch_closed",
+    ),
+    Mutant(
+        name="what was on its way arrives although it was given back",
+        module="actors.consumer.partition",
+        old="                if reply.consumer_epoch >= self._consumer_epoch:",
+        new="                if True:",
+        world=BROKER,
+        test="tests/actors/consumer/test_redelivering.py",
+    ),
+    Mutant(
+        name="what nobody has seen counts as redelivered",
+        module="actors.key_shared.redelivering",
+        old="    rows = rows[np.isin(window.position[rows], seen)]\n",
+        new="",
+        world=BROKER,
+        test="tests/actors/consumer/test_redelivering.py",
+    ),
+    Mutant(
+        name="an owner goes on with other settings than it began with",
+        module="actors.dispatcher.moving",
+        old='    d.fenced("it begins again with other settings")\n',
+        new="    d.settings = settings\n    d.membership.lease_ms, d.membership.trust_ms = settings.lease_ms, 500\n",
+        world=BROKER,
+        test="tests/actors/dispatcher/test_configuring.py::test_a_shorter_lease_makes_no_two_owners",
+    ),
+    Mutant(
+        name="who does not answer loses its messages with its place",
+        module="actors.dispatcher.leases",
+        old="    d.sessions.retire(session)\n",
+        new='    d.end_session(session, "it does not answer", dismissed=True)\n',
+        world=BROKER,
+        test="tests/actors/dispatcher/test_rivals.py",
+    ),
+    Mutant(
+        name="an owner trusts itself for a lease longer than its record says",
+        module="actors.dispatcher.membership",
+        old="        lease = self.lease_ms + self.trust_ms\n",
+        new="        lease = self.lease_ms\n",
+        world=BROKER,
+        test="tests/actors/dispatcher/test_membership.py",
+    ),
+]

@@ -1,0 +1,30 @@
+"""What a dispatcher remembers must follow what is open, at every moment and not only at rest."""
+
+from __future__ import annotations
+
+from actors.dispatcher import Dispatcher
+from tests.sim.world import World
+
+EVERY_MS = 100
+
+
+async def watch_bounds(world: World) -> None:
+    """Look at every dispatcher now and then, for as long as the world lives."""
+    while True:
+        await world.loop.pause(EVERY_MS)
+        for name in world.alive("dispatcher-"):
+            actor = world.process(name).actor
+            if isinstance(actor, Dispatcher) and hasattr(actor, "administration"):
+                _check(name, actor)
+
+
+def _check(name: str, dispatcher: Dispatcher) -> None:
+    """Every run that is kept has a message that is not acknowledged, wherever that message waits just now.
+
+    It may be in the window, delayed, or in a part of the delayed index that was lost and has to be read again.
+    """
+    runs, cursor = dispatcher.runs, dispatcher.cursor
+    for home in range(runs._head, runs._end):
+        last = int(runs._lasts[home])
+        done = runs._runs[home] is not None and cursor.next_unacknowledged(int(runs._firsts[home])) > last
+        assert not done, f"L3: {name} keeps a run up to {last} of which everything is acknowledged"

@@ -1,0 +1,275 @@
+"""Controllers that place bookies, topics and dispatchers in processes on nodes, while all of these come and go.
+
+Placement and the controller's fleet are the real ones; nodes and processes are simulated. Processes freeze, start
+slowly, die, also while they start; nodes die and their machines come back; a controller ends, and the next one finds
+what runs; one that was frozen comes back and works beside its successor for a while.
+
+At every moment, as far as each controller knows: a slot is served by one process, a bookie's process by nobody else,
+and none that waits serves; no process is made for a slot that has one, or to wait beyond what is wanted. Never do two
+processes serve one disk. In the end every actor runs, in the process of its slot: refuge is given back; as many
+processes wait as are wanted; and there is no process that the last controller does not know.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from actors.fleet import Fleet, Running
+from actors.messages import Alive, Ping
+from actors.placement.placement import Placement
+from actors.placement.placer import Placer
+from actors.placement.slots import STANDBY, is_broker, stem
+from actors.ports import Address, Ports, Unknown
+from actors.wire import Request
+from storage.errors import Unavailable
+from tests.sim.faults import Fault, Nemesis
+from tests.sim.processes import SimCluster, SimProcess, SimProcesses
+from tests.sim.world import World
+
+TROUBLE_MS, BOUND_MS = 90_000, 400_000
+LOOK_MS = 50
+RETRY_MS = 100
+TROUBLES = ("process_crash", "process_freeze", "node_loss", "controller_restart", "two_controllers")
+
+
+class PlacementWorld:
+    """See the module."""
+
+    name = "placement"
+    kinds = [*TROUBLES, "slow_process", "start_death", "answer_loss"]
+    favourites: Sequence[str] = ("process_crash", "controller_restart")
+
+    def __call__(self, world: World, faults: list[Fault], options: dict[str, str]) -> dict[str, int]:
+        """Play a run."""
+        course = _Course(world, faults)
+        world.play(lambda _: course.run())
+        return course.counters
+
+
+class _PingNet:
+    """Asks simulated processes whether an actor runs; nothing else is asked for here."""
+
+    def __init__(self, cluster: SimCluster) -> None:
+        self._cluster = cluster
+
+    async def call(self, to: Address, request: Request[Any], timeout: int) -> Any:
+        """Alive, or Unknown."""
+        assert isinstance(request, Ping)
+        pause = self._cluster.world.loop.pause
+        await pause(1 + self._cluster.rng.randrange(20))
+        runs = self._cluster.runs_at(to)
+        if runs is None:
+            await pause(timeout)
+            return Unknown("no answer")
+        return Alive() if runs else Unknown("it is gone", gone=True)
+
+
+class _Controller:
+    """One incarnation of the controller."""
+
+    def __init__(self, course: _Course, number: int) -> None:
+        self.name = f"controller-{number}"
+        self.course = course
+        net: Any = _PingNet(course.cluster)
+        self.ports: Ports = replace(course.world.client(self.name), net=net)
+        self.placement = Placement(course.brokers, self.ports.clock.monotonic())
+        processes = SimProcesses(course.cluster, self.name, self.makes)
+        self.fleet = Fleet(self.ports, Placer(self.ports, processes, self.placement))
+        self.entries: list[Running] = []
+        self.ports.spawn(self.run(), "run")
+
+    async def run(self) -> None:
+        """What the controller does with its fleet."""
+        while True:
+            try:
+                await self.fleet.adopt()
+                break
+            except Unavailable:
+                await self.ports.clock.sleep(RETRY_MS)
+        self.entries = [self.fleet.want(kind, settings) for kind, settings in self.course.wanted]
+        await self.fleet.watch()
+
+    def makes(self, name: str) -> None:
+        """It begins to make a process."""
+        self.course.counters["made"] += 1
+        placement, slot = self.placement, stem(name)
+        if slot == STANDBY:
+            waiting, wanted = len(placement.standby.waiting), placement.wanted()
+            assert waiting < wanted, f"S: one more is made to wait; {waiting} wait, {wanted} are wanted"
+        known = placement.serving.get(slot)
+        assert known is None or known.slot != slot, f"S: {slot} is given a second process beside {known}"
+
+    def check(self) -> None:
+        """What must hold at every moment, as far as this controller knows."""
+        serving, waiting = self.placement.serving, self.placement.standby.waiting
+        for slot, process in serving.items():
+            assert process not in waiting, f"S: {process.name} waits, and serves {slot}"
+            if not (is_broker(slot) and is_broker(process.slot)):
+                assert process.slot == slot, f"S: the process of {process.slot} serves {slot}"
+            assert serving.get(process.slot) is process, f"S: {process.name} and another one serve {process.slot}"
+        self.course.counters["checked"] += 1
+
+    def complaint(self) -> str:
+        """What is not yet as it must be in the end; empty if all is well."""
+        cluster, placement = self.course.cluster, self.placement
+        if not self.entries:
+            return "L: the controller has not begun"
+        for entry in self.entries:
+            slot = placement.slot_for(entry.kind, entry.settings)
+            if not entry.address or not cluster.runs_at(entry.address):
+                return f"L: {entry.name} does not run: {entry.problem}"
+            process = placement.serving.get(slot)
+            if process is None or process.slot != slot or process.name != entry.address.partition("/")[0]:
+                return f"L: {entry.name} is at {entry.address}, {slot} is served by {process}: refuge is not given back"
+        waiting = len(placement.standby.waiting)
+        if waiting != placement.wanted():
+            return f"L: {waiting} processes wait, and {placement.wanted()} are wanted"
+        for other in cluster.alive():
+            if not placement.knows(other.name):
+                return f"L: {other.name} runs, and is known to nobody"
+        return ""
+
+
+class _Course:
+    """One run."""
+
+    def __init__(self, world: World, faults: list[Fault]) -> None:
+        self.world = world
+        self.faults = faults
+        self.rng = rng = random.Random(f"course/{world.seed}")
+        self.cluster = SimCluster(world)
+        self.brokers = rng.randint(1, 3)
+        self.machines = [f"machine-{number}" for number in range(rng.randint(1, 3))]
+        bookies = [("bookie", {"bookie": f"bookie-{number}"}) for number in range(rng.randint(0, 3))]
+        shares = [{"topic": "t", "partition": number} for number in range(rng.randint(1, 4))]
+        self.wanted: list[tuple[str, dict[str, Any]]] = [
+            *bookies,
+            *(("topic", share) for share in shares),
+            *(("dispatcher", {**share, "subscription": "s"}) for share in shares),
+        ]
+        self.controllers: list[_Controller] = []
+        self.counters = dict.fromkeys(("checked", "made", "controllers"), 0)
+        self.nemesis = Nemesis(world, faults)
+        self._nodes = 0
+
+    async def run(self) -> None:
+        """Trouble, then peace, in which everything must come to order."""
+        world = self.world
+        for machine in self.machines:
+            self.add_node(machine)
+            if self.rng.random() < 0.3:
+                self.add_node(machine)
+        self.begin_trouble()
+        self.start_controller()
+        world.background(self.look(), "look")
+        await world.loop.pause(TROUBLE_MS)
+        self.end_trouble()
+        deadline = world.loop.now + BOUND_MS
+        while told := self.controllers[-1].complaint():
+            assert world.loop.now < deadline, f"{told}, after {BOUND_MS} ms of peace"
+            await world.loop.pause(500)
+
+    def add_node(self, machine: str) -> None:
+        """One more node of a machine."""
+        self._nodes += 1
+        self.cluster.add_node(f"node-{self._nodes:02}", machine)
+
+    def start_controller(self) -> _Controller:
+        """The next controller."""
+        self.counters["controllers"] += 1
+        self.controllers.append(_Controller(self, len(self.controllers)))
+        return self.controllers[-1]
+
+    async def look(self) -> None:
+        """Check the living controllers again and again."""
+        while True:
+            await self.world.loop.pause(LOOK_MS)
+            for controller in self.controllers:
+                if self.world.is_up(controller.name):
+                    controller.check()
+
+    # -- trouble -----------------------------------------------------------------------------------------------------
+
+    def begin_trouble(self) -> None:
+        """From now on things go wrong."""
+        trouble = self.cluster.trouble
+        for fault in self.faults:
+            if fault.kind == "slow_process":
+                trouble.slow_start, trouble.slow_ms = fault["chance"], fault.whole("most")
+            elif fault.kind == "start_death":
+                trouble.start_fails = fault["chance"]
+            elif fault.kind == "answer_loss":
+                trouble.answer_lost = fault["chance"]
+        for kind in TROUBLES:
+            self.nemesis.special[kind] = getattr(self, kind)
+        self.nemesis.begin()
+
+    def end_trouble(self) -> None:
+        """From now on everything works, and there is one controller."""
+        self.world.record("nemesis", "heals")
+        self.nemesis.active = False
+        self.cluster.trouble = type(self.cluster.trouble)()
+        for process in self.cluster.alive():
+            self.cluster.thaw(process)
+        for machine in self.machines:
+            if all(node.address != machine for node in self.cluster.nodes.values()):
+                self.add_node(machine)
+        for controller in self.controllers[:-1]:
+            self.world.crash(controller.name)
+        self.world.resume(self.controllers[-1].name)
+        if not self.world.is_up(self.controllers[-1].name):
+            self.start_controller()
+
+    def victim(self, rng: random.Random, wanted: Callable[[SimProcess], bool]) -> SimProcess | None:
+        """A process to hit."""
+        every = [process for process in self.cluster.alive() if wanted(process)]
+        return every[rng.randrange(len(every))] if every else None
+
+    async def process_crash(self, fault: Fault, rng: random.Random) -> None:
+        """A process dies, or two at once."""
+        for _ in range(rng.choice((1, 1, 2))):
+            process = self.victim(rng, lambda process: True)
+            if process is not None:
+                self.cluster.die(process, "crash")
+
+    async def process_freeze(self, fault: Fault, rng: random.Random) -> None:
+        """A process freezes for a while."""
+        process = self.victim(rng, lambda process: not process.frozen)
+        if process is not None:
+            self.cluster.freeze(process)
+            await self.world.loop.pause(int(rng.random() * fault["length"]))
+            self.cluster.thaw(process)
+
+    async def node_loss(self, fault: Fault, rng: random.Random) -> None:
+        """A node dies, and its machine comes back later."""
+        nodes = sorted(self.cluster.nodes)
+        if nodes:
+            name = nodes[rng.randrange(len(nodes))]
+            machine = self.cluster.nodes[name].address
+            self.cluster.lose_node(name)
+            await self.world.loop.pause(int(rng.random() * fault["down"]))
+            self.add_node(machine)
+
+    async def controller_restart(self, fault: Fault, rng: random.Random) -> None:
+        """The controller dies, and another one comes."""
+        self.world.crash(self.controllers[-1].name)
+        await self.world.loop.pause(int(rng.random() * fault["down"]))
+        if self.nemesis.active:
+            self.start_controller()
+
+    async def two_controllers(self, fault: Fault, rng: random.Random) -> None:
+        """The controller freezes, another one comes, and the first one goes on for a while."""
+        old = self.controllers[-1]
+        if not self.world.is_up(old.name):
+            return
+        self.world.pause(old.name)
+        await self.world.loop.pause(int(rng.random() * 3_000))
+        if self.nemesis.active:
+            self.start_controller()
+            await self.world.loop.pause(int(rng.random() * fault["length"]))
+            self.world.resume(old.name)
+            await self.world.loop.pause(int(rng.random() * fault["length"]))
+            self.world.crash(old.name)
