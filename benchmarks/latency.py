@@ -27,8 +27,8 @@ from cluster import connect, launch
 from cluster.client import Client
 from cluster.consumer import Consumer
 from cluster.message import MessageId
-from cluster.nodes import processes_of
 from cluster.producer import Producer
+from cluster.sessions import processes_of
 
 SIZE, KEYS = 100, 100
 TICK_S = 0.005

@@ -61,14 +61,15 @@ def connect(address: str | None = None, *, data_dir: str | Path | None = None, e
 
         return in_process.connect(folder)
     from cluster import launch, standalone
+    from cluster.discovery import find
 
     if "SLUICE_INTERNAL_ADDRESS" not in os.environ and (client := standalone.join(folder, address)) is not None:
         return client
     cleanup = contextlib.ExitStack()
     if address is not None:
-        found = launch.find(folder)
+        found = find(folder)
         launch.join(address, found[1] if found else None)
-    elif (found := launch.find(folder)) is not None:
+    elif (found := find(folder)) is not None:
         launch.join(*found)
     else:
         cleanup.enter_context(launch.local(folder or Path("sluice-data")))

@@ -41,7 +41,7 @@ from actors.bookie.settings import BookieSettings
 from actors.losses import LOST_AFTER_MS
 from actors.messages import SubscriptionSettings, TopicSettings
 from actors.messages.settings import check_subscription, check_topic
-from cluster.launch import ClusterOptions
+from cluster.options import ClusterOptions
 from storage.errors import Invalid
 
 S = TypeVar("S", bound=msgspec.Struct)

@@ -28,10 +28,11 @@ from actors.wire import Blob, Packed
 from cluster.build import CONTROLLER, SluiceParts
 from cluster.client import Client
 from cluster.deaths import ProcessWatch
+from cluster.discovery import refuse_running
 from cluster.folder import claimed, prepare_folder
-from cluster.launch import ClusterOptions, identified, refuse_running
 from cluster.loop import LoopThread
 from cluster.net import DirectNet
+from cluster.options import ClusterOptions, identified
 from cluster.process import ProcessActors
 from cluster.real import RealClock, StructuredLog, Tasks, make_rng
 from cluster.stores import check_stores

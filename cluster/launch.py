@@ -21,19 +21,21 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from actors.losses import LOST_AFTER_MS
 from cluster import identity, standalone
 from cluster.attach import answers, check_order, first_line
 from cluster.attach import join as join  # part of this module's interface
 from cluster.bare import bare_nodes
+from cluster.discovery import refuse_running, runs, token_of
 from cluster.environment import LOOPBACK, NAMESPACE, prepare, ray_folder, short_folder
 from cluster.folder import STATE_FILE, TOKEN_FILE, claimed, prepare_folder, read_state, write_state
-from cluster.nodes import SLOW_START, START_TRIES, add_node, count_nodes, processes_of, start_head, stop_session
+from cluster.nodes import SLOW_START, START_TRIES, add_node, alive_nodes, start_head
+from cluster.options import ClusterOptions, identified
 from cluster.repeated import note
+from cluster.sessions import count_nodes, stop_session
 from cluster.signals import held_back
 from cluster.stores import check_stores
 from storage.errors import Invalid, NotFound, SluiceError, Unavailable
@@ -41,57 +43,11 @@ from storage.errors import Invalid, NotFound, SluiceError, Unavailable
 if TYPE_CHECKING:
     from cluster.config import Configuration
 
-OBJECT_STORE_BYTES = 1024 * 1024 * 1024
 CONTROLLER_NAME = "controller"
 STOP_SECONDS = 20.0
 """How long the processes of a cluster are asked to end before they are ended."""
 READY_TIMEOUT = 300.0
 ENDING = "import sys; from cluster.launch import leave_nothing; leave_nothing(sys.argv[1:])"
-
-
-@dataclass(frozen=True)
-class ClusterOptions:
-    """What a cluster is made of. metadata and objects are URLs (cluster.stores); empty means in the data folder.
-
-    bookie_lost_after_ms: a bookie that cannot be started for so long is given up, and its copies are made again.
-    cluster: the id that disks and metadata must have (cluster.identity), filled in at the start.
-    bind_address: where processes listen for others; "node" is the machine's address in Ray, for several machines.
-    """
-
-    data_dir: Path
-    bookies: int = 3
-    brokers: int = 2
-    standby: bool = True
-    cpus: int | None = None
-    object_store_bytes: int = OBJECT_STORE_BYTES
-    metadata: str = ""
-    objects: str = ""
-    s3_endpoint_url: str | None = None
-    admin_port: int = 0
-    bookie_lost_after_ms: int = LOST_AFTER_MS
-    bind_address: str = LOOPBACK
-    log_level: str = "warning"
-    cluster: str = ""
-    bookie_settings: dict[str, Any] = field(default_factory=dict)
-
-    def settings(self) -> dict[str, Any]:
-        """The plain mapping that every host is given."""
-        root = self.data_dir.resolve()
-        return {
-            "data_dir": str(root),
-            "bookies": [f"bookie-{number}" for number in range(self.bookies)],
-            "brokers": self.brokers,
-            "standby": self.standby,
-            "metadata": self.metadata or (root / "metadata.db").as_uri().replace("file", "sqlite", 1),
-            "objects": self.objects or (root / "objects").as_uri(),
-            "s3_endpoint_url": self.s3_endpoint_url,
-            "admin_port": self.admin_port,
-            "bookie_lost_after_ms": self.bookie_lost_after_ms,
-            "bind_address": self.bind_address,
-            "log_level": self.log_level,
-            "cluster": self.cluster,
-            "bookie_settings": self.bookie_settings,
-        }
 
 
 @dataclass(frozen=True)
@@ -116,13 +72,6 @@ def local(data_dir: Path | str, **options: Any) -> Iterator[RunningCluster]:
         wanted = identified(wanted)
         with _session(wanted) as address:
             yield RunningCluster(address, wanted.data_dir)
-
-
-def refuse_running(root: Path) -> None:
-    """Raises Invalid if a cluster runs on this folder, which the caller holds."""
-    state = read_state(root)
-    if state is not None and _runs(state):
-        raise Invalid(f"a cluster runs on {root} already, at {state['address']}; end it with `./sluice down` first")
 
 
 @contextlib.contextmanager
@@ -255,25 +204,7 @@ def stop_hosts() -> None:
             ray.kill(ray.get_actor(name, NAMESPACE))
 
 
-def find(data_dir: Path | None = None) -> tuple[str, Path | None] | None:
-    """Address and token file of a running cluster: of the enclosing `local`, or of the state file. None without."""
-    inherited = os.environ.get("SLUICE_INTERNAL_ADDRESS")
-    if inherited:
-        token = os.environ.get("RAY_AUTH_TOKEN_PATH")
-        return inherited, Path(token) if token else None
-    state = read_state(data_dir or Path("sluice-data"))
-    if state is None or ("process" in state and not _runs(state)):
-        return None
-    return str(state["address"]), _token(state)
-
-
 # -- a cluster that stays ---------------------------------------------------------------------------------------------
-
-
-def identified(options: ClusterOptions) -> ClusterOptions:
-    """The options with the cluster's id. Raises Invalid if data folder and metadata do not belong together."""
-    metadata = options.settings()["metadata"]
-    return replace(options, cluster=identity.settle(options.data_dir.resolve(), metadata, options.s3_endpoint_url))
 
 
 def forget(values: Configuration) -> str:
@@ -285,7 +216,7 @@ def forget(values: Configuration) -> str:
     root = prepare_folder(options.data_dir)
     with claimed(root):
         state = read_state(root)
-        if state is not None and _runs(state):
+        if state is not None and runs(state):
             raise Invalid(f"a cluster runs on {root}: end it with `./sluice down` before its data is given up")
         return identity.forget(root, options.settings()["metadata"], options.s3_endpoint_url).told()
 
@@ -304,7 +235,7 @@ def up(values: Configuration, nodes: int = 1) -> dict[str, Any]:
     root = prepare_folder(options.data_dir)
     with claimed(root):
         state = read_state(root)
-        if state is not None and not _runs(state):
+        if state is not None and not runs(state):
             _forget(root, state)
             state = None
         fresh = state is None
@@ -323,14 +254,14 @@ def up(values: Configuration, nodes: int = 1) -> dict[str, Any]:
                 _start_ray(root, state, options)
             without_effect = note(state, options, nodes, fresh=fresh)
             _add_nodes(state, nodes, options)
-            join(str(state["address"]), _token(state))
+            join(str(state["address"]), token_of(state))
             start_controller(options.settings())
             write_state(root, state)
         except BaseException:
             if fresh and state["session"]:
                 _end(root, state)
             raise
-    answer = {"address": state["address"], "data_dir": str(root), "nodes": len(_alive_nodes())}
+    answer = {"address": state["address"], "data_dir": str(root), "nodes": len(alive_nodes())}
     return answer | {"kept": without_effect} | condition()
 
 
@@ -374,60 +305,10 @@ def _end(root: Path, state: dict[str, Any]) -> int:
     if state["address"] and answers(state["address"]):
         # A cluster that lets nobody in is ended all the same: by process id, like one that does not answer.
         with contextlib.suppress(SluiceError):
-            join(str(state["address"]), _token(state))
+            join(str(state["address"]), token_of(state))
             stop_hosts()
     ray.shutdown()
     return _forget(root, state)
-
-
-def status(values: Configuration) -> dict[str, Any]:
-    """Nodes, actors, topics and alarms of the running cluster. Raises Unavailable if there is none."""
-    import cluster
-    from cluster.alarms import alarms_of
-
-    found = (values.address, None) if values.address else find(values.data_dir)
-    if found is None:
-        raise Unavailable(f"no cluster is running on {values.data_dir}; start one with `./sluice up`")
-    with cluster.connect(found[0], data_dir=values.data_dir) as client:
-        answer = client.status()
-        topics = client.topics()
-    return {
-        "address": found[0],
-        "data_dir": str(values.data_dir.absolute()),
-        "free_bytes": shutil.disk_usage(values.data_dir).free if values.data_dir.exists() else None,
-        "objects": values.objects or (values.data_dir.absolute() / "objects").as_uri(),
-        "underReplicated": answer["underReplicated"],
-        "alarms": alarms_of(answer),
-        "nodes": _alive_nodes(),
-        "actors": answer["actors"],
-        "topics": topics,
-    }
-
-
-def _alive_nodes() -> list[dict[str, Any]]:
-    if "ray" not in sys.modules:  # a cluster in one process has none
-        return []
-    import ray
-
-    if not ray.is_initialized():
-        return []
-    return [
-        {"node": node["NodeID"][:12], "address": node["NodeManagerAddress"], "alive": node["Alive"]}
-        for node in ray.nodes()
-    ]
-
-
-def _token(state: dict[str, Any]) -> Path | None:
-    return Path(state["token_file"]) if state["token_file"] else None
-
-
-def _runs(state: dict[str, Any]) -> bool:
-    """Whether the cluster of a state file is there; somebody else may have got its port since."""
-    if "process" in state:
-        return standalone.process_of(state) is not None
-    if state["session"] and not processes_of(state["session"]):
-        return False
-    return bool(state["address"]) and answers(state["address"])
 
 
 def _forget(data_dir: Path, state: dict[str, Any]) -> int:

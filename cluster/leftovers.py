@@ -42,7 +42,7 @@ def clear(parent: Path, prefix: str) -> list[Path]:
 
 def _abandoned(folder: Path) -> bool:
     """Whether this user claimed it with a process that is no more."""
-    from cluster.nodes import processes_of
+    from cluster.sessions import processes_of
 
     with contextlib.suppress(OSError):
         if folder.stat().st_uid != os.getuid():

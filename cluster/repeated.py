@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from cluster.nodes import count_nodes
+from cluster.sessions import count_nodes
 
 if TYPE_CHECKING:
-    from cluster.launch import ClusterOptions
+    from cluster.options import ClusterOptions
 
 _PLACES = ("data_dir", "cluster")
 """What names the cluster and is no property of it."""

@@ -24,23 +24,22 @@ import psutil
 
 from actors.ports import Unknown
 from actors.wire import pack_error, unpack_error
+from cluster.discovery import process_of
 from cluster.folder import STATE_FILE, TOKEN_FILE, read_state, write_state
 from cluster.tokens import ensure_token
 from cluster.wire.endpoint import Endpoint
-from storage.errors import Invalid, SluiceError, Unavailable
+from storage.errors import SluiceError, Unavailable
 from storage.objects import make_private
 
 if TYPE_CHECKING:
     from cluster.client import Client
     from cluster.config import Configuration
     from cluster.embedded import EmbeddedCluster
-    from cluster.launch import ClusterOptions
+    from cluster.options import ClusterOptions
 
 LOG_FILE = "embedded.log"
 SOCKETS = "sockets"
 STOP_S = 30.0
-BIRTH_S = 5.0
-"""By how much the time may be off at which a process is said to have begun: the system's clock is set meanwhile."""
 BOOT = (("controller", "controller"), ("admin", "admin"))
 END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -137,19 +136,6 @@ def down(data_dir: Path) -> int | None:
     return int(process is not None)
 
 
-def process_of(state: dict[str, Any]) -> psutil.Process | None:
-    """The very process that a state file names, if it still runs. Raises Invalid if the file is not ours."""
-    try:
-        pid, began = state["process"]
-        process = psutil.Process(pid)
-        alive = abs(process.create_time() - began) < BIRTH_S and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return None
-    except (TypeError, ValueError) as error:
-        raise Invalid(f"{STATE_FILE} was not written by Sluice; remove it if no cluster runs") from error
-    return process if alive else None
-
-
 def process_on(data_dir: Path) -> bool:
     """Whether one of this sort runs on a folder."""
     return _running_state(data_dir) is not None
@@ -166,7 +152,7 @@ def _running_state(root: Path) -> dict[str, Any] | None:
 def main() -> None:
     """Serve until a signal. Argument: the data folder. Input: options as JSON. Output: one line, null or an error."""
     signal.pthread_sigmask(signal.SIG_BLOCK, END)  # every thread inherits it: a signal waits until it is asked for
-    from cluster.launch import ClusterOptions
+    from cluster.options import ClusterOptions
 
     sys.argv[0] = "sluice up --embedded"  # who is second on the folder is told so
     options = ClusterOptions(data_dir=Path(sys.argv[1]), **json.load(sys.stdin))

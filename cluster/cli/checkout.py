@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cluster.cli.outcome import say
+from cluster.cli.output import say
 from storage.errors import Invalid, NotFound
 
 FOLDERS = ("actors", "cluster", "loadgen", "storage", "tests", "benchmarks")

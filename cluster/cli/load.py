@@ -188,11 +188,11 @@ def _s3_endpoint() -> str | None:
 
 def _running() -> str | None:
     """Address of the configured cluster, or of the one that `up` left running here; None: start one."""
-    from cluster import launch, standalone
+    from cluster import discovery, standalone
     from cluster.config import load
 
     values = load().values
-    found = launch.find(values.data_dir)
+    found = discovery.find(values.data_dir)
     if values.address is None and found is not None:
         if standalone.process_on(values.data_dir):
             raise Invalid(

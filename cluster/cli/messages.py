@@ -22,8 +22,7 @@ from cluster.cli.options import (
     milliseconds,
     moment,
 )
-from cluster.cli.outcome import say
-from cluster.cli.output import iso_time, show_json, text_of
+from cluster.cli.output import iso_time, say, show_json, text_of
 from cluster.cli.printable import printable
 from cluster.cli.session import joined
 from cluster.cli.waiting import Waiting

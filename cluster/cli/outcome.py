@@ -12,7 +12,7 @@ from typing import NoReturn, cast
 
 import typer
 
-from cluster.cli.printable import printable
+from cluster.cli.output import say
 from storage.errors import Corrupt, InvariantViolation, SluiceError
 
 FINE = 0
@@ -81,8 +81,3 @@ def _explain(error: Exception) -> int:
 
 def _one_line(text: str) -> str:
     return " ".join(text.replace("Value error, ", "").split())
-
-
-def say(text: str, prefix: str = "sluice: ") -> None:
-    """One line for the person at the terminal, on standard error."""
-    print(prefix + printable(text), file=sys.stderr, flush=True)

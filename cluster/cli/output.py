@@ -1,4 +1,4 @@
-"""How answers look: a table for people, JSON for programs, again and again with --watch."""
+"""Where output is said: answers as a table for people or JSON for programs, remarks on standard error."""
 
 from __future__ import annotations
 
@@ -91,6 +91,11 @@ def text_of(data: bytes) -> str:
         return data.decode()
     except UnicodeDecodeError:
         return data.hex()
+
+
+def say(text: str, prefix: str = "sluice: ") -> None:
+    """One line for the person at the terminal, on standard error."""
+    print(prefix + printable(text), file=sys.stderr, flush=True)
 
 
 def _console() -> Any:

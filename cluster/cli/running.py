@@ -19,8 +19,7 @@ from cluster.cli.options import (
     WatchOption,
     parse_settings,
 )
-from cluster.cli.outcome import say
-from cluster.cli.output import show, show_json, show_one, watch
+from cluster.cli.output import say, show, show_json, show_one, watch
 
 config_app = typer.Typer(no_args_is_help=True, help="Show the configuration.")
 
@@ -100,7 +99,7 @@ def status(
     from cluster.config import load
 
     values = load(config, data_dir=data_dir, address=address).values
-    watch(again, lambda: _show_status(_launch("status", values), json))
+    watch(again, lambda: _show_status(import_module("cluster.status").describe(values), json))
 
 
 @config_app.command("show")

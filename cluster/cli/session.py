@@ -21,11 +21,11 @@ def joined(address: str | None, data_dir: Path | None = None) -> Iterator[Client
     would end with the command.
     """
     import cluster
-    from cluster import launch
+    from cluster import discovery
     from cluster.config import load
 
     values = load(None, address=address, data_dir=data_dir).values
-    if values.address is None and launch.find(values.data_dir) is None:
+    if values.address is None and discovery.find(values.data_dir) is None:
         raise Unavailable(f"no cluster is running on {values.data_dir}; start one with `./sluice up`")
     with cluster.connect(values.address, data_dir=values.data_dir) as client:
         yield client

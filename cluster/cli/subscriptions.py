@@ -22,8 +22,7 @@ from cluster.cli.options import (
     WatchOption,
     moment,
 )
-from cluster.cli.outcome import say
-from cluster.cli.output import show, show_json, show_one, show_partitions, watch
+from cluster.cli.output import say, show, show_json, show_one, show_partitions, watch
 from cluster.cli.printable import printable
 from cluster.cli.session import joined
 

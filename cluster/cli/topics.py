@@ -16,8 +16,7 @@ from cluster.cli.options import (
     WatchOption,
     parse_settings,
 )
-from cluster.cli.outcome import say
-from cluster.cli.output import show, watch
+from cluster.cli.output import say, show, watch
 from cluster.cli.session import joined
 
 app = typer.Typer(no_args_is_help=True, help="Make, show and delete topics.")

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from cluster.cli.options import ConfigOption, DataDirOption
-from cluster.cli.outcome import say
+from cluster.cli.output import say
 from cluster.cli.printable import printable
 from storage.errors import Invalid, NotFound, Unavailable
 

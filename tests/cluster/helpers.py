@@ -18,7 +18,7 @@ from cluster.client import Client
 from cluster.config import load
 from cluster.consumer import Consumer
 from cluster.folder import STATE_FILE
-from cluster.nodes import processes_of
+from cluster.sessions import processes_of
 from storage.errors import SluiceError
 
 ROOT = Path(__file__).resolve().parents[2]

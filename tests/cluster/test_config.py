@@ -12,7 +12,7 @@ import pytest
 from actors.bookie.settings import BookieSettings
 from actors.messages import SubscriptionSettings, TopicSettings
 from cluster.config import known_keys, load, parse_duration, parse_size, to_toml
-from cluster.launch import ClusterOptions
+from cluster.options import ClusterOptions
 from storage.errors import Invalid
 
 

@@ -20,7 +20,7 @@ from cluster import embedded
 from cluster.client import Client
 from cluster.consumer import Consumer
 from cluster.embedded import EmbeddedCluster
-from cluster.launch import ClusterOptions
+from cluster.options import ClusterOptions
 from tests.cluster.helpers import PATIENCE_S, PYTHON, ROOT, Received, batch, eventually
 
 pytestmark = pytest.mark.timeout(300)

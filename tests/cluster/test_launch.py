@@ -18,10 +18,12 @@ import psutil
 import pytest
 
 import cluster
-from cluster import launch
+from cluster import discovery, launch
 from cluster.environment import is_session_folder, short_folder
 from cluster.folder import STATE_FILE, claimed
-from cluster.nodes import count_nodes, free_port, processes_of, runs
+from cluster.nodes import free_port
+from cluster.sessions import count_nodes, processes_of, runs
+from cluster.status import describe
 from tests.cluster.helpers import (
     PATIENCE_S,
     PYTHON,
@@ -163,7 +165,7 @@ def test_up_twice_adds_and_two_clusters_do_not_meet(folder: Path, tmp_path: Path
     assert count_nodes(mine) == 1
     with attached(folder) as client:
         client.create_producer("three").send(b"x", partition_key="k")
-        state = cluster.launch.status(values(folder, bookies=3))
+        state = describe(values(folder, bookies=3))
         assert state["alarms"] == []
         assert state["underReplicated"] == 0
 
@@ -382,7 +384,7 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 def test_a_foreign_state_file_is_refused(tmp_path: Path, content: str) -> None:
     """It says what would be ended and removed, so it must be one of ours; it is left as it is."""
     (tmp_path / STATE_FILE).write_text(content)
-    for call in (lambda: launch.up(values(tmp_path)), lambda: launch.down(tmp_path), lambda: launch.find(tmp_path)):
+    for call in (lambda: launch.up(values(tmp_path)), lambda: launch.down(tmp_path), lambda: discovery.find(tmp_path)):
         with pytest.raises(cluster.Invalid, match=r"cluster\.json .*remove it if no cluster runs"):
             call()
     assert (tmp_path / STATE_FILE).read_text() == content
@@ -407,7 +409,7 @@ def test_a_folder_without_a_cluster(tmp_path: Path) -> None:
         launch.down(tmp_path)
     with pytest.raises(cluster.NotFound, match="no cluster was started on"):
         launch.down(tmp_path / "nowhere")
-    assert launch.find(tmp_path) is None
+    assert discovery.find(tmp_path) is None
 
 
 def test_a_state_file_of_a_dead_cluster_is_cleared_away(tmp_path: Path) -> None:

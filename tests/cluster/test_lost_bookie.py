@@ -12,6 +12,7 @@ import pytest
 import cluster
 from cluster import launch
 from cluster.client import Client
+from cluster.status import describe
 from tests.cluster.helpers import (
     PATIENCE_S,
     Received,
@@ -83,7 +84,7 @@ def test_the_copies_of_a_lost_bookie_are_made_again(tmp_path: Path) -> None:
             consumer.close()
             with pytest.raises(cluster.Invalid, match="this cluster has 2"):
                 client.create_topic("wide", ensemble=3)
-            state = launch.status(values(folder))
+            state = describe(values(folder))
             assert [alarm for alarm in state["alarms"] if "bookie-1 is lost" in alarm and "emptied" in alarm]
         launch.up(values(folder, bookies=4))
         with attached(folder) as client:

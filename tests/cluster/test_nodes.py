@@ -17,8 +17,8 @@ from cluster import launch
 from cluster.client import Client
 from cluster.consumer import Consumer
 from cluster.folder import STATE_FILE
-from cluster.nodes import count_nodes, processes_of, runs
 from cluster.receipts import Receipt
+from cluster.sessions import count_nodes, processes_of, runs
 from tests.cluster.helpers import PATIENCE_S, Received, actors, attached, batch, eventually, rows, session_of, values
 
 KEYS, EACH = 40, 20
@@ -33,7 +33,7 @@ def test_a_process_that_ends_while_nodes_are_counted_is_none(monkeypatch: pytest
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     seen = psutil.Process(child.pid)
     child.communicate()
-    monkeypatch.setattr("cluster.nodes.processes_of", lambda session: [seen])
+    monkeypatch.setattr("cluster.sessions.processes_of", lambda session: [seen])
     assert count_nodes("anywhere") == 0
 
 

@@ -18,8 +18,8 @@ from cluster import launch
 from cluster.client import Client
 from cluster.consumer import Consumer
 from cluster.message import Batch
-from cluster.nodes import runs
 from cluster.receipts import Receipt
+from cluster.sessions import runs
 from tests.cluster.helpers import (
     PATIENCE_S,
     PYTHON,

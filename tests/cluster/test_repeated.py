@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from cluster.launch import ClusterOptions
+from cluster.options import ClusterOptions
 from cluster.repeated import as_stored, kept
 
 

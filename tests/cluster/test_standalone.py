@@ -13,9 +13,10 @@ import psutil
 import pytest
 
 import cluster
-from cluster import launch, standalone
+from cluster import discovery, launch, standalone
+from cluster.discovery import process_of
 from cluster.folder import STATE_FILE, TOKEN_FILE, claimed, read_state
-from cluster.standalone import process_of
+from cluster.status import describe
 from tests.cluster.helpers import PATIENCE_S, PYTHON, ROOT, values
 
 pytestmark = pytest.mark.timeout(300)
@@ -54,14 +55,14 @@ def test_other_processes_use_it_and_down_ends_it(folder: Path) -> None:
             consumer.acknowledge(message)
         consumer.wait_acknowledged(30_000)
     serving = process(folder)
-    status = launch.status(values(folder))
+    status = describe(values(folder))
     assert (status["alarms"], len(status["topics"])) == ([], 1)
     again = standalone.up(values(folder, bookies=2))
     assert (again["address"], again["kept"]) == (status["address"], {"bookies": [3, 2]})
     assert process(folder) == serving
     assert launch.down(folder) == {"ended": 1}
     assert not serving.is_running()
-    assert launch.find(folder) is None
+    assert discovery.find(folder) is None
     assert not (folder / standalone.SOCKETS).exists()
     assert (folder / standalone.LOG_FILE).read_text() == ""
     with cluster.connect(embedded=True, data_dir=folder) as client:
@@ -75,7 +76,7 @@ def test_a_killed_one_is_no_cluster_and_loses_nothing(folder: Path) -> None:
         serving = process(folder)
         serving.send_signal(signal.SIGKILL)
         serving.wait(PATIENCE_S)
-    assert launch.find(folder) is None
+    assert discovery.find(folder) is None
     standalone.up(values(folder))
     with cluster.connect(data_dir=folder) as client:
         assert client.subscribe("orders", "s", initial_position="earliest").receive(60_000).data() == b"kept"
@@ -105,7 +106,11 @@ def test_a_start_that_fails_says_why_in_one_line_and_leaves_nothing(tmp_path: Pa
     assert "\n" not in str(told.value)
     assert not (tmp_path / STATE_FILE).exists()
     (tmp_path / STATE_FILE).write_text(json.dumps({"address": "", "session": "", "token_file": "", "process": 7}))
-    for call in (lambda: standalone.up(values(tmp_path)), lambda: launch.down(tmp_path), lambda: launch.find(tmp_path)):
+    for call in (
+        lambda: standalone.up(values(tmp_path)),
+        lambda: launch.down(tmp_path),
+        lambda: discovery.find(tmp_path),
+    ):
         with pytest.raises(cluster.Invalid, match=r"cluster\.json was not written by Sluice"):
             call()
 

@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
 
 from actors.ports import Timer
-
-if TYPE_CHECKING:
-    from tests.sim.world import World
+from tests.sim.loop import SimLoop
 
 EPOCH_MS = 1_700_000_000_000
 """Wall-clock time at the start of each run."""
 
 
 class SimClock:
-    """The clock of one machine. Implements actors.ports.Clock."""
+    """The clock of one machine. Implements actors.ports.Clock. skews: by how much each machine's clock is wrong."""
 
-    def __init__(self, world: World, machine: str) -> None:
-        self._world = world
-        self._loop = world.loop
+    def __init__(self, loop: SimLoop, seed: int, machine: str, skews: Mapping[str, int]) -> None:
+        self._loop = loop
         self._machine = machine
-        self._base = random.Random(f"clock/{world.seed}/{machine}").randrange(1, 10**9)
+        self._skews = skews
+        self._base = random.Random(f"clock/{seed}/{machine}").randrange(1, 10**9)
 
     def now(self) -> int:
         """Wall clock with this machine's skew."""
-        return EPOCH_MS + self._loop.now + self._world.skews.get(self._machine, 0)
+        return EPOCH_MS + self._loop.now + self._skews.get(self._machine, 0)
 
     def monotonic(self) -> int:
         """Never jumps; each machine counts from its own start."""

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from actors.host import Answer, opened
 from actors.ports import Address, Unknown
@@ -24,10 +24,38 @@ from storage.errors import SluiceError
 from storage.frame import Buffer
 from tests.sim.loop import SimLoop
 
-if TYPE_CHECKING:
-    from tests.sim.world import Process, World
-
 R = TypeVar("R", bound=Reply)
+
+
+class Process(Protocol):
+    """What is asked of a process, of those that call and those that are called."""
+
+    name: str
+    machine: str
+    alive: bool
+
+    def task(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Run background work in it; it ends with the process."""
+
+    async def answer(self, kind: str, packed: Packed) -> Answer:
+        """What becomes of a request."""
+
+
+class Processes(Protocol):
+    """What is asked of the world that has the processes."""
+
+    loop: SimLoop
+    network: Network
+
+    @property
+    def witness(self) -> Callable[[Any, Address, Request[Any], Any], None] | None:
+        """Sees each call with its outcome."""
+
+    def at(self, address: Address) -> Process | None:
+        """The living process at an address."""
+
+    def trace(self, kind: str, source: str, target: str) -> None:
+        """Note a call."""
 
 
 @dataclass
@@ -155,7 +183,7 @@ class Network:
 class SimNet:
     """The network as one process sees it. Implements actors.ports.Net."""
 
-    def __init__(self, world: World, process: Process) -> None:
+    def __init__(self, world: Processes, process: Process) -> None:
         self._world = world
         self._process = process
         self._loop = world.loop

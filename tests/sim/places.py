@@ -2,23 +2,71 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import random
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
-from actors.ports import Address
+from actors.actor import Actor
+from actors.ports import Address, Ports
 from storage.errors import Invalid, Unavailable
+from tests.sim.loop import SimLoop
 
-if TYPE_CHECKING:
-    from tests.sim.world import World
+Kind = tuple[
+    Callable[[Ports, dict[str, Any]], Actor], Callable[[dict[str, Any]], str], Callable[[dict[str, Any]], str | None]
+]
+"""How to make an actor of a kind from its settings, which machine it runs on, and the name of its disk."""
+
+
+class Placed(Protocol):
+    """What is asked of a process that was started here."""
+
+    disk_name: str | None
+
+
+class Machines(Protocol):
+    """What is asked of the world that has the machines."""
+
+    loop: SimLoop
+    rng: random.Random
+    place_failures: float
+    zombies: float
+
+    @property
+    def kinds(self) -> Mapping[str, Kind]:
+        """What can be started."""
+
+    def at(self, address: Address) -> Placed | None:
+        """The living process at an address."""
+
+    async def start(
+        self,
+        name: str,
+        make: Callable[[Ports], Actor],
+        *,
+        machine: str | None = None,
+        disk: str | None = None,
+        placed: tuple[str, dict[str, Any]] | None = None,
+    ) -> Address:
+        """Start a process."""
+
+    def stop(self, address: Address) -> None:
+        """End a process."""
+
+    def placed(self) -> list[tuple[str, Address, dict[str, Any]]]:
+        """Everything that lives and was started through places."""
+
+    def count(self, what: str) -> None:
+        """Count a fault that happened."""
 
 
 class SimPlaces:
     """Starts actors on machines of their own. Implements actors.ports.Places."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Machines) -> None:
         self._world = world
 
     async def start(self, kind: str, name: str, settings: dict[str, Any]) -> Address:
-        """Start an actor of a kind that `World.kinds` knows."""
+        """Start an actor of a kind that the world knows."""
         world = self._world
         if kind not in world.kinds:
             raise Invalid(f"no kind {kind!r} of actor")

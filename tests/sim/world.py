@@ -31,7 +31,7 @@ from tests.sim.loop import OWNER, SimFailure, SimLoop
 from tests.sim.meta import MetaStore, SimMeta
 from tests.sim.net import Network, SimNet
 from tests.sim.objects import ObjectStore, SimObjects
-from tests.sim.places import SimPlaces
+from tests.sim.places import Kind, SimPlaces
 
 T = TypeVar("T")
 
@@ -39,12 +39,6 @@ STORY_LINES = 200
 
 Make = Callable[[Ports], Actor]
 """Makes the actor of a process from its ports; called again at each restart."""
-
-
-Kind = tuple[
-    Callable[[Ports, dict[str, Any]], Actor], Callable[[dict[str, Any]], str], Callable[[dict[str, Any]], str | None]
-]
-"""How to make an actor of a kind from its settings, which machine it runs on, and the name of its disk."""
 
 
 class Process:
@@ -73,7 +67,7 @@ class Process:
         self._context.run(OWNER.set, self)
         self.ports = Ports(
             me=self.address,
-            clock=SimClock(world, machine),
+            clock=SimClock(world.loop, world.seed, machine, world.skews),
             net=SimNet(world, self),
             objects=SimObjects(world.objects, machine),
             meta=SimMeta(world.meta, machine),

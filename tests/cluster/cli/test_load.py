@@ -97,7 +97,7 @@ def test_chaos_refuses_a_fault_that_does_not_exist(cli: Cli, flood: list[dict[st
 def test_chaos_joins_the_cluster_that_is_running(
     cli: Cli, flood: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.launch.find", lambda folder: ("127.0.0.1:1", None))
+    monkeypatch.setattr("cluster.discovery.find", lambda folder: ("127.0.0.1:1", None))
     cli("chaos")
     cli("chaos", "--address", "127.0.0.1:2")
     assert [options["address"] for options in flood] == ["127.0.0.1:1", "127.0.0.1:2"]

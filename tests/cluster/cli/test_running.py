@@ -29,9 +29,8 @@ def launch(fake_module: Callable[..., None]) -> Calls:
         return call
 
     status = {"state": "up", "alarms": [], "bookies": [{"id": "b1", "free": 5}]}
-    fake_module(
-        "cluster.launch", up=verb("up", {"address": "a"}), down=verb("down", None), status=verb("status", status)
-    )
+    fake_module("cluster.launch", up=verb("up", {"address": "a"}), down=verb("down", None))
+    fake_module("cluster.status", describe=verb("status", status))
     return calls
 
 

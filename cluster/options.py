@@ -1,0 +1,64 @@
+"""What a cluster is made of, as it is handed to those who start its parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from actors.losses import LOST_AFTER_MS
+from cluster import identity
+from cluster.environment import LOOPBACK
+
+OBJECT_STORE_BYTES = 1024 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    """What a cluster is made of. metadata and objects are URLs (cluster.stores); empty means in the data folder.
+
+    bookie_lost_after_ms: a bookie that cannot be started for so long is given up, and its copies are made again.
+    cluster: the id that disks and metadata must have (cluster.identity), filled in at the start.
+    bind_address: where processes listen for others; "node" is the machine's address in Ray, for several machines.
+    """
+
+    data_dir: Path
+    bookies: int = 3
+    brokers: int = 2
+    standby: bool = True
+    cpus: int | None = None
+    object_store_bytes: int = OBJECT_STORE_BYTES
+    metadata: str = ""
+    objects: str = ""
+    s3_endpoint_url: str | None = None
+    admin_port: int = 0
+    bookie_lost_after_ms: int = LOST_AFTER_MS
+    bind_address: str = LOOPBACK
+    log_level: str = "warning"
+    cluster: str = ""
+    bookie_settings: dict[str, Any] = field(default_factory=dict)
+
+    def settings(self) -> dict[str, Any]:
+        """The plain mapping that every host is given."""
+        root = self.data_dir.resolve()
+        return {
+            "data_dir": str(root),
+            "bookies": [f"bookie-{number}" for number in range(self.bookies)],
+            "brokers": self.brokers,
+            "standby": self.standby,
+            "metadata": self.metadata or (root / "metadata.db").as_uri().replace("file", "sqlite", 1),
+            "objects": self.objects or (root / "objects").as_uri(),
+            "s3_endpoint_url": self.s3_endpoint_url,
+            "admin_port": self.admin_port,
+            "bookie_lost_after_ms": self.bookie_lost_after_ms,
+            "bind_address": self.bind_address,
+            "log_level": self.log_level,
+            "cluster": self.cluster,
+            "bookie_settings": self.bookie_settings,
+        }
+
+
+def identified(options: ClusterOptions) -> ClusterOptions:
+    """The options with the cluster's id. Raises Invalid if data folder and metadata do not belong together."""
+    metadata = options.settings()["metadata"]
+    return replace(options, cluster=identity.settle(options.data_dir.resolve(), metadata, options.s3_endpoint_url))

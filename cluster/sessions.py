@@ -1,0 +1,78 @@
+"""The processes of a Ray session, known by its temporary folder, and their end by process id.
+
+Every process of a node carries the folder on its command line or is a child of one that does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+
+import psutil
+
+STOP_GRACE = 10.0
+
+
+def processes_of(session: str) -> list[psutil.Process]:
+    """Every process of the Ray session in that temporary folder, with all their children.
+
+    The daemons have the folder on their command line. Workers, whose title Ray rewrites, are their children; one that
+    lost its raylet is known by its environment. This process and its other children are none of them.
+    """
+    found: dict[int, psutil.Process] = {}
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.pid != os.getpid() and _belongs(process, session):
+                found[process.pid] = process
+                found |= {child.pid: child for child in process.children(recursive=True) if child.pid != os.getpid()}
+    return list(found.values())
+
+
+def _belongs(process: psutil.Process, session: str) -> bool:
+    words = process.cmdline()
+    if words and words[0].startswith("ray::"):
+        return bool(process.environ().get("RAY_TMPDIR") == session)
+    return any("/ray/" in word for word in words) and any(session in word for word in words)
+
+
+def count_nodes(session: str) -> int:
+    """How many nodes of a session run on this machine: each has one raylet."""
+    return sum(_name(process) == "raylet" for process in processes_of(session))
+
+
+def _name(process: psutil.Process) -> str:
+    """Empty if the process has ended since it was listed, which one that was just killed may do at any moment."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return str(process.name())
+    return ""
+
+
+def stop_session(session: str) -> int:
+    """End every process of a session: asked first, killed after STOP_GRACE seconds. Returns how many there were."""
+    processes = processes_of(session)
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.terminate()
+    stubborn = _wait(processes) + processes_of(session)
+    for process in stubborn:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    _wait(stubborn)
+    return len(processes)
+
+
+def runs(process: psutil.Process) -> bool:
+    """Whether it still does something. In a container whose first process reaps nothing the dead stay as zombies."""
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _wait(processes: list[psutil.Process]) -> list[psutil.Process]:
+    """Wait until they are gone, STOP_GRACE seconds at most; returns those that are not."""
+    deadline = time.monotonic() + STOP_GRACE
+    while (left := [process for process in processes if runs(process)]) and time.monotonic() < deadline:
+        psutil.wait_procs(left, timeout=0.05)
+    return left
