@@ -76,15 +76,33 @@ class SharedIndex:
             view.changed()
 
     def view(
-        self, subscription: str, changed: Callable[[], None], settings: SubscriptionSettings | None = None
+        self,
+        subscription: str,
+        changed: Callable[[], None],
+        settings: SubscriptionSettings | None = None,
+        *,
+        epoch: int = 0,
     ) -> SharedView:
-        """The view of a subscription; a new one if it comes back, for its dispatcher is a new one too."""
+        """The view of a subscription; a new one if it comes back, for its dispatcher is a new one too.
+
+        epoch: that of the dispatcher. One that took the subscription over and was overtaken before it got here finds
+        the view of the newer one, and leaves it in place: its own is given nothing.
+        """
         if settings is not None and not self.wanted.is_set():
             self.settings = msgspec.structs.replace(settings, delayed_delivery_tick_time_millis=0)
         self.wanted.set()
         tick = 0 if settings is None else settings.delayed_delivery_tick_time_millis
-        view = self.views[subscription] = SharedView(self, subscription, changed, tick)
+        view = SharedView(self, subscription, changed, tick, epoch)
+        before = self.views.get(subscription)
+        if before is None or before.epoch <= epoch:
+            self.views[subscription] = view
         return view
+
+    def leave(self, subscription: str, epoch: int) -> None:
+        """The dispatcher of this epoch is gone; what falls due meanwhile, the next one finds in the log."""
+        view = self.views.get(subscription)
+        if view is not None and view.epoch == epoch:
+            del self.views[subscription]
 
     def adopt(self, tracker: Tracker, epoch: int, now: int) -> bool:
         """Go on with the tracker that the partition's owner of this epoch opened. False: a newer one is here."""
@@ -163,8 +181,11 @@ class SharedIndexes:
 class SharedView:
     """A subscription's side of a shared index; a DelayedTracker. tick_ms: so early it may have a message."""
 
-    def __init__(self, index: SharedIndex, subscription: str, changed: Callable[[], None], tick_ms: int) -> None:
+    def __init__(
+        self, index: SharedIndex, subscription: str, changed: Callable[[], None], tick_ms: int, epoch: int
+    ) -> None:
         self._index = index
+        self.epoch = epoch
         self._tick_ms = tick_ms
         self._subscription = subscription
         self.changed = changed
@@ -353,8 +374,7 @@ class SharedView:
 
     async def close(self) -> None:
         """The dispatcher is gone; what falls due meanwhile it will find in the log."""
-        if self._index.views.get(self._subscription) is self:
-            del self._index.views[self._subscription]
+        self._index.leave(self._subscription, self.epoch)
 
     def _overflow(self, positions: Positions) -> None:
         """Leave what is due to the log."""

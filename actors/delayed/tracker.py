@@ -155,7 +155,7 @@ async def make_tracker(
             look_ahead_ms=look_ahead_ms,
         )
 
-    other = _other(settings, shared, subscription, changed)
+    other = _other(settings, shared, subscription, changed, owner_epoch)
     if other is not None:
         leftovers = Leftovers(ports, key, make)
         other.leftovers = leftovers.delete
@@ -176,7 +176,11 @@ def delays(settings: SubscriptionSettings) -> bool:
 
 
 def _other(
-    settings: SubscriptionSettings, shared: SharedIndex | None, subscription: str, changed: Callable[[], None]
+    settings: SubscriptionSettings,
+    shared: SharedIndex | None,
+    subscription: str,
+    changed: Callable[[], None],
+    epoch: int,
 ) -> InMemoryTracker | SharedView | None:
     """The tracker if the settings want another one than buckets of the subscription's own."""
     if not delays(settings):
@@ -184,5 +188,5 @@ def _other(
     if settings.delayed_tracker == "memory":
         return InMemoryTracker(tick_ms=settings.delayed_delivery_tick_time_millis)
     if settings.delayed_delivery_shared_index_enabled and shared is not None:
-        return shared.view(subscription, changed, settings)
+        return shared.view(subscription, changed, settings, epoch=epoch)
     return None

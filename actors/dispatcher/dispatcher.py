@@ -157,6 +157,12 @@ class Dispatcher(Actor):
         ):
             self.ports.spawn(work, name)
 
+    async def stop(self, reason: str) -> None:
+        """Refuse everything from now on, and take nothing more out of the shared delayed index. Idempotent."""
+        await super().stop(reason)
+        if self._shared is not None:
+            self._shared.leave(self.subscription, self._record.epoch)
+
     def _assemble(self) -> None:
         """The parts around the core."""
         self.reader = Reader(

@@ -61,6 +61,9 @@ class Model:
     mark_delete: int = -1
     all_blocked: bool = False
     next_number: int = 1
+    given_back: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Of what was given back before it was read here: how often that was counted, and until when it waits."""
+    now: int = 0
     first_deliveries: list[tuple[int, int]] = field(default_factory=list)
 
     # -- hashes -----------------------------------------------------------------------------------------------------
@@ -183,7 +186,7 @@ class Model:
         for position, masked in messages:
             self.last_read = position
             if position not in self.messages:
-                self.messages[position] = Message(position, self.reduce(masked), "fresh")
+                self._add(Message(position, self.reduce(masked), "fresh"))
         for consumer in self.consumers:
             self._claim(consumer)
         for position in delayed:
@@ -200,7 +203,7 @@ class Model:
         for position, masked in messages:
             mine = position in consumer.claims and self.reduce(masked) not in elsewhere
             if mine and position not in self.messages:
-                self.messages[position] = Message(position, self.reduce(masked), "fresh")
+                self._add(Message(position, self.reduce(masked), "fresh"))
         for other in self.consumers:
             self._claim(other)
 
@@ -211,11 +214,32 @@ class Model:
                 message.state = "replay"
         for position, masked in messages:
             if position not in self.messages:
-                self.messages[position] = Message(position, self.reduce(masked), "loose", due=True)
+                self._add(Message(position, self.reduce(masked), "loose", due=True))
             elif self.messages[position].state == "held":
                 self.messages[position].state = "replay"
         for consumer in self.consumers:
             self._claim(consumer)
+
+    def _add(self, message: Message) -> None:
+        """A message was read; what was said of it before that counts on."""
+        self.messages[message.position] = message
+        if message.position not in self.given_back:
+            return
+        message.redeliveries, message.until = self.given_back.pop(message.position)
+        message.delivered = True
+        if message.until > self.now:
+            message.state = "waiting"
+        elif message.redeliveries and message.state == "fresh":
+            message.state = "replay"
+        if 0 < self.settings.max_redeliver_count < message.redeliveries:
+            message.state = "dead"
+
+    def _note(self, consumer: Consumer, positions: set[int], until: int, counted: bool) -> None:
+        """It claimed these and gave them back before they were read."""
+        for position in positions - consumer.finished:
+            count, before = self.given_back.get(position, (0, 0))
+            if counted or until:
+                self.given_back[position] = (count + counted, max(before, until))
 
     def in_state(self, *states: str) -> list[Message]:
         """Messages in these states by position."""
@@ -281,6 +305,7 @@ class Model:
             self.messages[position].state = "done"
         for consumer in self.consumers:
             consumer.claims -= set(positions)
+        self.given_back = {at: said for at, said in self.given_back.items() if at not in positions}
         self._settle()
         return done
 
@@ -291,6 +316,7 @@ class Model:
         unread = {p for p in consumer.claims if p in positions} if consumer else set()
         if consumer:
             consumer.claims -= unread
+            self._note(consumer, unread, now + delay if delay else 0, counted)
         for message in mine:
             message.until = now + delay
             self._give_back(message, "waiting" if delay else "loose" if counted else "replay")
@@ -306,6 +332,7 @@ class Model:
             return 0
         mine = [m for m in self.in_state("pending") if m.holder == number]
         total = len(mine) + len(consumer.claims)
+        self._note(consumer, consumer.claims & set(seen), 0, True)
         consumer.claims.clear()
         consumer.sent -= unseen
         for message in mine:
@@ -326,6 +353,8 @@ class Model:
 
     def remove(self, positions: Sequence[int] | None, up_to: int | None) -> None:
         """Skip, expire, clear."""
+        if positions is None and up_to is None:
+            self.given_back.clear()
         for consumer in self.consumers:
             gone = {
                 p for p in consumer.claims if (positions is None or p in positions) and (up_to is None or p <= up_to)
@@ -347,6 +376,7 @@ class Model:
 
     def mark_deleted(self, position: int) -> None:
         """Release the recently joined."""
+        self.given_back = {at: said for at, said in self.given_back.items() if at > position}
         self.mark_delete = max(self.mark_delete, position)
         self.recent = {number: limit for number, limit in self.recent.items() if limit > self.mark_delete}
 
@@ -375,6 +405,7 @@ class Model:
 
     def route(self, now: int) -> list[tuple[int, int, int]]:
         """(consumer, position, redeliveries) of everything that goes out, in order of sending."""
+        self.now = now
         for message in self.in_state("waiting"):
             if message.until <= now:
                 message.state = "loose"

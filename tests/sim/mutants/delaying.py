@@ -25,6 +25,14 @@ DELAYING: list[Mutant] = [
         test="tests/actors/delayed/test_timer.py::test_the_timer_follows_a_look_that_finds_only_what_was_skipped",
     ),
     Mutant(
+        name="an owner that was overtaken takes the newer one's view of the shared index",
+        module="actors.delayed.shared",
+        old="        if before is None or before.epoch <= epoch:\n",
+        new="        if True:\n",
+        world=BROKER,
+        seed=1039,
+    ),
+    Mutant(
         name="unreadable objects are tried first",
         module="actors.delayed.loader",
         old="if not bucket.stalled and _needs_load(bucket, until)]",
