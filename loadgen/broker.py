@@ -32,6 +32,9 @@ class Receipt(Protocol):
     def confirmed_at(self) -> npt.NDArray[np.int64]:
         """When each row was confirmed, microseconds since 1970, shape (n,)."""
 
+    def done(self) -> bool:
+        """Whether every row has its outcome."""
+
     def result(self, timeout_s: float | None = None) -> Any:
         """Wait until every row is durable. Raises SluiceError."""
 

@@ -24,8 +24,9 @@ from urllib.parse import urlparse
 import psutil
 
 from loadgen.broker import Client
-from loadgen.faults import Episode, Fault, Fleet, plan_by_share, plan_by_time, plan_in_turn
-from loadgen.kinds import CONSUMER_KINDS, FLOOD_KINDS, KILL_NODE, S3_DOWN, standard_kinds
+from loadgen.faults import Episode, Fault, Fleet, Until, plan_by_share, plan_by_time, plan_in_turn
+from loadgen.holding import Holding
+from loadgen.kinds import CONSUMER_KINDS, FLOOD_KINDS, HANG, KILL_NODE, S3_DOWN, standard_kinds
 from loadgen.options import EVERYTHING, ROLLING, FloodOptions
 from loadgen.rolling import Moves, plan_rolling
 from storage.errors import SluiceError, Unavailable
@@ -93,6 +94,7 @@ class Chaos:
         self._client = client
         self._topic, self._subscription = topic, subscription
         self.moves = Moves(options.consumers)
+        self._holding = Holding(client, topic, subscription)
         self._often = options.scenario == ROLLING
         self._done = 0
         self._episodes: list[Episode] = []
@@ -106,7 +108,7 @@ class Chaos:
             if self._done % (LOOK_EVERY if self._often else 1) == 0:
                 self.moves.look(self._client, self._topic, self._subscription)
             self._done += 1
-            self.fleet.inject(fault)
+            self.fleet.inject(fault, self._until(fault))
             return
         deadline = time.monotonic() + FIND_S
         while True:
@@ -121,6 +123,11 @@ class Chaos:
                     self.passed_over.append(f"{fault.kind}: {error}")
                     return
             time.sleep(FIND_EVERY_S)
+
+    def _until(self, fault: Fault) -> Until | None:
+        if fault.kind == HANG:
+            return self._holding.until_behind
+        return self._holding.until_held if fault.holding else None
 
     def _strike(self, fault: Fault) -> None:
         if fault.kind == KILL_NODE:

@@ -1,7 +1,7 @@
 """Whether a fault has shown its effect: the next one waits for it, and a verdict says which have not.
 
-A fault without effect tests nothing. Somebody who joined and received nothing took over no key; a kill after which
-nobody got what the dead one held was a kill of an idle process. So each fault has something that must be seen after
+A fault without effect tests nothing. Somebody who joined and received nothing took over no key; a kill of somebody who
+held nothing was a kill of an idle process. So each fault has something that must be seen after
 it, and is given PATIENCE_S for it under load.
 """
 
@@ -39,7 +39,7 @@ class Effect:
     def seen(self) -> str:
         """What was seen, in words; nothing while it was not."""
         entry = self.entry
-        if entry is None:
+        if entry is None or 0 in (entry.get("held"), entry.get("behind")):
             return ""
         member = next((one for one in self._fleet.working if one.name == entry["target"]), None)
         seconds = time.monotonic() - self._began
@@ -53,7 +53,8 @@ class Effect:
         if count <= 0:
             return ""
         word = "received" if self._fault.kind == JOIN else "went on and received"
-        return f"{member.incarnation} {word} messages {seconds:.1f} s later"
+        held = f"it held {entry['held']:,}; " if "held" in entry else ""
+        return f"{held}{member.incarnation} {word} messages {seconds:.1f} s later"
 
     def drained(self) -> bool:
         """Hashes that began to drain are over, or none began and none will."""

@@ -19,7 +19,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,10 +27,22 @@ import pyarrow as pa
 
 from loadgen.consume import ConsumeJob, ConsumerProgress, seal_journals
 from loadgen.history import DEATH, EVENTS, write_parquet
-from loadgen.kinds import ACT_KINDS, FLOOD_KINDS, FREEZE, FROZEN_S, JOIN, KILL, KINDS, RESTART, SLOW, check_kinds
+from loadgen.kinds import (
+    ACT_KINDS,
+    FLOOD_KINDS,
+    FREEZE,
+    FROZEN_S,
+    HANG,
+    JOIN,
+    KILL,
+    KINDS,
+    RESTART,
+    SLOW,
+    check_kinds,
+)
 from storage.errors import Unavailable
 
-__all__ = ["FREEZE", "JOIN", "KILL", "KINDS", "RESTART", "SLOW"]
+__all__ = ["FREEZE", "HANG", "JOIN", "KILL", "KINDS", "RESTART", "SLOW"]
 
 AWAY_S = 0.3
 """How long a consumer that left cleanly stays away."""
@@ -40,6 +52,9 @@ MOST_MORE = 6
 """So many consumers may join a run that others do not leave for good."""
 SLOW_SHARE, SLICE_S = 0.1, 0.2
 """A slowed process runs a tenth of every fifth of a second."""
+JOIN_S, HELP_S = 10.0, 2.0
+"""So long a newcomer who helps has to join, and then to receive something, before the one that hangs is killed."""
+_LONGEST_STOP_S = 60.0
 _TRIES = 3
 _READY_S = 120.0
 _STOP_S = 40.0
@@ -51,7 +66,8 @@ class Fault:
     """Something to break: due when `share` of the messages are delivered, or `at_s` seconds after the start.
 
     lot: which of the possible victims, 0 <= lot < 1. lasts_s: seconds until it is taken back, for kinds that last.
-    target: the victim's name, if it is to be a certain one.
+    target: the victim's name, if it is to be a certain one. holding: a victim of SIGKILL is stopped first, until it
+    holds messages.
     """
 
     kind: str
@@ -60,6 +76,7 @@ class Fault:
     lot: float = 0.0
     lasts_s: float = 0.0
     target: str = ""
+    holding: bool = False
 
     def due(self, share: float, seconds: float) -> bool:
         """Is it time?"""
@@ -80,7 +97,7 @@ def plan_in_turn(restarts: int, seed: int = 0) -> list[Fault]:
     lots = np.random.default_rng([seed, 7]).random(restarts)
     kinds = [ACT_KINDS[turn % len(ACT_KINDS)] for turn in range(restarts)]
     return [
-        Fault(kind, lot=float(lot), lasts_s=FROZEN_S if kind == FREEZE else 0.0)
+        Fault(kind, lot=float(lot), lasts_s=FROZEN_S if kind == FREEZE else 0.0, holding=kind == KILL)
         for kind, lot in zip(kinds, lots, strict=True)
     ]
 
@@ -108,7 +125,8 @@ def plan_by_time(kinds: Sequence[str], every_s: float, seconds: float, seed: int
 
 def processes_needed(faults: Sequence[Fault]) -> int:
     """How many new processes a plan will take at least."""
-    return sum(fault.kind in (KILL, JOIN) or (fault.kind == RESTART and not fault.target) for fault in faults)
+    takes = {KILL: 1, JOIN: 1, HANG: 2}
+    return sum(takes.get(fault.kind, int(fault.kind == RESTART and not fault.target)) for fault in faults)
 
 
 class Handle(Protocol):
@@ -130,6 +148,9 @@ class Handle(Protocol):
 Spawn = Callable[[ConsumeJob], Handle]
 """Starts a process that waits to be told who it is."""
 
+Until = Callable[[str], dict[str, int]]
+"""Waits until a stopped consumer is ready for its end; tells how many it `held`, and how many waited `behind` it."""
+
 
 @dataclass
 class Member:
@@ -139,6 +160,7 @@ class Member:
     incarnation: str
     name: str
     pid: int
+    queue: int
     last: ConsumerProgress = field(default_factory=ConsumerProgress)
 
 
@@ -150,6 +172,7 @@ class Fleet:
         self._spawn = spawn
         self._started: list[Handle] = []
         self._spares: list[Handle] = []
+        self._queues: dict[Handle, int] = {}
         self._lives: dict[str, int] = {}
         self._events: list[dict[str, Any]] = []
         self._next = self._most = self._ahead = 0
@@ -171,8 +194,13 @@ class Fleet:
             self._join(handle, self._new_name())
         self.await_joined()
 
-    def prepare(self, spares: int) -> None:
-        """Have so many processes ready for those who will join; returns when they are up."""
+    def prepare(self, spares: int, queue: int) -> None:
+        """Have so many processes ready for those who will join; returns when they are up.
+
+        queue: receiver_queue_size of everybody who joins from now on. That of a flood would hold more than comes under
+        a fixed rate, and nobody's would ever be full.
+        """
+        self._job = replace(self._job, receiver_queue_size=queue)
         self._spares += [self._process() for _ in range(min(spares, SPARES) - len(self._spares))]
         for handle in self._spares:
             handle.ready(_READY_S)
@@ -187,8 +215,11 @@ class Fleet:
                 raise Unavailable("; ".join(self.troubles()) or f"the consumers did not join within {_READY_S:.0f} s")
             time.sleep(_LOOK_EVERY_S)
 
-    def inject(self, fault: Fault) -> None:
-        """Break something now, and mend it; returns when it is mended, or will be by a timer. One fault at a time."""
+    def inject(self, fault: Fault, until: Until | None = None) -> None:
+        """Break something now, and mend it; returns when it is mended, or will be by a timer. One fault at a time.
+
+        until: a victim of SIGKILL is stopped first and killed when this returns.
+        """
         if fault.kind == JOIN:
             if len(self.working) < self._most:
                 name = self._new_name()
@@ -204,10 +235,8 @@ class Fleet:
         elif fault.kind == SLOW:
             self._note(fault, victim.name, incarnation=victim.incarnation)
             self._episodes.append(Episode([victim.pid], fault.lasts_s, share=SLOW_SHARE))
-        elif fault.kind == KILL:
-            self._note(fault, victim.name, incarnation=victim.incarnation)
-            self.strike([victim.pid])
-            self._join(self._spare(), victim.name)
+        elif fault.kind in (KILL, HANG):
+            self._kill(fault, victim, until)
         else:
             self._note(fault, victim.name)
             if fault.target:
@@ -215,6 +244,35 @@ class Fleet:
                 self.await_joined()
             else:
                 self.restart(victim, self._spare())
+
+    def _kill(self, fault: Fault, victim: Member, until: Until | None) -> None:
+        if until is None:
+            self._note(fault, victim.name, incarnation=victim.incarnation)
+            self.strike([victim.pid])
+        else:
+            began = time.monotonic()
+            stopped = Episode([victim.pid], _LONGEST_STOP_S)
+            self._episodes.append(stopped)
+            more: dict[str, Any] = dict(until(victim.name))
+            if fault.kind == HANG:
+                more["helper"] = self._new_name()
+                self._join(self._spare(), more["helper"])
+                self._await_help(self.working[-1])
+                more["hung_s"] = round(time.monotonic() - began, 3)
+            self._note(fault, victim.name, incarnation=victim.incarnation, **more)
+            self.strike([victim.pid])
+            stopped.end()
+        self._join(self._spare(), victim.name)
+
+    def _await_help(self, helper: Member) -> None:
+        """Wait until one who joins is in, JOIN_S at most, and has received something, HELP_S at most from then on."""
+        deadline = time.monotonic() + JOIN_S
+        inside = False
+        while time.monotonic() < deadline and not helper.last.received:
+            self.poll()
+            if helper.last.joined and not inside:
+                inside, deadline = True, time.monotonic() + HELP_S
+            time.sleep(_LOOK_EVERY_S)
 
     def strike(self, pids: Sequence[int]) -> list[Member]:
         """SIGKILL processes, whoever's they are; the consumers among them are dead from now on, and are returned."""
@@ -265,6 +323,10 @@ class Fleet:
         if not able or (len(able) * 2 < len(self.working) and not fault.target):
             self.passed_over.append(f"{fault.kind}: {len(able)} of {len(self.working)} consumers work just now")
             return None
+        if fault.kind == HANG:
+            # Of a long queue it takes too long to fill.
+            shortest = min(member.queue for member in able)
+            able = [member for member in able if member.queue == shortest]
         return able[int(fault.lot * len(able))]
 
     def poll(self) -> None:
@@ -315,6 +377,7 @@ class Fleet:
     def _process(self) -> Handle:
         handle = self._spawn(self._job)
         self._started.append(handle)
+        self._queues[handle] = self._job.receiver_queue_size
         return handle
 
     def _spare(self) -> Handle:
@@ -336,7 +399,7 @@ class Fleet:
                 if not left:
                     raise
                 handle = self._process()
-        self.working.append(Member(handle, incarnation, name, pid))
+        self.working.append(Member(handle, incarnation, name, pid, self._queues[handle]))
 
     def _stop(self, member: Member) -> None:
         with contextlib.suppress(Exception):

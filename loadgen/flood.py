@@ -24,12 +24,13 @@ from rich.console import Console
 
 from cluster.arrow import without_pandas
 from loadgen.acts import FAST, LOADED, REST, Act, Pace, Reserve, second_rate
+from loadgen.breaking import Breaker
 from loadgen.broker import ClusterConnect, Connect
 from loadgen.chaos import Chaos, ClusterProcesses, plan
 from loadgen.consume import ConsumeJob
 from loadgen.display import Display, Progress, make_display
-from loadgen.effects import PATIENCE_S, Effect
-from loadgen.faults import Fault, Fleet, Spawn, processes_needed
+from loadgen.effects import PATIENCE_S
+from loadgen.faults import Fleet, Spawn, processes_needed
 from loadgen.guard import Watch, data_folder, finish_undisturbed, own_signals
 from loadgen.history import Clock, write_parquet
 from loadgen.memory import MemorySampler, consumers, own
@@ -45,8 +46,9 @@ from storage.errors import SluiceError, Unavailable
 
 TOPIC, SUBSCRIPTION = "flood", "judge"
 _LOOK_EVERY_S = 0.05
-_FAULT_EVERY_S = 0.005
 _REST_S = 10.0
+_LEAST_QUEUE = 25
+"""Messages of each partition that the queue of one who joins under a fixed rate has room for, at least."""
 _NEARLY = 0.999
 """What must be delivered of the first act before it is asked whether anything is left: tasks round their parts."""
 
@@ -158,10 +160,9 @@ class Flood:
         self._start = 0
         self._acts: list[Act] = []
         self._planned: list[str] = []
-        self._needed = self._pending = 0
+        self._needed = 0
         self._reserve: Reserve | None = None
         self._first_done, self._throughput = 0, 0.0
-        self._loaded, self._ended = threading.Event(), threading.Event()
         # A kept cluster may have been flooded before: the topic and the names of this run are its own.
         self._run = f"{options.seed}-{self._clock.now() // 1000}"
         self._topic = f"{TOPIC}-{self._run}"
@@ -191,12 +192,13 @@ class Flood:
                 spread(spark, warm_up(publish), options.cores).collect()
                 self._needed = processes_needed(faults)
                 if not options.first_part:
-                    fleet.prepare(self._needed)
+                    fleet.prepare(self._needed, self._queue(options.rate))
             sampler = Sampler(client, self._topic, SUBSCRIPTION, self._clock)
             sampler.start()
             memory = self._watch_memory(client, fleet, stack)
+            breaker = Breaker(chaos, faults, lambda: sampler.latest, in_acts=options.in_acts)
             with self._phase("flooding", "flood"):
-                self._flood(job, total, publish, chaos, sampler, faults)
+                self._flood(job, total, publish, breaker, fleet, sampler)
                 chaos.finish()
             with self._phase("coming to rest", "rest"):
                 rest = self._rest(sampler)
@@ -210,7 +212,14 @@ class Flood:
                 span = span_of(self._folder, [act.start for act in self._acts[1:-1]])
                 messages = total or self._progress.sent
                 judgement = judge_with_spark(spark, self._folder, span, messages, fleet.history)
+        self._troubles += breaker.troubles
         return self._report(judgement, stats, held, rest, chaos, sampler)
+
+    def _queue(self, rate: float) -> int:
+        """receiver_queue_size of who joins under a fixed rate: about a second's share, never more than a flood's."""
+        options = self._options
+        share = int(rate / options.consumers) if rate and options.in_acts else options.receiver_queue_size
+        return max(min(share, options.receiver_queue_size), options.partitions * _LEAST_QUEUE)
 
     def _knock(self, client: Any) -> None:
         with contextlib.suppress(SluiceError):
@@ -238,6 +247,7 @@ class Flood:
             rate=options.rate,
             tasks=options.cores,
             first_part=options.first_part,
+            lasts_us=int(options.minutes * 60e6) if options.minutes is not None else 0,
         )
         consume.prepare()
         publish.prepare()
@@ -312,20 +322,23 @@ class Flood:
         make: Callable[[PublishJob], Any],
         total: int,
         job: PublishJob,
-        chaos: Chaos,
+        breaker: Breaker,
+        fleet: Fleet,
         sampler: Sampler,
-        faults: list[Fault],
     ) -> None:
-        options, fleet = self._options, chaos.fleet
+        options, progress = self._options, self._progress
         self._start = self._clock.now()
-        if options.minutes is not None:
-            job = replace(job, lasts_us=int(options.minutes * 60e6))
         publisher = threading.Thread(target=self._publish, args=(make(job),), name="publisher", daemon=True)
         publisher.start()
-        self._progress.total = total
-        breaker = threading.Thread(target=self._break, args=(chaos, faults, total, sampler), name="faults", daemon=True)
-        breaker.start()
+        progress.total = total
+        breaker.start(
+            lambda: progress.delivered,
+            lambda: progress.delivered / total if total else 0.0,
+            lambda: (self._clock.now() - self._start) / 1e6,
+        )
         self._begin_act(FAST if options.first_part else LOADED, options.rate)
+        if not options.first_part:
+            breaker.loaded.set()
         watch = Watch(options)
         finished = 0
         while True:
@@ -333,24 +346,23 @@ class Flood:
             if not alive and not finished:
                 finished = self._clock.now()
             self._look(fleet, sampler)
-            if options.scenario and not breaker.is_alive():
+            if options.scenario and not breaker.busy:
                 job.enough.touch()
             if total and options.in_acts:
-                self._turn(job, int(total * options.first_part), fleet, sampler)
+                self._turn(job, int(total * options.first_part), breaker, fleet, sampler)
             drained = not alive and _drained(sampler, finished)
             if (not alive and (options.minutes is not None or self._failure is not None)) or (
                 drained and options.in_acts
             ):
-                self._ended.set()
-            if drained and not breaker.is_alive():
+                breaker.ended.set()
+            if drained and not breaker.busy:
                 break
             trouble = watch.trouble(self._progress, fleet)
             if trouble:
                 self._troubles.append(trouble)
                 break
             time.sleep(_LOOK_EVERY_S)
-        self._ended.set()
-        breaker.join()
+        breaker.end()
         self._begin_act(REST, 0.0)
         if self._failure is not None:
             self._troubles.append(f"publishing failed: {cause_of(self._failure)}")
@@ -361,82 +373,27 @@ class Flood:
         if self._acts:
             self._acts[-1].end = now
         self._acts.append(Act(name, now, rate=rate))
-        if name == LOADED:
-            self._loaded.set()
         if self._options.in_acts:
             self._progress.phase = f"act {len(self._acts)}: {name}" + (f", {rate:,.0f}/s" if rate else "")
 
-    def _turn(self, job: PublishJob, first: int, fleet: Fleet, sampler: Sampler) -> None:
+    def _turn(self, job: PublishJob, first: int, breaker: Breaker, fleet: Fleet, sampler: Sampler) -> None:
         """When what the first act sent is delivered and acknowledged, tell the pace of the second, which follows."""
         now, total = self._clock.now(), self._progress.total
-        if self._loaded.is_set():
+        if breaker.loaded.is_set():
             if self._reserve is None:
                 self._reserve = Reserve(job.pace, self._acts[-1].rate, total - first)
-            self._reserve.look(total - self._progress.sent, self._pending * PATIENCE_S, now)
+            self._reserve.look(total - self._progress.sent, breaker.pending * PATIENCE_S, now)
             return
         delivered = fleet.received - fleet.redelivered
         if not self._first_done and delivered >= first * _NEARLY:
             self._first_done = now
             self._throughput = delivered / max(now - self._start, 1) * 1e6
         if self._first_done and delivered >= first * _NEARLY and _drained(sampler, self._first_done):
-            fleet.prepare(self._needed)
             rate = second_rate(self._throughput, total - first)
+            fleet.prepare(self._needed, self._queue(rate))
             self._begin_act(LOADED, rate)
+            breaker.loaded.set()
             Pace(rate, self._acts[-1].start).write(job.pace)
-
-    def _break(self, chaos: Chaos, faults: list[Fault], total: int, sampler: Sampler) -> None:
-        """Inject the faults, each when it is due; in a thread of its own, because a clean leave takes a while."""
-        if self._options.in_acts:
-            self._break_in_turn(chaos, faults, sampler)
-            return
-        for fault in faults:
-            while True:
-                share = self._progress.delivered / total if total else 0.0
-                if fault.due(share, (self._clock.now() - self._start) / 1e6):
-                    break
-                if self._ended.wait(_FAULT_EVERY_S):
-                    return
-            if not self._inject(chaos, fault):
-                return
-
-    def _break_in_turn(self, chaos: Chaos, faults: list[Fault], sampler: Sampler) -> None:
-        """Each when the one before has shown its effect and no hash drains any more, under load."""
-        self._pending = len(faults)
-        try:
-            self._break_each(chaos, faults, sampler)
-        finally:
-            self._pending = 0
-
-    def _break_each(self, chaos: Chaos, faults: list[Fault], sampler: Sampler) -> None:
-        while not self._loaded.wait(_FAULT_EVERY_S):
-            if self._ended.is_set():
-                return
-        before = self._progress.delivered
-        while self._progress.delivered <= before:
-            if self._ended.wait(_FAULT_EVERY_S):
-                return
-        for fault in faults:
-            if self._ended.is_set():
-                return
-            effect = Effect(fault, chaos.fleet, lambda: sampler.latest)
-            if not self._inject(chaos, fault):
-                return
-            deadline = time.monotonic() + PATIENCE_S
-            seen = ""
-            while time.monotonic() < deadline and effect.entry is not None:
-                seen = seen or effect.seen()
-                if (seen and effect.drained()) or self._ended.wait(_FAULT_EVERY_S):
-                    break
-            effect.note(seen or effect.seen())
-            self._pending -= 1
-
-    def _inject(self, chaos: Chaos, fault: Fault) -> bool:
-        try:
-            chaos.inject(fault)
-        except Exception as error:
-            self._troubles.append(f"the fault {fault.kind} could not be mended: {error}")
-            return False
-        return True
 
     def _publish(self, job: Any) -> None:
         try:

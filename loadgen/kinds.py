@@ -31,7 +31,7 @@ class FaultKind:
 
 
 RESTART, KILL, JOIN = "restart-consumer", "kill-consumer", "join-consumer"
-FREEZE, SLOW = "freeze-consumer", "slow-consumer"
+HANG, FREEZE, SLOW = "hang-consumer", "freeze-consumer", "slow-consumer"
 KILL_NODE, S3_DOWN = "kill-node", "s3-down"
 NODES, S3 = "a second node", "an S3 server on this machine"
 
@@ -41,6 +41,9 @@ KINDS: dict[str, FaultKind] = {
         FaultKind(RESTART, "a consumer leaves cleanly and comes back under its name", "churn"),
         FaultKind(KILL, "a consumer's process gets SIGKILL and is replaced", "crash"),
         FaultKind(JOIN, "one more consumer joins", "churn"),
+        FaultKind(
+            HANG, "a consumer's process stops, its queue fills, another joins to help, and it gets SIGKILL", "crash"
+        ),
         FaultKind(FREEZE, "a consumer's process is stopped, for less or more than its lease", "pause", "", (0.3, 14.0)),
         FaultKind(SLOW, "a consumer's process gets a tenth of its time", "", "", (1.0, 5.0)),
         FaultKind("kill-dispatcher", "the process with a dispatcher gets SIGKILL", "crash"),
@@ -57,11 +60,11 @@ KINDS: dict[str, FaultKind] = {
 }
 """Every kind, by name."""
 
-CONSUMER_KINDS = (RESTART, KILL, JOIN, FREEZE, SLOW)
+CONSUMER_KINDS = (RESTART, KILL, JOIN, HANG, FREEZE, SLOW)
 """The kinds that the fleet of consumers does to itself; the rest is done to the broker."""
 FLOOD_KINDS = (RESTART, KILL, JOIN)
 """What a flood by time or by share does to its consumers in turn."""
-ACT_KINDS = (JOIN, RESTART, KILL, FREEZE)
+ACT_KINDS = (JOIN, RESTART, KILL, HANG, FREEZE)
 """What a flood in acts does to its consumers in turn, each when the former has shown its effect."""
 FROZEN_S = 1.5
 """How long a consumer of a flood in acts is stopped."""

@@ -39,7 +39,7 @@ in without taking a key from somebody who still works on it."""
 class FloodOptions:
     """The options of `sluice flood`, by the names of the command line.
 
-    size: bytes a message. skew: Zipf exponent. restarts: how many consumers are restarted under load, True means 4.
+    size: bytes a message. skew: Zipf exponent. restarts: how many consumers are restarted under load, True means 5.
     delayed: share of messages that is delayed, by delay_min_ms to delay_max_ms. rate: messages per second, 0 = as
     fast as it goes. minutes: how long, in place of messages. faults, fault_every_ms: kinds of faults by time, in
     place of restarts. work_us: simulated work per message in each consumer. input and the columns: real data in place
@@ -56,7 +56,7 @@ class FloodOptions:
     keys: int = 10_000
     skew: float = 1.0
     consumers: int = 4
-    restarts: int = 4
+    restarts: int = 5
     delayed: float = 0.0
     delay_min_ms: int = 1_000
     delay_max_ms: int = 60_000
@@ -107,7 +107,7 @@ class FloodOptions:
         given = {name: value for name, value in values.items() if value is not None}
         given = cls._preset(given.pop("workload", None)) | given
         if isinstance(given.get("restarts"), bool):
-            given["restarts"] = 4 if given["restarts"] else 0
+            given["restarts"] = 5 if given["restarts"] else 0
         for name in ("data_dir", "json", "report"):
             if name in given:
                 given[name] = Path(given[name]).absolute()

@@ -245,10 +245,10 @@ def not_shown(report: Report) -> list[str]:
         if planned > kinds.count(kind):
             missing.append(f"{kind}: {kinds.count(kind)} of {planned} came before everything was delivered")
     received = report.judgement.measures.shares
-    for fault in report.faults:
-        lives = [int(counts.sum()) for name, counts in received.items() if name.rpartition(".")[0] == fault["target"]]
-        if fault["kind"] == JOIN and not sum(lives):
-            missing.append(f"{fault['target']} joined and received nothing")
+    newcomers = [fault["target"] if fault["kind"] == JOIN else fault.get("helper", "") for fault in report.faults]
+    for newcomer in filter(None, newcomers):
+        if not any(counts.any() for name, counts in received.items() if name.rpartition(".")[0] == newcomer):
+            missing.append(f"{newcomer} joined and received nothing")
     if not report.moves_expected:
         return missing
     if report.config.get("policy", DRAINING) != DRAINING:

@@ -37,6 +37,8 @@ IN_FLIGHT = 32
 """Batches whose receipts are not looked at yet; the client's own limit on bytes is what slows a task down."""
 _RESULT_TIMEOUT_S = 120.0
 _ROW_GROUP = 200_000
+PIECE_S = 0.02
+"""A piece leaves when its last row should: its rows wait for half as long on average, which counts as latency."""
 _PACE_EVERY_S = 0.01
 _PROGRESS = struct.Struct("<qq")
 
@@ -267,14 +269,14 @@ class _Sender:
                 return
 
     def _send_pieces(self, chunk: Chunk, *, follow: bool = True) -> bool:
-        """At a fixed rate a piece lasts at most a tenth of a second. False if it is time to stop."""
+        """At a fixed rate a piece lasts at most PIECE_S. False if it is time to stop."""
         rest: Chunk | None = chunk
         while rest is not None:
             if self.late() or self._job.enough.exists():
                 return False
             if follow:
                 self._follow(rest.first_row)
-            head, rest = cut(rest, max(1, int(self._rate // 10)) if self._rate else rest.rows.num_rows)
+            head, rest = cut(rest, max(1, int(self._rate * PIECE_S)) if self._rate else rest.rows.num_rows)
             if head is not None:
                 self.send(head, self._rate)
         return True
@@ -318,14 +320,17 @@ class _Sender:
         self._flying.append((receipt, chunk, intended, deliver_at))
         self.sent += count
         self.bytes += int(chunk.rows.column("payload").nbytes)
-        while len(self._flying) > IN_FLIGHT:
+        # What is confirmed already is told now: at a low rate, waiting for a full pipeline would tell it much later.
+        while self._flying and (len(self._flying) > IN_FLIGHT or self._flying[0][0].done()):
             self._settle()
+        self._tell()
 
     def finish(self) -> None:
         """Wait for everything that is in flight."""
         self._producer.flush()
         while self._flying:
             self._settle()
+        self._tell()
 
     def close(self) -> None:
         """Write what is known, with `info` for what is still in flight, and make the history file appear."""
@@ -348,7 +353,6 @@ class _Sender:
             raise
         self._note(chunk, sent_at, deliver_at, OK, receipt)
         self.confirmed += chunk.rows.num_rows
-        self._tell()
 
     def _tell(self) -> None:
         with contextlib.suppress(OSError):

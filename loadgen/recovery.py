@@ -15,7 +15,7 @@
                 in its queue. What is left, from then and from when the message was confirmed until it was on its way,
                 is the unexplained wait. It was on its way when anything was received, by anybody, that the dispatcher
                 had sent after it: so the time that it lay in its receiver's own queue does not count.
-    stalls      The longest time in which a partition delivered nothing.
+    stalls      The longest time in which a partition delivered nothing although it had something to deliver.
 
 Histories are cut by key over Spark's tasks, so everything here can be added up: smallest times by name, largest
 positions, counts in time steps, the worst few.
@@ -63,7 +63,8 @@ class Recovery:
     redelivery: by killed incarnation, to its first. redelivered_keys: histogram of the first of each key. next: by
     "fault/role/partition" and then by epoch or ledger, the first delivery after the fault. before: the highest epoch
     or ledger until then. unexplained: histogram of waits. worst: the longest waits, with all that explains them.
-    deliveries: partition -> counts in steps of STEP_US.
+    deliveries: partition -> counts in steps of STEP_US. waiting: partition -> in each step, how many messages became
+    ready (confirmed, or due) less those that were delivered for the first time.
     """
 
     redelivery: dict[str, int] = field(default_factory=dict)
@@ -71,6 +72,7 @@ class Recovery:
     before: dict[str, int] = field(default_factory=dict)
     worst: list[dict[str, Any]] = field(default_factory=list)
     deliveries: dict[str, list[int]] = field(default_factory=dict)
+    waiting: dict[str, list[int]] = field(default_factory=dict)
     redelivered_keys: Any = field(default_factory=lambda: HdrHistogram(1, MAX_LATENCY_US, 3))
     unexplained: Any = field(default_factory=lambda: HdrHistogram(1, MAX_LATENCY_US, 3))
 
@@ -84,16 +86,16 @@ class Recovery:
                 mine[number] = min(at, mine.get(number, at))
         for name, highest in other.before.items():
             self.before[name] = max(highest, self.before.get(name, highest))
-        for name, counts in other.deliveries.items():
-            mine_counts = self.deliveries.get(name, [0] * len(counts))
-            self.deliveries[name] = [a + b for a, b in zip(mine_counts, counts, strict=True)]
+        for ours, theirs in ((self.deliveries, other.deliveries), (self.waiting, other.waiting)):
+            for name, counts in theirs.items():
+                ours[name] = [a + b for a, b in zip(ours.get(name, [0] * len(counts)), counts, strict=True)]
         self.worst = sorted(self.worst + other.worst, key=lambda wait: -int(wait["unexplained_us"]))[:WORST]
         self.redelivered_keys.add(other.redelivered_keys)
         self.unexplained.add(other.unexplained)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, read back by `from_dict`."""
-        plain = {name: getattr(self, name) for name in ("redelivery", "next", "before", "worst", "deliveries")}
+        plain = {name: getattr(self, name) for name in _PLAIN}
         return plain | {name: getattr(self, name).encode().decode() for name in _HISTOGRAMS}
 
     @classmethod
@@ -140,20 +142,27 @@ class Recovery:
         return undisturbed, [length for number, length in lengths if not disturbed(number, length)]
 
     def stall(self, span: Span) -> dict[str, Any]:
-        """The longest time between two deliveries of a partition: {partition, at_us, length_us}; zeros if none."""
+        """The longest time in which a partition had something to deliver and did not, between two deliveries.
+
+        {partition, at_us, length_us}; zeros if there is none. An act that waits for the next one is no stall.
+        """
         longest = {"partition": -1, "at_us": 0, "length_us": 0}
         for partition, counts in sorted(self.deliveries.items(), key=lambda one: int(one[0])):
             busy = np.flatnonzero(counts)
             if len(busy) < 2:
                 continue
-            gaps = np.diff(busy) - 1
+            ready = np.cumsum(self.waiting.get(partition, counts)) > 0
+            # The first step after each busy one at whose beginning something was ready.
+            begins = np.minimum.accumulate(np.where(ready, np.arange(len(ready)), len(ready))[::-1])[::-1] + 1
+            gaps = busy[1:] - begins[busy[:-1]]
             worst = int(np.argmax(gaps))
             if gaps[worst] * STEP_US > longest["length_us"]:
-                at = span.start + (int(busy[worst]) + 1) * STEP_US
+                at = span.start + int(begins[busy[worst]]) * STEP_US
                 longest = {"partition": int(partition), "at_us": at, "length_us": int(gaps[worst]) * STEP_US}
         return longest
 
 
+_PLAIN = ("redelivery", "next", "before", "worst", "deliveries", "waiting")
 _HISTOGRAMS = ("redelivered_keys", "unexplained")
 
 
@@ -277,10 +286,22 @@ class _Deliveries:
 
     def count_steps(self, result: Recovery, span: Span) -> None:
         steps = span.width * span.count // STEP_US + 1
-        step = ((self.received - span.start) // STEP_US).clip(0, steps - 1)
+
+        def step(times: Int64s) -> Int64s:
+            return ((times - span.start) // STEP_US).clip(0, steps - 1)
+
+        _, first = np.unique((self.partition << 51) + self.position, return_index=True)
+        # Only what is known to have become ready can have waited.
+        known = self._confirmed_at(first)
+        first, known = first[known > 0], known[known > 0]
+        delivered = step(self.received)
         for partition in np.unique(self.partition).tolist():
-            counts = np.bincount(step[self.partition == partition], minlength=steps)
+            counts = np.bincount(delivered[self.partition == partition], minlength=steps)
             result.deliveries[str(partition)] = counts.tolist()
+            mine = self.partition[first] == partition
+            ready = np.bincount(step(known[mine]), minlength=steps)
+            waiting = ready - np.bincount(delivered[first[mine]], minlength=steps)
+            result.waiting[str(partition)] = waiting.tolist()
 
     def measure_redelivery(self, result: Recovery, at: int, incarnation: str) -> None:
         """What was waiting at a killed consumer, and when the first of it came to somebody else."""

@@ -42,7 +42,8 @@ WorkloadOption = Annotated[
     typer.Option("--workload", help="Options by name: few keys, slow consumers, many who come and go."),
 ]
 RestartsOption = Annotated[
-    int, typer.Option("--restarts", min=0, help="Faults under load, in turn: join, leave and return, kill, freeze.")
+    int,
+    typer.Option("--restarts", min=0, help="Faults under load, in turn: join, leave and return, kill, hang, freeze."),
 ]
 StrictOption = Annotated[
     bool, typer.Option("--strict", help="Exit 1 as well when something that was to be tested was not shown.")
@@ -61,7 +62,7 @@ def flood(
     keys: KeysOption = 10_000,
     skew: SkewOption = 1.0,
     consumers: ConsumersOption = 4,
-    restarts: RestartsOption = 4,
+    restarts: RestartsOption = 5,
     delayed: DelayedOption = 0.0,
     rate: RateOption = 0.0,
     minutes: MinutesOption = None,

@@ -33,6 +33,11 @@ class FolderReceipt:
     positions: npt.NDArray[np.int64]
     confirmed_at: npt.NDArray[np.int64]
     error: Exception | None = None
+    late: bool = False
+
+    def done(self) -> bool:
+        """At once, unless it is to be late."""
+        return not self.late
 
     def result(self, timeout_s: float | None = None) -> FolderReceipt:
         """Itself, or the error."""
@@ -64,7 +69,7 @@ class FolderProducer:
             # What follows a batch whose outcome is unknown must not be stored in its place.
             self._broken = True
             broken.touch()
-            return FolderReceipt(np.zeros(count), np.zeros(count), np.zeros(count), Unavailable("planted"))
+            return FolderReceipt(np.zeros(count), np.zeros(count), np.zeros(count), Unavailable("planted"), late=True)
         keys = batch.column("key").fill_null(b"")
         partition = (hash_column(keys) % self.partitions).astype(np.uint16)
         ledger = 1 + zlib.crc32(self._name.encode()) % 1000

@@ -10,7 +10,7 @@ from loadgen.consume import ConsumeJob, ConsumerProgress
 from loadgen.effects import Effect
 from loadgen.faults import Fault, Fleet
 from loadgen.history import Clock
-from loadgen.kinds import FREEZE, JOIN, KILL
+from loadgen.kinds import FREEZE, HANG, JOIN, KILL
 from tests.loadgen.fakes import ListClient, ListConsumer
 from tests.loadgen.test_faults import PretendedProcess
 
@@ -55,6 +55,25 @@ def test_of_a_killed_consumer_the_successor_counts(fleet: Fleet) -> None:
     assert effect.seen() == ""
     tell(fleet, "consumer-1.2", 1)
     assert effect.seen().startswith("consumer-1.2 went on")
+
+
+def test_the_kill_of_one_who_held_nothing_has_no_effect(fleet: Fleet) -> None:
+    fault = Fault(KILL, lot=0.0, holding=True)
+    effect = Effect(fault, fleet, dict)
+    fleet.inject(fault, lambda name: {"held": 0})
+    tell(fleet, "consumer-1.2", 1)
+    assert effect.seen() == ""
+    assert effect.entry is not None
+    effect.entry["held"] = 1_200
+    assert effect.seen().startswith("it held 1,200; consumer-1.2 went on")
+
+
+def test_a_hang_behind_which_nothing_waited_has_no_effect(fleet: Fleet) -> None:
+    fault = Fault(HANG, lot=0.0)
+    effect = Effect(fault, fleet, dict)
+    fleet.inject(fault, lambda name: {"held": 9, "behind": 0})
+    tell(fleet, "consumer-1.2", 1)
+    assert effect.seen() == ""
 
 
 def test_a_frozen_consumer_must_go_on_afterwards(fleet: Fleet) -> None:

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from loadgen.consume import ConsumeJob, ConsumerProgress
-from loadgen.faults import JOIN, KILL, KINDS, RESTART, Fault, Fleet, plan_by_share, plan_by_time
+from loadgen.faults import HANG, JOIN, KILL, KINDS, RESTART, Fault, Fleet, plan_by_share, plan_by_time, processes_needed
 from loadgen.history import DEATH, EVENTS, Clock
 from storage.errors import Invalid, Unavailable
 from tests.loadgen.fakes import ListClient, ListConsumer
@@ -99,6 +99,37 @@ def test_killed_consumer_is_replaced_under_its_name_and_its_death_is_written(tmp
     assert rows[0]["at"] >= before
     assert fleet.history[0]["kind"] == KILL
     assert fleet.history[0]["target"] == dead.name
+
+
+def test_who_is_to_hold_something_is_stopped_until_it_does(tmp_path: Path, killed: list[int]) -> None:
+    fleet = make_fleet(tmp_path)
+    fleet.begin(2, spares=1)
+    asked: list[tuple[str, list[int]]] = []
+
+    def until(name: str) -> dict[str, int]:
+        asked.append((name, list(killed)))
+        return {"held": 32}
+
+    fleet.inject(Fault(KILL, holding=True), until)
+    (dead,) = fleet.gone
+    assert asked == [(dead.name, [dead.pid])], "it was stopped, and nothing else, when it was asked"
+    assert set(killed) == {dead.pid}
+    assert fleet.history[0]["held"] == 32
+
+
+def test_who_hangs_gets_help_before_it_is_killed(tmp_path: Path, killed: list[int]) -> None:
+    """Of those that can hang, one with a short queue is chosen."""
+    fleet = make_fleet(tmp_path)
+    fleet.begin(2, spares=0)
+    fleet.prepare(3, 50)
+    fleet.inject(Fault(JOIN))
+    fleet.inject(Fault(HANG, lot=0.9), lambda name: {"held": 40, "behind": 9})
+    (dead,) = fleet.gone
+    assert (dead.name, dead.queue) == ("consumer-3", 50)
+    assert [member.incarnation for member in fleet.working[-2:]] == ["consumer-4.1", "consumer-3.2"]
+    row = fleet.history[-1]
+    assert (row["kind"], row["target"], row["helper"], row["held"]) == (HANG, "consumer-3", "consumer-4", 40)
+    assert processes_needed([Fault(JOIN), Fault(HANG)]) == 3
 
 
 def test_restarted_consumer_leaves_cleanly_and_comes_back(tmp_path: Path, killed: list[int]) -> None:

@@ -62,6 +62,14 @@ def test_flood_with_faults_keeps_every_promise(connect: ClusterConnect, spark: A
     assert {row["role"] for row in told["memory"]} >= {"broker", "bookie", "controller", "consumer", "shared memory"}
 
 
+def test_the_older_policy_is_found_out(connect: ClusterConnect, spark: Any, tmp_path: Path) -> None:
+    """Whoever comes to help one that hangs gets newer messages of keys that it holds, and the older ones afterwards."""
+    options = FloodOptions.of(messages=60_000, seed=25, policy="read_position")
+    report = run_flood(options, connect, folder=tmp_path, spark=spark.sparkContext)
+    assert report.judgement.findings.violations["order"] > 0
+    assert (report.verdict, report.exit_code) == ("broken", 1)
+
+
 class HeldUp(ForkedConsumer):
     """A consumer that never gets to join if it is the newcomer."""
 

@@ -15,12 +15,12 @@ from storage.errors import Invalid
 def test_defaults_are_those_of_the_readme() -> None:
     options = FloodOptions.of()
     assert (options.partitions, options.messages, options.size, options.keys) == (4, 1_000_000, 100, 10_000)
-    assert (options.consumers, options.restarts, options.policy) == (4, 4, "draining_hashes")
+    assert (options.consumers, options.restarts, options.policy) == (4, 5, "draining_hashes")
 
 
 def test_loose_values_are_made_right() -> None:
     options = FloodOptions.of(restarts=True, data_dir="x", payload_columns="a, b,", input="f", key_column="k")
-    assert options.restarts == 4
+    assert options.restarts == 5
     assert options.data_dir == Path("x").absolute()
     assert options.payload_columns == ["a", "b"]
     assert FloodOptions.of(restarts=False).restarts == 0

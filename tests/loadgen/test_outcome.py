@@ -110,6 +110,12 @@ def test_what_was_not_shown_is_named_and_counts_when_strict() -> None:
     assert (strict.verdict, strict.exit_code) == ("ok", 1)
 
 
+def test_who_came_to_help_and_received_nothing_is_named() -> None:
+    fault = {"at_us": START + 1, "at_s": 1.0, "kind": "hang-consumer", "target": "consumer-2", "helper": "consumer-11"}
+    report = make_report(faults=[fault | {"effect": "it held 9; consumer-2.2 went on"}], planned=["hang-consumer"])
+    assert report.not_shown == ["consumer-11 joined and received nothing"]
+
+
 def test_another_policy_must_have_held_something_back() -> None:
     config = FloodOptions.of(policy="read_position").describe()
     idle = make_report(config=config, faults=[])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -98,6 +99,20 @@ def test_a_task_ends_when_it_has_sent_for_its_time(tmp_path: Path) -> None:
     assert history(job).num_rows == 0
     job = replace(make_job(tmp_path / "paced"), rate=20_000.0, lasts_us=50_000)
     assert sum(row["sent"] for row in run_tasks(job, WORKLOAD)) < WORKLOAD.messages
+
+
+def test_what_is_confirmed_is_told_while_more_is_sent(tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+    seen = []
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for _ in range(3):
+            seen.append(read_progress(tmp_path))
+            yield pa.record_batch({"key": pa.array([b"a", b"b"]), "payload": pa.array([b"{}"] * 2)})
+
+    for _ in publish_rows(job)(batches()):
+        pass
+    assert [*seen, read_progress(tmp_path)] == [(0, 0), (2, 2), (4, 4), (6, 6)]
 
 
 def test_rows_of_a_user_are_numbered_within_their_keys(tmp_path: Path) -> None:

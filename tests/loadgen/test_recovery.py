@@ -230,6 +230,15 @@ def test_stall_is_the_longest_silence_of_a_partition_between_deliveries() -> Non
     assert STEP_US == 100_000
 
 
+def test_time_in_which_nothing_was_there_to_deliver_is_no_stall() -> None:
+    """An act that is over waits for the next; only from the next act's first message on does anybody wait."""
+    run = Run()
+    run.message("c1", 1, 0, 100)
+    run.message("c1", 1, 1, 9_000, confirmed=8_350)
+    told = tell(run.recover(), [], SPAN, START)["longest_stall"]
+    assert (told["at_s"], told["ms"]) == (8.4, 600.0)
+
+
 def test_parts_cut_by_key_add_up_to_the_whole() -> None:
     run = killed()
     run.message("c2", 1, 9, 3_000, epoch=2)
@@ -242,6 +251,7 @@ def test_parts_cut_by_key_add_up_to_the_whole() -> None:
         parts.merge(Recovery.from_dict(part.to_dict()))
     assert parts.takeovers(faults) == whole.takeovers(faults) == [Takeover(0, "dispatchers", 0, 1_900 * MS)]
     assert parts.deliveries == whole.deliveries
+    assert parts.waiting == whole.waiting
     assert parts.unexplained.get_total_count() == whole.unexplained.get_total_count()
     assert [wait["unexplained_us"] for wait in parts.worst] == [wait["unexplained_us"] for wait in whole.worst]
 

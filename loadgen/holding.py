@@ -1,0 +1,66 @@
+"""What a consumer holds, as the broker tells it: whom a fault hits must have something to lose.
+
+Under a load that everybody can carry, a consumer is done with most messages at once, and a SIGKILL hits a process that
+holds nothing: it proves nothing. A process that is stopped first can acknowledge no more, so what is sent to it from
+then on is its own until it dies. Stopped for longer, its queue fills, and messages of its keys wait at the broker, read
+and not sent: only then is it decided who gets those, when somebody joins to help and takes some of its keys over.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from loadgen.broker import Client
+from storage.errors import SluiceError
+
+HOLD_S = 2.0
+"""So long a consumer that is to be killed is stopped at most, until it holds something."""
+HANG_S = 7.0
+"""So long a consumer hangs at most, until its queue is full: less than its lease, or it would lose its place first."""
+BEHIND = 200
+"""So many messages are to wait behind full queues."""
+_ASK_EVERY_S = 0.05
+
+
+class Holding:
+    """Asks the owners of a subscription about one consumer."""
+
+    def __init__(self, client: Client, topic: str, subscription: str) -> None:
+        self._client, self._topic, self._subscription = client, topic, subscription
+
+    def held(self, name: str) -> int:
+        """Messages that were sent to a consumer and are not acknowledged; 0 while the owners do not tell."""
+        return sum(int(row["unackedMessages"]) for _, row in self._rows(name))
+
+    def behind(self, name: str) -> int:
+        """Messages that wait in those partitions where a consumer's queue is full."""
+        return sum(int(stats["msgInReplay"]) for stats, row in self._rows(name) if int(row["availablePermits"]) <= 0)
+
+    def until_held(self, name: str) -> dict[str, int]:
+        """Wait until a stopped consumer holds something, HOLD_S at most; a loadgen.faults.Until."""
+        _await(lambda: self.held(name) > 0, HOLD_S)
+        return {"held": self.held(name)}
+
+    def until_behind(self, name: str) -> dict[str, int]:
+        """Wait until a stopped consumer's queue is full and messages wait, HANG_S at most; a loadgen.faults.Until."""
+        _await(lambda: self.behind(name) >= BEHIND, HANG_S)
+        return {"held": self.held(name), "behind": self.behind(name)}
+
+    def _rows(self, name: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        """Of each partition its statistics and the consumer's row in them."""
+        try:
+            told = self._client.stats(self._topic, self._subscription)
+        except SluiceError:
+            return []
+        return [(stats, row) for stats in told for row in stats.get("consumers", []) if row["consumerName"] == name]
+
+
+def _await(seen: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not seen():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_ASK_EVERY_S)
+    return True
