@@ -53,7 +53,7 @@ def make(consumers: int) -> tuple[Dispatch, list[int]]:
 
 def join(dispatch: Dispatch, number: int) -> int:
     """One more consumer, with permits for ever."""
-    consumer = dispatch.join(f"consumer-{number}", f"incarnation-{number}", now=0)
+    consumer = dispatch.join(f"consumer-{number}", now=0)
     dispatch.grant(consumer, PERMITS)
     return consumer
 

@@ -93,9 +93,11 @@ class Administration:
                 "orderViolationsTotal": sentinel.get("violationsHolder", 0) + sentinel.get("violationsOrder", 0),
                 "hashesMovedTotal": d.pump.hashes_moved(),
                 "type": d.settings.type,
-                "msgOutCounter": sum(s.messages_out for s in d.sessions.all()) + d.messages_out_before,
                 "consumersCount": len(d.sessions),
-                "consumers": [{**consumers.get(s.number, {}), **_session_row(s)} for s in d.sessions.all()],
+                "consumers": [
+                    {**consumers.get(s.number, {}), "session": s.number, "lastAckedTimestamp": s.last_acked}
+                    for s in d.sessions.all()
+                ],
             }
         )
 
@@ -217,7 +219,7 @@ class Administration:
                 rows.append(
                     {
                         "consumerName": session.name,
-                        "session": session.session,
+                        "session": session.number,
                         "unackedMessages": len(held),
                         "messageIds": [show(at) for at in held[:most].tolist()],
                     }
@@ -278,19 +280,6 @@ class Administration:
 def _gate(name: str, text: str, unblocks: str) -> dict[str, Any]:
     """A reason in the form of the core's own."""
     return {"gate": name, "text": text, "unblocks": unblocks}
-
-
-def _session_row(session: Any) -> dict[str, Any]:
-    return {
-        "consumerName": session.name,
-        "session": session.session,
-        "connectedSince": session.connected_since,
-        "lastAckedTimestamp": session.last_acked,
-        "lastConsumedTimestamp": session.last_consumed,
-        "msgOutCounter": session.messages_out,
-        "msgAckCounter": session.messages_acked,
-        "msgRedeliverCounter": session.messages_redelivered,
-    }
 
 
 def _plain(value: object) -> object:

@@ -31,7 +31,6 @@ from storage.position import ENTRY_BITS, MAX_ENTRY
 
 if TYPE_CHECKING:
     from actors.dispatcher.dispatcher import Dispatcher
-    from actors.key_shared.dispatch import Dispatch
 
 RETRY_FIRST, RETRY_MOST = 100, 5_000
 AT_ONCE = 1_000
@@ -60,10 +59,10 @@ class DeadLetters:
     async def _work(self) -> None:
         d, wait = self._d, Backoff(self._d.ports, RETRY_FIRST, RETRY_MOST)
         while len(dead := d.core.dead_letters()[:AT_ONCE]):
-            core = d.core
+            resets = d.core.resets
             try:
                 for part in d.runs.parts(dead, np.empty(0, np.uint8), 0):
-                    await self._move(part, core)
+                    await self._move(part, resets)
                 wait.reset()
             except SluiceError as error:
                 d.ports.log("dead_letters_wait", messages=len(dead), error=str(error))
@@ -71,14 +70,14 @@ class DeadLetters:
                 await wait.pause()
         self._working = False
 
-    async def _move(self, part: Part, core: Dispatch) -> None:
+    async def _move(self, part: Part, resets: int) -> None:
         """Publish a part's messages, then acknowledge them; what was trimmed is nowhere any more, and done as well.
 
-        Not in another core than that in which they died: whoever sought back wants them again.
+        Not after the core was reset: whoever sought back wants them again.
         """
         d = self._d
         for received in await self._payloads.resolve(part, 0, 0):
-            if d.core is not core:
+            if d.core.resets != resets:
                 return
             rows = _with_origin(received, d.topic)
             batch = make_batch(rows, now=d.ports.clock.now(), producer=self._name, first_sequence=self.moved)
@@ -86,9 +85,9 @@ class DeadLetters:
             for start in range(0, len(batch), step):
                 await self._publish(batch.slice(start, start + step))
             self.moved += len(batch)
-            if d.core is core:
+            if d.core.resets == resets:
                 d.done_elsewhere(received.positions)
-        if d.core is core:
+        if d.core.resets == resets:
             d.done_elsewhere((part.ledger << ENTRY_BITS) + part.first_entry + part.rows.astype(np.int64))
 
     async def _publish(self, batch: Batch) -> None:

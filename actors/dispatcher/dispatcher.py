@@ -38,7 +38,7 @@ from actors.dispatcher.progress import Reporter
 from actors.dispatcher.pump import Pump
 from actors.dispatcher.reader import Reader
 from actors.dispatcher.runs import RunTable
-from actors.dispatcher.sessions import Session, Sessions
+from actors.dispatcher.sessions import Session, Sessions, first_session
 from actors.key_shared.dispatch import Dispatch
 from actors.messages import (
     Acknowledge,
@@ -105,7 +105,6 @@ class Dispatcher(Actor):
         self._attaching: dict[str, Signal] = {}
         self.paused = False
         self.watchdog_stalls = 0
-        self.messages_out_before = 0
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -124,9 +123,10 @@ class Dispatcher(Actor):
             self.paused = bool(value.get("paused", False))
             self.reporter.known = bool(value.get("known", True))
         self.membership = Membership(value["members"] if value else (), lease_ms=self.settings.lease_ms)
-        self.sessions = Sessions(self._record.epoch)
+        self.sessions = Sessions()
         self.past = Assignments(self.ports, self.topic, self.partition, self.subscription, self._record.epoch)
-        self.core = Dispatch(self.settings, history=self.past.history)
+        first = first_session(self._record.epoch)
+        self.core = Dispatch(self.settings, first_consumer=first, history=self.past.history)
         if value is not None:
             self.core.remember(redeliveries.decode(value.get("redeliveries", b"")), self.ports.clock.now())
         self.runs = RunTable()
@@ -235,7 +235,7 @@ class Dispatcher(Actor):
             await self._attaching[request.incarnation].wait(self.ports)
         self._check_owner()
         leases.forget_retired(self, self.membership.retired_lives(request.incarnation))
-        session = self.sessions.of_incarnation(request.incarnation)
+        session = self.sessions.find(self.membership.session(request.incarnation))
         if session is None and self._is_void(request):
             return Attached(session=0, epoch=self.epoch, lease=self.settings.lease_ms)
         if session is None:
@@ -249,7 +249,7 @@ class Dispatcher(Actor):
         if not self.sessions.is_open(session):
             raise Unavailable("the session ended while its owner made sure of itself; attach again")
         self._renew(session)
-        return Attached(session=session.session, epoch=self.epoch, lease=self.settings.lease_ms)
+        return Attached(session=session.number, epoch=self.epoch, lease=self.settings.lease_ms)
 
     async def _join(self, request: Attach) -> Session:
         now = self.ports.clock.now()
@@ -262,15 +262,15 @@ class Dispatcher(Actor):
             self.membership.refuse(request.incarnation)
             self.keeper.dirty()
             raise
-        if self.membership.attach(request.incarnation, self.ports.clock.monotonic()):
+        if self.membership.attach(request.incarnation, number, self.ports.clock.monotonic()):
             self.keeper.dirty()
-        session = self.sessions.open(number, request.consumer, request.incarnation, now)
+        session = self.sessions.open(number, request.consumer, request.incarnation)
         returning.identify(self, session)
         self.reader.enabled = True
         self.reader.signal.set()
         self.pump.wake()
         leases.watch_session(self, session, request.process)
-        self.ports.log("attached", consumer=request.consumer, session=session.session)
+        self.ports.log("attached", consumer=request.consumer, session=session.number)
         return session
 
     async def _enter_core(self, request: Attach, now: int) -> int:
@@ -280,7 +280,6 @@ class Dispatcher(Actor):
         def join() -> int:
             return self.core.join(
                 request.consumer,
-                request.incarnation,
                 now=now,
                 ranges=request.ranges,
                 priority=request.priority,
@@ -299,20 +298,13 @@ class Dispatcher(Actor):
         return join()
 
     def _is_void(self, request: Attach) -> bool:
-        """Whether a consumer's earlier session was ended, so that it must begin another life.
-
-        That holds for one that was dismissed, or left, also if it holds nothing: this may be a late copy of its first
-        request, and a session for it would own hashes for a lease although nobody is there.
-        """
-        if self.sessions.has_ended(request.incarnation):
-            return True
+        """Whether a consumer's earlier session was ended, so that it must begin another life."""
         return self.membership.is_void(request.incarnation, holds=bool(len(request.holding)))
 
     def end_session(self, session: Session, reason: str, *, dismissed: bool = False) -> None:
         """The consumer is out: its messages go to the others. dismissed: it does not know, and stays a member."""
-        self.ports.log("session_ended", consumer=session.name, session=session.session, reason=reason)
+        self.ports.log("session_ended", consumer=session.name, session=session.number, reason=reason)
         self.sessions.close(session)
-        self.messages_out_before += session.messages_out
         self.core.leave(session.number, now=self.ports.clock.now())
         if not dismissed:
             self.membership.leave(session.incarnation)
@@ -394,7 +386,6 @@ class Dispatcher(Actor):
             positions = positions[known]
         self.core.acknowledge_soon(positions, session.number)
         self._finish(positions)
-        session.messages_acked += len(positions)
         session.last_acked = self.ports.clock.now()
         self.mark_delete_moved()
         self.pump.wake_soon()

@@ -26,7 +26,7 @@ async def negative_acknowledge(d: Dispatcher, session: Session, request: Negativ
     positions, seen = _columns(request.positions, request.seen)
     late = request.consumer_epoch < session.consumer_epoch
     if not late and (not request.number or session.first_time(request.number)):
-        session.messages_redelivered += d.core.negative_acknowledge(
+        d.core.negative_acknowledge(
             session.number,
             positions,
             now=d.ports.clock.now(),
@@ -54,10 +54,7 @@ async def redeliver(d: Dispatcher, session: Session, request: RedeliverUnacknowl
     positions, seen = _columns(request.positions, request.seen)
     if request.consumer_epoch > session.consumer_epoch:
         unseen = session.void(request.consumer_epoch, request.turn)
-        session.messages_out -= unseen
-        session.messages_redelivered += d.core.redeliver_all(
-            session.number, positions, unseen=unseen, now=d.ports.clock.now(), counts=seen
-        )
+        d.core.redeliver_all(session.number, positions, unseen=unseen, now=d.ports.clock.now(), counts=seen)
         d.pump.wake()
     await d.keeper.barrier()
 

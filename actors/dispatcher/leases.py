@@ -24,7 +24,7 @@ async def watch_leases(d: Dispatcher) -> None:
         d.keeper.look_if_idle()
         now = d.ports.clock.monotonic()
         for member in d.membership.overdue(State.ATTACHED, now):
-            session = d.sessions.of_incarnation(member.incarnation)
+            session = d.sessions.find(member.session)
             if session is not None:
                 d.end_session(session, "lease expired")
         forget_retired(d, d.membership.overdue(State.RETIRED, now))
@@ -67,10 +67,9 @@ def dismiss(d: Dispatcher, reason: str) -> None:
 
 def retire(d: Dispatcher, session: Session) -> None:
     """It does not answer: it loses its place, and as long as its lease may last it keeps what it holds."""
-    d.ports.log("retired", consumer=session.name, session=session.session)
+    d.ports.log("retired", consumer=session.name, session=session.number)
     d.core.retire(session.number, now=d.ports.clock.now())
-    d.sessions.retire(session)
-    d.messages_out_before += session.messages_out
+    d.sessions.close(session)
     member = d.membership.retire(session.incarnation)
     d.keeper.dirty()
     d.pump.wake()
@@ -80,11 +79,10 @@ def retire(d: Dispatcher, session: Session) -> None:
 def forget_retired(d: Dispatcher, members: Iterable[Member]) -> None:
     """These hold nothing any more: what they had goes to the others."""
     for member in members:
-        session = d.sessions.forget_retired(member.incarnation)
         d.membership.leave(member.incarnation)
-        if session is not None:
-            d.ports.log("session_ended", consumer=session.name, session=session.session, reason="it did not answer")
-            d.core.leave(session.number, now=d.ports.clock.now())
+        if member.session:
+            d.ports.log("session_ended", consumer=member.name, session=member.session, reason="it did not answer")
+            d.core.leave(member.session, now=d.ports.clock.now())
         d.keeper.dirty()
         d.pump.wake()
 

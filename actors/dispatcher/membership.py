@@ -13,7 +13,8 @@ A member is in one of these states:
     RETIRED   lost its place because it did not answer: what it holds stays with it until its lease is over
 
 Whose session was ended from here is `dismissed`: it stays in the record until it knows, and must begin another life.
-Times are monotonic milliseconds. Consumers are known by incarnation, `name.life`: `name.3` says that it knows the end
+A consumer has one number while its session lasts (`sessions`), and one name from owner to owner: its incarnation.
+Times are monotonic milliseconds. An incarnation is `name.life`: `name.3` says that it knows the end
 of its lives 0 to 2, and holds nothing of them any more.
 """
 
@@ -23,6 +24,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
+
+REMEMBERED_ENDED = 10_000
+"""So many incarnations whose sessions ended are remembered, to know late copies of their first requests."""
 
 
 class State(Enum):
@@ -49,6 +53,8 @@ class Member:
     lease: int
     state: State
     dismissed: bool = False
+    session: int = 0
+    """The number of its session, also of one that it lost with its place; 0 = none under this owner."""
     until: int = 0
     """When its lease is over; of no meaning while it joins."""
 
@@ -65,6 +71,7 @@ class Membership:
         self.lease_ms = lease_ms
         self.trust_ms = trust_of(lease_ms)
         self._members: dict[str, Member] = {}
+        self._ended: dict[str, None] = {}
         for row in rows:
             lease = int(row.get("lease", lease_ms + self.trust_ms))
             self._members[row["incarnation"]] = Member(
@@ -98,11 +105,20 @@ class Membership:
 
     # -- coming ---------------------------------------------------------------------------------------------------
 
-    def is_void(self, incarnation: str, *, holds: bool) -> bool:
-        """Whether a consumer without a session must begin another life: it was dismissed, or others have what it holds.
+    def session(self, incarnation: str) -> int:
+        """The number of its session, 0 if it has none."""
+        member = self._members.get(incarnation)
+        return member.session if member is not None and member.state is State.ATTACHED else 0
 
-        To be dismissed counts with empty hands too: this may be a late copy of its first request.
+    def is_void(self, incarnation: str, *, holds: bool) -> bool:
+        """Whether a consumer without a session must begin another life.
+
+        It had a session here or was dismissed, which counts with empty hands too: this may be a late copy of its first
+        request, and a session for it would own hashes for a lease although nobody is there. Or others have what it
+        holds.
         """
+        if incarnation in self._ended:
+            return True
         member = self._members.get(incarnation)
         return holds if member is None else member.dismissed
 
@@ -120,10 +136,10 @@ class Membership:
         if member is not None and member.state is State.JOINING:
             del self._members[incarnation]
 
-    def attach(self, incarnation: str, now: int) -> bool:
+    def attach(self, incarnation: str, session: int, now: int) -> bool:
         """It has a session; True if nobody waits for one of its earlier lives any more, which the record may forget."""
         member = self._members[incarnation]
-        member.state, member.until = State.ATTACHED, now + self.lease_ms
+        member.state, member.session, member.until = State.ATTACHED, session, now + self.lease_ms
         earlier = [other for other in self._lives_before(incarnation) if other.state is State.AWAITED]
         for other in earlier:
             del self._members[other.incarnation]
@@ -148,7 +164,14 @@ class Membership:
 
     def leave(self, incarnation: str) -> None:
         """It holds nothing any more."""
-        self._members.pop(incarnation, None)
+        member = self._members.pop(incarnation, None)
+        if member is not None and member.session:
+            self._remember(incarnation)
+
+    def _remember(self, incarnation: str) -> None:
+        self._ended[incarnation] = None
+        while len(self._ended) > REMEMBERED_ENDED:
+            del self._ended[next(iter(self._ended))]
 
     def retire(self, incarnation: str) -> Member:
         """It does not answer, and loses its place; not what it holds."""
@@ -164,13 +187,17 @@ class Membership:
         for member in self._members.values():
             if member.state is not State.JOINING:
                 member.state, member.dismissed = State.AWAITED, True
+                if member.session:
+                    self._remember(member.incarnation)
+                member.session = 0
 
     def ended(self, incarnation: str) -> Member | None:
         """Its process has ended; returns the member if its lease was waited for, which is over."""
         member = self._members.get(incarnation)
         if member is None or member.state not in (State.AWAITED, State.RETIRED):
             return None
-        return self._members.pop(incarnation)
+        self.leave(incarnation)
+        return member
 
     def overdue(self, state: State, now: int) -> list[Member]:
         """Members in a state whose leases are over."""

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from actors.dispatcher import leases
-from actors.key_shared.dispatch import Dispatch
 from actors.messages import Ends, FindTime, SubscriptionSettings
 from storage.cursor import Cursor
 from storage.errors import Conflict, Invalid
@@ -37,7 +36,8 @@ async def seek(d: Dispatcher, target: int) -> int:
         target = await d.reporter.secure(target)
         leases.dismiss(d, "seek")
         with d.reader.held():
-            _new_core(d)
+            d.core.reset()
+            d.runs.clear()
             d.cursor.chain([(target >> 32, None)])
             d.cursor.reset(target)
             d.core.mark_deleted(d.cursor.mark_delete)
@@ -148,9 +148,3 @@ def behind(cursor: Cursor, ends: Ends, messages: int) -> int:
                 high = middle
         return low + 1
     return ends.next
-
-
-def _new_core(d: Dispatcher) -> None:
-    d.core = Dispatch(d.settings, first_dispatch=d.pump.next_dispatch, history=d.core.history)
-    d.reader.use(d.core)
-    d.runs.clear()

@@ -33,7 +33,6 @@ class Pump:
         self._d = dispatcher
         self._signal, self.due = Signal(), Signal()
         self.identifying: dict[int, str] = {}
-        self.next_dispatch = 0
         self.expected = False
         """A pass is put off until the interval is over."""
 
@@ -87,15 +86,11 @@ class Pump:
 
     def _route(self) -> None:
         d = self._d
-        now = d.ports.clock.now()
-        for assignment in d.core.route(now):
-            session = d.sessions.of_number(assignment.consumer)
+        for assignment in d.core.route(d.ports.clock.now()):
+            session = d.sessions.find(assignment.consumer)
             assert session is not None, "the core routed to a consumer without a session"
             session.outbox += d.runs.parts(assignment.positions, assignment.redeliveries, assignment.dispatch)
-            session.messages_out += len(assignment.positions)
-            session.last_consumed = now
             session.ready.set()
-            self.next_dispatch = assignment.dispatch + len(assignment.positions)
         if d.core.has_dead_letters():
             d.dead_letters.wake()
         for session in d.sessions.all():

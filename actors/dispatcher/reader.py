@@ -72,11 +72,6 @@ class Reader:
         self.position = to
         self.signal.set()
 
-    def use(self, core: Dispatch) -> None:
-        """Feed another core from now on; what is under way becomes void."""
-        self.generation += 1
-        self._core = core
-
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Read nothing within the block; what is under way becomes void."""

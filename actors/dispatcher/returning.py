@@ -24,7 +24,7 @@ RETRY_FIRST, RETRY_MOST = 50, 2_000
 def identify(d: Dispatcher, session: Session) -> None:
     """Ask for the hashes of what this consumer holds and was not read; the pump waits for it."""
     if d.core.ordered and len(d.core.unread(session.number)):
-        d.pump.identifying[session.session] = "the topic was not asked yet"
+        d.pump.identifying[session.number] = "the topic was not asked yet"
         d.ports.spawn(_identify(d, session), "identify")
 
 
@@ -33,7 +33,7 @@ async def _identify(d: Dispatcher, session: Session) -> None:
     found = await _row_index(d, session)
     if d.sessions.is_open(session):
         d.core.bring(session.number, found.positions, found.hashes)
-    d.pump.identifying.pop(session.session, None)
+    d.pump.identifying.pop(session.number, None)
     d.pump.wake()
 
 
@@ -44,7 +44,7 @@ async def _row_index(d: Dispatcher, session: Session) -> RowIndex:
         try:
             return await d.partition_client.ask(ReadRowIndex(positions=unread))
         except SluiceError as error:
-            d.pump.identifying[session.session] = str(error)
-            d.ports.log("identify_waits", session=session.session, error=str(error))
+            d.pump.identifying[session.number] = str(error)
+            d.ports.log("identify_waits", session=session.number, error=str(error))
         await wait.pause()
     return RowIndex(positions=NO_POSITIONS, hashes=NO_ROWS)

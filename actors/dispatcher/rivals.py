@@ -23,7 +23,7 @@ LIVENESS_MS = 5_000
 async def make_room(d: Dispatcher, ranges: Sequence[tuple[int, int]]) -> bool:
     """Ask those in whose place a newcomer would be; whoever does not answer loses it. False: somebody is there."""
     until = d.ports.clock.monotonic() + LIVENESS_MS
-    found = [d.sessions.of_number(number) for number in d.core.rivals(ranges)]
+    found = [d.sessions.find(number) for number in d.core.rivals(ranges)]
     asked = [session for session in found if session is not None]
     for session in asked:
         session.heard.clear()

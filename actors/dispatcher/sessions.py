@@ -20,23 +20,17 @@ from storage.errors import Fenced
 EPOCH_SESSIONS = 1 << 24
 """Session numbers of different epochs never meet: a late request of an old session is always refused."""
 
-REMEMBERED_ENDED = 10_000
-"""So many incarnations whose sessions ended are remembered, to know late copies of their first requests."""
-
 REMEMBERED_BACK = 1_000
 """So many hand-backs of a session are remembered, to know late copies of them."""
 
 
 @dataclass(eq=False, slots=True)
 class Session:
-    """One attached consumer. number: the decision core's name for it."""
+    """One attached consumer. number: its own, on the wire and in the decision core alike."""
 
-    session: int
     number: int
     name: str
     incarnation: str
-    connected_since: int
-    ranges: list[tuple[int, int]] = field(default_factory=list)
     turn: int = 0
     answered: Delivery | None = None
     outbox: list[Part] = field(default_factory=list)
@@ -47,10 +41,6 @@ class Session:
     received: int = 0
     durable: int = 0
     last_acked: int = 0
-    last_consumed: int = 0
-    messages_out: int = 0
-    messages_acked: int = 0
-    messages_redelivered: int = 0
     consumer_epoch: int = 0
     handed_back: dict[int, None] = field(default_factory=dict)
     watch: Task | None = None
@@ -102,74 +92,48 @@ class Session:
         return self.answered
 
 
-class Sessions:
-    """All sessions of one dispatcher, by session number and by incarnation."""
+def first_session(epoch: int) -> int:
+    """The number of the first session under an epoch."""
+    return epoch * EPOCH_SESSIONS + 1
 
-    def __init__(self, epoch: int) -> None:
-        self._by_session: dict[int, Session] = {}
-        self._by_incarnation: dict[str, Session] = {}
-        self._by_number: dict[int, Session] = {}
-        self._retired: dict[str, Session] = {}
-        self._ended: dict[str, None] = {}
-        self._next = epoch * EPOCH_SESSIONS + 1
+
+class Sessions:
+    """The open sessions of one dispatcher by number. Whose they are, and were: `membership`."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, Session] = {}
 
     def __len__(self) -> int:
-        return len(self._by_session)
+        return len(self._open)
 
     def all(self) -> list[Session]:
         """Every session, oldest first."""
-        return list(self._by_session.values())
+        return list(self._open.values())
 
-    def open(self, number: int, name: str, incarnation: str, now: int) -> Session:
-        """A new session for a consumer that the core knows as `number`."""
-        session = Session(self._next, number, name, incarnation, now)
-        self._next += 1
-        self._by_session[session.session] = session
-        self._by_incarnation[incarnation] = session
-        self._by_number[number] = session
+    def open(self, number: int, name: str, incarnation: str) -> Session:
+        """A new session for a consumer that has just got this number."""
+        session = self._open[number] = Session(number, name, incarnation)
         return session
 
     def close(self, session: Session) -> None:
         """The session is over; its waiting poll is answered with Fenced."""
-        self._by_session.pop(session.session, None)
-        self._by_incarnation.pop(session.incarnation, None)
-        self._by_number.pop(session.number, None)
-        self._ended[session.incarnation] = None
-        while len(self._ended) > REMEMBERED_ENDED:
-            del self._ended[next(iter(self._ended))]
+        self._open.pop(session.number, None)
         session.ready.set()
         session.heard.set()
         if session.watch is not None:
             session.watch.cancel()
 
-    def get(self, session: int) -> Session:
+    def get(self, number: int) -> Session:
         """The open session of that number. Raises Fenced if it is over (S21)."""
-        found = self._by_session.get(session)
+        found = self._open.get(number)
         if found is None:
-            raise Fenced(f"session {session} is over")
+            raise Fenced(f"session {number} is over")
         return found
+
+    def find(self, number: int) -> Session | None:
+        """The open session of that number, if it is not over."""
+        return self._open.get(number)
 
     def is_open(self, session: Session) -> bool:
         """Whether this very session still stands (to be asked again after every await)."""
-        return self._by_session.get(session.session) is session
-
-    def of_incarnation(self, incarnation: str) -> Session | None:
-        """The open session of a consumer incarnation."""
-        return self._by_incarnation.get(incarnation)
-
-    def retire(self, session: Session) -> None:
-        """The session is over, but its consumer may still hold something; see `membership`."""
-        self.close(session)
-        self._retired[session.incarnation] = session
-
-    def forget_retired(self, incarnation: str) -> Session | None:
-        """It holds nothing any more."""
-        return self._retired.pop(incarnation, None)
-
-    def has_ended(self, incarnation: str) -> bool:
-        """This incarnation had a session here, and it is over."""
-        return incarnation in self._ended
-
-    def of_number(self, number: int) -> Session | None:
-        """The open session of the core's consumer number."""
-        return self._by_number.get(number)
+        return self._open.get(session.number) is session

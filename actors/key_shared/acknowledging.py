@@ -15,13 +15,14 @@ import numpy as np
 
 from actors.key_shared.core import Core
 from actors.key_shared.window import DONE, PENDING
+from actors.messages import NO_POSITIONS
 from storage.position import Positions
 
 
 def acknowledge(core: Core, positions: Positions, consumer: int | None) -> Positions:
     """These messages are done; returns those that were here, ascending, each once."""
-    done = _acknowledge(core, positions)
-    _credit(core, consumer, len(done))
+    done, unread = _acknowledge(core, positions)
+    _credit(core, consumer, len(done) + len(unread))
     core.window.trim()
     return done
 
@@ -33,7 +34,9 @@ def acknowledge_all(core: Core, reports: list[tuple[Positions, int | None]]) -> 
         return
     positions = np.concatenate([report[0] for report in reports])
     positions.sort()
-    done = _acknowledge(core, positions)
+    done, unread = _acknowledge(core, positions)
+    if len(unread):
+        done = np.union1d(done, unread)
     if len(done) == len(positions):
         for reported, consumer in reports:
             _credit(core, consumer, len(reported))
@@ -45,14 +48,15 @@ def acknowledge_all(core: Core, reports: list[tuple[Positions, int | None]]) -> 
     core.window.trim()
 
 
-def _acknowledge(core: Core, positions: Positions) -> Positions:
+def _acknowledge(core: Core, positions: Positions) -> tuple[Positions, Positions]:
+    """What of it was here, and what somebody held that was not read again yet; each ascending and once."""
     window = core.window
     rows, done = window.locate(positions)
     if len(core.unread.positions):
         core.unread = core.unread.pick(~np.isin(core.unread.positions, positions))
+    unread = NO_POSITIONS
     if core.claiming:
-        for member in core.members:
-            core.unclaim(member, positions)
+        unread = np.unique(np.concatenate([unread, *(core.unclaim(member, positions) for member in core.members)]))
     state = window.state[rows]
     held = state == PENDING
     pending = rows
@@ -63,7 +67,7 @@ def _acknowledge(core: Core, positions: Positions) -> Positions:
     elif done is positions:
         done = done.copy()
     core.release(pending, DONE)
-    return done
+    return done, unread
 
 
 def _credit(core: Core, consumer: int | None, count: int) -> None:

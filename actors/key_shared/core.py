@@ -64,7 +64,9 @@ TYPES = ("key_shared", "shared", "exclusive", "failover")
 class Core:
     """Everything that is known; see the modules for each part."""
 
-    def __init__(self, settings: SubscriptionSettings, first_dispatch: int = 0, history: History | None = None) -> None:
+    def __init__(
+        self, settings: SubscriptionSettings, *, first_consumer: int = 1, history: History | None = None
+    ) -> None:
         if settings.type not in TYPES:
             raise Invalid(f"type is {', '.join(TYPES)}, not {settings.type!r}")
         if settings.delay_key_policy not in DELAY_KEY_POLICIES:
@@ -75,6 +77,7 @@ class Core:
         self.members = Members(
             settings.max_unacked_messages_per_consumer if limited else 0,
             settings.max_unacked_messages_per_subscription if limited else 0,
+            first_consumer,
         )
         self.selector = _make_selector(settings)
         policy = make_policy(settings.policy, remember_unacked_keys=settings.remember_unacked_keys)
@@ -95,13 +98,20 @@ class Core:
         """What is known of redeliveries of messages that were not read yet; see `redelivering`."""
         self.not_durable = 0
         self.waits = 0
-        self.next_dispatch = first_dispatch
+        self.next_dispatch = 0
         self.turn = 0
         self.now = 0
         self.drained_total = 0
         self.drains = Drains()
         self.held_back = 0
         self.claiming = False
+
+    def successor(self) -> Core:
+        """An empty state that goes on with the numbers, the history and the totals of this one."""
+        new = Core(self.settings, first_consumer=self.members.next_number, history=self.history)
+        new.next_dispatch = self.next_dispatch
+        new.members.sent_to_leavers = self.members.sent_total
+        return new
 
     def reduce(self, masked: Hashes) -> Reduced:
         """Masked hashes as this subscription's selector sees them."""

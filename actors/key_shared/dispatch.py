@@ -58,13 +58,15 @@ from storage.redeliveries import NOTHING, Redeliveries
 class Dispatch:
     """See the module.
 
-    first_dispatch: number of the first row that this object will send. history: goes on with the history of another.
+    first_consumer: number of the first consumer that joins. history: goes on with the history of another. resets: how
+    often everything was forgotten; what was decided before such a moment counts no more.
     """
 
     def __init__(
-        self, settings: SubscriptionSettings, *, first_dispatch: int = 0, history: History | None = None
+        self, settings: SubscriptionSettings, *, first_consumer: int = 1, history: History | None = None
     ) -> None:
-        self._state = Core(settings, first_dispatch, history)
+        self._state = Core(settings, first_consumer=first_consumer, history=history)
+        self.resets = 0
         self._reports: list[tuple[Positions, int | None]] = []
 
     @property
@@ -80,12 +82,16 @@ class Dispatch:
         """What is known of each hash; for reading only."""
         return self._core.tables
 
+    def reset(self) -> None:
+        """Forget every message and consumer, because the cursor moved; numbers, history and totals go on."""
+        self._state, self._reports = self._state.successor(), []
+        self.resets += 1
+
     # -- membership -------------------------------------------------------------------------------------------------
 
     def join(
         self,
         name: str,
-        incarnation: str,
         *,
         now: int,
         ranges: Sequence[Range] = (),
@@ -93,19 +99,16 @@ class Dispatch:
         holding: Positions = NO_POSITIONS,
         finished: Positions = NO_POSITIONS,
     ) -> int:
-        """A consumer joins (KS-34); returns its number, the same one for a repetition of the incarnation.
+        """A consumer joins (KS-34); returns its number.
 
         holding: positions that it holds from before a change of owner. finished: those of them that are done by now,
         which are never sent again. Raises Conflict or Invalid, and then nothing has changed.
         """
         core = self._core
-        known = core.members.by_incarnation.get(incarnation)
-        if known is not None:
-            return known.number
         others = len(core.members)
         slot = core.members.free_slot()
         core.selector.add(slot, name, ranges=ranges, priority=priority)
-        member = core.members.add(slot, name, incarnation, priority, now)
+        member = core.members.add(slot, name, priority, now)
         member.ranges = tuple((int(low), int(high)) for low, high in ranges)
         if len(holding):
             member.claims = np.unique(holding)

@@ -1,8 +1,8 @@
 """The consumers of a subscription: who is here, what they may still get, what they have not acknowledged.
 
-A consumer is known by its incarnation, never by name or address. Outside it has a number that is never used again,
-so that a late request of a consumer that left finds nobody (KS-50). Inside it has a slot, a small number that is
-used again, because slots index arrays.
+A consumer is known by a number that is never used again, so that a late request of a consumer that left finds nobody
+(KS-50); it is the number of its session as well. Inside it has a slot, a small number that is used again, because slots
+index arrays.
 
 Permits (KS-46, KS-48): a consumer tells how many messages it was ever ready to take. What it may get is that, minus
 what was ever sent, and not more than its limit of unacknowledged messages leaves. At the limit it is blocked: permits
@@ -25,7 +25,7 @@ from storage.position import Positions
 Counts = npt.NDArray[np.int64]
 """Numbers of messages by slot, shape (slots,), int64."""
 
-_COLUMNS = ("numbers", "granted", "credited", "sent", "unacked", "redelivered", "last_sent")
+_COLUMNS = ("numbers", "granted", "credited", "sent", "unacked", "given_back", "last_sent")
 _MAX_SLOTS = 0xFFFF
 _MOST_PERMITS = 1 << 40
 _MOST_GRANTED = 1 << 62
@@ -46,7 +46,6 @@ class Member:
     number: int
     slot: int
     name: str
-    incarnation: str
     priority: int
     joined: int
     ranges: tuple[tuple[int, int], ...] = ()
@@ -59,25 +58,25 @@ class Member:
 
 
 class Members:
-    """All connected consumers, with their counters by slot."""
+    """All connected consumers, with their counters by slot. first_number: what the first of them is called."""
 
-    def __init__(self, max_unacked_each: int, max_unacked_all: int) -> None:
+    def __init__(self, max_unacked_each: int, max_unacked_all: int, first_number: int = 1) -> None:
         self.max_unacked_each = max_unacked_each
         self.max_unacked_all = max_unacked_all
         self.by_number: dict[int, Member] = {}
-        self.by_incarnation: dict[str, Member] = {}
         self.by_slot: list[Member | None] = []
         self.numbers: Counts = np.zeros(0, np.int64)
         self.granted: Counts = np.zeros(0, np.int64)
         self.credited: Counts = np.zeros(0, np.int64)
         self.sent: Counts = np.zeros(0, np.int64)
         self.unacked: Counts = np.zeros(0, np.int64)
-        self.redelivered: Counts = np.zeros(0, np.int64)
+        self.given_back: Counts = np.zeros(0, np.int64)
         self.last_sent: Counts = np.zeros(0, np.int64)
         self.blocked: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
         self.starved: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
         self.all_blocked = False
-        self._next_number = 1
+        self.next_number = first_number
+        self.sent_to_leavers = 0
 
     def __len__(self) -> int:
         return len(self.by_number)
@@ -98,24 +97,25 @@ class Members:
             raise Overloaded(f"a subscription takes at most {_MAX_SLOTS} consumers on one partition")
         return slot
 
-    def add(self, slot: int, name: str, incarnation: str, priority: int, now: int) -> Member:
+    def add(self, slot: int, name: str, priority: int, now: int) -> Member:
         """A new consumer in a free slot."""
         if slot == len(self.by_slot):
             self.by_slot.append(None)
             for column in (*_COLUMNS, "blocked", "starved"):
                 old = getattr(self, column)
                 setattr(self, column, np.append(old, old.dtype.type(0)))
-        member = Member(self._next_number, slot, name, incarnation, priority, now)
-        self._next_number += 1
+        member = Member(self.next_number, slot, name, priority, now)
+        self.next_number += 1
         self.by_slot[slot] = member
         self.numbers[slot] = member.number
-        self.by_number[member.number] = self.by_incarnation[incarnation] = member
+        self.by_number[member.number] = member
         return member
 
     def remove(self, member: Member) -> None:
         """Forget a consumer; its pending messages must be released before."""
-        del self.by_number[member.number], self.by_incarnation[member.incarnation]
+        del self.by_number[member.number]
         slot = member.slot
+        self.sent_to_leavers += int(self.sent[slot])
         self.by_slot[slot] = None
         for column in _COLUMNS:
             getattr(self, column)[slot] = 0
@@ -156,6 +156,11 @@ class Members:
         self.unacked += counts
         if self.max_unacked_each > 0:
             self.blocked |= self.unacked >= self.max_unacked_each
+
+    @property
+    def sent_total(self) -> int:
+        """Messages that were sent to anybody, also to those who have left."""
+        return self.sent_to_leavers + int(self.sent.sum())
 
     def stop(self, member: Member) -> None:
         """It has no permits any more."""

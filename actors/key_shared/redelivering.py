@@ -75,6 +75,7 @@ def negative_acknowledge(
     if counted:
         both = np.sort(np.concatenate([mine, idle]))
         core.count_redelivery(both, _of(seen, positions, window.position[both]))
+    core.members.given_back[member.slot] += total
     _leave_fresh(core, idle)
     window.trim()
     return total
@@ -94,6 +95,7 @@ def redeliver_all(core: Core, member: Member, seen: Positions, counts: Counts | 
     rows = rows[np.isin(window.position[rows], seen)]
     core.count_redelivery(rows, _of(counts, seen, window.position[rows]))
     core.members.take_back(member, unseen)
+    core.members.given_back[member.slot] += total
     core.stir = True
     window.trim()
     return total

@@ -241,11 +241,8 @@ def _assign(
     members = core.members
     to = np.flatnonzero(counts)
     members.last_sent[to] = now
-    if len(redeliveries):
-        again = np.bincount(np.repeat(np.arange(len(counts)), counts)[redeliveries > 0], minlength=len(counts))
-        members.redelivered += again
-        if not again.any():
-            redeliveries = NO_REDELIVERIES
+    if not redeliveries.any():
+        redeliveries = NO_REDELIVERIES
     share = Share(members.numbers[to], np.cumsum(counts)[to], positions, redeliveries, core.next_dispatch)
     out.shares.append(share)
     core.next_dispatch += len(positions)

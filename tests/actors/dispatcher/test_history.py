@@ -23,7 +23,7 @@ class Owner:
 
     def join(self, name: str) -> int:
         """A consumer comes."""
-        return self.core.join(name, f"{name}-{self.ports.clock.now()}", now=self.ports.clock.now())
+        return self.core.join(name, now=self.ports.clock.now())
 
     def causes(self) -> list[str]:
         """Why assignments changed."""

@@ -116,7 +116,7 @@ def test_acknowledgements_gather_and_who_waits_for_them_waits_for_no_others() ->
 def test_what_arrives_while_a_write_is_under_way_is_confirmed_by_the_next_one() -> None:
     async def scenario(world: World) -> None:
         owner = Owner(world, "owner")
-        session = Session(session=1, number=1, name="c1", incarnation="c1", connected_since=0)
+        session = Session(number=1, name="c1", incarnation="c1")
         owner.sessions.append(session)
         await owner.begin()
         await world.loop.pause(TRUST_MS)

@@ -38,7 +38,7 @@ class Owner:
             watch=watch, spawn=self._spawn, clock=SimpleNamespace(monotonic=lambda: 1_000), log=lambda *_, **__: None
         )
         self.membership = Membership(rows or (), lease_ms=10_000)
-        self.sessions = Sessions(3)
+        self.sessions = Sessions()
         self.ended: list[tuple[str, str]] = []
         self.woken = self.dirtied = 0
         self.pump = SimpleNamespace(wake=self._wake)
@@ -59,7 +59,7 @@ class Owner:
         self.sessions.close(session)
 
     def open(self, name: str, process: str) -> Session:
-        session = self.sessions.open(len(self.sessions), name, f"{name}.0", 0)
+        session = self.sessions.open(len(self.tasks) + 1, name, f"{name}.0")
         leases.watch_session(self, session, process)  # type: ignore[arg-type]
         return session
 
@@ -116,7 +116,7 @@ async def test_new_owner_waits_for_the_living_and_not_for_the_dead(watch: Watch)
 async def test_consumer_that_came_back_before_its_process_ended_is_its_sessions_matter(watch: Watch) -> None:
     owner = Owner(watch, [{"incarnation": "a.0", "process": "p1"}])
     leases.expect_members(owner)  # type: ignore[arg-type]
-    owner.membership.attach("a.0", 1_000)
+    owner.membership.attach("a.0", 1, 1_000)
     await watch.end("p1")
     assert len(owner.membership) == 1
     assert (owner.woken, owner.dirtied) == (0, 0)

@@ -35,6 +35,7 @@ class Diary(RuleBasedStateMachine):
         self.diary: list[Entry] = []
         self.leases: dict[str, int] = {}
         self.processes: dict[str, str] = {}
+        self.sessions = 0
 
     def note(self, what: str, who: str) -> None:
         self.diary.append(Entry(self.now, what, who))
@@ -67,17 +68,23 @@ class Diary(RuleBasedStateMachine):
     def dismissed(self, who: str) -> bool:
         return any(entry.what == "dismissed" for entry in self.of(who))
 
+    def ended(self, who: str) -> bool:
+        """It had a session under this owner, and has it no more."""
+        mine = [entry.what for entry in self.diary if entry.who in (who, "")]
+        begun = max((index for index, what in enumerate(mine) if what == "another owner"), default=-1)
+        return "attached" in mine[begun + 1 :] and self.state(who) not in (State.ATTACHED, State.RETIRED)
+
     def everybody(self) -> list[str]:
-        return [who for who in dict.fromkeys(entry.who for entry in self.diary) if self.state(who) is not None]
+        return [who for who in dict.fromkeys(entry.who for entry in self.diary) if who and self.state(who) is not None]
 
     # -- rules --
 
     @rule(name=NAMES, life=LIVES, process=st.sampled_from(["", "p1", "p2"]), may=st.booleans(), holds=st.booleans())
     def comes(self, name: str, life: int, process: str, may: bool, holds: bool) -> None:
         who = f"{name}.{life}"
-        known, dismissed = self.state(who), self.dismissed(who)
-        assert self.membership.is_void(who, holds=holds) == (dismissed if known else holds)
-        if known is State.ATTACHED or dismissed or (known is None and holds):
+        known, void = self.state(who), self.dismissed(who) or self.ended(who)
+        assert self.membership.is_void(who, holds=holds) == (void or (known is None and holds))
+        if known is State.ATTACHED or void or (known is None and holds):
             return
         if self.membership.admit(who, name, process):
             assert known is None
@@ -95,7 +102,9 @@ class Diary(RuleBasedStateMachine):
             self.membership.leave(other)
             self.note("forgotten", other)
         awaited = [other for other in earlier if self.state(other) is State.AWAITED]
-        assert self.membership.attach(who, self.now) == bool(awaited)
+        self.sessions += 1
+        assert self.membership.attach(who, self.sessions, self.now) == bool(awaited)
+        assert self.membership.session(who) == self.sessions
         self.note("attached", who)
         for other in awaited:
             self.note("forgotten", other)
@@ -120,7 +129,9 @@ class Diary(RuleBasedStateMachine):
             self.membership.leave(who)
             self.note("forgotten", who)
         elif state is State.ATTACHED:
-            assert self.membership.retire(who).incarnation == who
+            session = self.membership.session(who)
+            retired = self.membership.retire(who)
+            assert (retired.incarnation, retired.session) == (who, session)
             self.note("retired", who)
             self.note("dismissed", who)
 
@@ -153,6 +164,7 @@ class Diary(RuleBasedStateMachine):
         self.lease = LEASE if shorter else OTHER_LEASE
         self.membership = Membership(rows, lease_ms=self.lease)
         self.membership.begin(self.now)
+        self.note("another owner", "")
         for who in self.everybody():
             self.note("awaited", who)
             self.note("taken over", who)
@@ -165,6 +177,7 @@ class Diary(RuleBasedStateMachine):
             assert member is not None
             assert (member.state, member.dismissed) == (self.state(who), self.dismissed(who))
             assert (member.lease, member.process) == (self.leases[who], self.processes[who])
+            assert (self.membership.session(who) > 0) == (member.state is State.ATTACHED)
             if member.state is not State.JOINING:
                 assert member.until == self.until(who)
 

@@ -6,36 +6,35 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.dispatcher.sessions import EPOCH_SESSIONS, Session, Sessions
+from actors.dispatcher.sessions import EPOCH_SESSIONS, Session, Sessions, first_session
 from storage.errors import Fenced
 
 
 def opened() -> tuple[Sessions, Session]:
     """One consumer at a dispatcher of epoch 3."""
-    sessions = Sessions(3)
-    return sessions, sessions.open(1, "c", "c.0", 0)
+    sessions = Sessions()
+    return sessions, sessions.open(first_session(3), "c", "c.0")
 
 
 def test_a_session_that_is_over_is_fenced() -> None:
     """S21: nothing that an ended session says is heard."""
     sessions, session = opened()
-    assert sessions.get(session.session) is session
+    assert sessions.get(session.number) is session
     sessions.close(session)
     with pytest.raises(Fenced):
-        sessions.get(session.session)
-    assert sessions.of_incarnation("c.0") is None
-    assert sessions.of_number(1) is None
+        sessions.get(session.number)
+    assert sessions.find(session.number) is None
     assert session.ready.is_set()
 
 
 def test_sessions_of_two_epochs_never_meet() -> None:
     """A number of an older epoch is not a session of the newer one."""
     _, old = opened()
-    newer = Sessions(4)
-    newer.open(1, "c", "c.0", 0)
-    assert old.session // EPOCH_SESSIONS == 3
+    newer = Sessions()
+    newer.open(first_session(4), "c", "c.0")
+    assert old.number // EPOCH_SESSIONS == 3
     with pytest.raises(Fenced):
-        newer.get(old.session)
+        newer.get(old.number)
 
 
 @given(st.permutations(range(1, 8)), st.lists(st.integers(1, 7)))

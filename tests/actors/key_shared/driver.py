@@ -27,14 +27,12 @@ class Driver:
         self.permits: dict[str, int] = {}
         self.keys: dict[int, str] = {}
         self.now = 1_000
-        self.incarnations = 0
 
     # -- consumers --------------------------------------------------------------------------------------------------
 
     def join(self, name: str, permits: int = 1000, *, called: str | None = None, **options: Any) -> int:
         """Connect a consumer under `name` (its own name may be `called` differently) and give it permits."""
-        self.incarnations += 1
-        number = self.dispatch.join(called or name, f"i{self.incarnations}", now=self.now, **options)
+        number = self.dispatch.join(called or name, now=self.now, **options)
         self.numbers[name], self.permits[name] = number, 0
         self.grant(name, permits)
         return number

@@ -282,27 +282,26 @@ def test_positions_that_do_not_follow_are_refused() -> None:
 
 def test_ks_34_a_refused_consumer_leaves_no_trace() -> None:
     dispatch = Dispatch(SubscriptionSettings(selector="sticky"))
-    one = dispatch.join("a", "i1", now=0, ranges=[(0, 99), (400, 65535)])
+    dispatch.join("a", now=0, ranges=[(0, 99), (400, 65535)])
     with pytest.raises(Conflict):
-        dispatch.join("b", "i2", now=0, ranges=[(0, 65535)])
+        dispatch.join("b", now=0, ranges=[(0, 65535)])
     with pytest.raises(Conflict):
-        dispatch.join("b", "i2", now=0, ranges=[(1, 1)])
+        dispatch.join("b", now=0, ranges=[(1, 1)])
     with pytest.raises(Invalid):
-        dispatch.join("b", "i2", now=0)
+        dispatch.join("b", now=0)
     assert [consumer["consumerName"] for consumer in dispatch.stats(0)["consumers"]] == ["a"]
-    assert dispatch.join("a", "i1", now=9, ranges=[(0, 99)]) == one
 
 
 def test_kst_12_ranges_conflict_until_their_owner_closes() -> None:
     dispatch = Dispatch(SubscriptionSettings(selector="sticky"))
-    one = dispatch.join("a", "i1", now=0, ranges=[(0, 99), (400, 65535)])
-    two = dispatch.join("b", "i2", now=0, ranges=[(100, 399)])
+    one = dispatch.join("a", now=0, ranges=[(0, 99), (400, 65535)])
+    two = dispatch.join("b", now=0, ranges=[(100, 399)])
     dispatch.leave(one, now=0)
-    for number, ranges in enumerate(([(0, 65535)], [(50, 100)], [(399, 500)])):
+    for ranges in ([(0, 65535)], [(50, 100)], [(399, 500)]):
         with pytest.raises(Conflict):
-            dispatch.join("c", f"x{number}", now=0, ranges=ranges)
-    three = dispatch.join("c", "i3", now=0, ranges=[(400, 600)])
-    four = dispatch.join("d", "i4", now=0, ranges=[(50, 99)])
+            dispatch.join("c", now=0, ranges=ranges)
+    three = dispatch.join("c", now=0, ranges=[(400, 600)])
+    four = dispatch.join("d", now=0, ranges=[(50, 99)])
     assert len(dispatch.consumers()) == 3
     for number in (two, three, four):
         dispatch.leave(number, now=0)

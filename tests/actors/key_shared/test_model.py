@@ -56,7 +56,6 @@ class Schedule(RuleBasedStateMachine):
         self.backlog: list[tuple[int, int]] = []
         self.delayed: list[tuple[int, int]] = []
         self.published: list[int] = []
-        self.incarnations = 0
         self.sent = 0
         for _ in range(first):
             self.join("alpha", [], 20)
@@ -108,12 +107,9 @@ class Schedule(RuleBasedStateMachine):
     def join(self, name: str, pick: list[int], permits: int) -> None:
         if len(self.model.consumers) >= 5:
             return
-        self.incarnations += 1
         holding = sorted({self.published[i] for i in pick if i < len(self.published)})
-        incarnation = f"i{self.incarnations}"
-        number = self.dispatch.join(name, incarnation, now=self.now, holding=ints(holding) if holding else NO_POSITIONS)
+        number = self.dispatch.join(name, now=self.now, holding=ints(holding) if holding else NO_POSITIONS)
         assert number == self.model.join(name, holding)
-        assert self.dispatch.join(name, incarnation, now=self.now) == number
         self.grant_to(number, permits)
 
     @rule(pick=st.integers(0, 5), some=st.integers(1, 3))

@@ -355,14 +355,14 @@ def test_ft_5_permits_of_a_poll_that_was_refused_count_for_nothing() -> None:
         await broker.quiet(100)
         address, actor = await broker.address(), await dispatcher(broker)
         session = actor.sessions.all()[0]
-        late = Poll(session=session.session, turn=session.turn - 1, granted=1_000_000)
+        late = Poll(session=session.number, turn=session.turn - 1, granted=1_000_000)
         with pytest.raises(Conflict):
             await broker.ports.net.call(address, late, 1_000)
         assert (await broker.consumer_stats())["c1"]["availablePermits"] == 10
         await client.close()
         await broker.join("c2", queue=10, called="c1", acking=False, taking=False)
         with pytest.raises(Fenced):
-            await broker.ports.net.call(address, Poll(session=session.session, turn=99, granted=1_000_000), 1_000)
+            await broker.ports.net.call(address, Poll(session=session.number, turn=99, granted=1_000_000), 1_000)
         await broker.quiet(100)
         rows = (await broker.stats())["consumers"]
         assert [(row["consumerName"], row["availablePermits"]) for row in rows] == [("c1", 10)]

@@ -366,7 +366,7 @@ def test_sn_4_each_consumer_is_told_what_it_lost_and_what_it_gained() -> None:
     def told(before: np.ndarray, after: np.ndarray) -> dict[str, list[tuple[str, list[tuple[int, int]]]]]:
         members, history = Members(0, 0), History()
         for slot in (0, 1):
-            members.add(slot, f"c{slot + 1}", f"i{slot}", 0, 0)
+            members.add(slot, f"c{slot + 1}", 0, 0)
         history.record(members, before, after, now=0, cause="a test", gone=None)
         events = {member.name: take_events(member, history.number) for member in members}
         return {name: [(event.kind, event.ranges) for event in heard] for name, heard in events.items() if heard}

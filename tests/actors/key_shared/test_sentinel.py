@@ -145,7 +145,7 @@ def test_check_finds_every_count_that_is_off(what: str) -> None:
 
 def test_what_was_checked_is_counted_beside_what_was_wrong() -> None:
     dispatch = Dispatch(SubscriptionSettings())
-    consumer = dispatch.join("c", "i", now=0)
+    consumer = dispatch.join("c", now=0)
     dispatch.grant(consumer, 10_000)
     dispatch.append(run_positions(1, 0, 5000), np.arange(5000, dtype=np.uint32))
     dispatch.route(0)

@@ -50,7 +50,7 @@ HOLDING: list[Mutant] = [
     Mutant(
         name="who does not answer loses its messages with its place",
         module="actors.dispatcher.leases",
-        old="    d.sessions.retire(session)\n",
+        old="    d.sessions.close(session)\n",
         new='    d.end_session(session, "it does not answer", dismissed=True)\n',
         world=BROKER,
         test="tests/actors/dispatcher/test_rivals.py",

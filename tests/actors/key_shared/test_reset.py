@@ -1,0 +1,34 @@
+"""Everything is forgotten because the cursor moved: what goes on, and what does not."""
+
+from __future__ import annotations
+
+from tests.actors.key_shared.driver import Driver, at
+
+
+def test_a_reset_forgets_messages_and_consumers_and_never_a_number() -> None:
+    flow = Driver()
+    first = flow.join("c1")
+    flow.publish("k", "k", "k")
+    (before,) = flow.dispatch.route(flow.now)
+    flow.dispatch.acknowledge_soon(at("1:0"), first)
+    flow.dispatch.reset()
+    assert (flow.dispatch.consumers(), flow.dispatch.idle(), flow.dispatch.resets) == ([], True, 1)
+    second = flow.join("c1")
+    assert second > first, "a late request of before finds nobody"
+    flow.publish("k")
+    (after,) = flow.dispatch.route(flow.now)
+    assert after.dispatch == before.dispatch + 3, "what is sent is numbered on"
+    assert flow.dispatch.stats(flow.now)["msgOutCounter"] == 4
+    assert [change["cause"] for change in flow.dispatch.assignments()] == ["c1 joined", "c1 joined"]
+
+
+def test_what_was_sent_to_leavers_counts_in_the_whole() -> None:
+    flow = Driver()
+    flow.join("c1")
+    flow.publish("a", "b")
+    assert len(flow.dispatch.route(flow.now))
+    flow.leave("c1")
+    flow.join("c2")
+    assert len(flow.dispatch.route(flow.now))
+    assert flow.dispatch.stats(flow.now)["msgOutCounter"] == 4
+    assert flow.consumer_stats("c2")["msgOutCounter"] == 2
