@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from actors.dispatcher.runs import RunTable
+from actors.dispatcher.open_runs import OpenRuns
 from actors.messages import RunIndex
 from actors.wire import Blob
 from storage.cursor import Cursor
@@ -34,7 +34,7 @@ def single(entry: int) -> RunIndex:
     )
 
 
-def finish(table: RunTable, cursor: Cursor, positions: Positions) -> None:
+def finish(table: OpenRuns, cursor: Cursor, positions: Positions) -> None:
     """What the dispatcher does with an acknowledgement."""
     table.done(positions[~cursor.is_acknowledged(positions)])
     cursor.acknowledge(positions)
@@ -43,7 +43,7 @@ def finish(table: RunTable, cursor: Cursor, positions: Positions) -> None:
 
 def measure(runs: int) -> dict[str, Any]:
     """Play it."""
-    table, cursor = RunTable(), Cursor()
+    table, cursor = OpenRuns(), Cursor()
     cursor.chain([(1, None)])
     tracemalloc.start()
     table.add(single(0))

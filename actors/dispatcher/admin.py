@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from actors.dispatcher import moving
+from actors.dispatcher import seek
 from actors.dispatcher.membership import State
 from actors.messages import Explain, FindTime, SubscriptionSettings
 from actors.messages.arguments import OF_SUBSCRIPTION, read_arguments
@@ -163,13 +163,13 @@ class Administration:
         """A position from `message_id` ("ledger:entry", earliest, latest) or `time` (ms)."""
         d = self._d
         if "time" in arguments:
-            moving.check_time(int(arguments["time"]), d.ports.clock.now())
+            seek.check_time(int(arguments["time"]), d.ports.clock.now())
             return (await d.partition_client.ask(FindTime(time=int(arguments["time"])))).position
-        return moving.place(str(arguments.get("message_id", "")), await d.read_ends())
+        return seek.place(str(arguments.get("message_id", "")), await d.read_ends())
 
     async def _seek(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Start over from a position: every session ends, the consumers come back by themselves."""
-        target = await moving.seek(self._d, await self._target(arguments))
+        target = await seek.seek(self._d, await self._target(arguments))
         return {"position": show(target)}
 
     async def _forward(self, target: int, *, everything: bool = False) -> dict[str, Any]:
@@ -178,7 +178,7 @@ class Administration:
         await d.reader.look()
         end = d.reader.end
         before = self._backlog(end)
-        await moving.forward(d, target, everything=everything)
+        await seek.forward(d, target, everything=everything)
         return {"skipped": before - self._backlog(end), "position": show(target)}
 
     async def _skip(self, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -188,7 +188,7 @@ class Administration:
             raise Invalid(f"skip wants a number of messages of 1 or more, not {left}")
         ends = await self._d.read_ends()
         self._d.cursor.chain(ends.ledgers)
-        return await self._forward(moving.behind(self._d.cursor, ends, left))
+        return await self._forward(seek.behind(self._d.cursor, ends, left))
 
     async def _clear_backlog(self, arguments: dict[str, Any]) -> dict[str, Any]:
         ends = await self._d.read_ends()
@@ -262,7 +262,7 @@ class Administration:
         except msgspec.ValidationError as error:
             raise Invalid(f"settings: {error}") from None
         check_subscription(settings)
-        return {"changed": await moving.configure(self._d, settings)}
+        return {"changed": await seek.configure(self._d, settings)}
 
     async def _pause(self, arguments: dict[str, Any]) -> dict[str, Any]:
         return await self._set_paused(True)
@@ -272,7 +272,7 @@ class Administration:
 
     async def _set_paused(self, paused: bool) -> dict[str, Any]:
         self._d.paused = paused
-        await self._d.keeper.barrier()
+        await self._d.store.barrier()
         self._d.wake()
         return {"paused": paused}
 

@@ -3,7 +3,7 @@
 It is a thin shell. What is decided where:
 
 * who may get which message now: `actors.key_shared` (the core), with the order sentinel at its exit;
-* what is done: `storage.cursor`, made durable by `actors.dispatcher.keeper`;
+* what is done: `storage.cursor`, made durable by `actors.dispatcher.store`;
 * what is not due yet: `actors.delayed`;
 * what comes next from the log: `actors.dispatcher.reader`.
 
@@ -28,17 +28,17 @@ from actors.delayed.manifest import last_epoch, manifest_key
 from actors.delayed.shared import SharedIndex
 from actors.delayed.tracker import make_tracker
 from actors.directory import Directory
-from actors.dispatcher import handing_back, leases, returning, rivals
+from actors.dispatcher import leases, redelivery, rejoin, rivals
 from actors.dispatcher.admin import Administration
 from actors.dispatcher.dead_letters import DeadLetters
-from actors.dispatcher.history import Assignments
-from actors.dispatcher.keeper import Keeper
+from actors.dispatcher.history import AssignmentHistory
 from actors.dispatcher.membership import Membership
+from actors.dispatcher.open_runs import OpenRuns
 from actors.dispatcher.progress import Reporter
 from actors.dispatcher.pump import Pump
 from actors.dispatcher.reader import Reader
-from actors.dispatcher.runs import RunTable
 from actors.dispatcher.sessions import Session, Sessions, first_session
+from actors.dispatcher.store import CursorStore
 from actors.key_shared.dispatch import Dispatch
 from actors.messages import (
     Acknowledge,
@@ -124,12 +124,12 @@ class Dispatcher(Actor):
             self.reporter.known = bool(value.get("known", True))
         self.membership = Membership(value["members"] if value else (), lease_ms=self.settings.lease_ms)
         self.sessions = Sessions()
-        self.past = Assignments(self.ports, self.topic, self.partition, self.subscription, self._record.epoch)
+        self.past = AssignmentHistory(self.ports, self.topic, self.partition, self.subscription, self._record.epoch)
         first = first_session(self._record.epoch)
         self.core = Dispatch(self.settings, first_consumer=first, history=self.past.history)
         if value is not None:
             self.core.remember(redeliveries.decode(value.get("redeliveries", b"")), self.ports.clock.now())
-        self.runs = RunTable()
+        self.runs = OpenRuns()
         await self._record.save(self._snapshot())
         await self.reporter.introduce()
         self.tracker = await make_tracker(
@@ -146,7 +146,7 @@ class Dispatcher(Actor):
         self._assemble()
         leases.expect_members(self)
         for name, work in (
-            ("keep", self.keeper.run()),
+            ("keep", self.store.run()),
             ("index", self.reader.restore_index()),
             ("read", self.reader.run()),
             ("pump", self.pump.run()),
@@ -177,7 +177,7 @@ class Dispatcher(Actor):
         )
         self.reader.move(self.cursor.mark_delete + 1)
         trust = self.membership.trust_ms
-        self.keeper = Keeper(self.ports, self._record, self._snapshot, self.sessions.all, self.fenced, trust)
+        self.store = CursorStore(self.ports, self._record, self._snapshot, self.sessions.all, self.fenced, trust)
         self.administration = Administration(self)
         self.dead_letters = DeadLetters(self)
 
@@ -214,7 +214,7 @@ class Dispatcher(Actor):
             "members": self.membership.rows(),
             "paused": self.paused,
             "known": self.reporter.known,
-            "redeliveries": handing_back.kept(self),
+            "redeliveries": redelivery.kept(self),
         }
 
     def fenced(self, reason: str) -> None:
@@ -245,7 +245,7 @@ class Dispatcher(Actor):
             finally:
                 self._attaching.pop(request.incarnation, None)
                 done.set()
-        await self.keeper.be_certain()
+        await self.store.be_certain()
         if not self.sessions.is_open(session):
             raise Unavailable("the session ended while its owner made sure of itself; attach again")
         self._renew(session)
@@ -254,18 +254,18 @@ class Dispatcher(Actor):
     async def _join(self, request: Attach) -> Session:
         now = self.ports.clock.now()
         if self.membership.admit(request.incarnation, request.consumer, request.process):
-            await self.keeper.barrier()
+            await self.store.barrier()
             self._check_owner()
         try:
             number = await self._enter_core(request, now)
         except (Conflict, Invalid):
             self.membership.refuse(request.incarnation)
-            self.keeper.dirty()
+            self.store.dirty()
             raise
         if self.membership.attach(request.incarnation, number, self.ports.clock.monotonic()):
-            self.keeper.dirty()
+            self.store.dirty()
         session = self.sessions.open(number, request.consumer, request.incarnation)
-        returning.identify(self, session)
+        rejoin.identify(self, session)
         self.reader.enabled = True
         self.reader.signal.set()
         self.pump.wake()
@@ -308,7 +308,7 @@ class Dispatcher(Actor):
         self.core.leave(session.number, now=self.ports.clock.now())
         if not dismissed:
             self.membership.leave(session.incarnation)
-        self.keeper.dirty()
+        self.store.dirty()
         self.pump.wake()
         self.reader.enabled = len(self.sessions) > 0
 
@@ -349,7 +349,7 @@ class Dispatcher(Actor):
             if not session.outbox and not session.events:
                 session.ready.clear()
                 await session.ready.wait(self.ports, request.wait)
-        await self.keeper.be_certain()
+        await self.store.be_certain()
         if not self.sessions.is_open(session):
             raise Fenced(f"session {request.session} is over")
         if request.turn != session.turn:
@@ -365,12 +365,12 @@ class Dispatcher(Actor):
         if request.granted and self.core.grant(session.number, request.granted):
             self.pump.wake()
         while request.durable and session.durable < request.ack_turn:
-            await self.keeper.barrier()
+            await self.store.barrier()
             if not self.sessions.is_open(session):
                 raise Fenced(f"session {request.session} is over")
             if session.received < request.ack_turn:
                 raise Conflict("an earlier acknowledgement has not arrived")
-        await self.keeper.be_certain()
+        await self.store.be_certain()
         if not self.sessions.is_open(session):
             raise Fenced(f"session {request.session} is over")
         return Acknowledged(confirmed=session.durable)
@@ -401,20 +401,20 @@ class Dispatcher(Actor):
         self.runs.drop_below(mark_delete)
         self.core.mark_deleted(mark_delete)
         self.tracker.trim(mark_delete)
-        self.keeper.dirty(gather=True)
+        self.store.dirty(gather=True)
 
     async def on_negative_acknowledge(self, request: NegativeAcknowledge) -> Done:
         """See messages.NegativeAcknowledge."""
         session = self.sessions.get(request.session)
         self._heard(session)
-        await handing_back.negative_acknowledge(self, session, request)
+        await redelivery.negative_acknowledge(self, session, request)
         return Done()
 
     async def on_redeliver_unacknowledged(self, request: RedeliverUnacknowledged) -> Done:
         """See messages.RedeliverUnacknowledged."""
         session = self.sessions.get(request.session)
         self._heard(session)
-        await handing_back.redeliver(self, session, request)
+        await redelivery.redeliver(self, session, request)
         return Done()
 
     def done_elsewhere(self, positions: Positions) -> None:
@@ -429,7 +429,7 @@ class Dispatcher(Actor):
         self.runs.done(positions[~self.cursor.is_acknowledged(positions)])
         self.cursor.acknowledge(positions)
 
-    # -- moving ---------------------------------------------------------------------------------------------------
+    # -- seek ---------------------------------------------------------------------------------------------------
 
     def wake(self) -> None:
         """Something changed outside of the data path; look again."""

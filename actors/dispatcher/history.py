@@ -30,7 +30,7 @@ GROUP_MS = 200
 RETRY_MS = 1_000
 
 
-class Assignments:
+class AssignmentHistory:
     """Keeps the history of one subscription on one partition. `history` is the core's, over a change of core too."""
 
     def __init__(self, ports: Ports, topic: str, partition: int, subscription: str, epoch: int) -> None:

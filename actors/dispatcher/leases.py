@@ -21,7 +21,7 @@ async def watch_leases(d: Dispatcher) -> None:
     """End the sessions whose lease ran out, and notice when nothing moves although it could."""
     while True:
         await d.ports.clock.sleep(max(d.membership.trust_ms // 2, 1))
-        d.keeper.look_if_idle()
+        d.store.look_if_idle()
         now = d.ports.clock.monotonic()
         for member in d.membership.overdue(State.ATTACHED, now):
             session = d.sessions.find(member.session)
@@ -71,7 +71,7 @@ def retire(d: Dispatcher, session: Session) -> None:
     d.core.retire(session.number, now=d.ports.clock.now())
     d.sessions.close(session)
     member = d.membership.retire(session.incarnation)
-    d.keeper.dirty()
+    d.store.dirty()
     d.pump.wake()
     forget_when_ended(d, member)
 
@@ -83,7 +83,7 @@ def forget_retired(d: Dispatcher, members: Iterable[Member]) -> None:
         if member.session:
             d.ports.log("session_ended", consumer=member.name, session=member.session, reason="it did not answer")
             d.core.leave(member.session, now=d.ports.clock.now())
-        d.keeper.dirty()
+        d.store.dirty()
         d.pump.wake()
 
 

@@ -2,7 +2,7 @@
 
 A session is a lease: a consumer that was not answered for so long must have stopped by itself. An owner that was
 replaced does not know it at once, and what it answers until then still lengthens leases; it does so only for `trust_ms`
-after it last knew itself the owner (`keeper`). So whoever takes over waits that much longer for each consumer that the
+after it last knew itself the owner (`store`). So whoever takes over waits that much longer for each consumer that the
 record names. An owner's lease never changes, and stands in the record with each member that has it.
 
 A member is in one of these states:

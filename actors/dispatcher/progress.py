@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from actors.dispatcher import moving
+from actors.dispatcher import seek
 from actors.messages import Progress, ReadEnds
 from actors.ports import Address
 from storage.errors import Fenced, SluiceError, Unavailable
@@ -71,11 +71,11 @@ class Reporter:
                 reached, seeks = d.cursor.mark_delete, self._seeks
                 address = await d.partition_client.owner()
                 if (address, reached) != self._reported:
-                    await d.keeper.barrier()
+                    await d.store.barrier()
                     if seeks == self._seeks:
                         # To this address and no other: a later owner may have heard from a later dispatcher already.
                         await self._send(address, reached)
-                await moving.expire_old(d)
+                await seek.expire_old(d)
 
     async def _send(self, address: Address, reached: int) -> None:
         """Tell the topic; `reached` must be durable. Raises Unavailable if it did not answer."""

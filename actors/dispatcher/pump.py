@@ -64,7 +64,7 @@ class Pump:
         """
         d = self._d
         if d.membership.forget_overdue(d.ports.clock.monotonic()):
-            d.keeper.dirty()
+            d.store.dirty()
         return not (d.membership.all(State.AWAITED) or self.identifying)
 
     async def run(self) -> None:

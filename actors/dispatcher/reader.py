@@ -14,7 +14,7 @@ import numpy as np
 
 from actors.backoff import Backoff
 from actors.delayed.tracker import DelayedTracker
-from actors.dispatcher.runs import RunTable
+from actors.dispatcher.open_runs import OpenRuns
 from actors.key_shared.dispatch import Dispatch
 from actors.messages import IndexRead, ReadEnds, ReadIndex, RunIndex
 from actors.ports import Ports
@@ -47,7 +47,7 @@ class Reader:
         cursor: Cursor,
         core: Dispatch,
         tracker: DelayedTracker,
-        runs: RunTable,
+        runs: OpenRuns,
         fed: Callable[[], None],
         given_up: Callable[[Positions], None],
     ) -> None:

@@ -42,7 +42,7 @@ class Owner:
         self.ended: list[tuple[str, str]] = []
         self.woken = self.dirtied = 0
         self.pump = SimpleNamespace(wake=self._wake)
-        self.keeper = SimpleNamespace(dirty=self._dirty)
+        self.store = SimpleNamespace(dirty=self._dirty)
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         self.tasks.append(asyncio.ensure_future(work))

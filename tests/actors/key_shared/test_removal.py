@@ -12,7 +12,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from actors.dispatcher import Dispatcher, moving
+from actors.dispatcher import Dispatcher, seek
 from actors.messages import Attach, Attached, Detach, FindTime, Found, TopicSettings
 from storage.errors import Corrupt, Invalid
 from tests.actors.key_shared.test_reading import dispatcher
@@ -102,7 +102,7 @@ def test_ot_3_what_is_evicted_for_its_age_settles_every_counter(monkeypatch: pyt
         actor = await dispatcher(broker)
         settings = await actor.directory.settings("orders")
         assert settings.ttl_ms == 0
-        await moving.expire_old(actor)
+        await seek.expire_old(actor)
         assert await _counts(broker) == (10, 10, 10), "without a ttl nothing is evicted"
         expiring(broker, actor, settings, monkeypatch, broker.ports.clock.now() - between)
         await broker.until(lambda: actor.cursor.mark_delete & 0xFFFFFFFF == 4, 1_000)

@@ -18,11 +18,11 @@ DISPATCHING: list[Mutant] = [
     ),
     Mutant(
         name="acknowledgements of the write under way confirmed too early",
-        module="actors.dispatcher.keeper",
+        module="actors.dispatcher.store",
         old="        for session, received in turns:",
         new="        for session, received in [(session, session.received) for session in self._sessions()]:",
         world=BROKER,
-        test="tests/actors/dispatcher/test_keeper.py",
+        test="tests/actors/dispatcher/test_store.py",
     ),
     Mutant(
         name="draining hashes are not held back",
@@ -127,7 +127,7 @@ DISPATCHING: list[Mutant] = [
         old="        returning.identify(self, session)\n",
         new="",
         world=BROKER,
-        test="tests/actors/dispatcher/test_returning.py",
+        test="tests/actors/dispatcher/test_rejoin.py",
     ),
     Mutant(
         name="a shared index skips what fell due while it changed owners",
@@ -219,12 +219,12 @@ DISPATCHING: list[Mutant] = [
     ),
     Mutant(
         name="an idle owner does not look whether it was replaced",
-        module="actors.dispatcher.keeper",
+        module="actors.dispatcher.store",
         old="self._record.proven <= self._trust and",
         new="self._record.proven >= 0 and",
         also=("            await self._record.verify()\n", "            pass\n"),
         world=OWNERS,
-        test="tests/actors/dispatcher/test_keeper.py",
+        test="tests/actors/dispatcher/test_store.py",
     ),
     Mutant(
         name="a session that ended stays in the core",
@@ -277,11 +277,11 @@ DISPATCHING: list[Mutant] = [
     ),
     Mutant(
         name="a seek moves the reader only when the stores have answered",
-        module="actors.dispatcher.moving",
+        module="actors.dispatcher.seek",
         old="            d.reader.move(target)\n            await d.tracker.clear()\n",
         new="            await d.tracker.clear()\n            d.reader.move(target)\n",
         world=SEEKS,
-        test="tests/actors/dispatcher/test_moving.py",
+        test="tests/actors/dispatcher/test_seek.py",
     ),
     Mutant(
         name="who reads what was trimmed is not told where it goes on",
@@ -317,20 +317,20 @@ DISPATCHING: list[Mutant] = [
     ),
     Mutant(
         name="runs that are done leave holes for good",
-        module="actors.dispatcher.runs",
+        module="actors.dispatcher.open_runs",
         old=" if self._runs[home] is not None]",
         new="]",
         also=("        if self._end > 2 * self._live + _SMALLEST:\n", "        if False:\n"),
         world=BROKER,
-        test="tests/actors/dispatcher/test_runs.py",
+        test="tests/actors/dispatcher/test_open_runs.py",
     ),
     Mutant(
         name="the topic is not told before a seek is confirmed",
-        module="actors.dispatcher.moving",
+        module="actors.dispatcher.seek",
         old="        target = await d.reporter.secure(target)\n",
         new="",
         world=SEEKS,
-        test="tests/actors/dispatcher/test_moving.py",
+        test="tests/actors/dispatcher/test_seek.py",
     ),
     Mutant(
         name="a statement from before a seek is sent behind it",
@@ -338,6 +338,6 @@ DISPATCHING: list[Mutant] = [
         old="                    if seeks == self._seeks:\n                        # To",
         new="                    if True:\n                        # To",
         world=SEEKS,
-        test="tests/actors/dispatcher/test_moving.py",
+        test="tests/actors/dispatcher/test_seek.py",
     ),
 ]

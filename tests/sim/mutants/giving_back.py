@@ -18,8 +18,8 @@ GIVING_BACK: list[Mutant] = [
     ),
     Mutant(
         name="a hand-back is answered before it is durable",
-        module="actors.dispatcher.handing_back",
-        old="    await d.keeper.barrier()\n\n\ndef kept(",
+        module="actors.dispatcher.redelivery",
+        old="    await d.store.barrier()\n\n\ndef kept(",
         new="\n\ndef kept(",
         world=REDELIVERIES,
         seed=0,

@@ -13,15 +13,15 @@ HOLDING: list[Mutant] = [
         old="                finished=holding[self.cursor.is_acknowledged(holding)],\n",
         new="",
         world=BROKER,
-        test="tests/actors/dispatcher/test_returning.py::test_what_is_done_does_not_come_back_with_its_holder",
+        test="tests/actors/dispatcher/test_rejoin.py::test_what_is_done_does_not_come_back_with_its_holder",
     ),
     Mutant(
         name="a refusal is taken for the hashes of what is held",
-        module="actors.dispatcher.returning",
+        module="actors.dispatcher.rejoin",
         old="        await wait.pause()\n",
         new="        break\n",
         world=BROKER,
-        test="tests/actors/dispatcher/test_returning.py::test_what_is_no_answer_keeps_dispatch_closed",
+        test="tests/actors/dispatcher/test_rejoin.py::test_what_is_no_answer_keeps_dispatch_closed",
     ),
     Mutant(
         name="what was on its way arrives although it was given back",
@@ -41,7 +41,7 @@ HOLDING: list[Mutant] = [
     ),
     Mutant(
         name="an owner goes on with other settings than it began with",
-        module="actors.dispatcher.moving",
+        module="actors.dispatcher.seek",
         old='    d.fenced("it begins again with other settings")\n',
         new="    d.settings = settings\n    d.membership.lease_ms, d.membership.trust_ms = settings.lease_ms, 500\n",
         world=BROKER,

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.dispatcher.runs import RunTable
+from actors.dispatcher.open_runs import OpenRuns
 from actors.messages import RunIndex
 from actors.wire import Blob
 from storage.position import Positions, position
@@ -28,9 +28,9 @@ def run(ledger: int, first: int, count: int) -> RunIndex:
     )
 
 
-def table(*runs: RunIndex) -> RunTable:
+def table(*runs: RunIndex) -> OpenRuns:
     """A table of these."""
-    made = RunTable()
+    made = OpenRuns()
     for one in runs:
         made.add(one)
     return made
@@ -108,7 +108,7 @@ def at(*entries: int) -> Positions:
 
 def test_one_stuck_message_keeps_no_later_run() -> None:
     """What is kept follows what is open, wherever the mark-delete position stands; payloads go with their runs."""
-    known = RunTable()
+    known = OpenRuns()
     most = 0
     for entry in range(20_000):
         known.add(small(entry, b"x" * 100))
@@ -150,7 +150,7 @@ def test_an_answer_is_not_kept_by_one_of_its_runs() -> None:
 @given(st.data())
 def test_the_table_holds_what_a_plain_one_holds(data: st.DataObject) -> None:
     """Against a dictionary: runs are added, finished, passed by the mark-delete position and read again."""
-    known, plain, last, end = RunTable(), dict[int, set[int]](), dict[int, int](), 0
+    known, plain, last, end = OpenRuns(), dict[int, set[int]](), dict[int, int](), 0
     for _ in range(data.draw(st.integers(1, 40))):
         step = data.draw(st.sampled_from(("add", "add", "done", "below", "again")))
         entries = [entry for left in plain.values() for entry in left]

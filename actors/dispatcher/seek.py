@@ -44,7 +44,7 @@ async def seek(d: Dispatcher, target: int) -> int:
             d.reader.move(target)
             await d.tracker.clear()
             d.tracker.trim(d.cursor.mark_delete)
-        await d.keeper.barrier()
+        await d.store.barrier()
     d.wake()
     return target
 
@@ -63,7 +63,7 @@ async def forward(d: Dispatcher, target: int, *, everything: bool = False) -> No
         if everything:
             await d.tracker.clear()
             d.tracker.trim(d.cursor.mark_delete)
-    await d.keeper.barrier()
+    await d.store.barrier()
     d.wake()
 
 
@@ -81,7 +81,7 @@ async def configure(d: Dispatcher, settings: SubscriptionSettings) -> bool:
         told = ", ".join(f"{name} is {getattr(d.settings, name)!r}, not {getattr(settings, name)!r}" for name in names)
         raise Conflict(f"the settings of {d.subscription} can change only while no consumer is connected: {told}")
     d.next_settings = settings
-    await d.keeper.barrier()
+    await d.store.barrier()
     d.fenced("it begins again with other settings")
     return True
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from storage.errors import Unavailable
-from tests.actors.dispatcher.test_returning import new_owner
+from tests.actors.dispatcher.test_rejoin import new_owner
 from tests.scenarios.key_shared.broker import Broker, play
 
 LEASE_MS = 6_000

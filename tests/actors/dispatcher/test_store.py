@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from actors.dispatcher.keeper import GROUP_MS, LINGER_MS, Keeper
 from actors.dispatcher.sessions import Session
+from actors.dispatcher.store import GROUP_MS, LINGER_MS, CursorStore
 from actors.owned import OwnedRecord
 from actors.ports import Ports
 from storage.errors import Fenced
@@ -15,7 +15,7 @@ TRUST_MS = 800
 
 
 class Owner:
-    """A keeper of the record `s` in a process of its own, with nothing to save but what it is told."""
+    """A store of the record `s` in a process of its own, with nothing to save but what it is told."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world = world
@@ -23,19 +23,19 @@ class Owner:
         self.record = OwnedRecord(self.ports, "s")
         self.fenced: list[str] = []
         self.sessions: list[Session] = []
-        self.keeper = Keeper(self.ports, self.record, dict, lambda: self.sessions, self.fenced.append, TRUST_MS)
+        self.store = CursorStore(self.ports, self.record, dict, lambda: self.sessions, self.fenced.append, TRUST_MS)
 
     async def begin(self) -> None:
         """Take the record and keep it."""
         await self.record.take()
         await self.record.save({})
-        self.ports.spawn(self.keeper.run(), "keep")
+        self.ports.spawn(self.store.run(), "keep")
         self.ports.spawn(self._watch(), "watch")
 
     async def _watch(self) -> None:
         while True:
             await self.ports.clock.sleep(TRUST_MS // 2)
-            self.keeper.look_if_idle()
+            self.store.look_if_idle()
 
 
 async def versions(owner: Owner) -> int:
@@ -50,17 +50,17 @@ def test_idle_owner_that_was_replaced_lengthens_no_lease_later_than_agreed(seed:
         old, new = Owner(world, "old"), Owner(world, "new")
         await old.begin()
         await world.loop.pause(10 * TRUST_MS)
-        assert old.keeper.certain()
+        assert old.store.certain()
         await new.begin()
         taken = world.loop.now
-        while old.keeper.certain():
+        while old.store.certain():
             assert world.loop.now <= taken + TRUST_MS
             await world.loop.pause(1)
         with pytest.raises(Fenced):
-            await old.keeper.be_certain()
+            await old.store.be_certain()
         assert len(old.fenced) == 1
         await world.loop.pause(10 * TRUST_MS)
-        assert new.keeper.certain()
+        assert new.store.certain()
         assert new.fenced == []
 
     World(seed).play(scenario)
@@ -72,10 +72,10 @@ def test_while_the_store_cannot_be_reached_an_owner_is_not_certain_and_afterward
         await owner.begin()
         world.meta.trouble.cut["owner"] = 1
         await world.loop.pause(TRUST_MS + 1)
-        assert not owner.keeper.certain()
+        assert not owner.store.certain()
         world.loop.after(5 * TRUST_MS, world.meta.trouble.cut.clear)
         cut = world.loop.now
-        await owner.keeper.be_certain()
+        await owner.store.be_certain()
         assert world.loop.now >= cut + 5 * TRUST_MS
         assert owner.fenced == []
 
@@ -100,13 +100,13 @@ def test_acknowledgements_gather_and_who_waits_for_them_waits_for_no_others() ->
         await world.loop.pause(TRUST_MS)
         written = await versions(owner)
         for _ in range(LINGER_MS):
-            owner.keeper.dirty(gather=True)
+            owner.store.dirty(gather=True)
             await world.loop.pause(1)
         await world.loop.pause(GROUP_MS)
         assert await versions(owner) == written + 1
-        owner.keeper.dirty(gather=True)
+        owner.store.dirty(gather=True)
         began = world.loop.now
-        await owner.keeper.barrier()
+        await owner.store.barrier()
         assert world.loop.now - began < LINGER_MS
         assert await versions(owner) == written + 2
 
@@ -122,14 +122,14 @@ def test_what_arrives_while_a_write_is_under_way_is_confirmed_by_the_next_one() 
         await world.loop.pause(TRUST_MS)
         world.meta.trouble.faults.delay_ms = (50, 50)
         assert session.arrived(1)
-        owner.keeper.dirty()
+        owner.store.dirty()
         await world.loop.pause(40)  # the write is on its way
         assert session.arrived(2)
-        owner.keeper.dirty()
+        owner.store.dirty()
         while not session.durable:
             await world.loop.pause(1)
         assert session.durable == 1
-        await owner.keeper.barrier()
+        await owner.store.barrier()
         assert session.durable == 2
 
     World(1).play(scenario)

@@ -28,7 +28,7 @@ _SMALLEST = 16
 _NOTHING = Blob(b"")
 
 
-class RunTable:
+class OpenRuns:
     """Runs by first position, each with the number of its messages that are not done."""
 
     def __init__(self, shared_bytes: int = SHARED_BYTES) -> None:

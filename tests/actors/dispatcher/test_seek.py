@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from actors.directory import Directory
 from actors.dispatcher import Dispatcher
-from actors.dispatcher.moving import behind, check_time, place
+from actors.dispatcher.seek import behind, check_time, place
 from actors.messages import Admin, Ends, Progress, SubscriptionSettings, TopicSettings
 from actors.signal import Signal
 from actors.topic.topic import Topic
@@ -158,17 +158,17 @@ def test_no_statement_from_before_a_seek_is_sent_behind_it() -> None:
         topic = broker.world.process(broker.world.alive("topic-")[0]).actor
         assert isinstance(actor, Dispatcher)
         assert isinstance(topic, Topic)
-        barrier, waiting = actor.keeper.barrier, Signal()
+        barrier, waiting = actor.store.barrier, Signal()
 
         async def slow() -> None:
             await barrier()
             waiting.set()
             await broker.quiet(300)
 
-        actor.keeper.barrier = slow  # type: ignore[method-assign]
+        actor.store.barrier = slow  # type: ignore[method-assign]
         client.ack()
         await waiting.wait(broker.ports)
-        actor.keeper.barrier = barrier  # type: ignore[method-assign]
+        actor.store.barrier = barrier  # type: ignore[method-assign]
         at = client.got[0].position
         client.acking = False
         await broker.admin("seek", message_id=show(at))

@@ -37,7 +37,7 @@ async def negative_acknowledge(d: Dispatcher, session: Session, request: Negativ
             done=positions[d.cursor.is_acknowledged(positions)] if request.again else positions[:0],
         )
         d.pump.wake()
-    await d.keeper.barrier()
+    await d.store.barrier()
 
 
 def kept(d: Dispatcher) -> bytes:
@@ -56,7 +56,7 @@ async def redeliver(d: Dispatcher, session: Session, request: RedeliverUnacknowl
         unseen = session.void(request.consumer_epoch, request.turn)
         d.core.redeliver_all(session.number, positions, unseen=unseen, now=d.ports.clock.now(), counts=seen)
         d.pump.wake()
-    await d.keeper.barrier()
+    await d.store.barrier()
 
 
 def _columns(positions: Positions, seen: npt.NDArray[np.uint8]) -> tuple[Positions, npt.NDArray[np.uint8] | None]:

@@ -33,7 +33,7 @@ next one. Only who loses owner and consumer at once gets those messages a second
 RETRY_MS = 50
 
 
-class Keeper:
+class CursorStore:
     """Writes snapshots of the dispatcher's state, one at a time, and tells what became durable."""
 
     def __init__(
