@@ -8,6 +8,12 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# A run says the same twice, on a busy machine too. `--hypothesis-profile fresh` draws examples that nobody has seen.
+settings.register_profile("fresh", deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("repeatable", parent=settings.get_profile("fresh"), derandomize=True)
+settings.load_profile("repeatable")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background of a shell: children would inherit it, and tests of Ctrl-C would wait for ever.
