@@ -25,9 +25,7 @@ one has come: clients that send half a request, or none, hold nothing for long.
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +38,11 @@ from actors.names import check_name
 from actors.ports import Ports, Unknown
 from actors.wire import Request
 from cluster.environment import LOOPBACK
+from cluster.http_guard import Handler, guard
 from cluster.metrics import Distribution, Metric, distributions, series
-from cluster.real import logger
 from cluster.tokens import ensure_token
 from cluster.watch.http import PAGE_PATHS, WatchHttp
-from storage.errors import Conflict, Fenced, Invalid, NotFound, Overloaded, SluiceError, Unavailable
+from storage.errors import Fenced, Invalid, NotFound, SluiceError, Unavailable
 
 TOKEN_FILE = "admin-token"
 PORT_FILE = "admin-port"
@@ -53,20 +51,8 @@ CONNECTION_SECONDS = 30.0
 MAX_BODY = 64 * 1024
 MAX_NUMBER = 2**63 - 1
 BASE = "/admin/v2/persistent/{tenant}/{namespace}"
-STATUS: tuple[tuple[type[SluiceError], int], ...] = (
-    (NotFound, 404),
-    (Conflict, 409),
-    (Invalid, 412),
-    (Overloaded, 429),
-    (Fenced, 503),
-    (Unavailable, 503),
-)
-"""HTTP status of each error, as Pulsar's clients expect them."""
-
 OPEN_PATHS = ("/healthz", *PAGE_PATHS)
 _SHOWN = 40
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class AdminHttp(Actor):
@@ -129,7 +115,9 @@ class AdminHttp(Actor):
 
     def application(self, token: str) -> web.Application:
         """The routes behind the guard."""
-        app = web.Application(middlewares=[self._noted, _guard(token)], client_max_size=MAX_BODY)
+        app = web.Application(
+            middlewares=[self._noted, guard(token, OPEN_PATHS, f"is in {TOKEN_FILE}")], client_max_size=MAX_BODY
+        )
         topic = f"{BASE}/{{topic}}"
         subscription = f"{topic}/subscription/{{subscription}}"
         app.add_routes(
@@ -338,32 +326,6 @@ class AdminHttp(Actor):
     async def _expire(self, request: web.Request) -> web.Response:
         before = self.ports.clock.now() - _number(request.match_info["number"]) * 1000
         return web.json_response(await self._admin(request, "expire", {"before": before}))
-
-
-def _guard(token: str) -> Any:
-    """Host header, token, and errors as one JSON line."""
-
-    @web.middleware
-    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.host.rpartition(":")[0] not in (LOOPBACK, "localhost"):
-            return web.json_response({"reason": "ask for 127.0.0.1"}, status=421)
-        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        if request.path not in OPEN_PATHS and not hmac.compare_digest(
-            given.encode("utf-8", "surrogateescape"), token.encode()
-        ):
-            return web.json_response({"reason": f"a bearer token is needed; it is in {TOKEN_FILE}"}, status=401)
-        try:
-            return await handler(request)
-        except SluiceError as error:
-            status = next((code for kind, code in STATUS if isinstance(error, kind)), 500)
-            return web.json_response({"reason": str(error)}, status=status)
-        except web.HTTPException:
-            raise
-        except Exception as error:
-            logger.exception("%s %s failed", request.method, request.path)
-            return web.json_response({"reason": f"internal error: {type(error).__name__}"}, status=500)
-
-    return guard
 
 
 def _namespace(request: web.Request) -> None:

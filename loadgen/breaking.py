@@ -6,13 +6,15 @@ fixed rate, when the one before has shown its effect and no hash drains any more
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from collections.abc import Callable
 
 from loadgen.chaos import Chaos
-from loadgen.effects import PATIENCE_S, Effect, Latest
+from loadgen.effects import PATIENCE_S, PRESSED, Effect, Latest
 from loadgen.faults import Fault
+from storage.errors import Conflict
 
 _EVERY_S = 0.005
 
@@ -29,12 +31,22 @@ class Breaker:
         """How many are still to come and need the load; in acts only."""
         self._target = self._in_turn if in_acts else self._when_due
         self._thread: threading.Thread | None = None
+        self._one_at_a_time = threading.Lock()
+        self._pressed: queue.SimpleQueue[Fault | None] = queue.SimpleQueue()
+        self._presser = threading.Thread(target=self._press_each, name="pressed", daemon=True)
 
     def start(self, delivered: Callable[[], int], share: Callable[[], float], seconds: Callable[[], float]) -> None:
         """Begin. delivered: messages so far. share: part of all that is delivered. seconds: since the first message."""
         arguments = (delivered, share, seconds)
         self._thread = threading.Thread(target=self._target, args=arguments, name="faults", daemon=True)
         self._thread.start()
+        self._presser.start()
+
+    def press(self, fault: Fault) -> None:
+        """A person wants this broken, besides what is planned; soon. Raises Conflict if the load is not there."""
+        if self.ended.is_set() or self._thread is None:
+            raise Conflict("faults come under load, and there is none now")
+        self._pressed.put(fault)
 
     @property
     def busy(self) -> bool:
@@ -45,6 +57,8 @@ class Breaker:
         """Inject no more, and wait for what is being mended."""
         self.ended.set()
         if self._thread is not None:
+            self._pressed.put(None)
+            self._presser.join()
             self._thread.join()
 
     def _when_due(self, _: Callable[[], int], share: Callable[[], float], seconds: Callable[[], float]) -> None:
@@ -90,9 +104,18 @@ class Breaker:
             effect.note(seen or effect.seen())
             self.pending -= 1
 
-    def _inject(self, fault: Fault) -> bool:
+    def _press_each(self) -> None:
+        while (fault := self._pressed.get()) is not None:
+            self._inject(fault, pressed=True)
+
+    def _inject(self, fault: Fault, *, pressed: bool = False) -> bool:
+        history = self._chaos.fleet.history
         try:
-            self._chaos.inject(fault)
+            with self._one_at_a_time:
+                known = len(history)
+                self._chaos.inject(fault)
+                for row in history[known:] if pressed else ():
+                    row[PRESSED] = True
         except Exception as error:
             # Ray's and the system's errors are many; whatever it was, the run says so and goes on.
             self.troubles.append(f"the fault {fault.kind} could not be mended: {error}")

@@ -18,7 +18,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlparse
 
 import psutil
@@ -26,7 +26,7 @@ import psutil
 from loadgen.broker import Client
 from loadgen.faults import Episode, Fault, Fleet, Until, plan_by_share, plan_by_time, plan_in_turn
 from loadgen.holding import Holding
-from loadgen.kinds import CONSUMER_KINDS, FLOOD_KINDS, HANG, KILL_NODE, S3_DOWN, standard_kinds
+from loadgen.kinds import CONSUMER_KINDS, FLOOD_KINDS, HANG, JOIN, KILL_NODE, S3_DOWN, standard_kinds
 from loadgen.options import EVERYTHING, ROLLING, FloodOptions
 from loadgen.rolling import Moves, plan_rolling
 from storage.errors import SluiceError, Unavailable
@@ -50,6 +50,9 @@ class Processes(Protocol):
 
     def pid(self, host: str) -> int:
         """The process of a host."""
+
+    def nodes(self) -> int:
+        """How many nodes there are."""
 
     def node(self, lot: float) -> tuple[str, list[int], Callable[[], None]]:
         """A node that may be killed: its name, its processes, and what starts another one."""
@@ -77,6 +80,14 @@ def plan(options: FloodOptions, processes: ClusterProcesses) -> list[Fault]:
     return plan_by_time(kinds, every, seconds, options.seed)
 
 
+class Victim(NamedTuple):
+    """What can be broken by name. target: as in Fault. label: for a person. kinds: the ways to break it."""
+
+    target: str
+    label: str
+    kinds: tuple[str, ...]
+
+
 class Chaos:
     """Does faults of every kind: to the consumers through their fleet, to the broker by signals."""
 
@@ -94,6 +105,7 @@ class Chaos:
         self._client = client
         self._topic, self._subscription = topic, subscription
         self.moves = Moves(options.consumers)
+        self._s3 = options.s3_endpoint_url
         self._holding = Holding(client, topic, subscription)
         self._often = options.scenario == ROLLING
         self._done = 0
@@ -155,7 +167,7 @@ class Chaos:
     def _hit(self, fault: Fault) -> None:
         action, _, role = fault.kind.partition("-")
         rows = self._processes.actors()
-        host = self._choose(rows, role, fault.lot)
+        host = self._choose(rows, role, fault.lot, fault.target)
         pid = self._processes.pid(host)
         lost = self._of_host(rows, host)
         if action == "kill":
@@ -164,15 +176,37 @@ class Chaos:
         else:
             self._freeze(fault, host, pid, lost)
 
-    def _choose(self, rows: list[dict[str, Any]], role: str, lot: float) -> str:
-        """The host of an actor of a role; an owner is one of this run's."""
+    def _choose(self, rows: list[dict[str, Any]], role: str, lot: float, target: str = "") -> str:
+        """The host of an actor of a role, or of the one that is named; an owner is one of this run's."""
         if role == "controller":
             return "controller"
-        mine = {"topic": f"topic/{self._topic}/", "dispatcher": f"dispatcher/{self._topic}/", "bookie": "bookie/"}
-        names = sorted(row["address"] for row in rows if row["name"].startswith(mine[role]) and row["address"])
+        mine = [row for row in self._of_role(rows, role) if target in ("", row["name"])]
+        names = sorted(row["address"] for row in mine if row["address"])
         if not names:
-            raise Unavailable(f"no {role} is running just now")
+            raise Unavailable(f"{target or f'no {role}'} is {'not ' if target else ''}running just now")
         return str(names[int(lot * len(names))].partition("/")[0])
+
+    def _of_role(self, rows: list[dict[str, Any]], role: str) -> list[dict[str, Any]]:
+        mine = {"topic": f"topic/{self._topic}/", "dispatcher": f"dispatcher/{self._topic}/", "bookie": "bookie/"}
+        return [row for row in rows if row["name"].startswith(mine[role])]
+
+    def victims(self) -> list[Victim]:
+        """All of this run that can be broken by name. Raises SluiceError while the controller does not answer."""
+        found = [Victim("", "The others", (JOIN, *self._of_everybody()))]
+        names = [member.name for member in self.fleet.working]
+        alone = tuple(kind for kind in CONSUMER_KINDS if kind != JOIN)
+        found += [Victim(name, name, alone) for name in sorted(names, key=lambda name: (len(name), name))]
+        rows = self._processes.actors()
+        for role, label in (("dispatcher", "dispatcher of partition"), ("topic", "owner of partition"), ("bookie", "")):
+            for row in sorted(self._of_role(rows, role), key=lambda row: str(row["name"])):
+                short = f"{label} {row['name'].split('/')[2]}" if label else row["name"].replace("/", " ")
+                found.append(Victim(row["name"], short, (f"kill-{role}", f"freeze-{role}")))
+        return [*found, Victim("controller", "controller", ("kill-controller", "freeze-controller"))]
+
+    def _of_everybody(self) -> list[str]:
+        """Kinds that choose their victim themselves, and that this cluster can stand."""
+        known = standard_kinds(nodes=self._processes.nodes(), s3=bool(self._s3))
+        return [kind for kind in (KILL_NODE, S3_DOWN) if kind in known]
 
     def _of_host(self, rows: list[dict[str, Any]], host: str) -> dict[str, list[int]]:
         """The partitions of this run whose owners are in a process."""

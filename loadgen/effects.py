@@ -15,6 +15,8 @@ from loadgen.faults import Fault, Fleet
 from loadgen.kinds import FREEZE, JOIN, SLOW
 
 PATIENCE_S = 30.0
+PRESSED = "pressed"
+"""What the rows of faults that a person asked for say: they are nobody's turn, and no effect is waited for."""
 DRAIN_S = 3.0
 """So long hashes that began to drain are waited for."""
 
@@ -34,7 +36,8 @@ class Effect:
     @property
     def entry(self) -> dict[str, Any] | None:
         """The row of the fleet's history that the fault made; None if it was passed over."""
-        return self._fleet.history[self._known] if len(self._fleet.history) > self._known else None
+        mine = (row for row in self._fleet.history[self._known :] if not row.get(PRESSED))
+        return next(mine, None)
 
     def seen(self) -> str:
         """What was seen, in words; nothing while it was not."""

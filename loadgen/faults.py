@@ -225,6 +225,8 @@ class Fleet:
                 name = self._new_name()
                 self._note(fault, name)
                 self._join(self._spare(), name)
+            else:
+                self.passed_over.append(f"{JOIN}: {len(self.working)} consumers are enough")
             return
         victim = self._victim(fault)
         if victim is None:

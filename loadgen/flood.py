@@ -38,6 +38,7 @@ from loadgen.memory import spark as spark_memory
 from loadgen.nursery import Nursery
 from loadgen.options import FloodOptions
 from loadgen.outcome import Report
+from loadgen.pressing import Page, Pressing
 from loadgen.publish import SUMMARY, PublishJob, publish_generated, publish_rows, read_progress, spread, warm_up
 from loadgen.sampling import Sampler, at_rest
 from loadgen.session import SparkStart, cause_of, session_of
@@ -80,7 +81,10 @@ def flood_command(**values: Any) -> int:
             address = options.address or stack.enter_context(_local_cluster(folder, options))
         connect = ClusterConnect(address, os.environ.get("RAY_AUTH_TOKEN_PATH", ""))
         boot = time.monotonic() - began
-        report = Flood(options, connect, folder, display, helpers).run()
+        page = None
+        if options.watch:
+            page = Page(_data_dir(options, folder), lambda url: console.print(f"the live page: {url}", soft_wrap=True))
+        report = Flood(options, connect, folder, display, helpers, page).run()
         report.phases = {"cluster": boot, **report.phases}
         if options.json is not None:
             report.write_json(options.json)
@@ -100,15 +104,17 @@ def run_flood(
     display: Display | None = None,
     spawn: Spawn | None = None,
     spark: Any = None,
+    page: Page | None = None,
 ) -> Report:
     """Flood a running broker and judge it. Histories are written under `folder`/histories.
 
     spawn: how consumer processes are started, by default as forks. spark: a SparkContext to use and to leave open.
+    page: serve the live page with its buttons meanwhile.
     """
     from loadgen.display import LineDisplay
 
     with Helpers(folder, options, spawn=spawn, spark=spark) as helpers:
-        return Flood(options, connect, folder, display or LineDisplay(Console(quiet=True)), helpers).run()
+        return Flood(options, connect, folder, display or LineDisplay(Console(quiet=True)), helpers, page).run()
 
 
 class Helpers:
@@ -148,10 +154,11 @@ class Flood:
         folder: Path,
         display: Display,
         helpers: Helpers,
+        page: Page | None = None,
     ) -> None:
         self._options, self._connect, self._display = options, connect, display
         self._folder = folder / "histories"
-        self._helpers = helpers
+        self._helpers, self._page = helpers, page
         self._clock = Clock.start()
         self._progress = Progress()
         self._phases: dict[str, float] = {}
@@ -184,6 +191,9 @@ class Flood:
             chaos = stack.enter_context(
                 contextlib.closing(Chaos(fleet, processes, client, self._topic, SUBSCRIPTION, options))
             )
+            sampler = Sampler(client, self._topic, SUBSCRIPTION, self._clock)
+            breaker = Breaker(chaos, faults, lambda: sampler.latest, in_acts=options.in_acts)
+            self._show_page(stack, breaker, chaos)
             with self._phase("starting consumers", "consumers"):
                 fleet.begin(options.consumers, 0)
             with self._phase("starting Spark", "spark"):
@@ -193,10 +203,8 @@ class Flood:
                 self._needed = processes_needed(faults)
                 if not options.first_part:
                     fleet.prepare(self._needed, self._queue(options.rate))
-            sampler = Sampler(client, self._topic, SUBSCRIPTION, self._clock)
             sampler.start()
             memory = self._watch_memory(client, fleet, stack)
-            breaker = Breaker(chaos, faults, lambda: sampler.latest, in_acts=options.in_acts)
             with self._phase("flooding", "flood"):
                 self._flood(job, total, publish, breaker, fleet, sampler)
                 chaos.finish()
@@ -220,6 +228,15 @@ class Flood:
         options = self._options
         share = int(rate / options.consumers) if rate and options.in_acts else options.receiver_queue_size
         return max(min(share, options.receiver_queue_size), options.partitions * _LEAST_QUEUE)
+
+    def _show_page(self, stack: contextlib.ExitStack, breaker: Breaker, chaos: Chaos) -> None:
+        if self._page is None:
+            return
+        from cluster.watch.panel import Admin, Panel
+
+        pressing = Pressing(breaker, chaos, lambda: self._progress.phase)
+        panel = Panel(Admin(self._page.data_dir), pressing, topic=self._topic, subscription=SUBSCRIPTION)
+        self._page.announce(stack.enter_context(panel).address)
 
     def _knock(self, client: Any) -> None:
         with contextlib.suppress(SluiceError):
@@ -440,6 +457,13 @@ class Flood:
 def _drained(sampler: Sampler, since: int) -> bool:
     """A sample that was begun after publishing ended says that nothing is left."""
     return sampler.taken_at >= since and sampler.latest.get("backlog") == 0
+
+
+def _data_dir(options: FloodOptions, folder: Path) -> Path:
+    """The data folder of the cluster: the run's own, or the configured one of a cluster that runs already."""
+    from cluster.config import load
+
+    return folder / "broker" if options.address is None else load().values.data_dir
 
 
 @contextlib.contextmanager

@@ -47,7 +47,8 @@ class FloodOptions:
     once. stall_s: how long nothing may move before the run is given up. scenario: `rolling-restart` restarts every
     consumer in turn, `rounds` times, in place of other faults. objects: where the cluster that is started keeps its
     snapshots. strict: what was not shown counts as a failure. acts: throughput first, then latency and faults
-    (loadgen.acts). s3_endpoint_url: where the S3 server is that it uses, and that may be frozen.
+    (loadgen.acts). watch: serve the live page, with buttons that break things. s3_endpoint_url: where the S3 server is
+    that it uses, and that may be frozen.
     """
 
     partitions: int = 4
@@ -86,6 +87,7 @@ class FloodOptions:
     s3_endpoint_url: str | None = None
     strict: bool = False
     acts: bool = True
+    watch: bool = False
 
     @property
     def in_acts(self) -> bool:

@@ -48,8 +48,14 @@ RestartsOption = Annotated[
 StrictOption = Annotated[
     bool, typer.Option("--strict", help="Exit 1 as well when something that was to be tested was not shown.")
 ]
+WatchOption = Annotated[
+    bool, typer.Option("--watch", help="Print the address of a live page, with a button for every fault.")
+]
 
 _INPUT = "Real input"
+KeyColumnOption = Annotated[
+    str | None, typer.Option("--key-column", help="Column that is the key.", rich_help_panel=_INPUT)
+]
 RESTART_S = 2.0
 """About how long a consumer's restart takes on a machine that is busy with the load."""
 
@@ -72,9 +78,7 @@ def flood(
         str | None,
         typer.Option("--input", metavar="PATH", help="Publish this file's rows.", rich_help_panel=_INPUT),
     ] = None,
-    key_column: Annotated[
-        str | None, typer.Option("--key-column", help="Column that is the key.", rich_help_panel=_INPUT)
-    ] = None,
+    key_column: KeyColumnOption = None,
     payload_columns: Annotated[
         str | None,
         typer.Option("--payload-columns", metavar="A,B,...", help="Default: all columns.", rich_help_panel=_INPUT),
@@ -91,6 +95,7 @@ def flood(
     report: ReportFile = None,
     workload: WorkloadOption = None,
     strict: StrictOption = False,
+    watch: WatchOption = False,
     address: AddressOption = None,
 ) -> int:
     """Start everything, flood it from Spark, restart consumers meanwhile, and judge what was delivered.
@@ -104,7 +109,7 @@ def flood(
         restarts=restarts, delayed=delayed, rate=rate, minutes=minutes, seed=seed, policy=policy, input=input,
         key_column=key_column, payload_columns=columns, time_column=time_column, bookies=bookies, objects=objects,
         s3_endpoint_url=s3_endpoint, data_dir=data_dir, keep=keep, json=json, report=report, address=address,
-        strict=strict,
+        strict=strict, watch=watch,
     )  # fmt: skip
     return _flood(**_asked_for(context, given, workload))
 
@@ -143,6 +148,7 @@ def chaos(
     keep: KeepOption = False,
     json: JsonFile = None,
     report: ReportFile = None,
+    watch: WatchOption = False,
     address: AddressOption = None,
 ) -> int:
     """Break things on the running cluster (or a new one) under load, again and again, and judge as `flood` does.
@@ -165,7 +171,7 @@ def chaos(
         minutes=minutes, faults=names, fault_every_ms=period, partitions=partitions, size=size,
         keys=keys, consumers=consumers, rate=rate, seed=seed, policy=policy, bookies=bookies, data_dir=data_dir,
         keep=keep, json=json, report=report, address=address or _running(), scenario=scenario or "",
-        rounds=rounds, s3_endpoint_url=_s3_endpoint(),
+        rounds=rounds, s3_endpoint_url=_s3_endpoint(), watch=watch,
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from cluster.watch.feed import Feed, Owners
 
 _FOLDER = Path(__file__).parent / "page"
 _FILES = {"/watch": ("index.html", "text/html"), "/watch/watch.css": ("watch.css", "text/css")} | {
-    f"/watch/{name}": (name, "text/javascript") for name in ("watch.js", "ring.js", "charts.js")
+    f"/watch/{name}": (name, "text/javascript") for name in ("watch.js", "ring.js", "charts.js", "faults.js")
 }
 PAGE_PATHS = tuple(_FILES)
 """Paths of files that hold no data of the cluster and are the same everywhere."""
@@ -25,6 +25,16 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-cache",
 }
+
+
+def page_routes() -> list[web.RouteDef]:
+    """The files of the page, PAGE_PATHS."""
+    return [web.get(path, _file) for path in PAGE_PATHS]
+
+
+async def _file(request: web.Request) -> web.Response:
+    name, kind = _FILES[request.path]
+    return web.Response(body=(_FOLDER / name).read_bytes(), content_type=kind, charset="utf-8", headers=_HEADERS)
 
 
 class Watched(Owners, Protocol):
@@ -43,16 +53,11 @@ class WatchHttp:
 
     def routes(self) -> list[web.RouteDef]:
         """To be added to an application whose guard lets PAGE_PATHS through without a token, and nothing else."""
-        files = [web.get(path, self._file) for path in PAGE_PATHS]
         return [
-            *files,
+            *page_routes(),
             web.get("/watch/subscriptions", self._subscriptions),
             web.get("/watch/events", self._events),
         ]
-
-    async def _file(self, request: web.Request) -> web.Response:
-        name, kind = _FILES[request.path]
-        return web.Response(body=(_FOLDER / name).read_bytes(), content_type=kind, charset="utf-8", headers=_HEADERS)
 
     async def _subscriptions(self, request: web.Request) -> web.Response:
         return web.json_response(await self._owners.subscriptions())

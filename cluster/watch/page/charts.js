@@ -2,9 +2,10 @@
 
 const KEPT = 600;
 
-/** Lines that share an axis of time; `series` maps a name to its colour variable. */
+/** Lines that share an axis of time; `series` maps a name to its colour variable. shared: one scale for all of them. */
 export class Lines {
-  constructor(canvas, series) {
+  constructor(canvas, series, { shared = false } = {}) {
+    this.shared = shared;
     this.canvas = canvas;
     this.series = Object.entries(series);
     this.rows = [];
@@ -26,21 +27,28 @@ export class Lines {
     const rows = this.rows;
     if (rows.length < 2) return;
     const [first, last] = [rows[0][0], rows[rows.length - 1][0]];
+    const peaks = this.series.map(([name]) => Math.max(...rows.map(([, values]) => values[name] ?? 0)));
+    const spot = { x: 4, y: 11 };
     this.series.forEach(([name, colour], number) => {
-      const most = Math.max(...rows.map(([, values]) => values[name] ?? 0), 1);
+      const peak = peaks[number];
+      const most = Math.max(this.shared ? Math.max(...peaks) : peak, 1);
       const paint = style.getPropertyValue(colour);
       pen.strokeStyle = paint;
       pen.lineWidth = 1.6;
       pen.beginPath();
       rows.forEach(([at, values], index) => {
         const x = ((at - first) / (last - first)) * width;
-        const y = height - 3 - ((values[name] ?? 0) / most) * (height - 24);
+        const y = height - 3 - ((values[name] ?? 0) / most) * (height - 38);
         if (index) pen.lineTo(x, y); else pen.moveTo(x, y);
       });
       pen.stroke();
       pen.fillStyle = paint;
       const now = rows[rows.length - 1][1][name] ?? 0;
-      pen.fillText(`${name} ${short(now)} (peak ${short(most)})`, 4 + number * (width / this.series.length), 11);
+      const label = `${name} ${short(now)} (peak ${short(peak)})`;
+      const wide = pen.measureText(label).width;
+      if (spot.x > 4 && spot.x + wide > width) Object.assign(spot, { x: 4, y: spot.y + 13 });
+      pen.fillText(label, spot.x, spot.y);
+      spot.x += wide + 14;
     });
   }
 }

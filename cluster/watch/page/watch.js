@@ -1,6 +1,7 @@
 // What the page does: asks for the stream with the token, and shows what comes.
 
 import { Lines, drawDue, short } from "./charts.js";
+import { Faults } from "./faults.js";
 import { Ring, colourOf } from "./ring.js";
 
 const find = (id) => document.getElementById(id);
@@ -8,7 +9,7 @@ const EVENTS_SHOWN = 300;
 const RECONNECT_MS = 1000;
 
 const token = takeToken();
-const flow = new Lines(find("flow"), { published: "--soft", delivered: "--accent", acknowledged: "--good" });
+const flow = new Lines(find("flow"), { published: "--soft", delivered: "--accent", acknowledged: "--good" }, { shared: true });
 const waits = new Lines(find("waits"), { draining: "--warn", backlog: "--accent" });
 const ring = new Ring(find("ring"), (partition, hash) => explain({ hash }, `hash ${hash}`, partition));
 let before = null;
@@ -228,5 +229,6 @@ find("why").addEventListener("submit", (event) => {
   const key = find("key").value;
   if (key) explain({ key }, `key ${key}`);
 });
+if (new URLSearchParams(location.search).has("faults")) new Faults(find("break-panel"), ask).run();
 await choose();
 follow();

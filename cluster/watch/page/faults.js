@@ -1,0 +1,75 @@
+// Buttons that break things. They are there only where the page comes from a load that is to be broken.
+
+const EVERY_MS = 500;
+
+export class Faults {
+  /** @param {HTMLElement} panel @param {(path: string, options?: object) => Promise<Response>} ask */
+  constructor(panel, ask) {
+    this.panel = panel;
+    this.ask = ask;
+    this.victims = panel.querySelector("#victims");
+    this.said = panel.querySelector("#broken");
+  }
+
+  /** Look again and again who can be broken. */
+  async run() {
+    for (;;) {
+      try {
+        this.#show(await (await this.ask("/watch/faults")).json());
+        this.panel.hidden = false;
+      } catch (error) {
+        this.said.textContent = error.message;
+      }
+      await new Promise((done) => setTimeout(done, EVERY_MS));
+    }
+  }
+
+  #show({ victims, meanings, done, phase }) {
+    this.panel.querySelector("#phase").textContent = phase;
+    this.panel.querySelector("#done").replaceChildren(...done.map((line) => {
+      const item = document.createElement("li");
+      item.textContent = line;
+      return item;
+    }));
+    // Rows are kept by name, so that a button keeps the focus while others come and go.
+    const rows = new Map([...this.victims.children].map((row) => [row.dataset.target, row]));
+    const wanted = new Set(victims.map((victim) => victim.target));
+    // Who is gone goes first: a row that is moved loses the focus.
+    for (const [target, row] of rows) if (!wanted.has(target)) row.remove();
+    let last = null;
+    for (const victim of victims) {
+      const row = rows.get(victim.target) ?? this.#row(victim, meanings);
+      if (row !== (last ? last.nextElementSibling : this.victims.firstElementChild)) {
+        if (last) last.after(row);
+        else this.victims.prepend(row);
+      }
+      last = row;
+    }
+  }
+
+  #row({ target, label, kinds }, meanings) {
+    const row = document.createElement("li");
+    row.dataset.target = target;
+    const name = document.createElement("span");
+    name.textContent = label;
+    row.append(name, ...kinds.map((kind) => {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.textContent = target ? kind.split("-")[0] : kind.replaceAll("-", " ");
+      button.title = meanings[kind];
+      button.setAttribute("aria-label", target ? `${button.textContent} ${label}` : button.textContent);
+      button.addEventListener("click", () => this.#press(kind, target, label));
+      return button;
+    }));
+    return row;
+  }
+
+  async #press(kind, target, label) {
+    this.said.textContent = `${kind.replaceAll("-", " ")} ${target && label}: on its way`;
+    try {
+      await this.ask("/watch/faults", { method: "POST", body: JSON.stringify({ kind, target }) });
+    } catch (error) {
+      this.said.textContent = error.message;
+    }
+  }
+}

@@ -1,0 +1,63 @@
+"""The faults that a person presses on the live page of a run: what there is to break, and what was broken."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from loadgen.breaking import Breaker
+from loadgen.chaos import Chaos, Victim
+from loadgen.faults import Fault
+from loadgen.kinds import KINDS
+from storage.errors import Invalid, SluiceError
+
+LASTS_S = 3.0
+"""How long what is pressed lasts, for kinds that last: a person sees it, and no lease runs out."""
+SHOWN = 8
+"""Faults that the page names, the newest first."""
+_LOOK_EVERY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Where a run's live page comes from, and who is told its address. data_dir: the cluster's."""
+
+    data_dir: Path
+    announce: Callable[[str], None]
+
+
+class Pressing:
+    """One run as the panel sees it. phase: what the run is doing, in words."""
+
+    def __init__(self, breaker: Breaker, chaos: Chaos, phase: Callable[[], str]) -> None:
+        self._breaker, self._chaos, self._phase = breaker, chaos, phase
+        self._victims: list[Victim] = []
+        self._looked = float("-inf")
+
+    def told(self) -> dict[str, Any]:
+        """See Breakable."""
+        rows = [f"{row['kind']} {row['target']}" for row in self._chaos.fleet.history]
+        return {
+            "victims": [victim._asdict() for victim in self._known()],
+            "meanings": {name: kind.meaning for name, kind in KINDS.items()},
+            "done": [*rows[: -SHOWN - 1 : -1], *(f"not done: {reason}" for reason in self._chaos.passed_over[-2:])],
+            "phase": self._phase(),
+        }
+
+    def press(self, kind: str, target: str) -> None:
+        """See Breakable."""
+        if not any(victim.target == target and kind in victim.kinds for victim in self._known()):
+            raise Invalid(f"there is no {kind} for {target or 'the cluster'} here")
+        lasts = LASTS_S if KINDS[kind].seconds != (0.0, 0.0) else 0.0
+        self._breaker.press(Fault(kind, target="" if target == "controller" else target, lasts_s=lasts))
+
+    def _known(self) -> list[Victim]:
+        """Who can be broken; while the controller is just being replaced, who could be before."""
+        if time.monotonic() - self._looked > _LOOK_EVERY_S:
+            with contextlib.suppress(SluiceError):
+                self._victims, self._looked = self._chaos.victims(), time.monotonic()
+        return self._victims
