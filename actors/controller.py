@@ -313,6 +313,7 @@ class Controller(Actor):
                 place = {"topic": topic, "partition": partition}
                 await self._end_for_good("topic", place, address, DeleteTopic(force=force))
             await self.ports.meta.remove(topic_key(topic))
+            await self.ports.meta.remove(f"schema/{topic}")
         finally:
             self._deleting.pop(topic, None)
         return {"deleted": topic}

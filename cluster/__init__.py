@@ -44,7 +44,13 @@ __all__ = [
 prepare()
 
 
-def connect(address: str | None = None, *, data_dir: str | Path | None = None, embedded: bool = False) -> Client:
+def connect(
+    address: str | None = None,
+    *,
+    data_dir: str | Path | None = None,
+    embedded: bool = False,
+    pulsar_port: int | None = None,
+) -> Client:
     """A client of the cluster at `address` (`host:port` of Ray's head).
 
     Without an address: the cluster that this process or its parents run in, else the one that `./sluice up` left
@@ -52,6 +58,8 @@ def connect(address: str | None = None, *, data_dir: str | Path | None = None, e
 
     embedded: a cluster of its own in this very process, without Ray, that lives as long as the client. It keeps its
     data in `data_dir`, where any cluster finds it again; without one in a temporary folder, which is removed.
+    pulsar_port: with `embedded`, the port where clients of Apache Pulsar connect to it; 0 chooses a free one, and
+    `client.pulsar_service_url` says which.
     """
     folder = None if data_dir is None else Path(data_dir)
     if embedded:
@@ -59,7 +67,9 @@ def connect(address: str | None = None, *, data_dir: str | Path | None = None, e
             raise Invalid("a cluster in this process has no address; give embedded or an address, not both")
         from cluster import embedded as in_process
 
-        return in_process.connect(folder)
+        return in_process.connect(folder, pulsar_port=-1 if pulsar_port is None else pulsar_port)
+    if pulsar_port is not None:
+        raise Invalid("pulsar_port is for a cluster in this process: give embedded=True, or `./sluice up` its own")
     from cluster import launch, standalone
     from cluster.discovery import find
 

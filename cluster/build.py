@@ -77,6 +77,12 @@ class SluiceParts:
                 data_dir=Path(settings["data_dir"]),
                 port=int(settings.get("admin_port", 0)),
             )
+        if kind == "pulsar":
+            from cluster.pulsar.listener import PulsarGateway  # only who serves Pulsar's clients pays for protobuf
+
+            return PulsarGateway(
+                ports, controller=CONTROLLER, data_dir=Path(settings["data_dir"]), port=int(settings["pulsar_port"])
+            )
         if kind == "topic":
             return make_topic(ports, settings, CONTROLLER, self._shared)
         if kind == "dispatcher":

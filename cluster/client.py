@@ -85,6 +85,8 @@ class Client:
             log=self._log,
         )
         self._directory = Directory(self._ports, CONTROLLER)
+        self.pulsar_service_url = ""
+        """Where clients of Apache Pulsar connect to a cluster in this process; empty if it serves none."""
         self._open: dict[int, Producer | Consumer] = {}
         self._closed = False
 

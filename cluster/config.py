@@ -138,6 +138,9 @@ class Configuration(BaseSettings):
     bind_address: str = Field(
         "127.0.0.1", description='where processes listen for others; "node" for several machines: the address Ray uses'
     )
+    pulsar_port: int = Field(
+        6650, ge=-1, le=65535, description="where clients of Apache Pulsar connect; 0 chooses a free port, -1 is none"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "warning", description="what the processes of the cluster write to Ray's log files"
     )

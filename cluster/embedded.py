@@ -34,6 +34,7 @@ from cluster.loop import LoopThread
 from cluster.net import DirectNet
 from cluster.options import ClusterOptions, identified
 from cluster.process import ProcessActors
+from cluster.pulsar.ports import service_url
 from cluster.real import RealClock, StructuredLog, Tasks, make_rng
 from cluster.stores import check_stores
 from storage.errors import SluiceError, Unavailable
@@ -95,6 +96,8 @@ class EmbeddedCluster:
         net: type[DirectNet] = LocalNet,
     ) -> None:
         self._settings = settings
+        if settings["pulsar_port"] >= 0:
+            boot = (*boot, ("pulsar", "pulsar"))
         self._boot = {name: kind for kind, name in boot}
         self._parts = SluiceParts()
         self._meta, self._objects = self._parts.stores(settings)
@@ -193,14 +196,18 @@ def running(wanted: ClusterOptions, **more: Any) -> Iterator[EmbeddedCluster]:
 def connect(data_dir: Path | None, **options: Any) -> Client:
     """A client of a cluster in this process, which ends with the client, or else with the process.
 
-    data_dir: a folder of its own without, removed at the end. options: fields of ClusterOptions. Raises as `running`.
+    data_dir: a folder of its own without, removed at the end. options: fields of ClusterOptions. Raises as `running`,
+    and Unavailable if `pulsar_port` is in use.
     """
     cleanup = contextlib.ExitStack()
     try:
         folder = data_dir or Path(cleanup.enter_context(_temporary_folder()))
         embedded = cleanup.enter_context(running(ClusterOptions(data_dir=folder, **options)))
         cleanup.enter_context(_ended_at_exit(cleanup))
-        return Client(cleanup, embedded.net, embedded.loop)
+        client = Client(cleanup, embedded.net, embedded.loop)
+        if options.get("pulsar_port", -1) >= 0:
+            client.pulsar_service_url = service_url(folder, options["pulsar_port"])
+        return client
     except BaseException:
         cleanup.close()
         raise

@@ -158,6 +158,8 @@ def start_controller(settings: dict[str, Any]) -> None:
     from cluster.build import make_host
 
     boot: list[tuple[str, str, dict[str, Any]]] = [("controller", "controller", {}), ("admin", "admin", {})]
+    if settings.get("pulsar_port", -1) >= 0:
+        boot.append(("pulsar", "pulsar", {}))
     found = True
     try:
         try:

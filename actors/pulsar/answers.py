@@ -1,0 +1,365 @@
+"""What a client asks of the cluster: topics, producers, consumers, positions, schemas, statistics."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from actors.consumer.payload import DecodedRun
+from actors.messages import Admin, FindTime, ReadEnds, Stats, SubscriptionSettings
+from actors.names import TENANT_NAMESPACE, check_name
+from actors.pulsar.consuming import Asked, WireConsumer, position_of
+from actors.pulsar.fields import ServerError
+from actors.pulsar.gateway import Refused, code_of
+from actors.pulsar.producing import WireProducer
+from actors.pulsar.topics import Place, find_place, full_name, settings_of, split_name
+from actors.signal import Signal
+from actors.topic_client import TopicClient
+from storage.errors import Conflict, Invalid, NotFound, SluiceError
+from storage.position import EARLIEST, entry_of, ledger_of, show
+
+if TYPE_CHECKING:
+    from actors.pulsar.connection import Connection
+
+EXCLUSIVE, SHARED, FAILOVER, KEY_SHARED = range(4)
+TYPES = ("exclusive", "shared", "failover", "key_shared")
+STICKY = 1
+SUCCESS, FAILED = 0, 1
+CONNECT, LOOKUP_FAILED = 1, 2
+LATEST = (1 << 63) - 1
+NON_PERSISTENT = 1
+UNSIGNED = (1 << 64) - 1
+
+
+class Answers:
+    """The requests of one connection that need somebody else; a method a command."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._c = connection
+        self._g = connection.gateway
+
+    def refused(self, name: str, request: int, error: SluiceError) -> bool:
+        """Answer where the protocol has an answer of its own for refusals; False where ERROR is the one."""
+        code, text = code_of(error), str(error)
+        if name == "partition_metadata":
+            answer = {"request_id": request, "response": FAILED, "error": code, "message": text}
+            self._c.say("partition_metadata_answer", **answer)
+        elif name == "lookup":
+            self._c.say("lookup_answer", request_id=request, response=LOOKUP_FAILED, error=code, message=text)
+        elif name in ("get_schema", "put_schema", "consumer_stats"):
+            self._c.say(f"{name}_answer", request_id=request, error=code, message=text)
+        else:
+            return False
+        return True
+
+    # -- where things are -----------------------------------------------------------------------------------------
+
+    async def connect(self, asked: Any) -> None:
+        """CONNECT: who is this?"""
+        self._c.greet(asked, None)
+
+    async def partition_metadata(self, asked: Any) -> None:
+        """How many partitions a topic has; it is made if it is new."""
+        topic, partition = split_name(asked.topic)
+        count = 0
+        if partition is None:
+            settings = await settings_of(self._g.directory, topic, create=asked.allow_creation)
+            count = settings.partitions if settings.partitions > 1 else 0
+        else:
+            await find_place(self._g.directory, asked.topic, create=False)
+        self._c.say("partition_metadata_answer", request_id=asked.request_id, partitions=count, response=SUCCESS)
+
+    async def lookup(self, asked: Any) -> None:
+        """Which broker serves a topic: this one, whichever it is."""
+        topic, partition = split_name(asked.topic)
+        await settings_of(self._g.directory, topic, create=partition is None)
+        self._c.say("lookup_answer", request_id=asked.request_id, response=CONNECT, url=self._g.url, authoritative=True)
+
+    async def topics_of(self, asked: Any) -> None:
+        """The topics of the one namespace, partitions by their names."""
+        if asked.namespace != TENANT_NAMESPACE:
+            raise Refused(ServerError.METADATA, f"namespace {asked.namespace!r} does not exist")
+        names: list[str] = []
+        for row in await self._g.manage("topics"):
+            if asked.mode == NON_PERSISTENT:
+                break
+            count = int(row["partitions"])
+            names += [full_name(row["topic"], p if count > 1 else None) for p in range(count)]
+        self._c.say("topics_of_answer", request_id=asked.request_id, topics=names, filtered=False, changed=True)
+
+    # -- producers ------------------------------------------------------------------------------------------------
+
+    async def producer(self, asked: Any) -> None:
+        """PRODUCER: one more on a partition."""
+        known = self._c.producers.get(asked.producer_id)
+        if known is not None and known.ready:
+            await self._produce(asked, known)
+            return
+        place = await find_place(self._g.directory, asked.topic, create=True)
+        name = asked.producer_name or self._g.fresh("sluice")
+        self._check_name(place, name, asked)
+        made = WireProducer(
+            self._g,
+            place,
+            asked.producer_id,
+            name,
+            write=self._c.write,
+            fenced=self._c.fenced,
+            settled=self._c.settled,
+        )
+        self._c.add_producer(made)
+        try:
+            await made.open()
+        except SluiceError:
+            made.close()
+            self._c.remove_producer(made)
+            raise
+        if self._c.closed:
+            made.close()
+            return
+        await self._produce(asked, made)
+
+    def _check_name(self, place: Place, name: str, asked: Any) -> None:
+        """Two producers of one name on one partition: the older stays, unless the newer is its own reconnection."""
+        for other in self._g.producers.get((place.topic, place.partition), []):
+            if other.name != name:
+                continue
+            if asked.user_provided_name or not asked.epoch:
+                text = f"Producer with name '{name}' is already connected to topic"
+                raise Refused(ServerError.PRODUCER_BUSY, text)
+
+    async def _produce(self, asked: Any, producer: WireProducer) -> None:
+        version = b""
+        if asked.HasField("schema"):
+            version = await self._g.schemas.put(producer.place.topic, asked.schema)
+        self._c.say(
+            "producer_success",
+            request_id=asked.request_id,
+            producer_name=producer.name,
+            last_sequence_id=-1,
+            schema_version=version,
+            producer_ready=True,
+        )
+
+    async def close_producer(self, asked: Any) -> None:
+        """CLOSE_PRODUCER: after everything it sent has its receipt."""
+        producer = self._c.producers.get(asked.producer_id)
+        if producer is not None:
+            await producer.flush()
+            producer.close()
+            self._c.remove_producer(producer)
+        self._c.say("success", request_id=asked.request_id)
+
+    # -- consumers ------------------------------------------------------------------------------------------------
+
+    async def subscribe(self, asked: Any) -> None:
+        """SUBSCRIBE: one more consumer, or a reader."""
+        known = self._c.consumers.get(asked.consumer_id)
+        if known is not None:
+            if known.opened:
+                self._c.say("success", request_id=asked.request_id)
+                return
+            raise Refused(ServerError.SERVICE_NOT_READY, "the consumer is being opened")
+        if asked.read_compacted:
+            raise Refused(ServerError.NOT_ALLOWED, "compaction is not offered")
+        place = await find_place(self._g.directory, asked.topic, create=asked.force_topic_creation)
+        if asked.HasField("schema"):
+            await self._g.schemas.put(place.topic, asked.schema)
+        if (moving := self._g.moving.get((place.topic, place.partition, asked.subscription))) is not None:
+            await moving.wait(self._g.ports)
+        made = WireConsumer(
+            self._g,
+            place,
+            asked.consumer_id,
+            await self._wanted(asked, place),
+            write=self._c.write,
+            lost=self._c.send_away,
+        )
+        self._c.add_consumer(made)
+        if asked.HasField("consumer_epoch"):
+            made.epoch = asked.consumer_epoch
+        try:
+            await made.open()
+        except SluiceError as error:
+            self._c.remove_consumer(made)
+            if isinstance(error, Conflict) and asked.key_shared.mode == STICKY:
+                raise Refused(ServerError.CONSUMER_ASSIGN, str(error)) from None
+            raise
+        if self._c.closed:
+            await made.close()
+            return
+        self._c.say("success", request_id=asked.request_id)
+
+    async def _wanted(self, asked: Any, place: Place) -> Asked:
+        if not 0 <= asked.type < len(TYPES):
+            raise Refused(ServerError.NOT_ALLOWED, f"there is no subscription type {asked.type}")
+        name = asked.consumer_name or self._g.fresh("consumer")
+        start = None
+        if not asked.durable and asked.type in (EXCLUSIVE, FAILOVER):
+            start = await self._start(asked, place)
+        subscription = check_name("subscription", asked.subscription)
+        settings = SubscriptionSettings(
+            type=TYPES[asked.type], initial_position="earliest" if asked.initial_position == 1 else "latest"
+        )
+        ranges: list[tuple[int, int]] = []
+        if asked.type == KEY_SHARED and asked.HasField("key_shared"):
+            meta = asked.key_shared
+            settings.allow_out_of_order_delivery = meta.allow_out_of_order
+            if meta.mode == STICKY:
+                settings.selector = "sticky"
+                ranges = [(each.start, each.end) for each in meta.hash_ranges]
+        return Asked(subscription, check_name("consumer", name), settings, ranges, start)
+
+    async def _start(self, asked: Any, place: Place) -> int:
+        """Where a reader begins: after a seek there, else where it says, else at its initial position."""
+        sought = self._g.sought.pop((place.topic, place.partition, asked.subscription), None)
+        if sought is not None:
+            return sought
+        if asked.start_rollback_seconds:
+            since = max(self._g.ports.clock.now() - asked.start_rollback_seconds * 1000, 0)
+            return (await self._topic(place).ask(FindTime(time=since))).position
+        if asked.HasField("start_message_id"):
+            return await self._at(asked.start_message_id, place)
+        return EARLIEST if asked.initial_position == 1 else (await self._topic(place).ask(ReadEnds())).next
+
+    async def _at(self, one: Any, place: Place) -> int:
+        """The position of an id, earliest and latest included; of a batch its first row: clients skip by themselves."""
+        if one.ledger == LATEST or one.entry == LATEST:
+            return (await self._topic(place).ask(ReadEnds())).next
+        at = position_of(one)
+        return EARLIEST if at is None else at
+
+    def _topic(self, place: Place) -> TopicClient:
+        return TopicClient(self._g.ports, self._g.directory, place.topic, place.partition)
+
+    def _consumer(self, number: int) -> WireConsumer:
+        found = self._c.consumers.get(number)
+        if found is None:
+            raise Refused(ServerError.CONSUMER_NOT_FOUND, f"there is no consumer {number}")
+        return found
+
+    async def close_consumer(self, asked: Any) -> None:
+        """CLOSE_CONSUMER: what it holds goes to the others."""
+        consumer = self._c.consumers.get(asked.consumer_id)
+        if consumer is not None:
+            self._c.remove_consumer(consumer)
+            await consumer.close()
+        self._c.say("success", request_id=asked.request_id)
+
+    async def unsubscribe(self, asked: Any) -> None:
+        """UNSUBSCRIBE: the last consumer of a subscription ends it, on every partition.
+
+        Clients say this for one partition after the other; as long as others are connected here, it is only noted.
+        """
+        consumer = self._consumer(asked.consumer_id)
+        place, key = consumer.place, (consumer.place.topic, consumer.asked.subscription)
+        rivals = [
+            other
+            for other in self._g.consumers.get(key, [])
+            if other is not consumer and other.place.partition == place.partition
+        ]
+        if rivals and not asked.force and not consumer.is_reader:
+            raise Refused(ServerError.CONSUMER_BUSY, "other consumers are connected to the subscription")
+        await consumer.close()
+        self._c.remove_consumer(consumer)
+        if not consumer.is_reader and not self._g.consumers.get(key):
+            try:
+                await self._g.manage("delete_subscription", topic=key[0], subscription=key[1], force=asked.force)
+            except NotFound:
+                pass
+            except Invalid as error:
+                raise Refused(ServerError.CONSUMER_BUSY, str(error)) from None
+        self._c.say("success", request_id=asked.request_id)
+
+    # -- positions ------------------------------------------------------------------------------------------------
+
+    async def seek(self, asked: Any) -> None:
+        """SEEK: every consumer of the partition is sent away, and comes back by itself."""
+        consumer = self._consumer(asked.consumer_id)
+        place, name = consumer.place, consumer.asked.subscription
+        if asked.HasField("publish_time"):
+            found = await self._topic(place).ask(FindTime(time=min(asked.publish_time, LATEST >> 16)))
+            target = found.position
+        else:
+            target = await self._at(asked.message_id, place)
+        if consumer.is_reader:
+            self._g.sought[place.topic, place.partition, name] = target
+            self._c.send_away(consumer)
+        else:
+            await self._seek_all(place, name, target)
+        self._c.say("success", request_id=asked.request_id)
+
+    async def _seek_all(self, place: Place, subscription: str, target: int) -> None:
+        """Consumers leave before the subscription moves: who had to be sent away would be waited for.
+
+        They are told afterwards, and until then nobody subscribes.
+        """
+        done = self._g.moving[place.topic, place.partition, subscription] = Signal()
+        everyone = self._g.consumers.get((place.topic, subscription), [])
+        here = [other for other in everyone if other.place.partition == place.partition]
+        try:
+            for other in here:
+                await other.close()
+            address = await self._g.directory.dispatcher(place.topic, place.partition, subscription)
+            arguments = json.dumps({"message_id": show(target)})
+            await self._g.ask(address, Admin(verb="seek", arguments=arguments))
+        finally:
+            self._g.moving.pop((place.topic, place.partition, subscription), None)
+            done.set()
+            for other in here:
+                other.come_back()
+
+    async def get_last_id(self, asked: Any) -> None:
+        """GET_LAST_MESSAGE_ID: of the last message, with its place in its batch."""
+        consumer = self._consumer(asked.consumer_id)
+        ends = await self._topic(consumer.place).ask(ReadEnds())
+        last = {"ledger": UNSIGNED, "entry": UNSIGNED, "batch_index": -1}
+        if ends.last >= 0:
+            at, index = ends.last, -1
+            try:
+                run = await consumer.payloads.run(ledger_of(at), entry_of(at))
+                index = _index(run, at)
+            except NotFound:
+                pass
+            last = {"ledger": ledger_of(at), "entry": entry_of(at) - max(index, 0), "batch_index": index}
+        self._c.say("last_id_answer", request_id=asked.request_id, last={**last, "partition": consumer.place.told})
+
+    # -- schemas and statistics -----------------------------------------------------------------------------------
+
+    async def get_schema(self, asked: Any) -> None:
+        """GET_SCHEMA: a version, or the newest."""
+        topic, _ = split_name(asked.topic)
+        schema, version = await self._g.schemas.get(topic, asked.version)
+        self._c.say("get_schema_answer", request_id=asked.request_id, schema=schema, version=version)
+
+    async def put_schema(self, asked: Any) -> None:
+        """GET_OR_CREATE_SCHEMA: the version of a schema."""
+        topic, _ = split_name(asked.topic)
+        version = await self._g.schemas.put(topic, asked.schema)
+        self._c.say("put_schema_answer", request_id=asked.request_id, version=version)
+
+    async def consumer_stats(self, asked: Any) -> None:
+        """CONSUMER_STATS: what the broker knows of a consumer."""
+        consumer = self._consumer(asked.consumer_id)
+        place, answer = consumer.place, {}
+        if not consumer.is_reader:
+            address = await self._g.directory.dispatcher(place.topic, place.partition, consumer.asked.subscription)
+            answer["backlog"] = int(json.loads((await self._g.ask(address, Stats())).json)["msgBacklog"])
+        self._c.say(
+            "consumer_stats_answer",
+            request_id=asked.request_id,
+            consumer_name=consumer.asked.name,
+            available_permits=max(consumer.permits, 0),
+            unacked=consumer.unacknowledged(),
+            address=self._c.link.peer,
+            type=TYPES[TYPES.index(consumer.asked.settings.type)].title(),
+            **answer,
+        )
+
+
+def _index(run: DecodedRun, at: int) -> int:
+    """Where a row stood in its client's batch, -1 if it came alone."""
+    if "batch_index" not in run.rows.schema.names:
+        return -1
+    index = run.rows.column("batch_index")[entry_of(at) - run.first_entry].as_py()
+    return -1 if index is None else int(index)

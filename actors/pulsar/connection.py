@@ -1,0 +1,306 @@
+"""One client's connection: what it asks, in the order of Pulsar's protocol, and what it is answered.
+
+What needs nobody else (SEND, FLOW, ACK, PING) is done as it is read. What has to ask the cluster runs beside that, and
+answers when it can; clients do not use a producer or consumer before they were told that it is there. A request that is
+not offered is refused at once with Pulsar's code, because silence costs a client its time-out of 30 s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from actors.pulsar.answers import Answers
+from actors.pulsar.consuming import WireConsumer
+from actors.pulsar.fields import FIELD_OF, Command, Malformed, ServerError, command, parse
+from actors.pulsar.frames import Cutter, Frame, body_of, encode
+from actors.pulsar.gateway import PROTOCOL, VERSION, Gateway, Link, Refused, code_of
+from actors.pulsar.producing import WireProducer
+from actors.pulsar.sends import Send
+from storage.batch import MAX_MESSAGE_BYTES
+from storage.errors import SluiceError
+
+KEEP_ALIVE_MS = 30_000
+PENDING_BYTES = 32 * 1024 * 1024
+"""So many bytes of sends may be under way before a connection is read no further."""
+MOST_HANDLES = 10_000
+"""Producers and consumers of one connection."""
+NO_REQUEST = (1 << 64) - 1
+
+Handler = Callable[[Any], Awaitable[None]]
+
+
+class Connection:
+    """The conversation with one client."""
+
+    def __init__(self, gateway: Gateway, link: Link) -> None:
+        self.gateway, self.link = gateway, link
+        self.producers: dict[int, WireProducer] = {}
+        self.consumers: dict[int, WireConsumer] = {}
+        self.role: str | None = None
+        self.greeted = self.closed = False
+        self._cutter = Cutter()
+        self._answers = Answers(self)
+        self._pending = 0
+        self._choked = False
+        self._heard = gateway.ports.clock.monotonic()
+        self._sends: list[tuple[WireProducer, list[Send], int]] = []
+        self._immediate: dict[str, Callable[[Any], None]] = {
+            "ping": lambda _: self.write(_PONG),
+            "pong": lambda _: None,
+            "flow": self._flow,
+            "ack": self._ack,
+            "redeliver": self._redeliver,
+        }
+        gateway.ports.spawn(self._keep_alive(), "keep-alive")
+
+    # -- in -------------------------------------------------------------------------------------------------------
+
+    def data(self, chunk: bytes) -> None:
+        """These bytes were read. Never raises: a client that breaks the protocol is told and closed."""
+        if self.closed:
+            return
+        self._heard = self.gateway.ports.clock.monotonic()
+        try:
+            for frame in self._cutter.feed(chunk):
+                self._frame(frame)
+        except (Malformed, UnicodeDecodeError) as error:
+            self.gateway.ports.log("protocol", peer=self.link.peer, error=str(error))
+            self._flush()
+            self.refuse(NO_REQUEST, ServerError.UNSUPPORTED_VERSION, str(error))
+            self.end()
+            return
+        self._flush()
+
+    def _frame(self, frame: Frame) -> None:
+        asked = parse(Command, frame.command)
+        name = FIELD_OF.get(asked.type, "")
+        if not self.greeted and name != "connect":
+            raise Malformed("the first command of a connection is CONNECT")
+        if name == "send":
+            self._send(asked.send, frame)
+            return
+        self._flush()
+        if not name or not asked.HasField(name):
+            raise Malformed(f"there is no command {asked.type}, or it is empty")
+        body = getattr(asked, name)
+        if name in self._immediate:
+            self._immediate[name](body)
+        else:
+            self._begin(name, body)
+
+    def _begin(self, name: str, body: Any) -> None:
+        """Answer beside what else comes; a refusal goes back under the request's number."""
+        handler: Handler | None = getattr(self._answers, name, None)
+        if handler is None:
+            self.refuse(body.request_id, ServerError.NOT_ALLOWED, f"{name} is not offered")
+            return
+        self.gateway.ports.spawn(self._answer(name, handler, body), name)
+
+    async def _answer(self, name: str, handler: Handler, body: Any) -> None:
+        try:
+            await handler(body)
+        except SluiceError as error:
+            if name == "connect":
+                self.refuse(NO_REQUEST, code_of(error), str(error))
+                self.end()
+            elif not self._answers.refused(name, body.request_id, error):
+                self.refuse(body.request_id, code_of(error), str(error))
+        except UnicodeDecodeError as error:
+            self.refuse(getattr(body, "request_id", NO_REQUEST), ServerError.NOT_ALLOWED, str(error))
+
+    # -- what needs nobody else -----------------------------------------------------------------------------------
+
+    def _send(self, asked: Any, frame: Frame) -> None:
+        producer = self.producers.get(asked.producer_id)
+        if producer is None or not producer.ready or producer.closed:
+            return  # it was closed from here, which its client learns, or has learned, by CLOSE_PRODUCER
+        size = len(frame.rest)
+        send = Send(asked, body_of(frame.rest))
+        if self._sends and self._sends[-1][0] is producer:
+            _, sends, before = self._sends[-1]
+            sends.append(send)
+            self._sends[-1] = (producer, sends, before + size)
+        else:
+            self._sends.append((producer, [send], size))
+
+    def _flush(self) -> None:
+        """The sends that were read together go out together."""
+        sends, self._sends = self._sends, []
+        for producer, frames, size in sends:
+            self._pending += size
+            producer.send(frames, size)
+        if self._pending > PENDING_BYTES:
+            self.link.pause()
+
+    def settled(self, size: int) -> None:
+        """So many bytes of sends have their outcome."""
+        before, self._pending = self._pending, self._pending - size
+        if before > PENDING_BYTES >= self._pending:
+            self.link.resume()
+
+    def _flow(self, asked: Any) -> None:
+        consumer = self.consumers.get(asked.consumer_id)
+        if consumer is not None:
+            consumer.flow(asked.permits)
+
+    def _ack(self, asked: Any) -> None:
+        consumer = self.consumers.get(asked.consumer_id)
+        if asked.txn_least or asked.txn_most:
+            self._acknowledged(asked, ServerError.NOT_ALLOWED, "transactions are not offered")
+        elif consumer is None:
+            self._acknowledged(asked, ServerError.CONSUMER_NOT_FOUND, "there is no such consumer")
+        else:
+            unknown = consumer.acknowledge_sent(list(asked.message_id), cumulative=asked.ack_type == 1)
+            if unknown or asked.HasField("request_id"):
+                self.gateway.ports.spawn(self._confirm(consumer, asked, unknown), "ack")
+
+    async def _confirm(self, consumer: WireConsumer, asked: Any, unknown: list[Any]) -> None:
+        """Say of an acknowledgement that it is durable."""
+        try:
+            await consumer.acknowledge(unknown, cumulative=False)
+            if asked.HasField("request_id"):
+                await consumer.confirmed()
+        except SluiceError as error:
+            self._acknowledged(asked, code_of(error), str(error))
+        else:
+            self._acknowledged(asked)
+
+    def _acknowledged(self, asked: Any, error: int | None = None, text: str = "") -> None:
+        if not asked.HasField("request_id"):
+            return
+        answer = command("ack_answer", consumer_id=asked.consumer_id, request_id=asked.request_id)
+        if error is not None:
+            answer.ack_answer.error, answer.ack_answer.message = error, text
+        self.write(encode(answer))
+
+    def _redeliver(self, asked: Any) -> None:
+        consumer = self.consumers.get(asked.consumer_id)
+        if consumer is None:
+            return
+        if asked.HasField("consumer_epoch"):
+            consumer.epoch = asked.consumer_epoch
+        self.gateway.ports.spawn(self._hand_back(consumer, list(asked.message_ids)), "redeliver")
+
+    async def _hand_back(self, consumer: WireConsumer, ids: list[Any]) -> None:
+        try:
+            await consumer.redeliver(ids)
+        except SluiceError as error:
+            self.gateway.ports.log("redeliver_failed", peer=self.link.peer, error=str(error))
+
+    # -- out ------------------------------------------------------------------------------------------------------
+
+    def write(self, data: bytes) -> None:
+        """Send these bytes."""
+        if not self.closed:
+            self.link.write(data)
+
+    def say(self, name: str, **values: Any) -> None:
+        """Send a command that is only a command."""
+        self.write(encode(command(name, **values)))
+
+    def refuse(self, request: int, code: int, text: str) -> None:
+        """Answer a request with an error."""
+        self.say("error", request_id=request, error=code, message=text)
+
+    def choke(self, choked: bool) -> None:
+        """What was written piles up, or was taken: hand out no more messages meanwhile, or go on."""
+        self._choked = choked
+        for consumer in list(self.consumers.values()):
+            consumer.choke(choked)
+
+    def greet(self, asked: Any, role: str | None) -> None:
+        """The client may go on."""
+        self.greeted, self.role = True, role
+        version = min(asked.protocol_version, PROTOCOL)
+        self.say("connected", server_version=VERSION, protocol_version=version, max_message_size=MAX_MESSAGE_BYTES)
+
+    # -- who is here ----------------------------------------------------------------------------------------------
+
+    def add_consumer(self, consumer: WireConsumer) -> None:
+        """One more. Raises Refused if there are too many."""
+        if len(self.consumers) + len(self.producers) >= MOST_HANDLES:
+            raise Refused(ServerError.TOO_MANY_REQUESTS, f"a connection has at most {MOST_HANDLES} consumers")
+        self.consumers[consumer.number] = consumer
+        key = (consumer.place.topic, consumer.asked.subscription)
+        self.gateway.consumers.setdefault(key, []).append(consumer)
+        consumer.choke(self._choked)
+
+    def remove_consumer(self, consumer: WireConsumer) -> None:
+        """One less."""
+        if self.consumers.get(consumer.number) is consumer:
+            del self.consumers[consumer.number]
+        _discard(self.gateway.consumers, (consumer.place.topic, consumer.asked.subscription), consumer)
+
+    def add_producer(self, producer: WireProducer) -> None:
+        """One more. Raises Refused if there are too many."""
+        if len(self.consumers) + len(self.producers) >= MOST_HANDLES:
+            raise Refused(ServerError.TOO_MANY_REQUESTS, f"a connection has at most {MOST_HANDLES} producers")
+        self.producers[producer.number] = producer
+        self.gateway.producers.setdefault((producer.place.topic, producer.place.partition), []).append(producer)
+
+    def remove_producer(self, producer: WireProducer) -> None:
+        """One less."""
+        if self.producers.get(producer.number) is producer:
+            del self.producers[producer.number]
+        _discard(self.gateway.producers, (producer.place.topic, producer.place.partition), producer)
+
+    def send_away(self, consumer: WireConsumer) -> None:
+        """The client has to come back with this consumer: it drops what it was sent, and subscribes again."""
+        self.remove_consumer(consumer)
+        self.say("close_consumer", consumer_id=consumer.number, request_id=NO_REQUEST)
+        self.gateway.ports.spawn(self._close(consumer), "close")
+
+    def fenced(self, producer: WireProducer) -> None:
+        """Another producer of this name has taken its place."""
+        producer.close()
+        self.remove_producer(producer)
+        self.say("close_producer", producer_id=producer.number, request_id=NO_REQUEST)
+
+    async def _close(self, consumer: WireConsumer) -> None:
+        try:
+            await consumer.close()
+        except SluiceError as error:
+            self.gateway.ports.log("close_failed", peer=self.link.peer, error=str(error))
+
+    # -- life -----------------------------------------------------------------------------------------------------
+
+    async def _keep_alive(self) -> None:
+        """Ask a silent client whether it is there; one that says nothing for two spells is not."""
+        clock = self.gateway.ports.clock
+        while not self.closed:
+            await clock.sleep(KEEP_ALIVE_MS)
+            silent = clock.monotonic() - self._heard
+            if silent > 2 * KEEP_ALIVE_MS or not self.greeted:
+                self.end()
+            elif silent > KEEP_ALIVE_MS // 2:
+                self.write(_PING)
+
+    def end(self) -> None:
+        """Break it off."""
+        self.link.close()
+        self.over()
+
+    def over(self) -> None:
+        """The connection has ended: everything that it had goes back."""
+        if self.closed:
+            return
+        self.closed = True
+        for producer in list(self.producers.values()):
+            producer.close()
+            self.remove_producer(producer)
+        for consumer in list(self.consumers.values()):
+            self.remove_consumer(consumer)
+            self.gateway.ports.spawn(self._close(consumer), "close")
+
+
+def _discard(table: dict[Any, list[Any]], key: Any, one: Any) -> None:
+    others = [other for other in table.get(key, []) if other is not one]
+    if others:
+        table[key] = others
+    else:
+        table.pop(key, None)
+
+
+_PING = encode(command("ping"))
+_PONG = encode(command("pong"))

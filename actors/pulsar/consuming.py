@@ -1,0 +1,295 @@
+"""A client's consumer on one partition: rows out as MESSAGE frames, acknowledgements back as rows.
+
+What was sent is kept by the position of each frame's first row, so that an id that comes back needs nothing but that.
+An id of an earlier connection is looked up in the log: the columns say how many rows it stands for. What a client is
+done with before it came again is never sent.
+
+The lease rules here as for every consumer. While it is not known to stand nothing is handed out, and when it is lost
+the client is told to come back (CLOSE_CONSUMER), which makes it drop what it has in its queue.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from actors.consumer.held import Received
+from actors.consumer.partition import PartitionConsumer
+from actors.consumer.payload import DecodedRun, Payloads
+from actors.messages import Event, SubscriptionSettings
+from actors.pulsar.deliveries import encode_part
+from actors.pulsar.reading import LogReader
+from actors.pulsar.topics import Place
+from storage.errors import NotFound, SluiceError
+from storage.position import entry_of, ledger_of, position
+
+if TYPE_CHECKING:
+    from actors.pulsar.gateway import Gateway
+
+LATE_MS = 20
+"""Milliseconds between two looks while it is not known whether the lease still stands."""
+NO_ENTRY = 1 << 32
+Rows = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a client wants of a subscription. start: a reader's first position, None for a durable subscription."""
+
+    subscription: str
+    name: str
+    settings: SubscriptionSettings
+    ranges: list[tuple[int, int]]
+    start: int | None
+
+
+@dataclass(slots=True)
+class _Sent:
+    """Rows of a part that are at the client under one id."""
+
+    part: Received
+    first: int
+    count: int
+
+    def rows(self, ack_set: Iterable[int] = ()) -> Rows:
+        """The rows that an acknowledgement of this id means: all, or those whose bit is not set."""
+        words = [word & (1 << 64) - 1 for word in ack_set]
+        every = np.arange(self.first, self.first + self.count)
+        if not words:
+            return every
+        open_ = np.unpackbits(np.array(words, "<u8").view(np.uint8), bitorder="little")[: self.count].astype(bool)
+        return (
+            every[: len(open_)][~open_] if len(open_) == self.count else np.setdiff1d(every, every[: len(open_)][open_])
+        )
+
+
+class WireConsumer:
+    """One consumer of one connection. write: sends bytes. lost: told when the client has to come back."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        place: Place,
+        number: int,
+        asked: Asked,
+        *,
+        write: Callable[[bytes], None],
+        lost: Callable[[WireConsumer], None],
+    ) -> None:
+        self._gateway = gateway
+        self.place, self.number, self.asked = place, number, asked
+        self._write, self._lost = write, lost
+        self._sent: dict[int, _Sent] = {}
+        self._unsent: deque[Received] = deque()
+        self._cumulative = -1
+        self._waiting = self._choked = False
+        self.epoch: int | None = None
+        self.permits = 0
+        self.opened = self.closed = False
+        self.payloads = Payloads(gateway.ports, gateway.directory, place.topic, place.partition)
+        self._part = self._durable() if asked.start is None else self._reader(asked.start)
+
+    def _durable(self) -> PartitionConsumer | LogReader:
+        gateway, place = self._gateway, self.place
+        return PartitionConsumer(
+            gateway.ports,
+            gateway.directory,
+            topic=place.topic,
+            partition=place.partition,
+            subscription=self.asked.subscription,
+            name=self.asked.name,
+            incarnation=gateway.fresh(self.asked.name),
+            settings=self.asked.settings,
+            ranges=self.asked.ranges,
+            queue_size=0,
+            received=self._received,
+            told=self._told,
+            process=gateway.process,
+        )
+
+    def _reader(self, start: int) -> PartitionConsumer | LogReader:
+        gateway, place = self._gateway, self.place
+        return LogReader(
+            gateway.ports, gateway.directory, place, start, self.payloads, received=self._received, told=self._told
+        )
+
+    @property
+    def is_reader(self) -> bool:
+        """Whether it reads the log past every subscription, and nothing of it is durable."""
+        return self.asked.start is not None
+
+    async def open(self) -> None:
+        """Attach. Raises SluiceErrors."""
+        await self._part.open()
+        self.opened = True
+        if self.closed:
+            await self._part.close()
+
+    def flow(self, permits: int) -> None:
+        """The client has room for so many more messages."""
+        self.permits += permits
+        self._part.grant(permits)
+
+    def choke(self, choked: bool) -> None:
+        """The connection takes nothing for now, or takes something again."""
+        self._choked = choked
+        if not choked:
+            self._send()
+
+    # -- out ------------------------------------------------------------------------------------------------------
+
+    def _received(self, part: Received) -> None:
+        self._unsent.append(part)
+        self._send()
+
+    def _send(self) -> None:
+        while self._unsent and not self._choked and not self.closed:
+            part = self._unsent[0]
+            if not part.revoked and self._part.lease_over():
+                if not self._waiting:
+                    self._waiting = True
+                    self._gateway.ports.spawn(self._look_again(), "lease")
+                return
+            self._unsent.popleft()
+            if not part.revoked:
+                self._send_part(part)
+
+    async def _look_again(self) -> None:
+        while not self.closed and self._part.lease_over():
+            await self._gateway.ports.clock.sleep(LATE_MS)
+        self._waiting = False
+        self._send()
+
+    def _send_part(self, part: Received) -> None:
+        if int(part.positions[0]) <= self._cumulative:  # an earlier connection of this client was done with these
+            self._part.acknowledge(part, np.flatnonzero(part.positions <= self._cumulative))
+        if not part.open.any():
+            return
+        frames = []
+        for piece in encode_part(part, consumer_id=self.number, partition=self.place.told, consumer_epoch=self.epoch):
+            if not part.open[piece.first]:
+                continue
+            self._sent[piece.position] = _Sent(part, piece.first, piece.count)
+            self.permits -= piece.count
+            frames.append(piece.frame)
+        self._write(b"".join(frames))
+
+    def _told(self, partition: int, event: Event) -> None:
+        if event.kind in ("lost", "failed") and not self.closed:
+            self._lost(self)
+
+    # -- back -----------------------------------------------------------------------------------------------------
+
+    async def acknowledge(self, ids: list[Any], *, cumulative: bool) -> None:
+        """The client is done with these. What it was sent is said at once; the rest is looked up in the log first."""
+        unknown = self.acknowledge_sent(ids, cumulative=cumulative)
+        for one in unknown:
+            at = position_of(one)
+            if at is None:
+                continue
+            try:
+                run = await self.payloads.run(ledger_of(at), entry_of(at))
+            except (NotFound, SluiceError):
+                continue
+            self._part.acknowledge_positions(_rows_behind(run, at, one))
+
+    def acknowledge_sent(self, ids: list[Any], *, cumulative: bool) -> list[Any]:
+        """The client is done with these; returns those that it was not sent here."""
+        if cumulative:
+            for one in ids:
+                self._acknowledge_up_to(one)
+            return []
+        unknown: list[Any] = []
+        done: dict[Received, list[Rows]] = {}
+        for one in ids:
+            at = position_of(one)
+            sent = None if at is None else self._sent.get(at)
+            if sent is None or at is None:
+                unknown.append(one)
+                continue
+            rows = sent.rows(one.ack_set)
+            if len(rows) == sent.count:
+                del self._sent[at]
+            done.setdefault(sent.part, []).append(rows)
+        for part, pieces in done.items():
+            self._part.acknowledge(part, np.concatenate(pieces))
+        return unknown
+
+    def _acknowledge_up_to(self, one: Any) -> None:
+        at = position_of(one)
+        if at is None:
+            return
+        sent = self._sent.get(at)
+        count = 1 if sent is None else len(sent.rows(one.ack_set))
+        self._cumulative = max(self._cumulative, at + count - 1)
+        for first in [first for first in self._sent if first <= self._cumulative]:
+            sent = self._sent[first]
+            rows = np.arange(sent.first, sent.first + sent.count)
+            rows = rows[sent.part.positions[rows] <= self._cumulative]
+            self._part.acknowledge(sent.part, rows)
+            if len(rows) == sent.count:
+                del self._sent[first]
+
+    async def confirmed(self) -> None:
+        """Wait until every acknowledgement so far is durable. Raises Fenced if a session was lost before they were."""
+        await self._part.wait_confirmed()
+
+    async def redeliver(self, ids: list[Any]) -> None:
+        """Give messages back, to be sent again; without ids everything that is not acknowledged."""
+        if not ids:
+            self._sent.clear()
+            for part in self._unsent:
+                part.close()
+            self._unsent.clear()
+            await self._part.redeliver_all()
+            return
+        back: dict[Received, list[Rows]] = {}
+        for one in ids:
+            at = position_of(one)
+            sent = None if at is None else self._sent.pop(at, None)
+            if sent is not None:
+                back.setdefault(sent.part, []).append(sent.rows())
+        for part, pieces in back.items():
+            await self._part.negative_acknowledge(part, np.concatenate(pieces), 0)
+
+    def come_back(self) -> None:
+        """The client has to subscribe again."""
+        self._lost(self)
+
+    async def close(self) -> None:
+        """Leave; what is still held goes to the others in order."""
+        if self.closed:
+            return
+        self.closed = True
+        self._sent.clear()
+        self._unsent.clear()
+        if self.opened:
+            await self._part.close()
+
+    def unacknowledged(self) -> int:
+        """Messages that the client has and is not done with."""
+        return sum(sent.count for sent in self._sent.values())
+
+
+def position_of(one: Any) -> int | None:
+    """The position of an id's entry; None where there can be none (earliest, latest)."""
+    if not 0 < one.ledger < 1 << 31 or not 0 <= one.entry < NO_ENTRY:
+        return None
+    return position(one.ledger, one.entry)
+
+
+def _rows_behind(run: DecodedRun, at: int, one: Any) -> Rows:
+    """The positions that an id stands for, by the columns: its row, and those of the same batch that follow."""
+    start = entry_of(at) - run.first_entry
+    count = 1
+    if "batch_index" in run.rows.schema.names:
+        index = run.rows.column("batch_index").fill_null(-1).to_numpy(zero_copy_only=False)[start:]
+        if len(index) and index[0] >= 0:
+            count = int(np.argmin(np.append(np.diff(index) == 1, False))) + 1
+    part = _Sent(None, 0, count)  # type: ignore[arg-type]
+    return at + part.rows(one.ack_set).astype(np.int64)

@@ -1,0 +1,112 @@
+"""Frames of Pulsar's protocol: cut out of what was read, and made.
+
+    [total u32][command length u32][command]                                          numbers are big-endian
+    [total][command length][command][0x0e01][crc32c u32][metadata length u32][metadata][payload]      SEND and MESSAGE
+
+`total` counts what follows it. The checksum covers metadata length, metadata and payload; it may be missing. Every
+length is compared with the limit, and with what is there, before anything is kept for it.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import google_crc32c
+
+from actors.pulsar.fields import Malformed
+from storage.batch import MAX_MESSAGE_BYTES
+
+U32 = struct.Struct(">I")
+_TWO = struct.Struct(">II")
+CHECKSUMMED = b"\x0e\x01"
+BROKER_ENTRY = b"\x0e\x02"
+MAX_FRAME_BYTES = MAX_MESSAGE_BYTES + 10 * 1024
+"""Longest frame: a message of the largest size, and Pulsar's own allowance for what stands around it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One frame. command: its bytes. rest: what follows the command, empty unless it carries messages."""
+
+    command: memoryview
+    rest: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """What follows the command of a SEND. damaged: the checksum does not fit."""
+
+    metadata: memoryview
+    payload: memoryview
+    damaged: bool
+
+
+class Cutter:
+    """Bytes in, whole frames out. What is not whole yet is kept, and nothing is copied twice for waiting."""
+
+    def __init__(self, limit: int = MAX_FRAME_BYTES) -> None:
+        self._limit = limit
+        self._chunks: list[bytes] = []
+        self._have = 0
+        self._need = 4
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """The frames that are whole now. Raises Malformed; nothing can be read from such a client any more."""
+        self._chunks.append(data)
+        self._have += len(data)
+        if self._have < self._need:
+            return []
+        view = memoryview(data if len(self._chunks) == 1 else b"".join(self._chunks))
+        frames, at, end = [], 0, len(view)
+        self._need = 4
+        while end - at >= 4:
+            total = U32.unpack_from(view, at)[0]
+            if not 4 <= total <= self._limit:
+                raise Malformed(f"a frame of {total} bytes; it has 4 to {self._limit}")
+            if end - at < 4 + total:
+                self._need = 4 + total
+                break
+            frames.append(_frame(view[at + 4 : at + 4 + total]))
+            at += 4 + total
+        left = bytes(view[at:])
+        self._chunks, self._have = ([left] if left else []), len(left)
+        return frames
+
+
+def _frame(view: memoryview) -> Frame:
+    size = U32.unpack_from(view)[0]
+    if size > len(view) - 4:
+        raise Malformed(f"a command of {size} bytes in a frame of {len(view)}")
+    return Frame(view[4 : 4 + size], view[4 + size :])
+
+
+def body_of(rest: memoryview) -> Body:
+    """Metadata and payload of a frame that carries messages. Raises Malformed if they are not there."""
+    if rest[:2] == BROKER_ENTRY:
+        if len(rest) < 6 or (size := U32.unpack_from(rest, 2)[0]) > len(rest) - 6:
+            raise Malformed("the broker's metadata reach behind the frame")
+        rest = rest[6 + size :]
+    damaged = False
+    if rest[:2] == CHECKSUMMED:
+        if len(rest) < 6:
+            raise Malformed("the frame ends in its checksum")
+        damaged = google_crc32c.value(bytes(rest[6:])) != U32.unpack_from(rest, 2)[0]
+        rest = rest[6:]
+    if len(rest) < 4 or (size := U32.unpack_from(rest)[0]) > len(rest) - 4:
+        raise Malformed("the metadata reach behind the frame")
+    return Body(rest[4 : 4 + size], rest[4 + size :], damaged)
+
+
+def encode(command: Any) -> bytes:
+    """A frame that is only a command."""
+    head: bytes = command.SerializeToString()
+    return _TWO.pack(len(head) + 4, len(head)) + head
+
+
+def encode_message(head: bytes, metadata: bytes, payload: bytes) -> bytes:
+    """A frame that carries messages. head: its command, encoded."""
+    body = b"".join((U32.pack(len(metadata)), metadata, payload))
+    total = len(head) + len(body) + 10
+    return b"".join((_TWO.pack(total, len(head)), head, CHECKSUMMED, U32.pack(google_crc32c.value(body)), body))

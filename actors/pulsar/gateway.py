@@ -1,0 +1,107 @@
+"""What the connections of one gateway share: where topics are, who produces and consumes through it, schemas.
+
+A gateway owns nothing: it is a producer and a consumer like any other, for clients that speak Pulsar's protocol. When
+it dies, its clients connect again and its consumers' leases give back what they held.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Protocol
+
+from actors.directory import Directory
+from actors.messages import Manage
+from actors.ports import Address, Ports, Unknown
+from actors.pulsar.consuming import WireConsumer
+from actors.pulsar.fields import ServerError
+from actors.pulsar.producing import WireProducer
+from actors.pulsar.schemas import Schemas
+from actors.signal import Signal
+from actors.wire import Request
+from storage.errors import Conflict, Corrupt, Fenced, Invalid, NotFound, Overloaded, SluiceError, Unavailable
+
+CALL_TIMEOUT = 15_000
+VERSION = "Sluice"
+PROTOCOL = 20
+"""Pulsar's protocol version that is spoken; a client's lower one is answered with its own."""
+
+_CODES: tuple[tuple[type[SluiceError], int], ...] = (
+    (NotFound, ServerError.TOPIC_NOT_FOUND),
+    (Overloaded, ServerError.TOO_MANY_REQUESTS),
+    (Fenced, ServerError.SERVICE_NOT_READY),
+    (Unavailable, ServerError.SERVICE_NOT_READY),
+    (Corrupt, ServerError.PERSISTENCE),
+    (Conflict, ServerError.CONSUMER_BUSY),
+    (Invalid, ServerError.NOT_ALLOWED),
+)
+
+
+class Refused(Invalid):
+    """A request that is refused with a code of Pulsar's."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+def code_of(error: SluiceError) -> int:
+    """Pulsar's code for an error."""
+    if isinstance(error, Refused):
+        return error.code
+    return next((code for kind, code in _CODES if isinstance(error, kind)), ServerError.UNKNOWN)
+
+
+class Link(Protocol):
+    """The bytes of one connection, as the conversation sees them."""
+
+    peer: str
+
+    def write(self, data: bytes) -> None:
+        """Send these; does nothing once the connection is over."""
+
+    def close(self) -> None:
+        """End the connection when everything written is sent."""
+
+    def pause(self) -> None:
+        """Read no more for now."""
+
+    def resume(self) -> None:
+        """Read again."""
+
+
+class Gateway:
+    """The state behind all connections. url: what lookups are answered with."""
+
+    def __init__(self, ports: Ports, controller: Address, url: str = "", process: str = "") -> None:
+        self.ports = ports
+        self.controller = controller
+        self.url = url
+        self.process = process
+        self.directory = Directory(ports, controller)
+        self.schemas = Schemas(ports)
+        self.consumers: dict[tuple[str, str], list[WireConsumer]] = {}
+        """Those that are connected here, by topic and subscription."""
+        self.producers: dict[tuple[str, int], list[WireProducer]] = {}
+        """Those that are connected here, by topic and partition."""
+        self.sought: dict[tuple[str, int, str], int] = {}
+        """Where readers go on that were moved and are coming back, by topic, partition and subscription."""
+        self.moving: dict[tuple[str, int, str], Signal] = {}
+        """Subscriptions that are being moved, by topic, partition and name: set when that is over."""
+        self._made = 0
+
+    def fresh(self, word: str) -> str:
+        """A name that nobody else has."""
+        self._made += 1
+        return f"{word}-{self.ports.rng.randrange(1 << 48):012x}-{self._made}"
+
+    async def manage(self, verb: str, **arguments: Any) -> Any:
+        """An administrative verb of the cluster. Raises Unavailable, and what it refuses with."""
+        return json.loads((await self.ask(self.controller, Manage(verb=verb, arguments=json.dumps(arguments)))).json)
+
+    async def ask(self, address: Address, request: Request[Any]) -> Any:
+        """One question. Raises Unavailable if there is no answer."""
+        reply = await self.ports.net.call(address, request, CALL_TIMEOUT)
+        if isinstance(reply, Unknown):
+            await self.directory.suspect(address)
+            raise Unavailable(f"{address} does not answer: {reply.reason}")
+        return reply

@@ -1,0 +1,154 @@
+"""A client's producer on one partition: SEND frames in, receipts out in the order of the sends.
+
+Clients' sequence numbers cannot be those of the topic: with batches by key they interleave. So rows are numbered here,
+and the topic remembers how far that went under the producer's name, over reconnections too.
+
+A receipt that overtakes an earlier send makes clients break the connection and send everything again. So what is
+refused waits for its turn like everything else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import deque
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from actors.producer.producer import Outgoing, PartitionProducer
+from actors.pulsar.fields import command
+from actors.pulsar.frames import encode
+from actors.pulsar.sends import Send, decode_sends
+from actors.pulsar.topics import Place
+from storage.errors import Fenced, SluiceError
+from storage.position import entry_of, ledger_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from actors.pulsar.gateway import Gateway
+
+UNSIGNED = (1 << 64) - 1
+_PLAIN = re.compile(r"[A-Za-z0-9._-]{1,100}")
+
+
+def stored_name(name: str) -> str:
+    """Under which name the topic remembers a client's producer; never that of one of Sluice's own."""
+    plain = _PLAIN.fullmatch(name) and ".." not in name
+    return f"pulsar.{name}" if plain else f"pulsar.{hashlib.sha256(name.encode()).hexdigest()}"
+
+
+class WireProducer:
+    """One producer of one connection.
+
+    write: sends bytes to the client. fenced: told when another one has taken its place. settled: told with the number
+    of bytes of each group of sends that has its outcome.
+    """
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        place: Place,
+        number: int,
+        name: str,
+        *,
+        write: Callable[[bytes], None],
+        fenced: Callable[[WireProducer], None],
+        settled: Callable[[int], None],
+    ) -> None:
+        self._gateway = gateway
+        self.place, self.number, self.name = place, number, name
+        self._write, self._fenced, self._settled = write, fenced, settled
+        self._waiting: deque[Send] = deque()
+        self._part = PartitionProducer(
+            gateway.ports,
+            gateway.directory,
+            place.topic,
+            place.partition,
+            stored_name(name),
+            gateway.fresh("gateway"),
+        )
+        self._next = 0
+        self.ready = False
+        self.closed = False
+
+    async def open(self) -> None:
+        """Register at the partition's owner. Raises SluiceErrors."""
+        await self._part.open()
+        self._next = self._part.last_sequence + 1
+        self.ready = True
+
+    def send(self, sends: list[Send], size: int) -> None:
+        """Frames of one read. size: their bytes."""
+        self._waiting.extend(sends)
+        groups = decode_sends(sends, now=self._gateway.ports.clock.now(), producer=self.name, first_sequence=self._next)
+        for send in sends:
+            send.settled = send.error is not None
+        left = size
+        for number, group in enumerate(groups, 1):
+            share = left if number == len(groups) else size // len(groups)
+            left -= share
+            first, self._next = self._next, self._next + len(group.batch)
+            done = self._outcome(group.sends, share)
+            self._part.send(Outgoing(group.batch, first, np.arange(len(group.batch)), done))
+        if not groups:
+            self._settled(size)
+        self._answer()
+
+    def _outcome(self, sends: list[Send], size: int) -> Callable[[np.ndarray, int, SluiceError | None], None]:
+        def done(rows: np.ndarray, first: int, error: SluiceError | None) -> None:
+            for send in sends:
+                send.settled = True
+                if error is not None:
+                    send.error = (_code(error), str(error))
+                elif first >= 0:
+                    send.position = first
+                    first += send.rows
+            self._settled(size)
+            self._answer()
+            if isinstance(error, Fenced) and not self.closed:
+                self._fenced(self)
+
+        return done
+
+    def _answer(self) -> None:
+        """Receipts, and refusals, of all sends whose turn it is."""
+        frames = []
+        while self._waiting and self._waiting[0].settled:
+            frames.append(self._receipt(self._waiting.popleft()))
+        if frames and not self.closed:
+            self._write(b"".join(frames))
+
+    def _receipt(self, send: Send) -> bytes:
+        asked = send.command
+        if send.error is not None:
+            code, text = send.error
+            refusal = {"producer_id": self.number, "sequence_id": asked.sequence_id, "error": code, "message": text}
+            return encode(command("send_error", **refusal))
+        at = send.position
+        told = {"ledger": ledger_of(at), "entry": entry_of(at)} if at >= 0 else {"ledger": UNSIGNED, "entry": UNSIGNED}
+        answer = command(
+            "send_receipt",
+            producer_id=self.number,
+            sequence_id=asked.sequence_id,
+            message_id={**told, "partition": self.place.told},
+        )
+        if asked.HasField("highest_sequence_id"):
+            answer.send_receipt.highest_sequence_id = asked.highest_sequence_id
+        return encode(answer)
+
+    async def flush(self) -> None:
+        """Wait until every send has its outcome."""
+        await self._part.flush()
+
+    def close(self) -> None:
+        """Send no more; what is on its way may still be stored."""
+        self.closed = True
+        self._part.close()
+
+
+def _code(error: SluiceError) -> int:
+    from actors.pulsar.gateway import code_of
+
+    return code_of(error)

@@ -1,0 +1,1 @@
+"""Where Pulsar's clients connect: the listener of a gateway."""
