@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from actors.consumer.payload import DecodedRun
 from actors.messages import Admin, FindTime, ReadEnds, Stats, SubscriptionSettings
 from actors.names import TENANT_NAMESPACE, check_name
 from actors.pulsar.consuming import Asked, WireConsumer, position_of
 from actors.pulsar.fields import ServerError
-from actors.pulsar.gateway import Refused, code_of
 from actors.pulsar.producing import WireProducer
+from actors.pulsar.refusals import Refused, code_of
+from actors.pulsar.session import Session
 from actors.pulsar.topics import Place, find_place, full_name, settings_of, split_name
 from actors.signal import Signal
 from actors.topic_client import TopicClient
 from storage.errors import Conflict, Invalid, NotFound, SluiceError
 from storage.position import EARLIEST, entry_of, ledger_of, show
-
-if TYPE_CHECKING:
-    from actors.pulsar.connection import Connection
 
 EXCLUSIVE, SHARED, FAILOVER, KEY_SHARED = range(4)
 TYPES = ("exclusive", "shared", "failover", "key_shared")
@@ -34,9 +32,9 @@ UNSIGNED = (1 << 64) - 1
 class Answers:
     """The requests of one connection that need somebody else; a method a command."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._c = connection
-        self._g = connection.gateway
+    def __init__(self, session: Session) -> None:
+        self._c = session
+        self._g = session.gateway
 
     def refused(self, name: str, request: int, error: SluiceError) -> bool:
         """Answer where the protocol has an answer of its own for refusals; False where ERROR is the one."""

@@ -14,35 +14,25 @@ from actors.pulsar.answers import Answers
 from actors.pulsar.consuming import WireConsumer
 from actors.pulsar.fields import FIELD_OF, Command, Malformed, ServerError, command, parse
 from actors.pulsar.frames import Cutter, Frame, body_of, encode
-from actors.pulsar.gateway import PROTOCOL, VERSION, Gateway, Link, Refused, code_of
+from actors.pulsar.gateway import Gateway, Link
 from actors.pulsar.producing import WireProducer
+from actors.pulsar.refusals import code_of
 from actors.pulsar.sends import Send
-from storage.batch import MAX_MESSAGE_BYTES
+from actors.pulsar.session import NO_REQUEST, Session
 from storage.errors import SluiceError
 
 KEEP_ALIVE_MS = 30_000
-PENDING_BYTES = 32 * 1024 * 1024
-"""So many bytes of sends may be under way before a connection is read no further."""
-MOST_HANDLES = 10_000
-"""Producers and consumers of one connection."""
-NO_REQUEST = (1 << 64) - 1
 
 Handler = Callable[[Any], Awaitable[None]]
 
 
-class Connection:
+class Connection(Session):
     """The conversation with one client."""
 
     def __init__(self, gateway: Gateway, link: Link) -> None:
-        self.gateway, self.link = gateway, link
-        self.producers: dict[int, WireProducer] = {}
-        self.consumers: dict[int, WireConsumer] = {}
-        self.role: str | None = None
-        self.greeted = self.closed = False
+        super().__init__(gateway, link)
         self._cutter = Cutter()
         self._answers = Answers(self)
-        self._pending = 0
-        self._choked = False
         self._heard = gateway.ports.clock.monotonic()
         self._sends: list[tuple[WireProducer, list[Send], int]] = []
         self._immediate: dict[str, Callable[[Any], None]] = {
@@ -95,7 +85,7 @@ class Connection:
         if handler is None:
             self.refuse(body.request_id, ServerError.NOT_ALLOWED, f"{name} is not offered")
             return
-        self.gateway.ports.spawn(self._answer(name, handler, body), name)
+        self.begin(self._answer(name, handler, body), name)
 
     async def _answer(self, name: str, handler: Handler, body: Any) -> None:
         try:
@@ -128,16 +118,8 @@ class Connection:
         """The sends that were read together go out together."""
         sends, self._sends = self._sends, []
         for producer, frames, size in sends:
-            self._pending += size
+            self.pending(size)
             producer.send(frames, size)
-        if self._pending > PENDING_BYTES:
-            self.link.pause()
-
-    def settled(self, size: int) -> None:
-        """So many bytes of sends have their outcome."""
-        before, self._pending = self._pending, self._pending - size
-        if before > PENDING_BYTES >= self._pending:
-            self.link.resume()
 
     def _flow(self, asked: Any) -> None:
         consumer = self.consumers.get(asked.consumer_id)
@@ -153,7 +135,7 @@ class Connection:
         else:
             unknown = consumer.acknowledge_sent(list(asked.message_id), cumulative=asked.ack_type == 1)
             if unknown or asked.HasField("request_id"):
-                self.gateway.ports.spawn(self._confirm(consumer, asked, unknown), "ack")
+                self.begin(self._confirm(consumer, asked, unknown), "ack")
 
     async def _confirm(self, consumer: WireConsumer, asked: Any, unknown: list[Any]) -> None:
         """Say of an acknowledgement that it is durable."""
@@ -180,88 +162,7 @@ class Connection:
             return
         if asked.HasField("consumer_epoch"):
             consumer.epoch = asked.consumer_epoch
-        self.gateway.ports.spawn(self._hand_back(consumer, list(asked.message_ids)), "redeliver")
-
-    async def _hand_back(self, consumer: WireConsumer, ids: list[Any]) -> None:
-        try:
-            await consumer.redeliver(ids)
-        except SluiceError as error:
-            self.gateway.ports.log("redeliver_failed", peer=self.link.peer, error=str(error))
-
-    # -- out ------------------------------------------------------------------------------------------------------
-
-    def write(self, data: bytes) -> None:
-        """Send these bytes."""
-        if not self.closed:
-            self.link.write(data)
-
-    def say(self, name: str, **values: Any) -> None:
-        """Send a command that is only a command."""
-        self.write(encode(command(name, **values)))
-
-    def refuse(self, request: int, code: int, text: str) -> None:
-        """Answer a request with an error."""
-        self.say("error", request_id=request, error=code, message=text)
-
-    def choke(self, choked: bool) -> None:
-        """What was written piles up, or was taken: hand out no more messages meanwhile, or go on."""
-        self._choked = choked
-        for consumer in list(self.consumers.values()):
-            consumer.choke(choked)
-
-    def greet(self, asked: Any, role: str | None) -> None:
-        """The client may go on."""
-        self.greeted, self.role = True, role
-        version = min(asked.protocol_version, PROTOCOL)
-        self.say("connected", server_version=VERSION, protocol_version=version, max_message_size=MAX_MESSAGE_BYTES)
-
-    # -- who is here ----------------------------------------------------------------------------------------------
-
-    def add_consumer(self, consumer: WireConsumer) -> None:
-        """One more. Raises Refused if there are too many."""
-        if len(self.consumers) + len(self.producers) >= MOST_HANDLES:
-            raise Refused(ServerError.TOO_MANY_REQUESTS, f"a connection has at most {MOST_HANDLES} consumers")
-        self.consumers[consumer.number] = consumer
-        key = (consumer.place.topic, consumer.asked.subscription)
-        self.gateway.consumers.setdefault(key, []).append(consumer)
-        consumer.choke(self._choked)
-
-    def remove_consumer(self, consumer: WireConsumer) -> None:
-        """One less."""
-        if self.consumers.get(consumer.number) is consumer:
-            del self.consumers[consumer.number]
-        _discard(self.gateway.consumers, (consumer.place.topic, consumer.asked.subscription), consumer)
-
-    def add_producer(self, producer: WireProducer) -> None:
-        """One more. Raises Refused if there are too many."""
-        if len(self.consumers) + len(self.producers) >= MOST_HANDLES:
-            raise Refused(ServerError.TOO_MANY_REQUESTS, f"a connection has at most {MOST_HANDLES} producers")
-        self.producers[producer.number] = producer
-        self.gateway.producers.setdefault((producer.place.topic, producer.place.partition), []).append(producer)
-
-    def remove_producer(self, producer: WireProducer) -> None:
-        """One less."""
-        if self.producers.get(producer.number) is producer:
-            del self.producers[producer.number]
-        _discard(self.gateway.producers, (producer.place.topic, producer.place.partition), producer)
-
-    def send_away(self, consumer: WireConsumer) -> None:
-        """The client has to come back with this consumer: it drops what it was sent, and subscribes again."""
-        self.remove_consumer(consumer)
-        self.say("close_consumer", consumer_id=consumer.number, request_id=NO_REQUEST)
-        self.gateway.ports.spawn(self._close(consumer), "close")
-
-    def fenced(self, producer: WireProducer) -> None:
-        """Another producer of this name has taken its place."""
-        producer.close()
-        self.remove_producer(producer)
-        self.say("close_producer", producer_id=producer.number, request_id=NO_REQUEST)
-
-    async def _close(self, consumer: WireConsumer) -> None:
-        try:
-            await consumer.close()
-        except SluiceError as error:
-            self.gateway.ports.log("close_failed", peer=self.link.peer, error=str(error))
+        self.begin(consumer.redeliver(list(asked.message_ids)), "redeliver")
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -275,31 +176,6 @@ class Connection:
                 self.end()
             elif silent > KEEP_ALIVE_MS // 2:
                 self.write(_PING)
-
-    def end(self) -> None:
-        """Break it off."""
-        self.link.close()
-        self.over()
-
-    def over(self) -> None:
-        """The connection has ended: everything that it had goes back."""
-        if self.closed:
-            return
-        self.closed = True
-        for producer in list(self.producers.values()):
-            producer.close()
-            self.remove_producer(producer)
-        for consumer in list(self.consumers.values()):
-            self.remove_consumer(consumer)
-            self.gateway.ports.spawn(self._close(consumer), "close")
-
-
-def _discard(table: dict[Any, list[Any]], key: Any, one: Any) -> None:
-    others = [other for other in table.get(key, []) if other is not one]
-    if others:
-        table[key] = others
-    else:
-        table.pop(key, None)
 
 
 _PING = encode(command("ping"))

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,13 +23,11 @@ from actors.consumer.partition import PartitionConsumer
 from actors.consumer.payload import DecodedRun, Payloads
 from actors.messages import Event, SubscriptionSettings
 from actors.pulsar.deliveries import encode_part
+from actors.pulsar.gateway import Gateway
 from actors.pulsar.reading import LogReader
 from actors.pulsar.topics import Place
 from storage.errors import NotFound, SluiceError
 from storage.position import entry_of, ledger_of, position
-
-if TYPE_CHECKING:
-    from actors.pulsar.gateway import Gateway
 
 LATE_MS = 20
 """Milliseconds between two looks while it is not known whether the lease still stands."""

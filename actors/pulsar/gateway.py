@@ -12,43 +12,16 @@ from typing import Any, Protocol
 from actors.directory import Directory
 from actors.messages import Manage
 from actors.ports import Address, Ports, Unknown
-from actors.pulsar.consuming import WireConsumer
-from actors.pulsar.fields import ServerError
-from actors.pulsar.producing import WireProducer
 from actors.pulsar.schemas import Schemas
+from actors.pulsar.topics import Place
 from actors.signal import Signal
 from actors.wire import Request
-from storage.errors import Conflict, Corrupt, Fenced, Invalid, NotFound, Overloaded, SluiceError, Unavailable
+from storage.errors import Unavailable
 
 CALL_TIMEOUT = 15_000
 VERSION = "Sluice"
 PROTOCOL = 20
 """Pulsar's protocol version that is spoken; a client's lower one is answered with its own."""
-
-_CODES: tuple[tuple[type[SluiceError], int], ...] = (
-    (NotFound, ServerError.TOPIC_NOT_FOUND),
-    (Overloaded, ServerError.TOO_MANY_REQUESTS),
-    (Fenced, ServerError.SERVICE_NOT_READY),
-    (Unavailable, ServerError.SERVICE_NOT_READY),
-    (Corrupt, ServerError.PERSISTENCE),
-    (Conflict, ServerError.CONSUMER_BUSY),
-    (Invalid, ServerError.NOT_ALLOWED),
-)
-
-
-class Refused(Invalid):
-    """A request that is refused with a code of Pulsar's."""
-
-    def __init__(self, code: int, text: str) -> None:
-        super().__init__(text)
-        self.code = code
-
-
-def code_of(error: SluiceError) -> int:
-    """Pulsar's code for an error."""
-    if isinstance(error, Refused):
-        return error.code
-    return next((code for kind, code in _CODES if isinstance(error, kind)), ServerError.UNKNOWN)
 
 
 class Link(Protocol):
@@ -69,6 +42,25 @@ class Link(Protocol):
         """Read again."""
 
 
+class ConsumerHere(Protocol):
+    """A consumer that is connected here, as others see it."""
+
+    place: Place
+
+    def come_back(self) -> None:
+        """Its client has to subscribe again."""
+
+    async def close(self) -> None:
+        """Leave; what is still held goes to the others in order."""
+
+
+class ProducerHere(Protocol):
+    """A producer that is connected here, as others see it."""
+
+    place: Place
+    name: str
+
+
 class Gateway:
     """The state behind all connections. url: what lookups are answered with."""
 
@@ -79,9 +71,9 @@ class Gateway:
         self.process = process
         self.directory = Directory(ports, controller)
         self.schemas = Schemas(ports)
-        self.consumers: dict[tuple[str, str], list[WireConsumer]] = {}
+        self.consumers: dict[tuple[str, str], list[ConsumerHere]] = {}
         """Those that are connected here, by topic and subscription."""
-        self.producers: dict[tuple[str, int], list[WireProducer]] = {}
+        self.producers: dict[tuple[str, int], list[ProducerHere]] = {}
         """Those that are connected here, by topic and partition."""
         self.sought: dict[tuple[str, int, str], int] = {}
         """Where readers go on that were moved and are coming back, by topic, partition and subscription."""

@@ -12,22 +12,19 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
 
 from actors.producer.producer import Outgoing, PartitionProducer
 from actors.pulsar.fields import command
 from actors.pulsar.frames import encode
+from actors.pulsar.gateway import Gateway
+from actors.pulsar.refusals import code_of
 from actors.pulsar.sends import Send, decode_sends
 from actors.pulsar.topics import Place
 from storage.errors import Fenced, SluiceError
 from storage.position import entry_of, ledger_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from actors.pulsar.gateway import Gateway
 
 UNSIGNED = (1 << 64) - 1
 _PLAIN = re.compile(r"[A-Za-z0-9._-]{1,100}")
@@ -101,7 +98,7 @@ class WireProducer:
             for send in sends:
                 send.settled = True
                 if error is not None:
-                    send.error = (_code(error), str(error))
+                    send.error = (code_of(error), str(error))
                 elif first >= 0:
                     send.position = first
                     first += send.rows
@@ -146,9 +143,3 @@ class WireProducer:
         """Send no more; what is on its way may still be stored."""
         self.closed = True
         self._part.close()
-
-
-def _code(error: SluiceError) -> int:
-    from actors.pulsar.gateway import code_of
-
-    return code_of(error)

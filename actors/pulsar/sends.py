@@ -24,7 +24,15 @@ import pyarrow as pa
 from actors.pulsar.fields import Malformed, Metadata, ServerError, Single, parse
 from actors.pulsar.frames import U32, Body
 from actors.pulsar.inflating import NONE, inflate
-from storage.batch import GIVEN_BY_CLIENTS, LAST_TIME, MAX_KEY_BYTES, MAX_RUN_MESSAGES, Batch, make_batch
+from storage.batch import (
+    GIVEN_BY_CLIENTS,
+    LAST_TIME,
+    MAX_KEY_BYTES,
+    MAX_MESSAGE_BYTES,
+    MAX_RUN_MESSAGES,
+    Batch,
+    make_batch,
+)
 
 IN_COLUMNS = (
     "sequence_id",
@@ -209,6 +217,8 @@ def _add(rows: _Rows, metadata: Any, one: Any, payload: memoryview) -> None:
     order = one.ordering_key if one.HasField("ordering_key") else None
     if len(key or b"") > MAX_KEY_BYTES or len(order or b"") > MAX_KEY_BYTES:
         raise Malformed(f"a key has at most {MAX_KEY_BYTES} bytes")
+    if len(payload) > MAX_MESSAGE_BYTES:
+        raise Malformed(f"a message has at most {MAX_MESSAGE_BYTES} bytes, not {len(payload)}")
     if metadata.publish_time > LAST_TIME or metadata.deliver_at_time > LAST_TIME:
         raise Malformed("a time lies behind the year 9999; times are milliseconds since 1970")
     rows.key.append(key)

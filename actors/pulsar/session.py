@@ -1,0 +1,153 @@
+"""What one connection has: its producers and consumers, and a pen."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any
+
+from actors.pulsar.consuming import WireConsumer
+from actors.pulsar.fields import ServerError, command
+from actors.pulsar.frames import encode
+from actors.pulsar.gateway import PROTOCOL, VERSION, Gateway, Link
+from actors.pulsar.producing import WireProducer
+from actors.pulsar.refusals import Refused
+from storage.batch import MAX_MESSAGE_BYTES
+from storage.errors import SluiceError
+
+PENDING_BYTES = 32 * 1024 * 1024
+"""So many bytes of sends may be under way before a connection is read no further."""
+MOST_HANDLES = 10_000
+"""Producers and consumers of one connection."""
+NO_REQUEST = (1 << 64) - 1
+
+
+class Session:
+    """The state of one client's connection, and what it is told."""
+
+    def __init__(self, gateway: Gateway, link: Link) -> None:
+        self.gateway, self.link = gateway, link
+        self.producers: dict[int, WireProducer] = {}
+        self.consumers: dict[int, WireConsumer] = {}
+        self.role: str | None = None
+        self.greeted = self.closed = False
+        self._pending = 0
+        self._choked = False
+
+    def pending(self, size: int) -> None:
+        """So many bytes of sends are under way."""
+        self._pending += size
+        if self._pending > PENDING_BYTES:
+            self.link.pause()
+
+    def settled(self, size: int) -> None:
+        """So many bytes of sends have their outcome."""
+        before, self._pending = self._pending, self._pending - size
+        if before > PENDING_BYTES >= self._pending:
+            self.link.resume()
+
+    def write(self, data: bytes) -> None:
+        """Send these bytes."""
+        if not self.closed:
+            self.link.write(data)
+
+    def say(self, name: str, **values: Any) -> None:
+        """Send a command that is only a command."""
+        self.write(encode(command(name, **values)))
+
+    def refuse(self, request: int, code: int, text: str) -> None:
+        """Answer a request with an error."""
+        self.say("error", request_id=request, error=code, message=text)
+
+    def choke(self, choked: bool) -> None:
+        """What was written piles up, or was taken: hand out no more messages meanwhile, or go on."""
+        self._choked = choked
+        for consumer in list(self.consumers.values()):
+            consumer.choke(choked)
+
+    def greet(self, asked: Any, role: str | None) -> None:
+        """The client may go on."""
+        self.greeted, self.role = True, role
+        version = min(asked.protocol_version, PROTOCOL)
+        self.say("connected", server_version=VERSION, protocol_version=version, max_message_size=MAX_MESSAGE_BYTES)
+
+    # -- who is here ----------------------------------------------------------------------------------------------
+
+    def add_consumer(self, consumer: WireConsumer) -> None:
+        """One more. Raises Refused if there are too many."""
+        if len(self.consumers) + len(self.producers) >= MOST_HANDLES:
+            raise Refused(ServerError.TOO_MANY_REQUESTS, f"a connection has at most {MOST_HANDLES} consumers")
+        self.consumers[consumer.number] = consumer
+        key = (consumer.place.topic, consumer.asked.subscription)
+        self.gateway.consumers.setdefault(key, []).append(consumer)
+        consumer.choke(self._choked)
+
+    def remove_consumer(self, consumer: WireConsumer) -> None:
+        """One less."""
+        if self.consumers.get(consumer.number) is consumer:
+            del self.consumers[consumer.number]
+        _discard(self.gateway.consumers, (consumer.place.topic, consumer.asked.subscription), consumer)
+
+    def add_producer(self, producer: WireProducer) -> None:
+        """One more. Raises Refused if there are too many."""
+        if len(self.consumers) + len(self.producers) >= MOST_HANDLES:
+            raise Refused(ServerError.TOO_MANY_REQUESTS, f"a connection has at most {MOST_HANDLES} producers")
+        self.producers[producer.number] = producer
+        self.gateway.producers.setdefault((producer.place.topic, producer.place.partition), []).append(producer)
+
+    def remove_producer(self, producer: WireProducer) -> None:
+        """One less."""
+        if self.producers.get(producer.number) is producer:
+            del self.producers[producer.number]
+        _discard(self.gateway.producers, (producer.place.topic, producer.place.partition), producer)
+
+    def send_away(self, consumer: WireConsumer) -> None:
+        """The client has to come back with this consumer: it drops what it was sent, and subscribes again."""
+        self.remove_consumer(consumer)
+        self.say("close_consumer", consumer_id=consumer.number, request_id=NO_REQUEST)
+        self.begin(consumer.close(), "close")
+
+    def fenced(self, producer: WireProducer) -> None:
+        """Another producer of this name has taken its place."""
+        producer.close()
+        self.remove_producer(producer)
+        self.say("close_producer", producer_id=producer.number, request_id=NO_REQUEST)
+
+    def begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Do something beside what else comes. A defect in it ends this connection, and no other."""
+        self.gateway.ports.spawn(self._guarded(work, name), name)
+
+    async def _guarded(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        try:
+            await work
+        except SluiceError as error:
+            self.gateway.ports.log("failed", peer=self.link.peer, work=name, error=str(error))
+        except Exception as error:
+            self.gateway.ports.log("defect", peer=self.link.peer, work=name, error=repr(error))
+            self.end()
+
+    # -- the end --------------------------------------------------------------------------------------------------
+
+    def end(self) -> None:
+        """Break it off."""
+        self.link.close()
+        self.over()
+
+    def over(self) -> None:
+        """The connection has ended: everything that it had goes back."""
+        if self.closed:
+            return
+        self.closed = True
+        for producer in list(self.producers.values()):
+            producer.close()
+            self.remove_producer(producer)
+        for consumer in list(self.consumers.values()):
+            self.remove_consumer(consumer)
+            self.begin(consumer.close(), "close")
+
+
+def _discard(table: dict[Any, list[Any]], key: Any, one: Any) -> None:
+    others = [other for other in table.get(key, []) if other is not one]
+    if others:
+        table[key] = others
+    else:
+        table.pop(key, None)

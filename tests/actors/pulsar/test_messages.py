@@ -1,0 +1,235 @@
+"""SEND to rows, rows to MESSAGE: nothing that a client said is lost on the way, and nothing malformed gets in."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.pulsar.deliveries import Piece, encode_part
+from actors.pulsar.fields import Command, Metadata, ServerError, Single, parse
+from actors.pulsar.frames import Cutter, body_of
+from actors.pulsar.sends import Group, Send, decode_sends
+from storage.batch import Batch, make_batch
+from storage.hashing import masked_hash
+from tests.actors.pulsar.made import NOW, U32, batch, fill, part, sent, single, taken
+
+
+def decoded(*sends: Send) -> Batch:
+    """The rows of frames that are well formed."""
+    groups = groups_of(*sends)
+    assert [send.error for send in sends] == [None] * len(sends)
+    assert len(groups) == 1
+    return groups[0].batch
+
+
+def groups_of(*sends: Send) -> list[Group]:
+    return decode_sends(list(sends), now=NOW, producer="till", first_sequence=0)
+
+
+def back(pieces: list[Piece]) -> list[tuple[Any, Any, bytes]]:
+    """Command, metadata and payload of each frame."""
+    found = []
+    for piece in pieces:
+        (frame,) = Cutter().feed(piece.frame)
+        body = body_of(frame.rest)
+        assert not body.damaged
+        told = parse(Command, frame.command).message
+        found.append((told, parse(Metadata, body.metadata), bytes(body.payload)))
+    return found
+
+
+def frames(given_part: Any, **more: Any) -> list[tuple[Any, Any, bytes]]:
+    return back(encode_part(given_part, consumer_id=3, partition=2, consumer_epoch=None, **more))
+
+
+def singles(payload: bytes) -> list[tuple[Any, bytes]]:
+    """The messages of a batch."""
+    found, at = [], 0
+    while at < len(payload):
+        size = U32.unpack_from(payload, at)[0]
+        one = parse(Single, payload[at + 4 : at + 4 + size])
+        at += 4 + size
+        found.append((one, payload[at : at + one.payload_size]))
+        at += one.payload_size
+    return found
+
+
+MESSAGE = {
+    "partition_key": b"k1",
+    "ordering_key": b"o\xff",
+    "event_time": 77,
+    "properties": [(b"b", b"1"), (b"a", "ä".encode()), (b"b", b"2")],
+}
+
+
+def test_a_single_message_comes_out_as_it_went_in() -> None:
+    sent_one = single(b"paid", **MESSAGE, deliver_at_time=NOW + 5, schema_version=b"\0" * 8, null_value=True)
+    wanted = Metadata.FromString(bytes(sent_one.body.metadata))
+    ((told, metadata, payload),) = frames(part(decoded(sent_one)))
+    assert (metadata, payload) == (wanted, b"paid")
+    assert (told.message_id.ledger, told.message_id.entry, told.message_id.partition) == (1, 0, 2)
+
+
+def test_what_is_not_known_here_passes_through() -> None:
+    unknown = b"\xda\x25\x03abc"  # field 603
+    sent_one = single(uuid=b"u", num_chunks=3, chunk_id=1, total_chunk_size=9, compression=1, uncompressed_size=99)
+    raw = bytes(sent_one.body.metadata) + unknown
+    sent_one.body = type(sent_one.body)(memoryview(raw), sent_one.body.payload, damaged=False)
+    ((_, metadata, payload),) = frames(part(decoded(sent_one)))
+    assert metadata.SerializeToString().endswith(unknown)
+    assert (metadata.num_chunks, metadata.chunk_id, metadata.compression, payload) == (3, 1, 1, b"paid")
+
+
+def test_an_encrypted_batch_is_one_row_that_nobody_reads() -> None:
+    sent_one = single(b"\xffsecret", encryption_keys=[b"\x0a\x01k"], num_messages=5, compression=3, uncompressed_size=4)
+    wanted = Metadata.FromString(bytes(sent_one.body.metadata))
+    assert len(decoded(sent_one)) == 1
+    ((_, metadata, payload),) = frames(part(decoded(sent_one)))
+    assert (metadata, payload) == (wanted, b"\xffsecret")
+
+
+def test_a_batch_is_neighbouring_rows_and_a_batch_again() -> None:
+    sent_one = batch(
+        {**MESSAGE, "payload": b"one"},
+        {"payload": b"", "null_value": True, "partition_key": b"k2"},
+        {"payload": b"three", "null_partition_key": True},
+        schema_version=b"\0" * 8,
+    )
+    rows = decoded(sent_one)
+    assert rows.rows.column("batch_index").to_pylist() == [0, 1, 2]
+    ((told, metadata, payload),) = frames(part(rows, first=7 << 32 | 40))
+    assert (told.message_id.ledger, told.message_id.entry, metadata.num_messages) == (7, 40, 3)
+    assert (metadata.producer_name, metadata.publish_time, metadata.schema_version) == (b"till", NOW, b"\0" * 8)
+    first, second, third = singles(payload)
+    assert first[1] == b"one"
+    assert [(pair.key, pair.value) for pair in first[0].properties] == MESSAGE["properties"]
+    assert (first[0].partition_key, first[0].ordering_key, first[0].event_time) == (b"k1", b"o\xff", 77)
+    assert (second[0].null_value, second[0].partition_key, second[1]) == (True, b"k2", b"")
+    assert (third[0].null_partition_key, third[0].HasField("partition_key")) == (True, False)
+    assert [one.sequence_id for one, _ in (first, second, third)] == [0, 1, 2]
+
+
+def test_bytes_as_keys_are_hashed_as_bytes() -> None:
+    key = base64.b64encode(b"\xff\x00")
+    rows = decoded(single(partition_key=key, key_is_base64=True), batch({"partition_key": key, "key_is_base64": True}))
+    assert rows.rows.column("key").to_pylist() == [b"\xff\x00"] * 2
+    assert rows.hashes.tolist() == [masked_hash(b"\xff\x00")] * 2
+    (_, alone, _), (_, _, payload) = frames(part(rows))
+    assert (alone.partition_key, alone.key_is_base64) == (key, True)
+    assert (singles(payload)[0][0].partition_key, singles(payload)[0][0].key_is_base64) == (key, True)
+
+
+def test_no_frame_has_holes_and_counts_do_not_mix() -> None:
+    rows = decoded(batch(*({} for _ in range(6))), batch({}, {}))
+    everything = part(rows)
+    assert [piece.count for piece in encode(everything)] == [6, 2]
+    assert [piece.count for piece in encode(taken(everything, [0, 1, 3, 4, 6, 7]))] == [2, 2, 2]
+    again = part(rows, redeliveries=np.array([0, 0, 1, 1, 0, 0, 0, 0], np.uint8))
+    assert [piece.count for piece in encode(again)] == [2, 2, 2, 2]
+    assert [told.redelivery_count for told, _, _ in frames(again)] == [0, 1, 0, 0]
+    assert [told.message_id.entry for told, _, _ in frames(again)] == [0, 2, 4, 6]
+
+
+def encode(given_part: Any) -> list[Piece]:
+    return encode_part(given_part, consumer_id=1, partition=-1, consumer_epoch=None)
+
+
+def test_native_messages_go_alone_with_keys_that_are_text_or_base64() -> None:
+    import pyarrow as pa
+
+    data = pa.record_batch({"key": [b"k", b"\xff"], "payload": [b"a", b"b"]})
+    (_, first, _), (_, second, _) = frames(part(make_batch(data, now=NOW, producer="p")))
+    assert (first.partition_key, first.key_is_base64, first.HasField("num_messages")) == (b"k", False, False)
+    assert (base64.b64decode(second.partition_key), second.key_is_base64) == (b"\xff", True)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (single(partition_key=b"!", key_is_base64=True), "base64"),
+        (single(partition_key=b"k" * 1025), "1024"),
+        (single(publish_time=1 << 60), "9999"),
+        (single(deliver_at_time=1 << 60), "9999"),
+        (single(properties=[(b"\xff", b"")]), "UTF-8"),
+        (single(compression=9, uncompressed_size=4), "compression"),
+        (batch({}, num_messages=0), "a batch of 0"),
+        (batch({}, num_messages=2), "reaches behind"),
+        (batch({}, num_messages=1 << 30), "a batch of"),
+        (batch({}, {}, num_messages=1), "follow the last"),
+        (batch({"payload_size": 99}), "reaches behind"),
+        (batch({"payload_size": -1}), "reaches behind"),
+        (sent(Metadata(producer_name=b"p", sequence_id=1), b""), "publish_time"),
+        (sent(Metadata(), b""), "producer_name"),
+    ],
+)
+def test_what_is_malformed_is_refused_alone(wrong: Send, says: str) -> None:
+    fine = single()
+    groups = groups_of(wrong, fine)
+    assert wrong.error is not None
+    assert wrong.error[0] == ServerError.NOT_ALLOWED
+    assert says in wrong.error[1]
+    assert [len(group.batch) for group in groups] == [1]
+    assert fine.error is None
+
+
+def test_damage_is_a_checksum_error_which_clients_answer_by_sending_again() -> None:
+    damaged = single()
+    damaged.body = type(damaged.body)(damaged.body.metadata, damaged.body.payload, damaged=True)
+    assert groups_of(damaged) == []
+    assert damaged.error is not None
+    assert damaged.error[0] == ServerError.CHECKSUM
+
+
+@given(st.binary(max_size=120), st.binary(max_size=120), st.booleans())
+def test_any_metadata_and_payload_are_rows_or_refused(metadata: bytes, payload: bytes, behind: bool) -> None:
+    start = batch({}, {}).body if behind else single().body
+    one = sent(Metadata(), b"")
+    one.body = type(start)(memoryview(bytes(start.metadata) + metadata), memoryview(payload), damaged=False)
+    groups = groups_of(one)
+    assert (one.error is None) == bool(groups)
+    for group in groups:
+        frames(part(group.batch))
+
+
+@given(st.data())
+def test_any_change_of_a_batch_is_rows_or_refused(data: st.DataObject) -> None:
+    start = batch(*({"partition_key": b"k%d" % n, "payload": b"p" * n} for n in range(4)), properties=[])
+    raw = bytearray(start.body.payload)
+    for _ in range(data.draw(st.integers(1, 3))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    start.body = type(start.body)(start.body.metadata, memoryview(bytes(raw)), damaged=False)
+    for group in groups_of(start):
+        frames(part(group.batch))
+
+
+FIELDS = st.fixed_dictionaries(
+    {"payload": st.binary(max_size=20)},
+    optional={
+        "partition_key": st.text(max_size=8).map(str.encode),
+        "ordering_key": st.binary(max_size=8),
+        "event_time": st.integers(1, 1 << 63),
+        "sequence_id": st.integers(0, (1 << 64) - 1),
+        "null_value": st.just(True),
+        "null_partition_key": st.just(True),
+        "properties": st.lists(
+            st.tuples(st.text(max_size=5).map(str.encode), st.text(max_size=5).map(str.encode)), min_size=1, max_size=3
+        ),
+    },
+)
+
+
+@given(st.lists(st.lists(FIELDS, min_size=1, max_size=5), min_size=1, max_size=5))
+def test_batches_come_out_as_they_went_in(batches: list[list[dict[str, Any]]]) -> None:
+    rows = decoded(*(batch(*messages) for messages in batches))
+    found = [singles(payload) for _, _, payload in frames(part(rows))]
+    assert [len(one) for one in found] == [len(messages) for messages in batches]
+    for got, messages in zip(found, batches, strict=True):
+        for number, ((one, payload), message) in enumerate(zip(got, messages, strict=True)):
+            wanted = Single(payload_size=len(message["payload"]), sequence_id=number)
+            fill(wanted, **{name: value for name, value in message.items() if name != "payload"})
+            assert (one, payload) == (wanted, message["payload"])
