@@ -59,10 +59,10 @@ def sent(metadata: Any, payload: bytes, **fields: Any) -> Send:
 
 def frame(told: Any, metadata: bytes, payload: bytes) -> bytes:
     """The bytes of a SEND or MESSAGE."""
-    head = told.SerializeToString()
+    head: bytes = told.SerializeToString()
     body = U32.pack(len(metadata)) + metadata + payload
     rest = b"\x0e\x01" + U32.pack(google_crc32c.value(body)) + body
-    return U32.pack(4 + len(head) + len(rest)) + U32.pack(len(head)) + head + rest
+    return b"".join((U32.pack(4 + len(head) + len(rest)), U32.pack(len(head)), head, rest))
 
 
 def part(made: Batch, first: int = 1 << 32, **columns: Any) -> Received:
