@@ -63,11 +63,16 @@ class Drains:
         self.peak = self.begun = 0
         self.blocked = 0
         """Times that a hash was refused because it drained, once a hash and pass; ever."""
-        self._since = np.full(HASH_RANGE, _NOT, np.int64)
+        # It comes with the first hash that drains: an idle subscription has no use for half a megabyte.
+        self._since: npt.NDArray[np.int64] = np.empty(0, np.int64)
         self._by_consumer: dict[str, _Finished] = {}
 
     def owners_changed(self, tables: HashTables, now: int) -> None:
         """Some hashes may drain now that did not, and some no more. now: milliseconds."""
+        if not len(self._since):
+            if not tables.draining:
+                return
+            self._since = np.full(HASH_RANGE, _NOT, np.int64)
         new = np.flatnonzero(tables.drains & (self._since == _NOT))
         self._since[~tables.drains] = _NOT
         self._since[new] = now
@@ -76,6 +81,8 @@ class Drains:
 
     def finished(self, hashes: npt.NDArray[np.intp], attempts: npt.NDArray[np.int32], name: str, now: int) -> None:
         """These drain no more because the consumer of this name has finished; attempts: int32, one a hash."""
+        if not len(self._since):
+            return
         began = self._since[hashes]
         known = began != _NOT
         self._since[hashes] = _NOT

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from actors.key_shared.window import NO_SLOT, HashIndex, Mask, Reduced
 from storage.hashing import HASH_RANGE
+from storage.pages import untouched
 from storage.position import Positions
 
 NOTHING_HELD = np.iinfo(np.int64).max
@@ -39,9 +40,9 @@ class HashTables:
         self.tracking = tracking
         self.owner: Reduced = np.full(HASH_RANGE, NO_SLOT, np.uint16)
         self.holder: Reduced = np.full(HASH_RANGE, NO_SLOT, np.uint16)
-        self.pending: npt.NDArray[np.int32] = np.zeros(HASH_RANGE, np.int32)
-        self.replayed: npt.NDArray[np.int32] = np.zeros(HASH_RANGE, np.int32)
-        self.attempts: npt.NDArray[np.int32] = np.zeros(HASH_RANGE, np.int32)
+        self.pending: npt.NDArray[np.int32] = untouched(HASH_RANGE, np.int32)
+        self.replayed: npt.NDArray[np.int32] = untouched(HASH_RANGE, np.int32)
+        self.attempts: npt.NDArray[np.int32] = untouched(HASH_RANGE, np.int32)
         self.drains: Mask = np.zeros(HASH_RANGE, np.bool_)
         self.held_from: Positions = np.full(HASH_RANGE if holding else 0, NOTHING_HELD, np.int64)
         self.draining = 0

@@ -45,6 +45,7 @@ STORES = {
     "storage/metadata_objects.py": {"threading"},
     "storage/metadata_sqlite.py": {"os", "pathlib", "random", "shutil", "sqlite3", "tempfile", "threading", "time"},
     "storage/s3.py": {"uuid"},
+    "storage/pages.py": {"mmap"},  # memory of nobody else, no file
 }
 """The stores for the real world, which the simulator replaces by its own, and the most that each of them imports.
 

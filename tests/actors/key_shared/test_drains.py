@@ -64,7 +64,7 @@ def test_the_median_is_near_and_the_largest_exact() -> None:
 def test_only_so_many_consumers_are_remembered() -> None:
     """A subscription may see a thousand names in its life."""
     drains, tables = Drains(), HashTables()
-    tables.drains[5] = True
+    tables.drains[5], tables.draining = True, 1
     for number in range(CONSUMERS_KEPT + 3):
         drains.owners_changed(tables, number)
         drains.finished(np.array([5]), np.array([0], np.int32), f"c{number}", number)

@@ -1,0 +1,20 @@
+"""What a subscription that nobody uses costs: a large broker has thousands of them."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+from actors.key_shared import Dispatch
+from actors.messages import SubscriptionSettings
+
+
+def test_an_idle_subscription_takes_half_a_megabyte() -> None:
+    Dispatch(SubscriptionSettings())
+    tracemalloc.start()
+    try:
+        idle = Dispatch(SubscriptionSettings())
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert idle.idle()
+    assert taken < 512 * 1024
