@@ -4,13 +4,15 @@ It only suggests. Two controllers at once, a late order of an old one, an owner 
 none of these can break a promise, because every owner is fenced by its epoch in the metadata. So the controller
 keeps no state of its own that matters: what exists is in the metadata, what runs is asked of the places.
 
-`actors/fleet.py` starts the actors, watches them and replaces the dead. A bookie that cannot be started stops nobody
-else. `actors/losses.py` says when it is lost for good; then the topics copy what it held (`actors/mending.py`). One
-that is full is named to the topics as such. The bookies are those of the settings and those that ever served, which
-their cookies in the metadata tell: a shorter list in the settings must not hide data.
+`actors/supervisor.py` starts the actors, watches them and replaces the dead. A bookie that cannot be started stops
+nobody else. `actors/bookie_failure_detector.py` says when it is lost for good; then the topics copy what it held
+(`actors/replication_auditor.py`). One that is full is named to the topics as such. The bookies are those of the
+settings and those that ever served, which their cookies in the metadata tell: a shorter list in the settings must not
+hide data.
 
-Now and then the controller lets the bookies forget what no partition names any more (`actors/ledger/sweep.py`). Two
-controllers may do that at once, or one that was frozen in the middle of it: what is swept was deleted for good.
+Now and then the controller lets the bookies forget what no partition names any more
+(`actors/ledger/garbage_collection.py`). Two controllers may do that at once, or one that was frozen in the middle of
+it: what is collected was deleted for good.
 """
 
 from __future__ import annotations
@@ -22,10 +24,8 @@ from typing import Any
 import msgspec
 
 from actors.actor import Actor
-from actors.fleet import Fleet, Running, state_of
-from actors.ledger.sweep import sweep
-from actors.losses import LOST_AFTER_MS
-from actors.mending import Mending
+from actors.bookie_failure_detector import LOST_AFTER_MS
+from actors.ledger.garbage_collection import collect_garbage
 from actors.messages import (
     Admin,
     BookieList,
@@ -46,6 +46,8 @@ from actors.messages.arguments import OF_CLUSTER, read_arguments
 from actors.messages.settings import check_subscription, check_topic, dead_letter_topic, stored_settings
 from actors.names import check_name
 from actors.ports import Address, Places, Ports, Unknown
+from actors.replication_auditor import ReplicationAuditor
+from actors.supervisor import Running, Supervisor, state_of
 from actors.wire import Request
 from storage.errors import Conflict, Invalid, NotFound, SluiceError, Unavailable
 
@@ -70,8 +72,8 @@ class Controller(Actor):
         assert ports.places is not None
         self._places: Places = ports.places
         self._bookies = bookies
-        self._fleet = Fleet(ports, self._places, lost_after_ms)
-        self._mending = Mending(ports, self._fleet.lost, self._partitions)
+        self._supervisor = Supervisor(ports, self._places, lost_after_ms)
+        self._auditor = ReplicationAuditor(ports, self._supervisor.lost, self._partitions)
         self._leftovers_ms = leftovers_ms
         self._deleting: dict[str, str] = {}
         """Topics that are being deleted, and what of them goes at present: subscriptions, then partitions."""
@@ -93,15 +95,15 @@ class Controller(Actor):
         Where bookies run already, nobody waits for the others: an owner may have died as well. Raises what the first
         bookie's start raises if not one bookie can be had.
         """
-        await self._fleet.adopt()
-        entries = [self._fleet.want("bookie", {"bookie": bookie}) for bookie in await self._known_bookies()]
+        await self._supervisor.adopt()
+        entries = [self._supervisor.want("bookie", {"bookie": bookie}) for bookie in await self._known_bookies()]
         if not any(entry.address for entry in entries):
-            errors = [error for error in await self._fleet.try_all(entries) if error is not None]
+            errors = [error for error in await self._supervisor.try_all(entries) if error is not None]
             if entries and len(errors) == len(entries):
                 raise errors[0]
-        self.ports.spawn(self._fleet.watch(), "watch")
-        self.ports.spawn(self._mending.run(), "mend")
-        self.ports.spawn(self._sweep_leftovers(), "leftovers")
+        self.ports.spawn(self._supervisor.watch(), "watch")
+        self.ports.spawn(self._auditor.run(), "replication auditor")
+        self.ports.spawn(self._collect_leftovers(), "leftovers")
 
     async def _known_bookies(self) -> list[str]:
         """Those of the settings, then those that have a cookie besides."""
@@ -115,25 +117,25 @@ class Controller(Actor):
 
     async def on_suspect(self, request: Suspect) -> Done:
         """Somebody got no answer; look, and answer when it was replaced if it had to be."""
-        await self._fleet.suspect(request.address)
+        await self._supervisor.suspect(request.address)
         return Done()
 
     # -- lost bookies, and what they left ---------------------------------------------------------------------------
 
-    async def _sweep_leftovers(self) -> None:
+    async def _collect_leftovers(self) -> None:
         """Let the bookies forget ledgers that no partition names any more; for ever."""
         while True:
             await self.ports.clock.sleep(self._leftovers_ms)
             try:
-                deleted = await sweep(self.ports, self._bookie_list())
+                deleted = await collect_garbage(self.ports, self._bookie_list())
             except SluiceError as error:
-                self.ports.log("sweep_waits", error=str(error))
+                self.ports.log("garbage_collection_waits", error=str(error))
                 continue
             if deleted:
-                self.ports.log("swept", ledgers=deleted)
+                self.ports.log("garbage_collected", ledgers=deleted)
 
     async def _partitions(self, everything: bool) -> list[tuple[str, Address]]:
-        """See mending.Partitions."""
+        """See replication_auditor.Partitions."""
         if everything:
             for key in await self.ports.meta.keys("topic/"):
                 topic = key.removeprefix("topic/")
@@ -142,14 +144,14 @@ class Controller(Actor):
                 except NotFound:
                     continue  # deleted meanwhile
                 if topic not in self._deleting:
-                    await self._fleet.try_all(self._topic_entries(topic, settings))
-        return [(entry.name, entry.address) for entry in self._fleet.of_kind("topic")]
+                    await self._supervisor.try_all(self._topic_entries(topic, settings))
+        return [(entry.name, entry.address) for entry in self._supervisor.of_kind("topic")]
 
     async def _add_bookies(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Start bookies with these ids as well; fine if they run. Raises what the first failed start raises."""
         wanted = [check_name("bookie", bookie) for bookie in arguments["bookies"]]
-        new = [bookie for bookie in wanted if self._fleet.find("bookie", {"bookie": bookie}) is None]
-        await self._fleet.ensure_all([self._fleet.want("bookie", {"bookie": bookie}) for bookie in new])
+        new = [bookie for bookie in wanted if self._supervisor.find("bookie", {"bookie": bookie}) is None]
+        await self._supervisor.ensure_all([self._supervisor.want("bookie", {"bookie": bookie}) for bookie in new])
         return {"added": new}
 
     # -- questions ------------------------------------------------------------------------------------------------
@@ -157,7 +159,7 @@ class Controller(Actor):
     async def on_create_topic(self, request: CreateTopic) -> Done:
         """See messages.CreateTopic."""
         check_name("topic", request.topic, short=True)
-        lost = self._fleet.lost()
+        lost = self._supervisor.lost()
         check_settings(request.settings, len([key for key in self._bookie_ids() if key not in lost]))
         value = msgspec.json.encode(request.settings)
         if not await self.ports.meta.create(topic_key(request.topic), 1, value):
@@ -178,12 +180,12 @@ class Controller(Actor):
     def _topic_entries(self, topic: str, settings: TopicSettings) -> list[Running]:
         plain = msgspec.to_builtins(settings)
         return [
-            self._fleet.want("topic", {"topic": topic, "partition": partition, "topic_settings": plain})
+            self._supervisor.want("topic", {"topic": topic, "partition": partition, "topic_settings": plain})
             for partition in range(settings.partitions)
         ]
 
     def _bookie_ids(self) -> list[str]:
-        return [entry.settings["bookie"] for entry in self._fleet.of_kind("bookie")]
+        return [entry.settings["bookie"] for entry in self._supervisor.of_kind("bookie")]
 
     async def on_locate_topic(self, request: LocateTopic) -> Located:
         """See messages.LocateTopic. Raises Unavailable while its partitions are deleted: nobody starts them anew."""
@@ -191,7 +193,7 @@ class Controller(Actor):
         if self._deleting.get(request.topic) == "partitions":
             raise Unavailable(f"topic {request.topic!r} is being deleted")
         entries = self._topic_entries(request.topic, settings)
-        addresses = await self._fleet.ensure_one_of(entries, request.partition)
+        addresses = await self._supervisor.ensure_one_of(entries, request.partition)
         return Located(addresses=addresses, settings=msgspec.json.encode(settings).decode())
 
     async def on_locate_subscription(self, request: LocateSubscription) -> Located:
@@ -214,13 +216,13 @@ class Controller(Actor):
             check_dead_letters(request.topic, request.subscription, request.settings)
         wanted = msgspec.to_builtins(request.settings or SubscriptionSettings())
         place = {"topic": request.topic, "subscription": request.subscription, "subscription_settings": wanted}
-        entries = [self._fleet.want("dispatcher", {**place, "partition": p}) for p in range(topic.partitions)]
+        entries = [self._supervisor.want("dispatcher", {**place, "partition": p}) for p in range(topic.partitions)]
         try:
-            addresses = await self._fleet.ensure_one_of(entries, request.partition)
+            addresses = await self._supervisor.ensure_one_of(entries, request.partition)
         except (Invalid, NotFound):
             for entry in entries:  # it cannot be started as it is: do not go on trying
                 if not entry.address and entry.starting is None:
-                    self._fleet.forget(entry)
+                    self._supervisor.forget(entry)
             raise
         for number, (entry, address) in enumerate(zip(entries, addresses, strict=True)):
             if request.settings is None or not address or request.partition not in (None, number):
@@ -238,8 +240,8 @@ class Controller(Actor):
         answer = await self._ask(address, Admin(verb="settings", arguments=json.dumps(wanted)))
         entry.settings["subscription_settings"] = wanted
         if json.loads(answer.json)["changed"]:
-            await self._fleet.suspect(address)  # it ended, to begin again with them
-        return await self._fleet.ensure(entry)
+            await self._supervisor.suspect(address)  # it ended, to begin again with them
+        return await self._supervisor.ensure(entry)
 
     async def on_list_bookies(self, request: ListBookies) -> BookieList:
         """See messages.ListBookies."""
@@ -247,7 +249,7 @@ class Controller(Actor):
 
     def _bookie_list(self) -> BookieList:
         """The bookies that answer."""
-        known = [entry for entry in self._fleet.of_kind("bookie") if entry.address and entry.misses == 0]
+        known = [entry for entry in self._supervisor.of_kind("bookie") if entry.address and entry.misses == 0]
         return BookieList(
             ids=[entry.settings["bookie"] for entry in known],
             addresses=[entry.address for entry in known],
@@ -322,16 +324,16 @@ class Controller(Actor):
         self, kind: str, place: dict[str, Any], address: Address, request: Request[Any], record: str | None = None
     ) -> None:
         """Have an actor delete what it serves, and end it. record: its metadata key, if that goes with it."""
-        entry = self._fleet.find(kind, place)
+        entry = self._supervisor.find(kind, place)
         if entry is not None:
             # Nobody may find it dead and start it again, which would make what it served anew.
-            self._fleet.forget(entry)
+            self._supervisor.forget(entry)
             self._configured.pop(entry.name, None)
         try:
             reply = await self.ports.net.call(address, request, CALL_TIMEOUT)
         except SluiceError:
             if entry is not None:
-                self._fleet.remember(entry)
+                self._supervisor.remember(entry)
             raise
         # It may have ended with its work before it could answer, or be at it still: it stays forgotten.
         if isinstance(reply, Unknown) and (record is None or await self.ports.meta.read(record) is not None):
@@ -339,11 +341,11 @@ class Controller(Actor):
         await self._places.stop(address)
 
     async def _status(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        lost = self._fleet.lost()
+        lost = self._supervisor.lost()
         return {
             "controller": self.ports.me,
             "lostBookies": list(lost),
-            "underReplicated": self._mending.under_replicated(),
+            "underReplicated": self._auditor.under_replicated(),
             "actors": [
                 {
                     "kind": entry.kind,
@@ -354,7 +356,7 @@ class Controller(Actor):
                     "misses": entry.misses,
                     "problem": entry.problem or entry.refuses,
                 }
-                for entry in self._fleet.all()
+                for entry in self._supervisor.all()
             ],
         }
 

@@ -197,7 +197,7 @@ async def life(kind: str, messages: int, ledger: int, folder: Path) -> dict[str,
     result["contains_10000_ms"] = round(bench.contains(tracker, messages), 3)
     if kind == "bucket":
         result["buckets"] = tracker.stats()["buckets"]
-        unsealed = messages - sum(record.count for record in tracker._shelf.named.values())  # type: ignore[attr-defined]
+        unsealed = messages - sum(record.count for record in tracker._bucket_set.named.values())  # type: ignore[attr-defined]
         await tracker.close()
         del tracker
         recovered = Meter(start=added.start)

@@ -37,7 +37,7 @@ import psutil
 from actors import messages
 from actors.bookie import Bookie, BookieSettings
 from actors.bookie.cookie import COOKIE, cookie_key
-from actors.bookie.table import ROW, TableWriter
+from actors.bookie.index_table import ROW, TableWriter
 from actors.ports import Ports, Version
 from actors.wire import Blob
 from cluster.disk import FileDisk

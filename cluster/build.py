@@ -13,10 +13,10 @@ import msgspec
 
 from actors.actor import Actor
 from actors.bookie import Bookie, BookieSettings
+from actors.bookie_failure_detector import LOST_AFTER_MS
 from actors.controller import Controller
 from actors.delayed.shared import SharedIndexes
-from actors.losses import LOST_AFTER_MS
-from actors.owners import make_dispatcher, make_topic
+from actors.factories import make_dispatcher, make_topic
 from actors.placement.placement import Placement
 from actors.placement.placer import Placer
 from actors.ports import Places, Ports

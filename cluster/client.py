@@ -38,10 +38,10 @@ from actors.wire import Request
 from cluster.alarms import alarms_of
 from cluster.build import CONTROLLER
 from cluster.consumer import Consumer, RangesCallback
-from cluster.deaths import this_process
 from cluster.loop import LoopThread, NoAnswer
 from cluster.message import MessageId
 from cluster.net import DirectNet
+from cluster.process_watch import this_process
 from cluster.producer import Batching, Producer
 from cluster.real import RealClock, StructuredLog, Tasks, TroubleLog, make_rng
 from cluster.stored import StoredRange, ranges_of, read_range

@@ -38,7 +38,7 @@ from pydantic_settings import (
 )
 
 from actors.bookie.settings import BookieSettings
-from actors.losses import LOST_AFTER_MS
+from actors.bookie_failure_detector import LOST_AFTER_MS
 from actors.messages import SubscriptionSettings, TopicSettings
 from actors.messages.settings import check_subscription, check_topic
 from cluster.options import ClusterOptions

@@ -27,7 +27,6 @@ from actors.ports import Address, Ports, Unknown
 from actors.wire import Blob, Packed
 from cluster.build import CONTROLLER, SluiceParts
 from cluster.client import Client
-from cluster.deaths import ProcessWatch
 from cluster.discovery import refuse_running
 from cluster.folder import claimed, prepare_folder
 from cluster.loop import LoopThread

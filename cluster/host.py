@@ -32,10 +32,10 @@ from actors.messages import Stats, Text
 from actors.ports import Address, Meta, Objects, Ports, Unknown
 from actors.wire import Packed, pack_error
 from cluster.arrow import without_pandas
-from cluster.deaths import ProcessWatch
 from cluster.environment import LOOPBACK
 from cluster.metrics import EVERY_S, Exporter
 from cluster.net import DirectNet, open_endpoint, session_folder
+from cluster.process_watch import ProcessWatch
 from cluster.real import RealClock, StructuredLog, Tasks, log_to_stderr, make_rng
 from cluster.wire.endpoint import Endpoint
 from cluster.wire.listener import Listener
@@ -47,7 +47,7 @@ logger = logging.getLogger("sluice")
 BOOT_RETRY_S = 1.0
 EXPORT_TIMEOUT = 5_000
 """Milliseconds that an actor has to tell its statistics."""
-KNOCK_S = 0.1
+WAKE_S = 0.1
 """Seconds between attempts of a restarted host to call itself."""
 
 
@@ -107,7 +107,7 @@ class Host:
         if boot:
             # Nobody may call for a long time after Ray has restarted this process: it wakes itself.
             handle = ray.get_runtime_context().current_actor
-            threading.Thread(target=knock, args=(handle,), name="knock", daemon=True).start()
+            threading.Thread(target=wake_host, args=(handle,), name="wake_host", daemon=True).start()
 
     async def ready(self) -> int:
         """Start the actors that this host boots with; returns the process id. Raises what their start raises."""
@@ -269,7 +269,7 @@ class Host:
         }
 
 
-def knock(handle: Any) -> None:
+def wake_host(handle: Any) -> None:
     """Call a host's `wake` until it has booted. Runs in a thread of that host's own process.
 
     One call is not enough: while Ray still takes the actor for restarting, it fails every call that may not be retried,
@@ -281,7 +281,7 @@ def knock(handle: Any) -> None:
             return
         except RayError as error:
             logger.warning("a host could not wake itself yet: %s", type(error).__name__)
-            time.sleep(KNOCK_S)
+            time.sleep(WAKE_S)
 
 
 def remote_host(name: str, *, restarts: int = 0, node: str | None = None) -> Any:

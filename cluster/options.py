@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from actors.losses import LOST_AFTER_MS
+from actors.bookie_failure_detector import LOST_AFTER_MS
 from cluster import identity
 from cluster.environment import LOOPBACK
 

@@ -147,9 +147,9 @@ def live_nodes() -> list[Node]:
     rows = [node for node in ray.nodes() if node["Alive"]]
     if len(rows) > 1:
         with ThreadPoolExecutor(len(rows)) as pool:
-            rows = [node for node, lives in zip(rows, pool.map(_lives, rows), strict=True) if lives]
+            rows = [node for node, listens in zip(rows, pool.map(_listens, rows), strict=True) if listens]
     return sorted((Node(node["NodeID"], node["NodeManagerAddress"]) for node in rows), key=lambda node: node.id)
 
 
-def _lives(node: dict[str, Any]) -> bool:
+def _listens(node: dict[str, Any]) -> bool:
     return answers(f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}", CONNECT_TIMEOUT)

@@ -173,7 +173,7 @@ class Fleet:
         self._started: list[Handle] = []
         self._spares: list[Handle] = []
         self._queues: dict[Handle, int] = {}
-        self._lives: dict[str, int] = {}
+        self._generations: dict[str, int] = {}
         self._events: list[dict[str, Any]] = []
         self._next = self._most = self._ahead = 0
         self._episodes: list[Episode] = []
@@ -389,8 +389,8 @@ class Fleet:
         return self._spares.pop() if self._spares else self._process()
 
     def _join(self, handle: Handle, name: str) -> None:
-        life = self._lives[name] = self._lives.get(name, 0) + 1
-        incarnation = f"{name}.{life}"
+        generation = self._generations[name] = self._generations.get(name, 0) + 1
+        incarnation = f"{name}.{generation}"
         for left in reversed(range(_TRIES)):
             try:
                 pid = handle.ready(_READY_S)

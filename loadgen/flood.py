@@ -184,7 +184,7 @@ class Flood:
             client.create_topic(self._topic, partitions=options.partitions)
             stack.callback(fleet.close)
             # Whoever comes first makes the brokers start: not the consumers, who are only just being made.
-            threading.Thread(target=self._knock, args=(client,), name="knock", daemon=True).start()
+            threading.Thread(target=self._wake_brokers, args=(client,), name="wake-brokers", daemon=True).start()
             processes = ClusterProcesses(client, getattr(self._connect, "address", None), options.s3_endpoint_url)
             faults = plan(options, processes)
             self._planned = [fault.kind for fault in faults] if options.in_acts else []
@@ -238,7 +238,7 @@ class Flood:
         panel = Panel(Admin(self._page.data_dir), pressing, topic=self._topic, subscription=SUBSCRIPTION)
         self._page.announce(stack.enter_context(panel).address)
 
-    def _knock(self, client: Any) -> None:
+    def _wake_brokers(self, client: Any) -> None:
         with contextlib.suppress(SluiceError):
             client.create_producer(self._topic).close()
 

@@ -14,7 +14,7 @@ import numpy as np
 from actors import messages
 from actors.actor import Actor
 from actors.bookie.cookie import check_cookie, publish_cookie
-from actors.bookie.keeper import Keeper
+from actors.bookie.maintenance import BookieMaintenance
 from actors.bookie.settings import BookieSettings
 from actors.bookie.store import Store
 from actors.ids import stay_above
@@ -46,7 +46,7 @@ class Bookie(Actor):
         self.settings = settings or BookieSettings()
         self._disk: Disk = ports.disk
         self._opened: Store | None = None
-        self._keeper: Keeper | None = None
+        self._maintenance: BookieMaintenance | None = None
         self._busy: dict[tuple[int, int], asyncio.Event] = {}
 
     async def start(self) -> None:
@@ -64,8 +64,8 @@ class Bookie(Actor):
                 await publish_cookie(self.ports.meta, cookie)
             await store.open()
             await self._stay_above(store)
-            self._keeper = Keeper(store)
-            await self._keeper.prepare()
+            self._maintenance = BookieMaintenance(store)
+            await self._maintenance.prepare()
         except (DiskFailed, DiskFull) as error:
             raise Unavailable(f"bookie {self.bookie_id} cannot start: {error}") from error
         replay = store.replayed
@@ -79,7 +79,7 @@ class Bookie(Actor):
         )
         self._opened = store
         self.ports.spawn(store.log.run(), "commit")
-        self.ports.spawn(self._keep(), "keeper")
+        self.ports.spawn(self._keep(), "maintenance")
 
     async def _stay_above(self, store: Store) -> None:
         """See to it that no ledger that was ever here is given its number again. Raises Unavailable."""
@@ -96,7 +96,7 @@ class Bookie(Actor):
     @property
     def refuses(self) -> str:
         """Why it is read-only, if it is."""
-        return (self._keeper.read_only or "") if self._keeper is not None else ""
+        return (self._maintenance.read_only or "") if self._maintenance is not None else ""
 
     @property
     def lost_records(self) -> bool:
@@ -105,9 +105,9 @@ class Bookie(Actor):
 
     async def tend(self) -> None:
         """One round of housekeeping now; it runs by itself every `housekeeping_ms`."""
-        if self._keeper is not None and self.stopped is None:
+        if self._maintenance is not None and self.stopped is None:
             try:
-                await self._keeper.tend()
+                await self._maintenance.tend()
             except DiskFailed as error:
                 self._fail(f"the disk failed: {error}")
 
@@ -246,7 +246,7 @@ class Bookie(Actor):
         store, log = self.store, self.store.log
         stats = {
             "bookie": self.bookie_id,
-            "read_only": self._keeper.read_only if self._keeper is not None else None,
+            "read_only": self._maintenance.read_only if self._maintenance is not None else None,
             "ledgers": len(store.ledgers.states),
             "ledgers_in_limbo": [ledger for ledger in store.ledgers.ids() if store.ledgers.states[ledger].limbo],
             "journal_groups": log.groups,
@@ -255,8 +255,8 @@ class Bookie(Actor):
             "queued_bytes": log.queued_bytes,
             "index_tables": len(store.index.tables),
             "index_tail": store.index.tail_rows,
-            "compacted_bytes": self._keeper.compacted_bytes if self._keeper is not None else 0,
-            "deleted_segments": self._keeper.deleted_segments if self._keeper is not None else 0,
+            "compacted_bytes": self._maintenance.compacted_bytes if self._maintenance is not None else 0,
+            "deleted_segments": self._maintenance.deleted_segments if self._maintenance is not None else 0,
             "free_bytes": await self._disk.free(),
         }
         return messages.Text(json=json.dumps(stats))
@@ -318,8 +318,8 @@ class Bookie(Actor):
             await self.tend()
 
     def _disk_full(self) -> None:
-        if self._keeper is not None and self._keeper.read_only is None:
-            self._keeper.full("a write found no space")
+        if self._maintenance is not None and self._maintenance.read_only is None:
+            self._maintenance.full("a write found no space")
             self.ports.log("bookie_read_only", bookie=self.bookie_id)
 
     def _fail(self, reason: str) -> None:

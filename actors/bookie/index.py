@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from actors.bookie.table import ROW, Rows, Table, TableWriter, key_of, keys_of, merge, newest
+from actors.bookie.index_table import ROW, Rows, Table, TableWriter, key_of, keys_of, merge, newest
 from actors.ports import Disk
 from storage.errors import Corrupt, NotFound, Unavailable
 from storage.position import MAX_ENTRY

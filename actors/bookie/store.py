@@ -16,11 +16,11 @@ from actors.bookie.checkpoint import (
 )
 from actors.bookie.commit import RESERVE, CommitLog, segment_name
 from actors.bookie.index import Index, Row
+from actors.bookie.index_table import open_table
 from actors.bookie.ledgers import Ledgers
 from actors.bookie.replay import Replay, read_file, read_segments
 from actors.bookie.segments import Segments
 from actors.bookie.settings import BookieSettings
-from actors.bookie.table import open_table
 from actors.ports import Disk, DiskFull
 from storage.errors import Corrupt, NotFound, Unavailable
 from storage.frame import MAX_FRAME_BYTES, MAX_HEAD_BYTES, Header, decode_frame, decode_head

@@ -69,7 +69,7 @@ class PartitionConsumer:
         self._ports = ports
         self._directory = directory
         self._topic, self.partition, self._subscription = topic, partition, subscription
-        self._name, self._incarnation, self._lives = name, incarnation, 0
+        self._name, self._incarnation, self._generation = name, incarnation, 0
         self._process = process
         self._settings, self._ranges, self._queue_size = settings, ranges, queue_size
         self._received, self._told = received, told
@@ -253,7 +253,7 @@ class PartitionConsumer:
                 self._address = await self._find(self._settings if first else None)
                 request = Attach(
                     consumer=self._name,
-                    incarnation=f"{self._incarnation}.{self._lives}",
+                    incarnation=f"{self._incarnation}.{self._generation}",
                     ranges=self._ranges,
                     holding=self._all_held(),
                     process=self._process,
@@ -327,7 +327,7 @@ class PartitionConsumer:
         self._heard = self._said  # nobody will confirm these any more; whoever waits for them is told
         self._acks.clear()
         self._unconfirmed.clear()
-        self._lives += 1
+        self._generation += 1
         self.session = self.epoch = 0
         self._told(self.partition, Event(kind="lost"))
 

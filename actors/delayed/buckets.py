@@ -1,7 +1,7 @@
 """The bucket tracker: delayed delivery beyond memory (PIP-195, rules BD-9 to BD-33 in their repaired form).
 
 This class is the synchronous face that the dispatcher talks to. It holds what is in memory (`DelayedCore`) and the
-buckets (`Shelf`), and hands slow work to the sealer, loader, merger, collector and recovery, which run in the
+buckets (`BucketSet`), and hands slow work to the sealer, loader, merger, collector and recovery, which run in the
 background and call `changed` when there may be something new to take. The ledger stays the truth: whatever the
 index loses is found again by reading the log from the mark-delete position.
 """
@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from actors.delayed.keeper import Keeper
+from actors.delayed.bucket_set import BucketSet
 from actors.delayed.loader import Loader
+from actors.delayed.maintenance import BucketMaintenance
 from actors.delayed.manifest import ManifestStore
 from actors.delayed.objects import BucketObjects
 from actors.delayed.sealer import BEHIND, Sealer
-from actors.delayed.shelf import Shelf
 from actors.delayed.tracking import WAITING_MOST, CoreTracker
 from actors.messages import SubscriptionSettings
 from actors.ports import Ports
@@ -58,19 +58,21 @@ class BucketTracker(CoreTracker):
     ) -> None:
         super().__init__(settings.delayed_delivery_tick_time_millis)
         self._objects = BucketObjects(ports, topic, partition, subscription)
-        self._shelf = Shelf(ports, self._core, self._objects, manifest, changed, look_ahead_ms)
+        self._bucket_set = BucketSet(ports, self._core, self._objects, manifest, changed, look_ahead_ms)
         self._sealer = Sealer(
-            self._shelf,
+            self._bucket_set,
             settings.delayed_delivery_min_index_count_per_bucket,
             settings.delayed_delivery_max_time_step_per_bucket_snapshot_segment_seconds * 1000,
             settings.delayed_delivery_max_indexes_per_bucket_snapshot_segment,
-            lambda leftover: self._keeper.collect_later() if leftover else self._keeper.kick(),
+            lambda leftover: self._maintenance.collect_later() if leftover else self._maintenance.kick(),
         )
-        self._loader = Loader(self._shelf, lambda lost: self._keeper.kick() if lost else self._keeper.arm())
+        self._loader = Loader(
+            self._bucket_set, lambda lost: self._maintenance.kick() if lost else self._maintenance.arm()
+        )
         if manifest.epoch != owner_epoch:
             raise Invalid(f"the manifest was opened for epoch {manifest.epoch}, the owner has epoch {owner_epoch}")
-        self._keeper = Keeper(
-            self._shelf,
+        self._maintenance = BucketMaintenance(
+            self._bucket_set,
             self._sealer,
             self._loader,
             settings.delayed_delivery_max_num_buckets,
@@ -83,35 +85,35 @@ class BucketTracker(CoreTracker):
 
     async def start(self) -> None:
         """Take possession of the manifest; the headers are read in the background. Raises Fenced, Unavailable."""
-        await self._keeper.start()
+        await self._maintenance.start()
 
     def start_later(self, error: SluiceError) -> None:
         """The manifest could not be opened: everything is kept in memory until it can (BD-33)."""
-        self._keeper.start_later(error)
+        self._maintenance.start_later(error)
 
     @property
     def rebuilt(self) -> bool:  # type: ignore[override]
         """Whether a damaged manifest was replaced."""
-        return self._shelf.manifest.rebuilt
+        return self._bucket_set.manifest.rebuilt
 
     async def recovered(self) -> None:
         """Wait until the index of all buckets is restored (or given to a rescan)."""
-        await self._keeper.recovered()
+        await self._maintenance.recovered()
 
     @property
     def failed(self) -> SluiceError | None:
         """Why the tracker stopped; None while it works."""
-        return self._shelf.failed
+        return self._bucket_set.failed
 
     def add(self, positions: Positions, hashes: Hashes, deliver_at: Times, now: int) -> Mask:
         """Which of the messages are delayed, shape (n,); False: deliver now. Repeating changes nothing (BD-11)."""
         self._seen = max(self._seen, now)
         waits, new = self._core.admit(positions, hashes, deliver_at, now)
-        if self._keeper.recovering:
+        if self._maintenance.recovering:
             self._core.keep(new)
         else:
             self._sealer.keep(new)
-        self._keeper.given_out(positions[~waits])
+        self._maintenance.given_out(positions[~waits])
         return waits
 
     def take(self, limit: int, now: int) -> tuple[Positions, Hashes]:
@@ -120,24 +122,24 @@ class BucketTracker(CoreTracker):
         Fewer while a segment loads; `changed` tells when to ask again.
         """
         self._seen = max(self._seen, now)
-        if self._shelf.failed is not None:
+        if self._bucket_set.failed is not None:
             return np.empty(0, np.int64), np.empty(0, np.uint32)
-        horizon = self._shelf.horizon()
-        taken = self._core.take(limit, now, self._shelf.runs, horizon)
-        self._keeper.given_out(taken[0])
-        if self._shelf.was_pulled() or horizon[0] <= self._core.cutoff(now):
+        horizon = self._bucket_set.horizon()
+        taken = self._core.take(limit, now, self._bucket_set.runs, horizon)
+        self._maintenance.given_out(taken[0])
+        if self._bucket_set.was_pulled() or horizon[0] <= self._core.cutoff(now):
             self._loader.pump(now)
-            if self._shelf.any_exhausted():
-                self._keeper.kick()
-            self._keeper.arm()
+            if self._bucket_set.any_exhausted():
+                self._maintenance.kick()
+            self._maintenance.arm()
         return taken
 
     def next_due(self) -> int | None:
         """When to look again, in ms; None if nothing is known or `changed` will tell."""
-        horizon = self._shelf.horizon()
+        horizon = self._bucket_set.horizon()
         first = self._core.bound()
         if not self._core.has_ready():
-            first = min([first, *(bucket.run.bound() for bucket in self._shelf.buckets)])
+            first = min([first, *(bucket.run.bound() for bucket in self._bucket_set.buckets)])
         if first < horizon:
             return first[0]
         return horizon[0] if self._core.cutoff(self._seen) < horizon[0] < NEVER else None
@@ -145,20 +147,20 @@ class BucketTracker(CoreTracker):
     def trim(self, mark_delete: int) -> None:
         """Everything at or below the mark-delete position is done (BD-24)."""
         self._core.forget_range(0, mark_delete + 1)
-        if self._shelf.retire_below(mark_delete):
-            self._keeper.kick()
+        if self._bucket_set.retire_below(mark_delete):
+            self._maintenance.kick()
 
     async def clear(self) -> None:
         """Forget everything, durably (BD-26). Raises Unavailable: memory is empty, the manifest will be."""
         self._core.clear()
-        self._keeper.cancel_recovery()
-        self._shelf.remove_all()
-        self._shelf.drops.update(dict.fromkeys(self._shelf.named))
+        self._maintenance.cancel_recovery()
+        self._bucket_set.remove_all()
+        self._bucket_set.drops.update(dict.fromkeys(self._bucket_set.named))
         try:
-            await self._keeper.start()
-            await self._keeper.forget_names()
+            await self._maintenance.start()
+            await self._maintenance.forget_names()
         finally:
-            self._keeper.collect_later()
+            self._maintenance.collect_later()
 
     async def delete(self) -> None:
         """Clear, delete all objects and the manifest record: the subscription is gone. Raises Fenced, Unavailable.
@@ -169,22 +171,22 @@ class BucketTracker(CoreTracker):
             raise self.failed
         if not self._deleted:
             await self.clear()
-            await self._keeper.delete_everything()
+            await self._maintenance.delete_everything()
             self._deleted = True
 
     def take_rescans(self) -> list[tuple[int, int]]:
         """Position ranges (both ends inclusive) whose index was lost: the log has to be read there again."""
-        rescans, self._shelf.rescans = self._shelf.rescans, []
+        rescans, self._bucket_set.rescans = self._bucket_set.rescans, []
         return rescans
 
     def unsaved(self) -> Entries:
         """What only memory holds, in the order (deliver_at, position); not what the manifest names."""
-        waiting = [bucket.run.rest() for bucket in self._shelf.buckets if bucket.state is not State.LIVE]
+        waiting = [bucket.run.rest() for bucket in self._bucket_set.buckets if bucket.state is not State.LIVE]
         return tracked([*self._core.parts(), *waiting], self._core.index)
 
     def stored(self) -> list[tuple[int, int]]:
         """Position ranges (both ends inclusive) of the buckets that the manifest names."""
-        return [(record.start, record.end) for record in self._shelf.named.values()]
+        return [(record.start, record.end) for record in self._bucket_set.named.values()]
 
     def behind(self) -> int:
         """Sealed buckets that are not durable yet; a reader that runs ahead should pause when there are many."""
@@ -198,21 +200,23 @@ class BucketTracker(CoreTracker):
         if (left == 0) != self._held_back:
             self._held_back = left == 0
             event = "delayed_reading_paused" if self._held_back else "delayed_reading_goes_on"
-            self._shelf.ports.log(event, owner=self._objects.owner, waiting=self._waiting(), error=self._why())
+            self._bucket_set.ports.log(event, owner=self._objects.owner, waiting=self._waiting(), error=self._why())
         return left
 
     def _waiting(self) -> int:
         """Entries that are in memory only because they cannot be stored yet."""
-        return self._sealer.waiting() + (len(self._core.mutable) if self._keeper.recovering else 0)
+        return self._sealer.waiting() + (len(self._core.mutable) if self._maintenance.recovering else 0)
 
     def _why(self) -> str:
-        return self._keeper.fallback or self._shelf.last_error
+        return self._maintenance.fallback or self._bucket_set.last_error
 
     def alarm(self) -> str:
         """What an operator has to know; empty if all is well."""
         if self._held_back:
             return f"reading is paused: {self._waiting()} delayed messages wait for the store: {self._why()}"
-        if self._keeper.fallback is not None or any(bucket.state is State.PARKED for bucket in self._shelf.buckets):
+        if self._maintenance.fallback is not None or any(
+            bucket.state is State.PARKED for bucket in self._bucket_set.buckets
+        ):
             return f"{self._waiting()} delayed messages are in memory only: {self._why()}"
         return ""
 
@@ -222,45 +226,45 @@ class BucketTracker(CoreTracker):
 
     def memory_bytes(self) -> int:
         """About what the tracker occupies in memory."""
-        buckets = sum(bucket.memory_bytes() for bucket in self._shelf.buckets)
+        buckets = sum(bucket.memory_bytes() for bucket in self._bucket_set.buckets)
         return self._core.index.memory_bytes() + self._core.column_bytes() + buckets
 
     def loaded(self) -> int:
         """Index entries in memory."""
-        return self._core.loaded() + self._shelf.loaded()
+        return self._core.loaded() + self._bucket_set.loaded()
 
     def stats(self) -> dict[str, Any]:
         """`bucketDelayedIndexStats`: the metrics of PIP-195 by name, the states of the buckets, and the recovery."""
-        shelf, operations = self._shelf, self._objects.operations
-        states = [bucket.state for bucket in shelf.buckets]
+        bucket_set, operations = self._bucket_set, self._objects.operations
+        states = [bucket.state for bucket in bucket_set.buckets]
         return {
             "pulsar_delayed_message_index_bucket_total": len(states) + 1,
             "pulsar_delayed_message_index_loaded": self.loaded(),
-            "pulsar_delayed_message_index_bucket_snapshot_size_bytes": sum(r.size for r in shelf.named.values()),
+            "pulsar_delayed_message_index_bucket_snapshot_size_bytes": sum(r.size for r in bucket_set.named.values()),
             "pulsar_delayed_message_index_bucket_op_count": operations.op_counts(),
             "pulsar_delayed_message_index_bucket_op_latency_ms": operations.op_latency(),
             "pulsar_delayed_message_index_size_bytes": self.memory_bytes(),
             "pulsar_subscription_delayed": self.count(),
             "tracker": "bucket",
-            "fallback": self._keeper.fallback,
+            "fallback": self._maintenance.fallback,
             "alarm": self.alarm(),
             "waiting_for_store": self._waiting(),
             "buckets": len(states),
             "in_memory_mode": states.count(State.PARKED),
             "being_written": states.count(State.BUILDING),
-            "stalled": sum(bucket.stalled for bucket in shelf.buckets),
-            "lost_buckets": shelf.damaged,
-            "pending_rescans": len(shelf.rescans),
-            "last_error": shelf.last_error,
-            "merges_waiting": self._keeper.too_many(),
-            "recovery": self._keeper.recovery_progress(),
+            "stalled": sum(bucket.stalled for bucket in bucket_set.buckets),
+            "lost_buckets": bucket_set.damaged,
+            "pending_rescans": len(bucket_set.rescans),
+            "last_error": bucket_set.last_error,
+            "merges_waiting": self._maintenance.too_many(),
+            "recovery": self._maintenance.recovery_progress(),
         }
 
     def histogram(self, slots: int = 20) -> list[Slot]:
         """Due times as (first ms, last ms, messages) slots, from headers and memory, without loading anything."""
         parts = [tracked(self._core.parts(), self._core.index)]
         tables = []
-        for bucket in self._shelf.buckets:
+        for bucket in self._bucket_set.buckets:
             parts.append(bucket.run.rest())
             if bucket.table is not None:
                 tables.append((bucket.table, bucket.next_segment))
@@ -268,11 +272,11 @@ class BucketTracker(CoreTracker):
 
     def next_messages(self, n: int) -> list[tuple[int, int]]:
         """The next `n` messages in memory as (deliver_at ms, position), in order."""
-        entries = tracked(self._shelf.memory(), self._core.index)
-        horizon = self._shelf.horizon()
+        entries = tracked(self._bucket_set.memory(), self._core.index)
+        horizon = self._bucket_set.horizon()
         stop = min(n, int(np.searchsorted(entries.deliver_at, horizon[0], "left")))
         return list(zip(entries.deliver_at[:stop].tolist(), entries.positions[:stop].tolist(), strict=True))
 
     async def close(self) -> None:
         """End background work. Nothing is written: what is not sealed is found again in the log."""
-        self._keeper.close()
+        self._maintenance.close()

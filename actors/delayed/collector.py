@@ -3,13 +3,13 @@
 An object is deleted only if the manifest, read after the list of names, is this owner's and does not name it, and it is
 not being written by this owner. Names are never used again, so what was once free stays free. While the outcome of a
 manifest version is open, nothing is deleted. An older owner that wakes up finds the newer epoch in the manifest and is
-fenced. What it had still under way may land at any time, so the keeper asks for another collection now and then.
+fenced. What it had still under way may land at any time, so the maintenance asks for another collection now and then.
 """
 
 from __future__ import annotations
 
+from actors.delayed.bucket_set import BucketSet
 from actors.delayed.retry import REFUSALS
-from actors.delayed.shelf import Shelf
 from actors.delayed.stats import DELETE
 from storage.errors import Corrupt, Fenced
 
@@ -17,8 +17,8 @@ from storage.errors import Corrupt, Fenced
 class Collector:
     """Collects the objects of one subscription. due: whether there may be something to delete."""
 
-    def __init__(self, shelf: Shelf) -> None:
-        self._shelf = shelf
+    def __init__(self, bucket_set: BucketSet) -> None:
+        self._bucket_set = bucket_set
         self.due = True
 
     async def collect(self) -> bool:
@@ -30,40 +30,40 @@ class Collector:
         return complete
 
     async def _collect(self) -> bool:
-        shelf, objects = self._shelf, self._shelf.objects
-        if not shelf.manifest.settled:
+        bucket_set, objects = self._bucket_set, self._bucket_set.objects
+        if not bucket_set.manifest.settled:
             return False
         try:
             names = await objects.names()
-            named = [record.key for record in (await shelf.manifest.current()).buckets]
+            named = [record.key for record in (await bucket_set.manifest.current()).buckets]
         except REFUSALS as error:
-            shelf.refused("collect", objects.prefix, error)
+            bucket_set.refused("collect", objects.prefix, error)
             return False
         except Corrupt:
             return not await self._write_again()
         except Fenced as error:
-            shelf.fail(error)
+            bucket_set.fail(error)
             return False
         complete = True
         for name in names:
             key = objects.parse(name)
-            if key is None or key in named or key in shelf.named or not shelf.is_past(key):
+            if key is None or key in named or key in bucket_set.named or not bucket_set.is_past(key):
                 continue
-            if shelf.stopped or not shelf.manifest.settled:
+            if bucket_set.stopped or not bucket_set.manifest.settled:
                 return False
             try:
                 await objects.timed(DELETE, lambda name=name: objects.delete(name))  # type: ignore[misc]
             except REFUSALS as error:
-                shelf.refused("delete", name, error)
+                bucket_set.refused("delete", name, error)
                 complete = False
         return complete
 
     async def _write_again(self) -> bool:
         """Put a manifest that can be read behind a damaged one; what is free is looked for afterwards."""
         try:
-            return await self._shelf.commit(lambda names: names)
+            return await self._bucket_set.commit(lambda names: names)
         except REFUSALS as error:
-            self._shelf.refused("commit", self._shelf.manifest.key, error)
+            self._bucket_set.refused("commit", self._bucket_set.manifest.key, error)
         except Fenced:
             pass
         return True

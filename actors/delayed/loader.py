@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from actors.delayed.bucket_set import BucketSet
 from actors.delayed.retry import BACK_OFF_MS, REFUSALS
-from actors.delayed.shelf import Shelf
 from actors.delayed.stats import LOAD
 from storage.delayed.entries import NEVER, concat
 from storage.delayed.live import Bucket, State
@@ -38,8 +38,8 @@ STALLED_MS = 2_000
 class Loader:
     """Decides what to load and loads it. finished: called after each load, with True if its bucket was lost."""
 
-    def __init__(self, shelf: Shelf, finished: Callable[[bool], None]) -> None:
-        self._shelf = shelf
+    def __init__(self, bucket_set: BucketSet, finished: Callable[[bool], None]) -> None:
+        self._bucket_set = bucket_set
         self._finished = finished
         self._running = 0
         self._retrying = 0
@@ -47,19 +47,19 @@ class Loader:
 
     def pump(self, now: int) -> None:
         """Start the loads that are due."""
-        if self._shelf.stopped:
+        if self._bucket_set.stopped:
             return
-        until = self._shelf.core.cutoff(now) + self._shelf.look_ahead_ms
+        until = self._bucket_set.core.cutoff(now) + self._bucket_set.look_ahead_ms
         if self._stalled:
             self._retry(until)
-        least = self._shelf.horizon()
+        least = self._bucket_set.horizon()
         if self._running >= PARALLEL or least[0] > until:
             return
-        cutoff = self._shelf.core.cutoff(now)
-        room = BUDGET_ENTRIES - self._shelf.loaded()
+        cutoff = self._bucket_set.core.cutoff(now)
+        room = BUDGET_ENTRIES - self._bucket_set.loaded()
         if room < LOAD_ENTRIES and least[0] > cutoff:
             return
-        wanted = [bucket for bucket in self._shelf.buckets if not bucket.stalled and _needs_load(bucket, until)]
+        wanted = [bucket for bucket in self._bucket_set.buckets if not bucket.stalled and _needs_load(bucket, until)]
         wanted.sort(key=lambda bucket: (bucket.horizon(), bucket.key))
         for bucket in wanted[: PARALLEL - self._running]:
             urgent = bucket.horizon() <= min(least, (cutoff, NEVER))
@@ -71,7 +71,7 @@ class Loader:
 
     def next_time(self) -> int:
         """When `pump` should be called again if nothing else happens, in ms; far away if not at all."""
-        return self._shelf.horizon()[0] - self._shelf.look_ahead_ms - self._shelf.core.tick_ms
+        return self._bucket_set.horizon()[0] - self._bucket_set.look_ahead_ms - self._bucket_set.core.tick_ms
 
     def retry_at(self) -> int | None:
         """When the next stalled bucket is tried again, by the monotonic clock; None if there is none."""
@@ -82,7 +82,7 @@ class Loader:
     def _retry(self, until: int) -> None:
         """Try those stalled buckets again whose pause is over."""
         self._stalled = [bucket for bucket in self._stalled if bucket.stalled and bucket.state is State.LIVE]
-        over = self._shelf.ports.clock.monotonic()
+        over = self._bucket_set.ports.clock.monotonic()
         again = [bucket for bucket in self._stalled if not bucket.loading and bucket.retry_at <= over]
         again.sort(key=lambda bucket: (bucket.retry_at, bucket.key))
         for bucket in again[: RETRIES - self._retrying]:
@@ -91,61 +91,61 @@ class Loader:
 
     def _start(self, bucket: Bucket, until: int) -> None:
         bucket.loading = True
-        self._shelf.ports.spawn(self._load(bucket, until, bucket.stalled), f"delayed load {bucket.key}")
+        self._bucket_set.ports.spawn(self._load(bucket, until, bucket.stalled), f"delayed load {bucket.key}")
 
     async def _load(self, bucket: Bucket, until: int, again: bool) -> None:
-        shelf, lost = self._shelf, False
+        bucket_set, lost = self._bucket_set, False
         try:
             await self._fetch(bucket, until)
         except REFUSALS as error:
-            shelf.refused("load", shelf.objects.name(bucket.key), error)
+            bucket_set.refused("load", bucket_set.objects.name(bucket.key), error)
             self._stall(bucket)
         except SluiceError as error:
-            if shelf.is_final(error):
-                shelf.lose(bucket, error)
+            if bucket_set.is_final(error):
+                bucket_set.lose(bucket, error)
                 lost = True
             else:
-                shelf.fail(error)
+                bucket_set.fail(error)
         finally:
             bucket.loading = False
             if again:
                 self._retrying -= 1
             else:
                 self._running -= 1
-        if not shelf.stopped:
-            self.pump(shelf.ports.clock.now())
+        if not bucket_set.stopped:
+            self.pump(bucket_set.ports.clock.now())
             self._finished(lost)
-            shelf.changed()
+            bucket_set.changed()
 
     def _stall(self, bucket: Bucket) -> None:
         """A first failure is enough: what is in memory need not wait for the store."""
         pauses = (*BACK_OFF_MS, STALLED_MS)
-        bucket.retry_at = self._shelf.ports.clock.monotonic() + pauses[min(bucket.refusals, len(pauses) - 1)]
+        bucket.retry_at = self._bucket_set.ports.clock.monotonic() + pauses[min(bucket.refusals, len(pauses) - 1)]
         bucket.refusals += 1
         if not bucket.stalled:
             bucket.stalled = True
             self._stalled.append(bucket)
-            self._shelf.touch()
+            self._bucket_set.touch()
 
     async def _fetch(self, bucket: Bucket, until: int) -> None:
-        shelf, table, record = self._shelf, bucket.table, bucket.record
+        bucket_set, table, record = self._bucket_set, bucket.table, bucket.record
         if table is None or record is None:
             return
         first, stop = bucket.next_segment, bucket.plan_load(until, LOAD_ENTRIES)
         data_start = record.header_bytes
-        entries = await shelf.objects.timed(
-            LOAD, lambda: shelf.objects.segments_once(bucket.key, data_start, table, first, stop)
+        entries = await bucket_set.objects.timed(
+            LOAD, lambda: bucket_set.objects.segments_once(bucket.key, data_start, table, first, stop)
         )
         if bucket.state is not State.LIVE or bucket.next_segment != first:
             return
-        entries = entries.take(shelf.core.index.contains(entries.positions))
+        entries = entries.take(bucket_set.core.index.contains(entries.positions))
         rest = bucket.run.rest()
         bucket.run = Run(concat([part for part in (rest, entries) if len(part)]))
         bucket.next_segment = stop
         bucket.stalled, bucket.refusals = False, 0
-        shelf.touch()
+        bucket_set.touch()
         if len(entries):
-            shelf.core.reorder((int(entries.deliver_at[0]), int(entries.positions[0])))
+            bucket_set.core.reorder((int(entries.deliver_at[0]), int(entries.positions[0])))
 
 
 def _needs_load(bucket: Bucket, until: int) -> bool:

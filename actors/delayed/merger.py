@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from actors.delayed.bucket_set import BucketSet, Names
 from actors.delayed.objects import Key
 from actors.delayed.retry import REFUSALS
-from actors.delayed.shelf import Names, Shelf
 from actors.delayed.stats import MERGE
 from storage.delayed.bucket import BucketBuilder, SealedBucket, SegmentTable
 from storage.delayed.entries import EMPTY, END, Bound, concat
@@ -56,52 +56,52 @@ class _Source:
 class Merger:
     """Chooses and merges buckets. limit: how many sealed buckets there may be; 0 or less: any number."""
 
-    def __init__(self, shelf: Shelf, limit: int, step_ms: int, max_entries: int) -> None:
-        self._shelf = shelf
+    def __init__(self, bucket_set: BucketSet, limit: int, step_ms: int, max_entries: int) -> None:
+        self._bucket_set = bucket_set
         self._limit = limit
         self._step_ms = step_ms
         self._max_entries = max_entries
 
     def too_many(self) -> int:
         """By how many buckets the limit is exceeded."""
-        return max(len(self._shelf.buckets) - self._limit, 0) if self._limit > 0 else 0
+        return max(len(self._bucket_set.buckets) - self._limit, 0) if self._limit > 0 else 0
 
     def choose(self) -> list[Bucket]:
         """The neighbours to merge next; none if there are not too many, or no window fits."""
         if not self.too_many():
             return []
-        buckets = self._shelf.buckets
+        buckets = self._bucket_set.buckets
         candidates = [Candidate(_mergeable(b), b.record.count if b.record else 0, b.horizon()[0]) for b in buckets]
         window = choose_window(candidates, MAX_MERGED)
         return buckets[window] if window else []
 
     async def merge(self, sources: list[Bucket]) -> bool:
         """Merge neighbours. False if it failed or was overtaken; the sources then are as they were. Raises Fenced."""
-        shelf = self._shelf
+        bucket_set = self._bucket_set
         for bucket in sources:
             bucket.merging = True
-        key = shelf.new_key()
+        key = bucket_set.new_key()
         try:
-            return await shelf.objects.timed(MERGE, lambda: self._merge(key, sources))
+            return await bucket_set.objects.timed(MERGE, lambda: self._merge(key, sources))
         except SourceLost as lost:
-            shelf.lose(lost.bucket, lost.error)
+            bucket_set.lose(lost.bucket, lost.error)
             return True
         except (*REFUSALS, Conflict, Corrupt, NotFound) as error:
-            shelf.refused("merge", shelf.objects.name(key), error)
+            bucket_set.refused("merge", bucket_set.objects.name(key), error)
             return False
         finally:
-            shelf.release(key)
+            bucket_set.release(key)
             for bucket in sources:
                 bucket.merging = False
-            shelf.changed()
+            bucket_set.changed()
 
     async def _merge(self, key: Key, sources: list[Bucket]) -> bool:
-        shelf = self._shelf
+        bucket_set = self._bucket_set
         sealed = await self._build(key, sources)
         record = None
         if sealed is not None:
-            await shelf.objects.put(key, sealed)
-            await shelf.objects.verify(key, sealed)
+            await bucket_set.objects.put(key, sealed)
+            await bucket_set.objects.verify(key, sealed)
             record = record_of(key, sealed.header)
 
         def swap(names: Names) -> Names | None:
@@ -113,22 +113,22 @@ class Merger:
                 names[key] = record
             return names
 
-        if not await shelf.commit(swap):
+        if not await bucket_set.commit(swap):
             return False
         if record is not None and sealed is not None:
             self._switch(Bucket.restored(record, sealed.header.table, 0), sources)
         else:
             for bucket in sources:
-                shelf.remove(bucket)
+                bucket_set.remove(bucket)
         return True
 
     def _switch(self, merged: Bucket, sources: list[Bucket]) -> None:
         """Put the merged bucket in place of those sources that are still there."""
-        shelf = self._shelf
+        bucket_set = self._bucket_set
         left = [bucket for bucket in sources if bucket.state is State.LIVE]
         if not left:
             # Everything was trimmed, lost or cleared while the version was being written.
-            shelf.drops[merged.key] = None
+            bucket_set.drops[merged.key] = None
             return
         # What the sources had loaded goes on from memory, so the merged bucket starts behind what they all had.
         table = merged.table
@@ -139,9 +139,9 @@ class Merger:
                 break
             merged.next_segment += 1
         for bucket in left:
-            shelf.core.add_loose(Run(bucket.run.rest()))
-            shelf.remove(bucket)
-        shelf.add(merged)
+            bucket_set.core.add_loose(Run(bucket.run.rest()))
+            bucket_set.remove(bucket)
+        bucket_set.add(merged)
 
     async def _build(self, key: Key, buckets: list[Bucket]) -> SealedBucket | None:
         sources = [
@@ -150,7 +150,7 @@ class Merger:
         low = min(int(source.table.min_time[0]) for source in sources)
         high = max(int(source.table.max_time.max()) for source in sources)
         builder = BucketBuilder(
-            self._shelf.objects.owner,
+            self._bucket_set.objects.owner,
             *key,
             step_ms=self._step_ms,
             max_entries=self._max_entries,
@@ -160,8 +160,8 @@ class Merger:
             await self._read(least)
             until = min(source.horizon() for source in sources)
             due = concat([part for source in sources if len(part := source.run.cut(until))])
-            builder.append(due.take(self._shelf.core.index.contains(due.positions)).sorted())
-            await self._shelf.ports.clock.sleep(0)
+            builder.append(due.take(self._bucket_set.core.index.contains(due.positions)).sorted())
+            await self._bucket_set.ports.clock.sleep(0)
         return builder.finish()
 
     async def _read(self, source: _Source) -> None:
@@ -171,7 +171,7 @@ class Merger:
             total += int(source.table.count[stop])
             stop += 1
         try:
-            entries = await self._shelf.objects.segments(
+            entries = await self._bucket_set.objects.segments(
                 source.bucket.key, source.data_start, source.table, first, stop
             )
         except (NotFound, Corrupt) as error:

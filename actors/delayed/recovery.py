@@ -18,8 +18,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from actors.delayed.bucket_set import BucketSet
 from actors.delayed.retry import REFUSALS
-from actors.delayed.shelf import Shelf
 from storage.delayed.bucket import BucketHeader, restore_bitmaps
 from storage.delayed.index import PositionIndex
 from storage.delayed.live import Bucket, first_live_segment
@@ -35,8 +35,8 @@ class Recovery:
     under_readers: somebody may have read the log already and left to the index what was delayed then.
     """
 
-    def __init__(self, shelf: Shelf, finished: Callable[[], None], *, under_readers: bool) -> None:
-        self._shelf = shelf
+    def __init__(self, bucket_set: BucketSet, finished: Callable[[], None], *, under_readers: bool) -> None:
+        self._bucket_set = bucket_set
         self._finished = finished
         self._under_readers = under_readers
         self._waiting: list[BucketRecord] = []
@@ -52,13 +52,13 @@ class Recovery:
 
     def begin(self, records: tuple[BucketRecord, ...]) -> None:
         """Start reading headers."""
-        self._shelf.set_names({record.key: record for record in records})
+        self._bucket_set.set_names({record.key: record for record in records})
         for record in records:
-            if record.epoch == self._shelf.manifest.epoch:
-                self._shelf.reserve(record.number)
+            if record.epoch == self._bucket_set.manifest.epoch:
+                self._bucket_set.reserve(record.number)
         if self._generation:
             # Cleared before it began.
-            self._shelf.drops.update((record.key, None) for record in records)
+            self._bucket_set.drops.update((record.key, None) for record in records)
             records = ()
         self._waiting = [record for record in reversed(records) if not record.damaged]
         self.total = len(self._waiting)
@@ -66,7 +66,7 @@ class Recovery:
         if not self._workers:
             self._end()
         for worker in range(self._workers):
-            self._shelf.ports.spawn(self._work(), f"delayed recovery {worker}")
+            self._bucket_set.ports.spawn(self._work(), f"delayed recovery {worker}")
 
     @property
     def running(self) -> bool:
@@ -93,10 +93,10 @@ class Recovery:
         }
 
     async def _work(self) -> None:
-        while self._waiting and not self._shelf.stopped:
+        while self._waiting and not self._bucket_set.stopped:
             record, generation = self._waiting.pop(), self._generation
             try:
-                header = await self._shelf.objects.header(record.key, record.header_bytes)
+                header = await self._bucket_set.objects.header(record.key, record.header_bytes)
                 if generation == self._generation:
                     self._restore(record, header)
                     self.restored += 1
@@ -108,37 +108,37 @@ class Recovery:
             self._end()
 
     def _restore(self, record: BucketRecord, header: BucketHeader) -> None:
-        shelf = self._shelf
+        bucket_set = self._bucket_set
         if (header.epoch, header.number) != record.key or header.size != record.size:
-            raise Corrupt(f"bucket {shelf.objects.name(record.key)} is not the one that the manifest names")
-        cutoff = shelf.core.cutoff(shelf.ports.clock.now())
+            raise Corrupt(f"bucket {bucket_set.objects.name(record.key)} is not the one that the manifest names")
+        cutoff = bucket_set.core.cutoff(bucket_set.ports.clock.now())
         first = 0 if self._under_readers else first_live_segment(header.table, cutoff)
         bitmaps = list(restore_bitmaps(header, first))
         doubled = PositionIndex()
         for ledger, bitmap in bitmaps:
-            doubled.merge(ledger, shelf.core.index.overlap(ledger, bitmap))
-            shelf.core.index.merge(ledger, bitmap)
+            doubled.merge(ledger, bucket_set.core.index.overlap(ledger, bitmap))
+            bucket_set.core.index.merge(ledger, bitmap)
         if len(doubled):
-            shelf.core.purge(lambda positions: ~doubled.contains(positions))
-        shelf.core.index.discard_all(self.given)
-        shelf.core.index.discard_range(0, shelf.mark_delete + 1)
+            bucket_set.core.purge(lambda positions: ~doubled.contains(positions))
+        bucket_set.core.index.discard_all(self.given)
+        bucket_set.core.index.discard_range(0, bucket_set.mark_delete + 1)
         bucket = Bucket.restored(record, header.table, first)
-        shelf.add(bucket)
-        if record.end <= shelf.mark_delete:
-            shelf.retire(bucket)
+        bucket_set.add(bucket)
+        if record.end <= bucket_set.mark_delete:
+            bucket_set.retire(bucket)
 
     def _give_up(self, record: BucketRecord, error: SluiceError) -> None:
-        shelf = self._shelf
+        bucket_set = self._bucket_set
         if isinstance(error, REFUSALS):
             self.unreachable += 1
-            shelf.refused("recover", shelf.objects.name(record.key), error)
+            bucket_set.refused("recover", bucket_set.objects.name(record.key), error)
         else:
             self.lost += 1
-            shelf.note_loss(record.key, error)
-        if record.end <= shelf.mark_delete:
-            shelf.drops[record.key] = None
+            bucket_set.note_loss(record.key, error)
+        if record.end <= bucket_set.mark_delete:
+            bucket_set.drops[record.key] = None
         else:
-            shelf.rescans.append((record.start, record.end))
+            bucket_set.rescans.append((record.start, record.end))
 
     def _end(self) -> None:
         self._done.set()

@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from actors.delayed.bucket_set import BucketSet, Names
 from actors.delayed.retry import REFUSALS
-from actors.delayed.shelf import Names, Shelf
 from actors.delayed.stats import CREATE
 from storage.delayed.bucket import BucketBuilder, SealedBucket
 from storage.delayed.entries import Entries, stable_order
@@ -40,9 +40,9 @@ class Sealer:
     """
 
     def __init__(
-        self, shelf: Shelf, min_entries: int, step_ms: int, max_entries: int, finished: Callable[[bool], None]
+        self, bucket_set: BucketSet, min_entries: int, step_ms: int, max_entries: int, finished: Callable[[bool], None]
     ) -> None:
-        self._shelf = shelf
+        self._bucket_set = bucket_set
         self._min = max(min_entries, 1)
         self._spill = max(SPILL * self._min, SPILL_ENTRIES)
         self.step_ms = step_ms
@@ -55,18 +55,18 @@ class Sealer:
 
     def keep(self, new: Entries) -> None:
         """Put new entries (positions ascending) into the mutable bucket, sealing it where the rule says so."""
-        mutable = self._shelf.core.mutable
+        mutable = self._bucket_set.core.mutable
         start = 0
         while start < len(new):
             stop = self._stop(new, start)
-            self._shelf.core.keep(new.slice(start, stop))
+            self._bucket_set.core.keep(new.slice(start, stop))
             start = stop
             if start < len(new) or len(mutable) >= self._spill:
                 self.seal()
 
     def _stop(self, new: Entries, start: int) -> int:
         """How far entries may be added before the bucket has to be sealed; seals first if it has to be at once."""
-        mutable = self._shelf.core.mutable
+        mutable = self._bucket_set.core.mutable
         ledgers = new.positions[start:] >> 32
         if mutable.last_ledger >= 0 and int(ledgers[0]) > mutable.last_ledger and len(mutable) >= self._min:
             self.seal()
@@ -80,15 +80,15 @@ class Sealer:
 
     def seal(self) -> None:
         """Turn the mutable bucket into a sealed one and start writing it."""
-        if self._shelf.core.stale:
-            self._shelf.core.purge()
-        self._seal(self._shelf.core.mutable.drain())
+        if self._bucket_set.core.stale:
+            self._bucket_set.core.purge()
+        self._seal(self._bucket_set.core.mutable.drain())
 
     def seal_held(self) -> None:
         """Seal what came while nothing could be sealed, in buckets of the usual size."""
-        if len(self._shelf.core.mutable) < self._min:
+        if len(self._bucket_set.core.mutable) < self._min:
             return
-        entries = self._shelf.core.mutable.drain()
+        entries = self._bucket_set.core.mutable.drain()
         entries = entries.take(stable_order(entries.positions))
         for start in range(0, len(entries), self._spill):
             self._seal(entries.slice(start, min(start + self._spill, len(entries))).copy())
@@ -97,86 +97,86 @@ class Sealer:
         if not len(entries):
             return
         low, high = int(entries.positions.min()), int(entries.positions.max())
-        bucket = Bucket(self._shelf.new_key(), low, high, Run(entries.sorted()))
-        self._shelf.core.index.compact(low, high)
-        self._shelf.add(bucket)
+        bucket = Bucket(self._bucket_set.new_key(), low, high, Run(entries.sorted()))
+        self._bucket_set.core.index.compact(low, high)
+        self._bucket_set.add(bucket)
         self._start(bucket)
 
     def behind(self) -> int:
         """How many sealed buckets still wait to be written."""
-        return sum(bucket.state is State.BUILDING for bucket in self._shelf.buckets)
+        return sum(bucket.state is State.BUILDING for bucket in self._bucket_set.buckets)
 
     def waiting(self) -> int:
         """How many entries of sealed buckets only memory holds."""
-        return sum(len(bucket.run) for bucket in self._shelf.buckets if bucket.state is not State.LIVE)
+        return sum(len(bucket.run) for bucket in self._bucket_set.buckets if bucket.state is not State.LIVE)
 
     def retry_parked(self) -> None:
         """Try to write parked buckets again."""
         self.retry_at = None
-        for bucket in [one for one in self._shelf.buckets if one.state is State.PARKED]:
-            bucket.run = bucket.run.only(self._shelf.core.index.contains)
+        for bucket in [one for one in self._bucket_set.buckets if one.state is State.PARKED]:
+            bucket.run = bucket.run.only(self._bucket_set.core.index.contains)
             if not len(bucket.run):
-                self._shelf.remove(bucket)
+                self._bucket_set.remove(bucket)
                 continue
-            bucket.key = self._shelf.new_key()
+            bucket.key = self._bucket_set.new_key()
             bucket.state = State.BUILDING
             self._start(bucket)
 
     def _start(self, bucket: Bucket) -> None:
-        self._shelf.ports.spawn(self._write(bucket), f"delayed seal {bucket.key}")
+        self._bucket_set.ports.spawn(self._write(bucket), f"delayed seal {bucket.key}")
 
     async def _write(self, bucket: Bucket) -> None:
-        shelf, key = self._shelf, bucket.key
+        bucket_set, key = self._bucket_set, bucket.key
         async with self._turns:
             try:
-                if not shelf.stopped and bucket.state is State.BUILDING:
-                    await shelf.objects.timed(CREATE, lambda: self._create(bucket))
+                if not bucket_set.stopped and bucket.state is State.BUILDING:
+                    await bucket_set.objects.timed(CREATE, lambda: self._create(bucket))
             except (*REFUSALS, Conflict) as error:
-                shelf.refused("create", shelf.objects.name(key), error)
+                bucket_set.refused("create", bucket_set.objects.name(key), error)
                 if bucket.state is State.BUILDING:
                     bucket.state = State.PARKED
-                    self.retry_at = shelf.ports.clock.monotonic() + PARKED_MS
+                    self.retry_at = bucket_set.ports.clock.monotonic() + PARKED_MS
             except Fenced:
                 return
             finally:
-                shelf.release(key)
+                bucket_set.release(key)
         # An unclear write may still land after the collector ran, so it runs again after the next good one.
         leftover, before = bucket.state is not State.LIVE, self._leftover
         self._leftover = leftover
-        if not shelf.stopped:
+        if not bucket_set.stopped:
             self._finished(leftover or before)
-            shelf.changed()
+            bucket_set.changed()
 
     async def _create(self, bucket: Bucket) -> None:
-        shelf = self._shelf
+        bucket_set = self._bucket_set
         run = bucket.run = Run(bucket.run.rest())
         sealed = await self._build(bucket.key, run)
         if sealed is None or not bucket.is_in(State.BUILDING):
             return
-        await shelf.objects.put(bucket.key, sealed)
+        await bucket_set.objects.put(bucket.key, sealed)
         record = record_of(bucket.key, sealed.header)
 
         def add(names: Names) -> Names | None:
             return {**names, record.key: record} if bucket.state is State.BUILDING else None
 
-        if not await shelf.commit(add):
+        if not await bucket_set.commit(add):
             return
         if not bucket.is_in(State.BUILDING):
             # Cleared or trimmed while the version was being written: it must not stay named.
-            shelf.drops[record.key] = None
+            bucket_set.drops[record.key] = None
             return
         taken = run.head if len(run) else sealed.header.count
-        now = shelf.ports.clock.now()
-        bucket.settle(record, sealed.header.table, taken, shelf.core.cutoff(now) + shelf.look_ahead_ms)
-        shelf.touch()
+        now = bucket_set.ports.clock.now()
+        bucket.settle(record, sealed.header.table, taken, bucket_set.core.cutoff(now) + bucket_set.look_ahead_ms)
+        bucket_set.touch()
 
     async def _build(self, key: tuple[int, int], run: Run) -> SealedBucket | None:
         entries = run.rest()
         times = entries.deliver_at
         span = int(times[-1]) - int(times[0]) if len(entries) else 0
-        owner = self._shelf.objects.owner
+        owner = self._bucket_set.objects.owner
         builder = BucketBuilder(owner, *key, step_ms=self.step_ms, max_entries=self.max_entries, span=span)
         for start in range(0, len(entries), SLICE):
             builder.append(entries.slice(start, min(start + SLICE, len(entries))))
-            await self._shelf.ports.clock.sleep(0)
+            await self._bucket_set.ports.clock.sleep(0)
         return builder.finish()

@@ -39,6 +39,7 @@ from actors.dispatcher.pump import Pump
 from actors.dispatcher.reader import Reader
 from actors.dispatcher.sessions import Session, Sessions, first_session
 from actors.dispatcher.store import CursorStore
+from actors.fenced_record import FencedRecord
 from actors.key_shared.dispatch import Dispatch
 from actors.messages import (
     Acknowledge,
@@ -61,7 +62,6 @@ from actors.messages import (
 )
 from actors.messages.settings import stored_settings
 from actors.names import check_name
-from actors.owned import OwnedRecord
 from actors.ports import Ports
 from actors.signal import Signal
 from actors.topic_client import TopicClient
@@ -98,7 +98,7 @@ class Dispatcher(Actor):
         """What the next owner begins with, if that differs."""
         self.directory = directory
         self.partition_client = TopicClient(ports, directory, topic, partition)
-        self._record = OwnedRecord(ports, record_key(topic, partition, subscription))
+        self._record = FencedRecord(ports, record_key(topic, partition, subscription))
         self.membership = Membership(lease_ms=settings.lease_ms)
         self.pump = Pump(self)
         self.reporter = Reporter(self)

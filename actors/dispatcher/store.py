@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from actors.dispatcher.sessions import Session
-from actors.owned import OwnedRecord
+from actors.fenced_record import FencedRecord
 from actors.ports import Ports
 from actors.signal import Signal
 from storage.errors import Fenced, Unavailable
@@ -39,7 +39,7 @@ class CursorStore:
     def __init__(
         self,
         ports: Ports,
-        record: OwnedRecord,
+        record: FencedRecord,
         snapshot: Callable[[], dict[str, Any]],
         sessions: Callable[[], list[Session]],
         fenced: Callable[[str], None],

@@ -4,7 +4,7 @@
 with a known place in the order, `change_owners` follows a join or a leave. Each keeps window, hash tables, members
 and sentinel in step, so the operations in `dispatch` cannot forget one of them.
 
-`stir` says that something waiting might be able to go out now. As long as nothing of that kind happened, waiting
+`recheck` says that something waiting might be able to go out now. As long as nothing of that kind happened, waiting
 messages are not looked at again.
 """
 
@@ -36,12 +36,12 @@ from actors.key_shared.window import (
     DONE,
     FRESH,
     HELD,
-    LOOSE,
     MAX_REDELIVERIES,
     PENDING,
     REMOVED,
     REPLAY,
     SENT,
+    UNORDERED,
     WAITING,
     Mask,
     Reduced,
@@ -92,7 +92,7 @@ class Core:
         self.history = history or History()
         self.last_read = EARLIEST
         self.mark_delete = EARLIEST
-        self.stir = False
+        self.recheck = False
         self.later: list[tuple[int, int, Positions]] = []
         self.unread = NOTHING
         """What is known of redeliveries of messages that were not read yet; see `redelivering`."""
@@ -128,7 +128,7 @@ class Core:
     def waiting(self) -> int:
         """Messages that were read and wait to be sent (again): what look-ahead limits (KS-40)."""
         count = self.window.count
-        return count[FRESH] + count[REPLAY] + count[LOOSE]
+        return count[FRESH] + count[REPLAY] + count[UNORDERED]
 
     def look_ahead_limit(self) -> int:
         """How many messages may wait to be sent before reading forward stops (KS-40)."""
@@ -174,7 +174,7 @@ class Core:
         rows = self.window.rows_in(HELD)
         rows = rows[affected[self.window.hash[rows]]]
         np.minimum.at(self.tables.held_from, self.window.hash[rows], self.window.position[rows])
-        self.stir = True
+        self.recheck = True
 
     def release(self, rows: Rows, into: int) -> None:
         """PENDING rows leave their consumers, each record exactly once (KS-20, KS-21)."""
@@ -188,11 +188,11 @@ class Core:
             self.drained_total += len(freed)
             self._finish(freed)
             drained(members, self.tables.holder, freed)
-            self.stir = True
+            self.recheck = True
         if self.policy.remembers():
-            self.stir = True
+            self.recheck = True
         if members.count_released(window.consumer[rows]):
-            self.stir = True
+            self.recheck = True
         window.move(rows, len(rows), PENDING, into)
         if into == REPLAY:
             self.queue(rows)
@@ -206,7 +206,7 @@ class Core:
             rows = rows[~gone]
         self.release(rows, into)
         self.window.since[rows] = now
-        self.stir = True
+        self.recheck = True
         return rows
 
     def change_owners(self, *, now: int, cause: str, gone: Member | None = None) -> None:
@@ -216,7 +216,7 @@ class Core:
         self.drains.owners_changed(self.tables, now)
         self._count_returned(drained_before)
         self.history.record(self.members, before, self.tables.owner, now=now, cause=cause, gone=gone)
-        self.stir = True
+        self.recheck = True
         single = isinstance(self.selector, SingleActive) and not self.selector.exclusive
         if single and not (before == self.tables.owner).all():
             # The consumer that is no longer the active one gets no time to finish: as in Pulsar, what it holds is
@@ -246,10 +246,10 @@ class Core:
         """Rows that are not PENDING are done; keeps the counts."""
         window = self.window
         state = window.state[rows]
-        for before in (FRESH, REPLAY, LOOSE, WAITING, DEAD, HELD):
+        for before in (FRESH, REPLAY, UNORDERED, WAITING, DEAD, HELD):
             if window.count[before]:
                 self.move_waiting(rows[state == before], before, DONE)
-        self.stir = True
+        self.recheck = True
         self.settle_limits()
 
     def count_redelivery(self, rows: Rows, seen: npt.NDArray[np.uint8] | None) -> None:
@@ -260,9 +260,9 @@ class Core:
         if len(rows):
             self.window.redelivery[rows] = raised(self.window.redelivery[rows], seen)
             self.window.redelivered = True
-            self.bury(rows)
+            self.send_to_dead_letters(rows)
 
-    def bury(self, rows: Rows) -> None:
+    def send_to_dead_letters(self, rows: Rows) -> None:
         """Of rows that wait, those redelivered too often go to the dead letters instead."""
         most = self.settings.max_redeliver_count
         if most <= 0:
@@ -272,7 +272,7 @@ class Core:
         if len(rows) == 0:
             return
         state = window.state[rows]
-        for before in (FRESH, REPLAY, LOOSE, WAITING):
+        for before in (FRESH, REPLAY, UNORDERED, WAITING):
             self.move_waiting(rows[state == before], before, DEAD)
         self.settle_limits()
 
@@ -301,7 +301,7 @@ class Core:
         if len(rows) == 0:
             return
         state = window.state[rows]
-        for before in (FRESH, REPLAY, LOOSE, WAITING, HELD):
+        for before in (FRESH, REPLAY, UNORDERED, WAITING, HELD):
             self.move_waiting(rows[state == before], before, PENDING)
         hashes = window.hash[rows]
         slots = np.full(len(rows), member.slot, np.uint16)
@@ -364,8 +364,8 @@ class Core:
             if not over.all():
                 self._call_at(int(self.window.since[rows[~over]].min()), rows[~over])
             rows = rows[over]
-            self.window.move(rows, len(rows), WAITING, LOOSE)
-            self.stir = True
+            self.window.move(rows, len(rows), WAITING, UNORDERED)
+            self.recheck = True
             self.settle_limits()
 
 

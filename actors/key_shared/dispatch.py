@@ -39,12 +39,12 @@ from actors.key_shared.window import (
     DUE,
     FRESH,
     HELD,
-    LOOSE,
     NO_SLOT,
     PENDING,
     REMOVED,
     REPLAY,
     SENT,
+    UNORDERED,
     Mask,
     Reduced,
 )
@@ -147,7 +147,7 @@ class Dispatch:
         positions, hashes = positions[wanted], hashes[wanted]
         # What was done here while the topic was asked has left a hole in the window, which becomes its row again.
         rows, _ = core.window.locate(positions)
-        core.window.revive(rows[core.window.state[rows] == DONE], LOOSE)
+        core.window.revive(rows[core.window.state[rows] == DONE], UNORDERED)
         if len(positions):
             self._add(positions, hashes, FRESH, 0)
 
@@ -215,7 +215,7 @@ class Dispatch:
         """
         core = self._core
         permits = int(core.members.allowance().sum())
-        return max(min(permits, core.look_ahead_limit() - core.window.count[LOOSE]), 0)
+        return max(min(permits, core.look_ahead_limit() - core.window.count[UNORDERED]), 0)
 
     @property
     def holds_keys(self) -> bool:
@@ -258,8 +258,8 @@ class Dispatch:
             core.move_waiting(core.window.rows_in(FRESH), FRESH, REPLAY)
             core.window.since[rows] = core.now
             core.move_waiting(rows, HELD, REPLAY)
-        self._add(positions, hashes[first], LOOSE, DUE)
-        core.stir = True
+        self._add(positions, hashes[first], UNORDERED, DUE)
+        core.recheck = True
 
     def _add(self, positions: Positions, hashes: Hashes, state: int, flags: int) -> None:
         core = self._core
@@ -285,7 +285,7 @@ class Dispatch:
             return False
         before = int(core.members.granted[member.slot])
         if core.members.grant(member, total):
-            core.stir = True
+            core.recheck = True
         return int(core.members.granted[member.slot]) > before
 
     def acknowledge(self, positions: Positions, consumer: int | None = None) -> Positions:
@@ -385,7 +385,7 @@ class Dispatch:
             core.finish_claims(member, gone if up_to is None else gone[gone <= up_to])
         if positions is None and up_to is None:
             core.unread = NOTHING
-        core.stir = True
+        core.recheck = True
         window.trim()
 
     def mark_deleted(self, position: int) -> None:
@@ -395,7 +395,7 @@ class Dispatch:
         if len(core.unread.positions) and core.unread.positions[0] <= position:
             core.unread = core.unread.pick(core.unread.positions > position)
         if core.policy.marked(position):
-            core.stir = True
+            core.recheck = True
 
     # -- output -----------------------------------------------------------------------------------------------------
 

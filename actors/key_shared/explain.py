@@ -16,7 +16,19 @@ import numpy as np
 from actors.key_shared.core import Core
 from actors.key_shared.policies import Candidates, Gate, RecentlyJoined
 from actors.key_shared.routing import candidates_of, closed, closed_rows
-from actors.key_shared.window import DEAD, FRESH, HELD, LOOSE, NO_SLOT, PENDING, REMOVED, REPLAY, STATES, WAITING, Rows
+from actors.key_shared.window import (
+    DEAD,
+    FRESH,
+    HELD,
+    NO_SLOT,
+    PENDING,
+    REMOVED,
+    REPLAY,
+    STATES,
+    UNORDERED,
+    WAITING,
+    Rows,
+)
 from storage.errors import Invalid, InvariantViolation, NotFound
 from storage.hashing import HASH_RANGE, MASK
 from storage.position import show
@@ -25,7 +37,7 @@ Reason = dict[str, Any]
 _SHOWN = 20
 MOST_POINTS = 100_000
 """Points on the ring that `what_if` may add: a quarter of a second, in which the broker does nothing else."""
-_WAITING = (FRESH, REPLAY, LOOSE)
+_WAITING = (FRESH, REPLAY, UNORDERED)
 
 
 def explain(core: Core, *, key_hash: int | None, hash: int | None, position: int | None, now: int) -> dict[str, Any]:
@@ -121,7 +133,7 @@ def _earlier(core: Core, row: int) -> int | None:
     What was read forward waits behind all of them, what waits itself behind those with a lower position.
     """
     window = core.window
-    if not core.policy.ordered or window.state[row] == LOOSE:
+    if not core.policy.ordered or window.state[row] == UNORDERED:
         return None
     waiting = window.rows_in(REPLAY)
     waiting = waiting[window.hash[waiting] == window.hash[row]]
@@ -215,7 +227,7 @@ def _permit_reasons(core: Core, row: int) -> list[Reason]:
 def _ahead(core: Core, row: int) -> int:
     """Open rows that a pass would send to the same owner before this one."""
     fresh = core.window.state[row] == FRESH
-    rows = core.window.rows_in(*((FRESH,) if fresh else (REPLAY, LOOSE)))
+    rows = core.window.rows_in(*((FRESH,) if fresh else (REPLAY, UNORDERED)))
     allowance = core.members.allowance()
     candidates = candidates_of(core, rows, allowance, fresh=bool(fresh))
     blocked = closed_rows(core, candidates)

@@ -19,10 +19,10 @@ from actors.key_shared.window import (
     DELIVERED,
     DONE,
     FRESH,
-    LOOSE,
     PENDING,
     REMOVED,
     REPLAY,
+    UNORDERED,
     WAITING,
     Rows,
 )
@@ -58,17 +58,17 @@ def negative_acknowledge(
     state = window.state[rows]
     mine = rows[(state == PENDING) & (window.consumer[rows] == member.slot)]
     total = len(mine) + len(unread)
-    idle = rows[np.isin(state, (FRESH, REPLAY, LOOSE, WAITING))] if again else rows[:0]
+    idle = rows[np.isin(state, (FRESH, REPLAY, UNORDERED, WAITING))] if again else rows[:0]
     if again:
         here, _ = window.locate(positions)
         unread = np.union1d(unread, np.setdiff1d(positions, window.position[here]))
     unread = np.setdiff1d(unread, done)
     _note(core, unread, counted, until, _of(seen, positions, unread))
     window.flags[idle] |= DELIVERED  # by an owner before this one
-    mine = core.hand_back(mine, WAITING if until else LOOSE if counted else REPLAY, now)
+    mine = core.hand_back(mine, WAITING if until else UNORDERED if counted else REPLAY, now)
     if until:
         longer = idle[(window.state[idle] != WAITING) | (window.since[idle] < until)]
-        for before in (FRESH, REPLAY, LOOSE):
+        for before in (FRESH, REPLAY, UNORDERED):
             core.move_waiting(longer[window.state[longer] == before], before, WAITING)
         rows = np.sort(np.concatenate([mine, longer]))
         core.wait(rows, np.full(len(rows), until, np.int64))
@@ -96,7 +96,7 @@ def redeliver_all(core: Core, member: Member, seen: Positions, counts: Counts | 
     core.count_redelivery(rows, _of(counts, seen, window.position[rows]))
     core.members.take_back(member, unseen)
     core.members.given_back[member.slot] += total
-    core.stir = True
+    core.recheck = True
     window.trim()
     return total
 
@@ -116,13 +116,13 @@ def recall(core: Core, positions: Positions) -> None:
     # They were delivered by an owner before this one: what is sent of them is no first delivery.
     window.flags[rows] |= DELIVERED
     waits = found.until > core.now
-    for before in (FRESH, LOOSE):
+    for before in (FRESH, UNORDERED):
         core.move_waiting(rows[waits & (window.state[rows] == before)], before, WAITING)
     core.wait(rows[waits], found.until[waits])
     _leave_fresh(core, rows)
-    core.bury(rows)
+    core.send_to_dead_letters(rows)
     core.settle_limits()
-    core.stir = True
+    core.recheck = True
 
 
 def snapshot(core: Core) -> bytes:
@@ -172,4 +172,4 @@ def _leave_fresh(core: Core, rows: Rows) -> None:
     """A row with a count is not read for the first time: it keeps its place, among those that are sent again."""
     rows = rows[core.window.redelivery[rows] > 0]
     core.move_waiting(rows[core.window.state[rows] == FRESH], FRESH, REPLAY)
-    core.stir = True
+    core.recheck = True

@@ -27,11 +27,11 @@ from actors.key_shared.window import (
     DUE,
     FRESH,
     HELD,
-    LOOSE,
     NO_SLOT,
     PENDING,
     REPLAY,
     SENT,
+    UNORDERED,
     Mask,
     Reduced,
     Rows,
@@ -65,11 +65,11 @@ def route(core: Core, now: int) -> Assignments:
     out = Assignments()
     window = core.window
     allowance = core.members.allowance()
-    if core.stir:
-        core.stir = False
+    if core.recheck:
+        core.recheck = False
         core.members.starved[:] = False
-        if window.count[REPLAY] or window.count[LOOSE]:
-            _pass(core, window.rows_in(REPLAY, LOOSE), allowance, out, now, fresh=False)
+        if window.count[REPLAY] or window.count[UNORDERED]:
+            _pass(core, window.rows_in(REPLAY, UNORDERED), allowance, out, now, fresh=False)
     if window.count[FRESH]:
         _pass(core, window.rows_fresh(), allowance, out, now, fresh=True)
     return out
@@ -80,7 +80,7 @@ def would_send(core: Core) -> int:
     allowance = core.members.allowance()
     total = 0
     for fresh, rows in (
-        (False, core.window.rows_in(REPLAY, LOOSE)),
+        (False, core.window.rows_in(REPLAY, UNORDERED)),
         (True, core.window.rows_fresh()),
     ):
         candidates = candidates_of(core, rows, allowance, fresh=fresh)
@@ -222,7 +222,7 @@ def _all(rows: Rows | slice) -> Rows:
 
 def _take_from_queue(core: Core, rows: Rows) -> None:
     state = core.window.state[rows]
-    for before in (REPLAY, LOOSE):
+    for before in (REPLAY, UNORDERED):
         mine = rows[state == before]
         if before == REPLAY:
             core.unqueue(mine)

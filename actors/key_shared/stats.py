@@ -10,7 +10,7 @@ from actors.key_shared.core import Core
 from actors.key_shared.members import Member
 from actors.key_shared.policies import RecentlyJoined, policy_stats
 from actors.key_shared.selectors import ranges_of
-from actors.key_shared.window import DEAD, HELD, LOOSE, PENDING, REPLAY, WAITING
+from actors.key_shared.window import DEAD, HELD, PENDING, REPLAY, UNORDERED, WAITING
 from storage.position import show
 
 _TYPE_NAMES = {"key_shared": "Key_Shared", "shared": "Shared", "exclusive": "Exclusive", "failover": "Failover"}
@@ -32,7 +32,7 @@ def stats(core: Core, now: int) -> dict[str, Any]:
         "keySharedMode": ("STICKY" if core.settings.selector == "sticky" else "AUTO_SPLIT") if ordered else None,
         "keySharedPolicy": core.settings.policy if ordered else None,
         "allowOutOfOrderDelivery": core.settings.allow_out_of_order_delivery,
-        "msgInReplay": window.count[REPLAY] + window.count[LOOSE],
+        "msgInReplay": window.count[REPLAY] + window.count[UNORDERED],
         "msgDelayedRedelivery": window.count[WAITING],
         "redeliveriesNotDurable": core.not_durable,
         "msgDelayedHoldingKeys": window.count[HELD],

@@ -4,7 +4,7 @@ One row a message, by column, always ascending by position. A row is in one of t
 
     FRESH     read forward, not yet offered to a consumer
     REPLAY    waits to be sent, and its place in the order is known: later messages of its hash wait behind it
-    LOOSE     waits to be sent without a place in the order: negatively acknowledged, or a delayed message that is
+    UNORDERED waits to be sent without a place in the order: negatively acknowledged, or a delayed message that is
               now due (KS-60); later messages of its hash may overtake it
     WAITING   negatively acknowledged with a delay that is not over
     PENDING   sent, not acknowledged; `consumer` says where it is
@@ -45,8 +45,8 @@ Mask = npt.NDArray[np.bool_]
 
 
 # States of a row, see above. Plain numbers, because columns are compared with them on every path.
-DONE, FRESH, REPLAY, LOOSE, WAITING, PENDING, DEAD, HELD = range(8)
-STATES = ("done", "fresh", "replay", "loose", "waiting", "pending", "dead", "held")
+DONE, FRESH, REPLAY, UNORDERED, WAITING, PENDING, DEAD, HELD = range(8)
+STATES = ("done", "fresh", "replay", "unordered", "waiting", "pending", "dead", "held")
 
 DELIVERED = 1
 """Flag: the row was sent to a consumer at least once by this object."""

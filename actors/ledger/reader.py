@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from actors.ledger.bookies import Bookies
-from actors.ledger.fan import Fan, together
+from actors.ledger.fan_out import FanOut, together
 from actors.ledger.record import LedgerRecord
-from actors.ledger.table import RunTable, TableBuilder
+from actors.ledger.run_offsets import RunOffsets, TableBuilder
 from actors.messages import DescribeLedger, LedgerIndex, ReadHeads, ReadRun, RunRead
 from actors.ports import Ports
 from actors.wire import Blob
@@ -76,7 +76,7 @@ class LedgerReader:
         write_set = [name for name in ledger.write_set(run) if name not in skip]
         left = deque(sorted(write_set, key=self._bookies.suspected))
         asked = ""
-        fan: Fan[str, RunRead] = Fan(self._ports, "read")
+        fan: FanOut[str, RunRead] = FanOut(self._ports, "read")
         try:
             while left or fan.busy:
                 if left and not (fan.busy and await fan.within(SPECULATE_MS)):
@@ -143,12 +143,12 @@ class LedgerReader:
             return None
         return data
 
-    async def table(self, ledger: LedgerRecord) -> RunTable:
+    async def table(self, ledger: LedgerRecord) -> RunOffsets:
         """The table of a closed ledger, from as few bookies as tell it whole. Raises Unavailable, Corrupt."""
         if ledger.last_run < 0:
-            return RunTable()
+            return RunOffsets()
         builder = TableBuilder(ledger)
-        fan: Fan[str, LedgerIndex] = Fan(self._ports, "describe")
+        fan: FanOut[str, LedgerIndex] = FanOut(self._ports, "describe")
         reasons = []
         try:
             for bookie in ledger.bookies():

@@ -129,9 +129,10 @@ class GivenUp(msgspec.Struct, frozen=True, array_like=True):
 class PartitionRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Everything durable about a partition except its runs.
 
-    released names ledgers that left the chain, until the sweep has written them down (actors.ledger.sweep). producers
-    holds what was confirmed up to (covered_ledger, covered_run), both inclusive; what came later is found
-    in the frames. subscriptions maps a durable subscription to a mark-delete position that it has surely reached.
+    released names ledgers that left the chain, until the garbage collection has written them down
+    (actors.ledger.garbage_collection). producers holds what was confirmed up to (covered_ledger, covered_run), both
+    inclusive; what came later is found in the frames. subscriptions maps a durable subscription to a mark-delete
+    position that it has surely reached.
     """
 
     format: int = FORMAT
@@ -207,7 +208,7 @@ def unpack_record(value: bytes) -> PartitionRecord:
 
 
 def encode_record(record: PartitionRecord) -> dict[str, Any]:
-    """The record as plain maps, lists and numbers, for `actors.owned`."""
+    """The record as plain maps, lists and numbers, for `actors.fenced_record`."""
     plain: dict[str, Any] = msgspec.to_builtins(record)
     return plain
 

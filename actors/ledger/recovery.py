@@ -14,7 +14,7 @@
 Should the end come out below an entry that is known to be confirmed, the bookies have lost it: that is Corrupt, and
 the ledger stays as it is for somebody to look at.
 
-This module holds the decisions. `actors.ledger.recover` asks the bookies.
+This module holds the decisions. `actors.ledger.recovery_op` asks the bookies.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from actors.ledger.bookies import Bookies
-from actors.ledger.fan import together
-from actors.ledger.keeper import RecordKeeper
+from actors.ledger.fan_out import together
+from actors.ledger.partition_metadata import PartitionMetadata
 from actors.ledger.reader import LedgerReader
 from actors.ledger.record import Fragment, LedgerRecord, PartitionRecord, State
 from actors.messages import AddRun, DescribeLedger
@@ -105,11 +105,11 @@ def with_repair(record: PartitionRecord, repair: Repair, replacement: str) -> Pa
 class Replicator:
     """Does the repairs of one partition, for its owner."""
 
-    def __init__(self, ports: Ports, bookies: Bookies, reader: LedgerReader, keeper: RecordKeeper) -> None:
+    def __init__(self, ports: Ports, bookies: Bookies, reader: LedgerReader, metadata: PartitionMetadata) -> None:
         self._ports = ports
         self._bookies = bookies
         self._reader = reader
-        self._keeper = keeper
+        self._metadata = metadata
         self._running = False
 
     async def run(self, lost: Callable[[], Sequence[str]]) -> None:
@@ -122,7 +122,7 @@ class Replicator:
             while True:
                 todo = [
                     repair
-                    for repair in plan_repairs(self._keeper.record, lost())
+                    for repair in plan_repairs(self._metadata.record, lost())
                     if (repair.ledger.id, repair.fragment, repair.slot) not in failed
                 ]
                 if not todo:
@@ -142,11 +142,11 @@ class Replicator:
         spare = [name for name in self._bookies.candidates(repair.fragment.bookies) if name not in lost]
         if not spare:
             raise Unavailable("there is no bookie to copy to")
-        runs = [run for run in repair.runs() if self._keeper.record.lost_run(repair.ledger.id, run) is None]
+        runs = [run for run in repair.runs() if self._metadata.record.lost_run(repair.ledger.id, run) is None]
         for start in range(0, len(runs), COPIES_AT_ONCE):
             works = [self._copy(repair.ledger, run, spare[0], lost) for run in runs[start : start + COPIES_AT_ONCE]]
             await together(self._ports, "copy", works)
-        await self._keeper.update(lambda record: with_repair(record, repair, spare[0]))
+        await self._metadata.update(lambda record: with_repair(record, repair, spare[0]))
         self._ports.log("repaired", ledger=repair.ledger.id, lost=repair.lost, to=spare[0], runs=len(runs))
 
     async def fill(self, ledger: LedgerRecord) -> int:
@@ -155,7 +155,7 @@ class Replicator:
         for bookie in ledger.bookies():
             index = await self._bookies.ask(bookie, DescribeLedger(ledger=ledger.id), DESCRIBE_TIMEOUT)
             missing = np.setdiff1d(expected_runs(ledger, bookie), index.runs.astype(np.int64)).tolist()
-            lacking = [run for run in missing if self._keeper.record.lost_run(ledger.id, run) is None]
+            lacking = [run for run in missing if self._metadata.record.lost_run(ledger.id, run) is None]
             for start in range(0, len(lacking), COPIES_AT_ONCE):
                 chosen = lacking[start : start + COPIES_AT_ONCE]
                 await together(self._ports, "copy", [self._copy(ledger, run, bookie, (bookie,)) for run in chosen])
@@ -164,6 +164,6 @@ class Replicator:
 
     async def _copy(self, ledger: LedgerRecord, run: int, to: str, skip: Sequence[str]) -> None:
         frame, data = await self._reader.whole(ledger, run, skip=tuple(skip))
-        epoch = self._keeper.record.epoch
+        epoch = self._metadata.record.epoch
         add = AddRun(ledger=ledger.id, epoch=epoch, head=frame.head, payload=Blob(data), recovery=True)
         await self._bookies.ask(to, add, ADD_TIMEOUT)

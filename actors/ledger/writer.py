@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from actors.backoff import Backoff
 from actors.ledger.bookies import Bookies, NoAnswer
 from actors.ledger.record import Fragment, LedgerRecord
-from actors.ledger.writing import PendingRun, WriteState
+from actors.ledger.write_state import PendingRun, WriteState
 from actors.messages import AddRun
 from actors.ports import Ports
 from actors.signal import Signal

@@ -11,11 +11,11 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from actors.fleet import key_of
 from actors.placement.placement import Placed, Placement
 from actors.placement.slots import STANDBY, HostProcess, is_broker, stem
 from actors.ports import Address, Node, Ports, Processes, Unknown
 from actors.signal import Signal
+from actors.supervisor import key_of
 from storage.errors import Corrupt, SluiceError, Unavailable
 
 
@@ -161,12 +161,12 @@ class Placer:
                 self._placement.note_machines(await self._processes.nodes())
             self._tend()
             return answer
-        if not answer.gone and not alone and await self._lives(process, name):
+        if not answer.gone and not alone and await self._answers(process, name):
             raise Unavailable(f"{kind} did not start: {answer.reason}; its process lives")
         self._end(process)
         raise Unavailable(f"the process for {kind} did not answer: {answer.reason}")
 
-    async def _lives(self, process: HostProcess, actor: str) -> bool:
+    async def _answers(self, process: HostProcess, actor: str) -> bool:
         """Give one actor's slow start up; True if its process answered, and so serves its other actors well."""
         if isinstance(await self._processes.stop(process.name, actor, self._times.stop), Unknown):
             return False

@@ -23,11 +23,11 @@ import msgspec
 from actors.backoff import Backoff
 from actors.ids import LedgerIds
 from actors.ledger.bookies import Bookies
-from actors.ledger.keeper import RecordKeeper
+from actors.ledger.partition_metadata import PartitionMetadata
 from actors.ledger.reader import LedgerReader, StoredFrame, payload_size
 from actors.ledger.record import Fragment, GivenUp, LedgerRecord, PartitionRecord, State
-from actors.ledger.recover import recover_ledger
-from actors.ledger.table import RunTable
+from actors.ledger.recovery_op import recover_ledger
+from actors.ledger.run_offsets import RunOffsets
 from actors.ledger.writer import Append, LedgerWriter
 from actors.messages import HEADS_AT_ONCE, Published, TopicSettings
 from actors.ports import Ports
@@ -90,9 +90,9 @@ class PartitionLog:
         self._waiters: list[Signal] = []
         self.bookies = bookies
         self.reader = LedgerReader(ports, bookies)
-        self.keeper = RecordKeeper(ports, topic, partition, lost)
+        self.metadata = PartitionMetadata(ports, topic, partition, lost)
         self.tail = RunCache(TAIL_BYTES)
-        self.tables: dict[int, RunTable] = {}
+        self.tables: dict[int, RunOffsets] = {}
         self.last_confirmed = EARLIEST
         self.settled: list[int] = []
         """Ledgers closed by this owner whose copies were not counted yet."""
@@ -106,7 +106,7 @@ class PartitionLog:
     @property
     def record(self) -> PartitionRecord:
         """The newest durable record."""
-        return self.keeper.record
+        return self.metadata.record
 
     @property
     def in_flight(self) -> int:
@@ -116,13 +116,13 @@ class PartitionLog:
     @property
     def epoch(self) -> int:
         """This owner's epoch."""
-        return self.keeper.record.epoch
+        return self.metadata.record.epoch
 
     # -- taking over -------------------------------------------------------------------------------------------------
 
     async def take(self) -> None:
         """Become the owner. Raises Fenced if another new owner was faster."""
-        await self.keeper.acquire(self._settings)
+        await self.metadata.acquire(self._settings)
 
     async def recover(self) -> None:
         """Settle every ledger that is not closed; retries while too few bookies answer."""
@@ -138,7 +138,7 @@ class PartitionLog:
             closed.append(await self._replay(settled))
         kept = tuple(ledger for ledger in closed if ledger.last_run >= 0)
         empty = [ledger.id for ledger in closed if ledger.last_run < 0]
-        await self.keeper.update(
+        await self.metadata.update(
             lambda record: self._covered(msgspec.structs.replace(record, ledgers=kept).with_released(empty))
         )
         if kept:
@@ -164,7 +164,7 @@ class PartitionLog:
                 return done
             self._check()
             with contextlib.suppress(Unavailable):
-                await self.keeper.verify()
+                await self.metadata.verify()
             await wait.pause()
 
     async def _replay(self, ledger: LedgerRecord) -> LedgerRecord:
@@ -296,12 +296,12 @@ class PartitionLog:
         self._check()
         if old is not None:
             old.retire()
-        await self.keeper.update(lambda record: self._closed(self._covered(record)).with_new_ledger(opened))
+        await self.metadata.update(lambda record: self._closed(self._covered(record)).with_new_ledger(opened))
         self._check()
         if old is not None:
             self._retired = [writer for writer in (*self._retired, old) if writer.busy]
         self.open_bytes = 0
-        self.tables[opened.id] = RunTable()
+        self.tables[opened.id] = RunOffsets()
         self._writer = LedgerWriter(
             self._ports, self.bookies, opened, self.epoch, save_fragment=self._save_fragment,
             confirmed=self._confirmed, stored=self._stored, lost=self._lost,
@@ -351,7 +351,7 @@ class PartitionLog:
                 raise InvariantViolation(f"ledger {ledger_id} gets a fragment and is not open")
             return record.with_ledger(ledger.with_fragment(fragment))
 
-        await self.keeper.update(change)
+        await self.metadata.update(change)
 
     # -- what the record says of producers ---------------------------------------------------------------------------
 
@@ -379,7 +379,7 @@ class PartitionLog:
     async def snapshot(self) -> None:
         """Bring the record up to date when enough was appended since the last time."""
         if not self.stopped and (self._runs_since >= SNAPSHOT_RUNS or self._bytes_since >= SNAPSHOT_BYTES):
-            await self.keeper.update(self._covered)
+            await self.metadata.update(self._covered)
 
     async def roll_if_due(self) -> None:
         """Close a ledger that has become old, also when nobody publishes."""
@@ -411,7 +411,7 @@ class PartitionLog:
         writer = self._writer
         return writer.state.last_confirmed if writer is not None and writer.ledger_id == ledger.id else -1
 
-    async def table(self, ledger: LedgerRecord) -> RunTable:
+    async def table(self, ledger: LedgerRecord) -> RunOffsets:
         """Where the runs of a ledger begin; asks the bookies the first time. Raises Unavailable."""
         known = self.tables.get(ledger.id)
         if known is None:
@@ -436,7 +436,7 @@ class PartitionLog:
         if self.stopped:
             return
         self.stopped = True
-        self.keeper.abandon()
+        self.metadata.abandon()
         for writer in (*self._retired, *([] if self._writer is None else [self._writer])):
             writer.close()
         self._room.set()

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from actors.ledger.fan import together
+from actors.ledger.fan_out import together
 from actors.ledger.reader import StoredFrame
 from actors.ledger.record import GivenUp, LedgerRecord, State
-from actors.ledger.table import RunTable
+from actors.ledger.run_offsets import RunOffsets
 from actors.messages import (
     Ends,
     Found,
@@ -32,9 +32,9 @@ from actors.messages import (
 )
 from actors.ports import Ports
 from actors.signal import Signal
-from actors.topic.giving_up import Unreadable
 from actors.topic.log import PartitionLog
 from actors.topic.tail import OLD_BYTES, CachedRun, RunCache
+from actors.topic.unreadable import Unreadable
 from actors.wire import Blob, owned
 from storage.batch import decode_body
 from storage.errors import Corrupt, NotFound, SluiceError, Unavailable
@@ -87,7 +87,7 @@ class LogReads:
             ],
         )
 
-    async def _table(self, ledger: LedgerRecord) -> RunTable:
+    async def _table(self, ledger: LedgerRecord) -> RunOffsets:
         lock = self._loading.setdefault(ledger.id, asyncio.Lock())
         async with lock:
             return await self._log.table(ledger)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from actors.ledger.record import GivenUp, LedgerRecord, State
-from actors.topic.giving_up import Unreadable
 from actors.topic.log import PartitionLog
 from actors.topic.producers import Producers
+from actors.topic.unreadable import Unreadable
 from actors.topic.upkeep import Upkeep
 from storage.position import position, show
 

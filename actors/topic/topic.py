@@ -51,11 +51,11 @@ from actors.messages import (
 )
 from actors.ports import Ports
 from actors.signal import Signal
-from actors.topic.giving_up import ALARM_MS, GivingUp
 from actors.topic.log import PartitionLog
 from actors.topic.producers import Join, NotYet, Producer, Producers, Store, Stored, Tail
 from actors.topic.reads import LogReads
 from actors.topic.stats import describe, describe_loss
+from actors.topic.unreadable import ALARM_MS, GivingUp
 from actors.topic.upkeep import Upkeep
 from actors.wire import Blob
 from storage.batch import MAX_RUN_BYTES, MAX_RUN_MESSAGES, Batch, check_published, decode_body, has_keyed_delay

@@ -1,9 +1,9 @@
 """What an owner does beside appending and reading: trim, restore copies, delete.
 
 The chain in the record always changes first, the bookies hear of it afterwards; what they miss is found by
-`actors.ledger.sweep`. A subscription is made durable in the record before its first Progress is answered, because
-from then on nothing above its mark may be trimmed; later marks are written along with the next trim, since an older
-mark in the record only keeps more.
+`actors.ledger.garbage_collection`. A subscription is made durable in the record before its first Progress is answered,
+because from then on nothing above its mark may be trimmed; later marks are written along with the next trim, since an
+older mark in the record only keeps more.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import msgspec
 from pyroaring import BitMap
 
 from actors.ledger.bookies import Bookies
+from actors.ledger.garbage_collection import noted_released
 from actors.ledger.record import LedgerRecord, PartitionRecord
 from actors.ledger.replication import Replicator, under_replicated
-from actors.ledger.sweep import noted_released
 from actors.messages import DeleteLedgers, Progress
 from actors.ports import Ports
 from actors.topic.log import PartitionLog
@@ -26,11 +26,11 @@ from storage.errors import Conflict, Fenced, SluiceError
 
 DELETE_TIMEOUT = 10_000
 LAST_TIMEOUT = 2_000
-"""An owner that deletes its topic waits no longer than this for a bookie: the sweep finds what it leaves."""
+"""An owner that deletes its topic waits no longer than this for a bookie: what it leaves is garbage-collected."""
 VERIFY_MS = 5_000
 FILL_RETRY_MS = 30_000
 PRUNE_AT = 64
-"""With so many released ledgers in the record, a trim looks which of them the sweep has written down."""
+"""With so many released ledgers in the record, a trim looks which of them the garbage collection has written down."""
 
 
 class Upkeep:
@@ -41,11 +41,11 @@ class Upkeep:
         self._bookies = bookies
         self._log = log
         self._reads = reads
-        self._replicator = Replicator(ports, bookies, log.reader, log.keeper)
+        self._replicator = Replicator(ports, bookies, log.reader, log.metadata)
         self._numbers: dict[str, int] = {}
         self._lost: list[str] = []
         self._leftovers: dict[str, list[int]] = {}
-        self._mending = False
+        self._replicating = False
         self._verified = 0
         self._fill_not_before = 0
         self.marks: dict[str, int] = {}
@@ -60,17 +60,17 @@ class Upkeep:
         now = self._ports.clock.monotonic()
         if now - self._verified >= VERIFY_MS:
             self._verified = now
-            await self._log.keeper.verify()
+            await self._log.metadata.verify()
         await self._log.snapshot()
         await self._log.roll_if_due()
         await self.trim()
-        if not self._mending and (
+        if not self._replicating and (
             self._lost or self._leftovers or (self._log.settled and now >= self._fill_not_before)
         ):
-            self._mending = True
-            self._ports.spawn(self._mend(now), "mend")
+            self._replicating = True
+            self._ports.spawn(self._replicate(now), "replicate")
 
-    async def _mend(self, now: int) -> None:
+    async def _replicate(self, now: int) -> None:
         """What depends on bookies that may be away: copies and deletions. Never in the way of the rest."""
         try:
             if self._lost:
@@ -79,9 +79,9 @@ class Upkeep:
                 await self._fill(now)
             await self._forget()
         except Fenced:
-            return  # the keeper has told the topic
+            return  # the record has told the topic
         finally:
-            self._mending = False
+            self._replicating = False
 
     async def _fill(self, now: int) -> None:
         """Look whether ledgers that were closed lately have all their copies; what cannot be done now comes later."""
@@ -119,9 +119,9 @@ class Upkeep:
             self.marks[name] = request.mark_delete
         noted = self._log.record.subscriptions.get(name)
         if request.gone == (noted is not None) or request.firm or (noted is not None and request.mark_delete < noted):
-            await self._log.keeper.update(self._with_marks)
+            await self._log.metadata.update(self._with_marks)
         if request.firm:
-            await self._log.keeper.verify()
+            await self._log.metadata.verify()
 
     def _with_marks(self, record: PartitionRecord) -> PartitionRecord:
         ever = record.ever_subscribed or bool(self.marks)
@@ -141,7 +141,7 @@ class Upkeep:
             left = tuple(number for number in record.released if number not in noted)
             return msgspec.structs.replace(self._with_marks(record), released=left).without_ledgers(ids)
 
-        await self._log.keeper.update(change)
+        await self._log.metadata.update(change)
         ids = [ledger.id for ledger in gone]
         self._log.forget(ids)
         self._reads.forget(ids)
@@ -170,7 +170,7 @@ class Upkeep:
     # -- lost bookies and the end ------------------------------------------------------------------------------------
 
     def replicate(self, lost: Iterable[str]) -> int:
-        """Note all bookies that will not come back; returns how much is left to be mended.
+        """Note all bookies that will not come back; returns how much is left to be copied.
 
         Counted are fragments that name a lost bookie, and closed ledgers whose copies were not counted yet.
         """
@@ -202,7 +202,7 @@ class Upkeep:
             emptied = record.without_ledgers([ledger.id for ledger in record.ledgers])
             return msgspec.structs.replace(emptied, deleted=True, subscriptions={}, producers={})
 
-        await self._log.keeper.update(change)
+        await self._log.metadata.update(change)
         self._log.halt()
         self._gone(gone)
         await self._forget(LAST_TIMEOUT)

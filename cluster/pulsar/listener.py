@@ -14,8 +14,8 @@ from actors.actor import Actor
 from actors.ports import Address, Ports
 from actors.pulsar.connection import Connection
 from actors.pulsar.gateway import Gateway
-from cluster.deaths import this_process
 from cluster.environment import LOOPBACK
+from cluster.process_watch import this_process
 from cluster.pulsar.ports import PORT_FILE
 
 MOST_CONNECTIONS = 1_000

@@ -10,7 +10,7 @@ def _pauses(seed: int, tries: int, reset_after: int) -> list[int]:
     taken: list[int] = []
 
     async def run(world: World) -> None:
-        ports = world.client("knocking")
+        ports = world.client("coming back")
         wait = Backoff(ports, 100, 1_000)
         for number in range(tries):
             began = ports.clock.monotonic()
@@ -29,5 +29,5 @@ def test_bo_1_pauses_double_up_to_the_limit_shortened_by_a_tenth_at_most() -> No
     assert all(want * 0.9 <= pause <= want for want, pause in zip(wanted, got, strict=True)), got
 
 
-def test_those_who_begin_together_do_not_knock_together() -> None:
+def test_those_who_begin_together_do_not_come_back_together() -> None:
     assert len({tuple(_pauses(seed, 5, -1)) for seed in range(8)}) == 8

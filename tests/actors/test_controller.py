@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from actors.actor import Actor
+from actors.bookie_failure_detector import REFUSALS
 from actors.controller import COOKIES, Controller, check_settings
-from actors.fleet import MISSES, PING_MS, PING_TIMEOUT
-from actors.losses import REFUSALS
 from actors.messages import (
     Admin,
     CreateTopic,
@@ -30,6 +29,7 @@ from actors.messages import (
     TopicSettings,
 )
 from actors.ports import Address, Ports, Unknown
+from actors.supervisor import MISSES, PING_MS, PING_TIMEOUT
 from storage.errors import Conflict, Corrupt, Invalid, NotFound, SluiceError
 from tests.sim.world import World
 

@@ -40,12 +40,12 @@ class Handle:
 
 
 @pytest.mark.parametrize("failures", [0, 1, 3])
-def test_it_knocks_until_it_is_awake(monkeypatch: pytest.MonkeyPatch, failures: int) -> None:
+def test_a_host_is_called_until_it_is_awake(monkeypatch: pytest.MonkeyPatch, failures: int) -> None:
     """Each failed call is followed by another; after the one that works there is no more."""
     handle: Any = Handle(failures)
     monkeypatch.setattr(ray, "get", handle.get)
-    monkeypatch.setattr(host, "KNOCK_S", 0)
-    host.knock(handle)
+    monkeypatch.setattr(host, "WAKE_S", 0)
+    host.wake_host(handle)
     assert handle.calls == failures + 1
 
 

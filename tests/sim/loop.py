@@ -167,7 +167,7 @@ class SimLoop(asyncio.BaseEventLoop):
             del self._frozen[owner]
             self._ready.extend(held)
 
-    def bury(self, owner: object) -> None:
+    def send_to_dead_letters(self, owner: object) -> None:
         """Drop every callback of a process, now and for ever."""
         self._dropped.extend(self._frozen.get(owner) or ())
         self._frozen[owner] = None

@@ -112,7 +112,7 @@ def test_a_frozen_process_goes_on_in_the_middle_and_a_buried_one_never() -> None
         loop.create_task(work("b"))
         await loop.pause(25)
         loop.freeze("a")
-        loop.bury("b")
+        loop.send_to_dead_letters("b")
         await loop.pause(100)
         assert sorted(seen) == ["a0", "a1", "b0", "b1"]
         loop.thaw("a")

@@ -369,7 +369,7 @@ class World:
         self.record(process.name, "ended", address=process.address, reason=reason)
         for hear in self.ears:
             hear(process, "ended", {"reason": reason})
-        self.loop.bury(process)
+        self.loop.send_to_dead_letters(process)
         if self._addresses.get(process.address) is process:
             del self._addresses[process.address]
         self._graveyard.append(process)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from actors import messages
 from actors.bookie import Bookie, BookieSettings, inspect_journal
 from actors.bookie.index import FAN, Index, Row
-from actors.bookie.table import BLOCK_ROWS, ROW, TableWriter, merge, open_table
+from actors.bookie.index_table import BLOCK_ROWS, ROW, TableWriter, merge, open_table
 from storage.errors import Corrupt, Fenced, NotFound, Unavailable
 from storage.frame import Buffer
 from tests.actors.bookie.world import SMALL, MemoryDisk, World, add, payload_of, read

@@ -157,7 +157,7 @@ class Broker:
             self.reread()
             if not self.take():
                 await self.world.settle()
-                if not self.take() and not self.tracker._shelf.rescans:
+                if not self.take() and not self.tracker._bucket_set.rescans:
                     return
 
     async def run_until(self, end: int, *, acknowledge: bool = False) -> None:
@@ -176,19 +176,19 @@ class Broker:
     def recount(self) -> None:
         """Every counter equals what a count of the parts gives."""
         tracker = self.tracker
-        shelf, core = tracker._shelf, tracker._core
+        bucket_set, core = tracker._bucket_set, tracker._core
         assert tracker.count() == sum(len(bitmap) for _, bitmap in core.index.ledgers())
         stats = tracker.stats()
-        assert stats["pulsar_delayed_message_index_bucket_total"] == len(shelf.buckets) + 1
-        assert tracker.loaded() == sum(len(part) for part in shelf.memory())
-        assert not [b for b in shelf.buckets if b.horizon() < (-1, 0)]
-        held = len(tracked(shelf.memory(), core.index))
-        unloaded = sum(int(b.table.count[b.next_segment :].sum()) for b in shelf.buckets if b.table is not None)
+        assert stats["pulsar_delayed_message_index_bucket_total"] == len(bucket_set.buckets) + 1
+        assert tracker.loaded() == sum(len(part) for part in bucket_set.memory())
+        assert not [b for b in bucket_set.buckets if b.horizon() < (-1, 0)]
+        held = len(tracked(bucket_set.memory(), core.index))
+        unloaded = sum(int(b.table.count[b.next_segment :].sum()) for b in bucket_set.buckets if b.table is not None)
         assert tracker.count() <= held + unloaded
 
     def leftover(self) -> list[str]:
         """Objects that the manifest of this life does not name."""
-        named = [self.tracker._objects.name(key) for key in self.tracker._shelf.named]
+        named = [self.tracker._objects.name(key) for key in self.tracker._bucket_set.named]
         return [name for name in self.world.objects if name not in named]
 
     async def end(self) -> None:

@@ -32,7 +32,7 @@ async def test_a_bucket_is_also_cut_inside_a_ledger_when_it_grows_too_large(monk
     scenario.log.publish(1, [1000 + i for i in range(50)])
     broker.read()
     await scenario.world.settle()
-    assert [record.count for record in broker.tracker._shelf.named.values()] == [20, 20]
+    assert [record.count for record in broker.tracker._bucket_set.named.values()] == [20, 20]
     await broker.run_until(1100)
     assert len(broker.delivered) == 50
     await scenario.finish(broker)
@@ -45,7 +45,7 @@ async def test_one_call_over_many_ledgers_seals_at_their_borders() -> None:
     due = np.arange(places.size, dtype=np.int64) + 1000
     assert broker.tracker.add(places, (places & 0xFFFF).astype(np.uint32), due, 0).all()
     await scenario.world.settle()
-    records = broker.tracker._shelf.named.values()
+    records = broker.tracker._bucket_set.named.values()
     assert [(record.start >> 32, record.end >> 32, record.count) for record in records] == [
         (1, 2, 6),
         (3, 4, 6),

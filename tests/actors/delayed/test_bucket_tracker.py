@@ -125,7 +125,7 @@ async def test_bt_9_merge() -> None:
     assert broker.leftover() == []
     await scenario.finish(broker)
     again = await scenario.begin()
-    named = again.tracker._shelf.named.values()
+    named = again.tracker._bucket_set.named.values()
     assert again.tracker.count() == sum(record.count for record in named)
     again.read()
     assert again.tracker.count() == 111
@@ -188,7 +188,7 @@ async def test_bt_13_the_number_of_entries_cuts_segments() -> None:
     scenario = Scenario(min_count=20, cap=5, step_s=3600)
     broker = await scenario.begin()
     await scenario.publish(broker, 1, 101)
-    assert [record.segments for record in broker.tracker._shelf.named.values()] == [4, 4, 4, 4, 4]
+    assert [record.segments for record in broker.tracker._bucket_set.named.values()] == [4, 4, 4, 4, 4]
     await scenario.finish(broker)
 
 
@@ -218,7 +218,7 @@ async def test_clear_while_a_bucket_is_being_written_leaves_nothing() -> None:
     await broker.tracker.clear()
     await scenario.world.advance(LONG)
     assert scenario.world.objects == {}
-    assert broker.tracker._shelf.named == {}
+    assert broker.tracker._bucket_set.named == {}
     await scenario.finish(broker)
 
 
@@ -229,7 +229,7 @@ async def test_bt_16_trim() -> None:
     broker.tracker.trim(message(30))
     await scenario.world.settle()
     assert buckets(broker) <= 5
-    assert all(bucket.end >= position(31, 0) for bucket in broker.tracker._shelf.buckets)
+    assert all(bucket.end >= position(31, 0) for bucket in broker.tracker._bucket_set.buckets)
     assert broker.leftover() == []
     before = broker.tracker.count()
     await broker.run_until(360)

@@ -54,7 +54,7 @@ async def last_owner(world: World, log: Log, epoch: int) -> None:
     broker.recount()
     assert broker.tracker.count() == 0
     assert broker.tracker.stats()["lost_buckets"] == 0
-    assert broker.tracker._shelf.named == {}
+    assert broker.tracker._bucket_set.named == {}
     assert world.objects == {}, "objects are left over"
     await broker.end()
 
@@ -159,13 +159,13 @@ async def test_an_old_owner_wakes_up_and_is_fenced() -> None:
     await new.start()
     new.read()
     await world.settle()
-    named = dict(new.tracker._shelf.named)
+    named = dict(new.tracker._bucket_set.named)
     old.tracker.trim(max(log.due))
     await world.advance(1)
     assert old.tracker.failed is not None
     assert old.signals > 0
     assert old.take() == []
-    assert new.tracker._shelf.named == named
+    assert new.tracker._bucket_set.named == named
     assert all(new.tracker._objects.name(key) in world.objects for key in named)
     await old.end()
     await new.run_until(END, acknowledge=True)

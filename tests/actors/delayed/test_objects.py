@@ -83,7 +83,7 @@ async def test_bs_5_the_manifest_knows_the_length_of_each_object() -> None:
     scenario = Scenario()
     broker = await scenario.begin()
     await scenario.publish(broker, 1, 11)
-    named = broker.tracker._shelf.named
+    named = broker.tracker._bucket_set.named
     lengths = {broker.tracker._objects.name(key): record.size for key, record in named.items()}
     assert lengths == {name: len(data) for name, data in scenario.world.objects.items()}
     assert len(lengths) == 2

@@ -147,7 +147,7 @@ async def test_a_server_killed_in_the_middle_of_seals_and_merges(
     s3_credentials: None,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for constant in ("sealer.PARKED_MS", "keeper.RETRY_MS", "loader.STALLED_MS"):
+    for constant in ("sealer.PARKED_MS", "maintenance.RETRY_MS", "loader.STALLED_MS"):
         monkeypatch.setattr(f"actors.delayed.{constant}", 100)
     s3_server.make_bucket(BUCKET)
     setup = Setup(s3_server)

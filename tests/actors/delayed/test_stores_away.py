@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from actors.delayed.buckets import BucketTracker
-from actors.delayed.keeper import COLLECT_FIRST_MS, RETRY_MS
+from actors.delayed.maintenance import COLLECT_FIRST_MS, RETRY_MS
 from actors.delayed.sealer import PARKED_MS
 from actors.delayed.tracker import DelayedTracker, make_tracker
 from actors.messages import SubscriptionSettings
@@ -174,7 +174,7 @@ async def test_a_damaged_manifest_stops_neither_delivery_nor_deleting() -> None:
     assert numbers(broker.delivered) == [1, 2, 3, 4, 5]
     # The store damages it again under the owner, who puts a good version behind it.
     scenario.world.records[KEY].append(b"rubbish")
-    broker.tracker._keeper.collect_later()
+    broker.tracker._maintenance.collect_later()
     await scenario.world.advance(RETRY_MS)
     assert broker.tracker.failed is None
     scenario.world.records[KEY].append(b"rubbish")
@@ -320,7 +320,7 @@ async def test_a_slow_recovery_stores_nothing_twice() -> None:
     store.refuse()
     await scenario.world.advance(10_000)
     assert not broker.tracker.stats()["recovery"]["running"]
-    counts = [record.count for record in broker.tracker._shelf.named.values()]
+    counts = [record.count for record in broker.tracker._bucket_set.named.values()]
     assert (sum(counts) + broker.tracker.loaded(), broker.tracker.count()) == (30, 30)
     assert set(before) <= set(scenario.world.objects)
     await broker.run_until(3_100_000)

@@ -6,7 +6,7 @@ import pytest
 
 from actors.dispatcher.sessions import Session
 from actors.dispatcher.store import GROUP_MS, LINGER_MS, CursorStore
-from actors.owned import OwnedRecord
+from actors.fenced_record import FencedRecord
 from actors.ports import Ports
 from storage.errors import Fenced
 from tests.sim.world import World
@@ -20,7 +20,7 @@ class Owner:
     def __init__(self, world: World, name: str) -> None:
         self.world = world
         self.ports: Ports = world.client(name)
-        self.record = OwnedRecord(self.ports, "s")
+        self.record = FencedRecord(self.ports, "s")
         self.fenced: list[str] = []
         self.sessions: list[Session] = []
         self.store = CursorStore(self.ports, self.record, dict, lambda: self.sessions, self.fenced.append, TRUST_MS)

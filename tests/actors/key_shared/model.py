@@ -18,7 +18,7 @@ FAR = 1 << 62
 
 @dataclass
 class Message:
-    """state: fresh, replay, loose, waiting, held, pending, dead or done."""
+    """state: fresh, replay, unordered, waiting, held, pending, dead or done."""
 
     position: int
     hash: int
@@ -171,7 +171,7 @@ class Model:
             if message.position in consumer.claims and message.state != "done":
                 consumer.claims.discard(message.position)
                 free = not self.ordered or message.hash not in held
-                if message.state in ("fresh", "replay", "loose", "waiting", "held") and free:
+                if message.state in ("fresh", "replay", "unordered", "waiting", "held") and free:
                     message.state, message.holder = "pending", consumer.number
                     message.delivered = message.sent = True
                     message.removed |= message.position in consumer.finished
@@ -214,7 +214,7 @@ class Model:
                 message.state = "replay"
         for position, masked in messages:
             if position not in self.messages:
-                self._add(Message(position, self.reduce(masked), "loose", due=True))
+                self._add(Message(position, self.reduce(masked), "unordered", due=True))
             elif self.messages[position].state == "held":
                 self.messages[position].state = "replay"
         for consumer in self.consumers:
@@ -249,7 +249,7 @@ class Model:
         """How many messages may be read forward (KS-39, KS-40)."""
         if not self.consumers or self.all_blocked:
             return 0
-        waiting = len(self.in_state("fresh", "replay", "loose"))
+        waiting = len(self.in_state("fresh", "replay", "unordered"))
         permits = sum(self.allowance(c) for c in self.consumers) - len(self.in_state("fresh"))
         s = self.settings
         limit = s.look_ahead_per_subscription
@@ -319,7 +319,7 @@ class Model:
             self._note(consumer, unread, now + delay if delay else 0, counted)
         for message in mine:
             message.until = now + delay
-            self._give_back(message, "waiting" if delay else "loose" if counted else "replay")
+            self._give_back(message, "waiting" if delay else "unordered" if counted else "replay")
             if counted:
                 self._count_redelivery(message)
         self._settle()
@@ -408,11 +408,11 @@ class Model:
         self.now = now
         for message in self.in_state("waiting"):
             if message.until <= now:
-                message.state = "loose"
+                message.state = "unordered"
         self._settle()
         out: list[tuple[int, int, int]] = []
         permits = {consumer.number: self.allowance(consumer) for consumer in self.consumers}
-        for states in (("replay", "loose"), ("fresh",)):
+        for states in (("replay", "unordered"), ("fresh",)):
             batch = self.in_state(*states)
             waiting = {m.hash for m in self.in_state("replay")} if states == ("fresh",) and self.ordered else set()
             going = []

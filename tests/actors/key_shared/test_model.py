@@ -160,7 +160,7 @@ class Schedule(RuleBasedStateMachine):
             assert [g for g in got if g[0] == number] == [w for w in want if w[0] == number]
         assert not self.dispatch.stalled()
         assert not self.dispatch.route(self.now)
-        for message in self.model.in_state("replay", "loose", "held"):
+        for message in self.model.in_state("replay", "unordered", "held"):
             assert self.dispatch.explain(position=message.position, now=self.now)["verdict"] != "deliverable"
 
     @rule(
@@ -176,7 +176,7 @@ class Schedule(RuleBasedStateMachine):
             "own": [m.position for m in held if m.holder == number],
             "all": [m.position for m in held],
             "any": self.published,
-            "read": [m.position for m in self.model.in_state("replay", "loose", "waiting", "dead", "done")],
+            "read": [m.position for m in self.model.in_state("replay", "unordered", "waiting", "dead", "done")],
         }[part][::every]
         twice = choice[::-1] + choice[:2]
         for positions in (twice, choice):
@@ -255,7 +255,7 @@ class Schedule(RuleBasedStateMachine):
             held = [m.position for m in self.model.in_state("pending") if m.holder == consumer.number]
             assert self.dispatch.pending(consumer.number).tolist() == held
         stats = self.dispatch.stats(self.now)
-        assert stats["msgInReplay"] == len(self.model.in_state("replay", "loose"))
+        assert stats["msgInReplay"] == len(self.model.in_state("replay", "unordered"))
         assert stats["msgDelayedHoldingKeys"] == len(self.model.in_state("held"))
         assert stats["msgDeadLetter"] == len(self.model.in_state("dead"))
         assert stats["blockedSubscriptionOnUnackedMsgs"] == self.model.all_blocked

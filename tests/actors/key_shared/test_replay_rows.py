@@ -1,7 +1,7 @@
 """MR, SD-8, SD-11: messages that wait to be sent again, with and without a place in the order.
 
 Upstream keeps positions, their hashes and counts by hash in a structure of its own. Here they are rows of the window
-in the states REPLAY (a place in the order, counted by hash) and LOOSE (none), and `tables.replayed` has the counts.
+in the states REPLAY (a place in the order, counted by hash) and UNORDERED (none), and `tables.replayed` has the counts.
 """
 
 from __future__ import annotations

@@ -94,12 +94,12 @@ def test_a_wake_up_that_was_missed_costs_time_and_never_order() -> None:
     flow = Driver()
     flow.join("c1", permits=1)
     flow.send(X, X)
-    # As if a grant had forgotten to stir up what waits: 1:1 is not looked at, and 1:2 must not overtake it.
+    # As if a grant had forgotten to recheck up what waits: 1:1 is not looked at, and 1:2 must not overtake it.
     flow.dispatch._core.members.credited[0] = 3
     flow.publish(X)
     assert flow.route() == {}
     assert flow.dispatch.stalled(), "and the watchdog sees it"
-    flow.dispatch._core.stir = True
+    flow.dispatch._core.recheck = True
     assert flow.route() == {"c1": ["1:1", "1:2"]}
 
 
@@ -114,7 +114,7 @@ def test_a_broken_order_gate_cannot_hide() -> None:
     flow.dispatch._core.members.credited[0] = 2
     flow.dispatch.route(0)
     assert flow.pending("c1") == ["1:0", "1:2"]
-    flow.dispatch._core.stir = True
+    flow.dispatch._core.recheck = True
     flow.dispatch._core.members.credited[0] = 3
     with pytest.raises(InvariantViolation, match="promise 3 broken: 1:1"):
         flow.dispatch.route(0)

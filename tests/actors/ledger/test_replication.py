@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from actors.ledger.keeper import RecordKeeper
+from actors.ledger.partition_metadata import PartitionMetadata
 from actors.ledger.reader import LedgerReader
 from actors.ledger.record import Fragment, LedgerRecord, PartitionRecord, State
 from actors.ledger.replication import (
@@ -27,16 +27,16 @@ def make_closed(ledger_id: int = 7) -> LedgerRecord:
     return msgspec.structs.replace(ledger, last_run=RUNS - 1, last_entry=2 * RUNS - 1)
 
 
-async def stocked(lab: Lab) -> tuple[RecordKeeper, Replicator]:
-    """A keeper whose partition has that ledger, with all its copies at the bookies."""
-    keeper = RecordKeeper(lab.ports, "t", 0, lambda reason: None)
-    await keeper.acquire(TopicSettings())
+async def stocked(lab: Lab) -> tuple[PartitionMetadata, Replicator]:
+    """A metadata whose partition has that ledger, with all its copies at the bookies."""
+    metadata = PartitionMetadata(lab.ports, "t", 0, lambda reason: None)
+    await metadata.acquire(TopicSettings())
     ledger = make_closed()
-    await keeper.update(lambda record: msgspec.structs.replace(record, ledgers=(ledger,)))
+    await metadata.update(lambda record: msgspec.structs.replace(record, ledgers=(ledger,)))
     for run in range(RUNS):
         for bookie in ledger.write_set(run):
             lab.put(bookie, 7, run, 2 * run)
-    return keeper, Replicator(lab.ports, lab.bookies, LedgerReader(lab.ports, lab.bookies), keeper)
+    return metadata, Replicator(lab.ports, lab.bookies, LedgerReader(lab.ports, lab.bookies), metadata)
 
 
 def test_the_plan_names_every_slot_of_a_lost_bookie_with_its_runs() -> None:
@@ -70,43 +70,43 @@ def test_a_slot_that_moved_on_meanwhile_is_left_alone() -> None:
 
 async def test_everything_that_a_lost_bookie_had_is_copied_and_the_count_goes_to_zero() -> None:
     lab = Lab("abcdef")
-    keeper, replicator = await stocked(lab)
+    metadata, replicator = await stocked(lab)
     lab.wire.rules.append(lambda bookie, request: "lose" if bookie == "c" else None)
-    assert under_replicated(keeper.record, ["c"]) == 2
+    assert under_replicated(metadata.record, ["c"]) == 2
     await replicator.run(lambda: ["c"])
-    assert under_replicated(keeper.record, ["c"]) == 0
-    ledger = keeper.record.ledgers[0]
+    assert under_replicated(metadata.record, ["c"]) == 0
+    ledger = metadata.record.ledgers[0]
     for run in range(RUNS):
         assert all((7, run) in lab.wire.bookies[name].runs for name in ledger.write_set(run))
 
 
 async def test_runs_without_any_other_copy_stay_counted() -> None:
     lab = Lab("abcdef")
-    keeper, replicator = await stocked(lab)
+    metadata, replicator = await stocked(lab)
     lab.wire.rules.append(lambda bookie, request: "lose" if bookie in "ac" else None)
     await replicator.run(lambda: ["a", "c"])
-    assert under_replicated(keeper.record, ["a", "c"]) > 0
+    assert under_replicated(metadata.record, ["a", "c"]) > 0
     assert any(event == "repair_failed" for event, _ in lab.events)
 
 
 async def test_copies_that_are_missing_on_live_bookies_are_filled_in() -> None:
     lab = Lab("abcdef")
-    keeper, replicator = await stocked(lab)
+    metadata, replicator = await stocked(lab)
     for bookie, run in (("a", 0), ("d", 6)):
         del lab.wire.bookies[bookie].runs[7, run]
-    assert await replicator.fill(keeper.record.ledgers[0]) == 2
-    assert await replicator.fill(keeper.record.ledgers[0]) == 0
+    assert await replicator.fill(metadata.record.ledgers[0]) == 2
+    assert await replicator.fill(metadata.record.ledgers[0]) == 0
     assert (7, 0) in lab.wire.bookies["a"].runs
     assert (7, 6) in lab.wire.bookies["d"].runs
 
 
 async def test_a_damaged_copy_is_never_copied_on() -> None:
     lab = Lab("abcdef")
-    keeper, replicator = await stocked(lab)
-    ledger = keeper.record.ledgers[0]
+    metadata, replicator = await stocked(lab)
+    ledger = metadata.record.ledgers[0]
     holder = next(name for name in ledger.write_set(1) if name != "c")
     head, payload = lab.wire.bookies[holder].runs[7, 1]
     lab.wire.bookies[holder].runs[7, 1] = (head, bytes([payload[0] ^ 1]) + payload[1:])
     await replicator.run(lambda: ["c"])
-    assert keeper.record.ledgers[0].fragments[0].bookies[2] == "c"
+    assert metadata.record.ledgers[0].fragments[0].bookies[2] == "c"
     assert not any((7, 1) in lab.wire.bookies[name].runs for name in "ef")

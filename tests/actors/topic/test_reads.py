@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import pytest
 
-from actors.ledger.fan import together
+from actors.ledger.fan_out import together
 from actors.ledger.reader import StoredFrame
 from actors.ledger.record import record_key, unpack_record
 from actors.messages import (
@@ -161,7 +161,7 @@ def test_s13_trimming_follows_the_slowest_subscription_and_survives_a_change_of_
         assert (await insist(client, to, -1)).runs[0].ledger == ids[2]
         await ask(client, to, Progress(subscription="slow", mark_delete=-1, gone=True))
         await until(client, lambda: [ledger.id for ledger in cluster.topic()._log.record.ledgers] == ids[3:])
-        await until(client, lambda: not cluster.topic()._upkeep._leftovers and not cluster.topic()._upkeep._mending)
+        await until(client, lambda: not cluster.topic()._upkeep._leftovers and not cluster.topic()._upkeep._replicating)
         held = [await ask(client, cluster.addresses[name], ListLedgers()) for name in sorted(cluster.addresses)]
         assert {ledger for reply in held for ledger in reply.ledgers} <= set(ids[3:])
 

@@ -23,8 +23,8 @@ from actors.controller import Controller
 from actors.delayed.shared import SharedIndexes
 from actors.directory import Directory
 from actors.dispatcher import Dispatcher
+from actors.factories import make_dispatcher, make_topic
 from actors.messages import Admin, CreateTopic, Event, Stats, SubscriptionSettings, TopicSettings
-from actors.owners import make_dispatcher, make_topic
 from actors.ports import Address, Ports, Unknown
 from actors.producer.producer import Outgoing, PartitionProducer, split
 from actors.topic.topic import Topic

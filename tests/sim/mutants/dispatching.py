@@ -155,7 +155,7 @@ DISPATCHING: list[Mutant] = [
     ),
     Mutant(
         name="a lost bucket is not read again from the log",
-        module="actors.delayed.shelf",
+        module="actors.delayed.bucket_set",
         old="        self.rescans.append((bucket.start, bucket.end))",
         new="        pass",
         world=BROKER,

@@ -24,8 +24,8 @@ STORING: list[Mutant] = [
         seed=1828,
     ),
     Mutant(
-        name="the sweep deletes what nobody released",
-        module="actors.ledger.sweep",
+        name="garbage collection deletes what nobody released",
+        module="actors.ledger.garbage_collection",
         old="if ledger in released and ledger not in named]",
         new="if ledger not in named]",
         world=RESTORED,
@@ -106,7 +106,7 @@ STORING: list[Mutant] = [
     ),
     Mutant(
         name="ack quorum off by one",
-        module="actors.ledger.writing",
+        module="actors.ledger.write_state",
         old="for bookie in self.write_set(pending.run)) >= self.quorum.ack",
         new="for bookie in self.write_set(pending.run)) >= max(1, self.quorum.ack - 1)",
         world=LEDGER,
@@ -114,15 +114,15 @@ STORING: list[Mutant] = [
     ),
     Mutant(
         name="confirmed while an ensemble change is under way",
-        module="actors.ledger.writing",
+        module="actors.ledger.write_state",
         old="        while self._change is None and self._pending and self._enough(self._pending[0]):",
         new="        while self._pending and self._enough(self._pending[0]):",
         world=LEDGER,
-        test="tests/actors/ledger/test_writing.py::test_nothing_is_confirmed_while_an_ensemble_change_is_under_way",
+        test="tests/actors/ledger/test_write_state.py::test_nothing_is_confirmed_while_an_ensemble_change_is_under_way",
     ),
     Mutant(
         name="fragment begins behind unconfirmed runs",
-        module="actors.ledger.writing",
+        module="actors.ledger.write_state",
         old="Fragment(self.confirmed_run + 1, self.last_confirmed + 1, tuple(changed))",
         new="Fragment(self.next_run, self.next_entry, tuple(changed))",
         world=LEDGER,
@@ -130,7 +130,7 @@ STORING: list[Mutant] = [
     ),
     Mutant(
         name="new bookies of an ensemble get no old runs",
-        module="actors.ledger.writing",
+        module="actors.ledger.write_state",
         old="            if bookie not in pending.acked and bookie not in self.quorum.write_set(pending.run, before)",
         new="            if bookie not in bookie",
         world=LEDGER,
@@ -162,7 +162,7 @@ STORING: list[Mutant] = [
     ),
     Mutant(
         name="recovery does not write back",
-        module="actors.ledger.recover",
+        module="actors.ledger.recovery_op",
         old="        await work.write_back(recovery, frame)\n",
         new="",
         world=LEDGER,
@@ -170,7 +170,7 @@ STORING: list[Mutant] = [
     ),
     Mutant(
         name="a lost metadata race is written over",
-        module="actors.owned",
+        module="actors.fenced_record",
         old="                self.lost = True\n",
         new="                self._number = newest.number if newest else 0\n",
         world=LEDGER,

@@ -22,8 +22,8 @@ from actors.bookie import Bookie
 from actors.controller import LEFTOVERS_MS, Controller
 from actors.delayed.shared import SharedIndexes
 from actors.directory import Directory
+from actors.factories import make_dispatcher, make_topic
 from actors.messages import CreateTopic, Stats, SubscriptionSettings, TopicSettings
-from actors.owners import make_dispatcher, make_topic
 from actors.ports import Ports, Unknown
 from loadgen.checkers import judge
 from storage.errors import SluiceError
@@ -183,9 +183,9 @@ class Course:
         world.kinds["topic"] = (self._topic, _broker, lambda settings: None)
         world.kinds["dispatcher"] = (self._dispatcher, _broker, lambda settings: None)
         often = random.Random(f"leftovers/{world.seed}").random() < 0.3
-        sweeps = 300 if often else LEFTOVERS_MS
+        pause = 300 if often else LEFTOVERS_MS
         address = await world.start(
-            "controller", lambda ports: Controller(ports, bookies=names, leftovers_ms=sweeps), fixed=True
+            "controller", lambda ports: Controller(ports, bookies=names, leftovers_ms=pause), fixed=True
         )
         assert address == CONTROLLER
         await self._create(world.client("admin"))

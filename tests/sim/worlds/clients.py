@@ -326,7 +326,7 @@ class SimConsumer:
             self._acked.set()
 
     async def _give_back(self, consumer: PartitionConsumer, part: Received, rows: npt.NDArray[np.int64]) -> None:
-        delay, life = self.rng.choice(self.traffic.negative_delays), consumer._lives
+        delay, life = self.rng.choice(self.traffic.negative_delays), consumer._generation
         moment = self.past.stamp()
         backs = [
             [part.partition, position, moment, delay, seen, -1]
@@ -334,7 +334,9 @@ class SimConsumer:
         ]
         self.past.hand_backs += backs
         confirmed = await consumer.negative_acknowledge(part, rows, delay)
-        if confirmed and consumer._lives == life:  # else its session was lost, and the messages were others' already
+        if (
+            confirmed and consumer._generation == life
+        ):  # else its session was lost, and the messages were others' already
             moment = self.past.stamp()
             for back in backs:
                 back[-1] = moment

@@ -1,6 +1,6 @@
 """Controllers that place bookies, topics and dispatchers in processes on nodes, while all of these come and go.
 
-Placement and the controller's fleet are the real ones; nodes and processes are simulated. Processes freeze, start
+Placement and the controller's supervisor are the real ones; nodes and processes are simulated. Processes freeze, start
 slowly, die, also while they start; nodes die and their machines come back; a controller ends, and the next one finds
 what runs; one that was frozen comes back and works beside its successor for a while.
 
@@ -17,12 +17,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from actors.fleet import Fleet, Running
 from actors.messages import Alive, Ping
 from actors.placement.placement import Placement
 from actors.placement.placer import Placer
 from actors.placement.slots import STANDBY, is_broker, stem
 from actors.ports import Address, Ports, Unknown
+from actors.supervisor import Running, Supervisor
 from actors.wire import Request
 from storage.errors import Unavailable
 from tests.sim.faults import Fault, Nemesis
@@ -77,20 +77,20 @@ class _Controller:
         self.ports: Ports = replace(course.world.client(self.name), net=net)
         self.placement = Placement(course.brokers, self.ports.clock.monotonic())
         processes = SimProcesses(course.cluster, self.name, self.makes)
-        self.fleet = Fleet(self.ports, Placer(self.ports, processes, self.placement))
+        self.supervisor = Supervisor(self.ports, Placer(self.ports, processes, self.placement))
         self.entries: list[Running] = []
         self.ports.spawn(self.run(), "run")
 
     async def run(self) -> None:
-        """What the controller does with its fleet."""
+        """What the controller does with its supervisor."""
         while True:
             try:
-                await self.fleet.adopt()
+                await self.supervisor.adopt()
                 break
             except Unavailable:
                 await self.ports.clock.sleep(RETRY_MS)
-        self.entries = [self.fleet.want(kind, settings) for kind, settings in self.course.wanted]
-        await self.fleet.watch()
+        self.entries = [self.supervisor.want(kind, settings) for kind, settings in self.course.wanted]
+        await self.supervisor.watch()
 
     def makes(self, name: str) -> None:
         """It begins to make a process."""

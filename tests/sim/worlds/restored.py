@@ -1,12 +1,12 @@
-"""Bookies start again over their disks with the right, an empty, a foreign or an older metadata store, and sweep.
+"""Bookies start again over their disks with the right, an empty, a foreign or an older metadata store, and garbage goes.
 
 A topic is written, and some of its ledgers are released. Everything ends, and starts with another metadata store:
 
 * an empty one, or one of another cluster: no bookie that has served starts;
 * an older one of the same cluster: a new topic gets no number under which a disk has runs, and its runs are its own.
 
-Each time whoever serves is swept. Then the right store is back, and every run that was confirmed and not released is
-read, byte for byte (S1, S3).
+Each time the garbage of those that serve is collected. Then the right store is back, and every run that was confirmed
+and not released is read, byte for byte (S1, S3).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import pyarrow as pa
 from actors.bookie import Bookie, BookieSettings
 from actors.bookie.cookie import CLUSTER
 from actors.ids import LedgerIds
-from actors.ledger.keeper import RecordKeeper
+from actors.ledger.garbage_collection import collect_garbage
+from actors.ledger.partition_metadata import PartitionMetadata
 from actors.ledger.record import Fragment, LedgerRecord, PartitionRecord, State
-from actors.ledger.sweep import sweep
 from actors.messages import AddRun, BookieList, ReadRun, TopicSettings
 from actors.ports import Ports, Unknown
 from actors.wire import Blob, Reply, Request
@@ -64,7 +64,7 @@ class _Course:
         self.nemesis = Nemesis(world, faults)
         self.rng = random.Random(f"course/{world.seed}")
         self.told: dict[tuple[int, int], Run] = {}
-        self.counters = dict.fromkeys(("runs", "refused", "swept", "released"), 0)
+        self.counters = dict.fromkeys(("runs", "refused", "collected", "released"), 0)
 
     async def run(self) -> None:
         """The right store, another one, and the right one again."""
@@ -91,12 +91,12 @@ class _Course:
         else:
             for bookie in BOOKIES:
                 await self.refused(bookie, self.rng.choice(("c1", "c2")))
-        await self.sweep_all()
+        await self.collect_all()
         self.end_all()
         world.meta.records = right
         await self.start_all("c1")
         await self.nemesis.heal()
-        await self.sweep_all()
+        await self.collect_all()
         await self.read_all()
 
     def copy(self) -> dict[str, list[bytes]]:
@@ -138,8 +138,8 @@ class _Course:
     async def write(self, topic: str, ledgers: int) -> set[int]:
         """Write closed ledgers of a topic on all bookies, and release some; returns all their numbers."""
         ports = self.world.client("owner")
-        keeper = RecordKeeper(ports, topic, 0, lambda reason: None)
-        await self.insist(lambda: keeper.acquire(TopicSettings()))
+        metadata = PartitionMetadata(ports, topic, 0, lambda reason: None)
+        await self.insist(lambda: metadata.acquire(TopicSettings()))
         ids, made = LedgerIds(ports), set[int]()
         for _ in range(ledgers):
             number = await self.insist(ids.take)
@@ -148,13 +148,13 @@ class _Course:
                 id=number, state=State.CLOSED, ensemble=3, write_quorum=3, ack_quorum=3,
                 fragments=(Fragment(0, 0, BOOKIES),), last_run=RUNS - 1, last_entry=2 * RUNS - 1,
             )  # fmt: skip
-            await self.insist(partial(keeper.update, partial(_with, ledger=ledger)))
+            await self.insist(partial(metadata.update, partial(_with, ledger=ledger)))
             for run in range(RUNS):
-                await self.add(ports, topic, number, run, keeper.record.epoch)
+                await self.add(ports, topic, number, run, metadata.record.epoch)
             if self.rng.random() < 0.3:
                 self.counters["released"] += 1
                 self.told = {key: value for key, value in self.told.items() if key[0] != number}
-                await self.insist(partial(keeper.update, partial(_without, number=number)))
+                await self.insist(partial(metadata.update, partial(_without, number=number)))
         return made
 
     async def add(self, ports: Ports, topic: str, ledger: int, run: int, epoch: int) -> None:
@@ -167,12 +167,14 @@ class _Course:
         self.told[ledger, run] = made
         self.counters["runs"] += 1
 
-    async def sweep_all(self) -> None:
-        """One sweep of whoever serves."""
-        ports = self.world.client("sweeper")
+    async def collect_all(self) -> None:
+        """One garbage collection."""
+        ports = self.world.client("collector")
         up = [bookie for bookie in BOOKIES if self.world.is_up(bookie)]
         bookies = BookieList(ids=up, addresses=[self.world.process(bookie).address for bookie in up])
-        self.counters["swept"] += sum(map(len, (await self.insist(lambda: sweep(ports, bookies))).values()))
+        self.counters["collected"] += sum(
+            map(len, (await self.insist(lambda: collect_garbage(ports, bookies))).values())
+        )
 
     async def read_all(self) -> None:
         """Every run that is owed, from each bookie."""

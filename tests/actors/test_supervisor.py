@@ -195,7 +195,7 @@ def test_a_full_bookie_is_not_chosen_until_it_has_room_again() -> None:
     play(scenario)
 
 
-def test_a_bookie_that_missed_a_deletion_is_swept() -> None:
+def test_a_bookie_that_missed_a_deletion_is_told_again() -> None:
     """It was cut off while a topic was deleted; what other topics have there stays."""
 
     async def scenario(cluster: Cluster) -> None:
@@ -221,10 +221,10 @@ def test_a_bookie_that_missed_a_deletion_is_swept() -> None:
         heal()
         assert set(await cluster.held(missed)) & set(gone), "it was told after all"
 
-        async def swept() -> bool:
+        async def collected() -> bool:
             return await cluster.held(missed) == kept
 
-        await cluster.until(swept, "what a deleted topic left is never forgotten")
+        await cluster.until(collected, "what a deleted topic left is never forgotten")
         await cluster.client.clock.sleep(2 * LEFTOVERS_MS)
         assert await cluster.held(missed) == kept
 

@@ -14,7 +14,7 @@ from actors.bookie.commit import segment_name
 from actors.messages import AcceptLoss, Explain, FindTime, Ping, ReadPayload, ReadRowIndex, Stats
 from actors.ports import Address, Unknown
 from actors.topic import reads
-from actors.topic.giving_up import ALARM_MS
+from actors.topic.unreadable import ALARM_MS
 from storage.errors import Fenced, Invalid, NotFound, Unavailable
 from storage.position import entry_of, ledger_of, show
 from tests.scenarios.key_shared.broker import TOPIC, Broker, play

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import msgspec
 
 from actors.ledger.bookies import Bookies
-from actors.ledger.fan import Fan
+from actors.ledger.fan_out import FanOut
 from actors.ledger.reader import LedgerReader, StoredFrame, check_answer
 from actors.ledger.record import GivenUp, LedgerRecord, State
 from actors.ledger.recovery import FenceCount, Recovery, RunVote, Verdict
-from actors.ledger.table import merge_index
+from actors.ledger.run_offsets import merge_index
 from actors.messages import AddRun, DescribeLedger, Done, FenceLedger, FenceState, LedgerIndex, ReadRun, RunRead
 from actors.ports import Ports
 from actors.wire import Blob
@@ -75,7 +75,7 @@ class _Recover:
         """Shut the old writer out. All bookies are asked; enough of them must answer."""
         count = FenceCount(self._ledger.quorum)
         request = FenceLedger(ledger=self._ledger.id, epoch=self._epoch)
-        fan: Fan[str, FenceState] = Fan(self._ports, "fence")
+        fan: FanOut[str, FenceState] = FanOut(self._ports, "fence")
         for bookie in self._ledger.fragments[-1].bookies:
             fan.start(bookie, self._bookies.ask(bookie, request, FENCE_TIMEOUT))
         reasons = []
@@ -97,7 +97,7 @@ class _Recover:
     async def begin(self, fence: FenceCount) -> Recovery:
         """Find the first run that is not known confirmed, with the help of those who were fenced."""
         indexes = []
-        fan: Fan[str, LedgerIndex] = Fan(self._ports, "describe")
+        fan: FanOut[str, LedgerIndex] = FanOut(self._ports, "describe")
         for bookie in fence.fenced:
             request = DescribeLedger(ledger=self._ledger.id)
             fan.start(bookie, self._bookies.ask(bookie, request, DESCRIBE_TIMEOUT))
@@ -112,7 +112,7 @@ class _Recover:
     async def next_run(self, recovery: Recovery) -> StoredFrame | None:
         """The next run if a copy of it exists, None if it certainly was never confirmed. Raises Unavailable."""
         vote = RunVote(self._ledger.quorum)
-        fan: Fan[str, RunRead] = Fan(self._ports, "recovery_read")
+        fan: FanOut[str, RunRead] = FanOut(self._ports, "recovery_read")
         request = ReadRun(ledger=self._ledger.id, run=recovery.run, fence_epoch=self._epoch)
         # The votes of the recorded ensemble count, not of bookies that recovery itself brought in: those never had
         # anything of the old writer, and their "no such run" would prove nothing.
@@ -170,7 +170,7 @@ class _Recover:
 
     async def _write_once(self, recovery: Recovery, frame: StoredFrame, stored: list[str]) -> list[str]:
         """One round of adds to those who have not confirmed yet; returns who failed."""
-        fan: Fan[str, Done] = Fan(self._ports, "write_back")
+        fan: FanOut[str, Done] = FanOut(self._ports, "write_back")
         add = AddRun(
             ledger=self._ledger.id, epoch=self._epoch, head=frame.head, payload=frame.payload, recovery=True
         )  # fmt: skip

@@ -23,7 +23,7 @@ from storage.frame import decode_frame
 from storage.journal import Envelope, Kind
 
 
-class Keeper:
+class BookieMaintenance:
     """Keeps one store in order."""
 
     def __init__(self, store: Store) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from actors.losses import REFUSALS, RETRY_FIRST, RETRY_MOST, Losses
+from actors.bookie_failure_detector import REFUSALS, RETRY_FIRST, RETRY_MOST, BookieFailureDetector
 
 
 def test_refused_so_many_times_in_a_row() -> None:
     """A failure of another sort in between begins the count anew."""
-    losses = Losses(1_000_000)
+    losses = BookieFailureDetector(1_000_000)
     for _ in range(REFUSALS - 1):
         losses.failed("b", 0, refused=True)
     losses.failed("b", 0, refused=False)
@@ -22,7 +22,7 @@ def test_refused_so_many_times_in_a_row() -> None:
 
 def test_away_for_so_long() -> None:
     """Counted from when it was first missed, not from the last try."""
-    losses = Losses(1_000)
+    losses = BookieFailureDetector(1_000)
     losses.down("b", 100)
     losses.down("a", 200)
     losses.failed("b", 900, refused=False)
@@ -36,7 +36,7 @@ def test_away_for_so_long() -> None:
 
 def test_tried_again_later_and_later() -> None:
     """At once after a death, then with growing pauses up to the longest; from the beginning after a return."""
-    losses = Losses(1_000_000)
+    losses = BookieFailureDetector(1_000_000)
     losses.down("b", 50)
     assert losses.may_start("b", 50)
     assert losses.may_start("never-missed", 0)

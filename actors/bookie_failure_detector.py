@@ -28,7 +28,7 @@ class _Absence:
     retry_at: int = 0
 
 
-class Losses:
+class BookieFailureDetector:
     """The bookies that are down, since when, and which of them are given up. Times are monotonic milliseconds."""
 
     def __init__(self, lost_after: int = LOST_AFTER_MS) -> None:

@@ -11,11 +11,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from cluster.deaths import ProcessWatch, this_process
+from cluster.process_watch import ProcessWatch, this_process
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="this system has no handles of processes")
 
-_TELL = "import sys; from cluster.deaths import this_process; print(this_process(), flush=True); sys.stdin.read()"
+_TELL = (
+    "import sys; from cluster.process_watch import this_process; print(this_process(), flush=True); sys.stdin.read()"
+)
 
 
 @pytest.fixture

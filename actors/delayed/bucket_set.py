@@ -2,7 +2,7 @@
 
 Every change of the manifest goes through `commit`, one at a time: compute the wanted names from the present ones,
 write them as the next version, and only then change memory. A change that finds its bucket gone while it waited for
-its turn gives up. Losing the write is final: the shelf fails, and with it the tracker.
+its turn gives up. Losing the write is final: the bucket_set fails, and with it the tracker.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from storage.errors import Corrupt, Fenced, NotFound, SluiceError
 Names = dict[Key, BucketRecord]
 
 
-class Shelf:
+class BucketSet:
     """State shared by sealing, loading, merging, recovery and collecting.
 
     changed: called when something may have become due or loadable. look_ahead_ms: segments that start so soon are
@@ -129,7 +129,7 @@ class Shelf:
         self.mark_delete = -1
 
     def retire(self, bucket: Bucket) -> None:
-        """Take out a bucket that is not needed any more; the keeper takes it out of the manifest."""
+        """Take out a bucket that is not needed any more; the maintenance takes it out of the manifest."""
         self.remove(bucket)
         if bucket.key in self.named:
             self.drops[bucket.key] = None
@@ -237,7 +237,7 @@ class Shelf:
         self.rescans.append((bucket.start, bucket.end))
 
     def note_loss(self, key: Key, error: SluiceError) -> None:
-        """Raise the alarm, and have the keeper mark the object as damaged, or forget it if it is missing."""
+        """Raise the alarm, and have the maintenance mark the object as damaged, or forget it if it is missing."""
         self.damaged += 1
         self.lost[key] = isinstance(error, Corrupt)
         self.ports.log("delayed_bucket_lost", bucket=self.objects.name(key), error=str(error))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from actors.ledger.quorum import Quorum
 from actors.ledger.record import Fragment
-from actors.ledger.writing import PendingRun, WriteState
+from actors.ledger.write_state import PendingRun, WriteState
 from storage.errors import InvariantViolation
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from actors.losses import LOST_AFTER_MS, Losses
+from actors.bookie_failure_detector import LOST_AFTER_MS, BookieFailureDetector
 from actors.messages import Alive, Ping
 from actors.ports import Address, Places, Ports, Unknown
 from actors.signal import Signal
@@ -22,7 +22,8 @@ from storage.errors import Corrupt, Fenced, Invalid, NotFound, SluiceError, Unav
 
 PING_MS, PING_TIMEOUT, MISSES = 500, 1_500, 3
 SAMPLE = 16
-SWEEP_MS = 1_000
+BESIDE_MS = 1_000
+"""So often at most the other actors of a process are looked at because one of them is given up."""
 START_TRIES = 50
 RETRY_MS = 100
 
@@ -48,15 +49,15 @@ class Running:
     refuses: str = ""
 
 
-class Fleet:
-    """Starts actors, watches them, and replaces the dead. losses: which bookies are down, and which for good."""
+class Supervisor:
+    """Starts actors, watches them, and replaces the dead. failures: which bookies are down, and which for good."""
 
     def __init__(self, ports: Ports, places: Places, lost_after_ms: int = LOST_AFTER_MS) -> None:
         self.ports = ports
-        self.losses = Losses(lost_after_ms)
+        self.failures = BookieFailureDetector(lost_after_ms)
         self._places = places
         self._running: dict[str, Running] = {}
-        self._swept: dict[str, int] = {}
+        self._looked: dict[str, int] = {}
         self._turn = 0
 
     # -- who there is ---------------------------------------------------------------------------------------------
@@ -99,7 +100,7 @@ class Fleet:
 
     def lost(self) -> tuple[str, ...]:
         """The bookies that are lost for good."""
-        return self.losses.lost(self.ports.clock.monotonic())
+        return self.failures.lost(self.ports.clock.monotonic())
 
     # -- starting -------------------------------------------------------------------------------------------------
 
@@ -123,12 +124,12 @@ class Fleet:
                 entry.address = await self._start(entry)
                 entry.misses, entry.problem, entry.refuses = 0, "", ""
                 if entry.kind == "bookie":
-                    self.losses.back(entry.settings["bookie"])
+                    self.failures.back(entry.settings["bookie"])
             except SluiceError as error:
                 entry.problem = str(error)
                 if entry.kind == "bookie":
                     now = self.ports.clock.monotonic()
-                    self.losses.failed(entry.settings["bookie"], now, refused=isinstance(error, Corrupt))
+                    self.failures.failed(entry.settings["bookie"], now, refused=isinstance(error, Corrupt))
                 raise
             finally:
                 entry.starting = None
@@ -224,7 +225,7 @@ class Fleet:
                     self.ports.spawn(self._look(entry, entry.address), "ping")
 
     def _may_start(self, entry: Running) -> bool:
-        return entry.kind != "bookie" or self.losses.may_start(entry.settings["bookie"], self.ports.clock.monotonic())
+        return entry.kind != "bookie" or self.failures.may_start(entry.settings["bookie"], self.ports.clock.monotonic())
 
     async def _look(self, entry: Running, address: Address) -> None:
         """Ping one actor; replace it if it is gone, or was silent too often. Who comes meanwhile waits for that."""
@@ -250,18 +251,18 @@ class Fleet:
             return
         entry.misses += 1
         if reply.gone or entry.misses >= MISSES:
-            self._sweep(address)
+            self._look_beside(address)
             await self._replace(entry, address, frozen=not reply.gone)
 
-    def _sweep(self, address: Address) -> None:
+    def _look_beside(self, address: Address) -> None:
         """One actor of a process was given up: look at the others in it."""
         host, now = _host(address), self.ports.clock.monotonic()
-        if now - self._swept.get(host, now - SWEEP_MS) < SWEEP_MS:
+        if now - self._looked.get(host, now - BESIDE_MS) < BESIDE_MS:
             return
-        self._swept = {name: at for name, at in self._swept.items() if now - at < SWEEP_MS} | {host: now}
+        self._looked = {name: at for name, at in self._looked.items() if now - at < BESIDE_MS} | {host: now}
         for other in list(self._running.values()):
             if other.address != address and _host(other.address) == host:
-                self.ports.spawn(self._look(other, other.address), "sweep")
+                self.ports.spawn(self._look(other, other.address), "look beside")
 
     async def suspect(self, address: Address) -> None:
         """Somebody got no answer from there; returns when it was replaced if it had to be."""
@@ -280,7 +281,7 @@ class Fleet:
         entry.address, entry.misses, entry.leaving = "", 0, (address, frozen)
         entry.restarts += 1
         if entry.kind == "bookie":
-            self.losses.down(entry.settings["bookie"], self.ports.clock.monotonic())
+            self.failures.down(entry.settings["bookie"], self.ports.clock.monotonic())
         await self._try_ensure(entry)
 
     async def _try_ensure(self, entry: Running) -> None:

@@ -19,7 +19,7 @@ from storage.errors import Corrupt
 UNKNOWN = np.uint32(0xFFFFFFFF)
 
 
-class RunTable:
+class RunOffsets:
     """First entries of runs 0 .. len-1, ascending, uint32. end is the entry behind the last run."""
 
     def __init__(self, first_entries: npt.NDArray[np.uint32] | None = None, end: int = 0) -> None:
@@ -92,13 +92,13 @@ class TableBuilder:
         """How many runs nobody told of."""
         return int((self._firsts == UNKNOWN).sum())
 
-    def table(self) -> RunTable:
+    def table(self) -> RunOffsets:
         """The table. Raises Corrupt unless the runs follow one another from entry 0 to the ledger's last."""
         ends = self._firsts.astype(np.int64) + self._counts
         expected = np.concatenate(([0], ends[:-1]))
         if len(ends) and not (np.array_equal(self._firsts, expected) and int(ends[-1]) == self._ledger.last_entry + 1):
             raise Corrupt(f"the runs of ledger {self._ledger.id} do not follow one another")
-        return RunTable(self._firsts, self._ledger.last_entry + 1)
+        return RunOffsets(self._firsts, self._ledger.last_entry + 1)
 
 
 def merge_index(indexes: list[LedgerIndex]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -1,7 +1,7 @@
 """Telling the topics that a bookie is lost, until each has all its copies again.
 
 A topic keeps the list of lost bookies in memory only, and counts what it still has to copy. So every partition there
-is gets the list, again after each change of the list or of the partition's owner, and is asked every MEND_MS until it
+is gets the list, again after each change of the list or of the partition's owner, and is asked every AUDIT_MS until it
 says that nothing remains. Topics that nobody uses are started for it: their old data needs its copies as well.
 """
 
@@ -13,14 +13,14 @@ from actors.messages import Replicate
 from actors.ports import Address, Ports, Unknown
 from storage.errors import SluiceError
 
-MEND_MS = 1_000
+AUDIT_MS = 1_000
 ASK_TIMEOUT = 3_000
 
 Partitions = Callable[[bool], Awaitable[list[tuple[str, Address]]]]
 """The partitions in use (True: all that there are): key, and address of the owner, empty while there is none."""
 
 
-class Mending:
+class ReplicationAuditor:
     """What each partition said about its missing copies."""
 
     def __init__(self, ports: Ports, lost: Callable[[], tuple[str, ...]], partitions: Partitions) -> None:
@@ -34,11 +34,11 @@ class Mending:
     async def run(self) -> None:
         """For ever."""
         while True:
-            await self._ports.clock.sleep(MEND_MS)
+            await self._ports.clock.sleep(AUDIT_MS)
             try:
                 await self.turn()
             except SluiceError as error:
-                self._ports.log("mending_waits", error=str(error))
+                self._ports.log("replication_waits", error=str(error))
 
     async def turn(self) -> None:
         """Tell those who do not know, ask those who are not done. Raises SluiceErrors of the metadata."""
@@ -57,7 +57,7 @@ class Mending:
                 await self._tell(key, address)
 
     async def _tell(self, key: str, address: Address) -> None:
-        """One partition. While it does not answer, it counts as one fragment to be mended."""
+        """One partition. While it does not answer, it counts as one fragment to be copied."""
         self._remaining[key] = ("", max(self._remaining[key][1], 1))
         if not address:
             return
@@ -65,7 +65,7 @@ class Mending:
         try:
             reply = await self._ports.net.call(address, Replicate(lost=list(lost)), ASK_TIMEOUT)
         except SluiceError as error:
-            self._ports.log("mending_refused", key=key, error=str(error))
+            self._ports.log("replication_refused", key=key, error=str(error))
             return
         if not isinstance(reply, Unknown):
             self._remaining[key] = (address, reply.remaining)

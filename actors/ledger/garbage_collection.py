@@ -1,15 +1,16 @@
 """Finds ledgers that bookies still hold and that their partition has released, and lets the bookies forget them.
 
 Deleting a ledger changes the chain first and tells the bookies afterwards; a crash in between, a bookie that was away,
-or a late write of a replaced owner leaves something behind. A ledger is swept only if this metadata itself named it and
-let it go: a chain that loses a ledger puts its id among `released` in the same version of its record, and the sweep
-collects these in the record `ids/released`, from which nothing is ever taken. A ledger that no chain names and nobody
-released stays, whatever the reason: it may be data of which a restored or a wrong metadata store knows nothing.
+or a late write of a replaced owner leaves something behind. A ledger is collected only if this metadata itself named it
+and let it go: a chain that loses a ledger puts its id among `released` in the same version of its record, and the
+garbage collection collects these in the record `ids/released`, from which nothing is ever taken. A ledger that no chain
+names and nobody released stays, whatever the reason: it may be data of which a restored or a wrong metadata store knows
+nothing.
 
-Ids are never used twice, so a sweep that froze in the middle and goes on an hour later does no harm: what was released
-is released still. Two controllers may sweep at once. A record that cannot be read ends the sweep. Copies that a bookie
-has beside the ensemble, because it was given up and came back, are not leftovers: their ledger is named, and a copy
-that is being made looks just like them.
+Ids are never used twice, so a garbage collection that froze in the middle and goes on an hour later does no harm: what
+was released is released still. Two controllers may collect at once. A record that cannot be read ends the garbage
+collection. Copies that a bookie has beside the ensemble, because it was given up and came back, are not leftovers:
+their ledger is named, and a copy that is being made looks just like them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ RELEASED = "ids/released"
 """A roaring bitmap of every ledger that was ever released."""
 
 
-async def sweep(ports: Ports, bookies: BookieList) -> dict[str, list[int]]:
+async def collect_garbage(ports: Ports, bookies: BookieList) -> dict[str, list[int]]:
     """Delete leftovers at these bookies; returns what was deleted, by bookie. Raises Unavailable, Corrupt."""
     held: list[tuple[str, str, list[int]]] = []
     for name, address in zip(bookies.ids, bookies.addresses, strict=True):
@@ -47,7 +48,7 @@ async def sweep(ports: Ports, bookies: BookieList) -> dict[str, list[int]]:
 
 
 async def _forget(ports: Ports, address: str, ledgers: list[int]) -> bool:
-    """Whether the bookie said that it has; one that does not is asked again in the next sweep."""
+    """Whether the bookie said that it has; one that does not is asked again in the next collection."""
     try:
         return not isinstance(await ports.net.call(address, DeleteLedgers(ledgers=ledgers), TIMEOUT), Unknown)
     except SluiceError:
@@ -55,7 +56,7 @@ async def _forget(ports: Ports, address: str, ledgers: list[int]) -> bool:
 
 
 async def noted_released(ports: Ports) -> BitMap:
-    """Every ledger that a sweep has written down as released. Raises Unavailable."""
+    """Every ledger that a garbage collection has written down as released. Raises Unavailable."""
     newest = await ports.meta.read(RELEASED)
     return BitMap() if newest is None else BitMap.deserialize(newest.value)
 

@@ -7,7 +7,7 @@ import inspect
 
 import pytest
 
-from actors.ledger.fan import Fan, together
+from actors.ledger.fan_out import FanOut, together
 from storage.errors import NotFound, Unavailable
 from tests.actors.ledger.fakes import Lab
 
@@ -27,7 +27,7 @@ async def break_down() -> int:
 
 
 async def test_outcomes_come_as_they_arrive() -> None:
-    fan: Fan[str, int] = Fan(Lab().ports, "test")
+    fan: FanOut[str, int] = FanOut(Lab().ports, "test")
     fan.start("slow", later(20, 1))
     fan.start("quick", later(2, 2))
     fan.start("refused", refuse())
@@ -40,7 +40,7 @@ async def test_outcomes_come_as_they_arrive() -> None:
 
 
 async def test_a_defect_is_raised() -> None:
-    fan: Fan[str, int] = Fan(Lab().ports, "test")
+    fan: FanOut[str, int] = FanOut(Lab().ports, "test")
     fan.start("broken", break_down())
     with pytest.raises(ZeroDivisionError):
         await fan.next()
@@ -56,7 +56,7 @@ async def test_together_keeps_the_order_and_raises_the_first_refusal() -> None:
 
 async def test_cancelled_work_is_not_waited_for() -> None:
     lab = Lab()
-    fan: Fan[str, int] = Fan(lab.ports, "test")
+    fan: FanOut[str, int] = FanOut(lab.ports, "test")
     fan.start("endless", later(10**9, 1))
     await asyncio.sleep(0)
     fan.cancel()
@@ -67,7 +67,7 @@ async def test_cancelled_work_is_not_waited_for() -> None:
 @pytest.mark.filterwarnings("error")
 async def test_work_that_never_began_is_let_go_without_a_complaint() -> None:
     lab = Lab()
-    fan: Fan[str, int] = Fan(lab.ports, "test")
+    fan: FanOut[str, int] = FanOut(lab.ports, "test")
     work = later(1, 1)
     fan.start("never", work)
     fan.cancel()
@@ -79,6 +79,6 @@ async def test_unavailable_is_an_outcome_too() -> None:
     async def away() -> int:
         raise Unavailable("away")
 
-    fan: Fan[str, int] = Fan(Lab().ports, "test")
+    fan: FanOut[str, int] = FanOut(Lab().ports, "test")
     fan.start("away", away())
     assert isinstance((await fan.next())[1], Unavailable)

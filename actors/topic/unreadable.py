@@ -114,7 +114,7 @@ class GivingUp:
             return lost
         if len(self._log.record.given_up) >= MOST_GIVEN_UP:
             raise Invalid(f"{MOST_GIVEN_UP} runs of this partition are given up; trim it before more follow")
-        await self._log.keeper.update(lambda newest: newest.with_given_up(lost))
+        await self._log.metadata.update(lambda newest: newest.with_given_up(lost))
         self._log.given_up(lost)
         self._ports.log("loss_accepted", ledger=lost.ledger, run=lost.run, first=lost.first_entry, count=lost.count)
         return lost

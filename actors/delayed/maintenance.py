@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
+from actors.delayed.bucket_set import BucketSet, Names
 from actors.delayed.collector import Collector
 from actors.delayed.loader import Loader
 from actors.delayed.merger import Merger
 from actors.delayed.recovery import Recovery
 from actors.delayed.retry import REFUSALS
 from actors.delayed.sealer import Sealer
-from actors.delayed.shelf import Names, Shelf
 from actors.ports import Task
 from storage.delayed.entries import NEVER
 from storage.errors import Fenced, SluiceError, Unavailable
@@ -30,16 +30,18 @@ COLLECT_FIRST_MS, COLLECT_MOST_MS = 60_000, 3_600_000
 """Pauses between collections that nothing asked for; each is twice as long as the one before it."""
 
 
-class Keeper:
+class BucketMaintenance:
     """Background work of one bucket tracker."""
 
-    def __init__(self, shelf: Shelf, sealer: Sealer, loader: Loader, max_buckets: int, *, under_readers: bool) -> None:
-        self._shelf = shelf
+    def __init__(
+        self, bucket_set: BucketSet, sealer: Sealer, loader: Loader, max_buckets: int, *, under_readers: bool
+    ) -> None:
+        self._bucket_set = bucket_set
         self._sealer = sealer
         self._loader = loader
-        self._merger = Merger(shelf, max_buckets, sealer.step_ms, sealer.max_entries)
-        self._collector = Collector(shelf)
-        self._recovery = Recovery(shelf, self._recovered, under_readers=under_readers)
+        self._merger = Merger(bucket_set, max_buckets, sealer.step_ms, sealer.max_entries)
+        self._collector = Collector(bucket_set)
+        self._recovery = Recovery(bucket_set, self._recovered, under_readers=under_readers)
         self._opening = asyncio.Lock()
         self.fallback: str | None = None
         """Why everything is in memory for now; None if the manifest is open."""
@@ -54,26 +56,26 @@ class Keeper:
     async def start(self) -> None:
         """Take possession and begin recovery, if that has not happened. Raises Fenced, Unavailable."""
         async with self._opening:
-            if not self._shelf.opened:
-                manifest = await self._shelf.manifest.open()
-                self._shelf.opened, self.fallback = True, None
+            if not self._bucket_set.opened:
+                manifest = await self._bucket_set.manifest.open()
+                self._bucket_set.opened, self.fallback = True, None
                 self._recovery.begin(manifest.buckets)
 
     def start_later(self, error: SluiceError) -> None:
         """Go on in memory, and take possession as soon as the store lets us."""
         self.fallback = str(error)
-        self._shelf.ports.spawn(self._start_later(), "delayed index opens")
+        self._bucket_set.ports.spawn(self._start_later(), "delayed index opens")
 
     async def _start_later(self) -> None:
-        shelf = self._shelf
-        while not shelf.stopped and not shelf.opened:
-            await shelf.ports.clock.sleep(OPEN_MS)
+        bucket_set = self._bucket_set
+        while not bucket_set.stopped and not bucket_set.opened:
+            await bucket_set.ports.clock.sleep(OPEN_MS)
             try:
                 await self.start()
             except REFUSALS as error:
-                shelf.refused("open", shelf.manifest.key, error)
+                bucket_set.refused("open", bucket_set.manifest.key, error)
             except Fenced as error:
-                shelf.fail(error)
+                bucket_set.fail(error)
 
     @property
     def recovering(self) -> bool:
@@ -109,41 +111,43 @@ class Keeper:
     def kick(self) -> None:
         """Run a maintenance pass, or another one if one is running."""
         self._again = True
-        if not self._running and not self._shelf.stopped and self._shelf.opened:
+        if not self._running and not self._bucket_set.stopped and self._bucket_set.opened:
             self._running = True
-            self._shelf.ports.spawn(self._maintain(), "delayed maintenance")
+            self._bucket_set.ports.spawn(self._maintain(), "delayed maintenance")
 
     def arm(self) -> None:
         """Set the timer to the next time at which something has to be looked at (L4: no message is needed)."""
-        if self._shelf.stopped:
+        if self._bucket_set.stopped:
             return
         delay = self._delay()
-        at = NEVER if delay is None else self._shelf.ports.clock.monotonic() + delay
+        at = NEVER if delay is None else self._bucket_set.ports.clock.monotonic() + delay
         if at >= self._timer_at:
             return
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = at
-        self._timer = self._shelf.ports.spawn(self._sleep(max(at - self._shelf.ports.clock.monotonic(), 0)), "timer")
+        self._timer = self._bucket_set.ports.spawn(
+            self._sleep(max(at - self._bucket_set.ports.clock.monotonic(), 0)), "timer"
+        )
 
     def close(self) -> None:
         """End the timer; running work ends at its next step."""
-        self._shelf.closed = True
+        self._bucket_set.closed = True
         if self._timer is not None:
             self._timer.cancel()
 
     async def delete_everything(self) -> None:
         """Delete all objects and the record. Everything was cleared before. Raises Unavailable."""
         # A write that is under way must not land behind the last collection.
-        await self._shelf.wait_landed()
+        await self._bucket_set.wait_landed()
         if not await self._collector.collect():
-            raise Unavailable(f"the buckets of {self._shelf.objects.owner} could not all be deleted; try again")
-        await self._shelf.forget_manifest()
+            raise Unavailable(f"the buckets of {self._bucket_set.objects.owner} could not all be deleted; try again")
+        await self._bucket_set.forget_manifest()
         self.close()
 
     def _delay(self) -> int | None:
         """Milliseconds until something is to be done; None for nothing."""
-        clock = self._shelf.ports.clock
+        clock = self._bucket_set.ports.clock
         delays = [at - clock.monotonic() for at in self._retries() if at is not None]
         load = self._loader.next_time()
         if load < NEVER - (1 << 40):
@@ -156,11 +160,11 @@ class Keeper:
         return self._retry_at, self._collect_at, self._sealer.retry_at, self._loader.retry_at()
 
     async def _sleep(self, milliseconds: int) -> None:
-        await self._shelf.ports.clock.sleep(milliseconds)
+        await self._bucket_set.ports.clock.sleep(milliseconds)
         self._timer, self._timer_at = None, NEVER
-        if self._shelf.stopped:
+        if self._bucket_set.stopped:
             return
-        monotonic = self._shelf.ports.clock.monotonic()
+        monotonic = self._bucket_set.ports.clock.monotonic()
         if self._sealer.retry_at is not None and self._sealer.retry_at <= monotonic:
             self._sealer.retry_parked()
         if self._retry_at is not None and self._retry_at <= monotonic:
@@ -169,64 +173,64 @@ class Keeper:
         if self._collect_at is not None and self._collect_at <= monotonic:
             self._collect_at = None
             self.collect_later()
-        self._loader.pump(self._shelf.ports.clock.now())
+        self._loader.pump(self._bucket_set.ports.clock.now())
         self.arm()
 
     def _recovered(self) -> None:
-        if not self._shelf.stopped:
+        if not self._bucket_set.stopped:
             self._sealer.seal_held()
-            self._loader.pump(self._shelf.ports.clock.now())
+            self._loader.pump(self._bucket_set.ports.clock.now())
             self.kick()
             self.arm()
-            self._shelf.changed()
+            self._bucket_set.changed()
 
     async def _maintain(self) -> None:
         try:
-            while self._again and not self._shelf.stopped:
+            while self._again and not self._bucket_set.stopped:
                 self._again = False
                 if not await self._pass():
-                    self._retry_at = self._shelf.ports.clock.monotonic() + RETRY_MS
+                    self._retry_at = self._bucket_set.ports.clock.monotonic() + RETRY_MS
         except Fenced:
             return
         finally:
             self._running = False
-        self._loader.pump(self._shelf.ports.clock.now())
+        self._loader.pump(self._bucket_set.ports.clock.now())
         self.arm()
 
     async def _pass(self) -> bool:
         """Retire, merge, collect. False if a step has to be repeated later."""
-        shelf = self._shelf
-        for bucket in [one for one in shelf.buckets if one.exhausted()]:
-            shelf.retire(bucket)
-        if shelf.drops or shelf.lost or not shelf.manifest.settled:
+        bucket_set = self._bucket_set
+        for bucket in [one for one in bucket_set.buckets if one.exhausted()]:
+            bucket_set.retire(bucket)
+        if bucket_set.drops or bucket_set.lost or not bucket_set.manifest.settled:
             try:
                 await self.forget_names()
             except REFUSALS as error:
-                shelf.refused("commit", shelf.manifest.key, error)
+                bucket_set.refused("commit", bucket_set.manifest.key, error)
                 return False
         fine = True
-        while not self._recovery.running and not shelf.stopped and (sources := self._merger.choose()):
+        while not self._recovery.running and not bucket_set.stopped and (sources := self._merger.choose()):
             self._collector.due = True
             if not await self._merger.merge(sources):
                 fine = False
                 break
-        if shelf.drops or shelf.lost:
+        if bucket_set.drops or bucket_set.lost:
             self._again = True
-        if self._collector.due and not shelf.stopped:
+        if self._collector.due and not bucket_set.stopped:
             fine = await self._collector.collect() and fine
-            self._collect_at = self._shelf.ports.clock.monotonic() + self._collect_pause
+            self._collect_at = self._bucket_set.ports.clock.monotonic() + self._collect_pause
             self._collect_pause = min(2 * self._collect_pause, COLLECT_MOST_MS)
         return fine
 
     async def forget_names(self) -> None:
         """Take what is not needed, or is lost, out of the manifest. Raises Unavailable: it is tried again later."""
-        shelf = self._shelf
-        drops, lost = list(shelf.drops), dict(shelf.lost)
-        await shelf.commit(lambda names: _without(names, drops, lost))
+        bucket_set = self._bucket_set
+        drops, lost = list(bucket_set.drops), dict(bucket_set.lost)
+        await bucket_set.commit(lambda names: _without(names, drops, lost))
         for key in drops:
-            shelf.drops.pop(key, None)
+            bucket_set.drops.pop(key, None)
         for key in lost:
-            shelf.lost.pop(key, None)
+            bucket_set.lost.pop(key, None)
         self._collector.due = True
 
 

@@ -23,7 +23,7 @@ from storage.errors import Corrupt, Fenced, Unavailable
 RETRY_FIRST, RETRY_MOST = 10, 1_000
 
 
-class OwnedRecord:
+class FencedRecord:
     """The newest version of a record, and the right to write the next one.
 
     value: msgpack map; `epoch` (int) and `owner` (the writer's address) are kept in it by this class.

@@ -19,7 +19,7 @@ K = TypeVar("K")
 T = TypeVar("T")
 
 
-class Fan(Generic[K, T]):
+class FanOut(Generic[K, T]):
     """Runs work under keys. A SluiceError is an outcome; anything else is a defect and raised by `next`."""
 
     def __init__(self, ports: Ports, name: str) -> None:
@@ -75,7 +75,7 @@ class Fan(Generic[K, T]):
 
 async def together(ports: Ports, name: str, works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Run all at once and return their results in the given order; the first SluiceError is raised."""
-    fan: Fan[int, T] = Fan(ports, name)
+    fan: FanOut[int, T] = FanOut(ports, name)
     for place, work in enumerate(works):
         fan.start(place, work)
     results: dict[int, T] = {}

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from actors.ids import BLOCK, LedgerIds, stay_above
-from actors.ledger.keeper import RecordKeeper
+from actors.ledger.partition_metadata import PartitionMetadata
 from actors.ledger.record import (
     PartitionRecord,
     State,
@@ -22,9 +22,9 @@ from tests.actors.ledger.fakes import Lab, make_ledger
 SETTINGS = TopicSettings()
 
 
-def keeper(lab: Lab, me: str) -> tuple[RecordKeeper, list[str]]:
+def metadata(lab: Lab, me: str) -> tuple[PartitionMetadata, list[str]]:
     lost: list[str] = []
-    return RecordKeeper(lab.make_ports(me), "t", 0, lost.append), lost
+    return PartitionMetadata(lab.make_ports(me), "t", 0, lost.append), lost
 
 
 def trimmed(record: PartitionRecord) -> PartitionRecord:
@@ -33,19 +33,19 @@ def trimmed(record: PartitionRecord) -> PartitionRecord:
 
 async def test_each_owner_has_the_next_epoch_and_open_ledgers_go_into_recovery() -> None:
     lab = Lab()
-    first, _ = keeper(lab, "one")
+    first, _ = metadata(lab, "one")
     assert (await first.acquire(SETTINGS)).epoch == 1
     await first.update(lambda record: record.with_new_ledger(make_ledger(state=State.OPEN)))
-    second, _ = keeper(lab, "two")
+    second, _ = metadata(lab, "two")
     taken = await second.acquire(SETTINGS)
     assert (taken.epoch, taken.owner, taken.ledgers[0].state) == (2, "two", State.IN_RECOVERY)
 
 
 async def test_the_old_owner_loses_its_next_write_and_every_one_after() -> None:
     lab = Lab()
-    old, lost = keeper(lab, "one")
+    old, lost = metadata(lab, "one")
     await old.acquire(SETTINGS)
-    new, _ = keeper(lab, "two")
+    new, _ = metadata(lab, "two")
     await new.acquire(SETTINGS)
     for _ in range(2):
         with pytest.raises(Fenced):
@@ -56,10 +56,10 @@ async def test_the_old_owner_loses_its_next_write_and_every_one_after() -> None:
 
 async def test_an_idle_old_owner_notices_when_it_looks() -> None:
     lab = Lab()
-    old, lost = keeper(lab, "one")
+    old, lost = metadata(lab, "one")
     await old.acquire(SETTINGS)
     await old.verify()
-    new, _ = keeper(lab, "two")
+    new, _ = metadata(lab, "two")
     await new.acquire(SETTINGS)
     with pytest.raises(Fenced):
         await old.verify()
@@ -68,7 +68,7 @@ async def test_an_idle_old_owner_notices_when_it_looks() -> None:
 
 async def test_a_write_whose_answer_was_lost_is_recognised_as_ones_own() -> None:
     lab = Lab()
-    owner, lost = keeper(lab, "one")
+    owner, lost = metadata(lab, "one")
     lab.meta.fail = ["after"]
     await owner.acquire(SETTINGS)
     lab.meta.fail = ["after", "before", "after"]
@@ -83,11 +83,11 @@ async def test_a_write_whose_answer_was_lost_is_recognised_as_ones_own() -> None
 
 async def test_of_two_new_owners_one_is_fenced() -> None:
     lab = Lab()
-    first, _ = keeper(lab, "one")
-    second, _ = keeper(lab, "two")
+    first, _ = metadata(lab, "one")
+    second, _ = metadata(lab, "two")
     tasks = []
 
-    async def take(which: RecordKeeper, into: list[str]) -> None:
+    async def take(which: PartitionMetadata, into: list[str]) -> None:
         try:
             await which.acquire(SETTINGS)
             into.append("owner")
@@ -103,10 +103,10 @@ async def test_of_two_new_owners_one_is_fenced() -> None:
 
 async def test_a_deleted_topic_comes_back_empty_and_under_a_higher_epoch() -> None:
     lab = Lab()
-    owner, _ = keeper(lab, "one")
+    owner, _ = metadata(lab, "one")
     await owner.acquire(SETTINGS)
     await owner.update(lambda record: msgspec.structs.replace(record, deleted=True, ever_subscribed=True))
-    again, _ = keeper(lab, "two")
+    again, _ = metadata(lab, "two")
     record = await again.acquire(SETTINGS)
     assert (record.epoch, record.deleted, record.ever_subscribed) == (2, False, False)
 

@@ -1,9 +1,9 @@
 """Keeps one partition's record: takes possession of it, and changes it one version at a time.
 
-The race for a version is `actors.owned`; here is what a partition adds to it. Taking possession turns every open
-ledger IN_RECOVERY in the very version that raises the epoch. Changes run one after another, each made from the
-newest record, and none is believed before its version is durable. An owner that loses one write stops for good:
-going on after a lost write is how other brokers trimmed ledgers that were no longer theirs.
+The race for a version is `actors.fenced_record`; here is what a partition adds to it. Taking possession turns every
+open ledger IN_RECOVERY in the very version that raises the epoch. Changes run one after another, each made from the
+newest record, and none is believed before its version is durable. An owner that loses one write stops for good: going
+on after a lost write is how other brokers trimmed ledgers that were no longer theirs.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any
 
 import msgspec
 
+from actors.fenced_record import FencedRecord
 from actors.ledger.record import PartitionRecord, State, decode_record, encode_record, record_key, unpack_record
 from actors.messages import TopicSettings
-from actors.owned import OwnedRecord
 from actors.ports import Ports
 from storage.errors import Fenced
 
 
-class RecordKeeper:
+class PartitionMetadata:
     """The newest version of the record that this owner has made. lost(reason) is called when it is somebody else's."""
 
     def __init__(self, ports: Ports, topic: str, partition: int, lost: Callable[[str], None]) -> None:
@@ -31,7 +31,7 @@ class RecordKeeper:
         self._key = record_key(topic, partition)
         self._lost = lost
         self._lock = asyncio.Lock()
-        self._owned = OwnedRecord(ports, self._key)
+        self._fenced = FencedRecord(ports, self._key)
         self.record = PartitionRecord(topic=topic, partition=partition, settings=TopicSettings())
 
     async def acquire(self, settings: TopicSettings) -> PartitionRecord:
@@ -55,11 +55,11 @@ class RecordKeeper:
 
     async def _take(self) -> int:
         """Read the newest record; returns the epoch under which it may be taken."""
-        self._owned = OwnedRecord(self._ports, self._key)
-        value = await self._owned.take()
+        self._fenced = FencedRecord(self._ports, self._key)
+        value = await self._fenced.take()
         if value is not None:
             self.record = decode_record(value)
-        return self._owned.epoch
+        return self._fenced.epoch
 
     def _taken(self, settings: TopicSettings) -> PartitionRecord:
         base = self.record
@@ -100,9 +100,9 @@ class RecordKeeper:
 
     def abandon(self) -> None:
         """Never write again."""
-        self._owned.lost = True
+        self._fenced.lost = True
 
     async def _save(self, record: PartitionRecord) -> None:
         value: dict[str, Any] = encode_record(record)
-        await self._owned.save(value)
-        self.record = msgspec.structs.replace(record, epoch=self._owned.epoch, owner=self._ports.me)
+        await self._fenced.save(value)
+        self.record = msgspec.structs.replace(record, epoch=self._fenced.epoch, owner=self._ports.me)

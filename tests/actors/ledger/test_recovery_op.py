@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from actors.ledger.record import LedgerRecord, State
-from actors.ledger.recover import recover_ledger
+from actors.ledger.recovery_op import recover_ledger
 from actors.messages import AddRun, FenceLedger, ReadRun
 from actors.wire import Blob, Request
 from storage.errors import Corrupt, Fenced, Unavailable

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from actors.ledger.record import LedgerRecord, State
-from actors.ledger.table import RunTable, TableBuilder, merge_index
+from actors.ledger.run_offsets import RunOffsets, TableBuilder, merge_index
 from actors.messages import LedgerIndex
 from storage.errors import Corrupt
 from tests.actors.ledger.fakes import make_ledger
@@ -24,7 +24,7 @@ def closed(last_run: int, last_entry: int) -> LedgerRecord:
 
 
 def test_every_entry_belongs_to_the_run_that_was_appended_with_it() -> None:
-    table = RunTable()
+    table = RunOffsets()
     first = 0
     owner: list[int] = []
     for run in range(300):

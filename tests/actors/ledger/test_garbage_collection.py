@@ -1,4 +1,4 @@
-"""The sweep of leftovers: only what certainly no record names."""
+"""Garbage collection of ledgers: only what certainly no record names."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from actors.ledger.sweep import noted_released, sweep
+from actors.ledger.garbage_collection import collect_garbage, noted_released
 from actors.messages import ListLedgers
 from actors.wire import Request
 from storage.errors import Corrupt, Unavailable
@@ -21,25 +21,25 @@ async def released(lab: Lab, *ledgers: int) -> None:
     await keeper.update(lambda record: record.with_released(ledgers))
 
 
-async def test_the_sweep_deletes_what_was_released_and_nothing_else() -> None:
+async def test_it_deletes_what_was_released_and_nothing_else() -> None:
     lab = Lab("abcdef")
     await released(lab, 99)
     lab.put("a", 98, 0, 0)
     lab.put("a", 99, 0, 0)
     lab.put("e", 99, 0, 0)
-    assert await sweep(lab.ports, await lab.list_bookies()) == {"a": [99], "e": [99]}
-    assert await sweep(lab.ports, await lab.list_bookies()) == {}
+    assert await collect_garbage(lab.ports, await lab.list_bookies()) == {"a": [99], "e": [99]}
+    assert await collect_garbage(lab.ports, await lab.list_bookies()) == {}
     assert lab.wire.holders(7, 0) != []
     assert lab.wire.holders(98, 0) == ["a"], "nobody has released this one"
     assert list(await noted_released(lab.ports)) == [99]
 
 
-async def test_an_empty_metadata_store_sweeps_nothing() -> None:
+async def test_an_empty_metadata_store_collects_nothing() -> None:
     lab = Lab("abcd")
     await stocked(lab)
     for key in await lab.meta.keys(""):
         await lab.meta.remove(key)
-    assert await sweep(lab.ports, await lab.list_bookies()) == {}
+    assert await collect_garbage(lab.ports, await lab.list_bookies()) == {}
     assert lab.wire.holders(7, 0) != []
 
 
@@ -47,18 +47,18 @@ async def test_what_was_released_once_is_known_after_the_record_forgot_it() -> N
     lab = Lab("abcd")
     keeper, _ = await stocked(lab)
     await keeper.update(lambda record: record.with_released([99]))
-    await sweep(lab.ports, await lab.list_bookies())
+    await collect_garbage(lab.ports, await lab.list_bookies())
     await keeper.update(lambda record: msgspec.structs.replace(record, released=()))
     lab.put("a", 99, 0, 0)
-    assert await sweep(lab.ports, await lab.list_bookies()) == {"a": [99]}
+    assert await collect_garbage(lab.ports, await lab.list_bookies()) == {"a": [99]}
 
 
-async def test_a_record_that_cannot_be_read_ends_the_sweep() -> None:
+async def test_a_record_that_cannot_be_read_ends_the_collection() -> None:
     lab = Lab("abc")
     lab.put("a", 99, 0, 0)
     await lab.meta.create("partition/t/1", 1, b"\xc1")
     with pytest.raises((Corrupt, Unavailable)):
-        await sweep(lab.ports, await lab.list_bookies())
+        await collect_garbage(lab.ports, await lab.list_bookies())
     assert lab.wire.holders(99, 0) == ["a"]
 
 
@@ -73,11 +73,11 @@ async def test_bookies_are_asked_before_the_records_are_read() -> None:
         return await read(prefix)
 
     lab.meta.keys = keys  # type: ignore[method-assign]
-    assert await sweep(lab.ports, await lab.list_bookies()) == {}
+    assert await collect_garbage(lab.ports, await lab.list_bookies()) == {}
     assert lab.wire.holders(50, 0) == ["a"]
 
 
-async def test_a_bookie_that_refuses_or_is_silent_stops_the_sweep_of_no_other() -> None:
+async def test_a_bookie_that_refuses_or_is_silent_stops_no_other() -> None:
     lab = Lab("abcd")
     await released(lab, 99)
     for bookie in "abcd":
@@ -89,6 +89,6 @@ async def test_a_bookie_that_refuses_or_is_silent_stops_the_sweep_of_no_other() 
         return {"b": "refuse", "c": "lose"}.get(bookie)
 
     lab.wire.rules.append(rule)
-    assert await sweep(lab.ports, await lab.list_bookies()) == {"d": [99]}
+    assert await collect_garbage(lab.ports, await lab.list_bookies()) == {"d": [99]}
     lab.wire.rules.clear()
-    assert await sweep(lab.ports, await lab.list_bookies()) == {"a": [99], "b": [99], "c": [99]}
+    assert await collect_garbage(lab.ports, await lab.list_bookies()) == {"a": [99], "b": [99], "c": [99]}
