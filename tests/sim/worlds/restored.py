@@ -1,4 +1,4 @@
-"""Bookies start again over their disks with the right, an empty, a foreign or an older metadata store, and garbage goes.
+"""Bookies start again over their disks with the right, an empty, a foreign or an older metadata store; garbage goes.
 
 A topic is written, and some of its ledgers are released. Everything ends, and starts with another metadata store:
 
