@@ -33,6 +33,7 @@ from cluster.loop import LoopThread
 from cluster.net import DirectNet
 from cluster.options import ClusterOptions, identified
 from cluster.process import ProcessActors
+from cluster.process_watch import ProcessWatch
 from cluster.pulsar.ports import service_url
 from cluster.real import RealClock, StructuredLog, Tasks, make_rng
 from cluster.stores import check_stores
