@@ -27,9 +27,10 @@ from actors.actor import Actor
 from actors.bookie_failure_detector import LOST_AFTER_MS
 from actors.ledger.garbage_collection import collect_garbage
 from actors.messages import (
-    Admin,
     BookieList,
+    Configure,
     CreateTopic,
+    DeleteSubscription,
     DeleteTopic,
     Done,
     ListBookies,
@@ -237,9 +238,9 @@ class Controller(Actor):
 
         Only the dispatcher knows what it has: it may have been made with others long ago.
         """
-        answer = await self._ask(address, Admin(verb="settings", arguments=json.dumps(wanted)))
+        answer = await self._ask(address, Configure(settings=msgspec.convert(wanted, SubscriptionSettings)))
         entry.settings["subscription_settings"] = wanted
-        if json.loads(answer.json)["changed"]:
+        if answer.changed:
             await self._supervisor.suspect(address)  # it ended, to begin again with them
         return await self._supervisor.ensure(entry)
 
@@ -289,7 +290,7 @@ class Controller(Actor):
         self._unsubscribing[topic, subscription] = None
         try:
             located = await self._locate_subscription(LocateSubscription(topic=topic, subscription=subscription))
-            request = Admin(verb="delete", arguments=json.dumps(arguments))
+            request = DeleteSubscription(force=bool(arguments.get("force", False)))
             for partition, address in enumerate(located.addresses):
                 place = {"topic": topic, "partition": partition, "subscription": subscription}
                 record = f"subscription/{topic}/{partition}/{subscription}"

@@ -52,6 +52,10 @@ class FencedRecord:
         self._number, self.epoch = number, int(value["epoch"]) + 1
         return value
 
+    def begin_after(self, epoch: int) -> None:
+        """Something else tells of an owner under this epoch: take a higher one. To be called before the first save."""
+        self.epoch = max(self.epoch, epoch + 1)
+
     async def save(self, value: dict[str, Any]) -> None:
         """Write the next version, durably. Raises Fenced, for ever, once somebody else wrote one.
 

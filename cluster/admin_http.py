@@ -33,7 +33,17 @@ from aiohttp import web
 
 from actors.actor import Actor
 from actors.directory import Directory
-from actors.messages import Admin, CreateTopic, Explain, Manage, Ping, Stats, TopicSettings
+from actors.messages import (
+    CreateTopic,
+    Explain,
+    ListDelayed,
+    Manage,
+    Ping,
+    Stats,
+    TopicSettings,
+    request_of,
+    shown,
+)
 from actors.names import check_name
 from actors.ports import Ports, Unknown
 from actors.wire import Request
@@ -173,9 +183,7 @@ class AdminHttp(Actor):
         return [await self._directory.dispatcher(topic, partition, subscription) for partition in range(count)]
 
     async def _rows(self, topic: str, subscription: str | None, request: Request[Any]) -> list[Any]:
-        return [
-            json.loads((await self._ask(address, request)).json) for address in await self._owners(topic, subscription)
-        ]
+        return [shown(await self._ask(address, request)) for address in await self._owners(topic, subscription)]
 
     # -- what the live page asks (cluster.watch.feed.Owners) ------------------------------------------------------
 
@@ -184,7 +192,7 @@ class AdminHttp(Actor):
 
         async def one(address: str) -> dict[str, Any] | None:
             try:
-                return dict(json.loads((await self._ask(address, request)).json))
+                return dict(shown(await self._ask(address, request)))
             except (Unavailable, Fenced):
                 return None
 
@@ -200,7 +208,7 @@ class AdminHttp(Actor):
 
     async def delayed(self, topic: str, subscription: str) -> list[dict[str, Any] | None]:
         """See Owners."""
-        return await self._some(topic, subscription, Admin(verb="delayed", arguments="{}"))
+        return await self._some(topic, subscription, ListDelayed())
 
     async def status(self) -> dict[str, Any] | None:
         """See Owners."""
@@ -313,8 +321,7 @@ class AdminHttp(Actor):
         return web.json_response(await self._admin(request, verb, {}))
 
     async def _admin(self, request: web.Request, verb: str, arguments: dict[str, Any]) -> list[Any]:
-        question = Admin(verb=verb, arguments=json.dumps(arguments))
-        return await self._rows(_topic(request), _subscription(request), question)
+        return await self._rows(_topic(request), _subscription(request), request_of(verb, arguments))
 
     def _verb(self, verb: str, argument: str | None = None) -> Handler:
         async def handle(request: web.Request) -> web.Response:

@@ -21,15 +21,15 @@ from actors.controller import check_dead_letters
 from actors.directory import Directory
 from actors.messages import (
     AcceptLoss,
-    Admin,
     CreateTopic,
     Explain,
     Manage,
     ReadEnds,
     Stats,
     SubscriptionSettings,
-    Text,
     TopicSettings,
+    request_of,
+    shown,
 )
 from actors.names import check_name
 from actors.ports import Ports, Unknown
@@ -287,8 +287,8 @@ class Client:
     def admin(
         self, topic: str, subscription: str, verb: str, *, partition: int | None = None, **arguments: Any
     ) -> list[Any]:
-        """Run an administrative verb of a subscription (see actors.dispatcher.admin) on one partition, or on all."""
-        request = Admin(verb=verb, arguments=json.dumps(arguments))
+        """Run an administrative verb of a subscription (`messages.VERBS`) on one partition, or on all of them."""
+        request = request_of(verb, arguments)
         addresses = self._addresses(topic, subscription)
         if partition is not None:
             if not 0 <= partition < len(addresses):
@@ -363,8 +363,8 @@ class Client:
     def _manage(self, verb: str, **arguments: Any) -> Any:
         return self._ask_json(CONTROLLER, Manage(verb=verb, arguments=json.dumps(arguments)))
 
-    def _ask_json(self, address: str, request: Request[Text]) -> Any:
-        return json.loads(self._ask(address, request).json)
+    def _ask_json(self, address: str, request: Request[Any]) -> Any:
+        return shown(self._ask(address, request))
 
     def _ask(self, address: str, request: Request[Any]) -> Any:
         return self._loop.run(self._call(address, request))

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -22,15 +21,17 @@ import pyarrow.compute as pc
 from actors.backoff import Backoff
 from actors.consumer.held import Received
 from actors.consumer.payload import Payloads
-from actors.messages import Part, TopicSettings
+from actors.directory import Directory
+from actors.dispatcher.open_runs import OpenRuns
+from actors.dispatcher.subscription import PartitionSubscription
+from actors.key_shared.dispatch import Dispatch
+from actors.messages import Part, SubscriptionSettings, TopicSettings
 from actors.messages.settings import dead_letter_topic
+from actors.ports import Ports
 from actors.producer.producer import RUN_BYTES, Outgoing, PartitionProducer, split
 from storage.batch import Batch, make_batch
 from storage.errors import Conflict, SluiceError
-from storage.position import ENTRY_BITS, MAX_ENTRY
-
-if TYPE_CHECKING:
-    from actors.dispatcher.dispatcher import Dispatcher
+from storage.position import ENTRY_BITS, MAX_ENTRY, Positions
 
 RETRY_FIRST, RETRY_MOST = 100, 5_000
 AT_ONCE = 1_000
@@ -42,10 +43,22 @@ ORIGIN = ("REAL_TOPIC", "ORIGIN_MESSAGE_ID")
 class DeadLetters:
     """Moves the dead messages of one subscription on one partition. moved: how many it has moved."""
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
-        self._d = dispatcher
-        self._payloads = Payloads(dispatcher.ports, dispatcher.directory, dispatcher.topic, dispatcher.partition)
-        self._name = f"dlq-{dispatcher.topic}-{dispatcher.partition}-{dispatcher.subscription}"
+    def __init__(
+        self,
+        ports: Ports,
+        directory: Directory,
+        of: PartitionSubscription,
+        settings: SubscriptionSettings,
+        core: Dispatch,
+        runs: OpenRuns,
+        done: Callable[[Positions], None],
+    ) -> None:
+        """done: told of messages (int64 positions) that the other topic has, or nobody any more."""
+        self._ports, self._directory, self._of = ports, directory, of
+        self._topic = dead_letter_topic(of.topic, of.subscription, settings)
+        self._core, self._runs, self._done = core, runs, done
+        self._payloads = Payloads(ports, directory, of.topic, of.partition)
+        self._name = f"dlq-{of.topic}-{of.partition}-{of.subscription}"
         self._producers: dict[tuple[str, int], PartitionProducer] = {}
         self._working = False
         self.moved = 0
@@ -54,18 +67,18 @@ class DeadLetters:
         """Something died: move it, unless that is being done."""
         if not self._working:
             self._working = True
-            self._d.ports.spawn(self._work(), "dead-letters")
+            self._ports.spawn(self._work(), "dead-letters")
 
     async def _work(self) -> None:
-        d, wait = self._d, Backoff(self._d.ports, RETRY_FIRST, RETRY_MOST)
-        while len(dead := d.core.dead_letters()[:AT_ONCE]):
-            resets = d.core.resets
+        wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
+        while len(dead := self._core.dead_letters()[:AT_ONCE]):
+            resets = self._core.resets
             try:
-                for part in d.runs.parts(dead, np.empty(0, np.uint8), 0):
+                for part in self._runs.parts(dead, np.empty(0, np.uint8), 0):
                     await self._move(part, resets)
                 wait.reset()
             except SluiceError as error:
-                d.ports.log("dead_letters_wait", messages=len(dead), error=str(error))
+                self._ports.log("dead_letters_wait", messages=len(dead), error=str(error))
                 self._close()
                 await wait.pause()
         self._working = False
@@ -75,28 +88,26 @@ class DeadLetters:
 
         Not after the core was reset: whoever sought back wants them again.
         """
-        d = self._d
         for received in await self._payloads.resolve(part, 0, 0):
-            if d.core.resets != resets:
+            if self._core.resets != resets:
                 return
-            rows = _with_origin(received, d.topic)
-            batch = make_batch(rows, now=d.ports.clock.now(), producer=self._name, first_sequence=self.moved)
+            rows = _with_origin(received, self._of.topic)
+            batch = make_batch(rows, now=self._ports.clock.now(), producer=self._name, first_sequence=self.moved)
             step = max(len(batch) * RUN_BYTES // max(rows.nbytes, RUN_BYTES), 1)
             for start in range(0, len(batch), step):
                 await self._publish(batch.slice(start, start + step))
             self.moved += len(batch)
-            if d.core.resets == resets:
-                d.done_elsewhere(received.positions)
-        if d.core.resets == resets:
-            d.done_elsewhere((part.ledger << ENTRY_BITS) + part.first_entry + part.rows.astype(np.int64))
+            if self._core.resets == resets:
+                self._done(received.positions)
+        if self._core.resets == resets:
+            self._done((part.ledger << ENTRY_BITS) + part.first_entry + part.rows.astype(np.int64))
 
     async def _publish(self, batch: Batch) -> None:
         """Store a batch in the dead letter topic, each message in the partition of its key. Raises SluiceError."""
-        d = self._d
-        topic = dead_letter_topic(d.topic, d.subscription, d.settings)
+        topic = self._topic
         if not any(opened == topic for opened, _ in self._producers):
             await self._create(topic)
-        for partition, share, places in split(batch, (await d.directory.settings(topic)).partitions):
+        for partition, share, places in split(batch, (await self._directory.settings(topic)).partitions):
             producer = await self._open(topic, partition)
             outcome: asyncio.Future[SluiceError | None] = asyncio.get_running_loop().create_future()
             producer.send(Outgoing(share, producer.last_sequence + 1, places, _settle(outcome)))
@@ -105,16 +116,15 @@ class DeadLetters:
                 raise error
 
     async def _create(self, topic: str) -> None:
-        own = await self._d.directory.settings(self._d.topic)
+        own = await self._directory.settings(self._of.topic)
         wanted = TopicSettings(ensemble=own.ensemble, write_quorum=own.write_quorum, ack_quorum=own.ack_quorum)
         with contextlib.suppress(Conflict):  # it exists with settings of its own: those count
-            await self._d.directory.create(topic, wanted)
+            await self._directory.create(topic, wanted)
 
     async def _open(self, topic: str, partition: int) -> PartitionProducer:
         producer = self._producers.get((topic, partition))
         if producer is None:
-            d = self._d
-            producer = PartitionProducer(d.ports, d.directory, topic, partition, self._name, d.ports.me)
+            producer = PartitionProducer(self._ports, self._directory, topic, partition, self._name, self._ports.me)
             await producer.open()
             self._producers[topic, partition] = producer
         return producer

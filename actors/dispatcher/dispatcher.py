@@ -1,79 +1,84 @@
 """The dispatcher actor: one subscription on one partition.
 
-It is a thin shell. What is decided where:
+It is a thin shell: it takes the subscription over, joins the parts, and hands each request to the part that it
+concerns. The parts know nothing of the actor, and of each other only what they are given. What is decided where:
 
 * who may get which message now: `actors.key_shared` (the core), with the order sentinel at its exit;
-* what is done: `storage.cursor`, made durable by `actors.dispatcher.store`;
-* what is not due yet: `actors.delayed`;
-* what comes next from the log: `actors.dispatcher.reader`.
-
-**Taking over.** A new owner raises the epoch in the record, so that the old one can no longer save a cursor, and then
-knows from the record who was attached. Those consumers may still be working on messages: nothing is dispatched until
-each of them came back and said what it holds, or its lease has run out and it must have stopped (promise 2).
-
-**Pump.** Everything that may make a message deliverable (new rows, permits, acknowledgements, a consumer that joins
-or leaves, a due time) sets one signal; one task routes. So a burst of calls costs one pass, and no change can be
-forgotten (L4, L5, L10).
+* what is done: `backlog` and `storage.cursor`, made durable by `store`;
+* what is not due yet: `actors.delayed`, and `due`;
+* what comes next from the log: `reader`;
+* who is attached, and until when: `membership`, carried out by `consumers`, `leases` and `rejoin`;
+* what goes out: `delivery`; what comes back unfinished: `redelivery` and `dead_letters`;
+* where the cursor is moved to: `seek`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-import numpy as np
-
 from actors.actor import Actor
-from actors.delayed.manifest import last_epoch, manifest_key
 from actors.delayed.shared import SharedIndex
-from actors.delayed.tracker import make_tracker
 from actors.directory import Directory
-from actors.dispatcher import leases, redelivery, rejoin, rivals
-from actors.dispatcher.admin import Administration
+from actors.dispatcher.backlog import Backlog
+from actors.dispatcher.configuration import Configuration
+from actors.dispatcher.consumers import Consumers
 from actors.dispatcher.dead_letters import DeadLetters
-from actors.dispatcher.history import AssignmentHistory
-from actors.dispatcher.membership import Membership
+from actors.dispatcher.delivery import Deliverer
+from actors.dispatcher.documents import document
+from actors.dispatcher.due import DueMessages
+from actors.dispatcher.explanation import Explanation
+from actors.dispatcher.inspection import Inspection
+from actors.dispatcher.leases import Leases
 from actors.dispatcher.open_runs import OpenRuns
-from actors.dispatcher.progress import Reporter
-from actors.dispatcher.pump import Pump
 from actors.dispatcher.reader import Reader
-from actors.dispatcher.sessions import Session, Sessions, first_session
+from actors.dispatcher.redelivery import Redelivery, durable_redeliveries
+from actors.dispatcher.rejoin import Rejoin
+from actors.dispatcher.seek import Seeker
+from actors.dispatcher.sessions import Session, Sessions
+from actors.dispatcher.statistics import Statistics
 from actors.dispatcher.store import CursorStore
+from actors.dispatcher.subscription import PartitionSubscription
+from actors.dispatcher.takeover import Possession, take_over
 from actors.fenced_record import FencedRecord
-from actors.key_shared.dispatch import Dispatch
 from actors.messages import (
     Acknowledge,
     Acknowledged,
-    Admin,
     Attach,
     Attached,
+    ClearBacklog,
+    Configure,
+    Configured,
+    Deleted,
+    DeleteSubscription,
     Delivery,
     Detach,
     Done,
-    Ends,
+    ExpireMessages,
     Explain,
+    FindOwner,
+    ListAssignments,
+    ListBlockedKeys,
+    ListDelayed,
+    ListPending,
     NegativeAcknowledge,
+    Pause,
+    Paused,
     Poll,
-    ReadEnds,
     RedeliverUnacknowledged,
+    Resume,
+    Seek,
+    Skip,
+    Skipped,
+    Sought,
     Stats,
     SubscriptionSettings,
     Text,
+    WhatIf,
 )
-from actors.messages.settings import stored_settings
-from actors.names import check_name
 from actors.ports import Ports
-from actors.signal import Signal
 from actors.topic_client import TopicClient
-from storage import redeliveries
-from storage.cursor import Cursor
-from storage.errors import Conflict, Fenced, Invalid, SluiceError, Unavailable
-from storage.position import Positions
-
-CALL_TIMEOUT = 5_000
-RETRY_MS = 50
-START_PATIENCE_MS, FOREVER_MS = 15_000, 1 << 62
-"""How long a start waits for the topic: then who asked for it learns why, and the start is tried again."""
+from storage.errors import Fenced, Invalid, Unavailable
+from storage.position import show
 
 
 class Dispatcher(Actor):
@@ -91,388 +96,248 @@ class Dispatcher(Actor):
         shared: SharedIndex | None = None,
     ) -> None:
         super().__init__(ports)
-        self._shared = shared
-        self.topic, self.partition, self.subscription = topic, partition, subscription
-        self.settings = settings
-        self.next_settings: SubscriptionSettings | None = None
-        """What the next owner begins with, if that differs."""
+        self.of = PartitionSubscription(topic, partition, subscription)
         self.directory = directory
-        self.partition_client = TopicClient(ports, directory, topic, partition)
-        self._record = FencedRecord(ports, record_key(topic, partition, subscription))
-        self.membership = Membership(lease_ms=settings.lease_ms)
-        self.pump = Pump(self)
-        self.reporter = Reporter(self)
-        self._attaching: dict[str, Signal] = {}
-        self.paused = False
-        self.watchdog_stalls = 0
+        self.topic = TopicClient(ports, directory, topic, partition)
+        self._settings, self._shared = settings, shared
+        self._record = FencedRecord(ports, self.of.key)
+        self._parts: Parts | None = None
 
     # -- life -----------------------------------------------------------------------------------------------------
 
+    @property
+    def parts(self) -> Parts:
+        """Everything that there is once the subscription is taken over. Raises Unavailable before that."""
+        if self._parts is None:
+            raise Unavailable(f"{self.of.subscription} on {self.of.topic!r} is still being taken over")
+        return self._parts
+
+    @property
+    def serves(self) -> bool:
+        """Whether the subscription is taken over."""
+        return self._parts is not None
+
     async def start(self) -> None:
         """Take the subscription over under a new epoch, and find out where it stands."""
-        value = await self._record.take()
-        if value is None:
-            before = await last_epoch(self.ports, manifest_key(self.topic, self.partition, self.subscription))
-            self._record.epoch = max(self._record.epoch, before + 1)
-            self.cursor = await self._initial_cursor()
-        else:
-            self.settings, told = stored_settings(value["settings"], SubscriptionSettings)
-            for line in told:
-                self.ports.log("settings_repaired", change=line)
-            self.cursor = Cursor.decode(value["cursor"])
-            self.paused = bool(value.get("paused", False))
-            self.reporter.known = bool(value.get("known", True))
-        self.membership = Membership(value["members"] if value else (), lease_ms=self.settings.lease_ms)
-        self.sessions = Sessions()
-        self.past = AssignmentHistory(self.ports, self.topic, self.partition, self.subscription, self._record.epoch)
-        first = first_session(self._record.epoch)
-        self.core = Dispatch(self.settings, first_consumer=first, history=self.past.history)
-        if value is not None:
-            self.core.remember(redeliveries.decode(value.get("redeliveries", b"")), self.ports.clock.now())
-        self.runs = OpenRuns()
-        await self._record.save(self._snapshot())
-        await self.reporter.introduce()
-        self.tracker = await make_tracker(
-            self.ports,
-            topic=self.topic,
-            partition=self.partition,
-            subscription=self.subscription,
-            settings=self.settings,
-            changed=self.pump.due.set,
-            owner_epoch=self._record.epoch,
-            shared=self._shared,
-        )
-        self.core.mark_deleted(self.cursor.mark_delete)
-        self._assemble()
-        leases.expect_members(self)
-        for name, work in (
-            ("keep", self.store.run()),
-            ("index", self.reader.restore_index()),
-            ("read", self.reader.run()),
-            ("pump", self.pump.run()),
-            ("due", self.pump.release_due()),
-            ("lease", leases.watch_leases(self)),
-            ("progress", self.reporter.run()),
-            ("history", self.past.run()),
-        ):
-            self.ports.spawn(work, name)
+        own = await take_over(self.ports, self.topic, self.of, self._record, self._settings, self._shared)
+        self._parts = Parts(self, own)
+        self._parts.begin()
 
     async def stop(self, reason: str) -> None:
         """Refuse everything from now on, and take nothing more out of the shared delayed index. Idempotent."""
         await super().stop(reason)
         if self._shared is not None:
-            self._shared.leave(self.subscription, self._record.epoch)
+            self._shared.leave(self.of.subscription, self._record.epoch)
 
-    def _assemble(self) -> None:
-        """The parts around the core."""
-        self.reader = Reader(
-            self.ports,
-            self.partition_client,
-            cursor=self.cursor,
-            core=self.core,
-            tracker=self.tracker,
-            runs=self.runs,
-            fed=self.pump.wake,
-            given_up=self._given_up,
-        )
-        self.reader.move(self.cursor.mark_delete + 1)
-        trust = self.membership.trust_ms
-        self.store = CursorStore(self.ports, self._record, self._snapshot, self.sessions.all, self.fenced, trust)
-        self.administration = Administration(self)
-        self.dead_letters = DeadLetters(self)
-
-    @property
-    def epoch(self) -> int:
-        """The epoch under which this dispatcher owns its subscription."""
-        return self._record.epoch
-
-    async def _initial_cursor(self) -> Cursor:
-        ends = await self.read_ends(START_PATIENCE_MS)
-        at = ends.first if self.settings.initial_position == "earliest" else ends.next
-        cursor = Cursor()
-        cursor.chain([(at >> 32, None)])
-        cursor.reset(at)
-        return cursor
-
-    async def read_ends(self, patience: int = FOREVER_MS) -> Ends:
-        """Where the partition begins and ends now; waits so long for its owner. Raises Unavailable: why it does not."""
-        until = self.ports.clock.monotonic() + patience
-
-        def waits(error: SluiceError) -> bool:
-            self.ports.log("topic_waits", error=str(error))
-            return isinstance(error, (Unavailable, Fenced)) and self.ports.clock.monotonic() <= until
-
-        try:
-            return await self.partition_client.insist(ReadEnds(), refused=waits)
-        except Fenced as error:
-            raise Unavailable(str(error)) from error
-
-    def _snapshot(self) -> dict[str, Any]:
-        return {
-            "settings": msgspec.json.encode(self.next_settings or self.settings),
-            "cursor": self.cursor.encode(),
-            "members": self.membership.rows(),
-            "paused": self.paused,
-            "known": self.reporter.known,
-            "redeliveries": redelivery.kept(self),
-        }
-
-    def fenced(self, reason: str) -> None:
-        """There is a newer owner: refuse everything, and let nobody believe that a session stands."""
+    def end(self, reason: str) -> None:
+        """There is, or will be, another owner: refuse everything, and let nobody believe that a session stands."""
+        parts = self.parts
         if self.stopped is None:
-            self.ports.spawn(self.tracker.close(), "close")
+            self.ports.spawn(parts.own.tracker.close(), "close")
         self.stopped = self.stopped or reason
-        self.reader.enabled = False
-        for session in self.sessions.all():
-            self.sessions.close(session)
+        for session in parts.sessions.all():
+            parts.sessions.close(session)
 
-    # -- sessions -------------------------------------------------------------------------------------------------
+    def ended(self) -> bool:
+        """Whether this dispatcher is one no more."""
+        return self.stopped is not None
 
-    async def on_attach(self, request: Attach) -> Attached:
-        """See messages.Attach. The membership is durable before anything is sent to the consumer."""
-        check_name("consumer", request.consumer)
-        while request.incarnation in self._attaching:
-            await self._attaching[request.incarnation].wait(self.ports)
-        self._check_owner()
-        leases.forget_retired(self, self.membership.retired_lives(request.incarnation))
-        session = self.sessions.find(self.membership.session(request.incarnation))
-        if session is None and self._is_void(request):
-            return Attached(session=0, epoch=self.epoch, lease=self.settings.lease_ms)
-        if session is None:
-            done = self._attaching[request.incarnation] = Signal()
-            try:
-                session = await self._join(request)
-            finally:
-                self._attaching.pop(request.incarnation, None)
-                done.set()
-        await self.store.be_certain()
-        if not self.sessions.is_open(session):
-            raise Unavailable("the session ended while its owner made sure of itself; attach again")
-        self._renew(session)
-        return Attached(session=session.number, epoch=self.epoch, lease=self.settings.lease_ms)
-
-    async def _join(self, request: Attach) -> Session:
-        now = self.ports.clock.now()
-        if self.membership.admit(request.incarnation, request.consumer, request.process):
-            await self.store.barrier()
-            self._check_owner()
-        try:
-            number = await self._enter_core(request, now)
-        except (Conflict, Invalid):
-            self.membership.refuse(request.incarnation)
-            self.store.dirty()
-            raise
-        if self.membership.attach(request.incarnation, number, self.ports.clock.monotonic()):
-            self.store.dirty()
-        session = self.sessions.open(number, request.consumer, request.incarnation)
-        rejoin.identify(self, session)
-        self.reader.enabled = True
-        self.reader.signal.set()
-        self.pump.wake()
-        leases.watch_session(self, session, request.process)
-        self.ports.log("attached", consumer=request.consumer, session=session.number)
-        return session
-
-    async def _enter_core(self, request: Attach, now: int) -> int:
-        """Its number in the core. Who finds its place taken asks those who have it, as Pulsar does (KS-15)."""
-        holding = _ascending(request.holding)
-
-        def join() -> int:
-            return self.core.join(
-                request.consumer,
-                now=now,
-                ranges=request.ranges,
-                priority=request.priority,
-                holding=holding,
-                finished=holding[self.cursor.is_acknowledged(holding)],
-            )
-
-        try:
-            return join()
-        except Conflict:
-            if not await rivals.make_room(self, request.ranges):
-                raise
-        self._check_owner()
-        if self._is_void(request):
-            raise Unavailable("every session was ended meanwhile; attach again")
-        return join()
-
-    def _is_void(self, request: Attach) -> bool:
-        """Whether a consumer's earlier session was ended, so that it must begin another life."""
-        return self.membership.is_void(request.incarnation, holds=bool(len(request.holding)))
-
-    def end_session(self, session: Session, reason: str, *, dismissed: bool = False) -> None:
-        """The consumer is out: its messages go to the others. dismissed: it does not know, and stays a member."""
-        self.ports.log("session_ended", consumer=session.name, session=session.number, reason=reason)
-        self.sessions.close(session)
-        self.core.leave(session.number, now=self.ports.clock.now())
-        if not dismissed:
-            self.membership.leave(session.incarnation)
-        self.store.dirty()
-        self.pump.wake()
-        self.reader.enabled = len(self.sessions) > 0
-
-    async def on_detach(self, request: Detach) -> Done:
-        """See messages.Detach; a session that is over is fine."""
-        try:
-            session = self.sessions.get(request.session)
-        except Fenced:
-            return Done()
-        self.end_session(session, "detached")
-        return Done()
-
-    def _heard(self, session: Session) -> None:
-        session.heard.set()
-        self._renew(session)
-
-    def _renew(self, session: Session) -> None:
-        self.membership.renew(session.incarnation, self.ports.clock.monotonic())
-
-    def _check_owner(self) -> None:
+    def check_owner(self) -> None:
+        """Raises Fenced when this dispatcher has ended."""
         if self.stopped is not None:
             raise Fenced(self.stopped)
 
-    # -- messages out, acknowledgements in ------------------------------------------------------------------------
+    # -- consumers ------------------------------------------------------------------------------------------------
+
+    async def on_attach(self, request: Attach) -> Attached:
+        """See messages.Attach."""
+        return await self.parts.consumers.attach(request)
+
+    async def on_detach(self, request: Detach) -> Done:
+        """See messages.Detach."""
+        self.parts.consumers.detach(request)
+        return Done()
 
     async def on_poll(self, request: Poll) -> Delivery:
         """See messages.Poll."""
-        session = self.sessions.get(request.session)
-        self._heard(session)
-        self._acknowledge(session, request.ack_turn, request.acks)
-        if request.turn < session.turn:
-            raise Conflict(f"turn {request.turn} is over, the session is at {session.turn}")
-        if request.turn > session.turn:
-            session.turn, session.answered = request.turn, None
-        if session.answered is None:
-            self.core.grant(session.number, request.granted)
-            self.pump.wake()
-            if not session.outbox and not session.events:
-                session.ready.clear()
-                await session.ready.wait(self.ports, request.wait)
-        await self.store.be_certain()
-        if not self.sessions.is_open(session):
-            raise Fenced(f"session {request.session} is over")
-        if request.turn != session.turn:
-            raise Conflict(f"turn {request.turn} was overtaken by {session.turn}")
-        self._renew(session)
-        return session.answered or session.deliver()
+        return await self.parts.deliverer.poll(request)
 
     async def on_acknowledge(self, request: Acknowledge) -> Acknowledged:
         """See messages.Acknowledge."""
-        session = self.sessions.get(request.session)
-        self._heard(session)
-        self._acknowledge(session, request.ack_turn, request.acks)
-        if request.granted and self.core.grant(session.number, request.granted):
-            self.pump.wake()
-        while request.durable and session.durable < request.ack_turn:
-            await self.store.barrier()
-            if not self.sessions.is_open(session):
-                raise Fenced(f"session {request.session} is over")
-            if session.received < request.ack_turn:
-                raise Conflict("an earlier acknowledgement has not arrived")
-        await self.store.be_certain()
-        if not self.sessions.is_open(session):
-            raise Fenced(f"session {request.session} is over")
-        return Acknowledged(confirmed=session.durable)
-
-    def _acknowledge(self, session: Session, turn: int, positions: Positions) -> None:
-        if not len(positions) or not session.arrived(turn):
-            return
-        positions = _ascending(positions)
-        # What was never sent cannot be done: it was read, or was due, or the consumer brought it from an earlier owner.
-        known = positions < self.reader.position
-        if not known.all():
-            known |= self.core.knows(session.number, positions)
-            positions = positions[known]
-        self.core.acknowledge_soon(positions, session.number)
-        self._finish(positions)
-        session.last_acked = self.ports.clock.now()
-        self.mark_delete_moved()
-        self.pump.wake_soon()
-
-    def _given_up(self, positions: Positions) -> None:
-        """Messages that nobody can read count as done."""
-        self.cursor.acknowledge(positions)
-        self.mark_delete_moved()
-
-    def mark_delete_moved(self) -> None:
-        """The cursor changed: let go of what lies below it, and make the rest durable."""
-        mark_delete = self.cursor.mark_delete
-        self.runs.drop_below(mark_delete)
-        self.core.mark_deleted(mark_delete)
-        self.tracker.trim(mark_delete)
-        self.store.dirty(gather=True)
+        return await self.parts.deliverer.acknowledge(request)
 
     async def on_negative_acknowledge(self, request: NegativeAcknowledge) -> Done:
         """See messages.NegativeAcknowledge."""
-        session = self.sessions.get(request.session)
-        self._heard(session)
-        await redelivery.negative_acknowledge(self, session, request)
+        await self.parts.redelivery.negative_acknowledge(self._speaking(request.session), request)
         return Done()
 
     async def on_redeliver_unacknowledged(self, request: RedeliverUnacknowledged) -> Done:
         """See messages.RedeliverUnacknowledged."""
-        session = self.sessions.get(request.session)
-        self._heard(session)
-        await redelivery.redeliver(self, session, request)
+        await self.parts.redelivery.redeliver(self._speaking(request.session), request)
         return Done()
 
-    def done_elsewhere(self, positions: Positions) -> None:
-        """Messages that nobody acknowledges, but that are done: the dead letter topic has them."""
-        self.core.acknowledge(positions)
-        self._finish(positions)
-        self.mark_delete_moved()
-        self.pump.wake()
+    def _speaking(self, number: int) -> Session:
+        """The session that asks, heard. Raises Fenced if it is over."""
+        session = self.parts.sessions.get(number)
+        self.parts.leases.heard(session)
+        return session
 
-    def _finish(self, positions: Positions) -> None:
-        """These are done, some of them perhaps for the second time; a run counts each of its messages once."""
-        self.runs.done(positions[~self.cursor.is_acknowledged(positions)])
-        self.cursor.acknowledge(positions)
+    # -- operators ------------------------------------------------------------------------------------------------
 
-    # -- seek ---------------------------------------------------------------------------------------------------
+    @property
+    def _owning(self) -> Parts:
+        """The parts, while this dispatcher may change anything. Raises Fenced."""
+        self.check_owner()
+        return self.parts
 
-    def wake(self) -> None:
-        """Something changed outside of the data path; look again."""
-        self.pump.wake()
-        self.pump.due.set()
-        self.reader.signal.set()
+    async def on_seek(self, request: Seek) -> Sought:
+        """See messages.Seek."""
+        seeker = self._owning.seeker
+        to = seeker.to_message(request.message_id) if request.time is None else seeker.to_time(request.time)
+        return Sought(position=show(await to))
 
-    async def forget(self) -> None:
-        """Delete the record and end: the subscription is gone."""
-        await self.past.clear()
+    async def on_skip(self, request: Skip) -> Skipped:
+        """See messages.Skip."""
+        return _skipped(await self._owning.seeker.skip(request.messages))
+
+    async def on_clear_backlog(self, request: ClearBacklog) -> Skipped:
+        """See messages.ClearBacklog."""
+        return _skipped(await self._owning.seeker.clear())
+
+    async def on_expire_messages(self, request: ExpireMessages) -> Skipped:
+        """See messages.ExpireMessages."""
+        return _skipped(await self._owning.seeker.expire(request.before))
+
+    async def on_delete_subscription(self, request: DeleteSubscription) -> Deleted:
+        """See messages.DeleteSubscription: the delayed index goes first, then the record, then this actor."""
+        parts = self._owning
+        if len(parts.sessions) and not request.force:
+            raise Invalid(f"{len(parts.sessions)} consumers are connected; close them, or use force")
+        for session in parts.sessions.all():
+            parts.leases.end(session, "deleted")
+        await parts.own.tracker.delete()
+        await parts.own.reporter.gone()
+        await parts.own.history.clear()
         self.stopped = "the subscription was deleted"
-        await self.ports.meta.remove(record_key(self.topic, self.partition, self.subscription))
+        await self.ports.meta.remove(self.of.key)
+        return Deleted(deleted=True)
+
+    async def on_pause(self, request: Pause) -> Paused:
+        """See messages.Pause."""
+        await self._owning.configuration.pause(True)
+        return Paused(paused=True)
+
+    async def on_resume(self, request: Resume) -> Paused:
+        """See messages.Resume."""
+        await self._owning.configuration.pause(False)
+        return Paused(paused=False)
+
+    async def on_configure(self, request: Configure) -> Configured:
+        """See messages.Configure."""
+        return Configured(changed=await self._owning.configuration.change(request.settings))
 
     # -- questions ------------------------------------------------------------------------------------------------
 
     async def on_stats(self, request: Stats) -> Text:
-        """Statistics with Pulsar's names. Without room nothing is read, so the end of the topic is looked up first.
-
-        Raises Unavailable while an owner that is new has not heard of the topic's end: it cannot tell the backlog, and
-        whoever waits for an empty one must not be told of one.
-        """
-        if not self.reader.reading or not self.reader.end_known:
-            await self.reader.look()
-        if not self.reader.end_known:
-            raise Unavailable(f"how far partition {self.partition} of {self.topic!r} reaches is not known yet")
-        return Text(json=self.administration.stats())
+        """See `statistics`."""
+        return document(await self.parts.statistics.tell())
 
     async def on_explain(self, request: Explain) -> Text:
-        """Why something is not being delivered."""
-        return Text(json=self.administration.explain(request))
+        """See `explanation`."""
+        return document(self.parts.explanation.explain(request))
 
-    async def on_admin(self, request: Admin) -> Text:
-        """Administrative verbs."""
-        self._check_owner()
-        return Text(json=await self.administration.run(request.verb, request.arguments))
+    async def on_list_pending(self, request: ListPending) -> Text:
+        """See messages.ListPending."""
+        return document(self._owning.inspection.pending(request))
+
+    async def on_list_blocked_keys(self, request: ListBlockedKeys) -> Text:
+        """See messages.ListBlockedKeys."""
+        return document(self._owning.own.core.blocked_keys(request.top, self.ports.clock.now()))
+
+    async def on_list_delayed(self, request: ListDelayed) -> Text:
+        """See messages.ListDelayed."""
+        return document(self._owning.inspection.delayed(request))
+
+    async def on_list_assignments(self, request: ListAssignments) -> Text:
+        """See messages.ListAssignments."""
+        return document(self._owning.own.core.assignments())
+
+    async def on_find_owner(self, request: FindOwner) -> Text:
+        """See messages.FindOwner."""
+        return document(self._owning.inspection.owner(request))
+
+    async def on_what_if(self, request: WhatIf) -> Text:
+        """See messages.WhatIf."""
+        return document(self._owning.own.core.what_if(request.add, request.remove))
 
 
-def record_key(topic: str, partition: int, subscription: str) -> str:
-    """The metadata key of a subscription on a partition."""
-    return f"subscription/{topic}/{partition}/{subscription}"
+class Parts:
+    """The parts of a dispatcher, joined: whole as soon as it exists. own: what the take-over found and made."""
+
+    def __init__(self, actor: Dispatcher, own: Possession) -> None:
+        ports, topic, of, epoch = actor.ports, actor.topic, actor.of, own.epoch
+        state, core, tracker, wakeups = own.state, own.core, own.tracker, own.wakeups
+        cursor, membership, wake = state.cursor, state.membership, wakeups.route.set
+        runs, sessions, ended = OpenRuns(), Sessions(), actor.ended
+
+        def snapshot() -> dict[str, Any]:
+            return state.record(durable_redeliveries(core, ports.log))
+
+        def attended() -> bool:
+            return len(sessions) > 0
+
+        store = CursorStore(ports, own.record, snapshot, sessions.all, actor.end, membership.trust_ms)
+        backlog = Backlog(cursor, core, runs, tracker, store, wakeups)
+        reader = Reader(ports, topic, cursor, core, tracker, runs, wakeups, attended, backlog.give_up)
+        leases = Leases(ports, membership, sessions, core, store, wake)
+        rejoin = Rejoin(ports, topic, core, membership, sessions, store, wake)
+        dead_letters = DeadLetters(ports, actor.directory, of, state.settings, core, runs, backlog.done_elsewhere)
+        self.consumers = Consumers(
+            ports, epoch, membership, sessions, core, cursor, store, leases, rejoin, wakeups, actor.check_owner
+        )
+        self.deliverer = deliverer = Deliverer(
+            ports,
+            state,
+            core,
+            runs,
+            sessions,
+            leases,
+            rejoin,
+            reader,
+            backlog,
+            store,
+            dead_letters,
+            wakeups,
+            ended,
+        )
+        self.due = DueMessages(ports, tracker, core, cursor, wakeups, attended, actor.end)
+        self.redelivery = Redelivery(ports, core, cursor, store, wake)
+        self.seeker = Seeker(
+            ports, topic, actor.directory, cursor, reader, backlog, leases, own.reporter, store, wakeups
+        )
+        self.configuration = Configuration(of, state, store, wakeups, actor.end)
+        self.statistics = Statistics(ports, of, epoch, state, core, runs, sessions, tracker, reader, backlog, deliverer)
+        self.explanation = Explanation(ports, of, state, core, tracker, reader, rejoin)
+        self.inspection = Inspection(of, core, sessions, tracker)
+        self.own, self.runs, self.sessions, self.store = own, runs, sessions, store
+        self.reader, self.leases, self._spawn = reader, leases, ports.spawn
+
+    def begin(self) -> None:
+        """Let everything that goes on by itself begin."""
+        self.leases.expect_members()
+        for name, work in (
+            ("keep", self.store.run()),
+            ("index", self.reader.restore_index()),
+            ("read", self.reader.run()),
+            ("route", self.deliverer.run()),
+            ("due", self.due.run()),
+            ("lease", self.leases.run(self.deliverer.look_if_stalled)),
+            ("progress", self.own.reporter.run(self.store, self.seeker.expire_old)),
+            ("history", self.own.history.run()),
+        ):
+            self._spawn(work, name)
 
 
-def _ascending(positions: Positions) -> Positions:
-    if len(positions) > 1 and not bool((positions[1:] > positions[:-1]).all()):
-        return np.unique(positions)
-    return positions
+def _skipped(moved: tuple[int, int]) -> Skipped:
+    skipped, position = moved
+    return Skipped(skipped=skipped, position=show(position))

@@ -34,11 +34,10 @@ class AssignmentHistory:
     """Keeps the history of one subscription on one partition. `history` is the core's, over a change of core too."""
 
     def __init__(self, ports: Ports, topic: str, partition: int, subscription: str, epoch: int) -> None:
-        self.history = History(epoch * CHANGES_AN_EPOCH)
+        self._new = Signal()
+        self.history = History(epoch * CHANGES_AN_EPOCH, self._new.set)
         self._prefix = f"assignments/{topic}/{partition}/{subscription}/"
         self._ports, self._epoch = ports, epoch
-        self._new = Signal()
-        self.history.changed = self._new.set
         self._names: list[str] = []
         self._written = self.history.number
         self._number = 0

@@ -6,96 +6,125 @@ where the world has one).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
 
-from actors.dispatcher.membership import Member, State
-from actors.ports import Watch
-
-if TYPE_CHECKING:
-    from actors.dispatcher.dispatcher import Dispatcher
-    from actors.dispatcher.sessions import Session
+from actors.dispatcher.membership import Member, Membership, State
+from actors.dispatcher.sessions import Session, Sessions
+from actors.dispatcher.store import CursorStore
+from actors.key_shared.dispatch import Dispatch
+from actors.ports import Ports, Watch
 
 
-async def watch_leases(d: Dispatcher) -> None:
-    """End the sessions whose lease ran out, and notice when nothing moves although it could."""
-    while True:
-        await d.ports.clock.sleep(max(d.membership.trust_ms // 2, 1))
-        d.store.look_if_idle()
-        now = d.ports.clock.monotonic()
-        for member in d.membership.overdue(State.ATTACHED, now):
-            session = d.sessions.find(member.session)
-            if session is not None:
-                d.end_session(session, "lease expired")
-        forget_retired(d, d.membership.overdue(State.RETIRED, now))
-        if d.membership.all(State.AWAITED):
-            d.pump.wake()
-        elif d.pump.settled() and not d.paused and not d.pump.expected and d.core.stalled():
-            d.watchdog_stalls += 1
-            d.ports.log("stalled", stats=d.core.stats(d.ports.clock.now()))
-            d.pump.wake()
+class Leases:
+    """The end of sessions, and of what is waited for."""
 
+    def __init__(
+        self,
+        ports: Ports,
+        membership: Membership,
+        sessions: Sessions,
+        core: Dispatch,
+        store: CursorStore,
+        wake: Callable[[], None],
+    ) -> None:
+        self._ports = ports
+        self._membership, self._sessions, self._core = membership, sessions, core
+        self._store, self._wake = store, wake
 
-def watch_session(d: Dispatcher, session: Session, process: str) -> None:
-    """End this session as soon as its process has ended."""
-    if process and d.ports.watch is not None:
-        session.watch = d.ports.spawn(_end_with(d, d.ports.watch, session, process), "watch")
+    async def run(self, look: Callable[[], None]) -> None:
+        """End what is over, twice in the time of trust. look: called each time that nobody is awaited."""
+        while True:
+            await self._ports.clock.sleep(max(self._membership.trust_ms // 2, 1))
+            self._store.look_if_idle()
+            now = self._ports.clock.monotonic()
+            for member in self._membership.overdue(State.ATTACHED, now):
+                session = self._sessions.find(member.session)
+                if session is not None:
+                    self.end(session, "lease expired")
+            self.forget_retired(self._membership.overdue(State.RETIRED, now))
+            if self._membership.all(State.AWAITED):
+                self._wake()
+            else:
+                look()
 
+    # -- the living -----------------------------------------------------------------------------------------------
 
-def expect_members(d: Dispatcher) -> None:
-    """Send nothing before everybody of the record has come back, must have stopped, or has ended."""
-    d.membership.begin(d.ports.clock.monotonic())
-    for member in d.membership.all(State.AWAITED):
-        forget_when_ended(d, member)
+    def heard(self, session: Session) -> None:
+        """This consumer said something."""
+        session.heard.set()
+        self.renew(session)
 
+    def renew(self, session: Session) -> None:
+        """This consumer was heard or answered."""
+        self._membership.renew(session.incarnation, self._ports.clock.monotonic())
 
-def forget_when_ended(d: Dispatcher, member: Member) -> None:
-    """Wait for this member no longer than its process lives."""
-    if member.process and d.ports.watch is not None:
-        d.ports.spawn(_forget_with(d, d.ports.watch, member), "watch")
+    def watch_session(self, session: Session, process: str) -> None:
+        """End this session as soon as its process has ended."""
+        if process and self._ports.watch is not None:
+            session.watched_by(self._ports.spawn(self._end_with(self._ports.watch, session, process), "watch"))
 
+    def expect_members(self) -> None:
+        """Send nothing before everybody of the record has come back, must have stopped, or has ended."""
+        self._membership.begin(self._ports.clock.monotonic())
+        for member in self._membership.all(State.AWAITED):
+            self._forget_when_ended(member)
 
-def dismiss(d: Dispatcher, reason: str) -> None:
-    """End every session; see `Membership.dismiss`."""
-    attached = d.membership.all(State.ATTACHED)
-    d.membership.dismiss()
-    for session in d.sessions.all():
-        d.end_session(session, reason, dismissed=True)
-    for member in attached:
-        forget_when_ended(d, member)
+    # -- ends -----------------------------------------------------------------------------------------------------
 
+    def end(self, session: Session, reason: str, *, dismissed: bool = False) -> None:
+        """The consumer is out: its messages go to the others. dismissed: it does not know, and stays a member."""
+        self._ports.log("session_ended", consumer=session.name, session=session.number, reason=reason)
+        self._sessions.close(session)
+        self._core.leave(session.number, now=self._ports.clock.now())
+        if not dismissed:
+            self._membership.leave(session.incarnation)
+        self._changed()
 
-def retire(d: Dispatcher, session: Session) -> None:
-    """It does not answer: it loses its place, and as long as its lease may last it keeps what it holds."""
-    d.ports.log("retired", consumer=session.name, session=session.number)
-    d.core.retire(session.number, now=d.ports.clock.now())
-    d.sessions.close(session)
-    member = d.membership.retire(session.incarnation)
-    d.store.dirty()
-    d.pump.wake()
-    forget_when_ended(d, member)
+    def dismiss(self, reason: str) -> None:
+        """End every session; see `Membership.dismiss`."""
+        attached = self._membership.all(State.ATTACHED)
+        self._membership.dismiss()
+        for session in self._sessions.all():
+            self.end(session, reason, dismissed=True)
+        for member in attached:
+            self._forget_when_ended(member)
 
+    def retire(self, session: Session) -> None:
+        """It does not answer: it loses its place, and as long as its lease may last it keeps what it holds."""
+        self._ports.log("retired", consumer=session.name, session=session.number)
+        self._core.retire(session.number, now=self._ports.clock.now())
+        self._sessions.close(session)
+        member = self._membership.retire(session.incarnation)
+        self._changed()
+        self._forget_when_ended(member)
 
-def forget_retired(d: Dispatcher, members: Iterable[Member]) -> None:
-    """These hold nothing any more: what they had goes to the others."""
-    for member in members:
-        d.membership.leave(member.incarnation)
-        if member.session:
-            d.ports.log("session_ended", consumer=member.name, session=member.session, reason="it did not answer")
-            d.core.leave(member.session, now=d.ports.clock.now())
-        d.store.dirty()
-        d.pump.wake()
+    def forget_retired(self, members: Iterable[Member]) -> None:
+        """These hold nothing any more: what they had goes to the others."""
+        for member in members:
+            self._membership.leave(member.incarnation)
+            if member.session:
+                reason = "it did not answer"
+                self._ports.log("session_ended", consumer=member.name, session=member.session, reason=reason)
+                self._core.leave(member.session, now=self._ports.clock.now())
+            self._changed()
 
+    def _changed(self) -> None:
+        self._store.dirty()
+        self._wake()
 
-async def _end_with(d: Dispatcher, watch: Watch, session: Session, process: str) -> None:
-    await watch.ended(process)
-    session.watch = None
-    if d.sessions.is_open(session):
-        d.end_session(session, "its process ended")
+    def _forget_when_ended(self, member: Member) -> None:
+        """Wait for this member no longer than its process lives."""
+        if member.process and self._ports.watch is not None:
+            self._ports.spawn(self._forget_with(self._ports.watch, member), "watch")
 
+    async def _end_with(self, watch: Watch, session: Session, process: str) -> None:
+        await watch.ended(process)
+        session.watched_by(None)
+        if self._sessions.is_open(session):
+            self.end(session, "its process ended")
 
-async def _forget_with(d: Dispatcher, watch: Watch, member: Member) -> None:
-    await watch.ended(member.process)
-    gone = d.membership.ended(member.incarnation)
-    if gone is not None:
-        forget_retired(d, [gone])
+    async def _forget_with(self, watch: Watch, member: Member) -> None:
+        await watch.ended(member.process)
+        gone = self._membership.ended(member.incarnation)
+        if gone is not None:
+            self.forget_retired([gone])

@@ -9,16 +9,15 @@ A statement prepared before a seek and sent behind it would be as bad as none, s
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Iterator
 
-from actors.dispatcher import seek
+from actors.dispatcher.state import SubscriptionState
+from actors.dispatcher.store import CursorStore
+from actors.dispatcher.subscription import PartitionSubscription
 from actors.messages import Progress, ReadEnds
-from actors.ports import Address
+from actors.ports import Address, Ports
+from actors.topic_client import TopicClient
 from storage.errors import Fenced, SluiceError, Unavailable
-
-if TYPE_CHECKING:
-    from actors.dispatcher.dispatcher import Dispatcher
 
 SECURE_TIMEOUT = 3_000
 """Whoever seeks waits for the answer, and can ask again."""
@@ -26,63 +25,66 @@ PROGRESS_MS = 500
 RETRY_MS = 50
 
 
-class Reporter:
-    """Tells the topic. known: the topic has a durable note of this subscription."""
+class ProgressReporter:
+    """Tells the topic."""
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
-        self._d = dispatcher
+    def __init__(
+        self, ports: Ports, topic: TopicClient, of: PartitionSubscription, epoch: int, state: SubscriptionState
+    ) -> None:
+        self._ports, self._topic, self._of, self._epoch, self._state = ports, topic, of, epoch, state
         self._reported: tuple[Address, int] = ("", -1)
         self._statements = 0
         self._seeks = 0
         self._limits: list[int] = []
-        self.known = False
 
     def statement(self, mark_delete: int | None = None, *, gone: bool = False, firm: bool = False) -> Progress:
         """The next statement of how far this subscription is; numbered, so that a late one is recognised."""
-        d = self._d
         self._statements += 1
-        mark_delete = d.cursor.mark_delete if mark_delete is None else mark_delete
+        mark_delete = self._state.cursor.mark_delete if mark_delete is None else mark_delete
         return Progress(
-            subscription=d.subscription,
+            subscription=self._of.subscription,
             mark_delete=min([mark_delete, *self._limits]),
             gone=gone,
-            number=d.epoch << 32 | self._statements,
-            rejects_keyed_delay=d.settings.delay_key_policy == "reject",
+            number=self._epoch << 32 | self._statements,
+            rejects_keyed_delay=self._state.settings.delay_key_policy == "reject",
             firm=firm,
         )
 
     async def introduce(self) -> None:
         """Before a new subscription is used: from now on the topic keeps what it has not seen."""
-        while not self.known:
+        while not self._state.known:
             with contextlib.suppress(Unavailable, Fenced):
-                await self._send(await self._d.partition_client.owner(), self._d.cursor.mark_delete)
-                self.known = True
-            if not self.known:
-                await self._d.ports.clock.sleep(RETRY_MS)
+                await self._send(await self._topic.owner(), self._state.cursor.mark_delete)
+                self._state.introduced()
+            if not self._state.known:
+                await self._ports.clock.sleep(RETRY_MS)
 
-    async def run(self) -> None:
+    async def run(self, store: CursorStore, expire: Callable[[], Awaitable[None]]) -> None:
         """Tell the topic whenever this subscription has come further, and every new owner of it again; then let old
         messages expire.
         """
-        d = self._d
         while True:
-            await d.ports.clock.sleep(PROGRESS_MS)
+            await self._ports.clock.sleep(PROGRESS_MS)
             with contextlib.suppress(SluiceError):
-                reached, seeks = d.cursor.mark_delete, self._seeks
-                address = await d.partition_client.owner()
+                reached, seeks = self._state.cursor.mark_delete, self._seeks
+                address = await self._topic.owner()
                 if (address, reached) != self._reported:
-                    await d.store.barrier()
+                    await store.barrier()
                     if seeks == self._seeks:
                         # To this address and no other: a later owner may have heard from a later dispatcher already.
                         await self._send(address, reached)
-                await seek.expire_old(d)
+                await expire()
 
     async def _send(self, address: Address, reached: int) -> None:
         """Tell the topic; `reached` must be durable. Raises Unavailable if it did not answer."""
         seeks = self._seeks
-        await self._d.partition_client.ask(self.statement(reached), to=address)
+        await self._topic.ask(self.statement(reached), to=address)
         if seeks == self._seeks:
             self._reported = (address, reached)
+
+    async def gone(self) -> None:
+        """Tell the topic that this subscription is no more. Raises Unavailable if it did not answer."""
+        await self._topic.ask(self.statement(gone=True))
 
     @contextlib.contextmanager
     def seeking(self, target: int) -> Iterator[None]:
@@ -101,10 +103,9 @@ class Reporter:
 
         To be called within `seeking`. Raises Unavailable or Fenced if the topic did not confirm it.
         """
-        d = self._d
-        if target > d.cursor.mark_delete:
+        if target > self._state.cursor.mark_delete:
             return target
-        address = await d.partition_client.owner()
-        await d.partition_client.ask(self.statement(firm=True), SECURE_TIMEOUT, to=address)
-        ends = await d.partition_client.ask(ReadEnds(), to=address)
+        address = await self._topic.owner()
+        await self._topic.ask(self.statement(firm=True), SECURE_TIMEOUT, to=address)
+        ends = await self._topic.ask(ReadEnds(), to=address)
         return max(target, ends.first)

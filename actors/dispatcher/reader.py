@@ -15,6 +15,7 @@ import numpy as np
 from actors.backoff import Backoff
 from actors.delayed.tracker import DelayedTracker
 from actors.dispatcher.open_runs import OpenRuns
+from actors.dispatcher.wakeups import Wakeups
 from actors.key_shared.dispatch import Dispatch
 from actors.messages import IndexRead, ReadEnds, ReadIndex, RunIndex
 from actors.ports import Ports
@@ -43,34 +44,33 @@ class Reader:
         self,
         ports: Ports,
         topic: TopicClient,
-        *,
         cursor: Cursor,
         core: Dispatch,
         tracker: DelayedTracker,
         runs: OpenRuns,
-        fed: Callable[[], None],
+        wakeups: Wakeups,
+        wanted: Callable[[], bool],
         given_up: Callable[[Positions], None],
     ) -> None:
+        """wanted: whether anybody is there to read for. given_up: told of messages that nobody can read."""
         self._ports, self._topic = ports, topic
         self._cursor, self._core, self._tracker, self._runs = cursor, core, tracker, runs
-        self._fed, self._given_up = fed, given_up
+        self._wakeups, self._wanted, self._given_up = wakeups, wanted, given_up
         self.problem = ""
         """Why the last read was refused; empty if it was not."""
-        self.signal = Signal()
-        self.position = 0
+        self.position = cursor.mark_delete + 1
         self.end = -1
         self.end_known = False
         self.reading = False
         self.generation = self._holds = 0
         self.index_ready = Signal()
         self._rescans: list[tuple[int, int]] = []
-        self.enabled = False
 
     def move(self, to: int) -> None:
         """Read on from another position (start, seek, skip); what is under way becomes void."""
         self.generation += 1
         self.position = to
-        self.signal.set()
+        self._wakeups.read.set()
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -81,7 +81,7 @@ class Reader:
             yield
         finally:
             self._holds -= 1
-            self.signal.set()
+            self._wakeups.read.set()
 
     async def restore_index(self) -> None:
         """Wait for the delayed index to be restored; an object store that is away holds up nobody else."""
@@ -97,8 +97,8 @@ class Reader:
             self._rescans += self._tracker.take_rescans()
             room = self._room()
             if room <= 0:
-                await self.signal.wait(self._ports)
-                self.signal.clear()
+                await self._wakeups.read.wait(self._ports)
+                self._wakeups.read.clear()
                 continue
             self.reading = True
             answered = await self._attempt(room)
@@ -110,7 +110,7 @@ class Reader:
 
     def _room(self) -> int:
         """Messages that may be read now: none while held, or while the delayed index cannot keep up."""
-        if not self.enabled or self._holds:
+        if not self._wanted() or self._holds:
             return 0
         if self._tracker.pause_reads(self._ports.clock.now()):
             return 0
@@ -159,7 +159,7 @@ class Reader:
             self._rescans[0] = (max(reply.resume, first), self._rescans[0][1])
             if not reply.runs and not reply.lost:
                 self._rescans.pop(0)
-        self._fed()
+        self._wakeups.route.set()
         return True
 
     def _restore(self, run: RunIndex, columns: memoryview, first: int, last: int) -> None:
@@ -222,7 +222,7 @@ class Reader:
             self._cursor.chain(chain)
         self._reaches(reply.last_confirmed)
         self.position = max(self.position, reply.resume)
-        self._fed()
+        self._wakeups.route.set()
         return True
 
     async def look(self) -> None:
@@ -231,6 +231,11 @@ class Reader:
             ends = await self._topic.ask(ReadEnds(), LOOK_TIMEOUT)
             self._cursor.chain(ends.ledgers)
             self._reaches(ends.last)
+
+    @property
+    def reach(self) -> int:
+        """The end of the topic as far as it is known, else where it was read up to."""
+        return self.end if self.end >= 0 else self.position - 1
 
     def _reaches(self, end: int) -> None:
         """The topic told its end: the position of the last confirmed message, -1 if there is none."""

@@ -7,56 +7,64 @@ that hearing it twice changes nothing.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
+from actors.dispatcher.sessions import Session
+from actors.dispatcher.store import CursorStore
+from actors.key_shared.dispatch import Dispatch
 from actors.messages import NegativeAcknowledge, RedeliverUnacknowledged
+from actors.ports import Log, Ports
+from storage.cursor import Cursor
 from storage.errors import Invalid
 from storage.position import Positions
 
-if TYPE_CHECKING:
-    from actors.dispatcher.dispatcher import Dispatcher
-    from actors.dispatcher.sessions import Session
+
+class Redelivery:
+    """Takes back what consumers did not finish."""
+
+    def __init__(
+        self, ports: Ports, core: Dispatch, cursor: Cursor, store: CursorStore, wake: Callable[[], None]
+    ) -> None:
+        self._ports, self._core, self._cursor, self._store, self._wake = ports, core, cursor, store, wake
+
+    async def negative_acknowledge(self, session: Session, request: NegativeAcknowledge) -> None:
+        """See messages.NegativeAcknowledge. Returns when it is durable; a late copy too, as the first may not be."""
+        positions, seen = _columns(request.positions, request.seen)
+        late = request.consumer_epoch < session.consumer_epoch
+        if not late and (not request.number or session.first_time(request.number)):
+            self._core.negative_acknowledge(
+                session.number,
+                positions,
+                now=self._ports.clock.now(),
+                delay=request.delay,
+                counted=request.counted,
+                seen=seen,
+                again=request.again,
+                done=positions[self._cursor.is_acknowledged(positions)] if request.again else positions[:0],
+            )
+            self._wake()
+        await self._store.barrier()
+
+    async def redeliver(self, session: Session, request: RedeliverUnacknowledged) -> None:
+        """See messages.RedeliverUnacknowledged. Returns when it is durable."""
+        positions, seen = _columns(request.positions, request.seen)
+        if request.consumer_epoch > session.consumer_epoch:
+            unseen = session.void(request.consumer_epoch, request.turn)
+            self._core.redeliver_all(session.number, positions, unseen=unseen, now=self._ports.clock.now(), counts=seen)
+            self._wake()
+        await self._store.barrier()
 
 
-async def negative_acknowledge(d: Dispatcher, session: Session, request: NegativeAcknowledge) -> None:
-    """See messages.NegativeAcknowledge. Returns when it is durable; a late copy too, as its first one may not be."""
-    positions, seen = _columns(request.positions, request.seen)
-    late = request.consumer_epoch < session.consumer_epoch
-    if not late and (not request.number or session.first_time(request.number)):
-        d.core.negative_acknowledge(
-            session.number,
-            positions,
-            now=d.ports.clock.now(),
-            delay=request.delay,
-            counted=request.counted,
-            seen=seen,
-            again=request.again,
-            done=positions[d.cursor.is_acknowledged(positions)] if request.again else positions[:0],
-        )
-        d.pump.wake()
-    await d.store.barrier()
-
-
-def kept(d: Dispatcher) -> bytes:
-    """What the record says of it; tells when it is more than the record takes."""
-    before = d.core.not_durable
-    rows = d.core.redeliveries()
-    if d.core.not_durable and not before:
-        d.ports.log("redeliveries_not_durable", messages=d.core.not_durable)
+def durable_redeliveries(core: Dispatch, log: Log) -> bytes:
+    """What the record says of redeliveries; tells when it is more than the record takes."""
+    before = core.not_durable
+    rows = core.redeliveries()
+    if core.not_durable and not before:
+        log("redeliveries_not_durable", messages=core.not_durable)
     return rows
-
-
-async def redeliver(d: Dispatcher, session: Session, request: RedeliverUnacknowledged) -> None:
-    """See messages.RedeliverUnacknowledged. Returns when it is durable."""
-    positions, seen = _columns(request.positions, request.seen)
-    if request.consumer_epoch > session.consumer_epoch:
-        unseen = session.void(request.consumer_epoch, request.turn)
-        d.core.redeliver_all(session.number, positions, unseen=unseen, now=d.ports.clock.now(), counts=seen)
-        d.pump.wake()
-    await d.store.barrier()
 
 
 def _columns(positions: Positions, seen: npt.NDArray[np.uint8]) -> tuple[Positions, npt.NDArray[np.uint8] | None]:

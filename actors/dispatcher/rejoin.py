@@ -1,6 +1,7 @@
-"""Consumers that come back to a new owner with messages in their hands.
+"""A new owner waits for those who may still hold messages of an earlier one.
 
-A consumer names the positions that it holds, and not their keys. As long as those messages were not read again nobody
+Nothing is sent before each of them came back and said what it holds, or must have stopped (promise 2). A consumer that
+comes back names the positions that it holds, and not their keys. As long as those messages were not read again nobody
 here knows which hashes they occupy: the ring may have changed, and a message of the same key that lies before them
 would go to somebody else. So the topic is asked for their hashes first, and nothing is sent until it answered. Waiting
 until they are read instead could take without end: reading stops when permits or look-ahead are used up.
@@ -8,43 +9,71 @@ until they are read instead could take without end: reading stops when permits o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from actors.backoff import Backoff
+from actors.dispatcher.membership import Member, Membership, State
+from actors.dispatcher.sessions import Session, Sessions
+from actors.dispatcher.store import CursorStore
+from actors.key_shared.dispatch import Dispatch
 from actors.messages import NO_POSITIONS, NO_ROWS, ReadRowIndex, RowIndex
+from actors.ports import Ports
+from actors.topic_client import TopicClient
 from storage.errors import SluiceError
-
-if TYPE_CHECKING:
-    from actors.dispatcher.dispatcher import Dispatcher
-    from actors.dispatcher.sessions import Session
 
 RETRY_FIRST, RETRY_MOST = 50, 2_000
 
 
-def identify(d: Dispatcher, session: Session) -> None:
-    """Ask for the hashes of what this consumer holds and was not read; the pump waits for it."""
-    if d.core.ordered and len(d.core.unread(session.number)):
-        d.pump.identifying[session.number] = "the topic was not asked yet"
-        d.ports.spawn(_identify(d, session), "identify")
+class Rejoin:
+    """Keeps dispatch closed. unknown: sessions whose messages' hashes are not known yet, and what that waits for."""
 
+    def __init__(
+        self,
+        ports: Ports,
+        topic: TopicClient,
+        core: Dispatch,
+        membership: Membership,
+        sessions: Sessions,
+        store: CursorStore,
+        wake: Callable[[], None],
+    ) -> None:
+        self._ports, self._topic = ports, topic
+        self._core, self._membership, self._sessions = core, membership, sessions
+        self._store, self._wake = store, wake
+        self.unknown: dict[int, str] = {}
 
-async def _identify(d: Dispatcher, session: Session) -> None:
-    """Only an answer, or the end of the session, opens dispatch again: with anything else the keys stay unknown."""
-    found = await _row_index(d, session)
-    if d.sessions.is_open(session):
-        d.core.bring(session.number, found.positions, found.hashes)
-    d.pump.identifying.pop(session.number, None)
-    d.pump.wake()
+    def awaited(self) -> list[Member]:
+        """Members of an earlier owner who have not come back, nor must have stopped by now."""
+        if self._membership.forget_overdue(self._ports.clock.monotonic()):
+            self._store.dirty()
+        return self._membership.all(State.AWAITED)
 
+    def settled(self) -> bool:
+        """Whether nobody is awaited, and what those hold who came back is known."""
+        return not (self.awaited() or self.unknown)
 
-async def _row_index(d: Dispatcher, session: Session) -> RowIndex:
-    """Index columns of what it holds and was not read; waits for the topic as long as the session stands."""
-    wait = Backoff(d.ports, RETRY_FIRST, RETRY_MOST)
-    while d.sessions.is_open(session) and len(unread := d.core.unread(session.number)):
-        try:
-            return await d.partition_client.ask(ReadRowIndex(positions=unread))
-        except SluiceError as error:
-            d.pump.identifying[session.number] = str(error)
-            d.ports.log("identify_waits", session=session.number, error=str(error))
-        await wait.pause()
-    return RowIndex(positions=NO_POSITIONS, hashes=NO_ROWS)
+    def identify(self, session: Session) -> None:
+        """Ask for the hashes of what this consumer holds and was not read."""
+        if self._core.ordered and len(self._core.unread(session.number)):
+            self.unknown[session.number] = "the topic was not asked yet"
+            self._ports.spawn(self._identify(session), "identify")
+
+    async def _identify(self, session: Session) -> None:
+        """Only an answer, or the end of the session, opens dispatch again: with anything else the keys stay unknown."""
+        found = await self._row_index(session)
+        if self._sessions.is_open(session):
+            self._core.bring(session.number, found.positions, found.hashes)
+        self.unknown.pop(session.number, None)
+        self._wake()
+
+    async def _row_index(self, session: Session) -> RowIndex:
+        """Index columns of what it holds and was not read; waits for the topic as long as the session stands."""
+        wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
+        while self._sessions.is_open(session) and len(unread := self._core.unread(session.number)):
+            try:
+                return await self._topic.ask(ReadRowIndex(positions=unread))
+            except SluiceError as error:
+                self.unknown[session.number] = str(error)
+                self._ports.log("identify_waits", session=session.number, error=str(error))
+            await wait.pause()
+        return RowIndex(positions=NO_POSITIONS, hashes=NO_ROWS)

@@ -1,4 +1,4 @@
-"""Moving a subscription: seek, skip, clear, and other settings.
+"""Moving a subscription: seek, skip, clear, expire.
 
 Whatever moves the read position holds the reader while it works, so that nothing is read on the strength of the old
 position. Skipping keeps what connected consumers hold (KS-45); seeking ends every session, and dispatch begins again
@@ -8,143 +8,117 @@ who asked, and leaves a subscription that has moved, not one that is torn betwee
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import msgspec
-
-from actors.dispatcher import leases
-from actors.messages import Ends, FindTime, SubscriptionSettings
+from actors.directory import Directory
+from actors.dispatcher.backlog import Backlog
+from actors.dispatcher.ends import read_ends
+from actors.dispatcher.leases import Leases
+from actors.dispatcher.progress import ProgressReporter
+from actors.dispatcher.reader import Reader
+from actors.dispatcher.store import CursorStore
+from actors.dispatcher.targets import behind, check_time, place
+from actors.dispatcher.wakeups import Wakeups
+from actors.messages import FindTime
+from actors.ports import Ports
+from actors.topic_client import TopicClient
 from storage.cursor import Cursor
-from storage.errors import Conflict, Invalid
-from storage.position import parse, position, show
-
-if TYPE_CHECKING:
-    from actors.dispatcher.dispatcher import Dispatcher
-
-CLOCKS_DIFFER = 60_000
-"""By how much an operator's clock may be ahead of the broker's, in milliseconds."""
-_SHOWN = 5
 
 
-async def seek(d: Dispatcher, target: int) -> int:
-    """Start over at a position, or where the topic begins if that lies behind it; durable when it returns.
+class Seeker:
+    """Moves the cursor as an operator, or the topic's time to live, wants it."""
 
-    The topic is told before anything moves, so that what is sought is not trimmed. Raises Unavailable, and has moved
-    nothing, if it does not answer.
-    """
-    with d.reporter.seeking(target):
-        target = await d.reporter.secure(target)
-        leases.dismiss(d, "seek")
-        with d.reader.held():
-            d.core.reset()
-            d.runs.clear()
-            d.cursor.chain([(target >> 32, None)])
-            d.cursor.reset(target)
-            d.core.mark_deleted(d.cursor.mark_delete)
-            d.reader.move(target)
-            await d.tracker.clear()
-            d.tracker.trim(d.cursor.mark_delete)
-        await d.store.barrier()
-    d.wake()
-    return target
+    def __init__(
+        self,
+        ports: Ports,
+        topic: TopicClient,
+        directory: Directory,
+        cursor: Cursor,
+        reader: Reader,
+        backlog: Backlog,
+        leases: Leases,
+        reporter: ProgressReporter,
+        store: CursorStore,
+        wakeups: Wakeups,
+    ) -> None:
+        self._ports, self._topic, self._directory = ports, topic, directory
+        self._cursor, self._reader, self._backlog = cursor, reader, backlog
+        self._leases, self._reporter, self._store, self._wakeups = leases, reporter, store, wakeups
 
+    # -- what is asked --------------------------------------------------------------------------------------------
 
-async def forward(d: Dispatcher, target: int, *, everything: bool = False) -> None:
-    """Everything before `target` is done; with `everything`, also what was read beyond it meanwhile."""
-    with d.reader.held():
-        if everything:
-            target = max(target, d.reader.position)
-        d.core.remove(up_to=target - 1)
-        d.cursor.chain([(target >> 32, None)])
-        d.cursor.skip_to(target)
-        if d.reader.position < target:
-            d.reader.move(target)
-        d.mark_delete_moved()
-        if everything:
-            await d.tracker.clear()
-            d.tracker.trim(d.cursor.mark_delete)
-    await d.store.barrier()
-    d.wake()
+    async def to_message(self, message_id: str) -> int:
+        """Seek to `ledger:entry`, `earliest` or `latest`; see `seek`. Raises Invalid for a place that never was."""
+        return await self.seek(place(message_id, await read_ends(self._ports, self._topic)))
 
+    async def to_time(self, time: int) -> int:
+        """Seek to the first message of a time (ms) or later; see `seek`. Raises Invalid for one in the future."""
+        return await self.seek(await self._position_of(time))
 
-async def configure(d: Dispatcher, settings: SubscriptionSettings) -> bool:
-    """Other settings, while no consumer is connected or awaited (Conflict); returns whether that changed any.
+    async def skip(self, messages: int) -> tuple[int, int]:
+        """The next so many messages that are not done count as done, whatever ledgers they lie in.
 
-    An owner keeps the settings that it began with, and the trust in itself that hangs on its lease: when the new ones
-    are durable it ends, and the next one begins with them. `initial_position` counts only when a subscription is made.
-    """
-    settings = msgspec.structs.replace(settings, initial_position=d.settings.initial_position)
-    if settings == d.settings and d.next_settings is None:
-        return False
-    if len(d.membership):
-        names = [name for name in settings.__struct_fields__ if getattr(settings, name) != getattr(d.settings, name)]
-        told = ", ".join(f"{name} is {getattr(d.settings, name)!r}, not {getattr(settings, name)!r}" for name in names)
-        raise Conflict(f"the settings of {d.subscription} can change only while no consumer is connected: {told}")
-    d.next_settings = settings
-    await d.store.barrier()
-    d.fenced("it begins again with other settings")
-    return True
+        Returns how many, and where it goes on; so do the following.
+        """
+        ends = await read_ends(self._ports, self._topic)
+        self._cursor.chain(ends.ledgers)
+        return await self._skip_to(behind(self._cursor, ends, messages))
 
+    async def clear(self) -> tuple[int, int]:
+        """Everything that is there counts as done, also what was read meanwhile, and what is delayed."""
+        return await self._skip_to((await read_ends(self._ports, self._topic)).next, everything=True)
 
-async def expire_old(d: Dispatcher) -> None:
-    """Messages older than the topic's time to live count as done (ttl_ms; 0 = they are kept)."""
-    ttl = (await d.directory.settings(d.topic)).ttl_ms
-    if ttl <= 0:
-        return
-    found = await d.partition_client.ask(FindTime(time=d.ports.clock.now() - ttl))
-    if found.position > d.cursor.mark_delete + 1:
-        await forward(d, found.position)
+    async def expire(self, before: int) -> tuple[int, int]:
+        """Everything that was published before a time (ms) counts as done."""
+        return await self._skip_to(await self._position_of(before))
 
+    async def expire_old(self) -> None:
+        """Messages older than the topic's time to live count as done (ttl_ms; 0 = they are kept)."""
+        ttl = (await self._directory.settings(self._topic.topic)).ttl_ms
+        if ttl <= 0:
+            return
+        found = await self._topic.ask(FindTime(time=self._ports.clock.now() - ttl))
+        if found.position > self._cursor.mark_delete + 1:
+            await self._forward(found.position)
 
-def place(wanted: str, ends: Ends) -> int:
-    """The position that a message id, `earliest` or `latest` names in a topic as it is now.
+    async def _position_of(self, time: int) -> int:
+        check_time(time, self._ports.clock.now())
+        return (await self._topic.ask(FindTime(time=time))).position
 
-    What was trimmed away means the oldest message that is kept. Raises Invalid for a place that never was: a seek to it
-    would silently be one to the end.
-    """
-    if wanted in ("earliest", "latest"):
-        return ends.first if wanted == "earliest" else ends.next
-    at = parse(wanted)
-    if at <= ends.first or at == ends.next:
-        return max(at, ends.first)
-    last = dict(ends.ledgers).get(at >> 32, -2)
-    if last == -2 or at > (ends.next if last is None else position(at >> 32, max(last, 0)) + 1):
-        kept = ", ".join(str(ledger) for ledger, _ in ends.ledgers[-_SHOWN:])
-        raise Invalid(
-            f"there is no message {wanted} here: the last ledgers are {kept}, the last message is {show(ends.last)}; "
-            "`latest` names the end"
-        )
-    return at
+    async def _skip_to(self, target: int, *, everything: bool = False) -> tuple[int, int]:
+        """Everything before `target` counts as done. What comes meanwhile is not in the number that is told."""
+        await self._reader.look()
+        end = self._reader.end
+        before = self._backlog.count(end)
+        await self._forward(target, everything=everything)
+        return before - self._backlog.count(end), target
 
+    # -- how it is done -------------------------------------------------------------------------------------------
 
-def check_time(time: int, now: int) -> None:
-    """Raises Invalid for a time in the future, which a time in micro- or nanoseconds is as well."""
-    if time > now + CLOCKS_DIFFER:
-        raise Invalid(
-            f"the time {time} lies in the future: times are milliseconds since 1970, now is {now}; "
-            "`latest` names the end"
-        )
+    async def seek(self, target: int) -> int:
+        """Start over at a position, or where the topic begins if that lies behind it; durable when it returns.
 
+        Every session ends, the consumers come back by themselves. The topic is told before anything moves, so that what
+        is sought is not trimmed. Raises Unavailable, and has moved nothing, if it does not answer.
+        """
+        with self._reporter.seeking(target):
+            target = await self._reporter.secure(target)
+            self._leases.dismiss("seek")
+            with self._reader.held():
+                self._backlog.start_over(target)
+                self._reader.move(target)
+                await self._backlog.forget_delayed()
+            await self._store.barrier()
+        self._wakeups.all()
+        return target
 
-def behind(cursor: Cursor, ends: Ends, messages: int) -> int:
-    """The position behind the next so many messages that are not done; the end of the topic if there are fewer."""
-    for ledger, last_entry in ends.ledgers:
-        first = max(position(ledger, 0), cursor.mark_delete + 1)
-        last = min(
-            position(ledger, last_entry) if last_entry is not None and last_entry >= 0 else ends.next - 1, ends.last
-        )
-        if last < first or last >> 32 != ledger:
-            continue
-        there = cursor.unacknowledged_in(first, last)
-        if there < messages:
-            messages -= there
-            continue
-        low, high = first, last
-        while low < high:  # the smallest position up to which there are enough
-            middle = (low + high) // 2
-            if cursor.unacknowledged_in(first, middle) < messages:
-                low = middle + 1
-            else:
-                high = middle
-        return low + 1
-    return ends.next
+    async def _forward(self, target: int, *, everything: bool = False) -> None:
+        """Everything before `target` is done; with `everything`, also what was read beyond it meanwhile."""
+        with self._reader.held():
+            if everything:
+                target = max(target, self._reader.position)
+            self._backlog.skip_to(target)
+            if self._reader.position < target:
+                self._reader.move(target)
+            if everything:
+                await self._backlog.forget_delayed()
+        await self._store.barrier()
+        self._wakeups.all()

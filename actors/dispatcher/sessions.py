@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from actors.messages import Delivery, Event, Part
 from actors.ports import Task
 from actors.signal import Signal
-from storage.errors import Fenced
+from storage.errors import Conflict, Fenced
 
 EPOCH_SESSIONS = 1 << 24
 """Session numbers of different epochs never meet: a late request of an old session is always refused."""
@@ -54,6 +54,35 @@ class Session:
             self.received += 1
             del self.early[self.received]
         return True
+
+    def confirm(self, ack_turn: int) -> None:
+        """Everything up to this acknowledgement turn is durable."""
+        self.durable = max(self.durable, ack_turn)
+
+    def acknowledged(self, now: int) -> None:
+        """It reported messages that are done."""
+        self.last_acked = now
+
+    def watched_by(self, watch: Task | None) -> None:
+        """This task ends the session when its process has ended; None: it is over."""
+        self.watch = watch
+
+    def begin_turn(self, turn: int) -> None:
+        """A Poll came. Raises Conflict if it is one of before."""
+        if turn < self.turn:
+            raise Conflict(f"turn {turn} is over, the session is at {self.turn}")
+        if turn > self.turn:
+            self.turn, self.answered = turn, None
+
+    def push(self, parts: list[Part]) -> None:
+        """Messages for it."""
+        self.outbox += parts
+        self.ready.set()
+
+    def tell(self, events: list[Event]) -> None:
+        """Something for it to know."""
+        self.events += events
+        self.ready.set()
 
     def first_time(self, number: int) -> bool:
         """Note a numbered hand-back; False if it is a copy of one that was seen, or too old to be remembered."""

@@ -121,7 +121,7 @@ class CursorStore:
         turns = [(session, session.received) for session in self._sessions()]
         await self._record.save(self._snapshot())
         for session, received in turns:
-            session.durable = max(session.durable, received)
+            session.confirm(received)
         self._completed = asked
         self._done.set()
         took = self._ports.clock.monotonic() - began

@@ -49,14 +49,13 @@ class Change:
 class History:
     """The newest changes, enough to tell the owner of a hash at any time since the oldest of them."""
 
-    def __init__(self, first: int = 0) -> None:
-        """first: the number before that of the first change."""
+    def __init__(self, first: int = 0, changed: Callable[[], None] | None = None) -> None:
+        """first: the number before that of the first change. changed: called after every change."""
         self.changes: deque[Change] = deque(maxlen=KEPT)
         self.number = first
         self.hashes_moved = 0
         """Hashes that changed from one consumer to another, ever."""
-        self.changed: Callable[[], None] | None = None
-        """Called after every change."""
+        self._changed = changed
 
     def since(self, number: int) -> list[Change]:
         """The changes above a number, oldest first."""
@@ -82,8 +81,8 @@ class History:
         named = tuple((low, high, names.get(old, NOBODY), names.get(new, NOBODY)) for low, high, old, new in moved)
         self.changes.append(Change(self.number, now, cause, named))
         self.hashes_moved += sum(high - low + 1 for low, high, old, new in named if old and new)
-        if self.changed is not None:
-            self.changed()
+        if self._changed is not None:
+            self._changed()
         told: dict[tuple[int, str], list[Range]] = {}
         for low, high, old, new in moved:
             told.setdefault((old, "revoked"), []).append((low, high))

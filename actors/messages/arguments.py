@@ -1,4 +1,4 @@
-"""The arguments of administrative verbs, which travel as JSON: their types and limits, checked before a verb begins.
+"""The arguments of the controller's verbs, which travel as JSON: their types and limits, checked before a verb begins.
 
 A verb that is not named here takes no arguments. What a verb does not know is ignored, as everywhere on the wire.
 """
@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from storage.batch import LAST_TIME, MAX_KEY_BYTES
+from storage.batch import LAST_TIME
 from storage.errors import Invalid
 
 MOST_SHOWN = 10_000
@@ -27,43 +27,6 @@ Time = Annotated[int, Meta(ge=-LAST_TIME, le=LAST_TIME)]
 
 class _Arguments(msgspec.Struct, kw_only=True, omit_defaults=True):
     pass
-
-
-class _Seek(_Arguments):
-    message_id: Annotated[str, Meta(max_length=64)] | UnsetType = UNSET
-    time: Time | UnsetType = UNSET
-
-
-class _Skip(_Arguments):
-    messages: Annotated[int, Meta(ge=1, le=1 << 53)]
-
-
-class _Expire(_Arguments):
-    before: Time
-
-
-class _Delete(_Arguments):
-    force: bool | UnsetType = UNSET
-
-
-class _Pending(_Arguments):
-    consumer: Name | UnsetType | None = UNSET
-    most: Shown | UnsetType = UNSET
-
-
-class _Top(_Arguments):
-    top: Shown | UnsetType = UNSET
-
-
-class _WhatIf(_Arguments):
-    add: Annotated[int, Meta(ge=0, le=MOST_ADDED)] | UnsetType = UNSET
-    remove: Annotated[list[Name], Meta(max_length=MOST_ADDED)] | UnsetType = UNSET
-
-
-class _Owner(_Arguments):
-    key: Annotated[str, Meta(max_length=MAX_KEY_BYTES)] | UnsetType | None = UNSET
-    hash: Annotated[int, Meta(ge=1, le=65535)] | UnsetType | None = UNSET
-    at: Time | UnsetType | None = UNSET
 
 
 class _Topic(_Arguments):
@@ -82,19 +45,6 @@ class _Subscription(_Topic):
 class _Bookies(_Arguments):
     bookies: Annotated[list[Name], Meta(max_length=256)]
 
-
-OF_SUBSCRIPTION: dict[str, type[_Arguments]] = {
-    "seek": _Seek,
-    "skip": _Skip,
-    "expire": _Expire,
-    "delete": _Delete,
-    "pending": _Pending,
-    "blocked_keys": _Top,
-    "delayed": _Top,
-    "what_if": _WhatIf,
-    "owner": _Owner,
-}
-"""The arguments of the verbs of messages.Admin."""
 
 OF_CLUSTER: dict[str, type[_Arguments]] = {
     "subscriptions": _Topic,

@@ -172,13 +172,3 @@ class Explain(Request[Text], kw_only=True):
     key: Annotated[bytes, Meta(max_length=MAX_KEY_BYTES)] | None = None
     hash: Annotated[int, Meta(ge=0, le=65535)] | None = None
     position: int | None = None
-
-
-class Admin(Request[Text], kw_only=True):
-    """An administrative verb of a subscription: seek, skip, clear_backlog, expire, delete, pending, blocked_keys,
-    what_if, owner, assignments, delayed, pause, resume; arguments as JSON.
-    """
-
-    reply: ClassVar[type[Reply]] = Text
-    verb: str
-    arguments: str = "{}"

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from actors.consumer.payload import DecodedRun
-from actors.messages import Admin, FindTime, ReadEnds, Stats, SubscriptionSettings
+from actors.messages import FindTime, ReadEnds, Seek, Stats, SubscriptionSettings
 from actors.names import TENANT_NAMESPACE, check_name
 from actors.pulsar.consuming import Asked, WireConsumer, position_of
 from actors.pulsar.fields import ServerError
@@ -299,8 +299,7 @@ class Answers:
             for other in here:
                 await other.close()
             address = await self._g.directory.dispatcher(place.topic, place.partition, subscription)
-            arguments = json.dumps({"message_id": show(target)})
-            await self._g.ask(address, Admin(verb="seek", arguments=arguments))
+            await self._g.ask(address, Seek(message_id=show(target)))
         finally:
             self._g.moving.pop((place.topic, place.partition, subscription), None)
             done.set()

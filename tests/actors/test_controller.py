@@ -12,8 +12,11 @@ from actors.actor import Actor
 from actors.bookie_failure_detector import REFUSALS
 from actors.controller import COOKIES, Controller, check_settings
 from actors.messages import (
-    Admin,
+    Configure,
+    Configured,
     CreateTopic,
+    Deleted,
+    DeleteSubscription,
     DeleteTopic,
     Done,
     ListBookies,
@@ -25,7 +28,6 @@ from actors.messages import (
     Replicated,
     SubscriptionSettings,
     Suspect,
-    Text,
     TopicSettings,
 )
 from actors.ports import Address, Ports, Unknown
@@ -64,7 +66,12 @@ class Stub(Actor):
         await self.ports.clock.sleep(self.stage.slow_ms)
         return Done()
 
-    async def on_admin(self, request: Admin) -> Text:
+    async def on_configure(self, request: Configure) -> Configured:
+        """Those are the settings already."""
+        await self.ports.clock.sleep(self.stage.slow_ms)
+        return Configured(changed=False)
+
+    async def on_delete_subscription(self, request: DeleteSubscription) -> Deleted:
         """Fine, in its time."""
         await self.ports.clock.sleep(self.stage.slow_ms)
         if self.stage.vanishing:
@@ -72,7 +79,7 @@ class Stub(Actor):
                 await self.ports.meta.remove(f"subscription/{self.name}")
             self.stage.world.stop(self.ports.me)
             await self.ports.clock.sleep(1)
-        return Text(json='{"changed": false}')
+        return Deleted(deleted=True)
 
 
 class Stage:

@@ -13,7 +13,23 @@ from urllib.parse import quote
 import aiohttp
 import pytest
 
-from actors.messages import Admin, CreateTopic, Done, Explain, ListBookies, Located, LocateTopic, Manage, Ping, Text
+from actors.messages import (
+    ClearBacklog,
+    CreateTopic,
+    Done,
+    Explain,
+    ListBookies,
+    Located,
+    LocateTopic,
+    Manage,
+    Ping,
+    Seek,
+    Skip,
+    Skipped,
+    Sought,
+    Text,
+)
+from actors.messages.administration import VERBS
 from actors.ports import Ports, Unknown
 from actors.wire import Request
 from cluster.admin_http import PORT_FILE, TOKEN_FILE, AdminHttp
@@ -50,7 +66,11 @@ class Actors:
             return Located(addresses=["host/t-0", "host/t-1"], settings='{"partitions": 2}')
         if type(request).__name__ == "LocateSubscription":
             return Located(addresses=["host/d-0", "host/d-1"])
-        if isinstance(request, Admin | Explain):
+        if isinstance(request, Seek):
+            return Sought(position="1:0")
+        if isinstance(request, Skip | ClearBacklog):
+            return Skipped(skipped=5, position="1:5")
+        if isinstance(request, (Explain, *VERBS.values())):
             return Text(json=json.dumps({"gates": []}))
         partition = int(to[-1])
         row = {"topic": "orders", "partition": partition, "epoch": 7, "msgInCounter": 10 + partition}
@@ -167,15 +187,16 @@ async def test_topics_and_their_totals(session: aiohttp.ClientSession) -> None:
 
 async def test_verbs_reach_every_partition(session: aiohttp.ClientSession, actors: Actors) -> None:
     """Pulsar's paths become our verbs."""
-    for path, verb, arguments in (
-        ("skip/5", "skip", {"messages": 5}),
-        ("skip_all", "clear_backlog", {}),
-        ("resetcursor/1700", "seek", {"time": 1700}),
+    skipped = {"skipped": 5, "position": "1:5"}
+    for path, request, shown in (
+        ("skip/5", Skip(messages=5), skipped),
+        ("skip_all", ClearBacklog(), skipped),
+        ("resetcursor/1700", Seek(time=1700), {"position": "1:0"}),
     ):
         actors.asked.clear()
-        assert (await session.post(f"{BASE}/orders/subscription/billing/{path}")).status == 200
-        sent = [request for request in actors.asked if isinstance(request, Admin)]
-        assert [(one.verb, json.loads(one.arguments)) for one in sent] == [(verb, arguments)] * 2
+        answer = await session.post(f"{BASE}/orders/subscription/billing/{path}")
+        assert (answer.status, await answer.json()) == (200, [shown] * 2)
+        assert [sent for sent in actors.asked if isinstance(sent, type(request))] == [request] * 2
     assert (await session.get(f"{BASE}/orders/subscription/billing/explain?key=k")).status == 200
     assert (await session.put(f"{BASE}/orders/partitions", data="3")).status == 204
 

@@ -10,9 +10,6 @@ import pytest
 
 from tests.hygiene.source import PACKAGES, Module, dotted, modules
 
-AS_ONE = ("actors.dispatcher",)
-"""Packages whose files still know each other; each is looked at as one module."""
-
 
 def test_no_import_runs_in_a_circle() -> None:
     assert circle(graph([*modules(*PACKAGES, "tests", "benchmarks")])) == []
@@ -40,7 +37,7 @@ def graph(files: list[Module]) -> dict[str, set[str]]:
     arrows: dict[str, set[str]] = {}
     for name, file in names.items():
         known = {_home(target, names) for target in _imported(file)}
-        arrows.setdefault(_as_one(name), set()).update(_as_one(target) for target in known if target)
+        arrows.setdefault(name, set()).update(target for target in known if target)
     return {name: targets - {name} for name, targets in arrows.items()}
 
 
@@ -65,10 +62,6 @@ def _home(target: str, names: Mapping[str, Module]) -> str:
     while target and target not in names:
         target = target.rpartition(".")[0]
     return target
-
-
-def _as_one(name: str) -> str:
-    return next((package for package in AS_ONE if name.startswith(f"{package}.")), name)
 
 
 def _name(path: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from actors.dispatcher.pump import DUE_GROUP_MS
+from actors.dispatcher.due import DUE_GROUP_MS
 from actors.messages import Explain
 from storage.errors import Invalid, Unavailable
 from tests.actors.delayed.desk import LATE_MS, STRAY_MS, Arrival, Desk, serve

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from actors.delayed.tracker import DelayedTracker, make_tracker
-from actors.dispatcher.pump import DUE_GROUP_MS, Pump
+from actors.dispatcher.due import DUE_GROUP_MS, DueMessages
+from actors.dispatcher.wakeups import Wakeups
 from actors.messages import SubscriptionSettings
-from actors.signal import Signal
 from storage.position import Positions, position
 from tests.actors.delayed.broker import PARTITION, SUBSCRIPTION, TOPIC
 from tests.actors.delayed.world import Life, World
@@ -19,18 +19,16 @@ both = pytest.mark.parametrize("tracker", ["memory", "bucket"])
 
 
 class Owner:
-    """What the pump sees of a dispatcher. looks: when it looked at the tracker. given: (when, entries) it released."""
+    """What is around the release. looks: when the tracker was looked at. given: (when, entries) that were released."""
 
     def __init__(self) -> None:
         self.world = World()
         self.life = Life(self.world)
         self.ports = self.life.ports
-        self.core = self.reader = self.cursor = self
-        self.enabled = True
-        self.signal = Signal()
         self.looks: list[int] = []
         self.given: list[tuple[int, list[int]]] = []
-        self.pump = Pump(cast(Any, self))
+        self.failures: list[str] = []
+        self.wakeups = Wakeups()
 
     async def open(self, tracker: str) -> None:
         self.tracker: DelayedTracker = await make_tracker(
@@ -39,20 +37,22 @@ class Owner:
             partition=PARTITION,
             subscription=SUBSCRIPTION,
             settings=SubscriptionSettings(delayed_tracker=tracker),
-            changed=self.pump.due.set,
+            changed=self.wakeups.due.set,
             owner_epoch=1,
         )
         await self.tracker.recovered()
         await self.world.settle()
-        self.pump.due.clear()
-        self.life.spawn(self.pump.release_due(), "due")
+        self.wakeups.due.clear()
+        part, failures = cast(Any, self), self.failures.append
+        due = DueMessages(self.ports, self.tracker, part, part, self.wakeups, lambda: True, failures)
+        self.life.spawn(due.run(), "due")
         await self.world.settle()
 
     async def add(self, entry: int, due: int) -> None:
         """A delayed message was read."""
         place = np.array([position(1, entry)], np.int64)
         assert self.tracker.add(place, place.astype(np.uint32), np.array([due]), self.world.now).all()
-        self.pump.due.set()
+        self.wakeups.due.set()
         await self.world.settle()
 
     # -- core, cursor --
@@ -77,12 +77,12 @@ async def test_ad_2_the_timer_stands_at_the_next_due_time(tracker: str) -> None:
     assert owner.looks == [0, 0, 0]
     await owner.world.advance(999)
     assert (owner.given, len(owner.looks)) == ([], 3), "an earlier message moved the timer, and nothing else rang"
-    owner.signal.clear()
+    owner.wakeups.read.clear()
     await owner.world.advance(1)
     assert owner.given == [(1000, [1])]
     await owner.world.advance(1000)
     assert owner.given == [(1000, [1]), (2000, [2])], "the next time was set after the first was taken"
-    assert owner.signal.is_set(), "there is room again, so more is read"
+    assert owner.wakeups.read.is_set(), "there is room again, so more is read"
     pause = DUE_GROUP_MS
     await owner.world.advance(pause)
     await owner.add(3, 3000)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from actors.directory import Directory
+from actors.dispatcher import Dispatcher
 from actors.messages import SubscriptionSettings
 from actors.ports import Address, Ports
 from storage.errors import Conflict
@@ -41,9 +42,8 @@ async def actor_settings(broker: Broker) -> SubscriptionSettings:
     broker.directory = Directory(broker.ports, CONTROLLER)
     process = broker.world.at(await broker.address())
     assert process is not None
-    settings = process.actor.settings  # type: ignore[union-attr]
-    assert isinstance(settings, SubscriptionSettings)
-    return settings
+    assert isinstance(process.actor, Dispatcher)
+    return process.actor.parts.own.state.settings
 
 
 def test_a_dispatcher_that_was_made_with_others_gets_the_settings_that_are_asked_for() -> None:

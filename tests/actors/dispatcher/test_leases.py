@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from actors.dispatcher import leases
+from actors.dispatcher.leases import Leases
 from actors.dispatcher.membership import Membership, State
 from actors.dispatcher.sessions import Session, Sessions
+from actors.key_shared.dispatch import Dispatch
+from actors.messages import SubscriptionSettings
 
 
 class Watch:
@@ -30,19 +32,18 @@ class Watch:
 
 
 class Owner:
-    """As much of a dispatcher as its leases touch."""
+    """The leases of a dispatcher with its members, sessions and core; what is told of ends, and how often it wakes."""
 
     def __init__(self, watch: Watch | None, rows: list[dict[str, Any]] | None = None) -> None:
         self.tasks: list[asyncio.Task[None]] = []
-        self.ports = SimpleNamespace(
-            watch=watch, spawn=self._spawn, clock=SimpleNamespace(monotonic=lambda: 1_000), log=lambda *_, **__: None
-        )
-        self.membership = Membership(rows or (), lease_ms=10_000)
-        self.sessions = Sessions()
         self.ended: list[tuple[str, str]] = []
         self.woken = self.dirtied = 0
-        self.pump = SimpleNamespace(wake=self._wake)
-        self.store = SimpleNamespace(dirty=self._dirty)
+        clock = SimpleNamespace(monotonic=lambda: 1_000, now=lambda: 1_000)
+        ports: Any = SimpleNamespace(watch=watch, spawn=self._spawn, clock=clock, log=self._log)
+        self.membership = Membership(rows or (), lease_ms=10_000)
+        self.sessions, self.core = Sessions(), Dispatch(SubscriptionSettings())
+        store: Any = SimpleNamespace(dirty=self._dirty)
+        self.leases = Leases(ports, self.membership, self.sessions, self.core, store, self._wake)
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         self.tasks.append(asyncio.ensure_future(work))
@@ -54,13 +55,16 @@ class Owner:
     def _dirty(self) -> None:
         self.dirtied += 1
 
-    def end_session(self, session: Session, reason: str) -> None:
-        self.ended.append((session.incarnation, reason))
-        self.sessions.close(session)
+    def _log(self, event: str, **fields: Any) -> None:
+        if event == "session_ended":
+            self.ended.append((fields["consumer"], fields["reason"]))
 
     def open(self, name: str, process: str) -> Session:
-        session = self.sessions.open(len(self.tasks) + 1, name, f"{name}.0")
-        leases.watch_session(self, session, process)  # type: ignore[arg-type]
+        number = self.core.join(name, now=0)
+        self.membership.admit(f"{name}.0", name, process)
+        self.membership.attach(f"{name}.0", number, 1_000)
+        session = self.sessions.open(number, name, f"{name}.0")
+        self.leases.watch_session(session, process)
         return session
 
     def awaited(self) -> dict[str, int]:
@@ -77,7 +81,7 @@ async def test_sessions_of_an_ended_process_end_at_once_and_no_others(watch: Wat
     for name, process in (("a", "p1"), ("b", "p2"), ("c", "p1"), ("d", "")):
         owner.open(name, process)
     await watch.end("p1")
-    assert owner.ended == [("a.0", "its process ended"), ("c.0", "its process ended")]
+    assert owner.ended == [("a", "its process ended"), ("c", "its process ended")]
     assert [session.name for session in owner.sessions.all()] == ["b", "d"]
 
 
@@ -93,7 +97,7 @@ async def test_session_that_is_over_is_watched_no_more(watch: Watch) -> None:
 
 async def test_without_a_watch_the_lease_alone_counts() -> None:
     owner = Owner(None, [{"incarnation": "a.0", "process": "p1"}, {"incarnation": "b.0", "lease": 40_000}])
-    leases.expect_members(owner)  # type: ignore[arg-type]
+    owner.leases.expect_members()
     assert owner.tasks == []
     assert owner.awaited() == {"a.0": 13_500, "b.0": 41_000}
 
@@ -105,7 +109,7 @@ async def test_new_owner_waits_for_the_living_and_not_for_the_dead(watch: Watch)
         {"incarnation": "old.0"},  # written by an owner that knew nothing of processes
     ]
     owner = Owner(watch, rows)
-    leases.expect_members(owner)  # type: ignore[arg-type]
+    owner.leases.expect_members()
     assert set(owner.awaited()) == {"a.0", "b.0", "old.0"}
     await watch.end("p1")
     assert set(owner.awaited()) == {"b.0", "old.0"}
@@ -115,7 +119,7 @@ async def test_new_owner_waits_for_the_living_and_not_for_the_dead(watch: Watch)
 
 async def test_consumer_that_came_back_before_its_process_ended_is_its_sessions_matter(watch: Watch) -> None:
     owner = Owner(watch, [{"incarnation": "a.0", "process": "p1"}])
-    leases.expect_members(owner)  # type: ignore[arg-type]
+    owner.leases.expect_members()
     owner.membership.attach("a.0", 1, 1_000)
     await watch.end("p1")
     assert len(owner.membership) == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import msgspec
@@ -13,8 +12,8 @@ from hypothesis import strategies as st
 
 from actors.directory import Directory
 from actors.dispatcher import Dispatcher
-from actors.dispatcher.seek import behind, check_time, place
-from actors.messages import Admin, Ends, Progress, SubscriptionSettings, TopicSettings
+from actors.dispatcher.targets import behind, check_time, place
+from actors.messages import Ends, Progress, SubscriptionSettings, TopicSettings, request_of
 from actors.signal import Signal
 from actors.topic.topic import Topic
 from actors.wire import Request
@@ -114,7 +113,7 @@ def test_what_an_outage_of_the_store_interrupts_leaves_nothing_behind(verb: str,
         else:
             world.meta.trouble.cut["broker-0"] = 1
         with pytest.raises(Unavailable):
-            await ports.net.call(address, Admin(verb=verb, arguments=json.dumps(arguments)), 20_000)
+            await ports.net.call(address, request_of(verb, arguments), 20_000)
         del world.meta.trouble.cut["broker-0"]
         if verb == "clear_backlog":
             course.past.finish([(send[2], send[3]) for send in course.past.sends])
@@ -158,17 +157,18 @@ def test_no_statement_from_before_a_seek_is_sent_behind_it() -> None:
         topic = broker.world.process(broker.world.alive("topic-")[0]).actor
         assert isinstance(actor, Dispatcher)
         assert isinstance(topic, Topic)
-        barrier, waiting = actor.store.barrier, Signal()
+        store, waiting = actor.parts.store, Signal()
+        barrier = store.barrier
 
         async def slow() -> None:
             await barrier()
             waiting.set()
             await broker.quiet(300)
 
-        actor.store.barrier = slow  # type: ignore[method-assign]
+        store.barrier = slow  # type: ignore[method-assign]
         client.ack()
         await waiting.wait(broker.ports)
-        actor.store.barrier = barrier  # type: ignore[method-assign]
+        store.barrier = barrier  # type: ignore[method-assign]
         at = client.got[0].position
         client.acking = False
         await broker.admin("seek", message_id=show(at))

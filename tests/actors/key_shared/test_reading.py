@@ -45,7 +45,7 @@ class Passes:
     def __init__(self, broker: Broker, actor: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
         self.heard: list[int] = []
         self.seen: list[tuple[int, int]] = []
-        route, acknowledge, loop = actor.core.route, actor.core.acknowledge_soon, broker.world.loop
+        route, acknowledge, loop = actor.parts.own.core.route, actor.parts.own.core.acknowledge_soon, broker.world.loop
 
         def routed(now: int) -> Any:
             sent = route(now)
@@ -56,8 +56,8 @@ class Passes:
             self.heard.append(loop.now)
             acknowledge(*report)
 
-        monkeypatch.setattr(actor.core, "route", routed)
-        monkeypatch.setattr(actor.core, "acknowledge_soon", acknowledged)
+        monkeypatch.setattr(actor.parts.own.core, "route", routed)
+        monkeypatch.setattr(actor.parts.own.core, "acknowledge_soon", acknowledged)
 
 
 async def parked(broker: Broker) -> tuple[Client, Client]:
@@ -133,10 +133,10 @@ def test_rr_4_when_nothing_waits_a_parked_read_is_left_alone() -> None:
         first.ack(first.got[2])
         await broker.quiet(300)
         assert reads(broker) == before
-        generation = (await dispatcher(broker)).reader.generation
+        generation = (await dispatcher(broker)).parts.reader.generation
         await broker.publish(STAYED[1])
         await broker.until(lambda: len(first.got) == 4, 100)
-        assert (await dispatcher(broker)).reader.generation == generation, "the answer of the parked read counted"
+        assert (await dispatcher(broker)).parts.reader.generation == generation, "the answer of the parked read counted"
 
     play(scenario)
 
@@ -198,12 +198,12 @@ def test_rs_3_a_read_of_new_messages_and_one_for_a_lost_index_exclude_each_other
         await broker.publish(*KEYS[:100], delay=60_000)
         await broker.quiet(500)
         for turn in range(20):
-            actor.reader._rescans.append((0, actor.reader.position - 1))
+            actor.parts.reader._rescans.append((0, actor.parts.reader.position - 1))
             await broker.publish(*KEYS[turn * 5 : turn * 5 + 5])
             assert (await broker.stats())["pendingRead"]
             await broker.quiet(37)
         await broker.until(lambda: len(client.got) == 100)
-        await broker.until(lambda: not actor.reader._rescans)
+        await broker.until(lambda: not actor.parts.reader._rescans)
         assert len(most) > 40
         assert max(most) == 1
 
@@ -282,7 +282,7 @@ def test_rs_13_a_read_that_fails_in_a_dispatcher_that_was_replaced_is_not_tried_
         monkeypatch.setattr(broker.world, "stopping", lambda process: None)
         await failing(broker)
         broker.world.stop(CONTROLLER)  # nobody starts another owner, whose reads would be counted as well
-        (await dispatcher(broker)).fenced("there is a newer owner")
+        (await dispatcher(broker)).end("there is a newer owner")
         await broker.quiet(RETRY_MOST)
         before = reads(broker)
         await broker.quiet(20 * RETRY_MOST)
@@ -322,13 +322,13 @@ def test_sd_1_a_consumer_that_comes_to_a_closed_dispatcher_is_turned_away_and_no
         broker.world.meta.trouble.faults.delay_ms = (200, 200)
         broker.world.background(attach("under-way"), "attach")
         await broker.quiet(100)
-        assert actor.membership.get("under-way.0"), "it waits until its membership is durable"
-        actor.fenced("it is closed")
+        assert actor.parts.own.state.membership.get("under-way.0"), "it waits until its membership is durable"
+        actor.end("it is closed")
         await attach("late")
         await broker.until(lambda: len(refusals) == 2)
         assert sorted(refusals) == ["late", "under-way"]
-        assert (actor.core.consumers(), actor.sessions.all()) == ([], [])
-        assert actor.membership.get("late.0") is None
+        assert (actor.parts.own.core.consumers(), actor.parts.sessions.all()) == ([], [])
+        assert actor.parts.own.state.membership.get("late.0") is None
 
     play(scenario)
 
@@ -354,7 +354,7 @@ def test_ft_5_permits_of_a_poll_that_was_refused_count_for_nothing() -> None:
         client = await broker.join("c1", queue=10, acking=False, taking=False)
         await broker.quiet(100)
         address, actor = await broker.address(), await dispatcher(broker)
-        session = actor.sessions.all()[0]
+        session = actor.parts.sessions.all()[0]
         late = Poll(session=session.number, turn=session.turn - 1, granted=1_000_000)
         with pytest.raises(Conflict):
             await broker.ports.net.call(address, late, 1_000)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from actors.dispatcher import Dispatcher, seek
+from actors.dispatcher import Dispatcher
 from actors.messages import Attach, Attached, Detach, FindTime, Found, TopicSettings
 from storage.errors import Corrupt, Invalid
 from tests.actors.key_shared.test_reading import dispatcher
@@ -102,10 +102,10 @@ def test_ot_3_what_is_evicted_for_its_age_settles_every_counter(monkeypatch: pyt
         actor = await dispatcher(broker)
         settings = await actor.directory.settings("orders")
         assert settings.ttl_ms == 0
-        await seek.expire_old(actor)
+        await actor.parts.seeker.expire_old()
         assert await _counts(broker) == (10, 10, 10), "without a ttl nothing is evicted"
         expiring(broker, actor, settings, monkeypatch, broker.ports.clock.now() - between)
-        await broker.until(lambda: actor.cursor.mark_delete & 0xFFFFFFFF == 4, 1_000)
+        await broker.until(lambda: actor.parts.own.state.cursor.mark_delete & 0xFFFFFFFF == 4, 1_000)
         monkeypatch.undo()
         await broker.quiet(1_000)
         await settled(broker, client)
@@ -130,7 +130,7 @@ def test_expiring_and_reporting_go_on_after_a_topic_that_could_not_tell(monkeypa
 
         topic.actor.on_find_time = damaged  # type: ignore[union-attr]
         expiring(broker, actor, await actor.directory.settings("orders"), monkeypatch, 1)
-        await broker.until(lambda: actor.cursor.mark_delete & 0xFFFFFFFF == 9)
+        await broker.until(lambda: actor.parts.own.state.cursor.mark_delete & 0xFFFFFFFF == 9)
         assert refused[0] > 3
         client.ack()
 
@@ -148,7 +148,9 @@ def test_cl_2_a_consumer_is_counted_alike_everywhere_and_a_subscription_without_
             replies.append(reply)
 
         def listed() -> list[int]:
-            return [len(found) for found in (actor.core.consumers(), actor.sessions.all(), actor.membership.rows())]
+            parts = actor.parts
+            members = parts.own.state.membership.rows()
+            return [len(found) for found in (parts.own.core.consumers(), parts.sessions.all(), members)]
 
         for _ in range(3):
             broker.world.background(attach(), "attach")

@@ -24,7 +24,16 @@ from actors.delayed.shared import SharedIndexes
 from actors.directory import Directory
 from actors.dispatcher import Dispatcher
 from actors.factories import make_dispatcher, make_topic
-from actors.messages import Admin, CreateTopic, Event, Stats, SubscriptionSettings, TopicSettings
+from actors.messages import (
+    Configure,
+    CreateTopic,
+    Event,
+    Stats,
+    SubscriptionSettings,
+    TopicSettings,
+    request_of,
+    shown,
+)
 from actors.ports import Address, Ports, Unknown
 from actors.producer.producer import Outgoing, PartitionProducer, split
 from actors.topic.topic import Topic
@@ -285,12 +294,12 @@ class Broker:
 
     async def admin(self, verb: str, **arguments: Any) -> Any:
         """An administrative verb."""
-        return json.loads((await self.ask(Admin(verb=verb, arguments=json.dumps(arguments)))).json)
+        return shown(await self.ask(request_of(verb, arguments)))
 
     async def configure(self, **changed: Any) -> None:
         """Other settings."""
         self.settings = msgspec.structs.replace(self.settings, **changed)
-        await self.admin("settings", **msgspec.to_builtins(self.settings))
+        await self.ask(Configure(settings=self.settings))
 
     def _topic(self, ports: Ports, settings: dict[str, Any]) -> Topic:
         return make_topic(ports, settings, CONTROLLER, self.shared)

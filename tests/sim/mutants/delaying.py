@@ -18,8 +18,8 @@ DELAYING: list[Mutant] = [
     ),
     Mutant(
         name="the timer stays at a due time that is over",
-        module="actors.dispatcher.pump",
-        old="                    due = d.tracker.next_due()\n",
+        module="actors.dispatcher.due",
+        old="                    due = tracker.next_due()\n",
         new="                    pass\n",
         world=BROKER,
         test="tests/actors/delayed/test_timer.py::test_the_timer_follows_a_look_that_finds_only_what_was_skipped",

@@ -10,8 +10,8 @@ _UNITS = "tests/actors/key_shared/test_redelivering.py"
 GIVING_BACK: list[Mutant] = [
     Mutant(
         name="delays and counts are in no record",
-        module="actors.dispatcher.dispatcher",
-        old='            "redeliveries": handing_back.kept(self),\n',
+        module="actors.dispatcher.state",
+        old='            "redeliveries": redeliveries,\n',
         new="",
         world=REDELIVERIES,
         seed=0,
@@ -19,8 +19,8 @@ GIVING_BACK: list[Mutant] = [
     Mutant(
         name="a hand-back is answered before it is durable",
         module="actors.dispatcher.redelivery",
-        old="    await d.store.barrier()\n\n\ndef kept(",
-        new="\n\ndef kept(",
+        old="        await self._store.barrier()\n\n    async def redeliver(",
+        new="\n    async def redeliver(",
         world=REDELIVERIES,
         seed=0,
     ),

@@ -9,8 +9,8 @@ BROKER = "broker"
 HOLDING: list[Mutant] = [
     Mutant(
         name="what is done comes back with its holder",
-        module="actors.dispatcher.dispatcher",
-        old="                finished=holding[self.cursor.is_acknowledged(holding)],\n",
+        module="actors.dispatcher.consumers",
+        old="                finished=holding[self._cursor.is_acknowledged(holding)],\n",
         new="",
         world=BROKER,
         test="tests/actors/dispatcher/test_rejoin.py::test_what_is_done_does_not_come_back_with_its_holder",
@@ -18,8 +18,8 @@ HOLDING: list[Mutant] = [
     Mutant(
         name="a refusal is taken for the hashes of what is held",
         module="actors.dispatcher.rejoin",
-        old="        await wait.pause()\n",
-        new="        break\n",
+        old="            await wait.pause()\n",
+        new="            break\n",
         world=BROKER,
         test="tests/actors/dispatcher/test_rejoin.py::test_what_is_no_answer_keeps_dispatch_closed",
     ),
@@ -41,17 +41,18 @@ HOLDING: list[Mutant] = [
     ),
     Mutant(
         name="an owner goes on with other settings than it began with",
-        module="actors.dispatcher.seek",
-        old='    d.fenced("it begins again with other settings")\n',
-        new="    d.settings = settings\n    d.membership.lease_ms, d.membership.trust_ms = settings.lease_ms, 500\n",
+        module="actors.dispatcher.configuration",
+        old='        self._end("it begins again with other settings")\n',
+        new="        self._state.settings = settings\n"
+        "        self._state.membership.lease_ms, self._state.membership.trust_ms = settings.lease_ms, 500\n",
         world=BROKER,
         test="tests/actors/dispatcher/test_configuring.py::test_a_shorter_lease_makes_no_two_owners",
     ),
     Mutant(
         name="who does not answer loses its messages with its place",
         module="actors.dispatcher.leases",
-        old="    d.sessions.close(session)\n",
-        new='    d.end_session(session, "it does not answer", dismissed=True)\n',
+        old="        self._sessions.close(session)\n        member = ",
+        new='        self.end(session, "it does not answer", dismissed=True)\n        member = ',
         world=BROKER,
         test="tests/actors/dispatcher/test_rivals.py",
     ),

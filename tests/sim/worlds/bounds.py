@@ -14,7 +14,7 @@ async def watch_bounds(world: World) -> None:
         await world.loop.pause(EVERY_MS)
         for name in world.alive("dispatcher-"):
             actor = world.process(name).actor
-            if isinstance(actor, Dispatcher) and hasattr(actor, "administration"):
+            if isinstance(actor, Dispatcher) and actor.serves:
                 _check(name, actor)
 
 
@@ -23,7 +23,7 @@ def _check(name: str, dispatcher: Dispatcher) -> None:
 
     It may be in the window, delayed, or in a part of the delayed index that was lost and has to be read again.
     """
-    runs, cursor = dispatcher.runs, dispatcher.cursor
+    runs, cursor = dispatcher.parts.runs, dispatcher.parts.own.state.cursor
     for home in range(runs._head, runs._end):
         last = int(runs._lasts[home])
         done = runs._runs[home] is not None and cursor.next_unacknowledged(int(runs._firsts[home])) > last

@@ -9,7 +9,6 @@ subscription stands now, and from there on nothing may be trimmed any more.
 
 from __future__ import annotations
 
-import json
 import random
 from dataclasses import replace
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import msgspec
 
 from actors.directory import Directory
-from actors.messages import Admin
+from actors.messages import request_of, shown
 from actors.ports import Address, Ports, Unknown
 from loadgen import history
 from storage.errors import SluiceError
@@ -88,12 +87,12 @@ class SeeksCourse(Course):
         self, ports: Ports, directory: Directory, address: Address, verb: str, arguments: dict[str, Any]
     ) -> Any:
         """What the dispatcher answers to an administrative verb, None if that is not known. Raises SluiceError."""
-        reply = await ports.net.call(address, Admin(verb=verb, arguments=json.dumps(arguments)), ADMIN_TIMEOUT)
+        reply = await ports.net.call(address, request_of(verb, arguments), ADMIN_TIMEOUT)
         if isinstance(reply, Unknown):
             await directory.suspect(address)
             return None
         self._add(verb, 1)
-        return json.loads(reply.json)
+        return shown(reply)
 
 
 class SkipsWorld(BrokerWorld):

@@ -1,0 +1,88 @@
+"""What of the log is not done: the cursor, and with it everything that is remembered of open messages.
+
+Whatever makes messages done goes through here, so that the cursor, the runs, the decision core and the delayed index
+agree, and the cursor becomes durable.
+"""
+
+from __future__ import annotations
+
+from actors.delayed.tracker import DelayedTracker
+from actors.dispatcher.open_runs import OpenRuns
+from actors.dispatcher.store import CursorStore
+from actors.dispatcher.wakeups import Wakeups
+from actors.key_shared.dispatch import Dispatch
+from storage.cursor import Cursor
+from storage.position import Positions
+
+
+class Backlog:
+    """Messages that are not done."""
+
+    def __init__(
+        self,
+        cursor: Cursor,
+        core: Dispatch,
+        runs: OpenRuns,
+        tracker: DelayedTracker,
+        store: CursorStore,
+        wakeups: Wakeups,
+    ) -> None:
+        self._cursor, self._core, self._runs, self._tracker = cursor, core, runs, tracker
+        self._store, self._wakeups = store, wakeups
+
+    def count(self, end: int) -> int:
+        """How many messages up to `end` are not done."""
+        if end <= self._cursor.mark_delete:
+            return 0
+        return self._cursor.unacknowledged_in(self._cursor.mark_delete + 1, end)
+
+    def acknowledge(self, positions: Positions, consumer: int) -> None:
+        """A consumer says that these (int64, ascending) are done."""
+        self._core.acknowledge_soon(positions, consumer)
+        self._finish(positions)
+        self._advance()
+
+    def done_elsewhere(self, positions: Positions) -> None:
+        """Messages that nobody acknowledges, but that are done: the dead letter topic has them."""
+        self._core.acknowledge(positions)
+        self._finish(positions)
+        self._advance()
+        self._wakeups.route.set()
+
+    def give_up(self, positions: Positions) -> None:
+        """Messages that nobody can read count as done."""
+        self._cursor.acknowledge(positions)
+        self._advance()
+
+    def skip_to(self, target: int) -> None:
+        """Everything before `target` is done."""
+        self._core.remove(up_to=target - 1)
+        self._cursor.chain([(target >> 32, None)])
+        self._cursor.skip_to(target)
+        self._advance()
+
+    def start_over(self, target: int) -> None:
+        """Nothing from `target` on is done, and everything before it; nobody holds anything."""
+        self._core.reset()
+        self._runs.clear()
+        self._cursor.chain([(target >> 32, None)])
+        self._cursor.reset(target)
+        self._core.mark_deleted(self._cursor.mark_delete)
+
+    async def forget_delayed(self) -> None:
+        """No delayed message waits any more. Raises Unavailable."""
+        await self._tracker.clear()
+        self._tracker.trim(self._cursor.mark_delete)
+
+    def _finish(self, positions: Positions) -> None:
+        """These are done, some of them perhaps for the second time; a run counts each of its messages once."""
+        self._runs.done(positions[~self._cursor.is_acknowledged(positions)])
+        self._cursor.acknowledge(positions)
+
+    def _advance(self) -> None:
+        """The cursor changed: let go of what lies below it, and make the rest durable."""
+        mark_delete = self._cursor.mark_delete
+        self._runs.drop_below(mark_delete)
+        self._core.mark_deleted(mark_delete)
+        self._tracker.trim(mark_delete)
+        self._store.dirty(gather=True)

@@ -1,0 +1,59 @@
+"""What an operator switches: pause and resume, and other settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from actors.dispatcher.state import SubscriptionState
+from actors.dispatcher.store import CursorStore
+from actors.dispatcher.subscription import PartitionSubscription
+from actors.dispatcher.wakeups import Wakeups
+from actors.messages import SubscriptionSettings
+from actors.messages.settings import check_subscription
+from storage.errors import Conflict
+
+
+class Configuration:
+    """See the module."""
+
+    def __init__(
+        self,
+        of: PartitionSubscription,
+        state: SubscriptionState,
+        store: CursorStore,
+        wakeups: Wakeups,
+        end: Callable[[str], None],
+    ) -> None:
+        """end: ends this dispatcher; the next one begins with what the record says."""
+        self._of, self._state, self._store, self._wakeups, self._end = of, state, store, wakeups, end
+
+    async def pause(self, paused: bool) -> None:
+        """Send nothing from now on, or go on; durable when it returns."""
+        self._state.pause(paused)
+        await self._store.barrier()
+        self._wakeups.all()
+
+    async def change(self, settings: SubscriptionSettings) -> bool:
+        """Other settings, while no consumer is connected or awaited (Conflict); returns whether that changed any.
+
+        An owner keeps the settings that it began with, and the trust in itself that hangs on its lease: when the new
+        ones are durable it ends, and the next one begins with them. `initial_position` counts only when a subscription
+        is made. Raises Invalid for settings that cannot work.
+        """
+        check_subscription(settings)
+        now = self._state.settings
+        settings = msgspec.structs.replace(settings, initial_position=now.initial_position)
+        if settings == now and self._state.next_settings is None:
+            return False
+        if len(self._state.membership):
+            names = [name for name in settings.__struct_fields__ if getattr(settings, name) != getattr(now, name)]
+            told = ", ".join(f"{name} is {getattr(now, name)!r}, not {getattr(settings, name)!r}" for name in names)
+            raise Conflict(
+                f"the settings of {self._of.subscription} can change only while no consumer is connected: {told}"
+            )
+        self._state.begin_next_with(settings)
+        await self._store.barrier()
+        self._end("it begins again with other settings")
+        return True

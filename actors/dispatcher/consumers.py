@@ -1,0 +1,165 @@
+"""Consumers come and go: a session for each, its place in the core, and a name in the record before it gets anything.
+
+**A place that is taken** (an exclusive subscription, or a range of hashes; KS-15). Who has it is asked, by ending its
+long poll: who lives polls again at once. Who is not heard within some seconds is dead or cut off and loses the place,
+as in Pulsar. But it may still work on what it holds, as long as its lease says so: until then that stays with
+it, its keys go to nobody, and what it says is void. So the newcomer is let in, gets everything else, and no key is at
+two consumers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from actors.dispatcher.leases import Leases
+from actors.dispatcher.membership import Membership
+from actors.dispatcher.rejoin import Rejoin
+from actors.dispatcher.sessions import Session, Sessions
+from actors.dispatcher.store import CursorStore
+from actors.dispatcher.wakeups import Wakeups
+from actors.key_shared.dispatch import Dispatch
+from actors.messages import Attach, Attached, Detach
+from actors.names import check_name
+from actors.ports import Ports
+from actors.signal import Signal
+from storage.cursor import Cursor
+from storage.errors import Conflict, Invalid, Unavailable
+from storage.position import Positions
+
+LIVENESS_MS = 5_000
+"""Pulsar's connectionLivenessCheckTimeoutMillis."""
+
+
+class Consumers:
+    """Who attaches and detaches."""
+
+    def __init__(
+        self,
+        ports: Ports,
+        epoch: int,
+        membership: Membership,
+        sessions: Sessions,
+        core: Dispatch,
+        cursor: Cursor,
+        store: CursorStore,
+        leases: Leases,
+        rejoin: Rejoin,
+        wakeups: Wakeups,
+        check_owner: Callable[[], None],
+    ) -> None:
+        """check_owner: raises Fenced when this dispatcher has ended."""
+        self._ports, self._epoch = ports, epoch
+        self._membership, self._sessions, self._core, self._cursor = membership, sessions, core, cursor
+        self._store, self._leases, self._rejoin, self._wakeups = store, leases, rejoin, wakeups
+        self._check_owner = check_owner
+        self._attaching: dict[str, Signal] = {}
+
+    async def attach(self, request: Attach) -> Attached:
+        """See messages.Attach. The membership is durable before anything is sent to the consumer."""
+        check_name("consumer", request.consumer)
+        while request.incarnation in self._attaching:
+            await self._attaching[request.incarnation].wait(self._ports)
+        self._check_owner()
+        self._leases.forget_retired(self._membership.retired_lives(request.incarnation))
+        session = self._sessions.find(self._membership.session(request.incarnation))
+        if session is None and self._is_void(request):
+            return self._attached(0)
+        if session is None:
+            done = self._attaching[request.incarnation] = Signal()
+            try:
+                session = await self._join(request)
+            finally:
+                self._attaching.pop(request.incarnation, None)
+                done.set()
+        await self._store.be_certain()
+        if not self._sessions.is_open(session):
+            raise Unavailable("the session ended while its owner made sure of itself; attach again")
+        self._leases.renew(session)
+        return self._attached(session.number)
+
+    def detach(self, request: Detach) -> None:
+        """See messages.Detach; a session that is over is fine."""
+        session = self._sessions.find(request.session)
+        if session is not None:
+            self._leases.end(session, "detached")
+
+    def _attached(self, session: int) -> Attached:
+        return Attached(session=session, epoch=self._epoch, lease=self._membership.lease_ms)
+
+    async def _join(self, request: Attach) -> Session:
+        now = self._ports.clock.now()
+        if self._membership.admit(request.incarnation, request.consumer, request.process):
+            await self._store.barrier()
+            self._check_owner()
+        try:
+            number = await self._enter_core(request, now)
+        except (Conflict, Invalid):
+            self._membership.refuse(request.incarnation)
+            self._store.dirty()
+            raise
+        if self._membership.attach(request.incarnation, number, self._ports.clock.monotonic()):
+            self._store.dirty()
+        session = self._sessions.open(number, request.consumer, request.incarnation)
+        self._rejoin.identify(session)
+        self._wakeups.read.set()
+        self._wakeups.route.set()
+        self._leases.watch_session(session, request.process)
+        self._ports.log("attached", consumer=request.consumer, session=number)
+        return session
+
+    async def _enter_core(self, request: Attach, now: int) -> int:
+        """Its number. Who finds its place taken asks those who have it, as Pulsar does (KS-15)."""
+        holding = ascending(request.holding)
+
+        def join() -> int:
+            return self._core.join(
+                request.consumer,
+                now=now,
+                ranges=request.ranges,
+                priority=request.priority,
+                holding=holding,
+                finished=holding[self._cursor.is_acknowledged(holding)],
+            )
+
+        try:
+            return join()
+        except Conflict:
+            if not await self._make_room(request.ranges):
+                raise
+        self._check_owner()
+        if self._is_void(request):
+            raise Unavailable("every session was ended meanwhile; attach again")
+        return join()
+
+    def _is_void(self, request: Attach) -> bool:
+        """Whether a consumer's earlier session was ended, so that it must begin another life."""
+        return self._membership.is_void(request.incarnation, holds=bool(len(request.holding)))
+
+    async def _make_room(self, ranges: Sequence[tuple[int, int]]) -> bool:
+        """Ask those in whose place a newcomer would be; whoever does not answer loses it. False: somebody is there."""
+        until = self._ports.clock.monotonic() + LIVENESS_MS
+        found = [self._sessions.find(number) for number in self._core.rivals(ranges)]
+        asked = [session for session in found if session is not None]
+        for session in asked:
+            session.heard.clear()
+            session.ready.set()
+        silent = []
+        for session in asked:
+            await session.heard.wait(self._ports, max(until - self._ports.clock.monotonic(), 0))
+            if self._sessions.is_open(session):
+                if session.heard.is_set():
+                    return False
+                silent.append(session)
+        for session in silent:
+            if self._sessions.is_open(session):
+                self._leases.retire(session)
+        return True
+
+
+def ascending(positions: Positions) -> Positions:
+    """The same positions (int64) ascending, each once."""
+    if len(positions) > 1 and not bool((positions[1:] > positions[:-1]).all()):
+        return np.unique(positions)
+    return positions

@@ -1,0 +1,166 @@
+"""Messages out, acknowledgements in: one task routes whenever something changed, and polls carry away what it sent.
+
+Acknowledgements, of which there are the most, may be told to wait for one another (`unblocking_interval_ms`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from actors.dispatcher.backlog import Backlog
+from actors.dispatcher.consumers import ascending
+from actors.dispatcher.dead_letters import DeadLetters
+from actors.dispatcher.leases import Leases
+from actors.dispatcher.open_runs import OpenRuns
+from actors.dispatcher.reader import Reader
+from actors.dispatcher.rejoin import Rejoin
+from actors.dispatcher.sessions import Session, Sessions
+from actors.dispatcher.state import SubscriptionState
+from actors.dispatcher.store import CursorStore
+from actors.dispatcher.wakeups import Wakeups
+from actors.key_shared.dispatch import Dispatch
+from actors.messages import Acknowledge, Acknowledged, Delivery, Poll
+from actors.ports import Ports
+from storage.errors import Conflict, Fenced
+from storage.position import Positions
+
+
+class Deliverer:
+    """Sends what the core decides, and hears what is done. stalls: how often nothing moved although it could."""
+
+    def __init__(
+        self,
+        ports: Ports,
+        state: SubscriptionState,
+        core: Dispatch,
+        runs: OpenRuns,
+        sessions: Sessions,
+        leases: Leases,
+        rejoin: Rejoin,
+        reader: Reader,
+        backlog: Backlog,
+        store: CursorStore,
+        dead_letters: DeadLetters,
+        wakeups: Wakeups,
+        ended: Callable[[], bool],
+    ) -> None:
+        """ended: whether this dispatcher is one no more."""
+        self._ports, self._state = ports, state
+        self._core, self._runs, self._sessions = core, runs, sessions
+        self._leases, self._rejoin, self._reader, self._backlog = leases, rejoin, reader, backlog
+        self._store, self._dead_letters, self._wakeups = store, dead_letters, wakeups
+        self._ended = ended
+        self._put_off = False
+        """A pass waits until the interval is over."""
+        self.stalls = 0
+
+    # -- what consumers ask ---------------------------------------------------------------------------------------
+
+    async def poll(self, request: Poll) -> Delivery:
+        """See messages.Poll."""
+        session = self._sessions.get(request.session)
+        self._leases.heard(session)
+        self._acknowledge(session, request.ack_turn, request.acks)
+        session.begin_turn(request.turn)
+        if session.answered is None:
+            self._core.grant(session.number, request.granted)
+            self._wakeups.route.set()
+            if not session.outbox and not session.events:
+                session.ready.clear()
+                await session.ready.wait(self._ports, request.wait)
+        await self._store.be_certain()
+        self._check_open(session)
+        if request.turn != session.turn:
+            raise Conflict(f"turn {request.turn} was overtaken by {session.turn}")
+        self._leases.renew(session)
+        return session.answered or session.deliver()
+
+    async def acknowledge(self, request: Acknowledge) -> Acknowledged:
+        """See messages.Acknowledge."""
+        session = self._sessions.get(request.session)
+        self._leases.heard(session)
+        self._acknowledge(session, request.ack_turn, request.acks)
+        if request.granted and self._core.grant(session.number, request.granted):
+            self._wakeups.route.set()
+        while request.durable and session.durable < request.ack_turn:
+            await self._store.barrier()
+            self._check_open(session)
+            if session.received < request.ack_turn:
+                raise Conflict("an earlier acknowledgement has not arrived")
+        await self._store.be_certain()
+        self._check_open(session)
+        return Acknowledged(confirmed=session.durable)
+
+    def _check_open(self, session: Session) -> None:
+        if not self._sessions.is_open(session):
+            raise Fenced(f"session {session.number} is over")
+
+    def _acknowledge(self, session: Session, turn: int, positions: Positions) -> None:
+        if not len(positions) or not session.arrived(turn):
+            return
+        positions = ascending(positions)
+        # What was never sent cannot be done: it was read, or was due, or the consumer brought it from an earlier owner.
+        known = positions < self._reader.position
+        if not known.all():
+            known |= self._core.knows(session.number, positions)
+            positions = positions[known]
+        self._backlog.acknowledge(positions, session.number)
+        session.acknowledged(self._ports.clock.now())
+        self._wake_soon()
+
+    def _wake_soon(self) -> None:
+        """Messages are done, which may have set others free: look when `unblocking_interval_ms` is over (KS-43).
+
+        What is done until then is looked at together. Whatever sets `route` before that has it looked at at once. The
+        default is 0, not Pulsar's 10: here one pass takes whatever came before it, so a burst costs no pass a message
+        anyway.
+        """
+        interval = self._state.settings.unblocking_interval_ms
+        if interval <= 0:
+            self._wakeups.route.set()
+        elif not self._put_off:
+            self._put_off = True
+            self._ports.spawn(self._wake_after(interval), "unblock")
+
+    async def _wake_after(self, milliseconds: int) -> None:
+        await self._ports.clock.sleep(milliseconds)
+        self._put_off = False
+        self._wakeups.route.set()
+
+    # -- what goes out --------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Route whenever something changed; ends with the dispatcher."""
+        signal = self._wakeups.route
+        while True:
+            now = self._ports.clock.now()
+            wakeup = self._core.wakeup(now)
+            await signal.wait(self._ports, None if wakeup is None else max(wakeup - now, 1))
+            signal.clear()
+            if self._ended():
+                return
+            if self._rejoin.settled() and not self._state.paused:
+                self._route()
+            if self._core.room() > 0:
+                self._wakeups.read.set()
+            if self._core.due_room() > 0:
+                self._wakeups.due.set()
+
+    def _route(self) -> None:
+        for assignment in self._core.route(self._ports.clock.now()):
+            session = self._sessions.find(assignment.consumer)
+            assert session is not None, "the core routed to a consumer without a session"
+            session.push(self._runs.parts(assignment.positions, assignment.redeliveries, assignment.dispatch))
+        if self._core.has_dead_letters():
+            self._dead_letters.wake()
+        for session in self._sessions.all():
+            events = self._core.take_events(session.number)
+            if events:
+                session.tell(events)
+
+    def look_if_stalled(self) -> None:
+        """Watchdog: notice when nothing moves although it could."""
+        if self._rejoin.settled() and not self._state.paused and not self._put_off and self._core.stalled():
+            self.stalls += 1
+            self._ports.log("stalled", stats=self._core.stats(self._ports.clock.now()))
+            self._wakeups.route.set()

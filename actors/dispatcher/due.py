@@ -1,0 +1,62 @@
+"""What became due moves from the delayed index to the core, as far as the core has room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from actors.delayed.tracker import DelayedTracker
+from actors.dispatcher.wakeups import Wakeups
+from actors.key_shared.dispatch import Dispatch
+from actors.messages import NO_POSITIONS, NO_ROWS
+from actors.ports import Ports
+from storage.cursor import Cursor
+
+DUE_AT_ONCE = 10_000
+DUE_GROUP_MS = 20
+
+
+class DueMessages:
+    """See the module."""
+
+    def __init__(
+        self,
+        ports: Ports,
+        tracker: DelayedTracker,
+        core: Dispatch,
+        cursor: Cursor,
+        wakeups: Wakeups,
+        wanted: Callable[[], bool],
+        failed: Callable[[str], None],
+    ) -> None:
+        """wanted: whether anybody is there to send to. failed: told why the index cannot go on."""
+        self._ports, self._tracker, self._core, self._cursor = ports, tracker, core, cursor
+        self._wakeups, self._wanted, self._failed = wakeups, wanted, failed
+
+    async def run(self) -> None:
+        """Release whenever something is due; ends when the index has failed."""
+        tracker, wakeups = self._tracker, self._wakeups
+        while True:
+            now = self._ports.clock.now()
+            due = tracker.next_due()
+            room = self._core.due_room() if self._wanted() else 0
+            ready = due is not None and due <= now and room > 0
+            positions, hashes = tracker.take(min(room, DUE_AT_ONCE), now) if ready else (NO_POSITIONS, NO_ROWS)
+            if tracker.failed is not None:
+                self._failed(str(tracker.failed))
+                return
+            if not len(positions):
+                if ready:  # what was due had been skipped or expired: the time that was asked before is over
+                    due = tracker.next_due()
+                wait = max(due - now, 1) if due is not None and due > now else None
+                await wakeups.due.wait(self._ports, wait)
+                wakeups.due.clear()
+                wakeups.read.set()
+                continue
+            order = np.argsort(positions, kind="stable")
+            open_rows = ~self._cursor.is_acknowledged(positions[order])
+            self._core.due(positions[order][open_rows], hashes[order][open_rows])
+            wakeups.route.set()
+            # Messages fall due one by one; moved in small groups they cost a call and a part a group, not each.
+            await self._ports.clock.sleep(DUE_GROUP_MS if len(positions) < DUE_AT_ONCE else 0)

@@ -1,0 +1,85 @@
+"""Why something is not being delivered: the core's gates with reasons, and those that lie outside of the core."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from actors.delayed.tracker import DelayedTracker
+from actors.dispatcher.reader import Reader
+from actors.dispatcher.rejoin import Rejoin
+from actors.dispatcher.state import SubscriptionState
+from actors.dispatcher.subscription import PartitionSubscription
+from actors.key_shared.dispatch import Dispatch
+from actors.messages import Explain
+from actors.ports import Ports
+from storage.hashing import masked_hash
+from storage.position import show
+
+
+class Explanation:
+    """See the module."""
+
+    def __init__(
+        self,
+        ports: Ports,
+        of: PartitionSubscription,
+        state: SubscriptionState,
+        core: Dispatch,
+        tracker: DelayedTracker,
+        reader: Reader,
+        rejoin: Rejoin,
+    ) -> None:
+        self._ports, self._of, self._state = ports, of, state
+        self._core, self._tracker, self._reader, self._rejoin = core, tracker, reader, rejoin
+
+    def explain(self, request: Explain) -> dict[str, Any]:
+        """Run the dispatch predicate with reasons on, and add the outer gates."""
+        key_hash = None if request.key is None else masked_hash(request.key)
+        now = self._ports.clock.now()
+        answer = self._core.explain(key_hash=key_hash, hash=request.hash, position=request.position, now=now)
+        reasons = [*self._outer_gates(), *answer.get("reasons", [])]
+        if request.position is not None:
+            reasons = self._gates_of(request.position, reasons)
+        verdict = reasons[0]["gate"] if reasons else answer.get("verdict")
+        told = {"verdict": verdict, "reasons": reasons, "partition": self._of.partition, "key": request.key}
+        return {**answer, **told}
+
+    def _outer_gates(self) -> list[dict[str, Any]]:
+        """What holds the whole subscription back."""
+        gates = []
+        if self._state.paused:
+            gates.append(_gate("paused", "the subscription is paused", "an operator resumes it"))
+        if self._reader.problem:
+            text = f"the log cannot be read further: {self._reader.problem}"
+            gates.append(_gate("not_read", text, "a copy of it comes back, or an operator gives the run up"))
+        if awaited := self._rejoin.awaited():
+            waits = max(max(member.until for member in awaited) - self._ports.clock.monotonic(), 0)
+            text = f"{len(awaited)} consumers of an earlier owner have not come back"
+            gates.append(_gate("taking_over", text, f"they do, or their leases end, in {waits} ms at most"))
+        if unknown := self._rejoin.unknown:
+            text = f"it is not known yet which keys {len(unknown)} consumers hold that came back"
+            gates.append(_gate("taking_over", text, f"the topic tells ({next(iter(unknown.values()))})"))
+        if self._tracker.room() == 0:
+            text = f"nothing more is read: {self._tracker.alarm() or 'delayed messages are on their way to the store'}"
+            gates.append(_gate("delayed_index_behind", text, "the store takes some, or some are due"))
+        return gates
+
+    def _gates_of(self, position: int, reasons: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """What holds one message back that is not in the core."""
+        at = np.array([position], np.int64)
+        held = any(reason["gate"] == "delivered" for reason in reasons)  # it may have expired while it was held
+        if not held and bool(self._state.cursor.is_acknowledged(at)[0]):
+            return [_gate("nothing_to_deliver", "it is acknowledged", "nothing")]
+        if bool(self._tracker.contains(at)[0]):
+            return [_gate("delayed", "it is not due yet", "time"), *reasons]
+        if position >= self._reader.position:
+            text = f"the dispatcher has read up to {show(self._reader.position)} only"
+            return [*reasons, _gate("not_read", text, "what waits before it is delivered")]
+        return reasons
+
+
+def _gate(name: str, text: str, unblocks: str) -> dict[str, Any]:
+    """A reason in the form of the core's own."""
+    return {"gate": name, "text": text, "unblocks": unblocks}

@@ -1,0 +1,58 @@
+"""Questions of an operator that change nothing, but for statistics and explanations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from actors.delayed.tracker import DelayedTracker
+from actors.dispatcher.sessions import Sessions
+from actors.dispatcher.subscription import PartitionSubscription
+from actors.key_shared.dispatch import Dispatch
+from actors.messages import FindOwner, ListDelayed, ListPending
+from storage.errors import Invalid
+from storage.hashing import masked_hash
+from storage.position import show
+
+
+class Inspection:
+    """See the module."""
+
+    def __init__(self, of: PartitionSubscription, core: Dispatch, sessions: Sessions, tracker: DelayedTracker) -> None:
+        self._of, self._core, self._sessions, self._tracker = of, core, sessions, tracker
+
+    def pending(self, request: ListPending) -> list[dict[str, Any]]:
+        """See messages.ListPending; a row a consumer."""
+        rows = []
+        for session in self._sessions.all():
+            if request.consumer in (None, session.name):
+                held = self._core.pending(session.number)
+                rows.append(
+                    {
+                        "consumerName": session.name,
+                        "session": session.number,
+                        "unackedMessages": len(held),
+                        "messageIds": [show(at) for at in held[: request.most].tolist()],
+                    }
+                )
+        return rows
+
+    def owner(self, request: FindOwner) -> dict[str, Any]:
+        """See messages.FindOwner. Raises Invalid if neither a key nor a hash is given."""
+        wanted = request.hash
+        if request.key is not None:
+            wanted = int(self._core.reduce(np.array([masked_hash(request.key.encode())], np.uint32))[0])
+        if wanted is None:
+            raise Invalid("owner wants a key or a hash")
+        return {"hash": wanted, **self._core.owner(wanted, request.at)}
+
+    def delayed(self, request: ListDelayed) -> dict[str, Any]:
+        """See messages.ListDelayed."""
+        following = self._tracker.next_messages(request.top)
+        return {
+            "partition": self._of.partition,
+            "count": self._tracker.count(),
+            "histogram": self._tracker.histogram(),
+            "next": [{"deliverAt": due, "messageId": show(at)} for due, at in following],
+        }

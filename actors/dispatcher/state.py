@@ -1,0 +1,71 @@
+"""What the record of a subscription on a partition says, as its owner knows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from actors.dispatcher.membership import Membership
+from actors.messages import SubscriptionSettings
+from actors.messages.settings import stored_settings
+from actors.ports import Log
+from storage.cursor import Cursor
+
+
+@dataclass(slots=True)
+class SubscriptionState:
+    """settings: those in force, which an owner keeps as it began with them. next_settings: those of the next owner, if
+    they differ. known: the topic has a durable note of this subscription.
+    """
+
+    settings: SubscriptionSettings
+    cursor: Cursor
+    membership: Membership
+    paused: bool = False
+    known: bool = False
+    next_settings: SubscriptionSettings | None = None
+
+    @classmethod
+    def begun(cls, settings: SubscriptionSettings, cursor: Cursor) -> SubscriptionState:
+        """Of a subscription that is new."""
+        return cls(settings, cursor, Membership(lease_ms=settings.lease_ms))
+
+    @classmethod
+    def stored(cls, value: Mapping[str, Any], log: Log) -> SubscriptionState:
+        """As the last owner left it in the record. Raises Corrupt if its cursor cannot be read."""
+        settings, told = stored_settings(value["settings"], SubscriptionSettings)
+        for line in told:
+            log("settings_repaired", change=line)
+        return cls(
+            settings,
+            Cursor.decode(value["cursor"]),
+            Membership(value["members"], lease_ms=settings.lease_ms),
+            paused=bool(value.get("paused", False)),
+            known=bool(value.get("known", True)),
+        )
+
+    def record(self, redeliveries: bytes) -> dict[str, Any]:
+        """For the record (`actors.fenced_record`), a msgpack map."""
+        return {
+            "settings": msgspec.json.encode(self.next_settings or self.settings),
+            "cursor": self.cursor.encode(),
+            "members": self.membership.rows(),
+            "paused": self.paused,
+            "known": self.known,
+            "redeliveries": redeliveries,
+        }
+
+    def introduced(self) -> None:
+        """The topic has noted the subscription."""
+        self.known = True
+
+    def pause(self, paused: bool) -> None:
+        """Send nothing, or go on."""
+        self.paused = paused
+
+    def begin_next_with(self, settings: SubscriptionSettings) -> None:
+        """The next owner works with these."""
+        self.next_settings = settings

@@ -1,0 +1,108 @@
+"""Statistics of one subscription on one partition, with Pulsar's names (semantics section 11).
+
+Everything is counted where it happens; here it is only put together.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from actors.delayed.tracker import DelayedTracker
+from actors.dispatcher.backlog import Backlog
+from actors.dispatcher.delivery import Deliverer
+from actors.dispatcher.membership import State
+from actors.dispatcher.open_runs import OpenRuns
+from actors.dispatcher.reader import Reader
+from actors.dispatcher.sessions import Sessions
+from actors.dispatcher.state import SubscriptionState
+from actors.dispatcher.subscription import PartitionSubscription
+from actors.key_shared.dispatch import Dispatch
+from actors.ports import Ports
+from storage.errors import Unavailable
+from storage.position import show
+
+
+class Statistics:
+    """See the module."""
+
+    def __init__(
+        self,
+        ports: Ports,
+        of: PartitionSubscription,
+        epoch: int,
+        state: SubscriptionState,
+        core: Dispatch,
+        runs: OpenRuns,
+        sessions: Sessions,
+        tracker: DelayedTracker,
+        reader: Reader,
+        backlog: Backlog,
+        deliverer: Deliverer,
+    ) -> None:
+        self._ports, self._of, self._epoch, self._state = ports, of, epoch, state
+        self._core, self._runs, self._sessions, self._tracker = core, runs, sessions, tracker
+        self._reader, self._backlog, self._deliverer = reader, backlog, deliverer
+
+    async def tell(self) -> dict[str, Any]:
+        """All of it. Without room nothing is read, so the end of the topic is looked up first.
+
+        Raises Unavailable while an owner that is new has not heard of the topic's end: it cannot tell the backlog, and
+        whoever waits for an empty one must not be told of one.
+        """
+        if not self._reader.reading or not self._reader.end_known:
+            await self._reader.look()
+        if not self._reader.end_known:
+            raise Unavailable(f"how far partition {self._of.partition} of {self._of.topic!r} reaches is not known yet")
+        core = self._core.stats(self._ports.clock.now())
+        sentinel = core.get("sentinel", {})
+        consumers = {row["consumerNumber"]: row for row in core.pop("consumers", [])}
+        return {
+            **self._subscription(),
+            **self._position(),
+            **core,
+            "orderCheckedTotal": sentinel.get("checkedHolder", 0) + sentinel.get("checkedOrder", 0),
+            "orderViolationsTotal": sentinel.get("violationsHolder", 0) + sentinel.get("violationsOrder", 0),
+            "hashesMovedTotal": self._core.history.hashes_moved,
+            "type": self._state.settings.type,
+            "consumersCount": len(self._sessions),
+            "consumers": [
+                {
+                    **consumers.get(session.number, {}),
+                    "session": session.number,
+                    "lastAckedTimestamp": session.last_acked,
+                }
+                for session in self._sessions.all()
+            ],
+        }
+
+    def _subscription(self) -> dict[str, Any]:
+        settings = self._state.settings
+        return {
+            "topic": self._of.topic,
+            "partition": self._of.partition,
+            "subscription": self._of.subscription,
+            "epoch": self._epoch,
+            "policy": settings.policy,
+            "keySharedMode": "STICKY" if settings.selector == "sticky" else "AUTO_SPLIT",
+            "allowOutOfOrderDelivery": settings.allow_out_of_order_delivery,
+            "paused": self._state.paused,
+            "awaitedConsumers": len(self._state.membership.all(State.AWAITED)),
+            "watchdogStalls": self._deliverer.stalls,
+        }
+
+    def _position(self) -> dict[str, Any]:
+        """How far it is, and what it keeps for that."""
+        delayed = self._tracker.count()
+        backlog = self._backlog.count(self._reader.reach)
+        return {
+            "msgBacklog": backlog,
+            "msgBacklogNoDelayed": max(backlog - delayed, 0),
+            "msgDelayed": delayed,
+            "delayedMessageIndexSizeInBytes": self._tracker.memory_bytes(),
+            "bucketDelayedIndexStats": self._tracker.stats(),
+            "markDeletePosition": show(self._state.cursor.mark_delete),
+            "readPosition": show(self._reader.position),
+            "nonContiguousDeletedMessagesRanges": self._state.cursor.holes,
+            "pendingRead": self._reader.reading,
+            "runsHeld": len(self._runs),
+        }

@@ -1,0 +1,95 @@
+"""Taking a subscription over: everything that a new owner must find out and make durable before it serves anybody.
+
+A new owner raises the epoch in the record, so that the old one can no longer save a cursor, and knows from the record
+how far the subscription is and who was attached. Whom it waits for then: `rejoin`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from actors.delayed.manifest import last_epoch, manifest_key
+from actors.delayed.shared import SharedIndex
+from actors.delayed.tracker import DelayedTracker, make_tracker
+from actors.dispatcher.ends import read_ends
+from actors.dispatcher.history import AssignmentHistory
+from actors.dispatcher.progress import ProgressReporter
+from actors.dispatcher.redelivery import durable_redeliveries
+from actors.dispatcher.sessions import first_session
+from actors.dispatcher.state import SubscriptionState
+from actors.dispatcher.subscription import PartitionSubscription
+from actors.dispatcher.wakeups import Wakeups
+from actors.fenced_record import FencedRecord
+from actors.key_shared.dispatch import Dispatch
+from actors.messages import SubscriptionSettings
+from actors.ports import Ports
+from actors.topic_client import TopicClient
+from storage import redeliveries
+from storage.cursor import Cursor
+
+START_PATIENCE_MS = 15_000
+"""How long a start waits for the topic: then who asked for it learns why, and the start is tried again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Possession:
+    """A subscription in the hands of its owner."""
+
+    epoch: int
+    record: FencedRecord
+    state: SubscriptionState
+    core: Dispatch
+    history: AssignmentHistory
+    reporter: ProgressReporter
+    tracker: DelayedTracker
+    wakeups: Wakeups
+
+
+async def take_over(
+    ports: Ports,
+    topic: TopicClient,
+    of: PartitionSubscription,
+    record: FencedRecord,
+    settings: SubscriptionSettings,
+    shared: SharedIndex | None,
+) -> Possession:
+    """Become the owner under a new epoch. settings: of a subscription that is new; else those of the record count.
+
+    Raises Fenced if there is a newer owner, Unavailable if the topic of a new subscription does not answer.
+    """
+    value = await record.take()
+    if value is None:
+        before = await last_epoch(ports, manifest_key(of.topic, of.partition, of.subscription))
+        record.begin_after(before)
+        state = SubscriptionState.begun(settings, await _initial_cursor(ports, topic, settings))
+    else:
+        state = SubscriptionState.stored(value, ports.log)
+    history = AssignmentHistory(ports, of.topic, of.partition, of.subscription, record.epoch)
+    core = Dispatch(state.settings, first_consumer=first_session(record.epoch), history=history.history)
+    if value is not None:
+        core.remember(redeliveries.decode(value.get("redeliveries", b"")), ports.clock.now())
+    await record.save(state.record(durable_redeliveries(core, ports.log)))
+    reporter = ProgressReporter(ports, topic, of, record.epoch, state)
+    await reporter.introduce()
+    wakeups = Wakeups()
+    tracker = await make_tracker(
+        ports,
+        topic=of.topic,
+        partition=of.partition,
+        subscription=of.subscription,
+        settings=state.settings,
+        changed=wakeups.due.set,
+        owner_epoch=record.epoch,
+        shared=shared,
+    )
+    core.mark_deleted(state.cursor.mark_delete)
+    return Possession(record.epoch, record, state, core, history, reporter, tracker, wakeups)
+
+
+async def _initial_cursor(ports: Ports, topic: TopicClient, settings: SubscriptionSettings) -> Cursor:
+    ends = await read_ends(ports, topic, START_PATIENCE_MS)
+    at = ends.first if settings.initial_position == "earliest" else ends.next
+    cursor = Cursor()
+    cursor.chain([(at >> 32, None)])
+    cursor.reset(at)
+    return cursor

@@ -1,0 +1,27 @@
+"""What wakes the parts of a dispatcher. Who changes something sets a signal, and knows nothing of who looks.
+
+Everything that may make a message deliverable sets `route`. Setting it twice before the router runs costs one pass, and
+a pass that finds nothing is cheap; so no change needs to know what it might have freed, and none can be forgotten (L4,
+L5, L10).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from actors.signal import Signal
+
+
+@dataclass(frozen=True, slots=True)
+class Wakeups:
+    """route: messages may go out. due: delayed messages may be taken. read: there may be room to read."""
+
+    route: Signal = field(default_factory=Signal)
+    due: Signal = field(default_factory=Signal)
+    read: Signal = field(default_factory=Signal)
+
+    def all(self) -> None:
+        """Something changed outside of the data path."""
+        self.route.set()
+        self.due.set()
+        self.read.set()

@@ -1,0 +1,193 @@
+"""What operators ask of, and do to, one subscription on one partition. Names are Pulsar's where it has them.
+
+What moves the cursor is answered when it is durable, and lets no draining hash go early: messages that a connected
+consumer holds stay its own until it is done (KS-45). Answers of `Text` are for people to read, as JSON.
+
+Outside of the broker a request has the name of a verb, and its arguments are plain values (`request_of`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+from msgspec import Meta
+
+from actors.messages.arguments import MOST_ADDED, Name, Shown, Time
+from actors.messages.common import Text
+from actors.messages.settings import SubscriptionSettings
+from actors.wire import Reply, Request
+from storage.batch import MAX_KEY_BYTES
+from storage.errors import Invalid
+
+
+class Sought(Reply):
+    """position: `ledger:entry` where it goes on."""
+
+    position: str
+
+
+class Skipped(Reply):
+    """skipped: messages that count as done now and did not before. position: `ledger:entry` where it goes on."""
+
+    skipped: int
+    position: str
+
+
+class Deleted(Reply):
+    """deleted: always true; who cannot delete refuses."""
+
+    deleted: bool
+
+
+class Paused(Reply):
+    """paused: whether nothing is sent."""
+
+    paused: bool
+
+
+class Configured(Reply):
+    """changed: whether these are other settings than before; then this owner ends, and the next one has them."""
+
+    changed: bool
+
+
+class Seek(Request[Sought]):
+    """Start over from a message (`ledger:entry`, `earliest`, `latest`), or from a time (ms) if that is given.
+
+    Every session ends; the consumers come back by themselves.
+    """
+
+    reply: ClassVar[type[Reply]] = Sought
+    message_id: Annotated[str, Meta(max_length=64)] = ""
+    time: Time | None = None
+
+
+class Skip(Request[Skipped]):
+    """The next `messages` messages that are not done count as done."""
+
+    reply: ClassVar[type[Reply]] = Skipped
+    messages: Annotated[int, Meta(ge=1, le=1 << 53)]
+
+
+class ClearBacklog(Request[Skipped]):
+    """Everything that is there counts as done."""
+
+    reply: ClassVar[type[Reply]] = Skipped
+
+
+class ExpireMessages(Request[Skipped]):
+    """Everything that was published before a time (ms) counts as done."""
+
+    reply: ClassVar[type[Reply]] = Skipped
+    before: Time
+
+
+class DeleteSubscription(Request[Deleted]):
+    """Forget the subscription on this partition. force: also if consumers are connected; their sessions end."""
+
+    reply: ClassVar[type[Reply]] = Deleted
+    force: bool = False
+
+
+class Pause(Request[Paused]):
+    """Send nothing until Resume, also by later owners."""
+
+    reply: ClassVar[type[Reply]] = Paused
+
+
+class Resume(Request[Paused]):
+    """Go on sending."""
+
+    reply: ClassVar[type[Reply]] = Paused
+
+
+class Configure(Request[Configured]):
+    """Work with these settings. Conflict while consumers are connected, unless they are those in force."""
+
+    reply: ClassVar[type[Reply]] = Configured
+    settings: SubscriptionSettings
+
+
+class ListPending(Request[Text]):
+    """Which messages each consumer holds, or the one of this name; the first `most` of each."""
+
+    reply: ClassVar[type[Reply]] = Text
+    consumer: Name | None = None
+    most: Shown = 100
+
+
+class ListBlockedKeys(Request[Text]):
+    """The hashes that wait the longest."""
+
+    reply: ClassVar[type[Reply]] = Text
+    top: Shown = 20
+
+
+class ListDelayed(Request[Text]):
+    """How many messages are not due, when they will be, and the first `top` of them."""
+
+    reply: ClassVar[type[Reply]] = Text
+    top: Shown = 10
+
+
+class ListAssignments(Request[Text]):
+    """Changes of the owners of hashes, oldest first, bounded."""
+
+    reply: ClassVar[type[Reply]] = Text
+
+
+class FindOwner(Request[Text]):
+    """Who owns the hash of this key, or this hash, now or at a time (ms)."""
+
+    reply: ClassVar[type[Reply]] = Text
+    key: Annotated[str, Meta(max_length=MAX_KEY_BYTES)] | None = None
+    hash: Annotated[int, Meta(ge=1, le=65535)] | None = None
+    at: Time | None = None
+
+
+class WhatIf(Request[Text]):
+    """What joining of `add` consumers and leaving of those named would move."""
+
+    reply: ClassVar[type[Reply]] = Text
+    add: Annotated[int, Meta(ge=0, le=MOST_ADDED)] = 0
+    remove: Annotated[list[Name], Meta(max_length=MOST_ADDED)] = []
+
+
+VERBS: dict[str, type[Request[Any]]] = {
+    "seek": Seek,
+    "skip": Skip,
+    "clear_backlog": ClearBacklog,
+    "expire": ExpireMessages,
+    "delete": DeleteSubscription,
+    "pause": Pause,
+    "resume": Resume,
+    "pending": ListPending,
+    "blocked_keys": ListBlockedKeys,
+    "delayed": ListDelayed,
+    "assignments": ListAssignments,
+    "owner": FindOwner,
+    "what_if": WhatIf,
+}
+"""What may be asked by name, at the command line, by the Python client and over HTTP."""
+
+
+def request_of(verb: str, arguments: Mapping[str, Any]) -> Request[Any]:
+    """The request that a verb with plain arguments is. Raises Invalid naming what is unknown or wrong.
+
+    Arguments that the verb does not know are ignored, as everywhere on the wire.
+    """
+    kind = VERBS.get(verb)
+    if kind is None:
+        raise Invalid(f"unknown verb {verb!r}; there are {', '.join(sorted(VERBS))}")
+    try:
+        request: Request[Any] = msgspec.convert(dict(arguments), kind)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise Invalid(f"the arguments of {verb}: {error}") from None
+    return request
+
+
+def shown(reply: Reply) -> Any:
+    """An answer as plain values."""
+    return msgspec.json.decode(reply.json) if isinstance(reply, Text) else msgspec.to_builtins(reply)

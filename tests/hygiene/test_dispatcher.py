@@ -1,0 +1,60 @@
+"""The parts of a dispatcher have walls: none knows the actor, and none writes what belongs to another."""
+
+from __future__ import annotations
+
+import ast
+
+from tests.hygiene.source import Module, modules
+
+ACTOR = "actors.dispatcher.dispatcher"
+ENTRY = "actors/dispatcher/__init__.py"
+"""The only file that names the actor's module: by it others come to the actor."""
+
+PARTS = [file for file in modules("actors") if file.path.startswith("actors/dispatcher/")]
+
+
+def knows_the_actor(file: Module) -> list[int]:
+    """Lines that import the actor's module or its package's entry, also for type checking only."""
+    entry = ("actors.dispatcher.Dispatcher", "actors.dispatcher")
+    return [line for name, line in file.imports() if name in entry or f"{name}.".startswith(f"{ACTOR}.")]
+
+
+def foreign_writes(file: Module) -> list[int]:
+    """Lines that set an attribute of what somebody else holds: `self.part.x = 1`, `self.part.x += 1`."""
+    stored = (node for node in ast.walk(file.tree) if isinstance(node, ast.Attribute))
+    written = (node for node in stored if isinstance(node.ctx, ast.Store | ast.Del))
+    return [node.lineno for node in written if isinstance(node.value, ast.Attribute)]
+
+
+def test_no_part_knows_the_actor() -> None:
+    others = [file for file in PARTS if file.path != ENTRY]
+    assert len(others) > 15
+    assert {file.path: lines for file in others if (lines := knows_the_actor(file))} == {}
+    (entry,) = (file for file in PARTS if file.path == ENTRY)
+    assert knows_the_actor(entry)
+
+
+def test_no_part_writes_what_belongs_to_another() -> None:
+    assert {file.path: lines for file in PARTS if (lines := foreign_writes(file))} == {}
+
+
+def test_an_actor_has_all_its_attributes_before_it_starts() -> None:
+    """What `start` finds out is an argument of its parts, and they are one attribute that was there before."""
+    (actor,) = (file for file in PARTS if file.path == "actors/dispatcher/dispatcher.py")
+    (kind,) = (node for node in actor.tree.body if isinstance(node, ast.ClassDef) and node.name == "Dispatcher")
+    stored: dict[str, set[str]] = {}
+    for function in kind.body:
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            stored[function.name] = {
+                node.attr
+                for node in ast.walk(function)
+                if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+            }
+    later = set.union(*(names for name, names in stored.items() if name != "__init__"))
+    assert later - stored["__init__"] == {"stopped"}, "which every actor has from the beginning"
+
+
+def test_walls_are_seen_where_there_are_none() -> None:
+    broken = "if TYPE_CHECKING:\n    from actors.dispatcher.dispatcher import Dispatcher\nself._reader.enabled = True\n"
+    file = Module("actors/dispatcher/x.py", broken, ast.parse(broken))
+    assert (knows_the_actor(file), foreign_writes(file)) == ([2], [3])
