@@ -20,6 +20,7 @@ from storage.errors import (
     InvariantViolation,
     NotFound,
     Overloaded,
+    ProducerFenced,
     SluiceError,
     Unavailable,
 )
@@ -35,6 +36,7 @@ __all__ = [
     "InvariantViolation",
     "NotFound",
     "Overloaded",
+    "ProducerFenced",
     "SluiceError",
     "Unavailable",
     "connect",

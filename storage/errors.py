@@ -4,6 +4,7 @@
     |-- Unavailable   try again later, unchanged; the outcome of a write is not known
     |-- Overloaded    slow down, then try again
     |-- Fenced        somebody newer owns this; reopen or look the owner up again
+    |   `-- ProducerFenced  a newer producer has taken the name; this one is at its end
     |-- Conflict      the record moved on; read it again and decide anew
     |-- NotFound      no such topic, subscription, ledger, entry or object
     |-- Invalid       the call itself is wrong; mend it, a repetition cannot succeed
@@ -33,6 +34,10 @@ class Fenced(SluiceError):
     """The caller's epoch or session was replaced by a newer one. Stop, and look the owner up again."""
 
 
+class ProducerFenced(Fenced):
+    """A newer producer of the same name was opened. No owner takes anything from this one again."""
+
+
 class Conflict(SluiceError):
     """A conditional write lost its race, or a sequence does not follow. Read again and decide anew."""
 
@@ -54,6 +59,7 @@ class InvariantViolation(AssertionError):
 
 
 WIRE_ERRORS: dict[str, type[SluiceError]] = {
-    error.__name__: error for error in (Unavailable, Overloaded, Fenced, Conflict, NotFound, Invalid, Corrupt)
+    error.__name__: error
+    for error in (Unavailable, Overloaded, Fenced, ProducerFenced, Conflict, NotFound, Invalid, Corrupt)
 }
 """The errors that may cross a process border, by the name that travels."""

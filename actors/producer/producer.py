@@ -24,7 +24,7 @@ from actors.ports import Address, Ports, Unknown
 from actors.signal import Signal
 from actors.wire import Blob
 from storage.batch import MAX_RUN_MESSAGES, Batch, has_keyed_delay
-from storage.errors import Conflict, Fenced, InvariantViolation, Overloaded, SluiceError, Unavailable
+from storage.errors import Conflict, Fenced, InvariantViolation, Overloaded, ProducerFenced, SluiceError, Unavailable
 from storage.frame import Run, make_run
 
 RUN_MESSAGES = MAX_RUN_MESSAGES
@@ -120,9 +120,9 @@ class PartitionProducer:
         """Wait until everything queued so far has its outcome."""
         await self._idle.wait(self._ports)
 
-    def close(self, reason: str = "the producer is closed") -> None:
+    def close(self, reason: SluiceError | None = None) -> None:
         """Fail what is queued; further sends fail at once."""
-        self.closed = self.closed or Fenced(reason)
+        self.closed = self.closed or reason or Fenced("the producer is closed")
         while self._queue:
             outgoing = self._queue.popleft()
             outgoing.done(outgoing.rows, 0, self.closed)
@@ -140,7 +140,7 @@ class PartitionProducer:
                 except SluiceError as error:
                     self._report(gathered, 0, error)
                     if isinstance(error, Fenced):
-                        self.close(str(error))
+                        self.close(error)
             self._idle.set()
 
     def _gather(self) -> list[Outgoing]:
@@ -224,9 +224,9 @@ class PartitionProducer:
                 self._ports.log("open_waits", partition=self._partition, error=str(error))
                 if attempts and tries >= attempts:
                     raise Unavailable(f"cannot open a producer on {self._topic}: {error}") from error
-            except Fenced as error:
-                if "producer" in str(error):
-                    raise
+            except ProducerFenced:
+                raise
+            except Fenced:
                 await self._directory.suspect(self._address)
             await wait.pause()
 

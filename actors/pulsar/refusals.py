@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from actors.pulsar.fields import ServerError
-from storage.errors import Conflict, Corrupt, Fenced, Invalid, NotFound, Overloaded, SluiceError, Unavailable
+from storage.errors import (
+    Conflict,
+    Corrupt,
+    Fenced,
+    Invalid,
+    NotFound,
+    Overloaded,
+    ProducerFenced,
+    SluiceError,
+    Unavailable,
+)
 
 _CODES: tuple[tuple[type[SluiceError], int], ...] = (
     (NotFound, ServerError.TOPIC_NOT_FOUND),
     (Overloaded, ServerError.TOO_MANY_REQUESTS),
+    (ProducerFenced, ServerError.PRODUCER_FENCED),
     (Fenced, ServerError.SERVICE_NOT_READY),
     (Unavailable, ServerError.SERVICE_NOT_READY),
     (Corrupt, ServerError.PERSISTENCE),

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 
 from actors.ledger.record import ProducerRecord, StoredRun
 from actors.messages import Published
-from storage.errors import Fenced, Invalid, SluiceError
+from storage.errors import Fenced, Invalid, ProducerFenced, SluiceError
 
 REMEMBERED_RUNS = 16
 REPLACED_INCARNATIONS = 8
@@ -117,7 +117,7 @@ class Producers:
         if producer.incarnation == incarnation and producer.session:
             return producer
         if incarnation in producer.replaced:
-            raise Fenced(f"producer {name!r} was opened again by somebody newer")
+            raise ProducerFenced(f"producer {name!r} was opened again by somebody newer")
         if producer.session:
             producer.replaced.append(producer.incarnation)
         self._sessions += 1

@@ -59,7 +59,7 @@ from actors.topic.unreadable import ALARM_MS, GivingUp
 from actors.topic.upkeep import Upkeep
 from actors.wire import Blob
 from storage.batch import MAX_RUN_BYTES, MAX_RUN_MESSAGES, Batch, check_published, decode_body, has_keyed_delay
-from storage.errors import Conflict, Corrupt, Fenced, Invalid, NotFound, SluiceError, Unavailable
+from storage.errors import Conflict, Corrupt, Fenced, Invalid, NotFound, ProducerFenced, SluiceError, Unavailable
 from storage.frame import Run, index_columns, make_run, payload_crc
 
 SERVING_WAIT_MS = 5_000
@@ -164,7 +164,7 @@ class Topic(Actor):
             await self._settled(next(reversed(producer.pending.values())).outcome)
         await self._ready()
         if producer.session != session:
-            raise Fenced(f"producer {request.producer!r} was opened again by somebody newer")
+            raise ProducerFenced(f"producer {request.producer!r} was opened again by somebody newer")
         return ProducerOpened(session=session, last_sequence=producer.stored, epoch=self._log.epoch)
 
     async def on_publish(self, request: Publish) -> Published:

@@ -163,4 +163,12 @@ TALKING: list[Mutant] = [
         world=BROKER,
         test=PAYLOADS,
     ),
+    Mutant(
+        name="a producer that was replaced opens its session again and again",
+        module="actors.producer.producer",
+        old="            except ProducerFenced:\n                raise\n",
+        new="",
+        world=BROKER,
+        test="tests/actors/producer/test_fencing.py",
+    ),
 ]
