@@ -18,7 +18,6 @@ it: what is collected was deleted for good.
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -27,23 +26,30 @@ from actors.actor import Actor
 from actors.bookie_failure_detector import LOST_AFTER_MS
 from actors.ledger.garbage_collection import collect_garbage
 from actors.messages import (
+    AddBookies,
     BookieList,
+    BookiesAdded,
     Configure,
     CreateTopic,
     DeleteSubscription,
     DeleteTopic,
+    DescribeCluster,
     Done,
     ListBookies,
+    ListSubscriptions,
+    ListTopics,
     Located,
     LocateSubscription,
     LocateTopic,
-    Manage,
+    RemoveSubscription,
+    RemoveTopic,
+    SubscriptionList,
     SubscriptionSettings,
     Suspect,
     Text,
+    TopicList,
     TopicSettings,
 )
-from actors.messages.arguments import OF_CLUSTER, read_arguments
 from actors.messages.settings import check_subscription, check_topic, dead_letter_topic, stored_settings
 from actors.names import check_name
 from actors.ports import Address, Places, Ports, Unknown
@@ -81,14 +87,6 @@ class Controller(Actor):
         self._unsubscribing: dict[tuple[str, str], None] = {}
         self._configured: dict[str, tuple[Address, dict[str, Any]]] = {}
         """By name of a dispatcher: where it is known to work with which settings."""
-        self._verbs: dict[str, Callable[[dict[str, Any]], Awaitable[Any]]] = {
-            "topics": self._topics,
-            "subscriptions": self._subscriptions,
-            "delete_topic": self._delete_topic,
-            "delete_subscription": self._delete_subscription,
-            "add_bookies": self._add_bookies,
-            "status": self._status,
-        }
 
     async def start(self) -> None:
         """Find what runs already, start the bookies that do not, and begin to watch.
@@ -148,12 +146,12 @@ class Controller(Actor):
                     await self._supervisor.try_all(self._topic_entries(topic, settings))
         return [(entry.name, entry.address) for entry in self._supervisor.of_kind("topic")]
 
-    async def _add_bookies(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Start bookies with these ids as well; fine if they run. Raises what the first failed start raises."""
-        wanted = [check_name("bookie", bookie) for bookie in arguments["bookies"]]
+    async def on_add_bookies(self, request: AddBookies) -> BookiesAdded:
+        """See messages.AddBookies. Raises what the first failed start raises."""
+        wanted = [check_name("bookie", bookie) for bookie in request.ids]
         new = [bookie for bookie in wanted if self._supervisor.find("bookie", {"bookie": bookie}) is None]
         await self._supervisor.ensure_all([self._supervisor.want("bookie", {"bookie": bookie}) for bookie in new])
-        return {"added": new}
+        return BookiesAdded(ids=new)
 
     # -- questions ------------------------------------------------------------------------------------------------
 
@@ -257,51 +255,49 @@ class Controller(Actor):
             read_only=[entry.settings["bookie"] for entry in known if entry.refuses],
         )
 
-    async def on_manage(self, request: Manage) -> Text:
-        """See messages.Manage."""
-        handler = self._verbs.get(request.verb)
-        if handler is None:
-            raise Invalid(f"unknown verb {request.verb!r}; there are {', '.join(sorted(self._verbs))}")
-        return Text(json=json.dumps(await handler(read_arguments(request.verb, request.arguments, OF_CLUSTER))))
-
     async def _ask(self, address: Address, request: Request[Any]) -> Any:
         reply = await self.ports.net.call(address, request, CALL_TIMEOUT)
         if isinstance(reply, Unknown):
             raise Unavailable(f"{address} does not answer: {reply.reason}")
         return reply
 
-    async def _topics(self, arguments: dict[str, Any]) -> list[dict[str, Any]]:
-        rows = []
-        for key in await self.ports.meta.keys("topic/"):
-            name = key.removeprefix("topic/")
-            rows.append({"topic": name, **msgspec.to_builtins(await self._topic_settings(name))})
-        return rows
+    async def on_list_topics(self, request: ListTopics) -> TopicList:
+        """See messages.ListTopics."""
+        names = [key.removeprefix("topic/") for key in await self.ports.meta.keys("topic/")]
+        return TopicList(topics={name: await self._topic_settings(name) for name in names})
 
-    async def _subscriptions(self, arguments: dict[str, Any]) -> list[str]:
-        topic = str(arguments["topic"])
+    async def on_list_subscriptions(self, request: ListSubscriptions) -> SubscriptionList:
+        """See messages.ListSubscriptions."""
+        return SubscriptionList(names=await self._subscriptions(request.topic))
+
+    async def _subscriptions(self, topic: str) -> list[str]:
         await self._topic_settings(topic)
         keys = await self.ports.meta.keys(f"subscription/{topic}/")
         return sorted({key.rsplit("/", 1)[1] for key in keys})
 
-    async def _delete_subscription(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        topic, subscription = str(arguments["topic"]), str(arguments["subscription"])
+    async def on_remove_subscription(self, request: RemoveSubscription) -> Done:
+        """See messages.RemoveSubscription."""
+        await self._delete_subscription(request.topic, request.subscription, request.force)
+        return Done()
+
+    async def _delete_subscription(self, topic: str, subscription: str, force: bool) -> None:
         if (topic, subscription) in self._unsubscribing:
             raise Unavailable(f"subscription {subscription!r} of {topic!r} is being deleted")
         self._unsubscribing[topic, subscription] = None
         try:
             located = await self._locate_subscription(LocateSubscription(topic=topic, subscription=subscription))
-            request = DeleteSubscription(force=bool(arguments.get("force", False)))
+            request = DeleteSubscription(force=force)
             for partition, address in enumerate(located.addresses):
                 place = {"topic": topic, "partition": partition, "subscription": subscription}
                 record = f"subscription/{topic}/{partition}/{subscription}"
                 await self._end_for_good("dispatcher", place, address, request, record)
         finally:
             self._unsubscribing.pop((topic, subscription), None)
-        return {"deleted": subscription}
 
-    async def _delete_topic(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        topic, force = str(arguments["topic"]), bool(arguments.get("force", False))
-        subscriptions = await self._subscriptions({"topic": topic})
+    async def on_remove_topic(self, request: RemoveTopic) -> Done:
+        """See messages.RemoveTopic."""
+        topic, force = request.topic, request.force
+        subscriptions = await self._subscriptions(topic)
         if subscriptions and not force:
             raise Invalid(f"topic {topic} has subscriptions ({', '.join(subscriptions)}); use force")
         if topic in self._deleting:
@@ -309,7 +305,7 @@ class Controller(Actor):
         self._deleting[topic] = "subscriptions"
         try:
             for subscription in subscriptions:
-                await self._delete_subscription({"topic": topic, "subscription": subscription, "force": True})
+                await self._delete_subscription(topic, subscription, force=True)
             located = await self.on_locate_topic(LocateTopic(topic=topic))
             self._deleting[topic] = "partitions"
             for partition, address in enumerate(located.addresses):
@@ -319,7 +315,7 @@ class Controller(Actor):
             await self.ports.meta.remove(f"schema/{topic}")
         finally:
             self._deleting.pop(topic, None)
-        return {"deleted": topic}
+        return Done()
 
     async def _end_for_good(
         self, kind: str, place: dict[str, Any], address: Address, request: Request[Any], record: str | None = None
@@ -341,9 +337,10 @@ class Controller(Actor):
             raise Unavailable(f"{address} does not answer: {reply.reason}; delete again")
         await self._places.stop(address)
 
-    async def _status(self, arguments: dict[str, Any]) -> dict[str, Any]:
+    async def on_describe_cluster(self, request: DescribeCluster) -> Text:
+        """See messages.DescribeCluster."""
         lost = self._supervisor.lost()
-        return {
+        told = {
             "controller": self.ports.me,
             "lostBookies": list(lost),
             "underReplicated": self._auditor.under_replicated(),
@@ -360,6 +357,7 @@ class Controller(Actor):
                 for entry in self._supervisor.all()
             ],
         }
+        return Text(json=json.dumps(told))
 
 
 def topic_key(topic: str) -> str:

@@ -35,10 +35,14 @@ from actors.actor import Actor
 from actors.directory import Directory
 from actors.messages import (
     CreateTopic,
+    DescribeCluster,
     Explain,
     ListDelayed,
-    Manage,
+    ListSubscriptions,
+    ListTopics,
     Ping,
+    RemoveSubscription,
+    RemoveTopic,
     Stats,
     TopicSettings,
     request_of,
@@ -172,9 +176,11 @@ class AdminHttp(Actor):
             raise Unavailable(f"{address} does not answer: {reply.reason}")
         return reply
 
-    async def _manage(self, verb: str, **arguments: object) -> Any:
-        reply = await self._ask(self._controller, Manage(verb=verb, arguments=json.dumps(arguments)))
-        return json.loads(reply.json)
+    async def _subscriptions_of(self, topic: str) -> list[str]:
+        return list((await self._ask(self._controller, ListSubscriptions(topic=topic))).names)
+
+    async def _topic_names(self) -> list[str]:
+        return list((await self._ask(self._controller, ListTopics())).topics)
 
     async def _owners(self, topic: str, subscription: str | None = None) -> list[str]:
         count = (await self._directory.settings(topic)).partitions
@@ -213,14 +219,13 @@ class AdminHttp(Actor):
     async def status(self) -> dict[str, Any] | None:
         """See Owners."""
         try:
-            return dict(await self._manage("status"))
+            return dict(shown(await self._ask(self._controller, DescribeCluster())))
         except Unavailable:
             return None
 
     async def subscriptions(self) -> dict[str, list[str]]:
         """The subscriptions of every topic."""
-        rows = await self._manage("topics")
-        return {row["topic"]: await self._manage("subscriptions", topic=row["topic"]) for row in rows}
+        return {topic: await self._subscriptions_of(topic) for topic in await self._topic_names()}
 
     # -- routes ---------------------------------------------------------------------------------------------------
 
@@ -232,7 +237,7 @@ class AdminHttp(Actor):
 
     async def _metrics(self, request: web.Request) -> web.Response:
         lines: dict[str, list[str]] = {}
-        for row in (await self._manage("status"))["actors"]:
+        for row in shown(await self._ask(self._controller, DescribeCluster()))["actors"]:
             if row["kind"] not in ("dispatcher", "topic") or not row["address"]:
                 continue
             try:
@@ -256,8 +261,7 @@ class AdminHttp(Actor):
 
     async def _topics(self, request: web.Request) -> web.Response:
         _namespace(request)
-        rows = await self._manage("topics")
-        return web.json_response([f"persistent://public/default/{row['topic']}" for row in rows])
+        return web.json_response([f"persistent://public/default/{topic}" for topic in await self._topic_names()])
 
     async def _body(self, request: web.Request) -> str:
         """The body as text, whatever charset the client names. Raises Invalid if it does not come."""
@@ -274,20 +278,17 @@ class AdminHttp(Actor):
         return web.Response(status=204)
 
     async def _delete(self, request: web.Request) -> web.Response:
-        await self._manage("delete_topic", topic=_topic(request), force=_force(request))
+        await self._ask(self._controller, RemoveTopic(topic=_topic(request), force=_force(request)))
         return web.Response(status=204)
 
     async def _unsubscribe(self, request: web.Request) -> web.Response:
-        await self._manage(
-            "delete_subscription",
-            topic=_topic(request),
-            subscription=_subscription(request),
-            force=_force(request),
-        )
+        topic, subscription = _topic(request), _subscription(request)
+        remove = RemoveSubscription(topic=topic, subscription=subscription, force=_force(request))
+        await self._ask(self._controller, remove)
         return web.Response(status=204)
 
     async def _subscriptions(self, request: web.Request) -> web.Response:
-        return web.json_response(await self._manage("subscriptions", topic=_topic(request)))
+        return web.json_response(await self._subscriptions_of(_topic(request)))
 
     async def _stats(self, request: web.Request) -> web.Response:
         """A topic's totals, and its subscriptions' totals with all their consumers."""
@@ -296,7 +297,7 @@ class AdminHttp(Actor):
         answer = _totals(partitions)
         answer["partitions"] = {f"{topic}-partition-{row['partition']}": _totals([row]) for row in partitions}
         answer["subscriptions"] = {}
-        for name in await self._manage("subscriptions", topic=topic):
+        for name in await self._subscriptions_of(topic):
             rows = await self._rows(topic, name, Stats())
             consumers = [consumer for row in rows for consumer in row["consumers"]]
             first = {key: value for key, value in rows[0].items() if isinstance(value, str | bool)}

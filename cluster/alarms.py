@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from actors.messages import Manage, Ping
+from actors.messages import DescribeCluster, Ping
 from actors.ports import Unknown
 from cluster.build import CONTROLLER
 from cluster.net import DirectNet
@@ -50,7 +50,7 @@ async def ask_for_status() -> dict[str, Any]:
 
 
 async def _status(net: DirectNet) -> dict[str, Any]:
-    reply = await net.call(CONTROLLER, Manage(verb="status", arguments="{}"), CALL_TIMEOUT)
+    reply = await net.call(CONTROLLER, DescribeCluster(), CALL_TIMEOUT)
     if isinstance(reply, Unknown):
         raise Unavailable(f"the controller does not answer: {reply.reason}")
     status: dict[str, Any] = json.loads(reply.json)

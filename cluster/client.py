@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import secrets
 from collections.abc import Coroutine, Iterator
 from typing import Any, TypeVar
@@ -22,9 +21,13 @@ from actors.directory import Directory
 from actors.messages import (
     AcceptLoss,
     CreateTopic,
+    DescribeCluster,
     Explain,
-    Manage,
+    ListSubscriptions,
+    ListTopics,
     ReadEnds,
+    RemoveSubscription,
+    RemoveTopic,
     Stats,
     SubscriptionSettings,
     TopicSettings,
@@ -100,20 +103,21 @@ class Client:
 
     def topics(self) -> list[dict[str, Any]]:
         """Name and settings of every topic."""
-        return list(self._manage("topics"))
+        found = self._ask(CONTROLLER, ListTopics()).topics
+        return [{"topic": name, **msgspec.to_builtins(settings)} for name, settings in found.items()]
 
     def subscriptions(self, topic: str) -> list[str]:
         """Names of a topic's subscriptions."""
-        return list(self._manage("subscriptions", topic=check_name("topic", topic)))
+        return list(self._ask(CONTROLLER, ListSubscriptions(topic=check_name("topic", topic))).names)
 
     def delete_topic(self, topic: str, force: bool = False) -> None:
         """Delete a topic and its messages; refused while it has subscriptions unless force."""
-        self._manage("delete_topic", topic=check_name("topic", topic), force=force)
+        self._ask(CONTROLLER, RemoveTopic(topic=check_name("topic", topic), force=force))
 
     def delete_subscription(self, topic: str, subscription: str, force: bool = False) -> None:
         """Delete a subscription and what it remembers; refused while consumers are connected unless force."""
         topic = check_name("topic", topic)
-        self._manage("delete_subscription", topic=topic, subscription=subscription, force=force)
+        self._ask(CONTROLLER, RemoveSubscription(topic=topic, subscription=subscription, force=force))
 
     def get_topic_partitions(self, topic: str) -> list[str]:
         """The names of a topic's partitions."""
@@ -327,7 +331,7 @@ class Client:
 
     def status(self) -> dict[str, Any]:
         """What runs where."""
-        return dict(self._manage("status"))
+        return dict(self._ask_json(CONTROLLER, DescribeCluster()))
 
     def alarms(self) -> list[str]:
         """What is wrong with the cluster, in one line each."""
@@ -359,9 +363,6 @@ class Client:
                 if self._ports.clock.monotonic() > patient_until:
                     raise
                 await wait.pause()
-
-    def _manage(self, verb: str, **arguments: Any) -> Any:
-        return self._ask_json(CONTROLLER, Manage(verb=verb, arguments=json.dumps(arguments)))
 
     def _ask_json(self, address: str, request: Request[Any]) -> Any:
         return shown(self._ask(address, request))

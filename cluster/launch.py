@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -177,13 +176,12 @@ def start_controller(settings: dict[str, Any]) -> None:
 
 
 def _add_bookies(bookies: list[str]) -> None:
-    from actors.messages import Manage
+    from actors.messages import AddBookies
     from actors.ports import Unknown
     from cluster.build import CONTROLLER
     from cluster.net import ask_once
 
-    request = Manage(verb="add_bookies", arguments=json.dumps({"bookies": bookies}))
-    reply = asyncio.run(ask_once(CONTROLLER, request, round(READY_TIMEOUT * 1000)))
+    reply = asyncio.run(ask_once(CONTROLLER, AddBookies(ids=bookies), round(READY_TIMEOUT * 1000)))
     if isinstance(reply, Unknown):
         raise Unavailable(f"the controller does not answer: {reply.reason}")
 

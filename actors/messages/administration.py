@@ -14,8 +14,8 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 from msgspec import Meta
 
-from actors.messages.arguments import MOST_ADDED, Name, Shown, Time
 from actors.messages.common import Text
+from actors.messages.limits import MOST_ADDED, Name, Shown, Time
 from actors.messages.settings import SubscriptionSettings
 from actors.wire import Reply, Request
 from storage.batch import MAX_KEY_BYTES

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
+
+from msgspec import Meta
 
 from actors.messages.common import Done, Text
+from actors.messages.limits import MOST_BOOKIES, Name
 from actors.messages.settings import SubscriptionSettings, TopicSettings
 from actors.wire import Reply, Request
 
@@ -69,9 +72,62 @@ class ListBookies(Request[BookieList]):
     reply: ClassVar[type[Reply]] = BookieList
 
 
-class Manage(Request[Text], kw_only=True):
-    """An administrative verb of the cluster: topics, subscriptions, delete_topic, status; arguments as JSON."""
+class TopicList(Reply):
+    """Every topic, with its settings."""
+
+    topics: dict[str, TopicSettings]
+
+
+class ListTopics(Request[TopicList]):
+    """The topics of the cluster."""
+
+    reply: ClassVar[type[Reply]] = TopicList
+
+
+class SubscriptionList(Reply):
+    """names: in order."""
+
+    names: list[str]
+
+
+class ListSubscriptions(Request[SubscriptionList], kw_only=True):
+    """The subscriptions of a topic. NotFound if there is no such topic."""
+
+    reply: ClassVar[type[Reply]] = SubscriptionList
+    topic: Name
+
+
+class RemoveTopic(Request[Done], kw_only=True):
+    """Delete a topic with all its partitions. force: also with subscriptions, which go as well."""
+
+    reply: ClassVar[type[Reply]] = Done
+    topic: Name
+    force: bool = False
+
+
+class RemoveSubscription(Request[Done], kw_only=True):
+    """Delete a subscription on all partitions. force: also if consumers are connected."""
+
+    reply: ClassVar[type[Reply]] = Done
+    topic: Name
+    subscription: Name
+    force: bool = False
+
+
+class BookiesAdded(Reply):
+    """ids: those that did not run before."""
+
+    ids: list[str]
+
+
+class AddBookies(Request[BookiesAdded], kw_only=True):
+    """Start bookies with these ids as well; fine if they run."""
+
+    reply: ClassVar[type[Reply]] = BookiesAdded
+    ids: Annotated[list[Name], Meta(max_length=MOST_BOOKIES)]
+
+
+class DescribeCluster(Request[Text]):
+    """What runs where, and how it is, for people to read."""
 
     reply: ClassVar[type[Reply]] = Text
-    verb: str
-    arguments: str = "{}"

@@ -6,7 +6,15 @@ import json
 from typing import Any
 
 from actors.consumer.payload import DecodedRun
-from actors.messages import FindTime, ReadEnds, Seek, Stats, SubscriptionSettings
+from actors.messages import (
+    FindTime,
+    ListTopics,
+    ReadEnds,
+    RemoveSubscription,
+    Seek,
+    Stats,
+    SubscriptionSettings,
+)
 from actors.names import TENANT_NAMESPACE, check_name
 from actors.pulsar.consuming import Asked, WireConsumer, position_of
 from actors.pulsar.fields import ServerError
@@ -78,11 +86,12 @@ class Answers:
         if asked.namespace != TENANT_NAMESPACE:
             raise Refused(ServerError.METADATA, f"namespace {asked.namespace!r} does not exist")
         names: list[str] = []
-        for row in await self._g.manage("topics"):
+        known = await self._g.ask(self._g.controller, ListTopics())
+        for name, settings in known.topics.items():
             if asked.mode == NON_PERSISTENT:
                 break
-            count = int(row["partitions"])
-            names += [full_name(row["topic"], p if count > 1 else None) for p in range(count)]
+            count = settings.partitions
+            names += [full_name(name, p if count > 1 else None) for p in range(count)]
         self._c.say("topics_of_answer", request_id=asked.request_id, topics=names, filtered=False, changed=True)
 
     # -- producers ------------------------------------------------------------------------------------------------
@@ -262,7 +271,8 @@ class Answers:
         self._c.remove_consumer(consumer)
         if not consumer.is_reader and not self._g.consumers.get(key):
             try:
-                await self._g.manage("delete_subscription", topic=key[0], subscription=key[1], force=asked.force)
+                remove = RemoveSubscription(topic=key[0], subscription=key[1], force=asked.force)
+                await self._g.ask(self._g.controller, remove)
             except NotFound:
                 pass
             except Invalid as error:

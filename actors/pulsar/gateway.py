@@ -6,11 +6,9 @@ it dies, its clients connect again and its consumers' leases give back what they
 
 from __future__ import annotations
 
-import json
 from typing import Any, Protocol
 
 from actors.directory import Directory
-from actors.messages import Manage
 from actors.ports import Address, Ports, Unknown
 from actors.pulsar.schemas import Schemas
 from actors.pulsar.topics import Place
@@ -85,10 +83,6 @@ class Gateway:
         """A name that nobody else has."""
         self._made += 1
         return f"{word}-{self.ports.rng.randrange(1 << 48):012x}-{self._made}"
-
-    async def manage(self, verb: str, **arguments: Any) -> Any:
-        """An administrative verb of the cluster. Raises Unavailable, and what it refuses with."""
-        return json.loads((await self.ask(self.controller, Manage(verb=verb, arguments=json.dumps(arguments)))).json)
 
     async def ask(self, address: Address, request: Request[Any]) -> Any:
         """One question. Raises Unavailable if there is no answer."""

@@ -12,18 +12,20 @@ from actors.actor import Actor
 from actors.bookie_failure_detector import REFUSALS
 from actors.controller import COOKIES, Controller, check_settings
 from actors.messages import (
+    AddBookies,
     Configure,
     Configured,
     CreateTopic,
     Deleted,
     DeleteSubscription,
     DeleteTopic,
+    DescribeCluster,
     Done,
     ListBookies,
+    ListSubscriptions,
     Located,
     LocateSubscription,
     LocateTopic,
-    Manage,
     Replicate,
     Replicated,
     SubscriptionSettings,
@@ -137,7 +139,7 @@ class Stage:
 
     async def status(self) -> dict[str, Any]:
         """The controller's own view."""
-        return dict(json.loads((await self.ask(Manage(verb="status"))).json))
+        return dict(json.loads((await self.ask(DescribeCluster())).json))
 
     async def row(self, name: str) -> dict[str, Any]:
         """One actor in the status."""
@@ -429,11 +431,9 @@ def test_bookies_can_be_added_and_stay_known() -> None:
     """A running controller takes more; a new one with a shorter list finds those that have served."""
 
     async def scenario(stage: Stage) -> None:
-        wanted = json.dumps({"bookies": [*stage.bookies, "bookie-3"]})
-        assert json.loads((await stage.ask(Manage(verb="add_bookies", arguments=wanted))).json) == {
-            "added": ["bookie-3"]
-        }
-        assert json.loads((await stage.ask(Manage(verb="add_bookies", arguments=wanted))).json) == {"added": []}
+        wanted = AddBookies(ids=[*stage.bookies, "bookie-3"])
+        assert (await stage.ask(wanted)).ids == ["bookie-3"]
+        assert (await stage.ask(wanted)).ids == []
         assert (await stage.ask(ListBookies())).ids == [f"bookie-{number}" for number in range(4)]
         await stage.client.meta.create(f"{COOKIES}bookie-3/cookie", 1, b"x")
         stage.world.crash("controller")
@@ -447,7 +447,7 @@ def test_bookies_can_be_added_and_stay_known() -> None:
 
 
 def test_wrong_questions_are_refused() -> None:
-    """Unknown names and verbs, and a topic that exists otherwise."""
+    """Unknown names, and a topic that exists otherwise."""
 
     async def scenario(stage: Stage) -> None:
         await stage.create("t")
@@ -458,8 +458,8 @@ def test_wrong_questions_are_refused() -> None:
             await stage.locate("x")
         with pytest.raises(NotFound, match="has no subscription 'x'"):
             await stage.ask(LocateSubscription(topic="t", subscription="x"))
-        with pytest.raises(Invalid, match="unknown verb 'explode'"):
-            await stage.ask(Manage(verb="explode"))
+        with pytest.raises(NotFound, match="there is no topic 'x'"):
+            await stage.ask(ListSubscriptions(topic="x"))
 
     play(scenario)
 

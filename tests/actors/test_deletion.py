@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
-from actors.messages import LocateSubscription, LocateTopic, Manage, SubscriptionSettings
+from actors.messages import LocateSubscription, LocateTopic, RemoveSubscription, RemoveTopic, SubscriptionSettings
 from storage.errors import Corrupt, NotFound, Unavailable
 from tests.actors.test_controller import GIVE_UP, Stage, play
 
@@ -18,7 +17,7 @@ def test_a_deleted_topic_does_not_come_back() -> None:
     async def scenario(stage: Stage) -> None:
         await stage.create("kept")
         await stage.create("gone")
-        await stage.ask(Manage(verb="delete_topic", arguments='{"topic": "gone"}'))
+        await stage.ask(RemoveTopic(topic="gone"))
         stage.broken["bookie-0"] = Corrupt("the disk was emptied")
         for name in stage.world.alive("bookie-"):
             if stage.world.process(name).placed == ("bookie", {"bookie": "bookie-0"}):
@@ -41,9 +40,8 @@ def test_nobody_starts_anew_what_is_being_deleted() -> None:
     async def scenario(stage: Stage) -> None:
         subscribe = LocateSubscription(topic="t", subscription="s", settings=SubscriptionSettings())
         ask_only = LocateSubscription(topic="t", subscription="s")
-        arguments = json.dumps({"topic": "t", "subscription": "s", "force": True})
-        unsubscribe = Manage(verb="delete_subscription", arguments=arguments)
-        delete = Manage(verb="delete_topic", arguments=arguments)
+        unsubscribe = RemoveSubscription(topic="t", subscription="s", force=True)
+        delete = RemoveTopic(topic="t", force=True)
 
         async def refused(after: int, *requests: Any) -> None:
             await stage.world.loop.pause(after)
@@ -80,7 +78,7 @@ def test_nobody_starts_anew_what_is_being_deleted() -> None:
 def test_who_ends_before_it_answers_is_not_started_to_make_it_anew(vanishing: str) -> None:
     async def scenario(stage: Stage) -> None:
         subscribe = LocateSubscription(topic="t", subscription="s", settings=SubscriptionSettings())
-        unsubscribe = Manage(verb="delete_subscription", arguments='{"topic": "t", "subscription": "s"}')
+        unsubscribe = RemoveSubscription(topic="t", subscription="s")
         await stage.create()
         await stage.ask(subscribe)
         await stage.client.meta.create("subscription/t/0/s", 1, b"of the dispatcher")

@@ -19,11 +19,12 @@ from actors.messages import (
     AddRun,
     BookieList,
     CreateTopic,
+    DescribeCluster,
     ListBookies,
     ListLedgers,
-    Manage,
     OpenProducer,
     Publish,
+    RemoveTopic,
     TopicSettings,
 )
 from actors.ports import Ports, Unknown
@@ -119,7 +120,7 @@ class Cluster:
 
     async def row(self, name: str) -> dict[str, Any]:
         """One actor in the status."""
-        status = json.loads((await self.ask(Manage(verb="status"))).json)
+        status = json.loads((await self.ask(DescribeCluster())).json)
         (row,) = [row for row in status["actors"] if row["name"] == name]
         return dict(row)
 
@@ -212,7 +213,7 @@ def test_a_bookie_that_missed_a_deletion_is_told_again() -> None:
 
         async def deleted() -> bool:
             try:
-                await cluster.ask(Manage(verb="delete_topic", arguments='{"topic": "gone"}'))
+                await cluster.ask(RemoveTopic(topic="gone"))
             except SluiceError:
                 return False
             return True

@@ -16,18 +16,25 @@ import pytest
 from actors.messages import (
     ClearBacklog,
     CreateTopic,
+    DescribeCluster,
     Done,
     Explain,
     ListBookies,
+    ListSubscriptions,
+    ListTopics,
     Located,
     LocateTopic,
-    Manage,
     Ping,
+    RemoveSubscription,
+    RemoveTopic,
     Seek,
     Skip,
     Skipped,
     Sought,
+    SubscriptionList,
     Text,
+    TopicList,
+    TopicSettings,
 )
 from actors.messages.administration import VERBS
 from actors.ports import Ports, Unknown
@@ -55,13 +62,14 @@ class Actors:
             if isinstance(request, CreateTopic) and request.settings.partitions == 9:
                 raise Conflict("topic orders exists with other settings")
             return Done()
-        if isinstance(request, Manage):
-            answers: dict[str, Any] = {
-                "topics": [{"topic": "orders"}],
-                "subscriptions": ["billing"],
-                "status": {"actors": [{"kind": "dispatcher", "address": "host/d-0"}]},
-            }
-            return Text(json=json.dumps(answers.get(request.verb, {})))
+        if isinstance(request, ListTopics):
+            return TopicList(topics={"orders": TopicSettings(partitions=2)})
+        if isinstance(request, ListSubscriptions):
+            return SubscriptionList(names=["billing"])
+        if isinstance(request, DescribeCluster):
+            return Text(json=json.dumps({"actors": [{"kind": "dispatcher", "address": "host/d-0"}]}))
+        if isinstance(request, RemoveTopic | RemoveSubscription):
+            return Done()
         if isinstance(request, LocateTopic):
             return Located(addresses=["host/t-0", "host/t-1"], settings='{"partitions": 2}')
         if type(request).__name__ == "LocateSubscription":

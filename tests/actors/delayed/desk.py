@@ -8,7 +8,6 @@ message may come before its time, and none that its subscription has acknowledge
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
@@ -16,11 +15,11 @@ from typing import Any
 import msgspec
 
 from actors.delayed.tracker import delays
-from actors.messages import Manage, SubscriptionSettings, TopicSettings
+from actors.messages import RemoveSubscription, RemoveTopic, SubscriptionSettings, TopicSettings
 from actors.ports import Unknown
 from actors.wire import Reply
 from storage.errors import Unavailable
-from tests.scenarios.key_shared.broker import CONTROLLER, SUBSCRIPTION, TOPIC, Broker, Client, Message
+from tests.scenarios.key_shared.broker import CONTROLLER, SUBSCRIPTION, Broker, Client, Message
 from tests.sim.clock import EPOCH_MS
 from tests.sim.world import World
 
@@ -129,15 +128,14 @@ class Desk(Broker):
 
     # -- operators --
 
-    async def manage(self, verb: str, **arguments: Any) -> None:
-        """An administrative verb of the cluster; asked again if somebody was away, as its answer says."""
-        request = Manage(verb=verb, arguments=json.dumps({"topic": TOPIC, **arguments}))
+    async def manage(self, request: RemoveTopic | RemoveSubscription) -> None:
+        """Something is deleted; asked again if somebody was away, as its answer says."""
         for _ in range(3):
             with contextlib.suppress(Unavailable):
                 reply: Reply | Unknown = await self.ports.net.call(CONTROLLER, request, 30_000)
                 assert not isinstance(reply, Unknown)
                 return
-        raise AssertionError(f"{verb} is refused three times")
+        raise AssertionError(f"{request} is refused three times")
 
     async def restart(self, *kinds: str) -> None:
         """The processes of the owners end; the controller starts others."""

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from actors.consumer.partition import ATTACH_TIMEOUT
-from actors.messages import Stats
+from actors.messages import RemoveSubscription, RemoveTopic, Stats
 from storage.errors import NotFound
 from tests.actors.delayed.desk import STRAY_MS, Desk, serve
 from tests.scenarios.key_shared.broker import SUBSCRIPTION, TOPIC
@@ -78,7 +78,7 @@ def test_bl_2_who_unsubscribes_leaves_no_object(tracker: str, restart: bool) -> 
         if restart:
             await desk.restart("topic", "dispatcher")
         before = desk.objects()
-        await desk.manage("delete_subscription", subscription=SUBSCRIPTION)
+        await desk.manage(RemoveSubscription(topic=TOPIC, subscription=SUBSCRIPTION))
         await desk.quiet(STRAY_MS)
         mine = [name for name in before if f"/{SUBSCRIPTION}/" in name]
         assert bool(mine) == (tracker == "bucket")
@@ -87,7 +87,7 @@ def test_bl_2_who_unsubscribes_leaves_no_object(tracker: str, restart: bool) -> 
         await desk.quiet(STRAY_MS)
         assert await desk.count("msgDelayed", "other") == 300
         await desk.clients["three"].close()
-        await desk.manage("delete_subscription", subscription="other")
+        await desk.manage(RemoveSubscription(topic=TOPIC, subscription="other"))
         await desk.quiet(STRAY_MS)
         assert desk.objects() == {}
         if tracker == "bucket":
@@ -107,7 +107,7 @@ def test_who_is_connected_while_its_subscription_is_deleted_begins_anew() -> Non
         assert len(desk.objects()) > 2
         # Deleting takes its time, so everybody is back before it is done.
         desk.world.objects.trouble.faults.delay_ms = (100, 200)
-        await desk.manage("delete_subscription", subscription=SUBSCRIPTION, force=True)
+        await desk.manage(RemoveSubscription(topic=TOPIC, subscription=SUBSCRIPTION, force=True))
         await desk.quiet(STRAY_MS + ATTACH_TIMEOUT)
         assert desk.objects() == {}
         assert [kind for kind, _, _ in desk.world.placed()].count("dispatcher") == 2
@@ -186,7 +186,7 @@ def test_bl_4_who_deletes_the_topic_leaves_no_object(tracker: str, pause: int) -
         await publish(desk, 300)
         await desk.quiet(pause)
         assert desk.objects() or not pause
-        await desk.manage("delete_topic", force=True)
+        await desk.manage(RemoveTopic(topic=TOPIC, force=True))
         desk.subscriptions.clear()
         await desk.quiet(STRAY_MS)
         assert desk.objects() == {}

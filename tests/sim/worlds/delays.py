@@ -7,13 +7,12 @@ broker's world holds. Afterwards the topic is deleted, and nothing of its index 
 
 from __future__ import annotations
 
-import json
 import random
 from dataclasses import replace
 
 import msgspec
 
-from actors.messages import Manage
+from actors.messages import RemoveTopic
 from actors.ports import Unknown
 from storage.errors import Invalid, SluiceError, Unavailable
 from tests.sim.faults import Fault
@@ -109,7 +108,7 @@ class DelaysCourse(Course):
 
     async def _delete(self) -> None:
         ports = self.world.client("operator")
-        request = Manage(verb="delete_topic", arguments=json.dumps({"topic": TOPIC, "force": True}))
+        request = RemoveTopic(topic=TOPIC, force=True)
         for consumer in self.consumers:
             consumer.leave()
         while True:

@@ -1,0 +1,21 @@
+"""Limits of what operators may ask for, as types of the fields of their requests."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from storage.batch import LAST_TIME
+
+MOST_SHOWN = 10_000
+"""Rows that one question may ask for."""
+MOST_ADDED = 1_000
+"""Consumers that `WhatIf` may add."""
+MOST_BOOKIES = 256
+"""Bookies that may be added at a time."""
+
+Name = Annotated[str, Meta(min_length=1, max_length=256)]
+"""A name as given; whoever makes something of that name checks it closer (`actors.names`)."""
+Shown = Annotated[int, Meta(ge=1, le=MOST_SHOWN)]
+Time = Annotated[int, Meta(ge=-LAST_TIME, le=LAST_TIME)]
