@@ -23,7 +23,7 @@ from typing import Any
 from actors.actor import Actor
 from actors.dispatcher import Dispatcher
 from actors.host import Answer
-from actors.ports import Address, Ports, Unknown
+from actors.ports import Address, Unknown
 from actors.wire import Blob, Packed
 from cluster.build import CONTROLLER, SluiceParts
 from cluster.client import Client
@@ -35,7 +35,7 @@ from cluster.options import ClusterOptions, identified
 from cluster.process import ProcessActors
 from cluster.process_watch import ProcessWatch
 from cluster.pulsar.ports import service_url
-from cluster.real import RealClock, StructuredLog, Tasks, make_rng
+from cluster.real import StructuredLog, Tasks, real_ports
 from cluster.stores import check_stores
 from storage.errors import SluiceError, Unavailable
 from storage.frame import Buffer
@@ -100,7 +100,7 @@ class EmbeddedCluster:
             boot = (*boot, ("pulsar", "pulsar"))
         self._boot = {name: kind for kind, name in boot}
         self._parts = SluiceParts()
-        self._meta, self._objects = self._parts.stores(settings)
+        self._stores = self._parts.stores(settings)
         self._watch = ProcessWatch()
         self._again: dict[asyncio.Task[None], None] = {}
         self._closing = False
@@ -127,7 +127,7 @@ class EmbeddedCluster:
             self.loop.run(self._stop(), STOP_TIMEOUT)
         finally:
             self.loop.stop()
-            for store in (self._meta, self._objects):
+            for store in self._stores:
                 store.close()
 
     async def _stop(self) -> None:
@@ -141,21 +141,11 @@ class EmbeddedCluster:
         await self.actors.close()
 
     def _make(self, kind: str, address: Address, tasks: Tasks, settings: dict[str, Any]) -> Actor:
-        ports = Ports(
-            me=address,
-            clock=RealClock(),
-            net=self.net,
-            objects=self._objects,
-            meta=self._meta,
-            rng=make_rng(),
-            spawn=tasks,
-            log=StructuredLog(address),
-            watch=self._watch,
-            places=LocalPlaces(self.actors) if kind == "controller" else None,
-        )
+        places = LocalPlaces(self.actors) if kind == "controller" else None
+        ports = real_ports(address, self.net, self._stores, tasks, self._watch, places)
         return self._parts.actor(kind, ports, {**self._settings, **settings})
 
-    def _dropped(self, actor: str) -> None:
+    def _dropped(self, actor: str, _: str) -> None:
         if actor in self._boot and not self._closing:
             task = asyncio.get_running_loop().create_task(self._start_again(actor))
             self._again[task] = None

@@ -4,8 +4,9 @@ A process costs 66 MB, and a call between two of them a wake-up on each side, so
 and its dispatchers side by side. A bookie has a host to itself, because its disk and its death are its own. Hosts are
 detached, never restarted and never retried by Ray: a new incarnation has a new name, and epochs keep the old one out.
 
-What every host does for an actor stands in actors.host; this one adds the process. Ray starts, names and watches it;
-what is said to its actors comes over connections of its own (cluster.wire).
+What every host does for an actor stands in actors.host, what every process does for its actors in cluster.process; this
+one adds Ray's part. Ray starts, names and watches it; what is said to its actors comes over connections of its own
+(cluster.wire).
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import logging
 import os
 import threading
 import time
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
@@ -27,7 +27,7 @@ import ray
 from ray.exceptions import RayError
 
 from actors.actor import Actor
-from actors.host import Answer, HostedActor
+from actors.host import Answer
 from actors.messages import Stats, Text
 from actors.ports import Address, Meta, Objects, Ports, Unknown
 from actors.wire import Packed, pack_error
@@ -35,8 +35,9 @@ from cluster.arrow import without_pandas
 from cluster.environment import LOOPBACK
 from cluster.metrics import EVERY_S, Exporter
 from cluster.net import DirectNet, open_endpoint, session_folder
+from cluster.process import ProcessActors
 from cluster.process_watch import ProcessWatch
-from cluster.real import RealClock, StructuredLog, Tasks, log_to_stderr, make_rng
+from cluster.real import Tasks, log_to_stderr, real_ports
 from cluster.wire.endpoint import Endpoint
 from cluster.wire.listener import Listener
 from cluster.wire.payloads import raise_limit
@@ -61,21 +62,6 @@ class Parts(Protocol):
         """An actor of a kind, not yet started."""
 
 
-@dataclass(eq=False, slots=True)
-class _Running:
-    """One actor here."""
-
-    kind: str
-    hosted: HostedActor
-    tasks: Tasks
-    settings: dict[str, Any]
-
-    def end(self, reason: str) -> None:
-        """End what it does by itself and for others: who waits for it learns at once that it is gone."""
-        self.tasks.cancel_all()
-        self.hosted.end(reason)
-
-
 class Host:
     """Runs actors. Becomes a Ray actor at one place only, `remote_host`."""
 
@@ -94,11 +80,11 @@ class Host:
         self._parts = parts
         self._settings = settings
         self._boot = boot
-        self.net = DirectNet(self)
+        self.actors = ProcessActors(name, self._make, self._dropped)
+        self.net = DirectNet(self.actors)
         self._watch = ProcessWatch()
-        self._meta, self._objects = parts.stores(settings)
+        self._stores = parts.stores(settings)
         self._exporter = Exporter(str(settings.get("cluster", "sluice")))
-        self._actors: dict[str, _Running] = {}
         self._ready: asyncio.Task[None] | None = None
         self._exporting: asyncio.Task[None] | None = None
         self._booted = False
@@ -141,16 +127,12 @@ class Host:
         """Keep the metrics up to date, for as long as this host lives."""
         while True:
             await asyncio.sleep(EVERY_S)
-            for kind, address in self.serving():
+            for kind, address, _ in self.actors.inventory():
                 if kind in ("dispatcher", "topic"):
                     with contextlib.suppress(SluiceError):
                         reply = await self.net.call(address, Stats(), EXPORT_TIMEOUT)
                         if isinstance(reply, Text):
                             self._exporter.show(kind, reply.json)
-
-    def serving(self) -> list[tuple[str, Address]]:
-        """Kind and address of every actor here that has started and has not ended."""
-        return [(run.kind, f"{self.name}/{actor}") for actor, run in self._actors.items() if run.hosted.serves]
 
     async def _start_boot(self) -> None:
         if self._exporting is None:
@@ -160,57 +142,21 @@ class Host:
 
     async def start(self, kind: str, actor: str, settings: dict[str, Any]) -> Address:
         """Start an actor here and return its address. Raises what its start raises."""
-        address = f"{self.name}/{actor}"
-        if (known := self._actors.get(actor)) is not None:
-            if (error := await asyncio.shield(known.hosted.born)) is not None:
-                raise error
-            return address
-        tasks = Tasks(address, lambda reason: self._drop(actor, reason))
-        ports = Ports(
-            me=address,
-            clock=RealClock(),
-            net=self.net,
-            objects=self._objects,
-            meta=self._meta,
-            rng=make_rng(),
-            spawn=tasks,
-            log=StructuredLog(address),
-            watch=self._watch,
-        )
-        instance = self._parts.actor(kind, ports, {**self._settings, **settings})
-        hosted = HostedActor(instance, lambda work, error: self._broken(actor, work, error))
-        running = self._actors[actor] = _Running(kind, hosted, tasks, settings)
-        try:
-            await hosted.start()
-            if self._actors.get(actor) is not running:
-                raise Unavailable(f"{actor} was stopped while it started")
-        except BaseException as error:
-            self._actors.pop(actor, None)
-            running.end(f"could not start: {error}")
-            raise
-        return address
+        return await self.actors.start(kind, actor, settings)
 
-    async def stop(self, actor: str, reason: str = "stopped") -> None:
+    async def stop(self, actor: str) -> None:
         """End an actor of this host; fine if it is not here."""
-        running = self._actors.pop(actor, None)
-        if running is not None:
-            with contextlib.suppress(SluiceError):
-                await running.hosted.actor.stop(reason)
-            running.end(reason)
+        await self.actors.stop(actor)
 
-    def _broken(self, actor: str, work: str, error: Exception) -> None:
-        logger.error("%s/%s failed in %s: %r", self.name, actor, work, error, exc_info=error)
-        self._drop(actor, f"{type(error).__name__}: {error}")
+    def _make(self, kind: str, address: Address, tasks: Tasks, settings: dict[str, Any]) -> Actor:
+        ports = real_ports(address, self.net, self._stores, tasks, self._watch)
+        return self._parts.actor(kind, ports, {**self._settings, **settings})
 
-    def _drop(self, actor: str, reason: str) -> None:
+    def _dropped(self, actor: str, reason: str) -> None:
         if any(actor == name for _, name, _ in self._boot):
             # Nobody else starts what a host boots with: Ray starts the whole process again.
             logger.error("%s ends with its %s: %s", self.name, actor, reason)
             os._exit(1)
-        running = self._actors.pop(actor, None)
-        if running is not None:
-            running.hosted.actor.stopped = reason
-            running.end(reason)
 
     async def endpoint(self) -> tuple[str, str, str, str, int, str]:
         """Where this process listens: the fields of an Endpoint. The first to ask makes it listen."""
@@ -228,14 +174,7 @@ class Host:
                 return pack_error(error)
             except Exception as error:
                 return Unknown(f"{self.name} does not start: {error!r}")
-        return await self.answer_here(actor, kind, packed)
-
-    async def answer_here(self, actor: str, kind: str, packed: Packed) -> Answer:
-        """What becomes of a request to an actor of this process."""
-        running = self._actors.get(actor)
-        if running is None:
-            return Unknown(f"no actor {actor} in {self.name}", gone=True)
-        return await running.hosted.answer(kind, packed)
+        return await self.actors.answer_here(actor, kind, packed)
 
     async def introduce(self) -> tuple[str, str, list[tuple[str, str, str]]]:
         """What a controller that starts anew must know: slot, node, and what runs here.
@@ -244,11 +183,8 @@ class Host:
         kind, address, settings as JSON.
         """
         await self.ready()
-        actors = [
-            (running.kind, f"{self.name}/{actor}", json.dumps(running.settings))
-            for actor, running in self._actors.items()
-            if running.hosted.actor.stopped is None
-        ]
+        known = self.actors.inventory(starting=True)
+        actors = [(kind, address, json.dumps(settings)) for kind, address, settings in known]
         return self._slot, self.node(), actors
 
     def usage(self) -> dict[str, float]:
@@ -269,7 +205,7 @@ class Host:
         }
 
 
-def wake_host(handle: Any) -> None:
+def wake_host(handle: Any, pause_s: float = WAKE_S) -> None:
     """Call a host's `wake` until it has booted. Runs in a thread of that host's own process.
 
     One call is not enough: while Ray still takes the actor for restarting, it fails every call that may not be retried,
@@ -281,7 +217,7 @@ def wake_host(handle: Any) -> None:
             return
         except RayError as error:
             logger.warning("a host could not wake itself yet: %s", type(error).__name__)
-            time.sleep(WAKE_S)
+            time.sleep(pause_s)
 
 
 def remote_host(name: str, *, restarts: int = 0, node: str | None = None) -> Any:

@@ -19,7 +19,7 @@ from actors.ports import Address, Unknown
 from actors.wire import Packed
 from cluster.disk import FileDisk
 from cluster.real import Tasks
-from storage.errors import SluiceError
+from storage.errors import SluiceError, Unavailable
 
 logger = logging.getLogger("sluice")
 
@@ -45,10 +45,10 @@ class _Running:
 class ProcessActors:
     """Runs actors. name: of the process, the first half of their addresses.
 
-    dropped: called with the name of an actor that has ended because it failed.
+    dropped: called with the name of an actor that has ended because it failed, and why.
     """
 
-    def __init__(self, name: str, make: MakeActor, dropped: Callable[[str], None]) -> None:
+    def __init__(self, name: str, make: MakeActor, dropped: Callable[[str, str], None]) -> None:
         self.name = name
         self._make = make
         self._dropped = dropped
@@ -69,9 +69,12 @@ class ProcessActors:
         running = self._actors[actor] = _Running(kind, hosted, tasks, settings)
         try:
             await hosted.start()
+            if self._actors.get(actor) is not running:
+                raise Unavailable(f"{actor} was stopped while it started")
         except BaseException as error:
-            self._actors.pop(actor, None)
-            self._end(running, f"could not start: {error}")
+            if self._actors.get(actor) is running:
+                del self._actors[actor]
+                self._end(running, f"could not start: {error}")
             raise
         return address
 
@@ -90,7 +93,7 @@ class ProcessActors:
         if running is not None:
             running.hosted.actor.stopped = reason
             self._end(running, reason)
-            self._dropped(actor)
+            self._dropped(actor, reason)
 
     async def answer_here(self, actor: str, kind: str, packed: Packed) -> Answer:
         """What becomes of a request to an actor of this process. Raises nothing but its own cancellation."""
@@ -99,12 +102,12 @@ class ProcessActors:
             return Unknown(f"no actor {actor} in {self.name}", gone=True)
         return await running.hosted.answer(kind, packed)
 
-    def inventory(self) -> list[tuple[str, Address, dict[str, Any]]]:
-        """Kind, address and settings of everything that runs, in order of start."""
+    def inventory(self, *, starting: bool = False) -> list[tuple[str, Address, dict[str, Any]]]:
+        """Kind, address and settings of everything that runs, in order of start. starting: also of what soon will."""
         return [
             (running.kind, f"{self.name}/{actor}", running.settings)
             for actor, running in self._actors.items()
-            if running.hosted.serves
+            if running.hosted.serves or (starting and running.hosted.actor.stopped is None)
         ]
 
     def serving(self, kind: type[A]) -> list[A]:

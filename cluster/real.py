@@ -1,4 +1,4 @@
-"""The real clock, randomness, background tasks and log behind the ports."""
+"""The real clock, randomness, background tasks and log behind the ports, and the ports of an actor of this process."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from actors.ports import Address, Meta, Net, Objects, Places, Ports, Watch
 from storage.errors import InvariantViolation, SluiceError
 
 logger = logging.getLogger("sluice")
@@ -107,6 +108,25 @@ class TroubleLog:
 def make_rng() -> random.Random:
     """Randomness seeded by the operating system."""
     return random.SystemRandom()
+
+
+def real_ports(
+    me: Address, net: Net, stores: tuple[Meta, Objects], spawn: Tasks, watch: Watch, places: Places | None = None
+) -> Ports:
+    """The world as an actor of this process sees it; its disk, if it has one, comes with its kind."""
+    meta, objects = stores
+    return Ports(
+        me=me,
+        clock=RealClock(),
+        net=net,
+        objects=objects,
+        meta=meta,
+        rng=make_rng(),
+        spawn=spawn,
+        log=StructuredLog(me),
+        watch=watch,
+        places=places,
+    )
 
 
 def log_to_stderr(level: str) -> None:

@@ -44,8 +44,7 @@ def test_a_host_is_called_until_it_is_awake(monkeypatch: pytest.MonkeyPatch, fai
     """Each failed call is followed by another; after the one that works there is no more."""
     handle: Any = Handle(failures)
     monkeypatch.setattr(ray, "get", handle.get)
-    monkeypatch.setattr(host, "WAKE_S", 0)
-    host.wake_host(handle)
+    host.wake_host(handle, pause_s=0)
     assert handle.calls == failures + 1
 
 
@@ -97,7 +96,7 @@ async def waiting_for(parts: Parts) -> tuple[host.Host, asyncio.Task[Answer]]:
     """A host with one actor, and somebody who waits for its answer."""
     runs = host.Host("host", parts, {}, [])
     await runs.start("topic", "slow", {})
-    waiting = asyncio.create_task(runs.answer_here("slow", "Stats", pack(Stats())))
+    waiting = asyncio.create_task(runs.actors.answer_here("slow", "Stats", pack(Stats())))
     await asyncio.sleep(0)
     return runs, waiting
 
@@ -117,13 +116,13 @@ async def test_who_waits_for_an_actor_that_is_stopped_learns_that_it_is_gone() -
 async def test_so_does_who_waits_for_one_that_breaks(breaking: Request[Any]) -> None:
     """And who asked the question that broke it, by a broken promise or by a plain defect."""
     runs, waiting = await waiting_for(Parts())
-    broken = await runs.answer_here("slow", type(breaking).__name__, pack(breaking))
+    broken = await runs.actors.answer_here("slow", type(breaking).__name__, pack(breaking))
     await asyncio.wait([waiting], timeout=1)
     answer = waiting.result()
     assert isinstance(broken, Unknown)
     assert isinstance(answer, Unknown)
     assert (broken.gone, answer.gone) == (True, True)
-    later = await runs.answer_here("slow", "Ping", pack(Ping()))
+    later = await runs.actors.answer_here("slow", "Ping", pack(Ping()))
     assert isinstance(later, Unknown)
     assert later.gone
 
@@ -152,11 +151,11 @@ async def test_nobody_reaches_an_actor_before_it_has_started() -> None:
     asking = asyncio.create_task(runs.net.call("host/slow", Ping(), 1000))
     await asyncio.sleep(0.01)
     assert not asking.done()
-    assert runs.serving() == []
+    assert runs.actors.inventory() == []
     parts.begin.set()
     assert await starting == "host/slow"
     assert await asking == Alive()
-    assert runs.serving() == [("topic", "host/slow")]
+    assert runs.actors.inventory() == [("topic", "host/slow", {})]
 
 
 async def test_what_a_caller_does_to_its_columns_afterwards_reaches_nobody() -> None:
