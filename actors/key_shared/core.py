@@ -19,15 +19,7 @@ from actors.key_shared.drains import Drains
 from actors.key_shared.history import History, drained
 from actors.key_shared.members import Member, Members
 from actors.key_shared.policies import Unordered, held_elsewhere, make_policy
-from actors.key_shared.selectors import (
-    AutoSplit,
-    ConsistentHashing,
-    Nobody,
-    Selector,
-    SingleActive,
-    Sticky,
-    reduce_for,
-)
+from actors.key_shared.selectors import SingleActive, make_selector, reduce_for
 from actors.key_shared.sentinel import Sentinel
 from actors.key_shared.tables import NOTHING_HELD, HashTables
 from actors.key_shared.window import (
@@ -79,7 +71,7 @@ class Core:
             settings.max_unacked_messages_per_subscription if limited else 0,
             first_consumer,
         )
-        self.selector = _make_selector(settings)
+        self.selector = make_selector(settings)
         policy = make_policy(settings.policy, remember_unacked_keys=settings.remember_unacked_keys)
         self.shared = settings.type == "shared"
         unordered = self.shared or (settings.type == "key_shared" and settings.allow_out_of_order_delivery)
@@ -394,17 +386,3 @@ def look_ahead_limit(settings: SubscriptionSettings, consumers: int) -> int:
     return min(
         unacked_all if unacked_all > 0 else UNLIMITED, consumers * unacked_each if unacked_each > 0 else UNLIMITED
     )
-
-
-def _make_selector(settings: SubscriptionSettings) -> Selector:
-    if settings.type == "shared":
-        return Nobody()
-    if settings.type != "key_shared":
-        return SingleActive(exclusive=settings.type == "exclusive")
-    if settings.selector == "consistent_hashing":
-        return ConsistentHashing(settings.replica_points)
-    if settings.selector == "auto_split":
-        return AutoSplit()
-    if settings.selector == "sticky":
-        return Sticky()
-    raise Invalid(f"selector is consistent_hashing, auto_split or sticky, not {settings.selector!r}")

@@ -13,7 +13,7 @@ are two consumers. A refused consumer leaves no trace (KS-14).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -21,6 +21,7 @@ import numpy as np
 from sortedcontainers import SortedDict
 
 from actors.key_shared.window import NO_SLOT, Reduced
+from actors.messages import SubscriptionSettings
 from storage.errors import Conflict, Invalid
 from storage.hashing import HASH_RANGE, Hashes, masked_hash, reduce_hash
 
@@ -300,6 +301,25 @@ class Nobody:
     def owners(self) -> Reduced:
         """No hash has an owner."""
         return np.full(HASH_RANGE, NO_SLOT, np.uint16)
+
+
+SELECTORS: dict[str, Callable[[SubscriptionSettings], Selector]] = {
+    "consistent_hashing": lambda settings: ConsistentHashing(settings.replica_points),
+    "auto_split": lambda _: AutoSplit(),
+    "sticky": lambda _: Sticky(),
+}
+"""How each selector of Key_Shared is made. The same names stand among the settings' choices."""
+
+
+def make_selector(settings: SubscriptionSettings) -> Selector:
+    """Who divides the hashes of a subscription. Raises Invalid for a name that is none."""
+    if settings.type == "shared":
+        return Nobody()
+    if settings.type != "key_shared":
+        return SingleActive(exclusive=settings.type == "exclusive")
+    if settings.selector not in SELECTORS:
+        raise Invalid(f"selector is {', '.join(SELECTORS)}, not {settings.selector!r}")
+    return SELECTORS[settings.selector](settings)
 
 
 def ranges_of(owner: Reduced, slot: int) -> list[Range]:

@@ -10,6 +10,7 @@ import pytest
 from actors.key_shared.history import History, take_events
 from actors.key_shared.members import Members
 from actors.key_shared.selectors import (
+    SELECTORS,
     AutoSplit,
     ConsistentHashing,
     NameIndexes,
@@ -17,11 +18,14 @@ from actors.key_shared.selectors import (
     SingleActive,
     Sticky,
     difference,
+    make_selector,
     mask_ranges,
     ranges_of,
     reduce_for,
 )
 from actors.key_shared.window import NO_SLOT
+from actors.messages import SubscriptionSettings
+from actors.messages.settings import CHOICES
 from storage.errors import Conflict, Invalid
 from storage.hashing import masked_hash
 from tests.storage.test_hashing import KNOWN
@@ -398,3 +402,10 @@ def test_exclusive_takes_one_and_failover_the_first_by_priority() -> None:
     assert line.owners()[7] == 2
     line.remove(2)
     assert line.owners()[7] == 0
+
+
+def test_every_selector_can_be_chosen_and_every_choice_made() -> None:
+    """The settings' choices are the names that selectors are made by."""
+    assert set(SELECTORS) == set(CHOICES["selector"])
+    made = [type(make_selector(SubscriptionSettings(selector=name))) for name in CHOICES["selector"]]
+    assert len(set(made)) == len(made)

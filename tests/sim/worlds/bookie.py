@@ -24,8 +24,9 @@ from actors.wire import Blob
 from storage.batch import make_batch
 from storage.errors import Corrupt, SluiceError
 from storage.frame import Header, Run, encode_head, make_run
-from tests.sim.faults import Fault, Nemesis
+from tests.sim.faults import Fault
 from tests.sim.world import World
+from tests.sim.worlds.course import Course, CourseWorld
 
 LEDGERS = (1, 2)
 RUNS = 6
@@ -42,30 +43,13 @@ SETTINGS = BookieSettings(
 )
 
 
-class BookieWorld:
-    """See the module."""
-
-    name = "bookie"
-    kinds = [
-        "loss", "delay", "repeat", "late", "blob_loss", "no_hint", "pause", "crash", "torn", "slow_disk",
-        "failed_sync", "full_disk", "bit_flip", "meta_503", "meta_lost_answer", "meta_slow",
-    ]  # fmt: skip
-    favourites: Sequence[str] = ("crash", "slow_disk")
-
-    def __call__(self, world: World, faults: list[Fault], options: dict[str, str]) -> dict[str, int]:
-        """Play a run."""
-        course = _Course(world, faults)
-        world.play(lambda _: course.run())
-        return course.counters
-
-
-class _Course:
+class _Course(Course):
     """One run: what was promised so far."""
 
+    counted = ("adds", "fences", "reads", "absent", "damaged")
+
     def __init__(self, world: World, faults: list[Fault]) -> None:
-        self.world = world
-        self.nemesis = Nemesis(world, faults)
-        self.rng = random.Random(f"course/{world.seed}")
+        super().__init__(world, faults)
         self.stored: dict[tuple[int, int], int] = {}
         """(ledger, run) of each answered add, with its checksum."""
         self.fenced: dict[int, int] = {}
@@ -73,7 +57,6 @@ class _Course:
         self.absent: dict[tuple[int, int], int] = {}
         """The epoch of a fencing read that was answered "no such run"."""
         self.flipped = False
-        self.counters = dict.fromkeys(("adds", "fences", "reads", "absent", "damaged"), 0)
 
     async def run(self) -> None:
         """Trouble, then rest, then look at everything again."""
@@ -211,3 +194,15 @@ class _Course:
 def _make(ledger: int, run: int) -> Run:
     rows = pa.table({"key": [b"k", b"k"], "payload": [bytes([ledger, run] * 40)] * 2})
     return make_run(make_batch(rows, now=1, producer="writer", first_sequence=run * 2))
+
+
+class BookieWorld(CourseWorld):
+    """See the module."""
+
+    name = "bookie"
+    kinds = [
+        "loss", "delay", "repeat", "late", "blob_loss", "no_hint", "pause", "crash", "torn", "slow_disk",
+        "failed_sync", "full_disk", "bit_flip", "meta_503", "meta_lost_answer", "meta_slow",
+    ]  # fmt: skip
+    favourites: Sequence[str] = ("crash", "slow_disk")
+    course = _Course

@@ -11,7 +11,6 @@ and not released is read, byte for byte (S1, S3).
 
 from __future__ import annotations
 
-import random
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TypeVar
@@ -30,8 +29,9 @@ from actors.wire import Blob, Reply, Request
 from storage.batch import make_batch
 from storage.errors import Corrupt, Unavailable
 from storage.frame import Header, Run, encode_head, make_run
-from tests.sim.faults import Fault, Nemesis
+from tests.sim.faults import Fault
 from tests.sim.world import World
+from tests.sim.worlds.course import Course, CourseWorld
 
 BOOKIES = ("b0", "b1", "b2")
 RUNS = 3
@@ -42,29 +42,14 @@ T = TypeVar("T")
 R = TypeVar("R", bound=Reply)
 
 
-class RestoredWorld:
-    """See the module."""
-
-    name = "restored"
-    kinds = ["loss", "delay", "repeat", "late", "torn", "slow_disk", "meta_503", "meta_lost_answer", "meta_slow"]
-    favourites: Sequence[str] = ()
-
-    def __call__(self, world: World, faults: list[Fault], options: dict[str, str]) -> dict[str, int]:
-        """Play a run."""
-        course = _Course(world, faults)
-        world.play(lambda _: course.run())
-        return course.counters
-
-
-class _Course:
+class _Course(Course):
     """One run. told: the writer and number of each confirmed run that is still owed, by ledger and run."""
 
+    counted = ("runs", "refused", "collected", "released")
+
     def __init__(self, world: World, faults: list[Fault]) -> None:
-        self.world = world
-        self.nemesis = Nemesis(world, faults)
-        self.rng = random.Random(f"course/{world.seed}")
+        super().__init__(world, faults)
         self.told: dict[tuple[int, int], Run] = {}
-        self.counters = dict.fromkeys(("runs", "refused", "collected", "released"), 0)
 
     async def run(self) -> None:
         """The right store, another one, and the right one again."""
@@ -219,3 +204,12 @@ def _without(record: PartitionRecord, *, number: int) -> PartitionRecord:
 def _make(topic: str, ledger: int, run: int) -> Run:
     rows = pa.table({"key": [b"k", b"k"], "payload": [f"{topic} {ledger} {run}".encode() * 9] * 2})
     return make_run(make_batch(rows, now=1, producer=topic, first_sequence=run * 2))
+
+
+class RestoredWorld(CourseWorld):
+    """See the module."""
+
+    name = "restored"
+    kinds = ["loss", "delay", "repeat", "late", "torn", "slow_disk", "meta_503", "meta_lost_answer", "meta_slow"]
+    favourites: Sequence[str] = ()
+    course = _Course
