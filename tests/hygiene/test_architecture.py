@@ -1,0 +1,63 @@
+"""ARCHITECTURE.md names what exists, and its promises about how little must be opened are kept."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+import pytest
+
+from tests.hygiene.source import ROOT, modules
+
+TEXT = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+NAMED = sorted(set(re.findall(r"`((?:storage|actors|cluster|loadgen|tests|deploy|benchmarks|docs)/[\w./-]*)`", TEXT)))
+MOST_FILES = 25
+
+
+@pytest.mark.parametrize("path", NAMED)
+def test_what_the_map_names_exists(path: str) -> None:
+    assert (ROOT / path).exists()
+
+
+def test_the_way_of_a_message_has_few_files() -> None:
+    """Each step names one, and no file is named twice."""
+    rows = _rows("The way of a message")
+    files = [re.findall(r"`([\w/]+\.py)`", row[-1]) for row in rows]
+    assert all(len(named) == 1 for named in files)
+    assert len({named[0] for named in files}) == len(rows) <= MOST_FILES
+    assert [row[0] for row in rows] == [str(number + 1) for number in range(len(rows))]
+
+
+@pytest.mark.parametrize(
+    ("what", "most"), [("add a selector", 3), ("when a lease runs out", 1), ("exchange what carries calls", 1)]
+)
+def test_what_is_changed_often_is_in_one_place(what: str, most: int) -> None:
+    (places,) = [row[1] for row in _rows("Where to change what") if row[0].startswith(what)]
+    assert 1 <= len(re.findall(r"`[a-z]+/[\w/.]+`", places)) <= most
+
+
+def test_a_selector_is_named_where_the_map_says() -> None:
+    """The words themselves stand in those files; elsewhere only where a selector is told from the others."""
+    users = {module.path for module in modules("actors") if "auto_split" in _texts(module.tree)}
+    assert users == {"actors/key_shared/selectors.py", "actors/messages/settings.py"}
+
+
+def test_only_the_doors_of_a_process_know_the_carrier() -> None:
+    """Whoever exchanges the folder finds what it offers in these imports."""
+    users = {
+        module.path
+        for module in modules("actors", "cluster", "loadgen")
+        for name, _ in module.imports()
+        if name.startswith("cluster.wire.") and not module.path.startswith("cluster/wire/")
+    }
+    assert users == {"cluster/net.py", "cluster/host.py", "cluster/standalone.py"}
+
+
+def _rows(heading: str) -> list[list[str]]:
+    section = TEXT.split(f"## {heading}\n")[1].split("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")][2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def _texts(tree: ast.Module) -> set[str]:
+    return {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
