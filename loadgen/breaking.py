@@ -44,9 +44,14 @@ class Breaker:
 
     def press(self, fault: Fault) -> None:
         """A person wants this broken, besides what is planned; soon. Raises Conflict if the load is not there."""
-        if self.ended.is_set() or self._thread is None:
+        if not self.open:
             raise Conflict("faults come under load, and there is none now")
         self._pressed.put(fault)
+
+    @property
+    def open(self) -> bool:
+        """Whether something may be pressed now: there is a load."""
+        return self._thread is not None and not self.ended.is_set()
 
     @property
     def busy(self) -> bool:

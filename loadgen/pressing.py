@@ -46,6 +46,7 @@ class Pressing:
             "meanings": {name: kind.meaning for name, kind in KINDS.items()},
             "done": [*rows[: -SHOWN - 1 : -1], *(f"not done: {reason}" for reason in self._chaos.passed_over[-2:])],
             "phase": self._phase(),
+            "open": self._breaker.open,
         }
 
     def press(self, kind: str, target: str) -> None:

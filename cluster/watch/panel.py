@@ -39,7 +39,8 @@ class Breakable(Protocol):
     """What can be broken. Its methods are called in threads, and may block and raise SluiceError."""
 
     def told(self) -> dict[str, Any]:
-        """For the page: victims, each {target, label, kinds}; meanings by kind; done, sentences; phase, a sentence."""
+        """For the page: victims, each {target, label, kinds}; meanings by kind; done, sentences; phase, a sentence;
+        open, whether anything may be pressed now."""
 
     def press(self, kind: str, target: str) -> None:
         """Break this soon. Raises Invalid for what there is not, Conflict when it is too late."""

@@ -77,8 +77,11 @@ def test_what_is_not_of_this_run_is_refused(breaker: Breaker, kind: str, target:
 def test_without_a_load_nothing_is_broken(breaker: Breaker) -> None:
     with pytest.raises(Conflict, match="none now"):
         pressing(breaker).press(JOIN, "")
+    assert not pressing(breaker).told()["open"]
     begin(breaker)
+    assert pressing(breaker).told()["open"]
     breaker.end()
+    assert not pressing(breaker).told()["open"]
     with pytest.raises(Conflict, match="none now"):
         pressing(breaker).press(JOIN, "")
 

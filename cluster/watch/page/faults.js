@@ -24,7 +24,8 @@ export class Faults {
     }
   }
 
-  #show({ victims, meanings, done, phase }) {
+  #show({ victims, meanings, done, phase, open }) {
+    this.victims.inert = !open;
     this.panel.querySelector("#phase").textContent = phase;
     this.panel.querySelector("#done").replaceChildren(...done.map((line) => {
       const item = document.createElement("li");

@@ -1,0 +1,39 @@
+"""Reminders that come when they are due and not before; what was settled meanwhile is let go when its reminder comes.
+
+.venv/bin/python examples/reminders.py
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+import cluster
+
+DUE = {"invoice-1": timedelta(seconds=1), "invoice-2": timedelta(seconds=2), "invoice-3": timedelta(seconds=3)}
+
+
+def main() -> None:
+    """Ask to be reminded of three invoices, of which one is paid in time."""
+    with cluster.connect(embedded=True) as client:  # its data lies in a temporary folder
+        client.create_topic("reminders", partitions=2)
+        consumer = client.subscribe("reminders", "dunning")
+        producer = client.create_producer("reminders")
+        began = time.time()
+        for invoice, delay in DUE.items():
+            producer.send("please pay", partition_key=invoice, deliver_after=delay)
+        paid = {"invoice-2"}
+        for _ in DUE:
+            message = consumer.receive(timeout_millis=30_000)
+            invoice = message.partition_key()
+            early = time.time() - began < DUE[invoice].total_seconds()
+            if invoice in paid:
+                print(f"{invoice}: paid, nothing to do")
+            else:
+                print(f"{invoice}: {message.data().decode()}{' (TOO EARLY)' if early else ''}")
+            consumer.acknowledge(message)
+        consumer.wait_acknowledged()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""The live page of a real flood in a headless browser: what a person presses there is seen in the ring."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+
+from loadgen.broker import ClusterConnect
+from loadgen.flood import run_flood
+from loadgen.options import FloodOptions
+from loadgen.pressing import Page
+from tests.cluster.watch.browser import browser
+from tests.cluster.watch.test_page import SHOTS, needs_browser
+
+pytestmark = [pytest.mark.ray, pytest.mark.spark, pytest.mark.slow, needs_browser]
+
+COLOURS = """(() => {
+    const ring = document.querySelector('#ring');
+    const dots = ring.getContext('2d').getImageData(0, 0, ring.width, ring.height).data;
+    const seen = new Map();
+    for (let i = 0; i < dots.length; i += 4)
+        if (dots[i + 3] > 250) {
+            const colour = dots[i] << 16 | dots[i + 1] << 8 | dots[i + 2];
+            seen.set(colour, (seen.get(colour) ?? 0) + 1);
+        }
+    return [...seen.values()].filter((count) => count > 2000).length;
+})()"""
+"""How many colours cover more than a speck of the ring."""
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ClusterConnect, Path]]:
+    from cluster import launch
+
+    with launch.local(tmp_path_factory.mktemp("broker"), bookies=3) as cluster:
+        yield ClusterConnect(cluster.address, os.environ.get("RAY_AUTH_TOKEN_PATH", "")), cluster.data_dir
+
+
+async def look(address: str, folder: Path) -> dict[str, float]:
+    """What a person does, and the seconds from each press until it is seen."""
+    told: dict[str, float] = {}
+    async with browser(folder / "profile") as page:
+        await page.open(address)
+        events = "document.querySelector('#events').innerText"
+        await page.until("document.querySelector('#consumers').children.length === 3")
+        await page.until(f"{COLOURS} >= 3")
+        await page.until("!document.querySelector('#victims').inert")
+        await page.until("document.querySelector('[aria-label=\"hang consumer-2\"]')")
+        await page.value("document.querySelector('[aria-label=\"join consumer\"]').focus()")
+        began = time.monotonic()
+        await page.press("Enter", "\r")
+        await page.until(f"{events}.includes('consumer-4 joined')")
+        await page.until(f"{COLOURS} >= 4")
+        told["join"] = time.monotonic() - began
+        await page.picture((Path(SHOTS) if SHOTS else folder) / "flood.png")
+        before = await page.value("document.querySelector('#events').children.length")
+        await page.value("document.querySelector('[aria-label=\"hang consumer-2\"]').focus()")
+        began = time.monotonic()
+        await page.press("Enter", "\r")
+        await page.until(f"{events}.includes('consumer-5 joined')")
+        await page.until("document.querySelector('#done').innerText.includes('hang-consumer consumer-2')")
+        told["hang"] = time.monotonic() - began
+        assert await page.value("document.querySelector('#events').children.length") > before
+        assert page.problems == []
+    return told
+
+
+def test_what_is_pressed_in_the_browser_is_seen_in_the_ring(
+    running: tuple[ClusterConnect, Path], spark: Any, tmp_path: Path
+) -> None:
+    connect, data_dir = running
+    announced: SimpleQueue[str] = SimpleQueue()
+    told: list[dict[str, float] | BaseException] = []
+
+    def person() -> None:
+        try:
+            told.append(asyncio.run(look(announced.get(), tmp_path)))
+        except BaseException as error:  # it is raised again below, in the test's own thread
+            told.append(error)
+
+    looking = threading.Thread(target=person, daemon=True)
+    looking.start()
+    options = FloodOptions.of(minutes=0.6, rate=3_000, restarts=0, consumers=3, keys=2_000, receiver_queue_size=2_000)
+    report = run_flood(options, connect, folder=tmp_path, spark=spark.sparkContext, page=Page(data_dir, announced.put))
+    looking.join(60)
+    assert told, "the browser is still looking"
+    if isinstance(told[0], BaseException):
+        raise told[0]
+    print({name: round(seconds, 2) for name, seconds in told[0].items()})
+    assert [(fault["kind"], fault["pressed"]) for fault in report.faults] == [
+        ("join-consumer", True),
+        ("hang-consumer", True),
+    ]
+    assert report.judgement.findings.clean
+    assert report.reasons == []

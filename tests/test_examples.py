@@ -1,0 +1,59 @@
+"""The programs in examples/ run as they stand, and do what they say."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(name: str, folder: Path) -> list[str]:
+    """What an example prints."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / name)],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.splitlines()
+
+
+def test_orders_go_on_after_a_restart_in_each_customers_order(tmp_path: Path) -> None:
+    lines = run("orders.py", tmp_path)
+    assert [line.partition(":")[0] for line in lines] == ["before the restart"] + ["after the restart"] * 8
+    steps = [line.partition(": ")[2].split() for line in lines]
+    for customer in ("ada", "ben", "cyd"):
+        assert [step for name, step in steps if name == customer] == ["placed", "paid", "shipped"]
+
+
+def test_reminders_come_when_they_are_due(tmp_path: Path) -> None:
+    assert run("reminders.py", tmp_path) == [
+        "invoice-1: please pay",
+        "invoice-2: paid, nothing to do",
+        "invoice-3: please pay",
+    ]
+
+
+@pytest.mark.ray
+@pytest.mark.spark
+@pytest.mark.slow
+def test_alarms_are_what_spark_lets_through(tmp_path: Path) -> None:
+    lines = run("alarms.py", tmp_path)
+    assert [line for line in lines if "oven" in line] == [f"alarm: oven has {degrees} degrees" for degrees in (95, 99)]
+    assert [line for line in lines if "press" in line] == ["alarm: press has 83 degrees"]
+
+
+def test_every_example_is_run_here_and_named_in_the_readme() -> None:
+    readme, mine = (ROOT / "README.md").read_text(encoding="utf-8"), Path(__file__).read_text(encoding="utf-8")
+    names = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
+    assert len(names) == 3
+    assert [name for name in names if f"examples/{name}" not in readme or f'run("{name}"' not in mine] == []
