@@ -205,13 +205,13 @@ def measure(sent: pa.Table, delivered: pa.Table, span: Span) -> Measures:
         at, since = _ints(confirmed, "confirmed_at"), _ints(confirmed, "sent_at")
         result.confirmed = np.bincount(span.steps(at), minlength=span.count)
         result.first_sent, result.last_confirmed = int(since.min()), int(at.max())
-        record(result.publish, at - since)
         act = span.act(since)
         for number in np.unique(act).tolist():
             mine, told = act == number, result.acts[number]
             told.confirmed = int(mine.sum())
             told.first_sent, told.last_confirmed = int(since[mine].min()), int(at[mine].max())
             record(told.publish, (at - since)[mine])
+            result.publish.add(told.publish)
     if delivered.num_rows == 0:
         return result
     received, acked = _ints(delivered, "received_at"), _ints(delivered, "acked_at")
@@ -253,7 +253,6 @@ def _measure_latency(result: Measures, sent: pa.Table, delivered: pa.Table) -> N
     match = sends[order[spot]] == places[firsts]
     rows, mates = firsts[match], order[spot[match]]
     latency = received[rows] - np.maximum(since[mates], due[mates])
-    record(result.histogram, latency)
     record(result.lateness, latency[due[mates] > 0])
     _measure_acts(result, since[mates], latency, _ints(delivered, "acked_at")[rows])
     steps = result.span.steps(received[rows])
@@ -271,6 +270,7 @@ def _measure_acts(result: Measures, since: Int64s, latency: Int64s, acked: Int64
     for number in np.unique(act).tolist():
         mine, told = act == number, result.acts[number]
         record(told.histogram, latency[mine])
+        result.histogram.add(told.histogram)
         told.acked = int((acked[mine] > 0).sum())
         told.last_acked = int(acked[mine].max())
 

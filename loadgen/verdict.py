@@ -8,7 +8,8 @@ a worker's memory however long the run was. Consumers' events are few and go to 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from loadgen.measures import Measures, Span, measure
 from loadgen.recovery import Recovery, recover
 
 MESSAGES_PER_PART = 250_000
+SLICES = 4
+"""Tasks a core that cut the histories: enough that none is long waited for."""
 KINDS = {"sends": SENT, "deliveries": DELIVERIES}
 """The histories that are cut by key: their folders, and what is in them."""
 
@@ -41,10 +44,13 @@ def judge_part(
     sent: pa.Table, delivered: pa.Table, events: pa.Table, span: Span, faults: Sequence[dict[str, Any]] = ()
 ) -> Judgement:
     """Judge one part: tables SENT, DELIVERIES and EVENTS of loadgen.history that hold whole keys; faults in order."""
-    let_go = delivered.filter(pc.greater(delivered.column("acked_at"), 0))
+    rows = np.flatnonzero(delivered.column("acked_at").to_numpy() > 0)
+    let_go = delivered if len(rows) == delivered.num_rows else delivered.take(pa.array(rows))
     unconfirmed = pa.chunked_array([np.zeros(let_go.num_rows, np.int64)])
     acks = let_go.append_column("confirmed_at", unconfirmed).select(ACKS.names)
-    findings = judge(sent.select(SENDS.names), delivered.select(RECEIVES.names), confirm_acks(acks, events), events)
+    # Each delivery stands in one row with its own acknowledgement.
+    given = (sent.select(SENDS.names), delivered.select(RECEIVES.names), confirm_acks(acks, events), events)
+    findings = judge(*given, acked_rows=rows)
     return Judgement(findings, measure(sent, delivered, span), recover(sent, delivered, events, faults, span))
 
 
@@ -53,8 +59,8 @@ def judge_with_spark(
 ) -> Judgement:
     """Judge the histories under `folder` (sends/, deliveries/, events/ as Parquet) with a SparkContext.
 
-    Rows travel as columns: a task reads a piece of a file and cuts it by part, and what Spark moves are a few blocks
-    of bytes. Spark's own frames would take every row apart and put it together again in Java, twice.
+    Rows travel as columns, in files: tasks read pieces of the histories and cut them by part, and each part's task maps
+    its files into memory. Through Spark's own shuffle every byte would go to Java and back.
     """
     parts = max(context.defaultParallelism, -(-messages // MESSAGES_PER_PART))
     pieces = [
@@ -63,26 +69,24 @@ def judge_with_spark(
         for file in sorted((folder / kind).glob("*.parquet"))
         for group in range(pq.read_metadata(file).num_row_groups)
     ]
-    task = _task(read_table(folder / "events", EVENTS), span, faults)
-    blocks = context.parallelize(pieces, max(len(pieces), 1)).flatMap(_cutter(parts))
-    # Each part is judged, and has its share in what was checked, even if it is empty.
-    empty = context.parallelize([(part, ("", b"")) for part in range(parts)], 1)
     whole = Judgement(Findings(), Measures(span))
-    for row in empty.union(blocks).partitionBy(parts, _same).mapPartitions(task).collect():
-        whole.findings.merge(Findings(**json.loads(row["findings"])))
-        whole.measures.merge(Measures.from_dict(json.loads(row["measures"])))
-        whole.recovery.merge(Recovery.from_dict(json.loads(row["recovery"])))
+    with tempfile.TemporaryDirectory(dir=folder, prefix="parts-") as cut_to:
+        if pieces:
+            slices = min(len(pieces), SLICES * context.defaultParallelism)
+            context.parallelize(pieces, slices).foreach(_cutter(parts, Path(cut_to)))
+        task = _task(Path(cut_to), read_table(folder / "events", EVENTS), span, faults)
+        # Each part is judged, and has its share in what was checked, even if it is empty.
+        for row in context.parallelize(range(parts), parts).map(task).collect():
+            whole.findings.merge(Findings(**json.loads(row["findings"])))
+            whole.measures.merge(Measures.from_dict(json.loads(row["measures"])))
+            whole.recovery.merge(Recovery.from_dict(json.loads(row["recovery"])))
     return whole
 
 
-def _same(part: int) -> int:
-    return part
+def _cutter(parts: int, cut_to: Path) -> Callable[[tuple[str, str, int]], None]:
+    """The function that reads one piece of a file and writes a file of Arrow's stream format for each part."""
 
-
-def _cutter(parts: int) -> Callable[[tuple[str, str, int]], Iterator[tuple[int, tuple[str, bytes]]]]:
-    """The function that reads one piece of a file and gives a block of Arrow's stream format for each part."""
-
-    def cut(piece: tuple[str, str, int]) -> Iterator[tuple[int, tuple[str, bytes]]]:
+    def cut(piece: tuple[str, str, int]) -> None:
         kind, file, group = piece
         rows = pq.ParquetFile(file).read_row_group(group).select(KINDS[kind].names).cast(KINDS[kind])
         part = rows.column("hash").to_numpy() % parts
@@ -92,10 +96,12 @@ def _cutter(parts: int) -> Callable[[tuple[str, str, int]], Iterator[tuple[int, 
         for number in range(parts):
             mine = rows.slice(bounds[number], bounds[number + 1] - bounds[number])
             if mine.num_rows:
-                sink = pa.BufferOutputStream()
-                with pa.ipc.new_stream(sink, mine.schema) as stream:
+                target = cut_to / f"{number}-{kind}-{Path(file).stem}-{group}"
+                # A task that is tried again writes the same file again.
+                partial = target.with_name(f".{target.name}")
+                with pa.OSFile(str(partial), "wb") as sink, pa.ipc.new_stream(sink, mine.schema) as stream:
                     stream.write_table(mine)
-                yield number, (kind, sink.getvalue().to_pybytes())
+                partial.replace(target)
 
     return cut
 
@@ -119,23 +125,28 @@ def span_of(folder: Path, cuts: Sequence[int] = ()) -> Span:
 
 
 def _task(
-    events: pa.Table, span: Span, faults: Sequence[dict[str, Any]]
-) -> Callable[[Iterator[tuple[int, tuple[str, bytes]]]], Iterator[dict[str, str]]]:
+    cut_to: Path, events: pa.Table, span: Span, faults: Sequence[dict[str, Any]]
+) -> Callable[[int], dict[str, str]]:
     """The function that Spark runs for each part; it takes its small tables along."""
     rows = events.to_pylist()
 
-    def run(blocks: Iterator[tuple[int, tuple[str, bytes]]]) -> Iterator[dict[str, str]]:
+    def run(part: int) -> dict[str, str]:
         known = pa.Table.from_pylist(rows, EVENTS)
-        tables: dict[str, list[pa.Table]] = {kind: [schema.empty_table()] for kind, schema in KINDS.items()}
-        for _, (kind, block) in blocks:
-            if kind:
-                tables[kind].append(pa.ipc.open_stream(block).read_all())
-        sent, delivered = (pa.concat_tables(tables[kind]) for kind in KINDS)
-        part = judge_part(sent, delivered, known, span, faults)
-        yield {
-            "findings": json.dumps(asdict(part.findings)),
-            "measures": json.dumps(part.measures.to_dict()),
-            "recovery": json.dumps(part.recovery.to_dict()),
+        sent, delivered = (
+            pa.concat_tables(
+                [schema.empty_table()]
+                + [
+                    pa.ipc.open_stream(pa.memory_map(str(file))).read_all()
+                    for file in sorted(cut_to.glob(f"{part}-{kind}-*"))
+                ]
+            )
+            for kind, schema in KINDS.items()
+        )
+        judged = judge_part(sent, delivered, known, span, faults)
+        return {
+            "findings": json.dumps(asdict(judged.findings)),
+            "measures": json.dumps(judged.measures.to_dict()),
+            "recovery": json.dumps(judged.recovery.to_dict()),
         }
 
     return run
