@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 from loadgen.consume import ConsumeJob, ConsumerProgress, seal_journals
-from loadgen.history import DEATH, EVENTS, write_parquet
+from loadgen.history import DEATH, EVENTS, EXPIRED, write_parquet
 from loadgen.kinds import (
     ACT_KINDS,
     FLOOD_KINDS,
@@ -52,8 +52,10 @@ MOST_MORE = 6
 """So many consumers may join a run that others do not leave for good."""
 SLOW_SHARE, SLICE_S = 0.1, 0.2
 """A slowed process runs a tenth of every fifth of a second."""
-JOIN_S, HELP_S = 10.0, 2.0
+JOIN_S, HELP_S = 5.0, 2.0
 """So long a newcomer who helps has to join, and then to receive something, before the one that hangs is killed."""
+SURE_S = 5.0
+"""A consumer that is stopped for no longer than this has its lease still."""
 _LONGEST_STOP_S = 60.0
 _TRIES = 3
 _READY_S = 120.0
@@ -252,7 +254,7 @@ class Fleet:
             self._note(fault, victim.name, incarnation=victim.incarnation)
             self.strike([victim.pid])
         else:
-            began = time.monotonic()
+            began, since = time.monotonic(), self._job.clock.now()
             stopped = Episode([victim.pid], _LONGEST_STOP_S)
             self._episodes.append(stopped)
             more: dict[str, Any] = dict(until(victim.name))
@@ -262,6 +264,9 @@ class Fleet:
                 self._await_help(self.working[-1])
                 more["hung_s"] = round(time.monotonic() - began, 3)
             self._note(fault, victim.name, incarnation=victim.incarnation, **more)
+            if time.monotonic() - began > SURE_S:
+                # Its lease may have run out, and nobody else will say so: it has done nothing since it was stopped.
+                self._events.append(_event(victim.incarnation, EXPIRED, since))
             self.strike([victim.pid])
             stopped.end()
         self._join(self._spare(), victim.name)
@@ -281,8 +286,7 @@ class Fleet:
         dead = [member for member in self.working if member.pid in pids]
         at = self._job.clock.now()
         for member in dead:
-            row = {"consumer": member.incarnation, "session": -1, "partition": -1, "event": DEATH, "at": at, "upto": 0}
-            self._events.append(row)
+            self._events.append(_event(member.incarnation, DEATH, at))
             self.working.remove(member)
             self.gone.append(member)
         for pid in pids:
@@ -416,6 +420,11 @@ class Fleet:
     def note(self, what: dict[str, Any]) -> None:
         """Remember what was done, now."""
         self.history.append({"at_us": self._job.clock.now(), **what})
+
+
+def _event(incarnation: str, event: str, at: int) -> dict[str, Any]:
+    """A row of EVENTS about all sessions of a consumer."""
+    return {"consumer": incarnation, "session": -1, "partition": -1, "event": event, "at": at, "upto": 0}
 
 
 class Episode:

@@ -104,14 +104,17 @@ class _Channel:
 
     async def _ask(self) -> None:
         slow: tuple[Sequence[Stats | None], Sequence[Stats | None], Stats | None] = ([], [], None)
+        asked = 0
         for number in count():
             began = self._ports.clock.monotonic()
             try:
                 if number % SLOW == 0:
-                    slow = await self._slow()
+                    slow, asked = await self._slow(), self._ports.clock.now()
                 fast = await self._owners.dispatchers(self._topic, self._subscription)
                 self._error = ""
-                self._take(picture(self._ports.clock.now(), fast, slow[0], slow[2]), slow[1])
+                new = picture(self._ports.clock.now(), fast, slow[0], slow[2])
+                new["topics_at"] = asked
+                self._take(new, slow[1])
             except SluiceError as error:
                 self._error = str(error)
             async with self._changed:

@@ -10,7 +10,7 @@ import pytest
 
 from loadgen.consume import ConsumeJob, ConsumerProgress
 from loadgen.faults import HANG, JOIN, KILL, KINDS, RESTART, Fault, Fleet, plan_by_share, plan_by_time, processes_needed
-from loadgen.history import DEATH, EVENTS, Clock
+from loadgen.history import DEATH, EVENTS, EXPIRED, Clock
 from storage.errors import Invalid, Unavailable
 from tests.loadgen.fakes import ListClient, ListConsumer
 
@@ -130,6 +130,22 @@ def test_who_hangs_gets_help_before_it_is_killed(tmp_path: Path, killed: list[in
     row = fleet.history[-1]
     assert (row["kind"], row["target"], row["helper"], row["held"]) == (HANG, "consumer-3", "consumer-4", 40)
     assert processes_needed([Fault(JOIN), Fault(HANG)]) == 3
+
+
+def test_who_hung_for_long_may_have_lost_its_lease(
+    tmp_path: Path, killed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its messages may have gone to others before it was killed, and it can write down nothing itself."""
+    monkeypatch.setattr("loadgen.faults.SURE_S", 0.0)
+    fleet = make_fleet(tmp_path)
+    fleet.begin(2, spares=0)
+    before = fleet._job.clock.now()
+    fleet.inject(Fault(HANG), lambda name: {"held": 40, "behind": 9})
+    (dead,) = fleet.gone
+    fleet.finish()
+    rows = pq.read_table(tmp_path / "events" / "driver.parquet", schema=EVENTS).to_pylist()
+    assert [(row["consumer"], row["event"]) for row in rows] == [(dead.incarnation, EXPIRED), (dead.incarnation, DEATH)]
+    assert before <= rows[0]["at"] <= rows[1]["at"]
 
 
 def test_restarted_consumer_leaves_cleanly_and_comes_back(tmp_path: Path, killed: list[int]) -> None:

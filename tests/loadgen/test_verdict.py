@@ -12,8 +12,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from loadgen.checkers import judge
 from loadgen.generate import Workload
-from loadgen.history import CONFIRMED, DELIVERIES, DETACH, EVENTS, SENT, Clock, write_parquet
+from loadgen.history import ACKS, CONFIRMED, DELIVERIES, DETACH, EVENTS, SENT, Clock, confirm_acks, write_parquet
 from loadgen.measures import Span
 from loadgen.publish import SUMMARY, PublishJob, publish_generated, publish_rows
 from loadgen.verdict import MESSAGES_PER_PART, judge_part, judge_with_spark, read_table, span_of
@@ -111,6 +112,22 @@ def test_redelivery_after_the_confirmation_event_is_found(run: Run) -> None:
     again = [row | {"received_at": last + 1, "acked_at": last + 2, "dispatch": 10**6, "consumer": "c2"} for row in late]
     run.write(pa.concat_tables([delivered, pa.Table.from_pylist(again, DELIVERIES)]))
     assert run.judge().findings.violations["acked_redelivered"] == 4
+
+
+def test_each_row_is_let_go_by_its_own_acknowledgement(run: Run) -> None:
+    """What stands in one row is what the judge finds for itself where rows and acknowledgements come apart."""
+    delivered = read_table(run.folder / "deliveries", DELIVERIES)
+    some = np.where(np.arange(delivered.num_rows) % 7 == 0, 0, delivered.column("acked_at").to_numpy())
+    delivered = delivered.set_column(delivered.schema.get_field_index("acked_at"), "acked_at", pa.array(some))
+    run.write(delivered)
+    events, sent = read_table(run.folder / "events", EVENTS), read_table(run.folder / "sends", SENT)
+    acks = delivered.filter(pc.greater(delivered.column("acked_at"), 0))
+    acks = acks.append_column("confirmed_at", pa.array(np.zeros(acks.num_rows, np.int64))).select(ACKS.names)
+    apart = judge(sent, delivered, confirm_acks(acks, events), events)
+    assert apart.violations["lost"] == int((some == 0).sum())
+    together = run.judge().findings
+    assert (together.violations, together.checked) == (apart.violations, apart.checked)
+    assert together.messages == apart.messages
 
 
 def test_span_is_read_from_the_files(run: Run) -> None:

@@ -60,13 +60,15 @@ async def look(address: str, folder: Path) -> dict[str, float]:
         await page.until(f"{events}.includes('consumer-4 joined')")
         await page.until(f"{COLOURS} >= 4")
         told["join"] = time.monotonic() - began
-        await page.picture((Path(SHOTS) if SHOTS else folder) / "flood.png")
         before = await page.value("document.querySelector('#events').children.length")
         await page.value("document.querySelector('[aria-label=\"hang consumer-2\"]').focus()")
         began = time.monotonic()
         await page.press("Enter", "\r")
         await page.until(f"{events}.includes('consumer-5 joined')")
-        await page.until("document.querySelector('#done').innerText.includes('hang-consumer consumer-2')")
+        hung = "document.querySelector('#done').innerText.includes('hang-consumer consumer-2')"
+        await page.until(f"/draining\\s*[1-9]/.test(document.querySelector('#totals').innerText) || {hung}")
+        await page.picture((Path(SHOTS) if SHOTS else folder) / "flood.png", whole=False)
+        await page.until(hung)
         told["hang"] = time.monotonic() - began
         assert await page.value("document.querySelector('#events').children.length") > before
         assert page.problems == []

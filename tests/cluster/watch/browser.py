@@ -70,9 +70,9 @@ class Page:
             more = {"text": text} if text and kind == "keyDown" else {}
             await self.ask("Input.dispatchKeyEvent", type=kind, key=key, **more)
 
-    async def picture(self, path: Path) -> None:
-        """Write a screenshot of the whole page."""
-        shot = await self.ask("Page.captureScreenshot", format="png", captureBeyondViewport=True)
+    async def picture(self, path: Path, *, whole: bool = True) -> None:
+        """Write a screenshot of the whole page, or of what fits into the window."""
+        shot = await self.ask("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         await asyncio.to_thread(path.write_bytes, base64.b64decode(shot["data"]))
 
     async def ask(self, method: str, **arguments: Any) -> Any:
@@ -104,7 +104,18 @@ class Page:
 async def browser(profile: Path) -> AsyncIterator[Page]:
     """A browser of its own with one page; ended at the end."""
     assert CHROMIUM is not None
-    flags = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1500,1100")
+    flags = (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--disable-quic",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        "--window-size=1500,1100",
+    )
     process = await asyncio.create_subprocess_exec(
         CHROMIUM,
         *flags,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from actors.ports import Ports
-from cluster.watch.feed import Feed
+from cluster.watch.feed import SLOW, Feed
 from storage.errors import NotFound
 from tests.cluster.watch.test_story import consumer, dispatcher, status, topic
 
@@ -59,6 +59,17 @@ async def test_a_viewer_sees_pictures_and_what_happened_between_them(ports: Port
     owners.consumers = ["a", "b"]
     assert [event["text"] for event in await following(stream, "events")] == ["partition 0: b joined"]
     assert len((await following(stream, "picture"))["partitions"][0]["consumers"]) == 2
+    await stream.aclose()
+
+
+async def test_a_picture_says_how_old_its_slow_half_is(ports: Ports) -> None:
+    """Topics are asked every few rounds: a rate over a shorter time would jump between nothing and several times it."""
+    stream = Feed(ports, Owners()).follow("orders", "billing")
+    pictures = [await following(stream, "picture") for _ in range(SLOW + 1)]
+    asked = [seen["topics_at"] for seen in pictures]
+    assert asked[0] > 0
+    assert len(set(asked)) == 2, "once at the beginning, and once again"
+    assert all(seen["topics_at"] <= seen["at"] for seen in pictures)
     await stream.aclose()
 
 
