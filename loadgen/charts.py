@@ -20,6 +20,8 @@ P50, P99 = "#f2a33a", "#d9483b"
 PALETTE = ("#2f6fde", "#0f9d76", "#f2a33a", "#a23ec2", "#d9483b", "#17a2b8", "#7a6ff0", "#8a9a2e", "#e0679d", "#5b7083")
 MOST_SHARES = 40
 """Lives of consumers that have an area of their own each in the picture of who got what."""
+_LEAST_RATE = 10
+"""Messages per second at the foot of a throughput that is drawn by powers of ten."""
 MOST_MARKS = 60
 """Lines of faults that do not hide the picture behind them."""
 _KILLED, _FROZEN = "#d9483b", "#17a2b8"
@@ -56,6 +58,10 @@ def timeline(report: Report) -> Any:
     # Room above the curves for the names of the faults.
     busiest = max(int(measures.confirmed.max()), int(measures.delivered.max()), 1) / (measures.span.width / 1e6)
     figure.update_yaxes(title_text="messages/s", range=[0, 1.25 * busiest], row=1, col=1)
+    if report.two_acts:
+        # As fast as it goes is many times the fixed rate, under which everything else happens.
+        decades = np.log10([_LEAST_RATE, 6 * busiest]).tolist()
+        figure.update_yaxes(type="log", range=decades, row=1, col=1)
     figure.update_yaxes(title_text="ms", type="log", row=2, col=1)
     figure.update_yaxes(title_text="hashes", rangemode="tozero", row=3, col=1, secondary_y=False)
     figure.update_yaxes(

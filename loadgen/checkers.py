@@ -34,6 +34,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from loadgen.columns import distinct, last_before, one_to_one, running_end, sorted_pairs
 from loadgen.history import ACKS, DEATH, DETACH, EVENTS, EXPIRED, FAIL, OK, OWNER_CHANGE, RECEIVES, SENDS, Int64s
 from storage.hashing import hash_column, reduce_hash
 from storage.position import ENTRY_BITS, show
@@ -165,7 +166,7 @@ class _Case:
         self.keys: pa.Array = encoded.dictionary
         codes = encoded.indices.fill_null(len(self.keys)).to_numpy(zero_copy_only=False).astype(np.int64)
         sequences = np.concatenate([_ints(self.sends, "key_seq"), _ints(self.receives, "key_seq")])
-        order = _sorted_pairs(codes, sequences)
+        order = sorted_pairs(codes, sequences)
         new = np.ones(len(order), np.bool_)
         new[1:] = (np.diff(codes[order]) != 0) | (np.diff(sequences[order]) != 0)
         numbers = np.empty(len(order), np.int64)
@@ -224,7 +225,7 @@ class _Case:
         owners = (self.ack_holder, _ints(acks, "partition"), _ints(acks, "position"))
         target = acked_rows
         if target is None:
-            target = _last_before(deliveries, self.received_at, owners, acked)
+            target = last_before(deliveries, self.received_at, owners, acked)
         known = target >= 0
         for mask, column, value in (
             (~negative, self.acked_at, acked),
@@ -296,14 +297,14 @@ class _Case:
         message = np.concatenate([self.sent[known], self.got])
         partition = np.concatenate([_ints(self.sends, "partition")[known], self.partition])
         position = np.concatenate([_ints(self.sends, "position")[known], self.position])
-        if _one_to_one(message, partition, position, self.count):
+        if one_to_one(message, partition, position, self.count):
             return
-        pairs = _distinct(message, partition, position)
+        pairs = distinct(message, partition, position)
         again = np.zeros(len(pairs), np.bool_)
         again[1:] = message[pairs][1:] == message[pairs][:-1]
         twice = np.unique(message[pairs][again])
         findings.found("stored_twice", len(twice), (f"{self.tell(m)} has two places" for m in twice))
-        pairs = _distinct(partition, position, message)
+        pairs = distinct(partition, position, message)
         shared = np.zeros(len(pairs), np.bool_)
         shared[1:] = (np.diff(partition[pairs]) == 0) & (np.diff(position[pairs]) == 0)
         places = [(int(partition[row]), int(position[row])) for row in pairs[shared][:MAX_EXAMPLES]]
@@ -346,7 +347,7 @@ class _Case:
         new_run = new_key.copy()
         new_run[1:] |= np.diff(holder) != 0
         # The latest end among all rows of the key before this one, and before this one's run of equal holders.
-        before = _running_end(self.released_at[rows], new_key)
+        before = running_end(self.released_at[rows], new_key)
         findings.checked["keys_in_flight_together"] = len(np.unique(key[before > start]))
         run_start = np.maximum.accumulate(np.where(new_run, np.arange(len(rows)), 0))
         suspects = np.unique(key[before[run_start] > start])
@@ -370,7 +371,7 @@ class _Case:
         if len(rows) == 0:
             return 0
         key = self.message_key[self.got[rows]]
-        pairs = _distinct(key, self.holder[rows])
+        pairs = distinct(key, self.holder[rows])
         hashes = reduce_hash(hash_column(self.keys.take(pa.array(key[pairs])))).astype(np.int64)
         held = np.unique(hashes * len(self.consumers) + self.holder[rows][pairs])
         return int((np.unique(held // len(self.consumers), return_counts=True)[1] > 1).sum())
@@ -439,76 +440,3 @@ def _ints(table: pa.Table, name: str) -> Int64s:
 
 def _mask(column: pa.ChunkedArray) -> Mask:
     return np.asarray(column.to_numpy(), np.bool_)
-
-
-def _sorted_pairs(high: Int64s, low: Int64s) -> Int64s:
-    """Row numbers in the order of (high, low), from 0 up; compared as one number where they fit into one: faster."""
-    width = int(low.max(initial=0)).bit_length()
-    if int(high.max(initial=0)).bit_length() + width < 64 and low.min(initial=0) >= 0:
-        return np.argsort((high << width) | low, kind="stable")
-    return np.lexsort((low, high))
-
-
-def _one_to_one(message: Int64s, partition: Int64s, position: Int64s, count: int) -> bool:
-    """Whether every message has one place and every place one message; messages are numbers below `count`."""
-    place = np.full(count, -1)
-    where = np.zeros(count, np.int64)
-    place[message], where[message] = position, partition
-    if (place[message] != position).any() or (where[message] != partition).any():
-        return False
-    seen = np.zeros(count, np.bool_)
-    seen[message] = True
-    order = _sorted_pairs(where[seen], place[seen])
-    same = (np.diff(where[seen][order]) == 0) & (np.diff(place[seen][order]) == 0)
-    return not same.any()
-
-
-def _distinct(*columns: Int64s) -> Int64s:
-    """Row numbers of one representative of each distinct tuple, sorted by the columns, the first one first."""
-    order = np.lexsort(columns[::-1])
-    keep = np.zeros(len(order), np.bool_)
-    if len(order):
-        keep[0] = True
-    for column in columns:
-        keep[1:] |= np.diff(column[order]) != 0
-    return order[keep]
-
-
-def _running_end(ends: Int64s, new_key: Mask) -> Int64s:
-    """The maximum of `ends` over the earlier rows of the same key; the smallest int64 for a key's first row.
-
-    A running maximum must not leak from one key into the next: ends are ranked, and each key's ranks lifted above
-    those of all keys before it.
-    """
-    order = np.argsort(ends, kind="stable")
-    ranks = np.empty(len(ends), np.int64)
-    ranks[order] = np.arange(len(ends))
-    lifted = np.maximum.accumulate(ranks + np.cumsum(new_key) * len(ends))
-    result = np.full(len(ends), np.iinfo(np.int64).min)
-    result[1:] = ends[order[lifted[:-1] % len(ends)]]
-    result[new_key] = np.iinfo(np.int64).min
-    return result
-
-
-def _last_before(
-    places: tuple[Int64s, Int64s, Int64s], times: Int64s, asked: tuple[Int64s, Int64s, Int64s], moments: Int64s
-) -> Int64s:
-    """For each asked place and moment: the row with that place and the latest time not after the moment, or -1."""
-    rows = len(times)
-    columns = [np.concatenate([place, ask]) for place, ask in zip(places, asked, strict=True)]
-    when = np.concatenate([times, moments])
-    is_ask = np.arange(len(when)) >= rows
-    order = np.lexsort((is_ask, when, *columns[::-1]))
-    new = np.ones(len(order), np.bool_)
-    for column in columns:
-        new[1:] &= np.diff(column[order]) == 0
-    new[1:] = ~new[1:]
-    # The index of the last delivery so far; below the start of the place's group it belongs to another place.
-    spots = np.arange(len(order))
-    last = np.maximum.accumulate(np.where(is_ask[order], -1, spots))
-    group = np.maximum.accumulate(np.where(new, spots, 0))
-    found = np.where(last >= group, order[last], -1)
-    result = np.full(len(moments), -1)
-    asks = is_ask[order]
-    result[order[asks] - rows] = found[asks]
-    return result

@@ -224,9 +224,9 @@ class Flood:
         return self._report(judgement, stats, held, rest, chaos, sampler)
 
     def _queue(self, rate: float) -> int:
-        """receiver_queue_size of who joins under a fixed rate: about a second's share, never more than a flood's."""
+        """receiver_queue_size of who joins under a fixed rate: its share of half a second, at most that of a flood."""
         options = self._options
-        share = int(rate / options.consumers) if rate and options.in_acts else options.receiver_queue_size
+        share = int(rate / options.consumers / 2) if rate and options.in_acts else options.receiver_queue_size
         return max(min(share, options.receiver_queue_size), options.partitions * _LEAST_QUEUE)
 
     def _show_page(self, stack: contextlib.ExitStack, breaker: Breaker, chaos: Chaos) -> None:

@@ -40,13 +40,12 @@ class Holding:
 
     def until_held(self, name: str) -> dict[str, int]:
         """Wait until a stopped consumer holds something, HOLD_S at most; a loadgen.faults.Until."""
-        _await(lambda: self.held(name) > 0, HOLD_S)
-        return {"held": self.held(name)}
+        return {"held": _enough(lambda: self.held(name), 1, HOLD_S)}
 
     def until_behind(self, name: str) -> dict[str, int]:
         """Wait until a stopped consumer's queue is full and messages wait, HANG_S at most; a loadgen.faults.Until."""
-        _await(lambda: self.behind(name) >= BEHIND, HANG_S)
-        return {"held": self.held(name), "behind": self.behind(name)}
+        behind = _enough(lambda: self.behind(name), BEHIND, HANG_S)
+        return {"held": self.held(name), "behind": behind}
 
     def _rows(self, name: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
         """Of each partition its statistics and the consumer's row in them."""
@@ -57,10 +56,9 @@ class Holding:
         return [(stats, row) for stats in told for row in stats.get("consumers", []) if row["consumerName"] == name]
 
 
-def _await(seen: Callable[[], bool], seconds: float) -> bool:
+def _enough(count: Callable[[], int], least: int, seconds: float) -> int:
+    """Count until it is enough, or for so many seconds; the last count."""
     deadline = time.monotonic() + seconds
-    while not seen():
-        if time.monotonic() > deadline:
-            return False
+    while (seen := count()) < least and time.monotonic() < deadline:
         time.sleep(_ASK_EVERY_S)
-    return True
+    return seen

@@ -64,7 +64,7 @@ CONSUMER_KINDS = (RESTART, KILL, JOIN, HANG, FREEZE, SLOW)
 """The kinds that the fleet of consumers does to itself; the rest is done to the broker."""
 FLOOD_KINDS = (RESTART, KILL, JOIN)
 """What a flood by time or by share does to its consumers in turn."""
-ACT_KINDS = (JOIN, RESTART, KILL, HANG, FREEZE)
+ACT_KINDS = (JOIN, HANG, RESTART, KILL, FREEZE)
 """What a flood in acts does to its consumers in turn, each when the former has shown its effect."""
 FROZEN_S = 1.5
 """How long a consumer of a flood in acts is stopped."""

@@ -58,14 +58,12 @@ def render(report: Report) -> str:
             _card("Who got what", _figure(charts.shares(report), "shares"), "Deliveries per second by consumer."),
             _card("Latency", _figure(charts.distribution(report), "latency") + _latency_table(report)),
             _card("Promises", _verdict_table(report), _checked(report)),
-            '<div class="pair">',
             _card("Faults", _fault_table(report)),
             _card(
                 "At rest",
                 _rest_table(report) + _drains_table(report),
                 "What the dispatchers said when everything was done.",
             ),
-            "</div>",
             _card("Recovery", _recovery_table(report), "Measured from the histories of producers and consumers."),
             _memory_card(report),
             _card("Settings", _settings(report)),
@@ -247,10 +245,16 @@ def _fault_table(report: Report) -> str:
         f'<tr><td class="number">{fault["at_s"]:.2f} s</td>'
         f'<td><span class="dot" style="background:{charts.FAULT_COLOURS.get(fault["kind"], charts.MUTED)}"></span>'
         f"{escape(fault['kind'])}</td><td>{escape(fault['target'])}</td>"
-        f'<td class="number">{_next_delivery(fault)}</td></tr>'
+        f'<td class="number">{_next_delivery(fault)}</td>'
+        f'<td class="note">{escape(_effect(fault))}</td></tr>'
         for fault in report.told_faults()
     )
     return f"<table>{rows}</table>"
+
+
+def _effect(fault: dict[str, Any]) -> str:
+    """What was seen of a fault; empty where nothing was waited for."""
+    return str(fault["effect"] or "no effect was seen") if "effect" in fault else ""
 
 
 def _next_delivery(fault: dict[str, Any]) -> str:
@@ -433,11 +437,10 @@ header ul{margin:8px 0 0;padding-left:18px}
 .tile span{color:var(--muted);font-size:13px;line-height:1.3;display:block;margin-top:2px}
 .card{padding:20px 24px;margin:16px 0;min-width:0}
 .card h2{margin:0 0 6px;font-size:17px}.note{color:var(--muted);margin:2px 0 10px;font-size:14px}
-.pair{display:grid;grid-template-columns:1fr 1fr;gap:16px}.pair .card{margin:0}
-@media(max-width:760px){.pair{grid-template-columns:1fr}header{flex-wrap:wrap}.when{margin-left:0;text-align:left}}
+@media(max-width:760px){header{flex-wrap:wrap}.when{margin-left:0;text-align:left}}
 table{width:100%;border-collapse:collapse}td,th{padding:8px 10px 8px 0;border-top:1px solid var(--line);
  text-align:left;vertical-align:top}tr:first-child td,tr:first-child th{border-top:0}
-th{color:var(--muted);font-weight:500;font-size:13px}.number{text-align:right;font-variant-numeric:tabular-nums}
+th{color:var(--muted);font-weight:500;font-size:13px}.number{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
 td.ok,td.no{width:28px;font-weight:700}td.ok{color:var(--good)}td.no{color:var(--bad)}
 .examples{color:var(--bad);font:12px/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;margin-top:4px}
 .dot{display:inline-block;width:9px;height:9px;border-radius:50%;margin-right:8px}

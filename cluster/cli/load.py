@@ -43,7 +43,7 @@ WorkloadOption = Annotated[
 ]
 RestartsOption = Annotated[
     int,
-    typer.Option("--restarts", min=0, help="Faults under load, in turn: join, leave and return, kill, hang, freeze."),
+    typer.Option("--restarts", min=0, help="Faults under load, in turn: join, hang, leave and return, kill, freeze."),
 ]
 StrictOption = Annotated[
     bool, typer.Option("--strict", help="Exit 1 as well when something that was to be tested was not shown.")
