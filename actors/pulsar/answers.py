@@ -113,6 +113,7 @@ class Answers:
             write=self._c.write,
             fenced=self._c.fenced,
             settled=self._c.settled,
+            fails_by=self._c.fails_by,
         )
         self._c.add_producer(made)
         try:

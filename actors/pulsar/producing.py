@@ -17,7 +17,7 @@ from collections.abc import Callable
 import numpy as np
 
 from actors.producer.producer import Outgoing, PartitionProducer
-from actors.pulsar.fields import command
+from actors.pulsar.fields import ServerError, command
 from actors.pulsar.frames import encode
 from actors.pulsar.gateway import Gateway
 from actors.pulsar.refusals import code_of
@@ -40,7 +40,7 @@ class WireProducer:
     """One producer of one connection.
 
     write: sends bytes to the client. fenced: told when another one has taken its place. settled: told with the number
-    of bytes of each group of sends that has its outcome.
+    of bytes of each group of sends that has its outcome. fails_by: Pulsar's code that makes this client fail a message.
     """
 
     def __init__(
@@ -53,10 +53,12 @@ class WireProducer:
         write: Callable[[bytes], None],
         fenced: Callable[[WireProducer], None],
         settled: Callable[[int], None],
+        fails_by: int = ServerError.NOT_ALLOWED,
     ) -> None:
         self._gateway = gateway
         self.place, self.number, self.name = place, number, name
         self._write, self._fenced, self._settled = write, fenced, settled
+        self._fails_by = fails_by
         self._waiting: deque[Send] = deque()
         self._part = PartitionProducer(
             gateway.ports,
@@ -121,6 +123,8 @@ class WireProducer:
         asked = send.command
         if send.error is not None:
             code, text = send.error
+            if code == ServerError.NOT_ALLOWED:
+                code = self._fails_by
             refusal = {"producer_id": self.number, "sequence_id": asked.sequence_id, "error": code, "message": text}
             return encode(command("send_error", **refusal))
         at = send.position

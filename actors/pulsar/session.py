@@ -19,6 +19,10 @@ PENDING_BYTES = 32 * 1024 * 1024
 MOST_HANDLES = 10_000
 """Producers and consumers of one connection."""
 NO_REQUEST = (1 << 64) - 1
+CPP = "Pulsar-CPP"
+"""How the client in C++, and with it that in Python, names itself. Of all refusals of a message it takes one for what
+it is; at any other it connects and sends again for ever. In Java that one means to send again.
+"""
 
 
 class Session:
@@ -30,6 +34,7 @@ class Session:
         self.consumers: dict[int, WireConsumer] = {}
         self.role: str | None = None
         self.greeted = self.closed = False
+        self.fails_by = ServerError.NOT_ALLOWED
         self._pending = 0
         self._choked = False
 
@@ -67,6 +72,8 @@ class Session:
     def greet(self, asked: Any, role: str | None) -> None:
         """The client may go on."""
         self.greeted, self.role = True, role
+        if asked.client_version.startswith(CPP):
+            self.fails_by = ServerError.CHECKSUM
         version = min(asked.protocol_version, PROTOCOL)
         self.say("connected", server_version=VERSION, protocol_version=version, max_message_size=MAX_MESSAGE_BYTES)
 

@@ -1,0 +1,27 @@
+"""One cluster in this process for all tests of a module, and a client of Pulsar's for each test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pulsar
+import pytest
+
+import cluster
+from cluster.client import Client
+from tests.cluster.pulsar.clients import joined
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Client]:
+    """A cluster that serves Pulsar's clients."""
+    with cluster.connect(embedded=True, pulsar_port=0) as client:
+        yield client
+
+
+@pytest.fixture
+def client(server: Client) -> Iterator[pulsar.Client]:
+    """A client of Pulsar's."""
+    one = joined(server)
+    yield one
+    one.close()

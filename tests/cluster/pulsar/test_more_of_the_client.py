@@ -1,0 +1,166 @@
+"""What fewer users of `pulsar-client` do: types of subscriptions, schemas, patterns, chunks, limits."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+import pulsar
+import pytest
+from pulsar.schema import Integer, JsonSchema, Record, String, StringSchema
+
+from cluster.client import Client
+from tests.cluster.pulsar.clients import EARLIEST, KEY_SHARED, PATIENCE, backlog, nothing_comes, received, until
+
+pytestmark = pytest.mark.timeout(240)
+
+SHARED, FAILOVER = pulsar.ConsumerType.Shared, pulsar.ConsumerType.Failover
+STICKY = pulsar.KeySharedMode.Sticky
+
+
+class Order(Record):  # type: ignore[misc]
+    """A record with a schema."""
+
+    article = String()
+    count = Integer()
+
+
+def send_batch(client: pulsar.Client, topic: str, count: int) -> Any:
+    """So many messages in one batch; the producer."""
+    producer = client.create_producer(topic, batching_enabled=True, batching_max_publish_delay_ms=200)
+    for number in range(count):
+        producer.send_async(b"%d" % number, lambda *_: None)
+    producer.flush()
+    return producer
+
+
+def test_single_messages_of_a_batch_are_done_for_good(server: Client, client: pulsar.Client) -> None:
+    consumer = client.subscribe(
+        "index", "s", initial_position=EARLIEST, consumer_type=SHARED, batch_index_ack_enabled=True
+    )
+    send_batch(client, "index", 10)
+    messages = received(consumer, 10)
+    for number in (0, 2, 3, 7):
+        consumer.acknowledge(messages[number])
+    until(lambda: backlog(server, "index", "s") == 6)
+    consumer.redeliver_unacknowledged_messages()
+    again = received(consumer, 6)
+    assert [message.data() for message in again] == [b"1", b"4", b"5", b"6", b"8", b"9"]
+    assert {message.redelivery_count() for message in again} == {1}
+    places = [message.message_id() for message in again]
+    assert [one.entry_id() + max(one.batch_index(), 0) for one in places] == [
+        messages[number].message_id().entry_id() + number for number in (1, 4, 5, 6, 8, 9)
+    ]
+    for message in again:
+        consumer.acknowledge(message)
+    until(lambda: backlog(server, "index", "s") == 0)
+
+
+def test_everything_up_to_a_message_is_done(server: Client, client: pulsar.Client) -> None:
+    consumer = client.subscribe("upto", "s", initial_position=EARLIEST)
+    producer = send_batch(client, "upto", 10)
+    for number in range(10, 15):
+        producer.send(b"%d" % number)
+    consumer.acknowledge_cumulative(received(consumer, 15)[11])
+    until(lambda: backlog(server, "upto", "s") == 3)
+    consumer.close()
+    consumer = client.subscribe("upto", "s")
+    assert [message.data() for message in received(consumer, 3)] == [b"12", b"13", b"14"]
+
+
+def test_an_id_of_an_earlier_connection_is_acknowledged(server: Client, client: pulsar.Client) -> None:
+    consumer = client.subscribe("early", "s", initial_position=EARLIEST, consumer_type=SHARED)
+    send_batch(client, "early", 5)
+    kept = [message.message_id() for message in received(consumer, 5)]
+    consumer.close()
+    consumer = client.subscribe("early", "s", consumer_type=SHARED, receiver_queue_size=0)
+    for one in kept:
+        consumer.acknowledge(one)
+    until(lambda: backlog(server, "early", "s") == 0)
+
+
+def test_the_next_in_line_takes_over(client: pulsar.Client) -> None:
+    first, second = (
+        client.subscribe("line", "s", initial_position=EARLIEST, consumer_type=FAILOVER, consumer_name=name)
+        for name in ("a", "b")
+    )
+    producer = client.create_producer("line")
+    producer.send(b"1")
+    message = first.receive(PATIENCE)
+    assert nothing_comes(second, 200)
+    first.acknowledge(message)
+    first.close()
+    producer.send(b"2")
+    got = second.receive(PATIENCE)
+    if got.data() == b"1":  # the first one left before its acknowledgement went out
+        got = second.receive(PATIENCE)
+    assert got.data() == b"2"
+
+
+def test_ranges_of_hashes_do_not_overlap(client: pulsar.Client) -> None:
+    def subscribe(first: int, last: int) -> Any:
+        policy = pulsar.ConsumerKeySharedPolicy(key_shared_mode=STICKY, sticky_ranges=[(first, last)])
+        return client.subscribe(
+            "ranges", "s", initial_position=EARLIEST, consumer_type=KEY_SHARED, key_shared_policy=policy
+        )
+
+    consumers = [subscribe(0, 32767), subscribe(32768, 65535)]
+    with pytest.raises(pulsar.ConsumerAssignError):
+        subscribe(100, 200)
+    producer = client.create_producer("ranges")
+    for number in range(20):
+        producer.send(b"%d" % number, partition_key=f"k{number}")
+    counts = [0, 0]
+    while sum(counts) < 20:
+        for number, consumer in enumerate(consumers):
+            try:
+                consumer.acknowledge(consumer.receive(20))
+                counts[number] += 1
+            except pulsar.Timeout:
+                pass
+    assert min(counts) > 0
+
+
+def test_topics_by_a_pattern(client: pulsar.Client) -> None:
+    producers = [client.create_producer(f"pattern-{number}") for number in range(2)]
+    pattern = re.compile("persistent://public/default/pattern-.*")
+    consumer = client.subscribe(pattern, "s", initial_position=EARLIEST)
+    for number, producer in enumerate(producers):
+        producer.send(b"%d" % number)
+    assert sorted(message.data() for message in received(consumer, 2)) == [b"0", b"1"]
+
+
+def test_schemas_are_versions(client: pulsar.Client) -> None:
+    text = client.subscribe("texts", "s", initial_position=EARLIEST, schema=StringSchema())
+    client.create_producer("texts", schema=StringSchema()).send("größer")
+    assert text.receive(PATIENCE).value() == "größer"
+    consumer = client.subscribe("records", "s", initial_position=EARLIEST, schema=JsonSchema(Order))
+    client.create_producer("records", schema=JsonSchema(Order)).send(Order(article="pen", count=3))
+    message = consumer.receive(PATIENCE)
+    assert (message.value().article, message.value().count) == ("pen", 3)
+    assert message.schema_version() == "\0" * 8
+    assert client.create_producer("records", schema=StringSchema()) is not None
+
+
+def test_chunks_of_a_large_message_pass_through(client: pulsar.Client) -> None:
+    consumer = client.subscribe("chunks", "s", initial_position=EARLIEST)
+    producer = client.create_producer(
+        "chunks", batching_enabled=False, chunking_enabled=True, compression_type=pulsar.CompressionType.LZ4
+    )
+    large = os.urandom(12_000_000)
+    sent = producer.send(large)
+    message = consumer.receive(PATIENCE)
+    assert message.data() == large
+    assert str(message.message_id()) == str(sent)
+
+
+def test_a_message_that_is_refused_harms_no_other(client: pulsar.Client) -> None:
+    consumer = client.subscribe("refused", "s", initial_position=EARLIEST)
+    producer = client.create_producer("refused")
+    with pytest.raises(pulsar.PulsarException):
+        producer.send(b"never", partition_key="k" * 2000)
+    producer.send(b"x" * (5 * 1024 * 1024 - 200), partition_key="k")
+    assert len(consumer.receive(PATIENCE).data()) == 5 * 1024 * 1024 - 200
+    with pytest.raises(pulsar.ProducerBusy):
+        client.create_producer("refused", producer_name=producer.producer_name())
