@@ -25,8 +25,8 @@ import pulsar
 
 from cluster import launch, standalone
 from cluster.config import load
+from cluster.discovery import process_of
 from cluster.pulsar.ports import service_url
-from cluster.standalone import process_of
 
 EVERY_S = 0.01
 PAYLOAD = b"x" * 100

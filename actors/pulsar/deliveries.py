@@ -14,8 +14,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from actors.consumer.held import Received
+from actors.pulsar.bodies import bodies_of
 from actors.pulsar.fields import Metadata, Single, command
 from actors.pulsar.frames import U32, encode_message
 from actors.pulsar.sends import OF_ONE
@@ -24,6 +26,8 @@ from storage.position import entry_of, ledger_of
 NATIVE = b"sluice"
 """The producer's name that clients see of messages that came through no gateway: the protocol wants one."""
 UNSIGNED = (1 << 64) - 1
+ABREAST = 32
+"""Rows that are worth being encoded abreast: for fewer the loop is faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +61,9 @@ def first_rows(part: Received) -> npt.NDArray[np.int64]:
 
 def encode_part(part: Received, *, consumer_id: int, partition: int, consumer_epoch: int | None) -> list[Piece]:
     """The frames of a part. partition: as clients number it, -1 for a topic without partitions."""
-    cells = _Cells(part)
     starts = first_rows(part)
+    bodies = bodies_of(part.rows) if len(part) >= ABREAST and len(starts) * 2 <= len(part) else None
+    cells = _Cells(part, columns=bodies is not None)
     ends = np.append(starts[1:], len(part))
     pieces = []
     for first, end in zip(starts.tolist(), ends.tolist(), strict=True):
@@ -72,82 +77,93 @@ def encode_part(part: Received, *, consumer_id: int, partition: int, consumer_ep
             told.message.redelivery_count = count
         if consumer_epoch is not None:
             told.message.consumer_epoch = consumer_epoch
-        metadata, payload = cells.single(first) if cells.batch_index[first] is None else cells.batch(first, end)
+        if cells.cell("batch_index", first) is None:
+            metadata, payload = cells.single(first)
+        elif bodies is not None and not bodies.odd[first:end].any():
+            metadata, payload = cells.head(first, end), bodies.slice(first, end)
+        else:
+            metadata, payload = cells.batch(first, end)
         frame = encode_message(told.SerializeToString(), metadata.SerializeToString(), payload)
         pieces.append(Piece(part, first, end - first, position, frame))
     return pieces
 
 
 class _Cells:
-    """The columns of a part as Python objects, and what frames are made of."""
+    """The columns of a part as Python objects, and what frames are made of. columns: only a few cells are wanted."""
 
-    def __init__(self, part: Received) -> None:
-        names = part.rows.schema.names
-        nothing: list[Any] = [None] * len(part)
-        cells = {name: part.rows.column(name).to_pylist() for name in names}
-        self.key, self.payload, self.publish_time = cells["key"], cells["payload"], cells["publish_time"]
-        self.ordering_key = cells.get("ordering_key", nothing)
-        self.properties = cells.get("properties", nothing)
-        self.event_time = cells.get("event_time", nothing)
-        self.sequence_id = cells.get("sequence_id", nothing)
-        self.batch_index = cells.get("batch_index", nothing)
-        self.pulsar = cells.get("pulsar", nothing)
-        self.deliver_at = part.deliver_at.tolist()
-        self.positions = part.positions
+    def __init__(self, part: Received, *, columns: bool) -> None:
+        self._cells: dict[str, Any] = {
+            name: part.rows.column(name) if columns else part.rows.column(name).to_pylist()
+            for name in part.rows.schema.names
+        }
+        self._due = part.deliver_at
+        self._positions = part.positions
+
+    def cell(self, name: str, row: int) -> Any:
+        """One value; None where there is no such column."""
+        column = self._cells.get(name)
+        if column is None:
+            return None
+        value = column[row]
+        return value.as_py() if isinstance(value, pa.Scalar) else value
 
     def _metadata(self, row: int) -> Any:
         """What a client said of a message, as far as no column holds it."""
-        metadata = Metadata() if self.pulsar[row] is None else Metadata.FromString(self.pulsar[row])
+        rest = self.cell("pulsar", row)
+        metadata = Metadata() if rest is None else Metadata.FromString(rest)
         if not metadata.HasField("producer_name"):
             metadata.producer_name = NATIVE
-        number = self.sequence_id[row]
-        metadata.sequence_id = entry_of(int(self.positions[row])) if number is None else number & UNSIGNED
-        metadata.publish_time = self.publish_time[row]
-        if self.deliver_at[row]:
-            metadata.deliver_at_time = self.deliver_at[row]
+        number = self.cell("sequence_id", row)
+        metadata.sequence_id = entry_of(int(self._positions[row])) if number is None else number & UNSIGNED
+        metadata.publish_time = self.cell("publish_time", row)
+        if self._due[row]:
+            metadata.deliver_at_time = int(self._due[row])
         return metadata
 
     def single(self, row: int) -> tuple[Any, bytes]:
         """A message that travels alone."""
         metadata = self._metadata(row)
         self._fill(metadata, metadata, row)
-        return metadata, self.payload[row]
+        return metadata, self.cell("payload", row)
 
-    def batch(self, first: int, end: int) -> tuple[Any, bytes]:
-        """Neighbours that travel as a batch."""
+    def head(self, first: int, end: int) -> Any:
+        """The metadata of neighbours that travel as a batch."""
         metadata = self._metadata(first)
         metadata.num_messages = end - first
+        key = self.cell("key", first)
+        flagged = metadata.key_is_base64
+        for name in OF_ONE:
+            metadata.ClearField(name)
+        if key is not None:
+            metadata.partition_key = _key(key, metadata, flagged=flagged)
+        return metadata
+
+    def batch(self, first: int, end: int) -> tuple[Any, bytes]:
+        """Neighbours that travel as a batch, message by message."""
         parts = []
         for row in range(first, end):
-            flags = metadata if row == first else self._metadata(row)
-            single = Single(
-                payload_size=len(self.payload[row]), **{name: True for name in OF_ONE if getattr(flags, name)}
-            )
-            number = self.sequence_id[row]
+            flags = self._metadata(row)
+            payload = self.cell("payload", row)
+            single = Single(payload_size=len(payload), **{name: True for name in OF_ONE if getattr(flags, name)})
+            number = self.cell("sequence_id", row)
             if number is not None:
                 single.sequence_id = number & UNSIGNED
             self._fill(single, flags, row)
             encoded = single.SerializeToString()
-            parts += [U32.pack(len(encoded)), encoded, self.payload[row]]
-        for name in OF_ONE:
-            metadata.ClearField(name)
-        if self.key[first] is not None:
-            metadata.partition_key = _key(self.key[first], metadata, flagged=self._is_base64(first))
-        return metadata, b"".join(parts)
-
-    def _is_base64(self, row: int) -> bool:
-        return bool(Metadata.FromString(self.pulsar[row]).key_is_base64)
+            parts += [U32.pack(len(encoded)), encoded, payload]
+        return self.head(first, end), b"".join(parts)
 
     def _fill(self, one: Any, flags: Any, row: int) -> None:
         """The fields that a single message and one of a batch have alike."""
-        if self.key[row] is not None:
-            one.partition_key = _key(self.key[row], one, flagged=flags.key_is_base64)
-        if self.ordering_key[row] is not None:
-            one.ordering_key = self.ordering_key[row]
-        if self.event_time[row]:
-            one.event_time = self.event_time[row] & UNSIGNED
-        for key, value in self.properties[row] or ():
-            one.properties.add(key=key.encode(), value=value.encode())
+        key, order, event = (self.cell(name, row) for name in ("key", "ordering_key", "event_time"))
+        if key is not None:
+            one.partition_key = _key(key, one, flagged=flags.key_is_base64)
+        if order is not None:
+            one.ordering_key = order
+        if event:
+            one.event_time = event & UNSIGNED
+        for name, value in self.cell("properties", row) or ():
+            one.properties.add(key=name.encode(), value=value.encode())
 
 
 def _key(key: bytes, one: Any, *, flagged: bool) -> bytes:

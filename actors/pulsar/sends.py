@@ -15,12 +15,17 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import groupby
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
+from actors.pulsar.batches import Messages, read_messages, starts_of
+from actors.pulsar.columns import Ints
 from actors.pulsar.fields import Malformed, Metadata, ServerError, Single, parse
 from actors.pulsar.frames import U32, Body
 from actors.pulsar.inflating import NONE, inflate
@@ -47,6 +52,9 @@ IN_COLUMNS = (
 """Fields of the metadata that columns hold."""
 OF_ONE = ("key_is_base64", "null_value", "null_partition_key")
 """Flags of one message; in a batch each message has its own."""
+UNSIGNED = (1 << 64) - 1
+ABREAST = 32
+"""Messages that are worth being read abreast: for fewer the loop is faster."""
 GROUP_BYTES = 8 * 1024 * 1024
 """Payload of one run, about."""
 OF_FORM = ("compression", "uncompressed_size", "num_messages")
@@ -82,12 +90,22 @@ class _Rows:
     sequence_id: list[int | None] = field(default_factory=list)
     batch_index: list[int | None] = field(default_factory=list)
     pulsar: list[bytes] = field(default_factory=list)
-    bytes: int = 0
 
-    def extend(self, other: _Rows) -> None:
-        for name in _TYPES:
-            getattr(self, name).extend(getattr(other, name))
-        self.bytes += other.bytes
+
+@dataclass(slots=True)
+class _Packed:
+    """A frame whose payload is inflated. count: messages of a batch, 0 for one that travels alone.
+
+    number: its place among the frames that are decoded together. rows: what it became, if it was read alone.
+    """
+
+    send: Send
+    metadata: Any
+    payload: bytes
+    count: int
+    unread: bool = False
+    number: int = 0
+    rows: _Rows | None = None
 
 
 _TYPES = {
@@ -117,34 +135,73 @@ def decode_sends(sends: list[Send], *, now: int, producer: str, first_sequence: 
 
     A frame that cannot be read is refused whole, and the others are not.
     """
+    packed = [one for one in (_unpacked(send) for send in sends) if one is not None]
+    table, ranges = _abreast(packed)
+    for one in packed:
+        if one.number not in ranges:
+            _alone(one)
+    fine = [one for one in packed if one.send.error is None]
     groups: list[Group] = []
-    rows, taken = _Rows(), list[Send]()
-    for send in sends:
-        try:
-            more = _decode(send)
-        except Malformed as error:
-            code = ServerError.CHECKSUM if send.body.damaged else ServerError.NOT_ALLOWED
-            send.error = (code, str(error))
-            continue
-        send.rows = len(more.payload)
-        if taken and (len(rows.payload) + send.rows > MAX_RUN_MESSAGES or rows.bytes + more.bytes > GROUP_BYTES):
-            groups.append(Group(taken, _batch_of(rows, now, producer, first_sequence)))
-            first_sequence += len(rows.payload)
-            rows, taken = _Rows(), []
-        rows.extend(more)
-        taken.append(send)
-    if taken:
-        groups.append(Group(taken, _batch_of(rows, now, producer, first_sequence)))
+    for taken in _grouped(fine):
+        batch = make_batch(
+            _joined(taken, table, ranges),
+            now=now,
+            producer=producer,
+            first_sequence=first_sequence,
+            accepted=GIVEN_BY_CLIENTS,
+        )
+        groups.append(Group([one.send for one in taken], batch))
+        first_sequence += len(batch)
     return groups
 
 
-def _batch_of(rows: _Rows, now: int, producer: str, first_sequence: int) -> Batch:
+def _grouped(packed: list[_Packed]) -> Iterator[list[_Packed]]:
+    """As many frames together as one run takes."""
+    taken: list[_Packed] = []
+    rows = size = 0
+    for one in packed:
+        rows += one.send.rows
+        size += len(one.payload)
+        if taken and (rows > MAX_RUN_MESSAGES or size > GROUP_BYTES):
+            yield taken
+            taken, rows, size = [], one.send.rows, len(one.payload)
+        taken.append(one)
+    if taken:
+        yield taken
+
+
+def _joined(taken: list[_Packed], table: pa.RecordBatch | None, ranges: dict[int, tuple[int, int]]) -> pa.RecordBatch:
+    """The rows of these frames, in order: what was read abreast, and between that what was read alone."""
+    parts: list[pa.RecordBatch] = []
+    for kind, several in groupby(taken, lambda one: one.rows is None):
+        run = list(several)
+        if kind and table is not None:  # what is refused in between is not in the table
+            first, end = ranges[run[0].number][0], ranges[run[-1].number][1]
+            parts.append(table.slice(first, end - first))
+        else:
+            rows = _Rows()
+            for one in run:
+                for name in _TYPES if one.rows is not None else ():
+                    getattr(rows, name).extend(getattr(one.rows, name))
+            parts.append(_table_of(rows))
+    return parts[0] if len(parts) == 1 else pa.concat_batches(parts)
+
+
+def _table_of(rows: _Rows) -> pa.RecordBatch:
     columns = {name: pa.array(getattr(rows, name), kind) for name, kind in _TYPES.items()}
-    table = pa.RecordBatch.from_pydict(columns)
-    return make_batch(table, now=now, producer=producer, first_sequence=first_sequence, accepted=GIVEN_BY_CLIENTS)
+    return pa.RecordBatch.from_pydict(columns)
 
 
-def _decode(send: Send) -> _Rows:
+def _unpacked(send: Send) -> _Packed | None:
+    """A frame's metadata and inflated payload; None, and the frame's error, if that cannot be had."""
+    try:
+        return _unpack(send)
+    except Malformed as error:
+        send.error = (ServerError.CHECKSUM if send.body.damaged else ServerError.NOT_ALLOWED, str(error))
+        return None
+
+
+def _unpack(send: Send) -> _Packed:
     if send.body.damaged:
         raise Malformed("the checksum does not fit")
     if send.command.txn_least or send.command.txn_most:
@@ -153,37 +210,118 @@ def _decode(send: Send) -> _Rows:
     for name in ("producer_name", "sequence_id", "publish_time"):
         if not metadata.HasField(name):
             raise Malformed(f"the metadata have no {name}")
+    if metadata.publish_time > LAST_TIME or metadata.deliver_at_time > LAST_TIME:
+        raise Malformed("a time lies behind the year 9999; times are milliseconds since 1970")
     payload = send.body.payload
     if metadata.encryption_keys or metadata.HasField("uuid"):
-        return _single(metadata, payload, unread=True)
+        return _Packed(send, metadata, bytes(payload), 0, unread=True)
     if metadata.compression != NONE:
         payload = inflate(metadata.compression, payload, metadata.uncompressed_size)
-    if metadata.HasField("num_messages"):
-        return _batch(metadata, payload)
-    return _single(metadata, payload, unread=False)
+    count = metadata.num_messages if metadata.HasField("num_messages") else 0
+    if metadata.HasField("num_messages") and not 0 < count <= MAX_RUN_MESSAGES:
+        raise Malformed(f"a batch of {count} messages; it has 1 to {MAX_RUN_MESSAGES}")
+    return _Packed(send, metadata, bytes(payload), count)
 
 
-def _single(metadata: Any, payload: memoryview, *, unread: bool) -> _Rows:
-    rows = _Rows()
-    _add(rows, metadata, metadata, payload)
+def _rest(packed: _Packed) -> bytes:
+    """What no column explains of a frame's metadata."""
+    metadata = Metadata()
+    metadata.CopyFrom(packed.metadata)
+    fields = IN_COLUMNS if packed.unread else (*IN_COLUMNS, *OF_FORM)
+    for name in fields if not packed.count else (*fields, *OF_ONE):
+        metadata.ClearField(name)
+    encoded: bytes = metadata.SerializeToString()
+    return encoded
+
+
+# -- many batches abreast ---------------------------------------------------------------------------------------------
+
+
+def _abreast(packed: list[_Packed]) -> tuple[pa.RecordBatch | None, dict[int, tuple[int, int]]]:
+    """The rows of all frames that are plain batches, and each one's range of rows, by its number among all."""
+    for number, one in enumerate(packed):
+        one.number = number
+    if sum(one.count for one in packed) < ABREAST:
+        return None, {}
+    plain: list[tuple[_Packed, list[int]]] = []
+    for one in packed:
+        starts = starts_of(one.payload, one.count) if one.count else None
+        if starts is not None:
+            plain.append((one, starts))
+    while plain:
+        messages, odd = _read_plain(plain)
+        if messages is not None:
+            return _columns_of([one for one, _ in plain], messages)
+        ends = np.cumsum([one.count for one, _ in plain])
+        wrong = np.unique(np.searchsorted(ends, odd, side="right")).tolist()
+        plain = [pair for number, pair in enumerate(plain) if number not in wrong]
+    return None, {}
+
+
+def _read_plain(plain: list[tuple[_Packed, list[int]]]) -> tuple[Messages | None, Ints]:
+    sizes = np.array([len(one.payload) for one, _ in plain])
+    bases = np.cumsum(sizes) - sizes
+    counts = np.array([one.count for one, _ in plain])
+    starts = np.concatenate([np.array(starts, np.int64) for _, starts in plain]) + np.repeat(bases, counts)
+    ends = np.append(starts[1:], sizes.sum())
+    return read_messages(b"".join(one.payload for one, _ in plain), starts, ends)
+
+
+def _columns_of(plain: list[_Packed], messages: Messages) -> tuple[pa.RecordBatch, dict[int, tuple[int, int]]]:
+    counts = np.array([one.count for one in plain])
+    ends = np.cumsum(counts)
+    total = int(ends[-1])
+    index = np.arange(total) - np.repeat(ends - counts, counts)
+    metadata = [one.metadata for one in plain]
+    base = np.array([_signed(one.sequence_id) for one in metadata], np.int64)
+    sequence = np.where(messages.has_sequence, messages.sequence, np.repeat(base, counts) + index)
+    rests = pa.array([_rest(one) for one in plain], pa.binary())
+    event = messages.event_time
+    columns = {
+        "key": messages.key,
+        "payload": messages.payload,
+        "publish_time": pa.array(np.repeat(np.array([one.publish_time for one in metadata], np.int64), counts)),
+        "ordering_key": pa.nulls(total, pa.binary()) if messages.ordering_key is None else messages.ordering_key,
+        "properties": pa.nulls(total, _TYPES["properties"]),
+        "event_time": pa.nulls(total, pa.int64()) if event is None else pa.array(event, mask=event == 0),
+        "deliver_at": pa.array(np.repeat(np.array([max(one.deliver_at_time, 0) for one in metadata]), counts)),
+        "sequence_id": pa.array(sequence),
+        "batch_index": pa.array(index.astype(np.int32)),
+        "pulsar": rests.take(pa.array(np.repeat(np.arange(len(plain)), counts))),
+    }
+    ranges = {}
+    for one, end in zip(plain, ends.tolist(), strict=True):
+        one.send.rows = one.count
+        ranges[one.number] = (end - one.count, end)
+    return pa.RecordBatch.from_pydict(columns), ranges
+
+
+# -- one frame alone --------------------------------------------------------------------------------------------------
+
+
+def _alone(packed: _Packed) -> None:
+    """The rows of a frame, message by message; its error if it is malformed."""
+    try:
+        packed.rows = _batch(packed) if packed.count else _single(packed)
+        packed.send.rows = len(packed.rows.payload)
+    except Malformed as error:
+        packed.send.error = (ServerError.NOT_ALLOWED, str(error))
+
+
+def _single(packed: _Packed) -> _Rows:
+    rows, metadata = _Rows(), packed.metadata
+    _add(rows, metadata, metadata, packed.payload)
     rows.sequence_id.append(_signed(metadata.sequence_id))
     rows.batch_index.append(None)
-    for name in IN_COLUMNS if unread else (*IN_COLUMNS, *OF_FORM):
-        metadata.ClearField(name)
-    rows.pulsar.append(metadata.SerializeToString())
+    rows.pulsar.append(_rest(packed))
     return rows
 
 
-def _batch(metadata: Any, payload: memoryview) -> _Rows:
+def _batch(packed: _Packed) -> _Rows:
     """The messages of a batch, one after the other."""
-    count, rows, at, end = metadata.num_messages, _Rows(), 0, len(payload)
-    if not 0 < count <= MAX_RUN_MESSAGES:
-        raise Malformed(f"a batch of {count} messages; it has 1 to {MAX_RUN_MESSAGES}")
-    common = Metadata.FromString(metadata.SerializeToString())
-    for name in (*IN_COLUMNS, *OF_FORM, *OF_ONE):
-        common.ClearField(name)
-    rest = common.SerializeToString()
-    for index in range(count):
+    metadata, payload, rows, at, end = packed.metadata, packed.payload, _Rows(), 0, len(packed.payload)
+    rest = _rest(packed)
+    for index in range(packed.count):
         if end - at < 4 or (size := U32.unpack_from(payload, at)[0]) > end - at - 4:
             raise Malformed("a message of a batch reaches behind it")
         single = parse(Single, payload[at + 4 : at + 4 + size])
@@ -193,7 +331,7 @@ def _batch(metadata: Any, payload: memoryview) -> _Rows:
         _add(rows, metadata, single, payload[at : at + single.payload_size])
         at += single.payload_size
         number = single.sequence_id if single.HasField("sequence_id") else metadata.sequence_id + index
-        rows.sequence_id.append(_signed(number))
+        rows.sequence_id.append(_signed(number & UNSIGNED))
         rows.batch_index.append(index)
         rows.pulsar.append(rest + flags_of(single.key_is_base64, single.null_value, single.null_partition_key))
     if at != end:
@@ -209,7 +347,7 @@ def flags_of(key_is_base64: bool, null_value: bool, null_partition_key: bool) ->
     return encoded
 
 
-def _add(rows: _Rows, metadata: Any, one: Any, payload: memoryview) -> None:
+def _add(rows: _Rows, metadata: Any, one: Any, payload: bytes) -> None:
     """What a single message and one of a batch have alike. one: where its own fields stand."""
     key = None
     if one.HasField("partition_key"):
@@ -219,11 +357,8 @@ def _add(rows: _Rows, metadata: Any, one: Any, payload: memoryview) -> None:
         raise Malformed(f"a key has at most {MAX_KEY_BYTES} bytes")
     if len(payload) > MAX_MESSAGE_BYTES:
         raise Malformed(f"a message has at most {MAX_MESSAGE_BYTES} bytes, not {len(payload)}")
-    if metadata.publish_time > LAST_TIME or metadata.deliver_at_time > LAST_TIME:
-        raise Malformed("a time lies behind the year 9999; times are milliseconds since 1970")
     rows.key.append(key)
-    rows.payload.append(bytes(payload))
-    rows.bytes += len(payload)
+    rows.payload.append(payload)
     rows.publish_time.append(metadata.publish_time)
     rows.ordering_key.append(order)
     rows.properties.append(_pairs(one.properties) if one.properties else None)

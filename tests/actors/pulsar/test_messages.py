@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actors.pulsar import deliveries, sends
 from actors.pulsar.deliveries import Piece, encode_part
 from actors.pulsar.fields import Command, Metadata, ServerError, Single, parse
 from actors.pulsar.frames import Cutter, body_of
@@ -19,16 +21,25 @@ from storage.hashing import masked_hash
 from tests.actors.pulsar.made import NOW, U32, batch, fill, part, sent, single, taken
 
 
-def decoded(*sends: Send) -> Batch:
+@pytest.fixture(autouse=True, scope="module", params=[1, 1 << 30], ids=["abreast", "alone"])
+def _pace(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Everything is to be the same, whether messages are read and written abreast or one by one."""
+    before = sends.ABREAST, deliveries.ABREAST
+    sends.ABREAST = deliveries.ABREAST = request.param
+    yield
+    sends.ABREAST, deliveries.ABREAST = before
+
+
+def decoded(*given_sends: Send) -> Batch:
     """The rows of frames that are well formed."""
-    groups = groups_of(*sends)
-    assert [send.error for send in sends] == [None] * len(sends)
+    groups = groups_of(*given_sends)
+    assert [send.error for send in given_sends] == [None] * len(given_sends)
     assert len(groups) == 1
     return groups[0].batch
 
 
-def groups_of(*sends: Send) -> list[Group]:
-    return decode_sends(list(sends), now=NOW, producer="till", first_sequence=0)
+def groups_of(*given_sends: Send) -> list[Group]:
+    return decode_sends(list(given_sends), now=NOW, producer="till", first_sequence=0)
 
 
 def back(pieces: list[Piece]) -> list[tuple[Any, Any, bytes]]:
@@ -205,6 +216,37 @@ def test_any_change_of_a_batch_is_rows_or_refused(data: st.DataObject) -> None:
     start.body = type(start.body)(start.body.metadata, memoryview(bytes(raw)), damaged=False)
     for group in groups_of(start):
         frames(part(group.batch))
+
+
+def test_many_batches_of_every_kind_at_once() -> None:
+    """Plain ones, one with properties, one malformed, one alone: in the order in which they came."""
+    plain = [batch(*({"partition_key": b"k%d" % n, "payload": b"%d" % n} for n in range(size))) for size in (3, 7, 1)]
+    wrong = batch({"payload": b"x"}, num_messages=2)
+    rich = batch({"payload": b"rich", "properties": [(b"a", b"b")]}, {"payload": b"er"})
+    given_sends = [plain[0], wrong, single(b"alone"), plain[1], rich, plain[2]]
+    (group,) = groups_of(*given_sends)
+    payloads = group.batch.rows.column("payload").to_pylist()
+    assert payloads == [b"0", b"1", b"2", b"alone", *(b"%d" % n for n in range(7)), b"rich", b"er", b"0"]
+    assert [send.rows for send in group.sends] == [3, 1, 7, 2, 1]
+    assert wrong.error is not None
+    assert [piece.count for piece in encode(part(group.batch))] == [3, 1, 7, 2, 1]
+
+
+def test_more_rows_than_a_run_takes_are_several_runs() -> None:
+    given_sends = [batch(*({} for _ in range(30_000))) for _ in range(3)]
+    assert [len(group.batch) for group in groups_of(*given_sends)] == [60_000, 30_000]
+
+
+def test_large_numbers_of_every_length() -> None:
+    numbers = [0, 1, 127, 128, 1 << 14, (1 << 35) - 1, 1 << 49, (1 << 56) - 1, 1 << 56, (1 << 64) - 1]
+    messages: list[dict[str, Any]] = [
+        {"sequence_id": number, "event_time": number or 1, "payload": b"p" * n} for n, number in enumerate(numbers)
+    ]
+    for wanted in (messages[:8], messages):
+        ((_, _, payload),) = frames(part(decoded(batch(*wanted))))
+        assert [(one.sequence_id, one.event_time, len(data)) for one, data in singles(payload)] == [
+            (message["sequence_id"], message["event_time"], len(message["payload"])) for message in wanted
+        ]
 
 
 FIELDS = st.fixed_dictionaries(

@@ -1,0 +1,106 @@
+"""Protobuf abreast: one field of many messages at a time, with numpy.
+
+`Bytes` is what was read, padded so that eight bytes can be looked at from any place in it. A varint is read as one word
+of eight bytes: its end is the first byte without the high bit, and the groups of seven bits are squeezed together in
+three steps. Longer varints (more than 56 bits) are not read here; whoever finds one goes the slow way.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+Ints = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint64]
+
+_PAD = 16
+_INLINE = 12
+"""Bytes that an Arrow view holds itself."""
+_HIGH = np.uint64(0x8080808080808080)
+_LOW = np.uint64(0x7F7F7F7F7F7F7F7F)
+_ONE = np.uint64(1)
+
+
+class Bytes:
+    """Bytes to be read at many places at once. Places lie within `data`; up to 16 bytes behind it read as zero."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = np.frombuffer(data + b"\0" * _PAD, np.uint8)
+        self.size = len(data)
+        self._words = np.lib.stride_tricks.as_strided(
+            self.data[:8].view("<u8"), shape=(self.data.size - 8,), strides=(1,), writeable=False
+        )
+        self._big = np.lib.stride_tricks.as_strided(
+            self.data[:4].view(">u4"), shape=(self.data.size - 8,), strides=(1,), writeable=False
+        )
+
+    def u32(self, at: Ints) -> Ints:
+        """Numbers of four bytes, big-endian."""
+        return self._big[at].astype(np.int64)
+
+    def varints(self, at: Ints) -> tuple[Ints, Ints]:
+        """(values, lengths); length 0 where it has more than eight bytes."""
+        word = self._words[at]
+        ends = ~word & _HIGH
+        last = ends & (~ends + _ONE)
+        mask = (last << _ONE) - _ONE
+        mask[last == 0] = 0
+        length = (np.bitwise_count(mask) >> 3).astype(np.int64)
+        value = word & mask & _LOW
+        for step, keep in ((1, 0x007F007F007F007F), (2, 0x00003FFF00003FFF), (4, 0x000000000FFFFFFF)):
+            low = np.uint64(keep)
+            high = np.uint64(keep << 8 * step)
+            value = (value & low) | ((value & high) >> np.uint64(step))
+        return value.astype(np.int64), length
+
+    def slices(self, start: Ints, length: Ints, *, null: npt.NDArray[np.bool_] | None = None) -> pa.Array:
+        """Slices as a binary column. null: which of them are null."""
+        count = len(start)
+        views = np.zeros((count, 4), np.int32)
+        views[:, 0] = length
+        windows = np.lib.stride_tricks.sliding_window_view(self.data, _INLINE)
+        head = windows[start]
+        short = length <= _INLINE
+        head = np.where(np.arange(_INLINE) < length[:, None], head, 0).astype(np.uint8) if short.any() else head
+        views[:, 1:] = np.ascontiguousarray(head).view(np.int32)
+        long = np.flatnonzero(~short)
+        views[long, 2] = 0
+        views[long, 3] = start[long]
+        valid = None
+        if null is not None and null.any():
+            valid = pa.py_buffer(np.packbits(~null, bitorder="little"))
+        buffers = [valid, pa.py_buffer(views), pa.py_buffer(self.data)]
+        return pa.Array.from_buffers(pa.binary_view(), count, buffers).cast(pa.binary())
+
+
+def encode_varints(values: Words, tag: bytes) -> pa.Array:
+    """A field of each message: its tag and its value as a varint, a binary column."""
+    count = len(values)
+    bits = np.zeros(count, np.int64)
+    left = values.astype(np.uint64)
+    groups = []
+    while True:
+        groups.append((left & np.uint64(0x7F)).astype(np.uint8))
+        left = left >> np.uint64(7)
+        bits += 1
+        if not left.any():
+            break
+    width = np.ones(count, np.int64)
+    for place, group in enumerate(groups):
+        width = np.where(group > 0, place + 1, width)
+    matrix = np.zeros((count, len(tag) + len(groups)), np.uint8)
+    matrix[:, : len(tag)] = np.frombuffer(tag, np.uint8)
+    for place, group in enumerate(groups):
+        matrix[:, len(tag) + place] = group | np.where(place + 1 < width, 0x80, 0).astype(np.uint8)
+    lengths = width + len(tag)
+    data = matrix[np.arange(matrix.shape[1]) < lengths[:, None]]
+    offsets = np.concatenate([np.zeros(1, np.int32), np.cumsum(lengths).astype(np.int32)])
+    return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+
+
+def encode_u32(values: Ints) -> pa.Array:
+    """Numbers of four bytes, big-endian, as a binary column."""
+    data = values.astype(">u4")
+    kind = pa.binary(4)
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(data)]).cast(pa.binary())
