@@ -6,11 +6,9 @@ reads when it is imported is set now, so import this package before ray.
 
 from __future__ import annotations
 
-import contextlib
-import os
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from cluster.connecting import connect
 from cluster.environment import prepare
 from storage.errors import (
     Conflict,
@@ -26,7 +24,7 @@ from storage.errors import (
 )
 
 if TYPE_CHECKING:
-    from cluster.client import Client
+    from cluster.keyed_queue import KeyedQueue
 
 __all__ = [
     "Conflict",
@@ -34,6 +32,7 @@ __all__ = [
     "Fenced",
     "Invalid",
     "InvariantViolation",
+    "KeyedQueue",
     "NotFound",
     "Overloaded",
     "ProducerFenced",
@@ -46,45 +45,10 @@ __all__ = [
 prepare()
 
 
-def connect(
-    address: str | None = None,
-    *,
-    data_dir: str | Path | None = None,
-    embedded: bool = False,
-    pulsar_port: int | None = None,
-) -> Client:
-    """A client of the cluster at `address` (`host:port` of Ray's head).
+def __getattr__(name: str) -> Any:
+    """What comes with more than it is worth to a program that does not use it."""
+    if name == "KeyedQueue":
+        from cluster.keyed_queue import KeyedQueue
 
-    Without an address: the cluster that this process or its parents run in, else the one that `./sluice up` left
-    running for `data_dir`, else a new local one that lives as long as the client. Raises Unavailable, Invalid.
-
-    embedded: a cluster of its own in this very process, without Ray, that lives as long as the client. It keeps its
-    data in `data_dir`, where any cluster finds it again; without one in a temporary folder, which is removed.
-    pulsar_port: with `embedded`, the port where clients of Apache Pulsar connect to it; 0 chooses a free one, and
-    `client.pulsar_service_url` says which.
-    """
-    folder = None if data_dir is None else Path(data_dir)
-    if embedded:
-        if address is not None:
-            raise Invalid("a cluster in this process has no address; give embedded or an address, not both")
-        from cluster import embedded as in_process
-
-        return in_process.connect(folder, pulsar_port=-1 if pulsar_port is None else pulsar_port)
-    if pulsar_port is not None:
-        raise Invalid("pulsar_port is for a cluster in this process: give embedded=True, or `./sluice up` its own")
-    from cluster import launch, standalone
-    from cluster.discovery import find
-
-    if "SLUICE_INTERNAL_ADDRESS" not in os.environ and (client := standalone.join(folder, address)) is not None:
-        return client
-    cleanup = contextlib.ExitStack()
-    if address is not None:
-        found = find(folder)
-        launch.join(address, found[1] if found else None)
-    elif (found := find(folder)) is not None:
-        launch.join(*found)
-    else:
-        cleanup.enter_context(launch.local(folder or Path("sluice-data")))
-    from cluster.client import Client
-
-    return Client(cleanup)
+        return KeyedQueue
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

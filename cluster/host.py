@@ -32,7 +32,7 @@ from actors.messages import Stats, Text
 from actors.ports import Address, Meta, Objects, Ports, Unknown
 from actors.wire import Packed, pack_error
 from cluster.arrow import without_pandas
-from cluster.environment import LOOPBACK
+from cluster.environment import LOOPBACK, NAMESPACE
 from cluster.metrics import EVERY_S, Exporter
 from cluster.net import DirectNet, open_endpoint, session_folder
 from cluster.process import ProcessActors
@@ -224,6 +224,7 @@ def remote_host(name: str, *, restarts: int = 0, node: str | None = None) -> Any
     """The Ray options of a host: named, detached, no CPU reserved, no retries. node: there or nowhere."""
     options: dict[str, Any] = {
         "name": name,
+        "namespace": NAMESPACE,
         "lifetime": "detached",
         "max_restarts": restarts,
         "max_task_retries": 0,

@@ -111,6 +111,38 @@ def _session(wanted: ClusterOptions) -> Iterator[str]:
             leave_nothing(sessions)
 
 
+def inside(data_dir: Path | str) -> None:
+    """Sluice in the Ray cluster that this process is attached to: found, or started there; it ends with that cluster.
+
+    Raises Invalid if the cluster has several nodes, for then somebody has to say where the data goes, or if another
+    one runs on this folder; Unavailable.
+    """
+    import ray
+
+    if _runs_here():
+        return
+    if len([node for node in ray.nodes() if node["Alive"]]) > 1:
+        raise Invalid("no Sluice runs in this Ray cluster, and it has several nodes: start it as deploy/README.md says")
+    address = str(ray.get_runtime_context().gcs_address)
+    wanted = ClusterOptions(data_dir=prepare_folder(Path(data_dir)))
+    with claimed(wanted.data_dir):
+        refuse_running(wanted.data_dir)
+        start_controller(identified(wanted).settings())
+        write_state(
+            wanted.data_dir, {"address": address, "session": "", "token_file": "", "started_at": int(time.time())}
+        )
+
+
+def _runs_here() -> bool:
+    import ray
+
+    try:
+        ray.get_actor(CONTROLLER_NAME, NAMESPACE)
+    except ValueError:
+        return False
+    return True
+
+
 def leave_nothing(sessions: list[str]) -> None:
     """End every process of these, and remove their folders."""
     for session in sessions:

@@ -1,0 +1,380 @@
+"""A queue between the processes of a Ray program that is durable, keeps the order of each key, and has many readers.
+
+It has the feel of `ray.util.queue.Queue`, and `Empty` and `Full` are Python's own. What is different:
+
+* an item may have a key: items of one key reach one reader at a time, in the order in which they were put;
+* `get` hands out an `Item`; `ack` says that it is done. Without that, it comes again when its reader closes or dies;
+* `put` returns when the item is on disk on the ack quorum. `put_nowait` does not wait for that; `flush` does;
+* the queue is a topic with one subscription: it outlives every process, and `delete` removes it.
+
+A queue can be handed to tasks and actors: each process connects for itself when it uses the queue for the first time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from queue import Empty, Full
+from typing import TYPE_CHECKING, Any
+
+from cluster.connecting import connect
+from storage.errors import Invalid, SluiceError, Unavailable
+
+if TYPE_CHECKING:
+    from cluster.client import Client
+    from cluster.consumer import Consumer
+    from cluster.message import Message
+    from cluster.producer import Producer
+
+__all__ = ["Empty", "Full", "Item", "KeyedQueue"]
+
+SUBSCRIPTION = "queue"
+LOOK_AGAIN_S = 0.02
+"""A full queue is asked so often whether there is room: readers are other processes, and tell nobody here."""
+PUT_TIMEOUT_S = 30.0
+
+Key = str | bytes | None
+
+
+@dataclass(frozen=True)
+class Item:
+    """value: what was put. key: its key, None without one. redelivery_count: how often it was given back before."""
+
+    value: Any
+    key: bytes | None
+    redelivery_count: int
+    _message: Message = field(repr=False)
+
+
+class _Connection:
+    """What one process has open of a queue."""
+
+    def __init__(self, client: Client, owned: bool) -> None:
+        self.client = client
+        self.owned = owned
+        self.producer: Producer | None = None
+        self.consumer: Consumer | None = None
+
+    def close(self) -> None:
+        try:
+            for part in (self.producer, self.consumer):
+                if part is not None:
+                    part.close()
+        finally:
+            if self.owned:
+                self.client.close()
+
+
+class KeyedQueue:
+    """A queue by name. Safe for threads; several readers and writers may have it open at once."""
+
+    def __init__(
+        self,
+        name: str,
+        maxsize: int = 0,
+        *,
+        partitions: int = 4,
+        prefetch: int = 1000,
+        client: Client | None = None,
+        **connect: Any,
+    ) -> None:
+        """name: of the topic, made with so many partitions if it is new. prefetch: items that a reader takes ahead.
+
+        maxsize: so many items, acknowledged ones not counted, may be in the queue; 0 = no limit. Writers that put at
+        the same time may each pass it by what they put at once. client: to use, and not close; else the queue
+        connects by itself as `cluster.connect(**connect)` does. Raises Invalid, Unavailable.
+        """
+        if prefetch < 1 or partitions < 1:
+            raise Invalid("prefetch and partitions are at least 1")
+        self.name, self.maxsize = name, maxsize
+        self._partitions, self._prefetch, self._connect = partitions, prefetch, connect
+        self._client = client
+        self._begin()
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+        self._reading = threading.Lock()
+        self._connection: _Connection | None = None
+        self._closed = False
+        self._free = 0
+        self._error: SluiceError | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = ("name", "maxsize", "_partitions", "_prefetch", "_connect")
+        return {name: getattr(self, name) for name in kept}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._client = None
+        self._begin()
+
+    # -- putting --------------------------------------------------------------------------------------------------
+
+    def put(self, item: Any, block: bool = True, timeout: float | None = None, *, key: Key = None) -> None:
+        """Put an item and wait until it is durable. timeout: seconds to wait for room.
+
+        Raises Full, and Unavailable if nobody confirms it within 30 s: then it may be in the queue or not.
+        """
+        self._take_room(1, block, timeout)
+        self._writer().send_async(_packed(item), partition_key=key).result(PUT_TIMEOUT_S)
+
+    def put_nowait(self, item: Any, *, key: Key = None) -> None:
+        """Put an item without waiting for anything but this process's own buffer. Raises Full.
+
+        An error comes with the next `put_nowait`, `flush` or `close`.
+        """
+        self._take_room(1, False, None)
+        self._raise_error()
+        self._writer().send_async(_packed(item), self._settled, partition_key=key)
+
+    def put_nowait_batch(self, items: Sequence[Any], keys: Sequence[Key] | None = None) -> None:
+        """Put many items, all or, if there is no room for all of them, none. Raises Full; errors as `put_nowait`."""
+        if keys is not None and len(keys) != len(items):
+            raise Invalid(f"{len(items)} items have {len(keys)} keys; give one each")
+        self._take_room(len(items), False, None)
+        self._raise_error()
+        writer = self._writer()
+        for at, item in enumerate(items):
+            writer.send_async(_packed(item), self._settled, partition_key=None if keys is None else keys[at])
+
+    async def put_async(self, item: Any, block: bool = True, timeout: float | None = None, *, key: Key = None) -> None:
+        """The same as `put` for a running event loop: others go on while it waits. Raises Full, SluiceErrors."""
+        loop = asyncio.get_running_loop()
+        if self.maxsize > 0:
+            await asyncio.to_thread(self._take_room, 1, block, timeout)
+        outcome: asyncio.Future[None] = loop.create_future()
+
+        def settled(error: SluiceError | None, _: object) -> None:
+            loop.call_soon_threadsafe(_settle, outcome, error)
+
+        writer = self._writer() if self._is_open() else await asyncio.to_thread(self._writer)
+        writer.send_async(_packed(item), settled, partition_key=key)
+        await outcome
+
+    def flush(self) -> None:
+        """Wait until everything that was put here is durable. Raises the first error of those that nobody saw."""
+        connection = self._connection
+        if connection is not None and connection.producer is not None:
+            connection.producer.flush()
+        self._raise_error()
+
+    # -- getting --------------------------------------------------------------------------------------------------
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Item:
+        """The next item. timeout: seconds. Raises Empty if none is here in time."""
+        until = None if block and timeout is None else time.monotonic() + (timeout or 0 if block else 0)
+        reader = self._reader()
+        try:
+            if not self._reading.acquire(timeout=-1 if until is None else max(until - time.monotonic(), 0)):
+                raise Unavailable("another thread waits for the next item")
+            try:
+                left = None if until is None else max(until - time.monotonic(), 0)
+                return _item(reader.receive(None if left is None else int(left * 1000)))
+            finally:
+                self._reading.release()
+        except Unavailable as error:
+            raise Empty(f"the queue {self.name} has nothing for this reader now") from error
+
+    def get_nowait(self) -> Item:
+        """The next item if one is here. Raises Empty."""
+        return self.get(block=False)
+
+    def get_nowait_batch(self, num_items: int) -> list[Item]:
+        """So many items at once. Raises Empty, and takes none, if there are not so many here."""
+        items: list[Item] = []
+        try:
+            while len(items) < num_items:
+                items.append(self.get_nowait())
+        except Empty:
+            for item in items:
+                self.nack(item)
+            raise
+        return items
+
+    async def get_async(self, block: bool = True, timeout: float | None = None) -> Item:
+        """The same as `get` for a running event loop. A wait that is cancelled takes no item with it."""
+        if self._is_open():
+            try:
+                return self.get_nowait()
+            except Empty:
+                if not block:
+                    raise
+        given_up = threading.Event()
+        waiting = asyncio.get_running_loop().run_in_executor(None, self._wait, block, timeout, given_up)
+        try:
+            return await asyncio.shield(waiting)
+        except asyncio.CancelledError:
+            given_up.set()
+            raise
+
+    def _wait(self, block: bool, timeout: float | None, given_up: threading.Event) -> Item:
+        """Until an item is here, in short waits, so that a wait which nobody wants any more ends and gives it back."""
+        until = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = 1.0 if until is None else until - time.monotonic()
+            try:
+                item = self.get(block, max(min(left, 1.0), 0))
+            except Empty:
+                if not block or given_up.is_set() or (left <= 1.0 and until is not None):
+                    raise
+                continue
+            if given_up.is_set():
+                self.nack(item)
+                raise Empty("nobody waits any more")
+            return item
+
+    def ack(self, item: Item) -> None:
+        """Done with it, for good; the next item of its key may follow."""
+        self._reader().acknowledge(item._message)
+
+    def nack(self, item: Item, delay_s: float = 0.0) -> None:
+        """Give it back: it comes again after so many seconds, here or at another reader."""
+        self._reader().negative_acknowledge(item._message, delay_ms=int(delay_s * 1000))
+
+    # -- the queue ------------------------------------------------------------------------------------------------
+
+    def qsize(self) -> int:
+        """Items that are durable and not acknowledged, those with readers included."""
+        return sum(int(row["msgBacklog"]) for row in self._open().client.stats(self.name, SUBSCRIPTION))
+
+    def size(self) -> int:
+        """The same, by the name that `ray.util.queue` has for it."""
+        return self.qsize()
+
+    def __len__(self) -> int:
+        return self.qsize()
+
+    def empty(self) -> bool:
+        """Nothing is left that is not acknowledged."""
+        return self.qsize() == 0
+
+    def full(self) -> bool:
+        """There is no room for one more."""
+        return self.maxsize > 0 and self.qsize() >= self.maxsize
+
+    def close(self) -> None:
+        """Close it here: what was put becomes durable first, what was not acknowledged comes again elsewhere."""
+        with self._lock:
+            connection, self._connection, self._closed = self._connection, None, True
+        if connection is not None:
+            connection.close()
+        self._raise_error()
+
+    def shutdown(self, force: bool = False, grace_period_s: int = 5) -> None:
+        """Close it here. Unlike Ray's queue it keeps its items; `delete` removes them. The arguments have no use."""
+        self.close()
+
+    def delete(self) -> None:
+        """Close it here and remove it with everything in it."""
+        self._open().client.delete_topic(self.name, force=True)
+        self.close()
+
+    def __enter__(self) -> KeyedQueue:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- parts ----------------------------------------------------------------------------------------------------
+
+    def _is_open(self) -> bool:
+        return self._connection is not None
+
+    def _open(self) -> _Connection:
+        if self._connection is not None:
+            return self._connection
+        with self._lock:
+            if self._closed:
+                raise Invalid(f"the queue {self.name} is closed here")
+            if self._connection is None:
+                client = self._client or connect(**self._connect)
+                self._connection = self._found(_Connection(client, self._client is None))
+            return self._connection
+
+    def _found(self, connection: _Connection) -> _Connection:
+        """The topic and its subscription are there before the first item is."""
+        client = connection.client
+        try:
+            if self.name not in [row["topic"] for row in client.topics()]:
+                client.create_topic(self.name, self._partitions)
+            if SUBSCRIPTION not in client.subscriptions(self.name):
+                client.subscribe(self.name, SUBSCRIPTION, initial_position="earliest", receiver_queue_size=1).close()
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _writer(self) -> Producer:
+        connection = self._open()
+        with self._lock:
+            if connection.producer is None:
+                connection.producer = connection.client.create_producer(self.name)
+            return connection.producer
+
+    def _reader(self) -> Consumer:
+        connection = self._open()
+        with self._lock:
+            if connection.consumer is None:
+                connection.consumer = connection.client.subscribe(
+                    self.name, SUBSCRIPTION, initial_position="earliest", receiver_queue_size=self._prefetch
+                )
+            return connection.consumer
+
+    def _take_room(self, count: int, block: bool, timeout: float | None) -> None:
+        if self.maxsize <= 0:
+            return
+        until = None if timeout is None else time.monotonic() + timeout
+        while not self._has_room(count):
+            if not block or (until is not None and time.monotonic() >= until):
+                raise Full(f"the queue {self.name} has room for {max(self._free, 0)} of {count} items")
+            time.sleep(LOOK_AGAIN_S)
+
+    def _has_room(self, count: int) -> bool:
+        """Room that was seen is used up first: a look costs a call to every partition."""
+        self._open()
+        with self._lock:
+            if self._free >= count:
+                self._free -= count
+                return True
+        self.flush()
+        free = self.maxsize - self.qsize()
+        with self._lock:
+            self._free = free - count if free >= count else free
+        return free >= count
+
+    def _settled(self, error: SluiceError | None, _: object) -> None:
+        if error is not None:
+            self._error = self._error or error
+
+    def _raise_error(self) -> None:
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+
+def _packed(item: Any) -> bytes:
+    """Python's own pickle where it can, for it is fast; what Ray's tasks may be given besides goes Ray's way."""
+    try:
+        return pickle.dumps(item, pickle.HIGHEST_PROTOCOL)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        from ray import cloudpickle
+
+        dumps: Callable[[Any], bytes] = cloudpickle.dumps
+        return dumps(item)
+
+
+def _item(message: Message) -> Item:
+    return Item(pickle.loads(message.data()), message.key(), message.redelivery_count(), message)
+
+
+def _settle(outcome: asyncio.Future[None], error: SluiceError | None) -> None:
+    if outcome.done():
+        return
+    if error is None:
+        outcome.set_result(None)
+    else:
+        outcome.set_exception(error)

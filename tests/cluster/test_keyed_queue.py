@@ -1,0 +1,210 @@
+"""The queue for Ray programs: its items, its order, its limits, and that it is found from everywhere."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import cluster
+from cluster.client import Client
+from cluster.keyed_queue import Empty, Full, Item, KeyedQueue
+from storage.errors import Invalid
+from tests.cluster.helpers import PATIENCE_S, PYTHON, ROOT, eventually
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with cluster.connect(embedded=True) as one:
+        yield one
+
+
+@pytest.fixture
+def queue(client: Client, request: pytest.FixtureRequest) -> Iterator[KeyedQueue]:
+    with KeyedQueue(request.node.name.replace("[", "-").replace("]", ""), client=client) as one:
+        yield one
+
+
+def taken(queue: KeyedQueue, count: int) -> list[Item]:
+    """So many items, each acknowledged."""
+    items = []
+    for _ in range(count):
+        item = queue.get(timeout=PATIENCE_S)
+        queue.ack(item)
+        items.append(item)
+    return items
+
+
+def test_what_is_put_is_got_with_its_key(queue: KeyedQueue) -> None:
+    queue.put({"order": 7}, key="customer")
+    queue.put(None)
+    got = taken(queue, 2)
+    assert {(str(item.value), item.key) for item in got} == {("{'order': 7}", b"customer"), ("None", None)}
+    eventually(queue.empty, "the queue is empty")
+
+
+def test_items_of_a_key_keep_their_order(client: Client, queue: KeyedQueue) -> None:
+    """Two readers side by side, and the second gives back what it holds when it closes."""
+    for number in range(600):
+        queue.put_nowait((number % 7, number), key=f"key-{number % 7}")
+    queue.flush()
+    other = KeyedQueue(queue.name, client=client, prefetch=50)
+    first = other.get(timeout=PATIENCE_S)
+    other.close()
+    got = [item.value for item in taken(queue, 600)]
+    assert first.value in got
+    for key in range(7):
+        assert [number for at, number in got if at == key] == list(range(key, 600, 7))
+
+
+def test_each_item_reaches_one_of_many_readers(client: Client, queue: KeyedQueue) -> None:
+    queue.put_nowait_batch(list(range(300)), [f"key-{number % 50}" for number in range(300)])
+    queue.flush()
+    got: list[int] = []
+
+    def read() -> None:
+        with KeyedQueue(queue.name, client=client) as mine:
+            while len(got) < 300:
+                try:
+                    item = mine.get(timeout=0.1)
+                except Empty:
+                    continue
+                got.append(item.value)
+                mine.ack(item)
+
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join(PATIENCE_S)
+    assert sorted(got) == list(range(300))
+
+
+def test_what_was_put_before_any_reader_is_kept(tmp_path: Path) -> None:
+    with KeyedQueue("jobs", embedded=True, data_dir=tmp_path / "data") as queue:
+        queue.put("first", key="a")
+        queue.put("second", key="a")
+    with KeyedQueue("jobs", embedded=True, data_dir=tmp_path / "data") as again:
+        assert [item.value for item in taken(again, 2)] == ["first", "second"]
+
+
+def test_what_is_given_back_comes_again(queue: KeyedQueue) -> None:
+    queue.put("work")
+    queue.nack(queue.get(timeout=PATIENCE_S))
+    assert taken(queue, 1)[0].redelivery_count == 1
+
+
+def test_a_full_queue_takes_more_when_items_are_done(client: Client) -> None:
+    with KeyedQueue("bounded", 3, client=client) as queue:
+        with pytest.raises(Full, match="room for 3 of 4"):
+            queue.put_nowait_batch([1, 2, 3, 4])
+        for number in range(3):
+            queue.put(number)
+        assert queue.full()
+        with pytest.raises(Full):
+            queue.put_nowait(3)
+        with pytest.raises(Full):
+            queue.put(3, timeout=0.05)
+        waiting = threading.Thread(target=queue.put, args=(3,))
+        waiting.start()
+        taken(queue, 1)
+        waiting.join(PATIENCE_S)
+        assert not waiting.is_alive()
+        taken(queue, 3)
+        eventually(queue.empty, "the queue is empty")
+
+
+def test_an_empty_queue_says_so(queue: KeyedQueue) -> None:
+    for fails in (queue.get_nowait, lambda: queue.get(timeout=0.05), lambda: queue.get_nowait_batch(1)):
+        with pytest.raises(Empty):
+            fails()
+
+
+def test_a_batch_that_is_not_whole_is_given_back(queue: KeyedQueue) -> None:
+    queue.put("one")
+    eventually(lambda: queue._reader().held() == 1, "the item is here")
+    with pytest.raises(Empty):
+        queue.get_nowait_batch(2)
+    assert taken(queue, 1)[0].value == "one"
+
+
+async def test_others_go_on_while_an_item_is_awaited(queue: KeyedQueue) -> None:
+    waiting = asyncio.create_task(queue.get_async())
+    await asyncio.gather(*(queue.put_async(number, key=str(number % 5)) for number in range(200)))
+    items = [await waiting]
+    queue.ack(items[0])
+    while len(items) < 200:
+        items.append(await queue.get_async(timeout=PATIENCE_S))
+        queue.ack(items[-1])
+    assert sorted(item.value for item in items) == list(range(200))
+
+
+async def test_a_wait_that_is_cancelled_takes_nothing(queue: KeyedQueue) -> None:
+    waiting = asyncio.create_task(queue.get_async())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await queue.put_async("still here")
+    item = await queue.get_async(timeout=PATIENCE_S)
+    queue.ack(item)
+    assert item.value == "still here"
+
+
+def test_a_closed_queue_is_closed(client: Client) -> None:
+    queue = KeyedQueue("closed", client=client)
+    queue.put(1)
+    queue.shutdown()
+    with pytest.raises(Invalid, match="closed here"):
+        queue.get_nowait()
+    KeyedQueue("closed", client=client).delete()
+    assert "closed" not in [row["topic"] for row in client.topics()]
+
+
+def test_a_queue_that_is_sent_elsewhere_connects_for_itself() -> None:
+    there = pickle.loads(pickle.dumps(KeyedQueue("jobs", 5, partitions=2, address="127.0.0.1:1")))
+    assert (there.name, there.maxsize, there._connect) == ("jobs", 5, {"address": "127.0.0.1:1"})
+    with pytest.raises(cluster.SluiceError):
+        there.qsize()
+
+
+PROGRAM = """
+import sys
+import cluster
+from cluster import KeyedQueue
+import ray
+
+ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1", _temp_dir=sys.argv[2])
+queue = KeyedQueue("jobs", data_dir=sys.argv[1])
+queue.put(lambda: "done", key="a")  # Ray's own way of sending what Python's cannot
+
+@ray.remote
+def work(queue):
+    item = queue.get(timeout=60)
+    queue.ack(item)
+    queue.close()
+    return item.value()
+
+print(ray.get(work.remote(queue)))
+queue.close()
+ray.shutdown()
+"""
+
+
+@pytest.mark.ray
+def test_a_program_that_uses_ray_gets_its_broker(tmp_path: Path) -> None:
+    """It is started in the program's own Ray, found by its tasks, and ends with it."""
+    from cluster.environment import short_folder
+
+    sessions: list[str] = []
+    command = [PYTHON, "-c", PROGRAM, str(tmp_path / "data"), short_folder(sessions)]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S * 2, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines()[-1] == "done"
