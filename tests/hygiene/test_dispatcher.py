@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ast
 
-from tests.hygiene.source import Module, modules
+from tests.hygiene.source import Module, dotted, modules
 
 ACTOR = "actors.dispatcher.dispatcher"
 ENTRY = "actors/dispatcher/__init__.py"
 """The only file that names the actor's module: by it others come to the actor."""
+
+HOLDERS = {"actors/dispatcher/membership.py", "actors/dispatcher/open_runs.py"}
+"""Those that keep a table of small things of their own, members and runs, and nobody else writes those."""
 
 PARTS = [file for file in modules("actors") if file.path.startswith("actors/dispatcher/")]
 
@@ -20,10 +23,10 @@ def knows_the_actor(file: Module) -> list[int]:
 
 
 def foreign_writes(file: Module) -> list[int]:
-    """Lines that set an attribute of what somebody else holds: `self.part.x = 1`, `self.part.x += 1`."""
+    """Lines that set an attribute of anything but `self`: `self.part.x = 1`, `session.x += 1`."""
     stored = (node for node in ast.walk(file.tree) if isinstance(node, ast.Attribute))
     written = (node for node in stored if isinstance(node.ctx, ast.Store | ast.Del))
-    return [node.lineno for node in written if isinstance(node.value, ast.Attribute)]
+    return [node.lineno for node in written if dotted(node.value) != "self"]
 
 
 def test_no_part_knows_the_actor() -> None:
@@ -35,7 +38,8 @@ def test_no_part_knows_the_actor() -> None:
 
 
 def test_no_part_writes_what_belongs_to_another() -> None:
-    assert {file.path: lines for file in PARTS if (lines := foreign_writes(file))} == {}
+    others = [file for file in PARTS if file.path not in HOLDERS]
+    assert {file.path: lines for file in others if (lines := foreign_writes(file))} == {}
 
 
 def test_an_actor_has_all_its_attributes_before_it_starts() -> None:
@@ -55,6 +59,9 @@ def test_an_actor_has_all_its_attributes_before_it_starts() -> None:
 
 
 def test_walls_are_seen_where_there_are_none() -> None:
-    broken = "if TYPE_CHECKING:\n    from actors.dispatcher.dispatcher import Dispatcher\nself._reader.enabled = True\n"
+    broken = (
+        "if TYPE_CHECKING:\n    from actors.dispatcher.dispatcher import Dispatcher\n"
+        "self._reader.enabled = True\nsession.turn += 1\nself.turn = 1\n"
+    )
     file = Module("actors/dispatcher/x.py", broken, ast.parse(broken))
-    assert (knows_the_actor(file), foreign_writes(file)) == ([2], [3])
+    assert (knows_the_actor(file), foreign_writes(file)) == ([2], [3, 4])

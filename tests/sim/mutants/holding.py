@@ -46,7 +46,7 @@ HOLDING: list[Mutant] = [
         new="        self._state.settings = settings\n"
         "        self._state.membership.lease_ms, self._state.membership.trust_ms = settings.lease_ms, 500\n",
         world=BROKER,
-        test="tests/actors/dispatcher/test_configuring.py::test_a_shorter_lease_makes_no_two_owners",
+        test="tests/actors/dispatcher/test_configuration.py::test_a_shorter_lease_makes_no_two_owners",
     ),
     Mutant(
         name="who does not answer loses its messages with its place",
@@ -54,7 +54,7 @@ HOLDING: list[Mutant] = [
         old="        self._sessions.close(session)\n        member = ",
         new='        self.end(session, "it does not answer", dismissed=True)\n        member = ',
         world=BROKER,
-        test="tests/actors/dispatcher/test_rivals.py",
+        test="tests/actors/dispatcher/test_consumers.py",
     ),
     Mutant(
         name="an owner trusts itself for a lease longer than its record says",
