@@ -30,11 +30,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from loadgen.columns import distinct, last_before, one_to_one, running_end, sorted_pairs
+from loadgen.columns import Mask, distinct, last_before, one_to_one, running_end, sorted_pairs
 from loadgen.history import ACKS, DEATH, DETACH, EVENTS, EXPIRED, FAIL, OK, OWNER_CHANGE, RECEIVES, SENDS, Int64s
 from storage.hashing import hash_column, reduce_hash
 from storage.position import ENTRY_BITS, show
@@ -52,8 +51,6 @@ VIOLATIONS = (
 CHECKED = ("messages", "keys", "keys_in_flight_together", "hashes_moved", "delayed")
 MAX_EXAMPLES = 5
 _FOREVER = np.iinfo(np.int64).max
-
-Mask = npt.NDArray[np.bool_]
 
 
 @dataclass

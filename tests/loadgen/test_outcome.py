@@ -87,6 +87,13 @@ def test_everything_that_was_planned_and_seen_is_shown() -> None:
     assert (report.not_shown, report.exit_code) == ([], 0)
 
 
+def test_the_page_tells_of_each_fault_what_was_seen() -> None:
+    fault = {"at_us": START + 1_000_000, "at_s": 1.0, "kind": "kill-consumer", "target": "consumer-10"}
+    page = render(make_report(faults=[fault | {"effect": "it held 7; consumer-10.2 went on"}, fault | {"effect": ""}]))
+    assert "it held 7; consumer-10.2 went on" in page
+    assert '<td class="note">no effect was seen</td>' in page
+
+
 def test_what_was_not_shown_is_named_and_counts_when_strict() -> None:
     """A joiner without a message, a fault without effect, one that never came, no draining."""
     fault = {"at_us": START + 1_000_000, "at_s": 1.0, "kind": "join-consumer", "target": "consumer-11", "effect": ""}

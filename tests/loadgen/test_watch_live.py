@@ -67,7 +67,7 @@ async def look(address: str, folder: Path) -> dict[str, float]:
         await page.until(f"{events}.includes('consumer-5 joined')")
         hung = "document.querySelector('#done').innerText.includes('hang-consumer consumer-2')"
         await page.until(f"/draining\\s*[1-9]/.test(document.querySelector('#totals').innerText) || {hung}")
-        await page.picture((Path(SHOTS) if SHOTS else folder) / "flood.png", whole=False)
+        await page.picture((Path(SHOTS) if SHOTS else folder) / "flood.png", size=(1485, 1130))
         await page.until(hung)
         told["hang"] = time.monotonic() - began
         assert await page.value("document.querySelector('#events').children.length") > before

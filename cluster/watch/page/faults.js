@@ -66,7 +66,7 @@ export class Faults {
   }
 
   async #press(kind, target, label) {
-    this.said.textContent = `${kind.replaceAll("-", " ")} ${target && label}: on its way`;
+    this.said.textContent = `${kind.replaceAll("-", " ")}${target && ` ${label}`}: on its way`;
     try {
       await this.ask("/watch/faults", { method: "POST", body: JSON.stringify({ kind, target }) });
     } catch (error) {

@@ -70,9 +70,10 @@ class Page:
             more = {"text": text} if text and kind == "keyDown" else {}
             await self.ask("Input.dispatchKeyEvent", type=kind, key=key, **more)
 
-    async def picture(self, path: Path, *, whole: bool = True) -> None:
-        """Write a screenshot of the whole page, or of what fits into the window."""
-        shot = await self.ask("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
+    async def picture(self, path: Path, *, size: tuple[int, int] | None = None) -> None:
+        """Write a screenshot of the whole page, or of its upper left (width, height)."""
+        clip = {"clip": {"x": 0, "y": 0, "width": size[0], "height": size[1], "scale": 1}} if size else {}
+        shot = await self.ask("Page.captureScreenshot", format="png", captureBeyondViewport=True, **clip)
         await asyncio.to_thread(path.write_bytes, base64.b64decode(shot["data"]))
 
     async def ask(self, method: str, **arguments: Any) -> Any:
