@@ -193,7 +193,7 @@ def test_installs_again_when_the_project_changes(checkout: Checkout) -> None:
     assert "--constraint requirements.lock" in checkout.installs()[2]
 
 
-def test_goes_without_the_lock_only_where_its_versions_cannot_be_had(checkout: Checkout) -> None:
+def test_it_goes_without_the_lock_only_where_it_must(checkout: Checkout) -> None:
     (checkout.folder / "requirements.lock").write_text("numpy==2\n")
     code, _, err = checkout.run("x", FAIL="yes")
     assert code == 2
@@ -203,7 +203,7 @@ def test_goes_without_the_lock_only_where_its_versions_cannot_be_had(checkout: C
     assert "--constraint" not in checkout.installs()[-1]
 
 
-def test_the_lock_names_a_version_of_everything_that_is_needed_and_no_address() -> None:
+def test_the_lock_names_a_version_of_everything_needed() -> None:
     text = re.sub(r"(?m)^#.*\n", "", (ROOT / "requirements.lock").read_text())
     entries = [entry.split() for entry in re.split(r"\n(?=\S)", text.replace("\\\n", ""))]
     told = [[word for word in entry if not word.startswith("--hash=sha256:")] for entry in entries]
@@ -252,7 +252,7 @@ def _said(process: subprocess.Popen[str]) -> str:
     return process.stderr.readline()
 
 
-def test_an_interrupted_installation_is_done_again_from_the_start(checkout: Checkout) -> None:
+def test_an_interrupted_installation_is_done_again(checkout: Checkout) -> None:
     marker = checkout.calls.parent / "installing"
     process = checkout.start("x", SLOW=str(marker))
     _wait_for(marker.exists)

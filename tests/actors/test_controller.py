@@ -264,7 +264,7 @@ async def _suspect(stage: Stage, address: Address) -> None:
     await stage.client.net.call(CONTROLLER, Suspect(address=address), 60_000)
 
 
-def test_a_dead_actor_is_replaced_before_the_suspicion_is_answered() -> None:
+def test_a_dead_actor_is_replaced_before_the_suspect_is_answered() -> None:
     """Whoever asks next gets a living one."""
 
     async def scenario(stage: Stage) -> None:
@@ -355,7 +355,7 @@ def test_without_any_bookie_the_start_fails_with_the_reason() -> None:
     World(1).play(run)
 
 
-def test_a_lost_bookie_is_told_to_every_topic_until_nothing_remains() -> None:
+def test_a_lost_bookie_is_told_to_topics_until_nothing_remains() -> None:
     """Also to topics that nobody uses, and again to a new owner; the status counts what remains."""
 
     async def scenario(stage: Stage) -> None:
@@ -397,7 +397,7 @@ def test_a_lost_bookie_is_told_to_every_topic_until_nothing_remains() -> None:
     play(scenario)
 
 
-def test_a_bookie_is_lost_after_its_time_and_used_again_when_it_returns() -> None:
+def test_a_bookie_is_lost_after_its_time_and_used_on_return() -> None:
     """Not before; and the topics are told that it is no longer lost."""
 
     async def scenario(stage: Stage) -> None:

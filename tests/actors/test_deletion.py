@@ -75,7 +75,7 @@ def test_nobody_starts_anew_what_is_being_deleted() -> None:
 
 
 @pytest.mark.parametrize("vanishing", ["done", "undone"])
-def test_who_ends_before_it_answers_is_not_started_to_make_it_anew(vanishing: str) -> None:
+def test_who_ends_before_it_answers_is_not_started_again(vanishing: str) -> None:
     async def scenario(stage: Stage) -> None:
         subscribe = LocateSubscription(topic="t", subscription="s", settings=SubscriptionSettings())
         unsubscribe = RemoveSubscription(topic="t", subscription="s")

@@ -42,7 +42,7 @@ def test_one_partition_is_found_while_another_cannot_be_started(name: str, find:
     play(scenario)
 
 
-def test_address_that_did_not_answer_is_asked_for_again_and_no_other() -> None:
+def test_an_address_without_answer_is_asked_for_again() -> None:
     """Only the partition whose owner died is looked up."""
 
     async def scenario(stage: Stage) -> None:
@@ -75,7 +75,7 @@ def test_partition_that_the_topic_does_not_have() -> None:
     play(scenario)
 
 
-def test_subscription_that_cannot_be_started_as_it_is_is_not_tried_for_ever() -> None:
+def test_an_unstartable_subscription_is_not_tried_endlessly() -> None:
     """Neither the partition that was asked for nor the others."""
 
     async def scenario(stage: Stage) -> None:

@@ -335,7 +335,7 @@ def test_what_a_key_and_a_delay_mean_together_is_declared(client: Client) -> Non
     consumer.close()
 
 
-def test_a_subscription_that_could_never_work_is_refused_and_forgotten(client: Client) -> None:
+def test_an_impossible_subscription_is_refused_and_forgotten(client: Client) -> None:
     """One clear line; a right subscription of the same name works afterwards."""
     client.create_topic("picky")
     wrong: list[tuple[dict[str, Any], str]] = [

@@ -18,7 +18,7 @@ class Silent:
         raise AssertionError(f"{name} of the loop was asked for")
 
 
-def test_kst_7_a_cumulative_acknowledgement_is_refused_with_one_line_that_says_what_to_do() -> None:
+def test_kst_7_a_cumulative_acknowledgement_is_refused_clearly() -> None:
     consumer = Consumer(
         cast(LoopThread, Silent()),
         "orders",

@@ -101,7 +101,7 @@ async def waiting_for(parts: Parts) -> tuple[host.Host, asyncio.Task[Answer]]:
     return runs, waiting
 
 
-async def test_who_waits_for_an_actor_that_is_stopped_learns_that_it_is_gone() -> None:
+async def test_who_waits_for_a_stopped_actor_learns_that_it_is_gone() -> None:
     """At once, and not when its patience ends: it has to find the next one."""
     runs, waiting = await waiting_for(Parts())
     await runs.stop("slow")
@@ -158,7 +158,7 @@ async def test_nobody_reaches_an_actor_before_it_has_started() -> None:
     assert runs.actors.inventory() == [("topic", "host/slow", {})]
 
 
-async def test_what_a_caller_does_to_its_columns_afterwards_reaches_nobody() -> None:
+async def test_a_callers_later_changes_of_its_columns_reach_nobody() -> None:
     """Two actors of one process are as far apart as two processes."""
     parts = Parts()
     runs = host.Host("host", parts, {}, [])

@@ -53,7 +53,7 @@ def test_an_id_is_made_once_and_stands_on_both_sides(used: Path) -> None:
     assert identity.settle(used, url_of(used), None) == known
 
 
-def test_a_folder_refuses_an_empty_metadata_store_and_makes_nothing(used: Path, tmp_path: Path) -> None:
+def test_a_folder_refuses_an_empty_metadata_store(used: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     with pytest.raises(Invalid, match=r"belongs to cluster .* knows no cluster.*--forget") as refused:
         identity.settle(used, url_of(other), None)
@@ -116,7 +116,7 @@ async def _put(root: Path) -> None:
     objects.close()
 
 
-def test_a_metadata_file_is_read_without_changing_a_byte_and_from_a_copy_that_cannot_be_written(tmp_path: Path) -> None:
+def test_a_metadata_file_is_read_without_changing_a_byte(tmp_path: Path) -> None:
     writer = SqliteMetadata(tmp_path / "live" / "metadata.db")
     writer.create("a", 1, b"in the log alone")
     shutil.copytree(tmp_path / "live", tmp_path / "copy")
@@ -133,7 +133,7 @@ def test_a_metadata_file_is_read_without_changing_a_byte_and_from_a_copy_that_ca
     writer.close()
 
 
-async def test_an_older_metadata_store_gives_no_number_again_and_the_disk_stays_as_it_is(tmp_path: Path) -> None:
+async def test_an_older_metadata_store_gives_no_number_again(tmp_path: Path) -> None:
     from actors.bookie.cookie import CLUSTER, cookie_key
     from actors.ids import LEDGER_IDS, LedgerIds
 

@@ -262,7 +262,7 @@ def locked(path: Path) -> bool:
     return False
 
 
-def test_a_process_that_waits_takes_over_and_the_next_controller_knows_whom_it_serves(client: Client) -> None:
+def test_a_waiting_process_takes_over_and_is_known_afterwards(client: Client) -> None:
     """SIGKILL of an owner's process, then of the controller: the stand-in goes on and is not taken for waiting."""
     client.create_topic("stand-in")
     producer = client.create_producer("stand-in")

@@ -52,7 +52,7 @@ async def test_frozen_process_has_not_ended(child: tuple[subprocess.Popen[str], 
     await asyncio.wait_for(waiting, 30)
 
 
-async def test_number_that_was_given_to_another_process_means_the_first_has_ended() -> None:
+async def test_a_number_given_to_another_process_means_the_first_ended() -> None:
     machine, pid, started = this_process().split("/")
     await asyncio.wait_for(ProcessWatch().ended(f"{machine}/{pid}/{int(started) - 1}"), 30)
 

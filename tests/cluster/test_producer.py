@@ -87,7 +87,7 @@ def rows(*due: int) -> pa.RecordBatch:
     return pa.record_batch({"payload": ["x"] * len(due), "deliver_at": pa.array(due, pa.int64())})
 
 
-def test_dl_12_a_delay_beyond_the_topics_limit_is_refused_and_leaves_no_gap() -> None:
+def test_dl_12_a_delay_beyond_the_topics_limit_is_refused() -> None:
     stage = Stage(last_sequence=6)
     with pytest.raises(Invalid, match=r"^a delay of 10001 ms is beyond the topic's limit of 10000 ms$"):
         stage.producer.send_batch(rows(0, NOW + LONGEST + 1, NOW + 5))
@@ -205,7 +205,7 @@ def test_who_waits_for_one_message_is_not_kept_by_others() -> None:
     assert all(one.message_id().partition_index == stage.parts.index(first) for one in done)
 
 
-def test_who_waits_for_room_is_woken_by_a_confirmation_and_by_the_end() -> None:
+def test_who_waits_for_room_is_woken_by_confirmation_and_end() -> None:
     stage = Stage(max_messages=MAX_PENDING_MESSAGES)
     stage.producer.send_batch(pa.record_batch({"payload": ["x"] * MAX_PENDING_MESSAGES}))
     stage.loop.turn()

@@ -100,7 +100,7 @@ def test_a_stranger_gets_no_answer(folder: Path) -> None:
         client.topics()
 
 
-def test_a_start_that_fails_says_why_in_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_failed_start_says_why_in_one_line_and_leaves_nothing(tmp_path: Path) -> None:
     with claimed(tmp_path), pytest.raises(cluster.Invalid, match=rf"another process \({os.getpid()}, ") as told:
         standalone.up(values(tmp_path))
     assert "\n" not in str(told.value)

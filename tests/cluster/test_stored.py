@@ -16,7 +16,7 @@ from storage.errors import Invalid, NotFound
 from storage.position import position
 
 
-def test_closed_ledgers_are_whole_and_the_open_one_reaches_as_far_as_is_confirmed() -> None:
+def test_an_open_ledger_reaches_as_far_as_is_confirmed() -> None:
     ends = Ends(first=position(4, 0), last=position(9, 6), next=position(9, 7), ledgers=[(4, 99), (9, None)])
     assert ranges_of(2, ends) == [StoredRange(2, 4, 0, 99), StoredRange(2, 9, 0, 6)]
 

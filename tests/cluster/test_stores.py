@@ -272,7 +272,7 @@ class _Counting(SqliteMetadata):
         return super().create_many(versions)
 
 
-async def test_versions_that_wait_for_a_write_are_written_together_each_with_its_own_outcome(tmp_path: Path) -> None:
+async def test_versions_written_together_have_outcomes_of_their_own(tmp_path: Path) -> None:
     store = _Counting(tmp_path / "meta.db")
     metadata = AsyncMeta(store)
     first = asyncio.create_task(metadata.create("first", 1, b"a"))

@@ -50,7 +50,7 @@ class MetadataKit:
         assert not first.create("topic/a", 1, b"very late")
         assert first.read("topic/a") == Record(2, b"two")
 
-    def test_a_writer_that_slept_while_old_versions_were_trimmed_loses(self, maker: Maker) -> None:
+    def test_a_writer_that_slept_while_versions_were_trimmed_loses(self, maker: Maker) -> None:
         sleeper, other = maker(), maker()
         for number in range(1, 4):
             assert sleeper.create("owner", number, b"sleeper")

@@ -9,6 +9,8 @@ from tests.hygiene.source import FUNCTIONS, PACKAGES, ROOT, Module, modules, tra
 
 MOST_LINES = 500
 MOST_FUNCTION_LINES = 50
+MOST_LETTERS = 60
+"""Of the name of a test."""
 TEST_ONLY_FOLDERS = {"hygiene", "sim", "scenarios", "conformance", "deploy", "benchmarks", "docs"}
 """Folders of tests/ that stand for no single package."""
 
@@ -39,6 +41,17 @@ def test_no_drawer_for_everything() -> None:
 def test_every_module_says_what_it_is() -> None:
     silent = [one.path for one in modules() if one.text.strip() and not ast.get_docstring(one.tree)]
     assert silent == []
+
+
+def test_names_of_tests_are_short() -> None:
+    """A name that needs more is two tests, or tells its story in the docstring."""
+    long = [
+        f"{module.path}:{node.lineno} {node.name} has {len(node.name)} letters"
+        for module in modules("tests")
+        for node in ast.walk(module.tree)
+        if isinstance(node, FUNCTIONS) and node.name.startswith("test_") and len(node.name) > MOST_LETTERS
+    ]
+    assert long == []
 
 
 def test_what_is_public_is_described() -> None:

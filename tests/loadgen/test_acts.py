@@ -7,7 +7,7 @@ from pathlib import Path
 from loadgen.acts import Pace, Reserve
 
 
-def test_the_last_part_waits_for_late_faults_and_goes_on_after_them(tmp_path: Path) -> None:
+def test_the_last_part_waits_for_late_faults(tmp_path: Path) -> None:
     path = tmp_path / "pace"
     reserve = Reserve(path, rate=1_000.0, messages=20_000)
     reserve.look(left=6_000, needed_s=60.0, now=1)

@@ -253,9 +253,7 @@ def test_plan_follows_the_options() -> None:
     assert targets == ["consumer-1", "consumer-2", "consumer-3"] * 2
 
 
-def test_rolling_restart_hits_everybody_in_turn_in_its_own_process(
-    chaos: Chaos, signals: list[tuple[int, int]]
-) -> None:
+def test_a_rolling_restart_hits_everybody_in_turn(chaos: Chaos, signals: list[tuple[int, int]]) -> None:
     made = len(PretendedProcess.made)
     for fault in plan_rolling(2, 2, 0.1):
         chaos.inject(fault)
@@ -269,7 +267,7 @@ def change(epoch: int, cause: str, *moved: tuple[int, int, str, str]) -> dict[st
     return {"epoch": epoch, "at": 0, "cause": cause, "moved": rows}
 
 
-def test_moves_are_counted_against_what_a_leaver_had_and_a_joiner_deserves() -> None:
+def test_moves_are_counted_against_what_is_deserved() -> None:
     moves = Moves(consumers=3)
     first = change(1, "a joined", (1, HASHES, "", "a#1"))
     moves.count(0, 1, [first])

@@ -59,7 +59,7 @@ def test_rolling_restart_moves_no_more_hashes_than_it_must(connect: ClusterConne
 
 
 @pytest.mark.parametrize("policy", ["read_position", "draining_hashes"])
-def test_judge_tells_a_policy_that_breaks_the_order_from_one_that_keeps_it(
+def test_the_judge_tells_policies_that_break_the_order(
     connect: ClusterConnect, spark: Any, tmp_path: Path, policy: str
 ) -> None:
     """Same workload, same seed: newcomers who get a key of which somebody still holds messages are found out."""

@@ -186,7 +186,7 @@ def test_old_message_may_come_again_behind_newer_ones() -> None:
     assert findings.messages["redelivered"] == 1
 
 
-def test_delayed_message_may_come_behind_newer_ones_but_not_early() -> None:
+def test_delayed_messages_may_come_behind_but_not_early() -> None:
     story = clean_story()
     story.send(b"a", 3, entry=6, deliver_at=40)
     story.send(b"a", 4, entry=7)
@@ -265,7 +265,7 @@ def test_death_of_another_session_explains_nothing() -> None:
     only(story.judge(), overlap=1, unexplained_redelivery=1)
 
 
-def test_message_without_key_is_never_out_of_order_nor_overlapping() -> None:
+def test_keyless_messages_are_never_out_of_order() -> None:
     story = clean_story()
     for seq in (0, 1):
         story.send(None, seq, entry=20 + seq)
@@ -293,7 +293,7 @@ def test_redelivery_after_owner_change_is_explained() -> None:
     only(story.judge())
 
 
-def test_redelivery_after_an_owner_change_event_is_explained_in_its_partition_only() -> None:
+def test_redelivery_after_an_owner_change_is_of_its_partition() -> None:
     story = clean_story()
     story.receive("c2", b"a", 2, 4, at=26_000)
     story.acks[-2]["confirmed_at"] = 0
@@ -303,14 +303,14 @@ def test_redelivery_after_an_owner_change_event_is_explained_in_its_partition_on
     only(story.judge(), unexplained_redelivery=1)
 
 
-def test_redelivery_to_the_same_consumer_in_a_new_session_is_explained() -> None:
+def test_redelivery_in_a_new_session_is_explained() -> None:
     story = clean_story()
     story.receive("c2", b"a", 2, 4, at=26_000, session=2)
     story.acks[-2]["confirmed_at"] = 0
     only(story.judge())
 
 
-def test_acknowledgement_releases_both_deliveries_to_the_same_consumer() -> None:
+def test_one_acknowledgement_releases_both_deliveries() -> None:
     story = clean_story()
     for seq in (3, 4):
         story.send(b"a", seq, entry=seq + 10)

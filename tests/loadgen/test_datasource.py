@@ -62,7 +62,7 @@ def test_stream_acknowledges_on_commit_only(tmp_path: Path) -> None:
     assert consumer.closed
 
 
-def test_uncommitted_messages_are_read_again_unchanged_after_a_restart(tmp_path: Path) -> None:
+def test_uncommitted_messages_are_read_again_after_a_restart(tmp_path: Path) -> None:
     first = stream(tmp_path, ListConsumer(deque([message_batch(0, 3), message_batch(3, 2)])))
     first.latestOffset({"file": 0})
     first.commit({"file": 1})
@@ -77,7 +77,7 @@ def test_uncommitted_messages_are_read_again_unchanged_after_a_restart(tmp_path:
     assert len(consumer.acknowledged) == 1
 
 
-def test_committed_but_not_acknowledged_messages_are_not_read_twice(tmp_path: Path) -> None:
+def test_committed_unacknowledged_messages_are_not_read_twice(tmp_path: Path) -> None:
     first = stream(tmp_path, ListConsumer(deque([message_batch(0, 3)])))
     first.latestOffset({"file": 0})
     consumer = ListConsumer(deque([message_batch(0, 3)]))
@@ -98,7 +98,7 @@ def test_files_of_an_earlier_life_go_when_nothing_is_left(tmp_path: Path) -> Non
     assert not Spool(tmp_path).path(0).exists()
 
 
-def test_files_stay_when_a_lost_session_voids_their_acknowledgements(tmp_path: Path) -> None:
+def test_files_stay_when_a_lost_session_voids_their_acks(tmp_path: Path) -> None:
     consumer = ListConsumer(deque([message_batch(0, 3)]), lose_after=1)
     reader = stream(tmp_path, consumer)
     reader.latestOffset({"file": 0})
@@ -131,7 +131,7 @@ class StoredClient(ListClient):
         yield message_batch(wanted.first, len(wanted))
 
 
-def test_batch_read_divides_what_is_stored_over_tasks_and_repeats_exactly() -> None:
+def test_batch_read_divides_over_tasks_and_repeats_exactly() -> None:
     reader = SluiceReader(_Target("t", StoredClient(ListConsumer(deque())), "p"), most=10)
     tasks = [cast(StoredRange, task.value) for task in reader.partitions()]
     assert [(task.partition, task.first, task.last) for task in tasks] == [

@@ -83,7 +83,7 @@ def test_plan_by_time_is_drawn_from_the_seed() -> None:
         plan_by_time(["set-fire"], 1.0, 5.0, seed=1)
 
 
-def test_killed_consumer_is_replaced_under_its_name_and_its_death_is_written(tmp_path: Path, killed: list[int]) -> None:
+def test_a_killed_consumer_is_replaced_and_its_death_written(tmp_path: Path, killed: list[int]) -> None:
     fleet = make_fleet(tmp_path)
     fleet.begin(3, spares=1)
     assert sorted(member.incarnation for member in fleet.working) == ["consumer-1.1", "consumer-2.1", "consumer-3.1"]

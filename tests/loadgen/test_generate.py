@@ -38,7 +38,7 @@ def test_counts_add_up_and_chunks_follow_each_other() -> None:
         assert [chunk.first_row for chunk in chunks] == list(range(0, int(SMALL.shares()[task]), SMALL.batch))
 
 
-def test_every_key_is_numbered_from_zero_without_gaps_in_one_task() -> None:
+def test_every_key_is_numbered_without_gaps_in_one_task() -> None:
     seen: dict[bytes, list[int]] = {}
     owner: dict[bytes, int] = {}
     for task, chunk in everything(SMALL):

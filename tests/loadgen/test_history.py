@@ -94,7 +94,7 @@ def test_bucket_hash_is_the_sticky_hash() -> None:
     assert bucket_hashes(pa.nulls(2, pa.binary()), np.array([5, 6])).tolist() == [6, 7]
 
 
-def test_confirmation_covers_what_was_acknowledged_before_it_was_asked() -> None:
+def test_confirmation_covers_what_was_acknowledged_before() -> None:
     story = Story()
     for entry, at in enumerate((10, 20, 30, 40)):
         story.ack("c", entry, at)

@@ -15,7 +15,7 @@ def test_simulated_names_are_the_simulators() -> None:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_what_ends_a_process_is_a_crash_and_what_stops_one_a_pause(name: str) -> None:
+def test_what_ends_a_process_is_a_crash_what_stops_it_a_pause(name: str) -> None:
     action = name.partition("-")[0]
     expected = {"kill": "crash", "freeze": "pause", "restart": "churn", "join": "churn"}
     assert KINDS[name].simulated == expected.get(action, KINDS[name].simulated)

@@ -57,7 +57,7 @@ def test_a_short_life_is_warm_after_its_half() -> None:
     assert long.warm_at == WARM_US
 
 
-def test_missing_samples_are_bridged_and_one_sample_makes_no_line() -> None:
+def test_missing_samples_are_bridged() -> None:
     gap = [{"at": at * MB, "role": "bookie", "process": "b", "bytes": at * MB} for at in (0, 10, 190, 200)]
     (line,) = lines(pa.Table.from_pylist(gap, MEMORY))
     assert line.warm() == 10 * MB
@@ -80,7 +80,7 @@ def test_roles_come_in_order_with_the_worst_of_each() -> None:
     ]
 
 
-def test_who_cannot_be_asked_is_left_out_and_the_others_are_asked() -> None:
+def test_who_cannot_be_asked_is_left_out() -> None:
     def away() -> list[tuple[str, str, int]]:
         raise Unavailable("the controller is just being replaced")
 
@@ -93,7 +93,7 @@ def test_who_cannot_be_asked_is_left_out_and_the_others_are_asked() -> None:
     assert sampler.stop().num_rows == table.num_rows
 
 
-def test_what_is_shared_is_not_counted_and_who_is_gone_takes_nothing() -> None:
+def test_what_is_shared_is_not_counted_nor_taken_by_the_gone() -> None:
     before = resident(os.getpid())
     with mmap.mmap(-1, 40 * MB) as common:  # an anonymous map is shared with children
         common.write(b"x" * len(common))

@@ -62,7 +62,7 @@ def test_description_is_plain() -> None:
     assert described["data_dir"] == "/tmp/x"
 
 
-def test_acts_are_for_runs_without_a_rate_a_time_or_faults_of_their_own() -> None:
+def test_acts_are_for_runs_without_rate_time_or_faults() -> None:
     """A rate means one act at this rate; the faults then still wait for each other."""
     plain = FloodOptions.of()
     assert (plain.in_acts, plain.first_part) == (True, FIRST_PART)

@@ -257,7 +257,7 @@ def test_page_is_self_contained_and_says_what_happened(tmp_path: Path) -> None:
     assert "seed 11" in text
 
 
-def test_page_of_a_broken_run_shows_the_reasons_and_escapes_what_came_from_outside() -> None:
+def test_a_broken_runs_page_shows_reasons_and_escapes_text() -> None:
     report = make_report(config={"input": "<script>alert(1)</script>"})
     report.judgement.findings.found("order", 3, ["message 2 of key b'<b>' came late"])
     html = render(report)
@@ -268,7 +268,7 @@ def test_page_of_a_broken_run_shows_the_reasons_and_escapes_what_came_from_outsi
     assert "order: 3" in text
 
 
-def test_page_of_many_restarts_shows_each_consumer_once_and_every_fault() -> None:
+def test_a_page_of_many_restarts_shows_each_consumer_once() -> None:
     base = make_report()
     base.judgement.measures.shares = {f"consumer-{n % 12}.{n // 12}": np.full(20, n, np.int64) for n in range(240)}
     faults = [

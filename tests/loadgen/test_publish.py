@@ -69,7 +69,7 @@ def test_delays_become_due_times(tmp_path: Path) -> None:
     assert late.max() <= job.clock.now() // 1000 + 6_000
 
 
-def test_failed_attempt_is_known_as_unknown_and_its_repetition_stores_nothing_twice(tmp_path: Path) -> None:
+def test_a_failed_attempt_is_unknown_and_its_repetition_harmless(tmp_path: Path) -> None:
     job = make_job(tmp_path, fail_after=2)
     with pytest.raises(Unavailable, match="planted"):
         run_tasks(job, WORKLOAD)
@@ -140,7 +140,7 @@ def test_rows_of_a_user_are_published(tmp_path: Path) -> None:
     assert sorted(FolderClient(tmp_path / "broker").stored("t").column("payload").to_pylist()) == [b"1", b"2", b"3"]
 
 
-def test_two_acts_are_one_numbering_and_the_second_is_sent_at_intended_times(tmp_path: Path) -> None:
+def test_two_acts_are_one_numbering_at_intended_times(tmp_path: Path) -> None:
     """The task waits at the border; what it sends then has the times that the pace gives."""
     plain, job = (make_job(tmp_path / name) for name in ("whole", "acts"))
     job = replace(job, first_part=0.5)

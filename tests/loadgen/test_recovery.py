@@ -91,13 +91,13 @@ def test_redelivery_is_the_first_message_that_waited_at_the_dead() -> None:
     assert found.redelivered_keys.get_max_value() == pytest.approx(290 * MS, rel=0.001)
 
 
-def test_messages_that_nobody_had_read_before_the_death_are_no_redeliveries() -> None:
+def test_messages_nobody_had_read_are_no_redeliveries() -> None:
     run = killed()
     run.delivered = [row for row in run.delivered if row["key_seq"] not in (4, 5)]
     assert run.recover().redelivery == {}
 
 
-def test_key_that_had_moved_on_before_the_death_is_not_a_key_of_the_dead() -> None:
+def test_a_key_moved_on_before_the_death_is_not_of_the_dead() -> None:
     run = killed()
     run.message("c2", 1, 3, 50)
     assert run.recover().redelivery == {"c1": 290 * MS}
@@ -107,7 +107,7 @@ def fault(kind: str, at: float, **more: Any) -> dict[str, Any]:
     return {"kind": kind, "target": "x", "at_us": START + int(at * MS)} | more
 
 
-def test_next_delivery_is_by_a_newer_owner_and_not_what_was_on_its_way() -> None:
+def test_a_next_delivery_is_by_a_newer_owner() -> None:
     run = Run()
     run.message("c1", 1, 0, 10, epoch=3)
     run.message("c1", 1, 1, 105, epoch=3)  # sent by the old owner, received after its end
@@ -147,7 +147,7 @@ def alone(*others: dict[str, Any]) -> tuple[float, float]:
         (fault("kill-controller", 300), 0),
     ],
 )
-def test_takeover_is_alone_if_nothing_that_it_needs_is_broken_meanwhile(other: dict[str, Any], counts: int) -> None:
+def test_a_takeover_is_alone_if_nothing_it_needs_is_broken(other: dict[str, Any], counts: int) -> None:
     assert alone(other) == (counts, 0)
 
 
@@ -164,7 +164,7 @@ def test_redelivery_is_alone_if_all_owners_work() -> None:
         assert tell(run.recover(faults), faults, SPAN, START)["redelivery_alone_ms"]["count"] == count
 
 
-def test_next_delivery_of_a_partitions_new_owner_comes_from_a_new_ledger() -> None:
+def test_a_new_owners_next_delivery_comes_from_a_new_ledger() -> None:
     run = Run()
     run.message("c1", 1, 0, 10, ledger=4)
     run.message("c1", 1, 1, 150, ledger=4)
@@ -173,7 +173,7 @@ def test_next_delivery_of_a_partitions_new_owner_comes_from_a_new_ledger() -> No
     assert run.recover(faults).takeovers(faults) == [Takeover(0, "topics", 0, 1_200 * MS)]
 
 
-def test_key_that_changes_hands_is_explained_by_its_own_pending_messages() -> None:
+def test_a_key_that_changes_hands_is_explained_by_its_pending() -> None:
     run = Run()
     run.message("c1", 1, 0, 10, acked=500)  # c1 works on it for a long while
     run.event("c1", DETACH, 510)
@@ -191,7 +191,7 @@ def test_key_that_changes_hands_is_explained_by_its_own_pending_messages() -> No
     )
 
 
-def test_what_waited_in_the_queue_of_one_who_left_is_explained_until_it_left() -> None:
+def test_a_leavers_waiting_queue_is_explained_until_it_left() -> None:
     run = Run()
     run.message("c1", 1, 0, 10)
     run.event("c1", DETACH, 800)
@@ -210,7 +210,7 @@ def test_time_in_the_receivers_own_queue_is_not_the_brokers() -> None:
     assert (wait["unexplained_us"], wait["queued_us"]) == (30 * MS, 4_870 * MS)
 
 
-def test_message_that_came_after_the_key_was_free_has_waited_since_its_confirmation() -> None:
+def test_a_message_after_the_key_was_free_waits_since_confirmed() -> None:
     run = Run()
     run.message("c1", 1, 0, 10)
     run.message("c2", 1, 1, 5_000, confirmed=4_900)
@@ -218,7 +218,7 @@ def test_message_that_came_after_the_key_was_free_has_waited_since_its_confirmat
     assert (wait["unexplained_us"], wait["explained_us"]) == (100 * MS, 0)
 
 
-def test_stall_is_the_longest_silence_of_a_partition_between_deliveries() -> None:
+def test_a_stall_is_a_partitions_longest_silence() -> None:
     run = Run()
     for at in (0, 300, 2_600, 2_700):
         run.message("c1", 1, at, at)

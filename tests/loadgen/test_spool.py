@@ -39,7 +39,7 @@ def test_half_written_file_is_not_there(tmp_path: Path) -> None:
     assert spool.append(rows(0)) == 0
 
 
-def test_forgotten_files_are_gone_and_their_numbers_never_come_again(tmp_path: Path) -> None:
+def test_forgotten_files_and_their_numbers_never_come_again(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
     for first in (0, 3, 6):
         spool.append(rows(first))

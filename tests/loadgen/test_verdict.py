@@ -169,7 +169,7 @@ def test_spark_judges_an_empty_history(spark: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
-def test_spark_tasks_publish_and_a_retried_task_stores_nothing_twice(spark: Any, tmp_path: Path) -> None:
+def test_a_retried_spark_task_stores_nothing_twice(spark: Any, tmp_path: Path) -> None:
     job = published(tmp_path, fail_after=2)
     frame = spark.range(0, 2, numPartitions=2).mapInArrow(publish_generated(job, WORKLOAD), SUMMARY)
     rows = frame.collect()

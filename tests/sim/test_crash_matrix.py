@@ -50,7 +50,7 @@ def test_the_script_is_clean_and_goes_everywhere() -> None:
         assert effect in told, effect
 
 
-def test_a_run_replays_and_the_chosen_effect_is_the_one_that_breaks() -> None:
+def test_a_run_replays_and_the_chosen_effect_breaks() -> None:
     assert play({}).names == calm().names
     number = next(at for at, name in enumerate(calm().names) if name.startswith("answer to Publish"))
     broken = play({number: "before"})

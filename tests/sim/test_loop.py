@@ -93,7 +93,7 @@ def test_an_exception_that_nobody_caught_fails_the_run() -> None:
         run(1, main)
 
 
-def test_a_frozen_process_goes_on_in_the_middle_and_a_buried_one_never() -> None:
+def test_a_frozen_process_goes_on_and_a_buried_one_never() -> None:
     loop = SimLoop(3)
     seen: list[str] = []
 

@@ -49,7 +49,7 @@ def test_the_same_seed_twice_gives_the_same_digest() -> None:
     assert busy_digest(5) != busy_digest(6)
 
 
-def test_the_digest_does_not_depend_on_the_process_or_its_hash_seed() -> None:
+def test_the_digest_does_not_depend_on_process_or_hash_seed() -> None:
     code = "from tests.sim.test_world import busy_digest; print(busy_digest(5))"
     told = {
         subprocess.run(
@@ -162,7 +162,7 @@ def test_a_paused_process_is_a_zombie_that_comes_back() -> None:
     World(5).play(scenario)
 
 
-def test_a_crashed_process_is_gone_and_its_new_incarnation_has_another_address() -> None:
+def test_a_crashed_process_comes_back_at_another_address() -> None:
     async def scenario(world: World) -> None:
         address = await world.start("one", Counter, disk="one")
         client = world.client("client")
@@ -175,7 +175,7 @@ def test_a_crashed_process_is_gone_and_its_new_incarnation_has_another_address()
     World(6).play(scenario)
 
 
-def test_what_was_not_synced_may_be_lost_torn_or_zeroed_and_what_was_synced_stays() -> None:
+def test_what_was_synced_stays_and_the_rest_may_be_lost() -> None:
     kept: dict[str, int] = {}
     for seed in range(60):
 
@@ -216,7 +216,7 @@ def test_a_failed_sync_is_final_until_the_node_starts_anew() -> None:
     World(7).play(scenario)
 
 
-def test_what_a_failed_sync_left_can_be_read_and_is_lost_with_the_power_whatever_is_synced_after_it() -> None:
+def test_what_a_failed_sync_left_is_lost_with_the_power() -> None:
     async def scenario(world: World) -> None:
         disk = world.disk("one")
         await disk.append("journal", [b"good"], sync=True)
@@ -319,7 +319,7 @@ def test_a_shared_payload_is_gone_when_its_sharer_crashed() -> None:
     World(12).play(scenario)
 
 
-def test_clocks_are_skewed_per_machine_and_monotonic_time_never_jumps() -> None:
+def test_clocks_are_skewed_per_machine_and_never_jump() -> None:
     async def scenario(world: World) -> None:
         one, two = world.client("one").clock, world.client("two").clock
         world.skews["one"] = 5000

@@ -52,14 +52,14 @@ def test_a_gap_holds_the_mark_delete_position_until_it_is_closed() -> None:
     assert cursor.acknowledged_count == 0
 
 
-def test_the_mark_delete_position_steps_over_ledger_ends_and_empty_ledgers() -> None:
+def test_the_mark_delete_position_steps_over_ledger_ends() -> None:
     cursor = Cursor()
     cursor.chain([(1, 2), (2, -1), (4, -1), (7, None)])
     cursor.acknowledge(np.concatenate([run_positions(1, 0, 3), run_positions(7, 0, 2)]))
     assert cursor.mark_delete == position(7, 1)
 
 
-def test_acknowledgements_behind_the_end_of_a_ledger_do_not_move_it_there() -> None:
+def test_acknowledgements_behind_a_ledgers_end_do_not_move_it() -> None:
     cursor = Cursor()
     cursor.chain([(1, 2), (2, None)])
     cursor.acknowledge(run_positions(1, 0, 6))
@@ -88,7 +88,7 @@ def test_a_complete_chain_declares_trimmed_ledgers_done() -> None:
     assert cursor.is_acknowledged(run_positions(1, 0, 100)).all()
 
 
-def test_a_complete_chain_that_begins_with_an_empty_ledger_does_not_hold_it_up() -> None:
+def test_an_empty_first_ledger_does_not_hold_up_a_complete_chain() -> None:
     cursor = Cursor(position(1, 7))
     cursor.chain([(3, -1), (4, None)], complete=True)
     cursor.acknowledge(run_positions(4, 0, 2))
@@ -143,7 +143,7 @@ def test_reset_is_the_only_way_back_and_skip_to_is_not() -> None:
     assert cursor.mark_delete == EARLIEST
 
 
-def test_what_was_trimmed_behind_a_place_is_done_and_what_lies_before_it_is_not() -> None:
+def test_what_was_trimmed_behind_a_place_is_done() -> None:
     cursor = Cursor(position(3, 4))
     cursor.chain([(3, None)])
     cursor.trimmed(position(3, 5), 7)
@@ -168,7 +168,7 @@ def test_what_was_trimmed_behind_a_place_is_done_and_what_lies_before_it_is_not(
     assert (ahead.mark_delete, ahead.holes) == (position(3, 8), 0)
 
 
-def test_reset_to_the_start_of_a_ledger_leaves_nothing_open_in_front_of_it() -> None:
+def test_a_reset_to_a_ledgers_start_leaves_nothing_before_it() -> None:
     cursor = Cursor()
     cursor.chain([(1, 9), (2, -1), (7, None)])
     for target in (position(7, 0), position(5, 0)):
@@ -184,7 +184,7 @@ def test_reset_to_the_start_of_a_ledger_leaves_nothing_open_in_front_of_it() -> 
     assert unknown.mark_delete == position(3, 1)
 
 
-def test_reset_to_the_start_of_an_empty_ledger_goes_on_in_the_next() -> None:
+def test_a_reset_to_an_empty_ledger_goes_on_in_the_next() -> None:
     cursor = Cursor()
     cursor.chain([(3, 9), (4, -1), (5, None)])
     cursor.reset(position(4, 0))

@@ -110,7 +110,7 @@ def _tear(objects: LocalObjects, number: int, size: int, key: str = "a") -> None
 
 
 @pytest.mark.parametrize("size", [0, 3, 19, 20, 25])
-def test_a_torn_newest_version_counts_with_the_content_of_the_one_before(tmp_path: Path, size: int) -> None:
+def test_a_torn_newest_version_counts_as_the_one_before(tmp_path: Path, size: int) -> None:
     objects = LocalObjects(tmp_path)
     store = ObjectMetadata(objects)
     for number in (1, 2, 3):
@@ -142,7 +142,7 @@ def test_a_record_of_torn_versions_alone_is_corrupt(tmp_path: Path) -> None:
         ObjectMetadata(objects).read("a")
 
 
-def test_every_flipped_bit_of_a_whole_version_is_corrupt_and_never_another_value(tmp_path: Path) -> None:
+def test_every_flipped_bit_of_a_version_is_corrupt(tmp_path: Path) -> None:
     objects = LocalObjects(tmp_path)
     store = ObjectMetadata(objects)
     store.create("a", 1, b"one")
@@ -213,7 +213,7 @@ def test_a_write_lock_held_by_another_process_is_waited_for(tmp_path: Path) -> N
     release.join()
 
 
-def test_a_number_that_does_not_follow_is_refused_before_anything_is_written() -> None:
+def test_a_number_that_does_not_follow_is_refused_unwritten() -> None:
     """Not even for a moment may a reader see a version behind a gap."""
 
     class Watched(MemoryObjects):
@@ -231,7 +231,7 @@ def test_a_number_that_does_not_follow_is_refused_before_anything_is_written() -
     assert objects.puts == written
 
 
-def test_versions_of_a_key_below_are_not_versions_of_the_key_above() -> None:
+def test_versions_of_a_key_below_are_not_of_the_key_above() -> None:
     store = ObjectMetadata(MemoryObjects())
     for number in range(1, 10):
         assert store.create("a/vault", number, b"below")
@@ -299,7 +299,7 @@ def _write_with_failure(at: int, *, after: bool) -> _Failing:
     return objects
 
 
-def test_an_interrupted_removal_never_shows_an_old_version_as_the_newest() -> None:
+def test_an_interrupted_removal_never_shows_an_old_version() -> None:
     for at in range(1, 9):
         objects = _Failing()
         store = ObjectMetadata(objects)

@@ -76,9 +76,7 @@ def test_no_name_leads_out_of_the_folder(tmp_path: Path) -> None:
         assert path.resolve().is_relative_to(tmp_path / "objects")
 
 
-def test_a_failed_put_leaves_neither_an_object_nor_a_temporary_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_put_leaves_no_object_and_no_temporary_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = LocalObjects(tmp_path)
 
     def full(descriptor: int) -> None:
@@ -93,9 +91,7 @@ def test_a_failed_put_leaves_neither_an_object_nor_a_temporary_file(
     assert store.put("a", b"y")
 
 
-def test_the_content_is_synced_before_the_name_exists_and_the_name_before_the_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_content_is_synced_before_name_and_name_before_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = LocalObjects(tmp_path)
     events: list[str] = []
     fsync, link = os.fsync, os.link
@@ -117,7 +113,7 @@ def test_the_content_is_synced_before_the_name_exists_and_the_name_before_the_an
     assert events == ["sync folder+"]
 
 
-def test_leftovers_of_crashed_writers_are_swept_when_they_are_old(tmp_path: Path) -> None:
+def test_old_leftovers_of_crashed_writers_are_removed(tmp_path: Path) -> None:
     LocalObjects(tmp_path)
     old, young = tmp_path / "+temporary+" / "1-old", tmp_path / "+temporary+" / "1-young"
     old.write_bytes(b"half an obj")

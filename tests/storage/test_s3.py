@@ -255,7 +255,7 @@ def mortal(request: pytest.FixtureRequest, tmp_path: Path, s3_credentials: None)
 
 @pytest.mark.s3
 @pytest.mark.parametrize("after", [False, True])
-def test_a_server_killed_between_any_two_effects_loses_no_version(mortal: S3Server, after: bool) -> None:
+def test_a_server_killed_between_two_effects_loses_no_version(mortal: S3Server, after: bool) -> None:
     """Version 20 is put, list and four deletes of old versions; the server dies around each of the six."""
     for at in range(1, 7):
         store = S3Objects(BUCKET, f"kill-{at}", mortal.endpoint, attempts=2, connect_seconds=1)
@@ -276,7 +276,7 @@ def test_a_server_killed_between_any_two_effects_loses_no_version(mortal: S3Serv
 
 
 @pytest.mark.s3
-def test_a_server_killed_under_load_keeps_every_confirmed_object_whole(mortal: S3Server) -> None:
+def test_a_server_killed_under_load_keeps_confirmed_objects(mortal: S3Server) -> None:
     """Four writers put as fast as they can while the server is killed and restarted."""
     store = S3Objects(BUCKET, "load", mortal.endpoint, attempts=1, connect_seconds=1)
     stop = threading.Event()

@@ -54,7 +54,7 @@ async def test_nothing_is_answered_or_shown_before_it_is_durable() -> None:
     assert await reading is not None
 
 
-async def test_a_caller_that_goes_away_leaves_its_run_claimed_until_it_is_decided() -> None:
+async def test_a_caller_that_goes_leaves_its_run_claimed_until_decided() -> None:
     world = World()
     bookie = await world.started()
     world.disk.gate.clear()
@@ -137,7 +137,7 @@ async def test_a_full_disk_refuses_runs_but_still_fences_and_reads() -> None:
     assert "reserve" in world.disk.files
 
 
-async def test_too_little_free_space_makes_it_read_only_before_the_disk_is_full() -> None:
+async def test_too_little_free_space_makes_it_read_only_in_time() -> None:
     world = World()
     settings = BookieSettings(min_free_bytes=50_000, reserve_bytes=1000)
     world.disk.capacity = 60_000
@@ -175,7 +175,7 @@ async def test_a_failed_sync_ends_the_bookie_for_good() -> None:
     assert [event for event, _ in world.events] == ["bookie_started", "bookie_failed"]
 
 
-async def test_the_last_group_has_a_durable_witness_after_a_quiet_moment() -> None:
+async def test_the_last_group_has_a_durable_witness_when_quiet() -> None:
     world = World()
     bookie = await world.started(SMALL)
     await bookie.handle(add(1, 0))
@@ -191,7 +191,7 @@ async def test_the_last_group_has_a_durable_witness_after_a_quiet_moment() -> No
 
 
 @pytest.mark.parametrize("before", [0, 3])
-async def test_what_a_failed_sync_left_in_the_page_cache_is_written_again_before_it_is_served(before: int) -> None:
+async def test_what_a_failed_sync_left_is_rewritten_before_served(before: int) -> None:
     world = World()
     bookie = await world.started()
     for run in range(before):
@@ -214,7 +214,7 @@ async def test_what_a_failed_sync_left_in_the_page_cache_is_written_again_before
     assert [run for run in range(before + 2) if await read(bookie, 1, run) is not None] == served
 
 
-async def test_a_bookie_that_cannot_write_its_tail_again_does_not_serve() -> None:
+async def test_a_bookie_that_cannot_rewrite_its_tail_does_not_serve() -> None:
     world = World()
     bookie = await world.started()
     await bookie.handle(add(1, 0))

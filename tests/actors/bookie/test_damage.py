@@ -129,7 +129,7 @@ async def test_every_truncation_of_the_last_4_kb_is_noticed() -> None:
     assert outcomes["limbo"] > outcomes["served"]
 
 
-async def test_after_unnamed_loss_nothing_old_is_denied_and_new_ledgers_work() -> None:
+async def test_after_unnamed_loss_nothing_old_is_denied() -> None:
     disk, meta = await written()
     last = segments_of(disk)[-1]
     del disk.files[last].data[200:]
@@ -174,7 +174,7 @@ async def test_a_ledger_of_which_everything_was_lost_is_in_limbo(by_fence: bool)
     assert await read(bookie, 90_000, 0) is None
 
 
-async def test_a_cut_in_a_closed_segment_is_noticed_by_what_its_successor_states() -> None:
+async def test_a_cut_in_a_closed_segment_is_told_by_its_successor() -> None:
     """The marks of a closed segment are deleted; the last group in it has no other witness than the next segment."""
     world = World()
     bookie = await world.started(SETTINGS)

@@ -18,7 +18,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_an_add_in_flight_when_the_fence_comes_is_seen_by_the_fencing_reader() -> None:
+async def test_an_add_in_flight_at_a_fence_is_seen_by_the_reader() -> None:
     world = World()
     bookie = await world.started()
     await bookie.handle(add(1, 0, epoch=4))
@@ -61,7 +61,7 @@ async def test_a_fence_is_durable_before_it_is_answered() -> None:
             await bookie.handle(add(1, 1, epoch=4))
 
 
-async def test_an_epoch_that_only_memory_knew_is_not_kept_by_a_checkpoint() -> None:
+async def test_an_epoch_only_in_memory_is_not_kept_by_a_checkpoint() -> None:
     world = World()
     bookie = await world.started()
     await bookie.handle(add(1, 0, epoch=4))
@@ -99,7 +99,7 @@ async def test_an_add_for_a_deleted_ledger_is_refused_for_good() -> None:
 
 
 @pytest.mark.parametrize("seed", range(60))
-async def test_a_negative_answer_to_a_fencing_read_never_turns_positive(seed: int) -> None:
+async def test_a_negative_fencing_read_never_turns_positive(seed: int) -> None:
     """BK1 on one bookie: writers of epoch 1 and a recovery of epoch 2 race; syncs are held at random; power goes."""
     rng = random.Random(seed)
     world = World(seed=seed)

@@ -60,7 +60,7 @@ async def test_a_start_replays_only_what_is_behind_the_checkpoint() -> None:
     await check(bookie, (1, 2, 3), range(40))
 
 
-async def test_a_checkpoint_between_the_sync_of_a_group_and_its_answer_misses_nothing() -> None:
+async def test_a_checkpoint_between_sync_and_answer_misses_nothing() -> None:
     world = World()
     bookie = await world.started(SETTINGS)
     await fill(bookie, (1,), range(3))
@@ -85,7 +85,7 @@ async def test_a_checkpoint_between_the_sync_of_a_group_and_its_answer_misses_no
     await check(bookie, (1,), range(4))
 
 
-async def test_what_was_only_in_memory_when_the_process_ended_is_durable_before_it_is_served() -> None:
+async def test_what_was_only_in_memory_is_durable_before_served() -> None:
     world = World()
     bookie = await world.started(SETTINGS)
     await bookie.handle(add(1, 0))
@@ -132,7 +132,7 @@ async def test_a_damaged_checkpoint_or_index_costs_time_but_no_data(broken: str)
         world.disk.crash()
 
 
-async def test_damage_in_an_index_block_ends_the_bookie_and_the_next_start_builds_it_anew() -> None:
+async def test_damage_in_an_index_block_ends_the_bookie_until_rebuilt() -> None:
     world = World()
     bookie = await world.started(SETTINGS)
     await fill(bookie, (1,), range(20))
@@ -150,7 +150,7 @@ async def test_damage_in_an_index_block_ends_the_bookie_and_the_next_start_build
     assert "rebuild" not in world.disk.files
 
 
-async def test_damage_in_an_index_block_that_a_start_meets_is_repaired_by_the_next_start() -> None:
+async def test_damage_in_an_index_block_at_a_start_is_repaired_next() -> None:
     world = World()
     bookie = await world.started(SETTINGS)
     await fill(bookie, (1, 2), range(8))
@@ -422,7 +422,7 @@ async def test_the_index_keeps_a_fraction_of_a_byte_an_entry_in_memory() -> None
     assert len(table.firsts) == -(-len(rows) // BLOCK_ROWS)
 
 
-async def test_what_a_bookie_holds_in_memory_does_not_grow_with_its_runs() -> None:
+async def test_a_bookies_memory_does_not_grow_with_its_runs() -> None:
     world = World()
     bookie = await world.started(SMALL)
 

@@ -52,7 +52,7 @@ def test_acknowledging_what_was_taken_away_is_told() -> None:
     play(scenario, lease_ms=LEASE_MS)
 
 
-def test_a_lost_acknowledgement_is_told_to_who_asks_while_it_closes() -> None:
+def test_a_lost_acknowledgement_is_told_to_who_closes() -> None:
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c", acking=False)
         await broker.publish("a")
@@ -68,7 +68,7 @@ def test_a_lost_acknowledgement_is_told_to_who_asks_while_it_closes() -> None:
     play(scenario, lease_ms=LEASE_MS)
 
 
-def test_who_was_given_up_by_a_new_owner_does_not_bring_back_what_it_held() -> None:
+def test_who_was_given_up_does_not_bring_back_what_it_held() -> None:
     """It cannot find the new owner in time; what it holds goes to another, and must not be claimed when it comes."""
 
     async def scenario(broker: Broker) -> None:

@@ -12,7 +12,7 @@ from tests.scenarios.key_shared.broker import KEYS, Broker, Client, play
 LEASE_MS = 3_000
 
 
-def test_who_comes_back_to_an_exclusive_subscription_waits_for_its_place() -> None:
+def test_who_comes_back_to_an_exclusive_place_waits_for_it() -> None:
     async def scenario(broker: Broker) -> None:
         frozen = await broker.join("frozen")
         with pytest.raises(Conflict, match="exclusive"):
@@ -34,7 +34,7 @@ def test_who_comes_back_to_an_exclusive_subscription_waits_for_its_place() -> No
     play(scenario, type="exclusive", lease_ms=LEASE_MS)
 
 
-def test_who_closes_in_the_middle_of_its_acknowledgements_loses_none() -> None:
+def test_who_closes_while_acknowledging_loses_none() -> None:
     """At whatever moment it closes, also while an acknowledgement is under way and others wait behind it."""
 
     async def scenario(desk: Desk) -> None:
@@ -56,7 +56,7 @@ def test_who_closes_in_the_middle_of_its_acknowledgements_loses_none() -> None:
 
 
 @pytest.mark.parametrize("lost_by", ["lease", "owner"])
-def test_who_closes_when_its_session_is_over_does_not_wait_for_it(lost_by: str) -> None:
+def test_who_closes_after_its_session_does_not_wait(lost_by: str) -> None:
     async def scenario(desk: Desk) -> None:
         leaver = await desk.consume("leaver", acking=False)
         await desk.publish("0", "1", "2")
@@ -110,7 +110,7 @@ def test_who_resumes_is_sent_messages_at_once() -> None:
     play(scenario)
 
 
-def test_what_is_cleared_and_trimmed_before_it_was_fetched_is_held_by_nobody() -> None:
+def test_what_is_cleared_and_trimmed_unfetched_nobody_holds() -> None:
     """It was delivered, and no payload comes any more: its consumer says that it is done with it."""
 
     async def scenario(desk: Desk) -> None:

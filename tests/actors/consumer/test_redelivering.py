@@ -10,7 +10,7 @@ X = keys_by_owners(("c1",), ("c2",))["c1", "c2"][0]
 """A key that goes from c1 to c2 when c2 joins."""
 
 
-def test_what_is_on_its_way_does_not_arrive_beside_its_new_holder() -> None:
+def test_what_is_on_its_way_does_not_join_its_new_holder() -> None:
     """The key has moved by then: a copy that still arrives would make two holders. Latency is all it takes."""
 
     async def scenario(broker: Broker) -> None:

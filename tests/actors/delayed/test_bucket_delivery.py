@@ -97,7 +97,7 @@ def test_bl_2_who_unsubscribes_leaves_no_object(tracker: str, restart: bool) -> 
     serve(scenario, tracker=tracker, topic=LEDGERS, **RULE)
 
 
-def test_who_is_connected_while_its_subscription_is_deleted_begins_anew() -> None:
+def test_who_is_connected_when_it_is_deleted_starts_over() -> None:
     """Whoever is sent away comes back at once; what it then makes is not half of what is being deleted."""
 
     async def scenario(desk: Desk) -> None:

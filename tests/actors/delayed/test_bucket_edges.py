@@ -12,7 +12,7 @@ from tests.actors.delayed.world import Fault
 LONG = 40_000
 
 
-async def test_bd_11_a_tracked_message_that_fell_due_is_given_at_once_and_only_once() -> None:
+async def test_bd_11_what_fell_due_is_given_at_once_and_only_once() -> None:
     scenario = Scenario()
     broker = await scenario.begin()
     await scenario.publish(broker, 1, 6)
@@ -25,7 +25,7 @@ async def test_bd_11_a_tracked_message_that_fell_due_is_given_at_once_and_only_o
     await scenario.finish(broker)
 
 
-async def test_a_bucket_is_also_cut_inside_a_ledger_when_it_grows_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_bucket_that_grows_too_large_is_cut_inside_a_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("actors.delayed.sealer.SPILL_ENTRIES", 20)
     scenario = Scenario(min_count=5)
     broker = await scenario.begin()
@@ -144,7 +144,7 @@ async def test_a_merge_goes_on_from_what_its_sources_had_loaded(look_ahead_ms: i
     await scenario.finish(broker)
 
 
-async def test_what_is_given_out_during_recovery_does_not_come_back_with_a_header() -> None:
+async def test_what_recovery_gave_out_does_not_come_with_a_header() -> None:
     scenario = Scenario(cap=10, scale=100)
     broker = await scenario.begin()
     await scenario.publish(broker, 1, 6)

@@ -109,7 +109,7 @@ async def test_a_damaged_segment_is_found_when_it_is_loaded(damage: Damage) -> N
     await broker.end()
 
 
-async def test_a_damaged_object_is_kept_until_its_range_is_done_and_is_not_tried_again() -> None:
+async def test_a_damaged_object_is_kept_until_its_range_is_done() -> None:
     world, log = World(), Log()
     await written(world, log)
     name = sorted(world.objects)[2]
@@ -161,7 +161,7 @@ async def test_a_damaged_source_stops_a_merge_and_nothing_else() -> None:
     await broker.end()
 
 
-async def test_buckets_that_cannot_be_reached_at_recovery_are_rescanned_and_stay_named() -> None:
+async def test_buckets_out_of_reach_at_recovery_are_rescanned() -> None:
     world, log = World(), Log()
     await written(world, log)
     name = sorted(world.objects)[2]

@@ -144,7 +144,7 @@ def test_dl_5_reads_and_releases_at_the_same_time_lose_nothing(tracker: str) -> 
     serve(scenario, tracker=tracker, topic=TOPIC, **SMALL)
 
 
-def test_dl_6_delays_are_switched_off_on_and_drowned_by_a_large_tick(tracker: str) -> None:
+def test_dl_6_delays_are_switched_and_drowned_by_a_large_tick(tracker: str) -> None:
     async def scenario(desk: Desk) -> None:
         steps: list[tuple[dict[str, Any], bool]] = [
             ({}, False),
@@ -277,7 +277,7 @@ DELAYED_DELIVERY: list[Callable[..., None]] = [
     partial(test_dl_4_a_thousand_come_in_the_order_of_their_times, times="decreasing"),
     partial(test_dl_4_a_thousand_come_in_the_order_of_their_times, times="random"),
     partial(test_dl_5_reads_and_releases_at_the_same_time_lose_nothing),
-    partial(test_dl_6_delays_are_switched_off_on_and_drowned_by_a_large_tick),
+    partial(test_dl_6_delays_are_switched_and_drowned_by_a_large_tick),
     partial(test_dl_7_clearing_the_backlog_clears_what_waits),
     partial(test_dl_8_a_consumer_that_is_made_anew_gets_it_once),
     partial(test_dl_9_everybody_goes_and_comes_back, restart=False),
@@ -293,7 +293,7 @@ def test_bl_6_all_of_delayed_delivery_over_buckets(test: Callable[..., None], tr
     test(tracker=tracker)
 
 
-def test_bd_6_messages_without_a_delay_end_the_pause_of_fixed_delays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bd_6_undelayed_messages_end_the_pause_of_fixed_delays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("actors.delayed.memory.FIXED_DELAY_LOOKAHEAD", 10)
 
     async def scenario(desk: Desk) -> None:

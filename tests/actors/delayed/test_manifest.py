@@ -38,7 +38,7 @@ async def test_opening_takes_possession() -> None:
     assert newest(world).buckets == (record(1),)
 
 
-async def test_an_outdated_version_of_our_own_that_lands_late_is_followed_by_the_wanted_one() -> None:
+async def test_an_own_outdated_version_that_lands_late_is_overruled() -> None:
     world = World()
     faults: list[Fault] = []
 
@@ -79,7 +79,7 @@ async def test_an_outdated_version_of_our_own_that_lands_late_is_followed_by_the
     assert settled(store) is True
 
 
-async def test_a_damaged_record_is_named_and_followed_by_one_that_can_be_read() -> None:
+async def test_a_damaged_record_is_named_and_a_readable_one_follows() -> None:
     world = World()
     world.records[KEY] = [b"rubbish"]
     life = Life(world)
@@ -98,7 +98,7 @@ async def test_a_damaged_record_is_named_and_followed_by_one_that_can_be_read() 
     assert await last_epoch(life.ports, KEY) == 0
 
 
-async def test_an_older_owner_that_overwrote_a_damaged_record_is_overruled() -> None:
+async def test_an_older_owner_that_overwrote_a_record_is_overruled() -> None:
     world = World()
     newer, older = (ManifestStore(Life(world).ports, KEY, epoch) for epoch in (5, 4))
     await newer.open()

@@ -40,7 +40,7 @@ def opened(life: Life) -> BucketObjects:
     return BucketObjects(life.ports, TOPIC, PARTITION, SUBSCRIPTION)
 
 
-async def test_bs_1_an_object_is_created_under_a_name_of_its_own_and_only_once() -> None:
+async def test_bs_1_an_object_is_created_once_under_its_own_name() -> None:
     world = World()
     objects = opened(Life(world))
     await objects.put(KEY, two_segments(objects))
@@ -105,7 +105,7 @@ async def test_bs_6_readers_at_the_same_time_get_the_same() -> None:
         assert read.positions.tolist() == some_entries().positions[ends[first] : ends[stop]].tolist()
 
 
-async def test_bs_6_a_segment_that_is_on_its_way_is_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bs_6_a_segment_on_its_way_is_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = Scenario(cap=5)
     broker = await scenario.begin()
     await scenario.publish(broker, 1, 6)

@@ -239,7 +239,7 @@ async def test_the_index_survives_a_restart_in_bucket_objects() -> None:
     life.check()
 
 
-async def test_a_new_owner_in_the_same_process_goes_on_with_what_only_memory_held() -> None:
+async def test_a_new_owner_goes_on_with_what_only_memory_held() -> None:
     world, log, index = World(), Log(), SharedIndex()
     for ledger in range(1, 5):
         log.publish(ledger, [1000 + 10 * ledger + entry for entry in range(4)])
@@ -273,7 +273,7 @@ async def test_a_new_owner_in_the_same_process_goes_on_with_what_only_memory_hel
     second.check()
 
 
-async def test_what_falls_due_between_two_owners_is_given_to_who_has_read_past_it() -> None:
+async def test_what_falls_due_between_owners_is_given_to_the_reader() -> None:
     """The one who reads the log is past it and counts on the index, so the new owner must not skip it as due."""
     world, log, index = World(), Log(), SharedIndex()
     for ledger in range(1, 5):
@@ -298,7 +298,7 @@ async def test_what_falls_due_between_two_owners_is_given_to_who_has_read_past_i
     second.check()
 
 
-async def test_what_a_damaged_manifest_named_is_read_from_the_log_again() -> None:
+async def test_what_a_damaged_manifest_named_is_read_from_the_log() -> None:
     world, log, index = World(), Log(), SharedIndex()
     for ledger in range(1, 5):
         log.publish(ledger, [1000 + 10 * ledger + entry for entry in range(4)])
@@ -326,7 +326,7 @@ async def test_what_a_damaged_manifest_named_is_read_from_the_log_again() -> Non
         await life.end()
 
 
-async def test_a_topic_with_a_damaged_index_that_nobody_opened_can_be_deleted() -> None:
+async def test_a_topic_with_a_damaged_unopened_index_can_be_deleted() -> None:
     world = World()
     world.records[manifest_key("orders", 0, NAME)] = [b"rubbish"]
     world.objects[f"delayed/orders/0/{NAME}/000000000001-0000000001.bucket"] = b"x"
@@ -369,7 +369,7 @@ async def test_an_index_that_went_elsewhere_is_read_into_memory() -> None:
     await elsewhere.end()
 
 
-async def test_a_topics_owner_trims_what_every_subscription_has_passed_and_deletes_everything() -> None:
+async def test_an_owner_trims_what_every_subscription_has_passed() -> None:
     world, log, index, life = World(), Log(), SharedIndex(), Life(World())
     life.world = world
     for ledger in range(1, 5):

@@ -65,7 +65,7 @@ async def in_time(broker: Broker, work: Coroutine[Any, Any, None]) -> None:
 
 
 @pytest.mark.parametrize("unreadable", [8, 20])
-async def test_objects_that_cannot_be_read_take_no_place_from_those_that_can(unreadable: int) -> None:
+async def test_unreadable_objects_take_no_place_from_readable_ones(unreadable: int) -> None:
     bad: dict[str, None] = {}
 
     def script(n: int, what: str, name: str) -> Fault:
@@ -87,7 +87,7 @@ async def test_objects_that_cannot_be_read_take_no_place_from_those_that_can(unr
 
 
 @pytest.mark.parametrize("what", ["read", "create"])
-async def test_bd_33_a_fall_back_to_memory_goes_back_to_buckets_by_itself(what: str) -> None:
+async def test_bd_33_a_fall_back_to_memory_returns_to_buckets(what: str) -> None:
     scenario, store = Scenario(scale=10_000), Store()
     first = await scenario.begin()
     await scenario.publish(first, 1, 12)
@@ -134,7 +134,7 @@ async def test_deleting_after_a_fall_back_leaves_nothing(recovered: bool) -> Non
 
 
 @pytest.mark.parametrize("changed", [{"delayed_tracker": "memory"}, {"type": "failover"}])
-async def test_deleting_a_subscription_deletes_what_it_left_in_buckets_before(changed: dict[str, str]) -> None:
+async def test_deleting_a_subscription_deletes_its_earlier_buckets(changed: dict[str, str]) -> None:
     scenario, store = Scenario(), Store()
     first = await scenario.begin()
     await scenario.publish(first, 1, 12)
@@ -211,7 +211,7 @@ async def test_what_waits_for_a_failing_store_is_bounded_and_tells_so(monkeypatc
     await scenario.finish(broker)
 
 
-async def test_what_is_read_while_the_manifest_cannot_be_opened_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reading_without_a_manifest_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("actors.delayed.buckets.WAITING_MOST", 10)
     scenario, store = Scenario(scale=100_000), Store()
     store.refuse("read")
@@ -225,7 +225,7 @@ async def test_what_is_read_while_the_manifest_cannot_be_opened_is_bounded(monke
     await broker.end()
 
 
-async def test_a_bucket_that_could_not_be_reached_is_collected_when_its_range_is_done() -> None:
+async def test_a_bucket_out_of_reach_is_collected_after_its_range() -> None:
     scenario, store = Scenario(scale=1_000), Store()
     first = await scenario.begin()
     await scenario.publish(first, 1, 12)
@@ -259,7 +259,7 @@ async def test_a_clear_that_the_store_refuses_is_made_good_later() -> None:
 
 
 @pytest.mark.parametrize("epoch", [1, 9])
-async def test_a_late_put_of_a_dead_owner_is_found_on_a_quiet_subscription(epoch: int) -> None:
+async def test_a_late_put_of_a_dead_owner_is_found_while_it_is_quiet(epoch: int) -> None:
     scenario = Scenario()
     scenario.epoch = 2
     broker = await scenario.begin()
@@ -270,7 +270,7 @@ async def test_a_late_put_of_a_dead_owner_is_found_on_a_quiet_subscription(epoch
     await scenario.finish(broker)
 
 
-async def test_an_object_of_an_earlier_life_of_the_name_is_never_taken_for_ours() -> None:
+async def test_an_object_of_an_earlier_life_is_never_taken_for_ours() -> None:
     taken: list[str] = []
 
     def script(n: int, what: str, name: str) -> Fault:

@@ -95,7 +95,7 @@ async def test_ad_2_the_timer_stands_at_the_next_due_time(tracker: str) -> None:
 
 @both
 @pytest.mark.parametrize("gap", [1, DUE_GROUP_MS - 1, DUE_GROUP_MS, 15 * DUE_GROUP_MS])
-async def test_ad_5_within_a_group_of_milliseconds_one_look_beyond_it_the_exact_time(tracker: str, gap: int) -> None:
+async def test_ad_5_a_group_costs_one_look_and_beyond_it_time_is_exact(tracker: str, gap: int) -> None:
     owner = Owner()
     await owner.open(tracker)
     await owner.add(1, 1000)
@@ -106,7 +106,7 @@ async def test_ad_5_within_a_group_of_milliseconds_one_look_beyond_it_the_exact_
 
 
 @both
-async def test_the_timer_follows_a_look_that_finds_only_what_was_skipped(tracker: str) -> None:
+async def test_the_timer_follows_a_look_that_finds_only_skipped(tracker: str) -> None:
     owner = Owner()
     await owner.open(tracker)
     await owner.add(1, 1000)

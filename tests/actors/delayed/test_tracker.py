@@ -47,7 +47,7 @@ async def test_bd_1_switched_off_means_at_once() -> None:
     assert tracker.count() == 0
 
 
-async def test_fb_1_an_unreadable_manifest_means_memory_and_messages_still_wait() -> None:
+async def test_fb_1_an_unreadable_manifest_means_memory() -> None:
     world = World()
 
     def script(n: int, what: str, name: str) -> Fault:
@@ -70,7 +70,7 @@ async def test_fb_1_an_unreadable_manifest_means_memory_and_messages_still_wait(
     await life.end()
 
 
-async def test_a_damaged_manifest_is_replaced_and_what_it_named_is_deleted() -> None:
+async def test_a_damaged_manifest_is_replaced_and_its_buckets_deleted() -> None:
     world = World()
     world.records[KEY] = [b"rubbish"]
     world.objects[f"delayed/{TOPIC}/{PARTITION}/{SUBSCRIPTION}/000000000001-0000000001.bucket"] = b"x"

@@ -17,7 +17,7 @@ LONG_MS, SHORT_MS = 20_000, 2_000
 @pytest.mark.parametrize(
     "changed", [{"max_redeliver_count": 3}, {"lease_ms": 4_000}, {"look_ahead_per_consumer": 7}, {"type": "shared"}]
 )
-def test_settings_in_use_are_refused_and_nothing_says_that_they_changed(changed: dict[str, int | str]) -> None:
+def test_settings_in_use_are_refused_and_do_not_change(changed: dict[str, int | str]) -> None:
     async def scenario(broker: Broker) -> None:
         before = broker.settings
         client = await broker.join("c1")
@@ -46,7 +46,7 @@ async def actor_settings(broker: Broker) -> SubscriptionSettings:
     return process.actor.parts.own.state.settings
 
 
-def test_a_dispatcher_that_was_made_with_others_gets_the_settings_that_are_asked_for() -> None:
+def test_a_dispatcher_gets_the_settings_that_are_asked_for() -> None:
     """It died while nobody was there; whoever starts it again asks for other settings than those of its record."""
 
     async def scenario(broker: Broker) -> None:

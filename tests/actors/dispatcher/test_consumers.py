@@ -75,7 +75,7 @@ def test_who_answers_keeps_its_place() -> None:
     play(scenario, type="exclusive", lease_ms=LEASE_MS)
 
 
-def test_who_comes_back_to_its_lost_range_has_let_go_of_what_it_held() -> None:
+def test_who_comes_back_to_a_lost_range_has_let_go() -> None:
     """The other ranges go on all the while; as soon as it says that it knows its end its messages go on, too."""
 
     async def scenario(broker: Broker) -> None:

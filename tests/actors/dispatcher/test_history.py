@@ -55,7 +55,7 @@ def test_a_new_owner_knows_who_owned_a_hash_before_it() -> None:
     world.play(play)
 
 
-def test_changes_that_come_before_the_old_ones_are_read_stand_behind_them() -> None:
+def test_changes_before_the_old_ones_are_read_stand_behind_them() -> None:
     async def play(world: World) -> None:
         Owner(world, 1).join("a")
         await world.loop.pause(5_000)

@@ -117,7 +117,7 @@ async def test_new_owner_waits_for_the_living_and_not_for_the_dead(watch: Watch)
     assert owner.woken == owner.dirtied == 1
 
 
-async def test_consumer_that_came_back_before_its_process_ended_is_its_sessions_matter(watch: Watch) -> None:
+async def test_a_consumer_back_before_the_end_keeps_its_session(watch: Watch) -> None:
     owner = Owner(watch, [{"incarnation": "a.0", "process": "p1"}])
     owner.leases.expect_members()
     owner.membership.attach("a.0", 1, 1_000)

@@ -186,7 +186,7 @@ TestDiary = Diary.TestCase
 TestDiary.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 
 
-def test_a_record_of_an_owner_that_noted_no_leases_is_given_the_usual_one() -> None:
+def test_a_record_without_leases_is_given_the_usual_one() -> None:
     membership = Membership([{"incarnation": "a.0"}], lease_ms=LEASE)
     membership.begin(100)
     assert [member.until for member in membership.all(State.AWAITED)] == [100 + LEASE + trust_of(LEASE)]

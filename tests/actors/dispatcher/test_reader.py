@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.scenarios.key_shared.broker import Broker, play
 
 
-def test_a_run_that_was_finished_before_it_was_read_again_is_not_kept() -> None:
+def test_a_run_finished_before_it_was_read_again_is_not_kept() -> None:
     """A new owner is told by a returning consumer that everything is done; the read that was under way comes later."""
 
     async def scenario(broker: Broker) -> None:

@@ -50,7 +50,7 @@ def test_they_outlive_who_gave_it_back_as_well() -> None:
     play(scenario, lease_ms=LEASE_MS)
 
 
-def test_what_is_given_back_before_it_is_read_again_waits_and_counts() -> None:
+def test_what_is_given_back_before_a_reread_waits_and_counts() -> None:
     """A new owner knows of what a consumer holds before it reads it; here it cannot read at all."""
 
     async def scenario(broker: Broker) -> None:
@@ -72,7 +72,7 @@ def test_what_is_given_back_before_it_is_read_again_waits_and_counts() -> None:
 
 
 @pytest.mark.parametrize("kept", [False, True])
-def test_what_was_not_answered_is_said_to_the_next_owner_and_counts_once(kept: bool) -> None:
+def test_what_was_unanswered_is_said_again_and_counts_once(kept: bool) -> None:
     """The owner ends before it answers; it has written it down, or it has not."""
 
     async def scenario(broker: Broker) -> None:

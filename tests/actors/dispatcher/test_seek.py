@@ -31,9 +31,7 @@ from tests.sim.worlds.clients import Traffic
     st.sets(st.integers(0, 23)),
     st.integers(1, 30),
 )
-def test_a_skip_counts_messages_that_are_not_done_over_ledger_ends(
-    counts: list[int], done: set[int], messages: int
-) -> None:
+def test_a_skip_counts_open_messages_over_ledger_ends(counts: list[int], done: set[int], messages: int) -> None:
     """Whatever the ledgers hold (also nothing) and whatever is acknowledged: exactly so many, or all there are."""
     every = [position(ledger * 2 + 1, entry) for ledger, count in enumerate(counts) for entry in range(count)]
     chain: list[tuple[int, int | None]] = [(ledger * 2 + 1, count - 1) for ledger, count in enumerate(counts)]
@@ -85,7 +83,7 @@ def test_a_time_in_nanoseconds_is_refused() -> None:
 @pytest.mark.parametrize(
     ("verb", "arguments"), [("seek", {"message_id": "earliest"}), ("clear_backlog", {})], ids=["seek", "clear"]
 )
-def test_what_an_outage_of_the_store_interrupts_leaves_nothing_behind(verb: str, arguments: dict[str, Any]) -> None:
+def test_an_outage_of_the_store_leaves_nothing_half_done(verb: str, arguments: dict[str, Any]) -> None:
     """The operator is told that it did not work out; afterwards everything that is not done is delivered (L1, L3)."""
     settings = SubscriptionSettings(
         initial_position="earliest", delayed_tracker="bucket", delayed_delivery_min_index_count_per_bucket=5

@@ -45,7 +45,7 @@ async def versions(owner: Owner) -> int:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_idle_owner_that_was_replaced_lengthens_no_lease_later_than_agreed(seed: int) -> None:
+def test_an_idle_replaced_owner_lengthens_no_lease_too_late(seed: int) -> None:
     async def scenario(world: World) -> None:
         old, new = Owner(world, "old"), Owner(world, "new")
         await old.begin()
@@ -66,7 +66,7 @@ def test_idle_owner_that_was_replaced_lengthens_no_lease_later_than_agreed(seed:
     World(seed).play(scenario)
 
 
-def test_while_the_store_cannot_be_reached_an_owner_is_not_certain_and_afterwards_it_is_again() -> None:
+def test_without_the_store_an_owner_is_not_certain() -> None:
     async def scenario(world: World) -> None:
         owner = Owner(world, "owner")
         await owner.begin()
@@ -93,7 +93,7 @@ def test_a_record_that_was_removed_has_no_owner() -> None:
     World(1).play(scenario)
 
 
-def test_acknowledgements_gather_and_who_waits_for_them_waits_for_no_others() -> None:
+def test_who_waits_for_acknowledgements_waits_for_no_others() -> None:
     async def scenario(world: World) -> None:
         owner = Owner(world, "owner")
         await owner.begin()
@@ -113,7 +113,7 @@ def test_acknowledgements_gather_and_who_waits_for_them_waits_for_no_others() ->
     World(1).play(scenario)
 
 
-def test_what_arrives_while_a_write_is_under_way_is_confirmed_by_the_next_one() -> None:
+def test_what_arrives_during_a_write_goes_with_the_next() -> None:
     async def scenario(world: World) -> None:
         owner = Owner(world, "owner")
         session = Session(number=1, name="c1", incarnation="c1")

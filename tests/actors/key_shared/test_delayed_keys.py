@@ -58,7 +58,7 @@ def test_due_messages_are_not_exempt_from_the_order_then() -> None:
     assert flow.dispatch.stats(0)["sentinel"]["checkedOrder"] == 5
 
 
-def test_removing_or_acknowledging_a_delayed_message_lets_its_key_go() -> None:
+def test_an_acknowledged_delayed_message_lets_its_key_go() -> None:
     flow = blocking()
     flow.route()
     flow.dispatch.remove(at("1:1"))

@@ -50,7 +50,7 @@ def test_dh_3_and_dh_9_the_last_acknowledgement_frees_it() -> None:
     assert flow.consumer_stats("c1")["drainingHashesClearedTotal"] == 1
 
 
-def test_dh_5_the_same_consumer_is_not_blocked_and_the_entry_vanishes() -> None:
+def test_dh_5_the_same_consumer_is_not_blocked() -> None:
     flow = draining()
     assert flow.send(X, Y) == {"c2": ["1:2"]}, "another consumer is, and a hash of which nothing drains is not"
     flow.leave("c2")
@@ -74,7 +74,7 @@ def test_dh_11_a_leaving_holder_hands_over_in_order() -> None:
     assert flow.route() == {"c2": ["1:0", "1:1", "1:2", "1:3", "1:4"]}
 
 
-def test_dh_13_and_ks_25_three_pending_messages_take_three_acknowledgements() -> None:
+def test_dh_13_and_ks_25_three_pending_need_three_acks() -> None:
     flow = draining(3)
     assert flow.send(X) == {}
     for name, left in (("1:1", 2), ("1:0", 1)):
@@ -96,7 +96,7 @@ def test_ks_27_one_blocked_attempt_a_pass() -> None:
     assert entries(flow, "c1")[0][2] == 2
 
 
-def test_ks_30_a_late_acknowledgement_does_not_touch_the_new_holder() -> None:
+def test_ks_30_a_late_acknowledgement_leaves_the_new_holder() -> None:
     flow = draining()
     flow.leave("c1")
     assert flow.route() == {"c2": ["1:0"]}
@@ -106,7 +106,7 @@ def test_ks_30_a_late_acknowledgement_does_not_touch_the_new_holder() -> None:
     assert flow.dispatch.idle()
 
 
-def test_ks_31_a_hash_that_went_and_came_back_leaves_no_entry_behind() -> None:
+def test_ks_31_a_hash_that_came_back_leaves_no_entry_behind() -> None:
     """#24736: the entry stayed, and blocked the key for everybody once the consumer had gone."""
     flow = draining()
     flow.leave("c2")
@@ -155,7 +155,7 @@ def test_ks_41_a_hash_that_comes_free_lets_nothing_overtake() -> None:
     assert flow.route() == {"c2": ["1:1", "1:2", "1:3", "1:4"]}
 
 
-def test_ks_45_skipped_messages_stay_with_their_consumer_and_keep_the_hash() -> None:
+def test_ks_45_skipped_messages_stay_and_keep_the_hash() -> None:
     flow = draining(2)
     flow.publish(X, Y)
     flow.dispatch.remove(at("1:0", "1:2"))
@@ -199,7 +199,7 @@ def test_ks_59_only_the_owner_gives_back_and_the_count_rises() -> None:
     assert (part.consumer, part.redeliveries.tolist()) == (flow.numbers["c1"], [1])
 
 
-def test_ks_36_a_lost_consumer_does_not_raise_the_redelivery_count() -> None:
+def test_ks_36_a_lost_consumer_raises_no_redelivery_count() -> None:
     flow = Driver()
     flow.join("c1")
     flow.send(X)
@@ -211,7 +211,7 @@ def test_ks_36_a_lost_consumer_does_not_raise_the_redelivery_count() -> None:
     assert part.redeliveries.tolist() == [1]
 
 
-def test_ks_60_a_negatively_acknowledged_message_does_not_hold_back_its_key() -> None:
+def test_ks_60_a_negative_acknowledgement_does_not_hold_its_key() -> None:
     flow = Driver()
     flow.join("c1", permits=2)
     flow.send(X, X)
@@ -249,7 +249,7 @@ def test_a_hand_back_at_close_is_in_order_and_not_counted() -> None:
     assert part.redeliveries.tolist() == []
 
 
-def test_ks_64_a_delayed_message_that_is_due_may_come_late_but_to_one_consumer() -> None:
+def test_ks_64_a_due_message_may_come_late_but_to_one_consumer() -> None:
     flow = Driver()
     flow.join("c1")
     flow.entry = 1
@@ -319,7 +319,7 @@ def test_sd_3_keys_outside_of_every_range_wait_and_stop_nobody() -> None:
     assert flow.route() == {"c2": ["1:0", "1:2"]}
 
 
-def test_kst_9_a_newcomer_gets_everything_in_order_once_the_first_consumer_is_gone() -> None:
+def test_kst_9_a_newcomer_gets_all_in_order_after_the_first() -> None:
     flow = Driver()
     flow.join("c1", permits=10)
     keys = [str(number) for number in range(10)]
@@ -330,7 +330,7 @@ def test_kst_9_a_newcomer_gets_everything_in_order_once_the_first_consumer_is_go
     assert flow.route() == {"c2": [f"1:{number}" for number in range(20)]}
 
 
-def test_kst_11_the_first_consumer_is_removed_and_the_next_takes_over_as_its_queue_allows() -> None:
+def test_kst_11_the_next_takes_over_as_its_queue_allows() -> None:
     flow = Driver()
     flow.join("c1", permits=10)
     keys = [str(number) for number in range(10)]
@@ -397,7 +397,7 @@ def test_the_last_consumer_leaves_and_the_next_gets_all_in_order() -> None:
     assert flow.route() == {"c2": ["1:0", "1:1", "1:2", "1:3", "1:4"]}
 
 
-def test_reports_gathered_count_each_message_once_for_its_first_reporter() -> None:
+def test_gathered_reports_count_once_for_the_first_reporter() -> None:
     flow = Driver()
     flow.join("a")
     flow.join("b")
@@ -413,7 +413,7 @@ def test_reports_gathered_count_each_message_once_for_its_first_reporter() -> No
     flow.dispatch.check()
 
 
-def test_a_report_frees_a_blocked_consumer_whichever_comes_first_of_it_and_new_permits() -> None:
+def test_a_report_frees_a_consumer_before_or_after_permits() -> None:
     for permits_first in (True, False):
         flow = Driver(max_unacked_messages_per_consumer=4)
         flow.join("a", permits=4)

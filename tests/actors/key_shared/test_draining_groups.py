@@ -53,7 +53,7 @@ def test_dh_2_zero_is_no_hash_and_never_drains() -> None:
         assert not flow.dispatch.tables.draining_mask()[0]
 
 
-def test_dh_4_what_one_consumer_says_leaves_the_drain_of_another_alone() -> None:
+def test_dh_4_one_consumers_words_leave_anothers_drain_alone() -> None:
     flow = draining(X)
     assert flow.nack("c2", "1:0") == 0, "it is not with c2"
     assert flow.nack("c2") == 0
@@ -67,7 +67,7 @@ def test_dh_4_what_one_consumer_says_leaves_the_drain_of_another_alone() -> None
     assert flow.route() == {}
 
 
-def test_dh_6_gathered_reports_count_when_they_are_brought_in_and_single_ones_at_once(
+def test_dh_6_gathered_reports_count_when_brought_in(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     flow = draining(X, Y, Z)
@@ -91,7 +91,7 @@ def test_dh_6_gathered_reports_count_when_they_are_brought_in_and_single_ones_at
     assert flow.route() == {"c2": ["1:4", "1:5"]}, "a pass brings them in before it decides"
 
 
-def test_dh_7_hashes_that_come_free_before_a_pass_are_told_once_and_sent_in_one() -> None:
+def test_dh_7_hashes_freed_before_a_pass_are_sent_in_one() -> None:
     flow = draining(X, Y, Z)
     for name in ("1:0", "1:1"):
         flow.dispatch.acknowledge_soon(at(name), flow.numbers["c1"])
@@ -104,7 +104,7 @@ def test_dh_7_hashes_that_come_free_before_a_pass_are_told_once_and_sent_in_one(
     assert news(flow) == []
 
 
-def test_dh_7_a_consumer_hears_once_of_all_that_one_acknowledgement_freed() -> None:
+def test_dh_7_a_consumer_hears_once_of_all_that_was_freed() -> None:
     async def scenario(broker: Broker) -> None:
         first = await broker.join("c1", acking=False)
         await broker.publish(*MOVED[:40])
@@ -123,7 +123,7 @@ def test_dh_7_a_consumer_hears_once_of_all_that_one_acknowledgement_freed() -> N
     play(scenario)
 
 
-def test_dh_8_when_the_last_consumer_goes_nothing_drains_any_more() -> None:
+def test_dh_8_without_consumers_nothing_drains_any_more() -> None:
     flow = draining(X, Y)
     assert flow.dispatch.stats(0)["drainingHashesCount"] == 2
     flow.leave("c2")

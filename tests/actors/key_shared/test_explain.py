@@ -142,7 +142,7 @@ def test_not_read_yet_and_what_stops_the_reading() -> None:
     assert flow.why(position=ahead) == ["unacked_limit", "look_ahead_limit"]
 
 
-def test_what_was_read_forward_waits_behind_all_redelivery_of_its_hash() -> None:
+def test_what_was_read_forward_waits_behind_redelivery() -> None:
     flow = Driver(entry=5)
     flow.join("c1")
     flow.due(X)

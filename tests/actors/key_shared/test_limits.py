@@ -62,7 +62,7 @@ def test_room_counts_permits_and_what_was_read() -> None:
     assert flow.dispatch.room() == 0
 
 
-def test_room_for_due_messages_is_not_used_up_by_those_that_wait_for_others() -> None:
+def test_room_for_due_messages_is_not_used_up_by_others() -> None:
     flow = Driver(look_ahead_per_consumer=3, look_ahead_per_subscription=3)
     flow.join("c1", permits=2)
     flow.send("a", "b", "c", "d", "e")
@@ -72,7 +72,7 @@ def test_room_for_due_messages_is_not_used_up_by_those_that_wait_for_others() ->
     assert flow.dispatch.due_room() > 0
 
 
-def test_permits_are_cumulative_and_late_grants_count_for_nothing() -> None:
+def test_permits_are_cumulative_and_late_grants_are_void() -> None:
     flow = Driver()
     number = flow.join("c1", permits=0)
     for total in (5, 3, 5):
@@ -94,7 +94,7 @@ def test_pm_6_very_large_sums_stay_exact() -> None:
     assert sum(map(len, flow.send("x", "y", "z").values())) == 3
 
 
-def test_ks_48_a_consumer_is_blocked_at_its_limit_and_released_at_half() -> None:
+def test_ks_48_a_consumer_blocks_at_its_limit_until_half() -> None:
     flow = Driver(max_unacked_messages_per_consumer=10)
     flow.join("c1", permits=10)
     names = flow.publish(*[str(number) for number in range(20)])
@@ -145,7 +145,7 @@ def test_ua_6_what_one_group_names_twice_counts_once() -> None:
     assert flow.consumer_stats("c1")["unackedMessages"] == 0
 
 
-def test_ua_9_an_acknowledgement_through_another_consumer_releases_the_owner() -> None:
+def test_ua_9_acknowledging_through_another_releases_the_owner() -> None:
     flow = Driver(max_unacked_messages_per_consumer=10)
     flow.join("owner", permits=1000)
     names = flow.publish(*[str(number) for number in range(11)])
@@ -171,7 +171,7 @@ def test_ua_10_one_group_for_two_owners() -> None:
     assert flow.dispatch.idle()
 
 
-def test_ks_49_a_blocked_subscription_reads_no_more_but_redelivers() -> None:
+def test_ks_49_a_blocked_subscription_only_redelivers() -> None:
     flow = Driver(max_unacked_messages_per_subscription=10)
     flow.join("c1", permits=1000)
     flow.send(*[str(number) for number in range(10)])
@@ -185,7 +185,7 @@ def test_ks_49_a_blocked_subscription_reads_no_more_but_redelivers() -> None:
     assert flow.dispatch.room() > 0
 
 
-def test_ot_1_skipping_in_a_shared_subscription_settles_the_counters() -> None:
+def test_ot_1_skipping_when_shared_settles_the_counters() -> None:
     flow = Driver(type="shared")
     flow.join("c1")
     names = flow.publish(*"abcdefghij")
@@ -300,7 +300,7 @@ def test_exclusive_refuses_a_second_consumer() -> None:
     assert flow.route() == {"b": ["1:0", "1:1"]}
 
 
-def test_failover_has_one_active_consumer_and_hands_over_in_order() -> None:
+def test_failover_has_one_active_consumer_in_order() -> None:
     flow = Driver(type="failover")
     flow.join("a", permits=2, priority=1)
     flow.join("b", priority=1)

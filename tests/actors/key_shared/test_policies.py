@@ -56,7 +56,7 @@ def test_pip_282_issue_1_is_in_order_under_the_others(policy: str) -> None:
     assert flow.dispatch.stats(0)["sentinel"]["violationsHolder"] == 0
 
 
-def test_pip_282_issue_1_race_messages_are_read_and_not_sent_when_c3_joins() -> None:
+def test_pip_282_issue_1_race_messages_unsent_when_c3_joins() -> None:
     """The flow as the proposal states it first: the consumer is added between the read and the dispatch."""
     flow = Driver(entry=6, policy="read_position")
     flow.join("c1", permits=1)
@@ -105,7 +105,7 @@ def test_pip_282_issue_2_is_in_order_under_the_others(policy: str) -> None:
     assert flow.dispatch.stats(0)["sentinel"]["violationsHolder"] == 0
 
 
-def test_pip_379_gain_other_keys_are_not_held_back_under_draining_hashes() -> None:
+def test_pip_379_gain_other_keys_are_not_held_back() -> None:
     moved = FLOW["c1", "c3"]
     for policy, expected in (("draining_hashes", ["1:8"]), ("last_sent_position", []), ("read_position", [])):
         flow = Driver(entry=6, policy=policy)
@@ -137,7 +137,7 @@ def test_kst_27_new_keys_of_a_newcomer_arrive_at_once() -> None:
         {"policy": "read_position", "remember_unacked_keys": True},
     ],
 )
-def test_kst_28_one_message_that_is_never_acknowledged_stops_nobody_else(options: dict[str, Any]) -> None:
+def test_kst_28_one_unacknowledged_message_stops_nobody_else(options: dict[str, Any]) -> None:
     """PIP-319 and #21199: fourteen consumers restart one after another; all keys but the stuck one go on."""
     flow = Driver(**options)
     for number in range(3):
@@ -172,7 +172,7 @@ def test_issue_21199_without_remembering_a_newcomer_gets_nothing() -> None:
     assert flow.dispatch.stats(0)["consumersAfterMarkDeletePosition"] == {}
 
 
-def test_rk_3_earlier_messages_of_the_key_that_wait_are_not_overtaken() -> None:
+def test_rk_3_earlier_waiting_messages_are_not_overtaken() -> None:
     flow = Driver(policy="last_sent_position", remember_unacked_keys=True)
     flow.join("c1", permits=1)
     flow.join("c2")
@@ -196,7 +196,7 @@ def test_an_unknown_policy_is_refused() -> None:
 
 
 @pytest.mark.parametrize("policy", ["read_position", "last_sent_position"])
-def test_ls_6_what_waits_for_one_newcomer_does_not_go_to_the_next(policy: str) -> None:
+def test_ls_6_what_waits_for_one_newcomer_skips_the_next(policy: str) -> None:
     """c1 must wait for 1:1 and 1:2; c2 joins later, further on, and takes their hashes over: it must wait as well."""
     key = keys_by_owners(("c0",), ("c1",), ("c2",))["c0", "c1", "c2"]
     flow = Driver(policy=policy)
@@ -221,7 +221,7 @@ def test_ls_5_one_consumer_alone_waits_for_nobody() -> None:
 
 
 @pytest.mark.parametrize("policy", ["read_position", "last_sent_position"])
-def test_a_newcomer_does_not_wait_for_what_is_acknowledged_already(policy: str) -> None:
+def test_a_newcomer_does_not_wait_for_what_is_acknowledged(policy: str) -> None:
     flow = Driver(policy=policy)
     flow.join("c1", permits=1)
     flow.send(KEY_A)

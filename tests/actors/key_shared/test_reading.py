@@ -78,7 +78,7 @@ def reads(broker: Broker) -> int:
     return broker.world.network.calls["ReadIndex"]
 
 
-def test_rr_1_without_an_interval_what_comes_free_is_looked_at_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rr_1_without_an_interval_it_is_looked_at_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(broker: Broker) -> None:
         first, second = await parked(broker)
         passes = Passes(broker, await dispatcher(broker), monkeypatch)
@@ -89,7 +89,7 @@ def test_rr_1_without_an_interval_what_comes_free_is_looked_at_at_once(monkeypat
     play(scenario, unblocking_interval_ms=0)
 
 
-def test_rr_2_and_rr_6_what_comes_free_within_an_interval_is_looked_at_once_when_it_is_over(
+def test_rr_2_and_rr_6_an_interval_is_looked_at_once_at_its_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scenario(broker: Broker) -> None:
@@ -141,7 +141,7 @@ def test_rr_4_when_nothing_waits_a_parked_read_is_left_alone() -> None:
     play(scenario)
 
 
-def test_rr_5_a_read_that_was_answered_meanwhile_is_followed_by_one_more() -> None:
+def test_rr_5_a_read_answered_meanwhile_is_followed_by_one_more() -> None:
     async def scenario(broker: Broker) -> None:
         first, second = await parked(broker)
         before = reads(broker)
@@ -155,7 +155,7 @@ def test_rr_5_a_read_that_was_answered_meanwhile_is_followed_by_one_more() -> No
     play(scenario)
 
 
-def test_rs_1_in_a_shared_subscription_what_comes_again_needs_no_read_beside_the_parked_one() -> None:
+def test_rs_1_when_shared_redelivery_needs_no_read() -> None:
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c1", acking=False)
         await broker.publish(*FIVE)
@@ -175,7 +175,7 @@ def test_rs_1_in_a_shared_subscription_what_comes_again_needs_no_read_beside_the
     play(scenario, type="shared")
 
 
-def test_rs_3_a_read_of_new_messages_and_one_for_a_lost_index_exclude_each_other() -> None:
+def test_rs_3_reads_of_new_and_of_lost_exclude_each_other() -> None:
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c1", queue=20)
         actor = await dispatcher(broker)
@@ -228,7 +228,7 @@ async def refusing(broker: Broker, error: SluiceError, times: int) -> None:
 
 
 @pytest.mark.parametrize("error", [Unavailable, Overloaded, Fenced, Conflict, Corrupt])
-def test_rs_4_and_rs_6_a_read_that_is_refused_and_a_controller_that_refuses_as_well(error: type[SluiceError]) -> None:
+def test_rs_4_and_rs_6_a_read_and_a_controller_that_refuse(error: type[SluiceError]) -> None:
     async def scenario(broker: Broker) -> None:
         await broker.publish(*FIVE)
         await refusing(broker, error("once more"), 3)
@@ -247,7 +247,7 @@ def test_rs_4_and_rs_6_a_read_that_is_refused_and_a_controller_that_refuses_as_w
     play(scenario)
 
 
-def test_rs_12_a_read_lost_while_it_waits_for_news_needs_no_other_push() -> None:
+def test_rs_12_a_read_lost_while_it_waits_needs_no_push() -> None:
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c1", taking=False)
         await broker.publish(*FIVE)
@@ -274,7 +274,7 @@ async def failing(broker: Broker) -> tuple[Client, int]:
     return client, reads(broker)
 
 
-def test_rs_13_a_read_that_fails_in_a_dispatcher_that_was_replaced_is_not_tried_again(
+def test_rs_13_a_failed_read_of_a_replaced_owner_is_not_repeated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scenario(broker: Broker) -> None:
@@ -293,7 +293,7 @@ def test_rs_13_a_read_that_fails_in_a_dispatcher_that_was_replaced_is_not_tried_
 
 
 @pytest.mark.parametrize("policy", ["read_position", "last_sent_position", "draining_hashes"])
-def test_cl_3_a_read_that_fails_after_the_last_consumer_has_gone_is_not_tried_again(policy: str) -> None:
+def test_cl_3_a_failed_read_without_consumers_is_not_repeated(policy: str) -> None:
     async def scenario(broker: Broker) -> None:
         client, _ = await failing(broker)
         await client.close()
@@ -306,7 +306,7 @@ def test_cl_3_a_read_that_fails_after_the_last_consumer_has_gone_is_not_tried_ag
     play(scenario, policy=policy)
 
 
-def test_sd_1_a_consumer_that_comes_to_a_closed_dispatcher_is_turned_away_and_not_listed(
+def test_sd_1_a_closed_dispatcher_turns_consumers_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scenario(broker: Broker) -> None:
@@ -349,7 +349,7 @@ def test_sd_2_of_a_read_only_what_is_delivered_counts() -> None:
     play(scenario)
 
 
-def test_ft_5_permits_of_a_poll_that_was_refused_count_for_nothing() -> None:
+def test_ft_5_permits_of_a_refused_poll_count_for_nothing() -> None:
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c1", queue=10, acking=False, taking=False)
         await broker.quiet(100)

@@ -113,7 +113,7 @@ def test_said_again_it_counts_once(read: bool) -> None:
         assert counts(new) == {0: 1}
 
 
-def test_said_again_it_does_not_touch_what_is_with_somebody_or_done() -> None:
+def test_said_again_it_leaves_what_is_elsewhere_or_done() -> None:
     flow = Driver()
     flow.join("c1")
     flow.join("c2")

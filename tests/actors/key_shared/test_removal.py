@@ -55,7 +55,7 @@ async def settled(broker: Broker, client: Client) -> None:
     assert len(client.got) == 10, "none of them came again"
 
 
-def test_clearing_tells_how_many_it_cleared_though_nobody_has_read_them() -> None:
+def test_clearing_tells_how_many_unread_messages_it_cleared() -> None:
     async def scenario(broker: Broker) -> None:
         await broker.address()
         await broker.publish(*TEN)
@@ -113,7 +113,7 @@ def test_ot_3_what_is_evicted_for_its_age_settles_every_counter(monkeypatch: pyt
     play(scenario, type="shared")
 
 
-def test_expiring_and_reporting_go_on_after_a_topic_that_could_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expiring_goes_on_after_a_topic_that_could_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(broker: Broker) -> None:
         client, _ = await ten_pending(broker)
         actor = await dispatcher(broker)
@@ -137,7 +137,7 @@ def test_expiring_and_reporting_go_on_after_a_topic_that_could_not_tell(monkeypa
     play(scenario, type="shared")
 
 
-def test_cl_2_a_consumer_is_counted_alike_everywhere_and_a_subscription_without_any_can_go() -> None:
+def test_cl_2_consumers_count_alike_and_without_any_it_can_go() -> None:
     async def scenario(broker: Broker) -> None:
         address, actor = await broker.address(), await dispatcher(broker)
         replies: list[Attached] = []

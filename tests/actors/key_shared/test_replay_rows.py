@@ -50,7 +50,7 @@ def held_back(flow: Driver, *keys: str) -> list[str]:
     return found
 
 
-def test_mr_1_messages_without_a_place_in_the_order_are_counted_by_no_hash() -> None:
+def test_mr_1_unordered_messages_are_counted_by_no_hash() -> None:
     flow = waiting()
     flow.due(KEYS[0], KEYS[1])
     assert in_replay(flow) == 2
@@ -92,7 +92,7 @@ def test_mr_3_they_are_removed_up_to_a_position(last: str) -> None:
 @pytest.mark.parametrize(
     ("asked", "found"), [([0], [0]), ([1, 2, 3], [1, 2, 3]), ([4, 5], [4]), ([], []), ([9], []), ([5, 6], [])]
 )
-def test_mr_4_messages_of_a_hash_that_waits_stay_behind_it_and_no_others(asked: list[int], found: list[int]) -> None:
+def test_mr_4_a_waiting_hash_holds_back_its_own_messages_only(asked: list[int], found: list[int]) -> None:
     keys = KEYS[:10]
     flow = waiting()
     publish(flow, {f"2:{number}": keys[number] for number in range(5)})
@@ -116,7 +116,7 @@ def test_mr_5_they_go_out_in_full_order_across_ledgers() -> None:
 
 
 @pytest.mark.parametrize("settings", [{"type": "shared"}, {"allow_out_of_order_delivery": True}])
-def test_mr_6_without_order_a_message_that_waits_holds_back_none_of_its_key(settings: dict[str, Any]) -> None:
+def test_mr_6_without_order_a_waiting_message_holds_nothing(settings: dict[str, Any]) -> None:
     flow = Driver(**settings)
     flow.join("c1")
     flow.send(KEYS[0])
@@ -131,7 +131,7 @@ def test_mr_6_without_order_a_message_that_waits_holds_back_none_of_its_key(sett
     assert flow.send(KEYS[0]) == {"c1": ["1:0", "1:2"]}
 
 
-def test_ks_62_adding_twice_keeps_one_and_what_is_done_is_not_added() -> None:
+def test_ks_62_adding_twice_keeps_one() -> None:
     flow = waiting()
     flow.due(KEYS[0])
     flow.entry = 1
@@ -145,7 +145,7 @@ def test_ks_62_adding_twice_keeps_one_and_what_is_done_is_not_added() -> None:
     assert in_replay(flow) == 0
 
 
-def test_sd_8_without_order_what_is_due_is_taken_whatever_waits_before_it() -> None:
+def test_sd_8_without_order_what_is_due_is_taken() -> None:
     flow = Driver(type="shared")
     flow.join("c1", permits=1)
     flow.send(KEYS[0])
@@ -162,7 +162,7 @@ def test_sd_8_without_order_what_is_due_is_taken_whatever_waits_before_it() -> N
     assert ordered.route() == {}, "with order it is asked at sending whether its hash drains"
 
 
-def test_sd_11_and_ks_22_a_hash_that_begins_to_drain_between_reading_and_sending_waits() -> None:
+def test_sd_11_and_ks_22_a_hash_draining_before_sending_waits() -> None:
     flow = Driver()
     flow.join("c1", permits=10)
     flow.send(MOVED)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.actors.key_shared.driver import Driver, at
 
 
-def test_a_reset_forgets_messages_and_consumers_and_never_a_number() -> None:
+def test_a_reset_forgets_messages_and_consumers_but_no_number() -> None:
     flow = Driver()
     first = flow.join("c1")
     flow.publish("k", "k", "k")

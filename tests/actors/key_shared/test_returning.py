@@ -21,7 +21,7 @@ def test_held_messages_are_claimed_when_they_are_read() -> None:
     assert flow.dispatch.stats(0)["drainingHashesCount"] == 1
 
 
-def test_held_messages_that_were_read_already_are_claimed_at_once() -> None:
+def test_held_messages_that_were_read_are_claimed_at_once() -> None:
     flow = Driver()
     flow.publish(X, Y)
     flow.join("c1", holding=at("1:0"))
@@ -47,7 +47,7 @@ def test_an_acknowledged_claim_is_forgotten() -> None:
     assert flow.pending("c1") == ["1:1"]
 
 
-def test_the_key_of_a_claim_that_is_not_read_yet_goes_to_nobody_else() -> None:
+def test_an_unread_claims_key_goes_to_nobody_else() -> None:
     """A message before it was given back to the earlier owner, and its hash belongs to another consumer by now."""
     flow = Driver()
     flow.join("c1", holding=at("1:2", "1:3"))
@@ -74,7 +74,7 @@ def test_a_claim_whose_key_is_elsewhere_by_now_is_not_brought() -> None:
 
 
 @pytest.mark.parametrize("given_back", [("1:0", "1:1"), ()])
-def test_a_claim_that_is_given_back_unread_goes_out_when_it_is_read(given_back: tuple[str, ...]) -> None:
+def test_a_claim_given_back_unread_goes_out_when_it_is_read(given_back: tuple[str, ...]) -> None:
     """The consumer has let it go: nobody would ever acknowledge it if it were still taken for held."""
     flow = Driver()
     flow.join("c1", holding=at("1:0", "1:1", "1:2") if given_back else at("1:0", "1:1"))
@@ -90,7 +90,7 @@ def test_a_claim_that_is_given_back_unread_goes_out_when_it_is_read(given_back: 
     assert flow.route() == ({} if given_back else {"c1": ["1:2"]})
 
 
-def test_what_is_done_by_now_keeps_its_key_and_is_never_sent_again() -> None:
+def test_what_is_done_by_now_keeps_its_key_and_is_not_sent() -> None:
     """Cleared before the owner changed: the holder may still work on it, and nobody wants it again (KS-45)."""
     flow = Driver()
     flow.join("c1", holding=at("1:0", "1:1"), finished=at("1:0", "1:1"))
@@ -105,7 +105,7 @@ def test_what_is_done_by_now_keeps_its_key_and_is_never_sent_again() -> None:
     assert flow.route() == {}
 
 
-def test_what_is_done_and_gone_from_the_topic_is_claimed_no_longer() -> None:
+def test_what_is_done_and_gone_is_claimed_no_longer() -> None:
     flow = Driver()
     flow.join("c1", holding=at("1:0", "1:1"), finished=at("1:0"))
     flow.bring("c1", {"1:1": Y})
@@ -113,7 +113,7 @@ def test_what_is_done_and_gone_from_the_topic_is_claimed_no_longer() -> None:
     assert flow.dispatch.unread(flow.numbers["c1"]).tolist() == []
 
 
-def test_what_is_cleared_before_it_is_brought_is_never_sent_again() -> None:
+def test_what_is_cleared_before_it_is_brought_is_never_sent() -> None:
     flow = Driver()
     flow.join("c1", holding=at("1:0", "1:1"))
     flow.dispatch.remove(up_to=at("1:1")[0])
@@ -123,7 +123,7 @@ def test_what_is_cleared_before_it_is_brought_is_never_sent_again() -> None:
     assert flow.route() == {}
 
 
-def test_what_was_done_here_and_is_brought_later_has_its_row_again() -> None:
+def test_what_was_done_and_is_brought_later_has_its_row() -> None:
     """Read, then acknowledged by somebody else, before its holder came back."""
     flow = Driver()
     flow.join("c2", permits=0)
@@ -136,7 +136,7 @@ def test_what_was_done_here_and_is_brought_later_has_its_row_again() -> None:
     assert flow.pending("c1") == []
 
 
-def test_in_an_unordered_subscription_what_is_done_is_simply_forgotten() -> None:
+def test_without_order_what_is_done_is_simply_forgotten() -> None:
     flow = Driver(type="shared")
     flow.join("c1", holding=at("1:0", "1:1"), finished=at("1:0"))
     assert flow.dispatch.unread(flow.numbers["c1"]).tolist() == at("1:1").tolist()

@@ -21,7 +21,7 @@ SLOW = MOVED["slow", "slow"][0]
 FAST = MOVED["fast", "fast"][0]
 
 
-def test_sd_4_a_consumer_without_permits_is_passed_over_for_the_time_being() -> None:
+def test_sd_4_a_consumer_without_permits_is_passed_over() -> None:
     flow = Driver(entry=1)
     flow.join("fast", permits=10)
     flow.join("slow", permits=0)
@@ -46,7 +46,7 @@ def test_cl_1_the_look_ahead_limit_stops_the_fast_consumer_too() -> None:
         assert flow.send(FAST) == {"fast": ["1:3"]}
 
 
-def test_kst_2_sticky_ranges_get_exactly_their_keys_and_again_in_order() -> None:
+def test_kst_2_sticky_ranges_get_their_keys_and_again_in_order() -> None:
     flow = Driver(selector="sticky")
     ranges = {"a": (0, 20000), "b": (20001, 40000), "c": (40001, 65535)}
     for name, pair in ranges.items():
@@ -88,7 +88,7 @@ def test_kst_13_compressed_messages_arrive_in_order() -> None:
     assert sum(sizes) < sum(map(len, keys)), "they were compressed"
 
 
-def test_kst_16_keys_rise_although_nothing_is_acknowledged_until_the_end() -> None:
+def test_kst_16_keys_rise_with_nothing_acknowledged() -> None:
     flow = Driver()
     for name in ("a", "b", "c"):
         flow.join(name)
@@ -203,7 +203,7 @@ def test_a_million_messages_pass_through_and_leave_nothing() -> None:
     assert flow.dispatch.stats(0)["memory"]["windowBytes"] < 4_000_000
 
 
-def test_one_stuck_message_while_the_window_is_squeezed_again_and_again() -> None:
+def test_one_stuck_message_while_the_window_is_squeezed() -> None:
     flow = Driver(max_unacked_messages_per_subscription=0)
     flow.join("c1", permits=1_000_000)
     flow.join("c2", permits=1_000_000)

@@ -112,7 +112,7 @@ def test_ch_5_removing_twice_is_fine() -> None:
     assert (ring.owners() == NO_SLOT).all()
 
 
-def test_ch_9_newcomers_take_from_the_old_and_the_old_do_not_swap() -> None:
+def test_ch_9_newcomers_take_from_the_old_who_do_not_swap() -> None:
     ring = ConsistentHashing(100)
     for slot in range(50):
         ring.add(slot, f"c{slot}")
@@ -147,7 +147,7 @@ def test_ch_13_a_thousand_consumers() -> None:
     assert len(np.unique(ring.owners()[1:])) == 1000
 
 
-def test_ks_11_first_keeps_a_point_and_the_next_in_line_takes_over() -> None:
+def test_ks_11_the_first_keeps_a_point_then_the_next_in_line() -> None:
     ring = ConsistentHashing(400)
     before: list[np.ndarray] = []
     for slot in range(60):
@@ -366,7 +366,7 @@ def test_sn_2_difference() -> None:
     assert difference(one, nobody) == [(1, 5, 1, NO_SLOT)]
 
 
-def test_sn_4_each_consumer_is_told_what_it_lost_and_what_it_gained() -> None:
+def test_sn_4_each_consumer_is_told_what_it_lost_and_gained() -> None:
     def told(before: np.ndarray, after: np.ndarray) -> dict[str, list[tuple[str, list[tuple[int, int]]]]]:
         members, history = Members(0, 0), History()
         for slot in (0, 1):

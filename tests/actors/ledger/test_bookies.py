@@ -10,7 +10,7 @@ from storage.errors import Unavailable
 from tests.actors.ledger.fakes import Lab
 
 
-async def test_ensembles_are_chosen_among_the_writable_and_failed_ones_come_last() -> None:
+async def test_ensembles_are_chosen_among_writable_bookies() -> None:
     lab = Lab("abcd")
     asked = []
 
@@ -31,7 +31,7 @@ async def test_ensembles_are_chosen_among_the_writable_and_failed_ones_come_last
         await bookies.choose(4)
 
 
-async def test_silence_is_no_answer_and_makes_a_bookie_suspect_until_it_answers() -> None:
+async def test_silence_makes_a_bookie_suspect_until_it_answers() -> None:
     lab = Lab("ab")
     silent = ["a"]
     lab.wire.rules.append(lambda bookie, request: "lose" if bookie in silent else None)

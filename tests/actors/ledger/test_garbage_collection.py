@@ -43,7 +43,7 @@ async def test_an_empty_metadata_store_collects_nothing() -> None:
     assert lab.wire.holders(7, 0) != []
 
 
-async def test_what_was_released_once_is_known_after_the_record_forgot_it() -> None:
+async def test_what_was_released_is_known_after_the_record_forgot_it() -> None:
     lab = Lab("abcd")
     keeper, _ = await stocked(lab)
     await keeper.update(lambda record: record.with_released([99]))

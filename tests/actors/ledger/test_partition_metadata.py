@@ -31,7 +31,7 @@ def trimmed(record: PartitionRecord) -> PartitionRecord:
     return msgspec.structs.replace(record, trimmed_before=record.trimmed_before + 1)
 
 
-async def test_each_owner_has_the_next_epoch_and_open_ledgers_go_into_recovery() -> None:
+async def test_each_owner_has_the_next_epoch_and_recovers_open_ledgers() -> None:
     lab = Lab()
     first, _ = metadata(lab, "one")
     assert (await first.acquire(SETTINGS)).epoch == 1
@@ -101,7 +101,7 @@ async def test_of_two_new_owners_one_is_fenced() -> None:
     assert sorted(outcomes) == ["fenced", "owner"]
 
 
-async def test_a_deleted_topic_comes_back_empty_and_under_a_higher_epoch() -> None:
+async def test_a_deleted_topic_comes_back_empty_at_a_higher_epoch() -> None:
     lab = Lab()
     owner, _ = metadata(lab, "one")
     await owner.acquire(SETTINGS)
@@ -140,7 +140,7 @@ async def test_ledger_ids_stay_above_what_a_disk_knows() -> None:
     assert 1000 < await later.take() < 1000 + 3 * BLOCK
 
 
-def test_a_record_goes_through_bytes_unchanged_and_damage_is_corrupt() -> None:
+def test_a_record_goes_through_bytes_and_damage_is_corrupt() -> None:
     record = PartitionRecord(
         topic="t", partition=3, epoch=4, owner="o", settings=SETTINGS, ledgers=(make_ledger(),), subscriptions={"s": -1}
     )

@@ -46,6 +46,6 @@ def test_enough_fences_leave_no_ack_quorum_and_one_less_may(quorum: Quorum) -> N
 
 
 @pytest.mark.parametrize("quorum", SHAPES, ids=str)
-def test_enough_explicit_negatives_exclude_a_confirmation_and_one_less_does_not(quorum: Quorum) -> None:
+def test_enough_negatives_exclude_a_confirmation(quorum: Quorum) -> None:
     assert quorum.write - quorum.missing_answers < quorum.ack
     assert quorum.write - (quorum.missing_answers - 1) >= quorum.ack

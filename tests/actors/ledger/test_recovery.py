@@ -70,7 +70,7 @@ def test_reading_never_begins_before_the_last_fragment() -> None:
     assert (recovery.run, recovery.entry) == (2, 4)
 
 
-def test_a_fragment_before_the_last_one_is_an_invariant_violation() -> None:
+def test_a_fragment_before_the_last_is_an_invariant_violation() -> None:
     ledger = make_ledger().with_fragment(Fragment(5, 9, ("a", "b", "d")))
     with pytest.raises(InvariantViolation):
         ledger.with_fragment(Fragment(4, 7, ("a", "b", "e")))

@@ -109,7 +109,7 @@ async def test_a_copy_with_flipped_bits_is_no_copy() -> None:
     assert all(lab.wire.bookies[name].runs[7, 0][1] == payload for name in "bc")
 
 
-async def test_lost_confirmed_runs_are_reported_and_never_cut_off_in_silence() -> None:
+async def test_lost_confirmed_runs_are_reported_not_cut_off() -> None:
     lab = Lab()
     for bookie in "abc":
         lab.put(bookie, 7, 0, 0, confirmed=-1)

@@ -39,7 +39,7 @@ async def stocked(lab: Lab) -> tuple[PartitionMetadata, Replicator]:
     return metadata, Replicator(lab.ports, lab.bookies, LedgerReader(lab.ports, lab.bookies), metadata)
 
 
-def test_the_plan_names_every_slot_of_a_lost_bookie_with_its_runs() -> None:
+def test_the_plan_names_every_slot_of_a_lost_bookie() -> None:
     record = PartitionRecord(topic="t", partition=0, settings=TopicSettings(), ledgers=(make_closed(),))
     repairs = plan_repairs(record, ["c"])
     assert [(repair.fragment.first_run, repair.slot, repair.runs()) for repair in repairs] == [
@@ -68,7 +68,7 @@ def test_a_slot_that_moved_on_meanwhile_is_left_alone() -> None:
     assert with_repair(mended, repair, "d") == mended
 
 
-async def test_everything_that_a_lost_bookie_had_is_copied_and_the_count_goes_to_zero() -> None:
+async def test_everything_a_lost_bookie_had_is_copied() -> None:
     lab = Lab("abcdef")
     metadata, replicator = await stocked(lab)
     lab.wire.rules.append(lambda bookie, request: "lose" if bookie == "c" else None)

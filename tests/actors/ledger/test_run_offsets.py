@@ -23,7 +23,7 @@ def closed(last_run: int, last_entry: int) -> LedgerRecord:
     return msgspec.structs.replace(make_ledger(state=State.CLOSED), last_run=last_run, last_entry=last_entry)
 
 
-def test_every_entry_belongs_to_the_run_that_was_appended_with_it() -> None:
+def test_every_entry_belongs_to_the_run_it_was_appended_with() -> None:
     table = RunOffsets()
     first = 0
     owner: list[int] = []

@@ -12,7 +12,7 @@ from actors.ledger.write_state import PendingRun, WriteState
 from storage.errors import InvariantViolation
 
 
-def test_runs_are_confirmed_in_order_whatever_the_order_of_the_answers() -> None:
+def test_runs_are_confirmed_in_order_whatever_is_answered_first() -> None:
     state = WriteState(Quorum(3, 3, 2), "abc")
     runs = [state.add(5), state.add(3), state.add(1)]
     assert [run.first_entry for run in runs] == [0, 5, 8]
@@ -37,7 +37,7 @@ def test_an_answer_from_outside_the_write_set_does_not_count() -> None:
     assert state.acked(run, "b") == [run]
 
 
-def test_nothing_is_confirmed_while_an_ensemble_change_is_under_way() -> None:
+def test_nothing_is_confirmed_during_an_ensemble_change() -> None:
     state = WriteState(Quorum(3, 3, 2), "abc")
     runs = [state.add(2), state.add(2)]
     state.acked(runs[0], "a")
@@ -51,7 +51,7 @@ def test_nothing_is_confirmed_while_an_ensemble_change_is_under_way() -> None:
     assert state.acked(runs[1], "d") == [runs[1]]
 
 
-def test_acknowledgements_of_bookies_that_stay_are_kept_over_a_change() -> None:
+def test_acknowledgements_of_bookies_that_stay_survive_a_change() -> None:
     state = WriteState(Quorum(3, 3, 2), "abc")
     run = state.add(2)
     state.begin_change(["b"], ["d"])
@@ -59,7 +59,7 @@ def test_acknowledgements_of_bookies_that_stay_are_kept_over_a_change() -> None:
     assert state.finish_change() == ([(run, "d")], [run])
 
 
-def test_a_change_needs_a_replacement_and_only_one_runs_at_a_time() -> None:
+def test_a_change_needs_a_replacement_and_runs_alone() -> None:
     state = WriteState(Quorum(2, 2, 2), "ab")
     assert state.begin_change(["a"], ["b"]) is None
     assert state.begin_change(["x"], ["c"]) is None
@@ -70,7 +70,7 @@ def test_a_change_needs_a_replacement_and_only_one_runs_at_a_time() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_every_confirmed_run_is_on_an_ack_quorum_of_the_fragment_that_holds_it(data: st.DataObject) -> None:
+def test_every_confirmed_run_is_on_an_ack_quorum_of_its_fragment(data: st.DataObject) -> None:
     names = "abcdef"
     ensemble = data.draw(st.integers(1, 4))
     write = data.draw(st.integers(1, ensemble))

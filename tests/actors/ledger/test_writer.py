@@ -70,7 +70,7 @@ async def test_runs_are_pipelined_and_confirmed_in_order() -> None:
     assert (head.first_entry, head.count, head.epoch) == (18, 2, 1)
 
 
-async def test_a_silent_bookie_is_replaced_and_the_new_one_gets_what_is_not_confirmed() -> None:
+async def test_a_silent_bookie_is_replaced_and_its_rest_written_again() -> None:
     lab = Lab("abcd")
     lab.wire.rules.append(lambda bookie, request: "lose" if bookie == "b" else None)
     writing = await start(lab, "ab", 2, 2)
@@ -145,7 +145,7 @@ async def test_lost_replies_and_repetitions_store_a_run_once() -> None:
     assert lab.wire.holders(7, 0) == lab.wire.holders(7, 1) == ["a", "b"]
 
 
-async def test_a_bookie_that_is_lost_for_good_is_replaced_without_traffic() -> None:
+async def test_a_bookie_lost_for_good_is_replaced_without_traffic() -> None:
     lab = Lab("abc")
     writing = await start(lab, "ab", 2, 2)
     writing.append()
@@ -177,7 +177,7 @@ async def test_a_run_damaged_in_our_own_hands_stops_the_owner() -> None:
     assert writing.confirmed == []
 
 
-async def test_a_copy_of_a_closed_ledger_that_was_trimmed_meanwhile_is_given_up() -> None:
+async def test_a_copy_of_a_ledger_trimmed_meanwhile_is_given_up() -> None:
     """The third copy is late; the ledger is closed, read by everybody and deleted before it comes."""
     lab = Lab("abc")
     lab.wire.rules.append(lambda bookie, request: "refuse" if bookie == "c" and writing.writer.busy else None)

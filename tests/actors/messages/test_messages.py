@@ -40,7 +40,7 @@ def test_every_request_is_handled_by_some_actor() -> None:
     assert handled - wanted == set()
 
 
-def test_an_unknown_field_is_ignored_and_a_missing_one_is_its_default() -> None:
+def test_unknown_fields_are_ignored_and_missing_ones_default() -> None:
     """So that a newer peer can say more."""
     head = msgspec.msgpack.encode({"colour": "red"})
     assert unpack(Done, head, [], []) == Done()

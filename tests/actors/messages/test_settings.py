@@ -25,7 +25,7 @@ def check(found: TopicSettings | SubscriptionSettings) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_number_has_its_limits_and_every_default_lies_within(kind: Any) -> None:
+def test_every_number_has_limits_that_hold_its_default(kind: Any) -> None:
     numbers = [field.name for field in msgspec.structs.fields(kind) if type(field.default) is int]
     assert set(numbers) <= set(LIMITS)
     check(kind())

@@ -150,7 +150,7 @@ def encode(given_part: Any) -> list[Piece]:
     return encode_part(given_part, consumer_id=1, partition=-1, consumer_epoch=None)
 
 
-def test_native_messages_go_alone_with_keys_that_are_text_or_base64() -> None:
+def test_native_messages_go_alone_with_text_or_base64_keys() -> None:
     import pyarrow as pa
 
     data = pa.record_batch({"key": [b"k", b"\xff"], "payload": [b"a", b"b"]})
@@ -188,7 +188,7 @@ def test_what_is_malformed_is_refused_alone(wrong: Send, says: str) -> None:
     assert fine.error is None
 
 
-def test_damage_is_a_checksum_error_which_clients_answer_by_sending_again() -> None:
+def test_damage_is_a_checksum_error_and_clients_send_again() -> None:
     damaged = single()
     damaged.body = type(damaged.body)(damaged.body.metadata, damaged.body.payload, damaged=True)
     assert groups_of(damaged) == []

@@ -38,7 +38,7 @@ async def to_the_old_owner(client: Ports, old: str) -> Published | str:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_s15_a_frozen_owner_that_comes_back_with_runs_under_way_confirms_none_behind_the_new_one(seed: int) -> None:
+def test_s15_a_frozen_owner_confirms_nothing_behind_the_new_one(seed: int) -> None:
     async def scenario(world: World) -> None:
         cluster = Cluster(world, settings=TopicSettings(ensemble=3, write_quorum=3, ack_quorum=2))
         old = await cluster.start()
@@ -71,7 +71,7 @@ def test_s15_a_frozen_owner_that_comes_back_with_runs_under_way_confirms_none_be
     World(400 + seed).play(scenario)
 
 
-def test_an_owner_that_waits_for_bookies_notices_that_it_was_replaced() -> None:
+def test_an_owner_waiting_for_bookies_notices_its_replacement() -> None:
     """Its ledger may be settled and deleted by its successor; then no bookie will ever say what it waits for."""
 
     async def scenario(world: World) -> None:
@@ -94,7 +94,7 @@ def test_an_owner_that_waits_for_bookies_notices_that_it_was_replaced() -> None:
     World(440).play(scenario)
 
 
-def test_s15_nothing_in_the_record_changes_by_an_owner_that_was_replaced() -> None:
+def test_s15_a_replaced_owner_changes_nothing_in_the_record() -> None:
     async def scenario(world: World) -> None:
         cluster = Cluster(world, settings=TopicSettings(roll_entries=4))
         old = await cluster.start()
@@ -140,7 +140,7 @@ async def settled_record(client: Ports, owner: str) -> object:
     return unpack_record(version.value)
 
 
-def test_a_new_owner_reads_only_what_came_after_the_last_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_owner_reads_only_what_follows_the_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log, "SNAPSHOT_RUNS", 10)
 
     async def scenario(world: World) -> None:

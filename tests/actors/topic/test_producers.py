@@ -40,7 +40,7 @@ async def test_the_five_judgements() -> None:
     assert judge(producer, 0, 5) == Tail(skip=3)
 
 
-async def test_a_gap_is_only_accepted_when_the_producer_says_that_it_is_final() -> None:
+async def test_a_gap_is_accepted_when_the_producer_calls_it_final() -> None:
     producers = Producers()
     producer = opened(producers)
     producers.confirm("p", 0, 3, 1, 0)
@@ -89,7 +89,7 @@ async def test_a_snapshot_and_a_replay_bring_everything_back() -> None:
     assert opened(restored, "q").stored == 0
 
 
-async def test_silent_producers_are_forgotten_but_never_with_something_pending() -> None:
+async def test_silent_producers_without_pending_are_forgotten() -> None:
     producers = Producers()
     push(producers, opened(producers, "busy"), 0, 1)
     opened(producers, "gone")

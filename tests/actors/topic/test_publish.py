@@ -29,7 +29,7 @@ async def values(client: Ports, cluster: Cluster) -> list[str]:
     return [value for _, _, value in await read_all(client, cluster.current)]
 
 
-def test_s19_a_resend_after_a_change_of_owner_returns_the_same_place_and_stores_nothing() -> None:
+def test_s19_a_resend_returns_the_same_place_and_stores_nothing() -> None:
     async def scenario(world: World) -> None:
         cluster, client, producer = await started(world)
         for _ in range(6):
@@ -46,7 +46,7 @@ def test_s19_a_resend_after_a_change_of_owner_returns_the_same_place_and_stores_
     World(11).play(scenario)
 
 
-def test_repetitions_of_one_publish_while_it_is_under_way_store_it_once() -> None:
+def test_repetitions_of_a_publish_under_way_store_it_once() -> None:
     async def scenario(world: World) -> None:
         cluster, client, producer = await started(world)
         run = make_test_run(["a", "b"])
@@ -65,7 +65,7 @@ def test_repetitions_of_one_publish_while_it_is_under_way_store_it_once() -> Non
     World(12).play(scenario)
 
 
-def test_s7_runs_that_overtake_one_another_are_stored_in_the_order_of_their_sequences() -> None:
+def test_s7_overtaking_runs_are_stored_in_sequence_order() -> None:
     async def scenario(world: World) -> None:
         cluster, client, producer = await started(world)
         done: list[int] = []
@@ -150,7 +150,7 @@ def test_bad_publishes_are_refused_and_consume_no_sequence() -> None:
     World(17).play(scenario)
 
 
-def test_a_producer_that_encodes_wrongly_is_refused_before_anything_has_a_place() -> None:
+def test_a_wrong_encoding_is_refused_before_it_has_a_place() -> None:
     async def scenario(world: World) -> None:
         cluster, client, producer = await started(world)
         request = producer.request(make_test_run(["x"]), 0)

@@ -68,7 +68,7 @@ async def until(client: Ports, condition: Callable[[], bool]) -> None:
     raise AssertionError("it never came about")
 
 
-def test_reading_steps_over_the_ends_of_ledgers_and_tells_of_them() -> None:
+def test_reading_steps_over_the_ends_of_ledgers() -> None:
     async def scenario(world: World) -> None:
         cluster, client, producer = await started(world)
         for _ in range(7):
@@ -103,7 +103,7 @@ def test_a_new_owner_reads_old_runs_from_the_bookies() -> None:
     World(22).play(scenario)
 
 
-def test_rows_come_with_their_hashes_and_trimmed_ones_are_left_out() -> None:
+def test_rows_come_with_hashes_and_without_the_trimmed() -> None:
     async def scenario(world: World) -> None:
         cluster, client, producer = await started(world)
         for _ in range(4):
@@ -140,7 +140,7 @@ def test_a_time_is_found_in_whatever_ledger_it_is() -> None:
     World(24).play(scenario)
 
 
-def test_s13_trimming_follows_the_slowest_subscription_and_survives_a_change_of_owner() -> None:
+def test_s13_trimming_follows_the_slowest_over_a_change_of_owner() -> None:
     async def scenario(world: World) -> None:
         cluster, client, producer = await started(world)
         for name in ("slow", "fast"):
@@ -168,7 +168,7 @@ def test_s13_trimming_follows_the_slowest_subscription_and_survives_a_change_of_
     World(25).play(scenario)
 
 
-def test_who_reads_where_everything_was_trimmed_is_told_where_it_goes_on() -> None:
+def test_who_reads_trimmed_positions_is_told_where_to_go_on() -> None:
     async def scenario(world: World) -> None:
         cluster, client, producer = await started(world)
         await ask(client, cluster.current, Progress(subscription="s", mark_delete=-1))
@@ -195,7 +195,7 @@ def test_a_late_statement_of_progress_is_ignored() -> None:
     World(26).play(scenario)
 
 
-def test_a_deleted_topic_leaves_nothing_at_the_bookies_and_can_be_made_again() -> None:
+def test_a_deleted_topic_leaves_no_bytes_and_can_be_made_again() -> None:
     async def scenario(world: World) -> None:
         cluster, client, producer = await started(world)
         await producer.publish(4)
@@ -214,7 +214,7 @@ def test_a_deleted_topic_leaves_nothing_at_the_bookies_and_can_be_made_again() -
     World(27).play(scenario)
 
 
-def test_l8_what_a_lost_bookie_held_is_restored_and_the_count_returns_to_zero() -> None:
+def test_l8_what_a_lost_bookie_held_is_restored() -> None:
     async def scenario(world: World) -> None:
         cluster = Cluster(world, bookies=4, settings=TopicSettings(roll_entries=6))
         producer = TestProducer(client := world.client("client"), await cluster.start())
@@ -256,7 +256,7 @@ def test_a_frozen_owner_that_comes_back_idle_stops_serving() -> None:
     World(29).play(scenario)
 
 
-def test_a_payload_whose_handle_is_gone_comes_from_a_bookie_when_asked_again() -> None:
+def test_a_payload_whose_handle_is_gone_comes_from_a_bookie() -> None:
     async def scenario(world: World) -> None:
         cluster, client, producer = await started(world)
         many = [f"{number:0100}" for number in range(1000)]
@@ -338,7 +338,7 @@ def test_what_several_ask_for_at_once_is_read_once() -> None:
     World(32).play(scenario)
 
 
-def test_an_old_run_is_read_once_however_many_consumers_have_messages_in_it() -> None:
+def test_an_old_run_is_read_once_for_many_consumers() -> None:
     """A large one is shared again: by the index that the dispatcher reads, and for who asks."""
 
     async def scenario(world: World) -> None:

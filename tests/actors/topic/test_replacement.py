@@ -33,7 +33,7 @@ async def restore(client: Ports, cluster: Cluster, lost: list[str]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_l8_all_bookies_are_replaced_one_by_one_and_nothing_is_lost(seed: int) -> None:
+def test_l8_all_bookies_are_replaced_and_nothing_is_lost(seed: int) -> None:
     settings = [
         TopicSettings(ensemble=2, write_quorum=2, ack_quorum=2, roll_entries=60),
         TopicSettings(ensemble=3, write_quorum=2, ack_quorum=2),

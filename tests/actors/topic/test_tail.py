@@ -28,7 +28,7 @@ def test_a_run_above_the_limit_drives_nothing_out() -> None:
     assert cache.get(1, 1) is None
 
 
-def test_putting_again_counts_once_and_deleted_ledgers_leave_no_bytes() -> None:
+def test_putting_again_counts_once_and_deletion_leaves_no_bytes() -> None:
     cache = RunCache(limit=10_000)
     cache.put(cached(0, 1000))
     cache.put(cached(0, 1000))

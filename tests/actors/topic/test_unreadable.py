@@ -85,7 +85,7 @@ async def other_losses_are_refused(broker: Broker, at: list[int]) -> None:
             await ask(broker, AcceptLoss(ledger=place[0], entry=place[1]))
 
 
-def test_a_run_that_nobody_can_read_is_named_and_given_up_and_the_others_come_in_order() -> None:
+def test_an_unreadable_run_is_given_up_and_the_others_come() -> None:
     async def scenario(broker: Broker) -> None:
         at = await three_runs(broker)
         ledger = ledger_of(at[0])
@@ -155,7 +155,7 @@ def test_what_was_delivered_and_is_given_up_then_is_done(monkeypatch: pytest.Mon
     play(scenario)
 
 
-def test_a_recovery_that_waits_for_a_damaged_run_says_so_and_goes_on_when_it_is_given_up() -> None:
+def test_a_recovery_waits_for_a_damaged_run_until_it_is_given_up() -> None:
     async def scenario(broker: Broker) -> None:
         at = await three_runs(broker)
         ledger = ledger_of(at[0])

@@ -116,7 +116,7 @@ def test_every_option_is_one_that_the_load_generator_knows(cli: Cli, monkeypatch
     assert seen[0] == FloodOptions(seed=1)
 
 
-def test_a_report_that_cannot_be_written_is_found_before_the_start(cli: Cli, flood: list[dict[str, Any]]) -> None:
+def test_an_unwritable_report_is_found_before_the_start(cli: Cli, flood: list[dict[str, Any]]) -> None:
     code, _, err = cli("flood", "--report", "nowhere/report.html")
     assert code == 2
     assert "there is no folder" in err

@@ -73,7 +73,7 @@ async def test_a_picture_says_how_old_its_slow_half_is(ports: Ports) -> None:
     await stream.aclose()
 
 
-async def test_all_viewers_share_one_round_of_questions_and_nobody_is_asked_for_nobody(ports: Ports) -> None:
+async def test_all_viewers_share_one_round_of_questions(ports: Ports) -> None:
     owners = Owners()
     feed = Feed(ports, owners)
     streams = [feed.follow("orders", "billing") for _ in range(5)]

@@ -68,7 +68,7 @@ async def served(ports: Ports) -> AsyncIterator[tuple[Cluster, str]]:
     await runner.cleanup()
 
 
-async def test_the_files_hold_nothing_from_elsewhere_and_nothing_inline(served: tuple[Cluster, str]) -> None:
+async def test_the_files_hold_nothing_from_elsewhere(served: tuple[Cluster, str]) -> None:
     _, url = served
     async with aiohttp.ClientSession() as session:
         for path in PAGE_PATHS:

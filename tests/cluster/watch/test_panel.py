@@ -86,7 +86,7 @@ def parts(address: str) -> tuple[str, dict[str, str]]:
     return f"http://{split.netloc}", {"Authorization": f"Bearer {split.fragment.removeprefix('token=')}"}
 
 
-async def test_only_the_printed_token_opens_and_never_that_of_the_cluster(load: Load, tmp_path: Path) -> None:
+async def test_only_the_printed_token_opens_not_the_clusters(load: Load, tmp_path: Path) -> None:
     with panel(load, tmp_path) as shown:
         base, right = parts(shown.address)
         fault = {"kind": "kill-consumer", "target": "a"}

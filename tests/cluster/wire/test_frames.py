@@ -86,7 +86,7 @@ def test_noise_is_refused_or_waited_for(noise: bytes) -> None:
         assert len(noise) >= HEADER.size
 
 
-def test_a_frame_above_the_limit_is_refused_before_room_is_made_for_it() -> None:
+def test_a_frame_above_the_limit_is_refused_before_allocation() -> None:
     huge = HEADER.pack(MAGIC, VERSION, REQUEST, 0, 1, 0, 0, 0, 1 << 60)
     with pytest.raises(Malformed, match="more than the 4096"):
         read(huge, [100], limit=4096)

@@ -153,7 +153,7 @@ async def test_a_caller_that_gives_up_ends_nobodys_work(machine: Machine) -> Non
     assert await machine.ask() == ASK
 
 
-async def test_who_waits_for_a_process_that_ends_learns_that_it_is_gone(machine: Machine) -> None:
+async def test_who_waits_for_an_ending_process_learns_that_it_is_gone(machine: Machine) -> None:
     """At once, from the machine itself: nobody listens there any more."""
     machine.listen("a")
     machine.echo.go.clear()
@@ -166,7 +166,7 @@ async def test_who_waits_for_a_process_that_ends_learns_that_it_is_gone(machine:
 
 
 @pytest.mark.parametrize("here", [True, False])
-async def test_a_connection_that_is_lost_says_nothing_about_the_process(machine: Machine, here: bool) -> None:
+async def test_a_lost_connection_says_nothing_about_the_process(machine: Machine, here: bool) -> None:
     """It still listens, so it has not ended: what was asked may have happened or may yet."""
     machine.listen("a", here=here)
     machine.echo.go.clear()

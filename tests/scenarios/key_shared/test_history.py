@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.scenarios.key_shared.broker import Broker, play
 
 
-def test_the_owner_of_a_key_at_a_time_is_known_over_a_change_of_dispatcher() -> None:
+def test_a_keys_owner_at_a_time_is_known_over_a_new_dispatcher() -> None:
     async def scenario(broker: Broker) -> None:
         moments = {}
         for name in ("a", "b"):

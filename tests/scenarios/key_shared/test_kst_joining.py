@@ -12,7 +12,7 @@ TEN = [str(key) for key in range(10)]
 
 
 @pytest.mark.parametrize("silence", [100, 1_000], ids=["kst_9", "kst_11"])
-def test_kst_9_and_kst_11_order_when_a_consumer_is_added_and_the_first_leaves(silence: int) -> None:
+def test_kst_9_and_kst_11_order_when_one_joins_and_one_leaves(silence: int) -> None:
     async def scenario(broker: Broker) -> None:
         first = await broker.join("c1", queue=10, acking=False, taking=False)
         await broker.publish(*TEN)
@@ -87,7 +87,7 @@ def test_kst_17_the_mode_changes_when_nobody_is_connected() -> None:
     play(scenario)
 
 
-def test_kst_18_out_of_order_delivery_changes_when_nobody_is_connected() -> None:
+def test_kst_18_out_of_order_delivery_changes_when_unattended() -> None:
     async def scenario(broker: Broker) -> None:
         await (await broker.join("c1")).close()
         await broker.configure(allow_out_of_order_delivery=False)
@@ -164,7 +164,7 @@ def test_kst_27_new_keys_of_a_newcomer_arrive_at_once() -> None:
     play(scenario)
 
 
-def test_kst_28_a_message_that_is_never_acknowledged_stops_no_other_key() -> None:
+def test_kst_28_an_unacknowledged_message_stops_no_other_key() -> None:
     async def scenario(broker: Broker) -> None:
         def work() -> None:
             for client in broker.clients.values():
@@ -195,7 +195,7 @@ def test_kst_28_a_message_that_is_never_acknowledged_stops_no_other_key() -> Non
 
 
 @pytest.mark.parametrize("policy", ["draining_hashes", "last_sent_position", "read_position"])
-def test_pip_282_issue_1_is_noticed_where_it_happens_and_happens_only_before_pip_282(policy: str) -> None:
+def test_pip_282_issue_1_is_noticed_where_it_happens(policy: str) -> None:
     async def scenario(broker: Broker) -> None:
         await broker.join("c2")
         first = await broker.join("c1", queue=1, acking=False, taking=False)

@@ -28,7 +28,7 @@ def test_kst_1_messages_spread_and_a_key_stays_with_its_consumer() -> None:
     play(scenario)
 
 
-def test_kst_2_sticky_ranges_get_their_keys_and_what_comes_again_is_in_order() -> None:
+def test_kst_2_sticky_ranges_get_their_keys_in_order() -> None:
     ranges = {"a": (0, 20_000), "b": (20_001, 40_000), "c": (40_001, 65_535)}
 
     async def scenario(broker: Broker) -> None:
@@ -49,7 +49,7 @@ def test_kst_2_sticky_ranges_get_their_keys_and_what_comes_again_is_in_order() -
     play(scenario, selector="sticky")
 
 
-def test_kst_3_the_share_of_a_consumer_that_crashes_goes_to_the_others() -> None:
+def test_kst_3_a_crashed_consumers_share_goes_to_the_others() -> None:
     async def scenario(broker: Broker) -> None:
         a, b, c = [await broker.join(name, acking=False) for name in ("a", "b", "c")]
         await broker.publish(*_keys(1000))
@@ -69,7 +69,7 @@ def test_kst_3_the_share_of_a_consumer_that_crashes_goes_to_the_others() -> None
     play(scenario)
 
 
-def test_kst_4_messages_without_key_spread_by_producer_and_sequence() -> None:
+def test_kst_4_keyless_messages_spread_by_producer_and_sequence() -> None:
     async def scenario(broker: Broker) -> None:
         clients = [await broker.join(name) for name in ("a", "b", "c")]
         await broker.publish(*[None] * 1000)
@@ -110,7 +110,7 @@ def test_kst_8_a_slow_consumer_holds_back_only_its_own_keys() -> None:
     play(scenario)
 
 
-def test_kst_16_keys_rise_though_nothing_is_acknowledged_until_the_end() -> None:
+def test_kst_16_keys_rise_without_any_acknowledgement() -> None:
     async def scenario(broker: Broker) -> None:
         clients = [await broker.join(name, acking=False) for name in ("a", "b")]
         for _ in range(20):

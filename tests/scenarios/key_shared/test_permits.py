@@ -29,7 +29,7 @@ def test_pm_1_permits_are_there_and_nothing_counts_as_under_way(kind: str) -> No
     play(scenario, type=kind)
 
 
-def test_pm_4_permits_that_are_held_back_leave_with_their_consumer() -> None:
+def test_pm_4_held_back_permits_leave_with_their_consumer() -> None:
     async def scenario(broker: Broker) -> None:
         leaver = await broker.join("leaver", acking=False, queue=10)
         await broker.publish(*TWENTY)
@@ -67,7 +67,7 @@ def test_pm_5_a_consumer_leaves_with_permits_under_way(kind: str) -> None:
     play(scenario, type=kind)
 
 
-def test_ft_1_permits_that_come_while_nothing_may_be_sent_count_afterwards() -> None:
+def test_ft_1_permits_that_come_meanwhile_count_afterwards() -> None:
     async def scenario(broker: Broker) -> None:
         await broker.admin("pause")
         client = await broker.join("a", queue=100)
@@ -98,7 +98,7 @@ def test_ua_1_leaving_twice_and_for_good_leaves_nothing_behind() -> None:
     play(scenario)
 
 
-def test_ua_9_another_consumer_acknowledges_for_one_that_is_blocked() -> None:
+def test_ua_9_another_acknowledges_for_one_that_is_blocked() -> None:
     async def scenario(broker: Broker) -> None:
         owner = await broker.join("owner", acking=False)
         await broker.publish(*KEYS[:12])

@@ -15,7 +15,7 @@ async def _topic(broker: Broker) -> str:
     return address.partition("/")[2].rpartition(".")[0]
 
 
-def test_bo_1_without_permits_nothing_is_read_and_with_them_at_once() -> None:
+def test_bo_1_nothing_is_read_without_permits() -> None:
     async def scenario(broker: Broker) -> None:
         client = await broker.join("a", queue=1, acking=False, taking=False)
         await broker.publish(*FIVE)
@@ -32,7 +32,7 @@ def test_bo_1_without_permits_nothing_is_read_and_with_them_at_once() -> None:
     play(scenario)
 
 
-def test_bo_1_pauses_grow_while_the_topic_is_silent_and_begin_small_again() -> None:
+def test_bo_1_pauses_grow_in_silence_and_begin_small_again() -> None:
     async def scenario(broker: Broker) -> None:
         client = await broker.join("a")
         await broker.publish(*FIVE)
@@ -54,7 +54,7 @@ def test_bo_1_pauses_grow_while_the_topic_is_silent_and_begin_small_again() -> N
     play(scenario)
 
 
-def test_rs_2_an_answer_to_a_read_from_before_a_seek_counts_for_nothing() -> None:
+def test_rs_2_an_answer_from_before_a_seek_counts_for_nothing() -> None:
     async def scenario(broker: Broker) -> None:
         client = await broker.join("a")
         await broker.publish(*FIVE)

@@ -14,7 +14,7 @@ DELAYING: list[Mutant] = [
         old="            self._tracker.undelayed()\n",
         new="            pass\n",
         world=BROKER,
-        test="tests/actors/delayed/test_delivery.py::test_bd_6_messages_without_a_delay_end_the_pause_of_fixed_delays",
+        test="tests/actors/delayed/test_delivery.py::test_bd_6_undelayed_messages_end_the_pause_of_fixed_delays",
     ),
     Mutant(
         name="the timer stays at a due time that is over",
@@ -22,7 +22,7 @@ DELAYING: list[Mutant] = [
         old="                    due = tracker.next_due()\n",
         new="                    pass\n",
         world=BROKER,
-        test="tests/actors/delayed/test_timer.py::test_the_timer_follows_a_look_that_finds_only_what_was_skipped",
+        test="tests/actors/delayed/test_timer.py::test_the_timer_follows_a_look_that_finds_only_skipped",
     ),
     Mutant(
         name="an owner that was overtaken takes the newer one's view of the shared index",
@@ -38,7 +38,7 @@ DELAYING: list[Mutant] = [
         old="if not bucket.stalled and _needs_load(bucket, until)]",
         new="if _needs_load(bucket, until)]",
         world=BROKER,
-        test=f"{_AWAY}test_objects_that_cannot_be_read_take_no_place_from_those_that_can",
+        test=f"{_AWAY}test_unreadable_objects_take_no_place_from_readable_ones",
     ),
     Mutant(
         name="a fall-back to memory lasts",
@@ -46,7 +46,7 @@ DELAYING: list[Mutant] = [
         old='        self._bucket_set.ports.spawn(self._start_later(), "delayed index opens")\n',
         new="",
         world=BROKER,
-        test=f"{_AWAY}test_bd_33_a_fall_back_to_memory_goes_back_to_buckets_by_itself",
+        test=f"{_AWAY}test_bd_33_a_fall_back_to_memory_returns_to_buckets",
     ),
     Mutant(
         name="deleting does not look for what was never opened",
@@ -62,7 +62,7 @@ DELAYING: list[Mutant] = [
         old="        if self.leftovers is not None:\n",
         new="        if False:\n",
         world=BROKER,
-        test=f"{_AWAY}test_deleting_a_subscription_deletes_what_it_left_in_buckets_before",
+        test=f"{_AWAY}test_deleting_a_subscription_deletes_its_earlier_buckets",
     ),
     Mutant(
         name="nobody tells the readers what a damaged manifest named",
@@ -70,7 +70,7 @@ DELAYING: list[Mutant] = [
         old="reread=tracker.rebuilt)",
         new="reread=False)",
         world=BROKER,
-        test="tests/actors/delayed/test_shared.py::test_what_a_damaged_manifest_named_is_read_from_the_log_again",
+        test="tests/actors/delayed/test_shared.py::test_what_a_damaged_manifest_named_is_read_from_the_log",
     ),
     Mutant(
         name="buckets that wait for a failing store are not counted",
@@ -86,7 +86,7 @@ DELAYING: list[Mutant] = [
         old="if record.end <= mark_delete and key not in self.drops]",
         new="if record.damaged and record.end <= mark_delete and key not in self.drops]",
         world=BROKER,
-        test=f"{_AWAY}test_a_bucket_that_could_not_be_reached_is_collected_when_its_range_is_done",
+        test=f"{_AWAY}test_a_bucket_out_of_reach_is_collected_after_its_range",
     ),
     Mutant(
         name="a clear that was refused is forgotten",
@@ -102,7 +102,7 @@ DELAYING: list[Mutant] = [
         old="            self._collect_at = self._bucket_set.ports.clock.monotonic() + self._collect_pause\n",
         new="",
         world=BROKER,
-        test=f"{_AWAY}test_a_late_put_of_a_dead_owner_is_found_on_a_quiet_subscription",
+        test=f"{_AWAY}test_a_late_put_of_a_dead_owner_is_found_while_it_is_quiet",
     ),
     Mutant(
         name="what is read during the recovery is stored twice",
@@ -126,6 +126,6 @@ DELAYING: list[Mutant] = [
         old="                await self.verify(key, sealed)\n            except",
         new="                pass\n            except",
         world=BROKER,
-        test=f"{_AWAY}test_an_object_of_an_earlier_life_of_the_name_is_never_taken_for_ours",
+        test=f"{_AWAY}test_an_object_of_an_earlier_life_is_never_taken_for_ours",
     ),
 ]

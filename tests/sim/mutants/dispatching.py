@@ -111,7 +111,7 @@ DISPATCHING: list[Mutant] = [
         old="    unread = core.unclaim(member, positions)",
         new="    unread = positions[:0]",
         world=BROKER,
-        test="tests/actors/key_shared/test_returning.py::test_a_claim_that_is_given_back_unread_goes_out_when_it_is_read",
+        test="tests/actors/key_shared/test_returning.py::test_a_claim_given_back_unread_goes_out_when_it_is_read",
     ),
     Mutant(
         name="who was given up claims what it held",
@@ -119,7 +119,7 @@ DISPATCHING: list[Mutant] = [
         old="        if session is None and self._is_void(request):",
         new="        if False:",
         world=BROKER,
-        test="tests/actors/consumer/test_confirming.py::test_who_was_given_up_by_a_new_owner_does_not_bring_back_what_it_held",
+        test="tests/actors/consumer/test_confirming.py::test_who_was_given_up_does_not_bring_back_what_it_held",
     ),
     Mutant(
         name="the keys of what is held are not known until it is read",
@@ -135,7 +135,7 @@ DISPATCHING: list[Mutant] = [
         old="            under_readers=True,\n",
         new="",
         world=BROKER,
-        test="tests/actors/delayed/test_shared.py::test_what_falls_due_between_two_owners_is_given_to_who_has_read_past_it",
+        test="tests/actors/delayed/test_shared.py::test_what_falls_due_between_owners_is_given_to_the_reader",
     ),
     Mutant(
         name="acknowledgements ahead of the reader are dropped",

@@ -37,8 +37,7 @@ STORING: list[Mutant] = [
         old="            if not cookie.used and not cookie.published:",
         new="            if not cookie.published:",
         world=BOOKIE,
-        test="tests/cluster/test_identity.py::"
-        "test_an_older_metadata_store_gives_no_number_again_and_the_disk_stays_as_it_is",
+        test="tests/cluster/test_identity.py::test_an_older_metadata_store_gives_no_number_again",
     ),
     Mutant(
         name="an older metadata store gives ledger numbers again",
@@ -118,7 +117,7 @@ STORING: list[Mutant] = [
         old="        while self._change is None and self._pending and self._enough(self._pending[0]):",
         new="        while self._pending and self._enough(self._pending[0]):",
         world=LEDGER,
-        test="tests/actors/ledger/test_write_state.py::test_nothing_is_confirmed_while_an_ensemble_change_is_under_way",
+        test="tests/actors/ledger/test_write_state.py::test_nothing_is_confirmed_during_an_ensemble_change",
     ),
     Mutant(
         name="fragment begins behind unconfirmed runs",

@@ -29,7 +29,7 @@ def test_a_module_that_is_imported_cannot_be_changed() -> None:
         plant(Mutant("late", "tests.sim.mutants", "a", "b", "bookie", 0))
 
 
-def test_a_check_that_is_taken_out_leaves_everything_else_as_it_was() -> None:
+def test_a_check_that_is_taken_out_leaves_the_rest_as_it_was() -> None:
     checks = candidates("actors/ledger")
     assert len(checks) > 50
     for check in checks:
