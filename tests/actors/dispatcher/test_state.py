@@ -47,7 +47,7 @@ def test_the_next_owner_begins_with_what_the_record_says(
     assert again.membership.trust_ms == state.membership.trust_ms
 
 
-def test_settings_that_an_owner_may_not_take_up_are_those_of_the_next() -> None:
+def test_settings_that_an_owner_may_not_take_up_wait() -> None:
     state = SubscriptionState.begun(SubscriptionSettings(lease_ms=10_000), Cursor())
     state.begin_next_with(SubscriptionSettings(lease_ms=2_000))
     assert (state.settings.lease_ms, state.membership.lease_ms) == (10_000, 10_000)
