@@ -85,7 +85,7 @@ class Controller(Actor):
         self._deleting: dict[str, str] = {}
         """Topics that are being deleted, and what of them goes at present: subscriptions, then partitions."""
         self._unsubscribing: dict[tuple[str, str], None] = {}
-        self._configured: dict[str, tuple[Address, dict[str, Any]]] = {}
+        self._configured: dict[str, tuple[Address, SubscriptionSettings]] = {}
         """By name of a dispatcher: where it is known to work with which settings."""
 
     async def start(self) -> None:
@@ -213,8 +213,8 @@ class Controller(Actor):
             check_name("subscription", request.subscription)
             check_subscription(request.settings)
             check_dead_letters(request.topic, request.subscription, request.settings)
-        wanted = msgspec.to_builtins(request.settings or SubscriptionSettings())
-        place = {"topic": request.topic, "subscription": request.subscription, "subscription_settings": wanted}
+        plain = msgspec.to_builtins(request.settings or SubscriptionSettings())
+        place = {"topic": request.topic, "subscription": request.subscription, "subscription_settings": plain}
         entries = [self._supervisor.want("dispatcher", {**place, "partition": p}) for p in range(topic.partitions)]
         try:
             addresses = await self._supervisor.ensure_one_of(entries, request.partition)
@@ -226,18 +226,18 @@ class Controller(Actor):
         for number, (entry, address) in enumerate(zip(entries, addresses, strict=True)):
             if request.settings is None or not address or request.partition not in (None, number):
                 continue
-            if self._configured.get(entry.name) != (address, wanted):
-                addresses[number] = await self._configure(entry, address, wanted)
-                self._configured[entry.name] = (addresses[number], wanted)
+            if self._configured.get(entry.name) != (address, request.settings):
+                addresses[number] = await self._configure(entry, address, request.settings)
+                self._configured[entry.name] = (addresses[number], request.settings)
         return Located(addresses=addresses)
 
-    async def _configure(self, entry: Running, address: Address, wanted: dict[str, Any]) -> Address:
+    async def _configure(self, entry: Running, address: Address, settings: SubscriptionSettings) -> Address:
         """Have a dispatcher work with these settings; where it is then. Raises Conflict while it has consumers.
 
         Only the dispatcher knows what it has: it may have been made with others long ago.
         """
-        answer = await self._ask(address, Configure(settings=msgspec.convert(wanted, SubscriptionSettings)))
-        entry.settings["subscription_settings"] = wanted
+        answer = await self._ask(address, Configure(settings=settings))
+        entry.settings["subscription_settings"] = msgspec.to_builtins(settings)
         if answer.changed:
             await self._supervisor.suspect(address)  # it ended, to begin again with them
         return await self._supervisor.ensure(entry)
