@@ -141,6 +141,9 @@ class Configuration(BaseSettings):
     pulsar_port: int = Field(
         6650, ge=-1, le=65535, description="where clients of Apache Pulsar connect; 0 chooses a free port, -1 is none"
     )
+    pulsar_token_key_file: str = Field(
+        "", description="file with the secret or public key of the tokens that clients of Apache Pulsar must present"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "warning", description="what the processes of the cluster write to Ray's log files"
     )

@@ -19,7 +19,8 @@ class ClusterOptions:
 
     bookie_lost_after_ms: a bookie that cannot be started for so long is given up, and its copies are made again.
     cluster: the id that disks and metadata must have (cluster.identity), filled in at the start.
-    pulsar_port: where Pulsar's clients connect; 0 chooses a free port, -1 serves none.
+    pulsar_port: where Pulsar's clients connect; 0 chooses a free port, -1 serves none. pulsar_token_key_file: the key
+    that their tokens are signed with; empty lets everybody of this machine in.
     bind_address: where processes listen for others; "node" is the machine's address in Ray, for several machines.
     """
 
@@ -34,6 +35,7 @@ class ClusterOptions:
     s3_endpoint_url: str | None = None
     admin_port: int = 0
     pulsar_port: int = -1
+    pulsar_token_key_file: str = ""
     bookie_lost_after_ms: int = LOST_AFTER_MS
     bind_address: str = LOOPBACK
     log_level: str = "warning"
@@ -53,6 +55,7 @@ class ClusterOptions:
             "s3_endpoint_url": self.s3_endpoint_url,
             "admin_port": self.admin_port,
             "pulsar_port": self.pulsar_port,
+            "pulsar_token_key_file": self.pulsar_token_key_file,
             "bookie_lost_after_ms": self.bookie_lost_after_ms,
             "bind_address": self.bind_address,
             "log_level": self.log_level,

@@ -28,6 +28,9 @@ class TopicSettings(msgspec.Struct, kw_only=True):
     retention_bytes: int = 0
     ttl_ms: int = 0
     max_delay_ms: int = 0
+    deduplication_enabled: bool = False
+    """Of Pulsar's clients: a message that a producer of the same name sent before is stored once, by its sequence id.
+    Sluice's own producers never need it."""
 
 
 class SubscriptionSettings(msgspec.Struct, kw_only=True):

@@ -144,14 +144,16 @@ class PartitionProducer:
             self._idle.set()
 
     def _gather(self) -> list[Outgoing]:
-        """Take the head of the queue and what may join it in one run: same shape, within the limits."""
+        """Take the head of the queue and what may join it in one run: next sequences, same shape, within the limits."""
         first = self._queue.popleft()
         gathered, messages, size = [first], len(first.batch), first.bytes
+        follows = first.first_sequence + messages
         while self._queue:
             following = self._queue[0]
             messages += len(following.batch)
             size += following.bytes
-            fits = messages <= RUN_MESSAGES and size <= RUN_BYTES
+            fits = messages <= RUN_MESSAGES and size <= RUN_BYTES and following.first_sequence == follows
+            follows += len(following.batch)
             if not fits or not following.batch.rows.schema.equals(first.batch.rows.schema):
                 break
             gathered.append(self._queue.popleft())

@@ -16,6 +16,7 @@ from actors.messages import (
     SubscriptionSettings,
 )
 from actors.names import TENANT_NAMESPACE, check_name
+from actors.pulsar import access
 from actors.pulsar.consuming import Asked, WireConsumer, position_of
 from actors.pulsar.fields import ServerError
 from actors.pulsar.producing import WireProducer
@@ -62,7 +63,13 @@ class Answers:
 
     async def connect(self, asked: Any) -> None:
         """CONNECT: who is this?"""
-        self._c.greet(asked, None)
+        identity = None
+        if self._g.authenticate is not None:
+            try:
+                identity = self._g.authenticate(asked.auth_method_name, asked.auth_data)
+            except Invalid as error:
+                raise Refused(ServerError.AUTHENTICATION, str(error)) from None
+        self._c.greet(asked, identity)
 
     async def partition_metadata(self, asked: Any) -> None:
         """How many partitions a topic has; it is made if it is new."""
@@ -105,6 +112,8 @@ class Answers:
         place = await find_place(self._g.directory, asked.topic, create=True)
         name = asked.producer_name or self._g.fresh("sluice")
         self._check_name(place, name, asked)
+        deduplicate = (await self._g.directory.settings(place.topic)).deduplication_enabled
+        await access.admit(self._c, place, asked, name)
         made = WireProducer(
             self._g,
             place,
@@ -114,6 +123,8 @@ class Answers:
             fenced=self._c.fenced,
             settled=self._c.settled,
             fails_by=self._c.fails_by,
+            deduplicate=deduplicate,
+            exclusive=asked.access_mode != access.SHARED,
         )
         self._c.add_producer(made)
         try:
@@ -144,9 +155,10 @@ class Answers:
             "producer_success",
             request_id=asked.request_id,
             producer_name=producer.name,
-            last_sequence_id=-1,
+            last_sequence_id=producer.last_sequence_id,
             schema_version=version,
             producer_ready=True,
+            **access.epoch_of(self._g, producer),
         )
 
     async def close_producer(self, asked: Any) -> None:

@@ -172,7 +172,10 @@ class Connection(Session):
         while not self.closed:
             await clock.sleep(KEEP_ALIVE_MS)
             silent = clock.monotonic() - self._heard
-            if silent > 2 * KEEP_ALIVE_MS or not self.greeted:
+            over = (
+                self.identity is not None and self.identity.ends is not None and clock.now() > self.identity.ends * 1000
+            )
+            if silent > 2 * KEEP_ALIVE_MS or not self.greeted or over:
                 self.end()
             elif silent > KEEP_ALIVE_MS // 2:
                 self.write(_PING)

@@ -6,6 +6,7 @@ it dies, its clients connect again and its consumers' leases give back what they
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from actors.directory import Directory
@@ -20,6 +21,22 @@ CALL_TIMEOUT = 15_000
 VERSION = "Sluice"
 PROTOCOL = 20
 """Pulsar's protocol version that is spoken; a client's lower one is answered with its own."""
+
+
+class Identity(Protocol):
+    """Who a client is. ends: seconds since 1970 after which it is not any more; None if that never is."""
+
+    @property
+    def role(self) -> str:
+        """The name by which it is known."""
+
+    @property
+    def ends(self) -> float | None:
+        """See above."""
+
+
+Authenticate = Callable[[str, bytes], Identity]
+"""Who presents these credentials, by the method's name. Raises Invalid if nobody is to be let in with them."""
 
 
 class Link(Protocol):
@@ -57,16 +74,28 @@ class ProducerHere(Protocol):
 
     place: Place
     name: str
+    exclusive: bool
+
+    def give_way(self) -> None:
+        """Another producer has the topic to itself from now on."""
 
 
 class Gateway:
-    """The state behind all connections. url: what lookups are answered with."""
+    """The state behind all connections. url: what lookups are answered with. authenticate: None lets everybody in."""
 
-    def __init__(self, ports: Ports, controller: Address, url: str = "", process: str = "") -> None:
+    def __init__(
+        self,
+        ports: Ports,
+        controller: Address,
+        url: str = "",
+        process: str = "",
+        authenticate: Authenticate | None = None,
+    ) -> None:
         self.ports = ports
         self.controller = controller
         self.url = url
         self.process = process
+        self.authenticate = authenticate
         self.directory = Directory(ports, controller)
         self.schemas = Schemas(ports)
         self.consumers: dict[tuple[str, str], list[ConsumerHere]] = {}
@@ -77,6 +106,12 @@ class Gateway:
         """Where readers go on that were moved and are coming back, by topic, partition and subscription."""
         self.moving: dict[tuple[str, int, str], Signal] = {}
         """Subscriptions that are being moved, by topic, partition and name: set when that is over."""
+        self.topic_epochs: dict[tuple[str, int], int] = {}
+        """How often a producer has had a partition to itself."""
+        self.queues: dict[tuple[str, int], list[object]] = {}
+        """Who waits to have a partition to himself, by topic and partition."""
+        self.left = Signal()
+        """A producer has left."""
         self._made = 0
 
     def fresh(self, word: str) -> str:

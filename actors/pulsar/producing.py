@@ -3,6 +3,9 @@
 Clients' sequence numbers cannot be those of the topic: with batches by key they interleave. So rows are numbered here,
 and the topic remembers how far that went under the producer's name, over reconnections too.
 
+With the topic's `deduplication_enabled` the client's number is kept in that of the rows, so a frame that was stored
+before is known after any reconnection. Numbers must then rise from frame to frame, as they do but for batches by key.
+
 A receipt that overtakes an earlier send makes clients break the connection and send everything again. So what is
 refused waits for its turn like everything else.
 """
@@ -21,13 +24,22 @@ from actors.pulsar.fields import ServerError, command
 from actors.pulsar.frames import encode
 from actors.pulsar.gateway import Gateway
 from actors.pulsar.refusals import code_of
-from actors.pulsar.sends import Send, decode_sends
+from actors.pulsar.sends import Group, Send, decode_sends
 from actors.pulsar.topics import Place
 from storage.errors import Fenced, SluiceError
 from storage.position import entry_of, ledger_of
 
 UNSIGNED = (1 << 64) - 1
+SHIFT = 16
+"""With deduplication the rows of a run end at the sequence that stands for the client's last number and all ones: a run
+has at most 65,536 rows, so runs of different numbers never overlap, and the topic remembers the client's number."""
+MOST_SEQUENCE = (1 << 46) - 1
 _PLAIN = re.compile(r"[A-Za-z0-9._-]{1,100}")
+
+
+def sequence_of(send: Send) -> int:
+    """A client's own number of a frame: of its last message, where it says that."""
+    return int(max(send.command.sequence_id, send.command.highest_sequence_id))
 
 
 def stored_name(name: str) -> str:
@@ -54,6 +66,8 @@ class WireProducer:
         fenced: Callable[[WireProducer], None],
         settled: Callable[[int], None],
         fails_by: int = ServerError.NOT_ALLOWED,
+        deduplicate: bool = False,
+        exclusive: bool = False,
     ) -> None:
         self._gateway = gateway
         self.place, self.number, self.name = place, number, name
@@ -69,6 +83,8 @@ class WireProducer:
             gateway.fresh("gateway"),
         )
         self._next = 0
+        self._deduplicate, self._last = deduplicate, -1
+        self.exclusive = exclusive
         self.ready = False
         self.closed = False
 
@@ -76,24 +92,49 @@ class WireProducer:
         """Register at the partition's owner. Raises SluiceErrors."""
         await self._part.open()
         self._next = self._part.last_sequence + 1
+        if self._deduplicate:
+            self._last = self._part.last_sequence >> SHIFT
         self.ready = True
+
+    @property
+    def last_sequence_id(self) -> int:
+        """The client's last number that is stored, -1 if that is not remembered: only with deduplication it is."""
+        return self._last
 
     def send(self, sends: list[Send], size: int) -> None:
         """Frames of one read. size: their bytes."""
         self._waiting.extend(sends)
-        groups = decode_sends(sends, now=self._gateway.ports.clock.now(), producer=self.name, first_sequence=self._next)
+        fresh = [send for send in sends if not self._stored_before(send)] if self._deduplicate else sends
+        groups = decode_sends(fresh, now=self._gateway.ports.clock.now(), producer=self.name, first_sequence=self._next)
         for send in sends:
-            send.settled = send.error is not None
+            send.settled = send.settled or send.error is not None
         left = size
         for number, group in enumerate(groups, 1):
             share = left if number == len(groups) else size // len(groups)
             left -= share
-            first, self._next = self._next, self._next + len(group.batch)
+            first = self._numbered(group)
             done = self._outcome(group.sends, share)
             self._part.send(Outgoing(group.batch, first, np.arange(len(group.batch)), done))
         if not groups:
             self._settled(size)
         self._answer()
+
+    def _numbered(self, group: Group) -> int:
+        """The sequence of a group's first row at the topic."""
+        if self._deduplicate:
+            return (sequence_of(group.sends[-1]) + 1 << SHIFT) - len(group.batch)
+        first, self._next = self._next, self._next + len(group.batch)
+        return first
+
+    def _stored_before(self, send: Send) -> bool:
+        """Whether the client sent it before. Then it has its receipt, behind those of what it sent earlier."""
+        number = sequence_of(send)
+        if number > MOST_SEQUENCE:
+            send.error = (ServerError.NOT_ALLOWED, f"with deduplication a sequence id is at most {MOST_SEQUENCE}")
+            return True
+        send.settled = number <= self._last
+        self._last = max(self._last, number)
+        return send.settled
 
     def _outcome(self, sends: list[Send], size: int) -> Callable[[np.ndarray, int, SluiceError | None], None]:
         def done(rows: np.ndarray, first: int, error: SluiceError | None) -> None:
@@ -142,6 +183,10 @@ class WireProducer:
     async def flush(self) -> None:
         """Wait until every send has its outcome."""
         await self._part.flush()
+
+    def give_way(self) -> None:
+        """Another producer has the topic to itself from now on."""
+        self._fenced(self)
 
     def close(self) -> None:
         """Send no more; what is on its way may still be stored."""

@@ -8,7 +8,7 @@ from typing import Any
 from actors.pulsar.consuming import WireConsumer
 from actors.pulsar.fields import ServerError, command
 from actors.pulsar.frames import encode
-from actors.pulsar.gateway import PROTOCOL, VERSION, Gateway, Link
+from actors.pulsar.gateway import PROTOCOL, VERSION, Gateway, Identity, Link
 from actors.pulsar.producing import WireProducer
 from actors.pulsar.refusals import Refused
 from storage.batch import MAX_MESSAGE_BYTES
@@ -32,7 +32,7 @@ class Session:
         self.gateway, self.link = gateway, link
         self.producers: dict[int, WireProducer] = {}
         self.consumers: dict[int, WireConsumer] = {}
-        self.role: str | None = None
+        self.identity: Identity | None = None
         self.greeted = self.closed = False
         self.fails_by = ServerError.NOT_ALLOWED
         self._pending = 0
@@ -69,9 +69,9 @@ class Session:
         for consumer in list(self.consumers.values()):
             consumer.choke(choked)
 
-    def greet(self, asked: Any, role: str | None) -> None:
+    def greet(self, asked: Any, identity: Identity | None) -> None:
         """The client may go on."""
-        self.greeted, self.role = True, role
+        self.greeted, self.identity = True, identity
         if asked.client_version.startswith(CPP):
             self.fails_by = ServerError.CHECKSUM
         version = min(asked.protocol_version, PROTOCOL)
@@ -106,6 +106,7 @@ class Session:
         if self.producers.get(producer.number) is producer:
             del self.producers[producer.number]
         _discard(self.gateway.producers, (producer.place.topic, producer.place.partition), producer)
+        self.gateway.left.set()
 
     def send_away(self, consumer: WireConsumer) -> None:
         """The client has to come back with this consumer: it drops what it was sent, and subscribes again."""
@@ -144,6 +145,7 @@ class Session:
         if self.closed:
             return
         self.closed = True
+        self.gateway.left.set()
         for producer in list(self.producers.values()):
             producer.close()
             self.remove_producer(producer)

@@ -17,6 +17,7 @@ from actors.pulsar.gateway import Gateway
 from cluster.environment import LOOPBACK
 from cluster.process_watch import this_process
 from cluster.pulsar.ports import PORT_FILE
+from cluster.pulsar.tokens import TokenAuthenticator
 
 MOST_CONNECTIONS = 1_000
 AGAIN_S = 1.0
@@ -28,11 +29,17 @@ WRITE_BYTES = 4 * 1024 * 1024
 
 
 class PulsarGateway(Actor):
-    """Listens for Pulsar's clients. port 0 chooses one."""
+    """Listens for Pulsar's clients. port 0 chooses one. token_key_file: what their tokens are signed with.
 
-    def __init__(self, ports: Ports, *, controller: Address, data_dir: Path, port: int) -> None:
+    Raises Invalid if that file holds no key.
+    """
+
+    def __init__(
+        self, ports: Ports, *, controller: Address, data_dir: Path, port: int, token_key_file: str = ""
+    ) -> None:
         super().__init__(ports)
-        self._gateway = Gateway(ports, controller, process=this_process())
+        known = TokenAuthenticator(Path(token_key_file)) if token_key_file else None
+        self._gateway = Gateway(ports, controller, process=this_process(), authenticate=known)
         self._data_dir, self._wanted = data_dir, port
         self._server: asyncio.Server | None = None
         self._connections: dict[_Socket, None] = {}

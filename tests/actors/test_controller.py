@@ -474,7 +474,7 @@ def test_wrong_questions_are_refused() -> None:
         ({"ack_quorum": 0}, "ack_quorum = 0: it is 1 to 64"),
     ],
 )
-def test_settings_that_could_never_be_written_are_refused(wrong: dict[str, int], told: str) -> None:
+def test_settings_that_could_never_be_written_are_refused(wrong: dict[str, Any], told: str) -> None:
     """Before anything is stored."""
     with pytest.raises(Invalid, match=told):
         check_settings(TopicSettings(**wrong), 3)

@@ -163,7 +163,7 @@ def serve(
     scenario: Callable[[Desk], Coroutine[Any, Any, None]],
     *,
     partitions: int = 1,
-    topic: dict[str, int] | None = None,
+    topic: dict[str, Any] | None = None,
     tracker: str = "bucket",
     **settings: Any,
 ) -> None:

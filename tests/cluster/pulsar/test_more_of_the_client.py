@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pulsar
@@ -164,3 +165,40 @@ def test_a_message_that_is_refused_harms_no_other(client: pulsar.Client) -> None
     assert len(consumer.receive(PATIENCE).data()) == 5 * 1024 * 1024 - 200
     with pytest.raises(pulsar.ProducerBusy):
         client.create_producer("refused", producer_name=producer.producer_name())
+
+
+def test_what_was_stored_before_is_stored_once(server: Client, client: pulsar.Client) -> None:
+    """Over a reconnection and by the producer's name; the client learns where it stands."""
+    server.create_topic("once", deduplication_enabled=True)
+    consumer = client.subscribe("once", "s", initial_position=EARLIEST)
+    producer = client.create_producer("once", producer_name="till", batching_enabled=False)
+    for number in range(5):
+        producer.send_async(b"%d" % number, lambda *_: None)
+    producer.flush()
+    assert producer.last_sequence_id() == 4
+    producer.close()
+    again = client.create_producer("once", producer_name="till", batching_enabled=False, initial_sequence_id=2)
+    for number in range(3, 8):
+        again.send(b"%d" % number)
+    assert [message.data() for message in received(consumer, 8)] == [b"%d" % number for number in range(8)]
+    assert nothing_comes(consumer)
+    again.close()
+    assert client.create_producer("once", producer_name="till").last_sequence_id() == 7
+
+
+def test_a_topic_for_one_producer(client: pulsar.Client) -> None:
+    mode = pulsar.ProducerAccessMode
+    first = client.create_producer("own", access_mode=mode.Exclusive)
+    with pytest.raises(pulsar.ProducerBusy):
+        client.create_producer("own")
+    with pytest.raises(pulsar.ProducerFenced):
+        client.create_producer("own", access_mode=mode.Exclusive)
+    second = client.create_producer("own", access_mode=mode.ExclusiveWithFencing)
+    second.send(b"mine")
+    with pytest.raises(pulsar.PulsarException):
+        first.send(b"no more")
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(client.create_producer, "own", access_mode=mode.WaitForExclusive)
+        assert not waiting.done()
+        second.close()
+        waiting.result(PATIENCE / 1000).send(b"at last")

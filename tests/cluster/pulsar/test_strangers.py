@@ -1,0 +1,184 @@
+"""Who is not let in, and who breaks the protocol: told, closed, and nobody else feels anything."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jwt
+import pulsar
+import pytest
+
+import cluster
+from actors.pulsar.fields import Command, ServerError, command, parse
+from actors.pulsar.frames import MAX_FRAME_BYTES, U32, Cutter, encode
+from cluster.client import Client
+from cluster.embedded import running
+from cluster.options import ClusterOptions
+from cluster.pulsar.ports import service_url
+from cluster.pulsar.tokens import Rejected, TokenAuthenticator
+from tests.cluster.pulsar.clients import EARLIEST, PATIENCE
+
+pytestmark = pytest.mark.timeout(240)
+
+HELLO = encode(command("connect", client_version="raw", protocol_version=20))
+
+
+class Raw:
+    """A connection whose bytes are made by hand."""
+
+    def __init__(self, url: str) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])))
+        self._socket.settimeout(PATIENCE / 1000)
+        self._cutter = Cutter()
+        self._frames: list[Any] = []
+
+    def send(self, data: bytes) -> None:
+        """Bytes, or as many as are taken of them."""
+        with contextlib.suppress(OSError):  # it was closed meanwhile, which is what `closed` looks at
+            self._socket.sendall(data)
+
+    def read(self) -> Any:
+        """The next command; None when the connection has ended."""
+        while not self._frames:
+            try:
+                data = self._socket.recv(65536)
+            except ConnectionError:
+                return None
+            if not data:
+                return None
+            self._frames += [parse(Command, frame.command) for frame in self._cutter.feed(data)]
+        return self._frames.pop(0)
+
+    def closed(self) -> bool:
+        """Whether the connection ends, whatever comes before."""
+        while self.read() is not None:
+            pass
+        return True
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.fixture
+def raw(server: Client) -> Iterator[Raw]:
+    """Such a connection."""
+    one = Raw(server.pulsar_service_url)
+    yield one
+    one.close()
+
+
+BROKEN = [
+    b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    encode(command("ping")),
+    HELLO + U32.pack(MAX_FRAME_BYTES + 1) + b"\0" * 64,
+    HELLO + U32.pack(2) + b"\0" * 64,
+    HELLO + U32.pack(12) + U32.pack(200) + b"\0" * 64,
+    HELLO + U32.pack(8) + U32.pack(4) + b"\xff\xff\xff\xff",
+    HELLO + encode(Command(type=999)),
+    HELLO + encode(Command(type=4)),
+]
+
+
+@pytest.mark.parametrize("data", BROKEN, ids=range(len(BROKEN)))
+def test_who_breaks_the_protocol_is_told_and_closed(
+    server: Client, client: pulsar.Client, raw: Raw, data: bytes
+) -> None:
+    consumer = client.subscribe("calm", "s", initial_position=EARLIEST)
+    raw.send(data)
+    told = [answer for answer in iter(raw.read, None) if answer.HasField("error")]
+    assert [answer.error.error for answer in told] == [ServerError.UNSUPPORTED_VERSION]
+    client.create_producer("calm").send(b"x")
+    message = consumer.receive(PATIENCE)
+    assert message.data() == b"x"
+    consumer.acknowledge(message)
+
+
+def test_every_request_is_answered_even_those_not_offered(raw: Raw) -> None:
+    raw.send(HELLO)
+    assert raw.read().HasField("connected")
+    for number, name in enumerate(("new_txn", "txn_coordinator", "end_txn", "watch_topics"), 1):
+        raw.send(encode(command(name, request_id=number)))
+        answer = raw.read().error
+        assert (answer.request_id, answer.error) == (number, ServerError.NOT_ALLOWED)
+    raw.send(encode(command("seek", consumer_id=9, request_id=7)))
+    assert raw.read().error.error == ServerError.CONSUMER_NOT_FOUND
+    raw.send(encode(command("ack", consumer_id=9, request_id=8, ack_type=0)))
+    assert raw.read().ack_answer.error == ServerError.CONSUMER_NOT_FOUND
+    raw.send(encode(command("flow", consumer_id=9, permits=5)) + encode(command("ping")))
+    assert raw.read().HasField("pong")
+
+
+def test_a_send_to_nobody_is_ignored_and_a_connection_that_ends_gives_back(server: Client, raw: Raw) -> None:
+    raw.send(HELLO)
+    raw.read()
+    topic = "persistent://public/default/handed"
+    raw.send(encode(command("subscribe", topic=topic, subscription="s", type=3, consumer_id=1, request_id=1)))
+    assert raw.read().HasField("success")
+    raw.send(encode(command("flow", consumer_id=1, permits=10)))
+    server.create_producer("handed").send(b"x", partition_key="k")
+    assert raw.read().message.message_id.entry == 0
+    raw.close()
+    with server.subscribe("handed", "s", selector="consistent_hashing", initial_position="latest") as other:
+        assert other.receive(PATIENCE).data() == b"x"
+
+
+# -- tokens -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A secret."""
+    file = tmp_path_factory.mktemp("key") / "token.key"
+    file.write_bytes(secrets.token_bytes(32))
+    file.chmod(0o600)
+    return file
+
+
+@pytest.fixture(scope="module")
+def guarded(key: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Where a cluster listens that wants tokens."""
+    folder = tmp_path_factory.mktemp("data")
+    with running(ClusterOptions(data_dir=folder, pulsar_port=0, pulsar_token_key_file=str(key))):
+        yield service_url(folder, 0)
+
+
+def signed(key: Path, **claims: Any) -> str:
+    return str(jwt.encode(claims, key.read_bytes(), "HS256"))
+
+
+def test_who_has_a_token_is_let_in_and_nobody_else(guarded: str, key: Path) -> None:
+    quiet = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
+    client = pulsar.Client(guarded, authentication=pulsar.AuthenticationToken(signed(key, sub="till")), logger=quiet)
+    client.create_producer("till").send(b"paid")
+    client.close()
+    wrong = jwt.encode({"sub": "till"}, secrets.token_bytes(32), "HS256")
+    for token in (None, wrong, signed(key, sub="till", exp=time.time() - 60)):
+        raw = Raw(guarded)
+        more = {} if token is None else {"auth_method_name": "token", "auth_data": token.encode()}
+        raw.send(encode(command("connect", client_version="raw", protocol_version=20, **more)))
+        assert raw.read().error.error == ServerError.AUTHENTICATION
+        assert raw.closed()
+
+
+def test_tokens_are_verified(key: Path, tmp_path: Path) -> None:
+    known = TokenAuthenticator(key)
+    assert known("token", signed(key, sub="till", exp=4_000_000_000).encode()).role == "till"
+    nobody = jwt.encode({"sub": "till"}, None, "none")
+    for method, token in (("token", nobody), ("token", "x"), ("basic", signed(key, sub="a")), ("token", signed(key))):
+        with pytest.raises(Rejected):
+            known(method, token.encode())
+    key.chmod(0o644)
+    with pytest.raises(cluster.Invalid, match="readable by others"):
+        TokenAuthenticator(key)
+    key.chmod(0o600)
+    (tmp_path / "short").write_bytes(b"x" * 31)
+    (tmp_path / "short").chmod(0o600)
+    for file in (tmp_path / "short", tmp_path / "none"):
+        with pytest.raises(cluster.Invalid):
+            TokenAuthenticator(file)
