@@ -114,7 +114,7 @@ def test_every_request_is_answered_even_those_not_offered(raw: Raw) -> None:
     assert raw.read().HasField("pong")
 
 
-def test_a_send_to_nobody_is_ignored_and_a_connection_that_ends_gives_back(server: Client, raw: Raw) -> None:
+def test_a_connection_that_ends_gives_back_what_it_held(server: Client, raw: Raw) -> None:
     raw.send(HELLO)
     raw.read()
     topic = "persistent://public/default/handed"
