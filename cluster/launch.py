@@ -351,12 +351,3 @@ def _forget(data_dir: Path, state: dict[str, Any]) -> int:
         shutil.rmtree(state["session"], ignore_errors=True)
     (data_dir / STATE_FILE).unlink(missing_ok=True)
     return ended
-
-
-def wait_until(condition: Any, timeout_s: float, what: str) -> None:
-    """Wait for a condition of the outside world. Raises Unavailable naming what did not come."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            raise Unavailable(f"{what} did not come within {timeout_s:.0f} s")
-        time.sleep(0.02)

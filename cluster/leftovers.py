@@ -24,11 +24,6 @@ def claim(folder: Path) -> None:
     _held.append(handle)
 
 
-def disown(folder: Path) -> None:
-    """The folder is to stay: nobody will clear it away."""
-    (folder / OWNER_FILE).unlink(missing_ok=True)
-
-
 def clear(parent: Path, prefix: str) -> list[Path]:
     """Remove the folders with this beginning of the name that were claimed and belong to nobody; returns them."""
     cleared = []

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from actors.consumer.held import Received
 from storage.errors import Invalid
-from storage.position import EARLIEST, Positions, entry_of, ledger_of, parse, show
+from storage.position import Positions, entry_of, ledger_of, parse, show
 
 if TYPE_CHECKING:
     from actors.consumer.partition import PartitionConsumer
@@ -63,9 +63,6 @@ class MessageId:
 
     def __str__(self) -> str:
         return f"{show(self.position)}:{self.partition_index}"
-
-
-EARLIEST_ID = MessageId(0, EARLIEST)
 
 
 @dataclass(eq=False, slots=True)

@@ -209,11 +209,6 @@ def decode_frame(data: Buffer, *, verify: bool = True) -> Frame:
     return frame
 
 
-def frame_size(prefix: Buffer) -> int:
-    """Length of the whole frame whose first 20 bytes are given. Raises Corrupt."""
-    return PREFIX_BYTES + sum(head_size(prefix))
-
-
 def _check_header(header: Header, columns_bytes: int) -> None:
     for field in fields(Header):
         value = getattr(header, field.name)

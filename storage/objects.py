@@ -30,8 +30,6 @@ from storage.frame import Buffer
 
 MAX_NAME = 700
 MAX_PART = 200
-MAX_OBJECT_BYTES = 4 * 1024**3
-"""S3 takes 5 GiB in one put."""
 
 _NAME = re.compile(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*\Z")
 _PREFIX = re.compile(r"[A-Za-z0-9._/-]*\Z")

@@ -28,6 +28,22 @@ def position(ledger_id: int, entry_id: int) -> int:
     return ledger_id << ENTRY_BITS | entry_id
 
 
+def positions_of(ledger_id: int, entries: npt.NDArray[np.integer]) -> Positions:
+    """The positions of these entries of a ledger, in their order."""
+    packed: Positions = entries.astype(np.int64) + (ledger_id << ENTRY_BITS)
+    return packed
+
+
+def ledgers_of(positions: Positions) -> npt.NDArray[np.int64]:
+    """The ledger id of each position."""
+    return positions >> ENTRY_BITS
+
+
+def entries_of(positions: Positions) -> npt.NDArray[np.uint32]:
+    """The entry id of each position."""
+    return (positions & MAX_ENTRY).astype(np.uint32)
+
+
 def ledger_of(at: int) -> int:
     """The ledger id of a packed position."""
     return at >> ENTRY_BITS
@@ -51,9 +67,9 @@ def split_by_ledger(positions: Positions) -> list[tuple[int, npt.NDArray[np.uint
     """
     if positions.size == 0:
         return []
-    ledgers = positions >> ENTRY_BITS
+    ledgers = ledgers_of(positions)
     starts = np.flatnonzero(np.diff(ledgers)) + 1
-    entries = (positions & MAX_ENTRY).astype(np.uint32)
+    entries = entries_of(positions)
     firsts = np.concatenate(([0], starts))
     return [(int(ledgers[f]), part) for f, part in zip(firsts, np.split(entries, starts), strict=True)]
 

@@ -13,7 +13,7 @@ from actors.consumer.payload import JOIN_ROWS, Payloads, join
 from actors.messages import NO_POSITIONS, Part
 from actors.ports import Ports
 from actors.signal import Signal
-from storage.position import Positions
+from storage.position import Positions, positions_of
 
 Delivered = tuple[Part, int, int]
 """A part, with the epoch and the session under which it came."""
@@ -83,5 +83,5 @@ class Inbox:
 
 
 def _positions(parts: Iterable[Delivered]) -> Positions:
-    waiting = [(part.ledger << 32 | part.first_entry) + part.rows.astype(np.int64) for part, _, _ in parts]
+    waiting = [positions_of(part.ledger, part.rows.astype(np.int64) + part.first_entry) for part, _, _ in parts]
     return np.concatenate([NO_POSITIONS, *waiting])

@@ -32,6 +32,7 @@ from actors.wire import Blob, owned
 from storage.batch import decode_body
 from storage.errors import Corrupt, Fenced, NotFound, Overloaded, Unavailable
 from storage.frame import index_columns, payload_crc
+from storage.position import positions_of
 
 READ_TIMEOUT = 10_000
 RETRY_FIRST, RETRY_MOST = 5, 500
@@ -188,7 +189,7 @@ class Payloads:
         return Received(
             rows=run.rows if count == run.rows.num_rows else run.rows.take(pa.array(rows)),
             partition=self._partition,
-            positions=(part.ledger << 32) + entries,
+            positions=positions_of(part.ledger, entries),
             dispatch=np.arange(part.dispatch + start, part.dispatch + start + count, dtype=np.int64),
             redeliveries=counts.copy() if len(counts) else np.zeros(count, np.uint8),
             deliver_at=np.zeros(count, np.int64) if run.due is None else run.due[rows],

@@ -19,6 +19,7 @@ from storage.delayed.entries import Entries, stable_order
 from storage.delayed.live import Bucket, State, record_of
 from storage.delayed.queue import Run
 from storage.errors import Conflict, Fenced
+from storage.position import ledgers_of
 
 SPILL = 4
 SPILL_ENTRIES = 262_144
@@ -67,7 +68,7 @@ class Sealer:
     def _stop(self, new: Entries, start: int) -> int:
         """How far entries may be added before the bucket has to be sealed; seals first if it has to be at once."""
         mutable = self._bucket_set.core.mutable
-        ledgers = new.positions[start:] >> 32
+        ledgers = ledgers_of(new.positions[start:])
         if mutable.last_ledger >= 0 and int(ledgers[0]) > mutable.last_ledger and len(mutable) >= self._min:
             self.seal()
         room = self._spill - len(mutable)

@@ -12,7 +12,7 @@ from actors.dispatcher.store import CursorStore
 from actors.dispatcher.wakeups import Wakeups
 from actors.key_shared.dispatch import Dispatch
 from storage.cursor import Cursor
-from storage.position import Positions
+from storage.position import Positions, ledger_of
 
 
 class Backlog:
@@ -57,7 +57,7 @@ class Backlog:
     def skip_to(self, target: int) -> None:
         """Everything before `target` is done."""
         self._core.remove(up_to=target - 1)
-        self._cursor.chain([(target >> 32, None)])
+        self._cursor.chain([(ledger_of(target), None)])
         self._cursor.skip_to(target)
         self._advance()
 
@@ -65,7 +65,7 @@ class Backlog:
         """Nothing from `target` on is done, and everything before it; nobody holds anything."""
         self._core.reset()
         self._runs.clear()
-        self._cursor.chain([(target >> 32, None)])
+        self._cursor.chain([(ledger_of(target), None)])
         self._cursor.reset(target)
         self._core.mark_deleted(self._cursor.mark_delete)
 

@@ -31,7 +31,7 @@ from actors.ports import Ports
 from actors.producer.producer import RUN_BYTES, Outgoing, PartitionProducer, split
 from storage.batch import Batch, make_batch
 from storage.errors import Conflict, SluiceError
-from storage.position import ENTRY_BITS, MAX_ENTRY, Positions
+from storage.position import ENTRY_BITS, Positions, entries_of, ledgers_of
 
 RETRY_FIRST, RETRY_MOST = 100, 5_000
 AT_ONCE = 1_000
@@ -147,7 +147,7 @@ def _with_origin(received: Received, topic: str) -> pa.RecordBatch:
     tagged = homes[pc.equal(names, ORIGIN[0]).to_numpy(zero_copy_only=False)]
     new = np.setdiff1d(np.arange(rows.num_rows), tagged)
     at = received.positions[new]
-    place = [pa.array(numbers).cast(pa.string()) for numbers in (at >> ENTRY_BITS, at & MAX_ENTRY)]
+    place = [pa.array(numbers).cast(pa.string()) for numbers in (ledgers_of(at), entries_of(at))]
     ids = pc.binary_join_element_wise(*place, str(received.partition), ":")
     names = pa.concat_arrays([names, *(pa.repeat(name, len(new)) for name in ORIGIN)])
     values = pa.concat_arrays([values, pa.repeat(topic, len(new)), ids])

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from actors.messages import Part, RunIndex
 from actors.wire import INLINE, Blob, owned
-from storage.position import MAX_ENTRY, Positions, position
+from storage.position import Positions, entries_of, ledgers_of, position
 
 SHARED_BYTES = 128 * 1024 * 1024
 """Payloads that one dispatcher keeps in shared memory by naming them; consumers ask the topic for older ones."""
@@ -197,7 +197,7 @@ def _part(run: RunIndex, rows: npt.NDArray[np.uint32], redeliveries: npt.NDArray
 
 def _unknown(positions: Positions, redeliveries: npt.NDArray[np.uint8], dispatch: int) -> list[Part]:
     parts = []
-    ledgers = positions >> 32
+    ledgers = ledgers_of(positions)
     bounds = [0, *(np.flatnonzero(np.diff(ledgers)) + 1).tolist(), len(positions)]
     for start, stop in itertools.pairwise(bounds):
         parts.append(
@@ -209,7 +209,7 @@ def _unknown(positions: Positions, redeliveries: npt.NDArray[np.uint8], dispatch
                 shape=0,
                 crc=0,
                 dispatch=dispatch + start,
-                rows=(positions[start:stop] & MAX_ENTRY).astype(np.uint32),
+                rows=entries_of(positions[start:stop]),
                 redeliveries=redeliveries[start:stop],
             )
         )

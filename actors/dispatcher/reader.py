@@ -216,8 +216,8 @@ class Reader:
             self._cursor.chain([(ledger, None)])
             self._given_up(run_positions(ledger, first_entry, count))
         chain: list[tuple[int, int | None]] = list(reply.ended)
-        if reply.resume >= 0 and (not chain or chain[-1][0] < reply.resume >> 32):
-            chain.append((reply.resume >> 32, None))
+        if reply.resume >= 0 and (not chain or chain[-1][0] < ledger_of(reply.resume)):
+            chain.append((ledger_of(reply.resume), None))
         if chain:
             self._cursor.chain(chain)
         self._reaches(reply.last_confirmed)

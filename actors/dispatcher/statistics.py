@@ -83,8 +83,6 @@ class Statistics:
             "subscription": self._of.subscription,
             "epoch": self._epoch,
             "policy": settings.policy,
-            "keySharedMode": "STICKY" if settings.selector == "sticky" else "AUTO_SPLIT",
-            "allowOutOfOrderDelivery": settings.allow_out_of_order_delivery,
             "paused": self._state.paused,
             "awaitedConsumers": len(self._state.membership.all(State.AWAITED)),
             "watchdogStalls": self._deliverer.stalls,

@@ -26,6 +26,7 @@ from actors.ports import Ports
 from actors.topic_client import TopicClient
 from storage import redeliveries
 from storage.cursor import Cursor
+from storage.position import ledger_of
 
 START_PATIENCE_MS = 15_000
 """How long a start waits for the topic: then who asked for it learns why, and the start is tried again."""
@@ -90,6 +91,6 @@ async def _initial_cursor(ports: Ports, topic: TopicClient, settings: Subscripti
     ends = await read_ends(ports, topic, START_PATIENCE_MS)
     at = ends.first if settings.initial_position == "earliest" else ends.next
     cursor = Cursor()
-    cursor.chain([(at >> 32, None)])
+    cursor.chain([(ledger_of(at), None)])
     cursor.reset(at)
     return cursor

@@ -5,7 +5,7 @@ from __future__ import annotations
 from actors.messages import Ends
 from storage.cursor import Cursor
 from storage.errors import Invalid
-from storage.position import parse, position, show
+from storage.position import ledger_of, parse, position, show
 
 CLOCKS_DIFFER = 60_000
 """By how much an operator's clock may be ahead of the broker's, in milliseconds."""
@@ -23,8 +23,8 @@ def place(wanted: str, ends: Ends) -> int:
     at = parse(wanted)
     if at <= ends.first or at == ends.next:
         return max(at, ends.first)
-    last = dict(ends.ledgers).get(at >> 32, -2)
-    if last == -2 or at > (ends.next if last is None else position(at >> 32, max(last, 0)) + 1):
+    last = dict(ends.ledgers).get(ledger_of(at), -2)
+    if last == -2 or at > (ends.next if last is None else position(ledger_of(at), max(last, 0)) + 1):
         kept = ", ".join(str(ledger) for ledger, _ in ends.ledgers[-_SHOWN:])
         raise Invalid(
             f"there is no message {wanted} here: the last ledgers are {kept}, the last message is {show(ends.last)}; "
@@ -49,7 +49,7 @@ def behind(cursor: Cursor, ends: Ends, messages: int) -> int:
         last = min(
             position(ledger, last_entry) if last_entry is not None and last_entry >= 0 else ends.next - 1, ends.last
         )
-        if last < first or last >> 32 != ledger:
+        if last < first or ledger_of(last) != ledger:
             continue
         there = cursor.unacknowledged_in(first, last)
         if there < messages:

@@ -26,6 +26,7 @@ from actors.wire import Blob
 from storage.batch import MAX_RUN_MESSAGES, Batch, has_keyed_delay
 from storage.errors import Conflict, Fenced, InvariantViolation, Overloaded, ProducerFenced, SluiceError, Unavailable
 from storage.frame import Run, make_run
+from storage.position import position
 
 RUN_MESSAGES = MAX_RUN_MESSAGES
 """Messages that one append gathers at the most: what waits behind a slow broker goes in as few calls as possible."""
@@ -167,8 +168,8 @@ class PartitionProducer:
         if published.count != run.count:
             raise InvariantViolation(f"{run.count} messages were published, {published.count} confirmed")
         self.last_sequence = gathered[0].first_sequence + run.count - 1
-        first = published.ledger << 32 | published.first_entry
-        self._report(gathered, first if published.ledger else -1, None)
+        first = position(published.ledger, published.first_entry) if published.ledger else -1
+        self._report(gathered, first, None)
 
     def _report(self, gathered: list[Outgoing], first: int, error: SluiceError | None) -> None:
         for outgoing in gathered:

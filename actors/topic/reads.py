@@ -33,7 +33,7 @@ from actors.messages import (
 from actors.ports import Ports
 from actors.signal import Signal
 from actors.topic.log import PartitionLog
-from actors.topic.tail import OLD_BYTES, CachedRun, RunCache
+from actors.topic.tail import OLD_BYTES, SHARED_FROM, CachedRun, RunCache
 from actors.topic.unreadable import Unreadable
 from actors.wire import Blob, owned
 from storage.batch import decode_body
@@ -41,8 +41,6 @@ from storage.errors import Corrupt, NotFound, SluiceError, Unavailable
 from storage.frame import index_columns
 from storage.position import Positions, entry_of, ledger_of, position, split_by_ledger
 
-INLINE_PAYLOAD = 64 * 1024
-"""Payloads below this size travel with the index; larger ones only by handle."""
 READ_AT_ONCE = 8
 
 
@@ -141,7 +139,7 @@ class LogReads:
                 reply.runs.append(self._shown(cached))
                 reply.resume = position(ledger.id, cached.header.last_entry + 1)
                 budget.messages -= cached.header.count
-                budget.bytes -= cached.columns.size + (cached.bytes if cached.bytes < INLINE_PAYLOAD else 0)
+                budget.bytes -= cached.columns.size + (cached.bytes if cached.bytes < SHARED_FROM else 0)
                 run += 1
 
     async def _as_many(self, ledger: LedgerRecord, runs: range) -> list[CachedRun]:
@@ -156,7 +154,7 @@ class LogReads:
     @staticmethod
     def _shown(cached: CachedRun) -> RunIndex:
         header, blob = cached.header, cached.blob
-        if blob is not None and blob.handle is None and blob.size >= INLINE_PAYLOAD:
+        if blob is not None and blob.handle is None and blob.size >= SHARED_FROM:
             blob = None
         return RunIndex(
             ledger=header.ledger,

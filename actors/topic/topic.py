@@ -55,6 +55,7 @@ from actors.topic.log import PartitionLog
 from actors.topic.producers import Join, NotYet, Producer, Producers, Store, Stored, Tail
 from actors.topic.reads import LogReads
 from actors.topic.stats import describe, describe_loss
+from actors.topic.tail import SHARED_FROM
 from actors.topic.unreadable import ALARM_MS, GivingUp
 from actors.topic.upkeep import Upkeep
 from actors.wire import Blob
@@ -66,7 +67,6 @@ SERVING_WAIT_MS = 5_000
 """How long a request waits for the recovery."""
 PREDECESSOR_WAIT_MS = 3_000
 """How long a publish waits for the one before it."""
-SHARE_BYTES = 64 * 1024
 TEND_MS = 1_000
 
 
@@ -262,7 +262,7 @@ class Topic(Actor):
         return run
 
     async def _shared(self, run: Run) -> Blob:
-        return await self.ports.net.share(run.payload) if len(run.payload) >= SHARE_BYTES else Blob(run.payload)
+        return await self.ports.net.share(run.payload) if len(run.payload) >= SHARED_FROM else Blob(run.payload)
 
     async def _publish_tail(self, request: Publish, run: Run, skip: int) -> None:
         """Store the messages behind the first `skip`: the slow path, which decodes and encodes the run."""

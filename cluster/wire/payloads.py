@@ -110,9 +110,7 @@ class SharedPayload:
         if not self.size:
             return memoryview(b"")
         if self._address is None:
-            address = _libc.mmap(
-                None, self.size, mmap.PROT_READ, mmap.MAP_SHARED | mmap.MAP_POPULATE, self.descriptor, 0
-            )
+            address = _libc.mmap(None, self.size, mmap.PROT_READ, _MAPPED, self.descriptor, 0)
             if address == _FAILED:
                 number = ctypes.get_errno()
                 raise OSError(number, errno.errorcode.get(number, ""))

@@ -7,7 +7,7 @@ current manifest names does not exist for anybody but the collector.
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import astuple, dataclass, fields
 
 import google_crc32c
 import msgpack
@@ -51,11 +51,6 @@ class Manifest:
 
     epoch: int
     buckets: tuple[BucketRecord, ...] = ()
-
-    def with_buckets(self, *, add: tuple[BucketRecord, ...] = (), drop: tuple[tuple[int, int], ...] = ()) -> Manifest:
-        """The manifest after adding and dropping buckets."""
-        kept = [record for record in self.buckets if record.key not in drop]
-        return replace(self, buckets=tuple(sorted([*kept, *add], key=lambda record: (record.start, record.key))))
 
 
 def encode_manifest(manifest: Manifest) -> bytes:

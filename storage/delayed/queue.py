@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from storage.delayed.entries import EMPTY, END, ENTRY_BYTES, NEVER, Bound, Entries, Mask, Times, concat
-from storage.position import Positions
+from storage.position import Positions, ledger_of
 
 PULL = 65_536
 """About how many entries one pull brings when more are due."""
@@ -159,7 +159,7 @@ class Mutable:
     def add(self, new: Entries) -> None:
         """Take in entries of which the last has the highest ledger."""
         self._staging.append(new)
-        self.last_ledger = max(self.last_ledger, int(new.positions[-1]) >> 32)
+        self.last_ledger = max(self.last_ledger, ledger_of(int(new.positions[-1])))
         if len(self._staging) >= STAGING_LIMIT:
             self._flush()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import cluster
 from cluster import launch
 from cluster.client import Client
 from cluster.consumer import Consumer
+from tests.cluster.helpers import eventually
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
 
@@ -55,14 +56,6 @@ def collect(consumers: list[Consumer], count: int, acknowledge: bool = True) -> 
             if acknowledge:
                 consumer.acknowledge(got)
     return seen
-
-
-def eventually(condition: Callable[[], bool], what: str, seconds: float = 30) -> None:
-    """Wait for something that must come true."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
 
 
 def backlog(client: Client, topic: str, subscription: str) -> int:

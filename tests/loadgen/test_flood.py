@@ -183,7 +183,7 @@ def _stream_job(connect: ClusterConnect, folder: Path) -> Iterator[subprocess.Po
 
 def _until_halfway(folder: Path, job: subprocess.Popen[bytes]) -> None:
     """Wait until a micro-batch was begun and is not committed."""
-    from cluster.launch import wait_until
+    from tests.cluster.helpers import eventually
 
     def newest(what: str) -> int:
         return max((int(path.name) for path in (folder / what).glob("[0-9]*")), default=-1)
@@ -192,7 +192,7 @@ def _until_halfway(folder: Path, job: subprocess.Popen[bytes]) -> None:
         assert job.poll() is None, "the streaming program ended by itself"
         return any(newest(f"checkpoint-{topic}/offsets") > newest(f"checkpoint-{topic}/commits") for topic in TOPICS)
 
-    wait_until(halfway, 120, "a micro-batch in the middle")
+    eventually(halfway, "a micro-batch in the middle", 120)
 
 
 def _publish(client: Any, topic: str, first: int, count: int) -> None:
@@ -203,10 +203,10 @@ def _publish(client: Any, topic: str, first: int, count: int) -> None:
 
 
 def _until_published(client: Any, topic: str, count: int, job: subprocess.Popen[bytes]) -> None:
-    from cluster.launch import wait_until
+    from tests.cluster.helpers import eventually
 
     def arrived() -> bool:
         assert job.poll() is None, "the streaming program ended by itself"
         return sum(int(row["msgInCounter"]) for row in client.stats(topic)) >= count
 
-    wait_until(arrived, 120, f"{count} messages in {topic}")
+    eventually(arrived, f"{count} messages in {topic}", 120)

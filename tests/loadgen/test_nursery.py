@@ -10,11 +10,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cluster.launch import wait_until
 from loadgen.consume import ConsumeJob
 from loadgen.history import Clock
 from loadgen.nursery import Nursery
 from storage.errors import Unavailable
+from tests.cluster.helpers import eventually
 from tests.loadgen.fakes import FolderClient
 
 PATIENCE_S = 60.0
@@ -46,7 +46,7 @@ def test_each_consumer_is_a_process_of_its_own(nursery: Nursery, tmp_path: Path)
     pids = [one.ready(PATIENCE_S) for one in (first, second)]
     assert len({*pids, os.getpid()}) == 3
     os.kill(pids[0], signal.SIGKILL)
-    wait_until(lambda: ended(pids[0]), PATIENCE_S, "the end of a killed process")
+    eventually(lambda: ended(pids[0]), "the end of a killed process", PATIENCE_S)
     with pytest.raises(Unavailable, match="has ended"):
         first.start("c-1.1", "c-1")
     second.stop(PATIENCE_S)
@@ -59,8 +59,8 @@ def test_nothing_is_left_not_even_of_a_stopped_process(tmp_path: Path) -> None:
     pids = [one.ready(PATIENCE_S) for one in consumers]
     os.kill(pids[0], signal.SIGSTOP)
     consumers[1].end()
-    wait_until(lambda: ended(pids[1]), PATIENCE_S, "the end of a consumer")
+    eventually(lambda: ended(pids[1]), "the end of a consumer", PATIENCE_S)
     nursery.close()
-    wait_until(lambda: all(ended(pid) for pid in pids), PATIENCE_S, "the end of all")
+    eventually(lambda: all(ended(pid) for pid in pids), "the end of all", PATIENCE_S)
     with pytest.raises(Unavailable, match="forked from has ended"):
         nursery(job(tmp_path))

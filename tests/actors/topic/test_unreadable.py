@@ -132,7 +132,7 @@ def test_an_unreadable_run_is_given_up_and_the_others_come() -> None:
 
 
 def test_what_was_delivered_and_is_given_up_then_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reads, "INLINE_PAYLOAD", 0)  # every payload is asked of the topic
+    monkeypatch.setattr(reads, "SHARED_FROM", 0)  # every payload is asked of the topic
 
     async def scenario(broker: Broker) -> None:
         at = await three_runs(broker)
