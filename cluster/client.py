@@ -56,6 +56,7 @@ CALL_TIMEOUT = 15_000
 T = TypeVar("T")
 LOCATE_FIRST, LOCATE_MOST = 50, 1_000
 OPEN_TIMEOUT = SUBSCRIBE_TIMEOUT = 120_000
+MOST_PRIORITY = (1 << 31) - 1
 OPERATION_TIMEOUT = 30_000
 """Milliseconds for which opening something waits for a controller that does not answer, as Pulsar's clients do."""
 
@@ -192,6 +193,7 @@ class Client:
         consumer_name: str | None = None,
         receiver_queue_size: int = 1000,
         key_shared_ranges: list[tuple[int, int]] | None = None,
+        priority_level: int = 0,
         negative_ack_redelivery_delay_ms: int = 60_000,
         on_ranges: RangesCallback | None = None,
         timeout_ms: int = SUBSCRIBE_TIMEOUT,
@@ -200,13 +202,16 @@ class Client:
         """Join a subscription, made at `initial_position` (latest or earliest) if it is new.
 
         receiver_queue_size: messages that may wait here, over all partitions. key_shared_ranges: this consumer's
-        hash ranges when selector is "sticky". timeout_ms: how long to try. Settings:
+        hash ranges when selector is "sticky". priority_level: 0 is served first, where the type is shared or failover.
+        timeout_ms: how long to try. Settings:
         actors.messages.SubscriptionSettings, Key_Shared by default. Raises Unavailable with the reason.
         """
         topic = check_name("topic", topic)
         check_name("subscription", subscription_name)
         if receiver_queue_size < 1:
             raise Invalid(f"receiver_queue_size is at least 1, not {receiver_queue_size}")
+        if not 0 <= priority_level <= MOST_PRIORITY:
+            raise Invalid(f"priority_level is 0 to {MOST_PRIORITY}, not {priority_level}")
         name = consumer_name or f"consumer-{secrets.token_hex(4)}"
         wanted = _convert(settings, SubscriptionSettings)
         _check_dead_letters(wanted, topic, subscription_name)
@@ -219,13 +224,18 @@ class Client:
             on_ranges=on_ranges,
             close=self._forget,
         )
-        work = self._subscribe(consumer, wanted, key_shared_ranges or [], receiver_queue_size)
+        work = self._subscribe(consumer, wanted, key_shared_ranges or [], receiver_queue_size, priority_level)
         self._open_within(work, timeout_ms, f"subscribing to {topic}")
         self._remember(consumer)
         return consumer
 
     async def _subscribe(
-        self, consumer: Consumer, wanted: SubscriptionSettings, ranges: list[tuple[int, int]], queue_size: int
+        self,
+        consumer: Consumer,
+        wanted: SubscriptionSettings,
+        ranges: list[tuple[int, int]],
+        queue_size: int,
+        priority: int,
     ) -> None:
         topic = consumer.topic()
         settings = await self._settings(topic)
@@ -245,6 +255,7 @@ class Client:
                 received=consumer.received,
                 told=consumer.told,
                 process=this_process(),
+                priority=priority,
             )
             for partition in range(settings.partitions)
         ]

@@ -39,8 +39,7 @@ from actors.signal import Signal
 from storage.errors import Conflict, Fenced, Invalid, NotFound, SluiceError, Unavailable
 from storage.position import Positions
 
-CALL_TIMEOUT = 3_000
-ATTACH_TIMEOUT = 20_000
+CALL_TIMEOUT, ATTACH_TIMEOUT = 3_000, 20_000
 ACK_LINGER = 20
 """Milliseconds that acknowledgements wait for a poll to ride on before they go by themselves."""
 RETRY_FIRST, RETRY_MOST = 5, 500
@@ -65,12 +64,13 @@ class PartitionConsumer:
         received: Callable[[Received], None],
         told: Callable[[int, Event], None],
         process: str = "",
+        priority: int = 0,
     ) -> None:
         self._ports = ports
         self._directory = directory
         self._topic, self.partition, self._subscription = topic, partition, subscription
         self._name, self._incarnation, self._generation = name, incarnation, 0
-        self._process = process
+        self._process, self._priority = process, priority
         self._settings, self._ranges, self._queue_size = settings, ranges, queue_size
         self._received, self._told = received, told
         self._holding = Holding()
@@ -87,9 +87,8 @@ class PartitionConsumer:
         self._said = self._heard = self._losses = self._losses_told = 0
         self._ack_signal, self._changed = Signal(), Signal()
         self._inbox = Inbox(ports, Payloads(ports, directory, topic, partition), self._came)
-        self._paused = self._asking = False
+        self._paused = self._asking = self.closing = False
         self.failed: SluiceError | None = None
-        self.closing = False
 
     async def open(self) -> None:
         """Attach once (errors of the caller's making are raised here), then go on in the background."""
@@ -255,6 +254,7 @@ class PartitionConsumer:
                     consumer=self._name,
                     incarnation=f"{self._incarnation}.{self._generation}",
                     ranges=self._ranges,
+                    priority=self._priority,
                     holding=self._all_held(),
                     process=self._process,
                 )

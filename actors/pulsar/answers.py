@@ -228,7 +228,7 @@ class Answers:
             if meta.mode == STICKY:
                 settings.selector = "sticky"
                 ranges = [(each.start, each.end) for each in meta.hash_ranges]
-        return Asked(subscription, check_name("consumer", name), settings, ranges, start)
+        return Asked(subscription, check_name("consumer", name), settings, ranges, start, asked.priority_level)
 
     async def _start(self, asked: Any, place: Place) -> int:
         """Where a reader begins: after a seek there, else where it says, else at its initial position."""

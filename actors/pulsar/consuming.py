@@ -44,6 +44,7 @@ class Asked:
     settings: SubscriptionSettings
     ranges: list[tuple[int, int]]
     start: int | None
+    priority: int = 0
 
 
 @dataclass(slots=True)
@@ -108,6 +109,7 @@ class WireConsumer:
             received=self._received,
             told=self._told,
             process=gateway.process,
+            priority=self.asked.priority,
         )
 
     def _reader(self, start: int) -> PartitionConsumer | LogReader:

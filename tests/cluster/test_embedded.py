@@ -87,6 +87,21 @@ def test_messages_columns_delays_and_large_payloads() -> None:
         assert client.alarms() == []
 
 
+def test_the_lowest_priority_level_is_the_active_consumer(one: tuple[EmbeddedCluster, Client]) -> None:
+    """Of a failover subscription, also if it comes later; another level is refused before anybody is asked."""
+    _, client = one
+    client.create_topic("orders", 1)
+    first = client.subscribe("orders", "s", type="failover", consumer_name="first", priority_level=1)
+    second = client.subscribe("orders", "s", type="failover", consumer_name="second", priority_level=0)
+    client.create_producer("orders").send(b"x", partition_key="k")
+    assert second.receive(timeout_millis=30_000).data() == b"x"
+    (row,) = client.stats("orders", "s")
+    assert {each["consumerName"]: each["priorityLevel"] for each in row["consumers"]} == {"first": 1, "second": 0}
+    with pytest.raises(cluster.Invalid, match="priority_level is 0 to"):
+        client.subscribe("orders", "s", type="failover", priority_level=-1)
+    first.close()
+
+
 def test_who_changes_columns_afterwards_changes_nothing(one: tuple[EmbeddedCluster, Client]) -> None:
     """Requests pass the codec within a process too."""
     _, client = one
