@@ -75,7 +75,8 @@ def timeline(report: Report) -> Any:
 def shares(report: Report) -> Any:
     """Deliveries per second by consumer, stacked: who took over what when somebody left, died or joined.
 
-    Each life of a consumer is one, unless there are more than MOST_SHARES.
+    In two acts their parts of all deliveries, whose number differs too much between the acts. Each life of a consumer
+    is one, unless there are more than MOST_SHARES.
     """
     measures = report.judgement.measures
     figure = go.Figure()
@@ -89,6 +90,7 @@ def shares(report: Report) -> Any:
                 y=received[name] / (measures.span.width / 1e6),
                 name=name,
                 stackgroup="all",
+                groupnorm="percent" if report.two_acts else "",
                 mode="lines",
                 line={"width": 0.6, "color": colour},
                 fillcolor=_faded(colour, 0.72),
@@ -99,7 +101,7 @@ def shares(report: Report) -> Any:
     _dress(figure, height=340)
     # Upwards from the picture, for however many consumers there are.
     figure.update_layout(legend={"yanchor": "bottom", "y": 1.02})
-    figure.update_yaxes(title_text="messages/s", rangemode="tozero")
+    figure.update_yaxes(title_text="% of all" if report.two_acts else "messages/s", rangemode="tozero")
     figure.update_xaxes(title_text="seconds since the first message", range=_shown(report))
     return figure
 

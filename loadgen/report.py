@@ -55,7 +55,11 @@ def render(report: Report) -> str:
             _tiles(report),
             _card("What happened when", _figure(charts.timeline(report), "timeline")),
             _card("Acts", _acts_table(report)) if report.two_acts else "",
-            _card("Who got what", _figure(charts.shares(report), "shares"), "Deliveries per second by consumer."),
+            _card(
+                "Who got what",
+                _figure(charts.shares(report), "shares"),
+                "Each consumer's part of the deliveries." if report.two_acts else "Deliveries per second by consumer.",
+            ),
             _card("Latency", _figure(charts.distribution(report), "latency") + _latency_table(report)),
             _card("Promises", _verdict_table(report), _checked(report)),
             _card("Faults", _fault_table(report)),
