@@ -39,7 +39,7 @@ class PulsarGateway(Actor):
     ) -> None:
         super().__init__(ports)
         known = TokenAuthenticator(Path(token_key_file)) if token_key_file else None
-        self._gateway = Gateway(ports, controller, process=this_process(), authenticate=known)
+        self.gateway = Gateway(ports, controller, process=this_process(), authenticate=known)
         self._data_dir, self._wanted = data_dir, port
         self._server: asyncio.Server | None = None
         self._connections: dict[_Socket, None] = {}
@@ -65,7 +65,7 @@ class PulsarGateway(Actor):
         else:
             self._problem = ""
             self.port = int(self._server.sockets[0].getsockname()[1])
-            self._gateway.url = f"pulsar://{LOOPBACK}:{self.port}"
+            self.gateway.url = f"pulsar://{LOOPBACK}:{self.port}"
         (self._data_dir / PORT_FILE).write_text(str(self.port))
         return self._server is not None
 
@@ -85,14 +85,14 @@ class PulsarGateway(Actor):
             connection.abort()
 
     def _accept(self) -> asyncio.BaseProtocol:
-        return _Socket(self._gateway, self._connections)
+        return _Socket(self.gateway, self._connections)
 
 
 class _Socket(asyncio.BufferedProtocol):
     """One connection: bytes in and out for a conversation. Implements actors.pulsar.gateway.Link."""
 
     def __init__(self, gateway: Gateway, all_of_them: dict[_Socket, None]) -> None:
-        self._gateway, self._all = gateway, all_of_them
+        self.gateway, self._all = gateway, all_of_them
         self._buffer = bytearray(READ_BYTES)
         self._transport: asyncio.Transport | None = None
         self._conversation: Connection | None = None
@@ -107,7 +107,7 @@ class _Socket(asyncio.BufferedProtocol):
             return
         self._all[self] = None
         self._transport.set_write_buffer_limits(high=WRITE_BYTES)
-        self._conversation = Connection(self._gateway, self)
+        self._conversation = Connection(self.gateway, self)
 
     def get_buffer(self, sizehint: int) -> bytearray:
         """Where to read to."""
