@@ -11,7 +11,7 @@ MOST_LINES = 500
 MOST_FUNCTION_LINES = 50
 MOST_LETTERS = 60
 """Of the name of a test."""
-TEST_ONLY_FOLDERS = {"hygiene", "sim", "scenarios", "conformance", "deploy", "benchmarks", "docs"}
+TEST_ONLY_FOLDERS = {"hygiene", "sim", "scenarios", "conformance", "deploy", "benchmarks", "docs", "kit"}
 """Folders of tests/ that stand for no single package."""
 
 

@@ -11,7 +11,8 @@ import pytest
 from actors import messages
 from actors.bookie import Bookie, BookieSettings
 from storage.errors import Corrupt, Fenced, NotFound, Unavailable
-from tests.actors.bookie.world import MemoryDisk, MemoryMeta, World, add, payload_of, read
+from tests.actors.bookie.world import MemoryDisk, World, add, payload_of, read
+from tests.kit.meta import MemoryMeta
 
 SETTINGS = BookieSettings(segment_bytes=1400, checkpoint_runs=10_000, min_free_bytes=0, reserve_bytes=0)
 STORED = [(1, 0), (1, 1), (2, 0), (1, 2), (2, 1), (3, 0), (1, 3)]

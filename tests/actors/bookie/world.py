@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import random
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,12 +13,13 @@ import pyarrow as pa
 
 from actors import messages
 from actors.bookie import Bookie, BookieSettings
-from actors.ports import DiskFailed, DiskFull, Ports, Unknown, Version
+from actors.ports import DiskFailed, DiskFull, Ports, Unknown
 from actors.wire import Blob, Request
 from storage.batch import make_batch
 from storage.errors import NotFound
 from storage.frame import Buffer, Frame, Header, Run, decode_frame, encode_head, make_run
-from tests.timers import call_later
+from tests.kit.clocks import EventClock
+from tests.kit.meta import MemoryMeta
 
 SMALL = BookieSettings(
     segment_bytes=4096,
@@ -157,30 +158,6 @@ class MemoryDisk:
             raise DiskFailed("failed")
 
 
-class MemoryMeta:
-    """Versioned records in memory."""
-
-    def __init__(self) -> None:
-        self.records: dict[str, list[bytes]] = {}
-
-    async def read(self, key: str) -> Version | None:
-        versions = self.records.get(key)
-        return Version(len(versions), versions[-1]) if versions else None
-
-    async def create(self, key: str, number: int, value: bytes) -> bool:
-        versions = self.records.setdefault(key, [])
-        if number != len(versions) + 1:
-            return False
-        versions.append(value)
-        return True
-
-    async def keys(self, prefix: str) -> list[str]:
-        return sorted(key for key in self.records if key.startswith(prefix))
-
-    async def remove(self, key: str) -> None:
-        self.records.pop(key, None)
-
-
 class NoNet:
     """Nobody to call; `lost` blobs are gone."""
 
@@ -192,38 +169,6 @@ class NoNet:
 
     async def fetch(self, blob: Blob) -> memoryview | None:
         return blob.data
-
-
-class EventClock:
-    """Time that moves only when told."""
-
-    def __init__(self) -> None:
-        self.time = 1_000_000
-        self._sleepers: list[tuple[int, asyncio.Event]] = []
-
-    def now(self) -> int:
-        return self.time
-
-    def monotonic(self) -> int:
-        return self.time
-
-    async def sleep(self, milliseconds: int) -> None:
-        if milliseconds <= 0:
-            await asyncio.sleep(0)
-            return
-        event = asyncio.Event()
-        self._sleepers.append((self.time + milliseconds, event))
-        await event.wait()
-
-    def timer(self, milliseconds: int, call: Callable[[], object]) -> asyncio.Task[None]:
-        return asyncio.get_running_loop().create_task(call_later(self, milliseconds, call))
-
-    def advance(self, milliseconds: int) -> None:
-        self.time += milliseconds
-        for due, event in self._sleepers:
-            if due <= self.time:
-                event.set()
-        self._sleepers = [(due, event) for due, event in self._sleepers if due > self.time]
 
 
 class SeededRng:

@@ -11,12 +11,13 @@ import pytest
 from actors.delayed.tracker import DelayedTracker, make_tracker
 from actors.messages import SubscriptionSettings
 from actors.ports import Net, Ports
-from cluster.real import RealClock, Tasks
+from cluster.real import Tasks
 from cluster.stores import AsyncMeta, AsyncObjects
 from storage.frame import Buffer
 from storage.metadata import MemoryMetadata
 from storage.position import position
 from storage.s3 import S3Objects
+from tests.kit.clocks import HandSetClock
 from tests.s3server import S3Server, s3_credentials, s3_server  # noqa: F401  # fixtures
 
 pytestmark = pytest.mark.s3
@@ -28,16 +29,6 @@ KILL_AT = (3, 9, 14)
 PATIENCE = 60
 HOUR_MS = 3_600_000
 _prefixes = itertools.count()
-
-
-class Clock(RealClock):
-    """Real pauses, a wall clock set by hand."""
-
-    def __init__(self) -> None:
-        self.wall = 0
-
-    def now(self) -> int:
-        return self.wall
 
 
 class Killing:
@@ -80,7 +71,7 @@ class Setup:
         prefix = f"run{next(_prefixes)}"
         store = S3Objects(BUCKET, prefix, server.endpoint, connect_seconds=1, read_seconds=5, attempts=1)
         self.objects = Killing(AsyncObjects(store), server)
-        self.clock, self.changed, self.tasks = Clock(), asyncio.Event(), Tasks("test")
+        self.clock, self.changed, self.tasks = HandSetClock(), asyncio.Event(), Tasks("test")
         self.ports = Ports(
             me="test",
             clock=self.clock,

@@ -27,13 +27,13 @@ from actors.messages import (
     ReadRun,
     RunRead,
 )
-from actors.ports import Address, Ports, Unknown, Version
+from actors.ports import Address, Ports, Unknown
 from actors.wire import Blob, Reply, Request
 from storage.errors import Conflict, Corrupt, Fenced, NotFound, Unavailable
 from storage.frame import Buffer, Header, Run, decode_head, encode_head
-from storage.metadata import MemoryMetadata
 from tests.actors.topic.cluster import make_test_run
-from tests.timers import call_later
+from tests.kit.clocks import QuickClock
+from tests.kit.meta import MemoryMeta
 
 R = TypeVar("R", bound=Reply)
 T = TypeVar("T")
@@ -159,69 +159,13 @@ class Wire:
         return [name for name, bookie in self.bookies.items() if (ledger, run) in bookie.runs]
 
 
-class QuickClock:
-    """Time passes only by sleeping, and sleeping takes no time."""
-
-    def __init__(self) -> None:
-        self.at = 1_000_000
-
-    def now(self) -> int:
-        """Milliseconds."""
-        return self.at
-
-    def monotonic(self) -> int:
-        """Milliseconds."""
-        return self.at
-
-    async def sleep(self, milliseconds: int) -> None:
-        """Let everybody else run once."""
-        self.at += milliseconds
-        await asyncio.sleep(0)
-
-    def timer(self, milliseconds: int, call: Callable[[], object]) -> asyncio.Task[None]:
-        return asyncio.get_running_loop().create_task(call_later(self, milliseconds, call))
-
-
-class FakeMeta:
-    """Versioned records in memory. fail: answers "before" or "after" the next creates, which are then Unavailable."""
-
-    def __init__(self) -> None:
-        self.store = MemoryMetadata()
-        self.fail: list[str] = []
-
-    async def read(self, key: str) -> Version | None:
-        """The newest version."""
-        await asyncio.sleep(0)
-        found = self.store.read(key)
-        return None if found is None else Version(found.number, found.value)
-
-    async def create(self, key: str, number: int, value: bytes) -> bool:
-        """Put if absent."""
-        await asyncio.sleep(0)
-        fault = self.fail.pop(0) if self.fail else ""
-        if fault == "before":
-            raise Unavailable("nothing happened")
-        done = self.store.create(key, number, value)
-        if fault == "after":
-            raise Unavailable("it happened, the answer is lost")
-        return done
-
-    async def keys(self, prefix: str) -> list[str]:
-        """Keys with the prefix."""
-        return self.store.keys(prefix)
-
-    async def remove(self, key: str) -> None:
-        """Forget."""
-        self.store.remove(key)
-
-
 class Lab:
     """One owner's ports over a Wire, and what tests of the ledger protocol need around them."""
 
     def __init__(self, names: str = "abcde", me: str = "owner") -> None:
         self.wire = Wire(list(names))
         self.clock = QuickClock()
-        self.meta = FakeMeta()
+        self.meta = MemoryMeta()
         self.tasks: list[asyncio.Task[None]] = []
         self.events: list[tuple[str, dict[str, object]]] = []
         self.ports = self.make_ports(me)
