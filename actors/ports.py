@@ -87,12 +87,17 @@ class Net(Protocol):
 class Disk(Protocol):
     """Append-only files of one node. Names are flat. Raises DiskFailed when the device fails; that is final."""
 
-    async def append(self, name: str, parts: Sequence[Buffer], *, sync: bool) -> int:
+    async def append(
+        self, name: str, parts: Sequence[Buffer], *, sync: bool, witness: tuple[str, Buffer] | None = None
+    ) -> int:
         """Write the parts behind one another at the end; returns the offset of the first.
 
         With sync, returns only when everything written to this file so far is durable (fdatasync). Without, a
         crash may lose any suffix, and tear the last write. Raises DiskFull when nothing was written for want of
         space.
+
+        witness: the name of another file, and bytes that are appended to it, unsynced, behind the sync and before the
+        return; they are left out where there is no space for them. It saves a call where each append has one.
         """
 
     async def read(self, name: str, offset: int, length: int) -> bytes:

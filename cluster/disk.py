@@ -28,14 +28,14 @@ import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import TypeVar
 
 from actors.ports import DiskFailed, DiskFull
+from cluster.worker import Worker
 from storage.errors import Invalid, NotFound, Unavailable
 from storage.frame import Buffer
 from storage.objects import make_private
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,99}")
@@ -65,23 +65,27 @@ class FileDisk:
                 stale.unlink()
         self._folder_fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
         self._closing.append(self._folder_fd)
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="disk-write")
+        self._writer = Worker("disk-write")
         self._readers = ThreadPoolExecutor(readers, thread_name_prefix="disk-read")
         self._open: dict[str, int] = {}
         self._failed: str | None = None
 
     def close(self) -> None:
         """Finish what is under way, close all files and release the folder. Idempotent."""
-        self._writer.shutdown()
+        self._writer.close()
         self._readers.shutdown()
         for fd in [*self._open.values(), *reversed(self._closing)]:
             os.close(fd)
         self._open.clear()
         self._closing.clear()
 
-    async def append(self, name: str, parts: Sequence[Buffer], *, sync: bool) -> int:
+    async def append(
+        self, name: str, parts: Sequence[Buffer], *, sync: bool, witness: tuple[str, Buffer] | None = None
+    ) -> int:
         """Write the parts at the end of a file; see `actors.ports.Disk.append`."""
-        return await self._write(self._append, name, parts, sync)
+        if witness is not None:
+            _check_name(witness[0])
+        return await self._write(self._append, name, parts, sync, witness)
 
     async def read(self, name: str, offset: int, length: int) -> bytes:
         """Up to `length` bytes from `offset`. Raises NotFound."""
@@ -121,7 +125,7 @@ class FileDisk:
 
     # -- in the threads --
 
-    def _append(self, name: str, parts: Sequence[Buffer], sync: bool) -> int:
+    def _append(self, name: str, parts: Sequence[Buffer], sync: bool, witness: tuple[str, Buffer] | None) -> int:
         fd = self._descriptor(name)
         start = os.fstat(fd).st_size
         try:
@@ -134,6 +138,9 @@ class FileDisk:
         if sync:
             os.fdatasync(fd)
             _let_go(fd, start)
+        if witness is not None:
+            with contextlib.suppress(DiskFull):
+                self._append(witness[0], [witness[1]], False, None)
         return start
 
     def _descriptor(self, name: str) -> int:
@@ -210,28 +217,25 @@ class FileDisk:
 
     # -- between the loop and the threads --
 
-    async def _write(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def _write(self, work: Callable[..., T], name: str, *args: object) -> T:
         if self._read_only:
             raise Invalid(f"{self.folder} was opened for reading only")
-        return await self._hop(self._writer, self._guarded, work, *args, **kwargs)
+        self._check()
+        _check_name(name)
+        return await self._writer.do(self._guarded, work, name, *args)
 
-    async def _read(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def _read(self, work: Callable[..., T], name: str, *args: object) -> T:
+        self._check()
+        _check_name(name)
         try:
-            return await self._hop(self._readers, work, *args, **kwargs)
+            return await asyncio.get_running_loop().run_in_executor(self._readers, work, name, *args)
         except OSError as error:
             raise Unavailable(f"the disk did not read: {error}") from error
 
-    async def _hop(self, pool: ThreadPoolExecutor, work: Callable[..., T], *args: object, **kwargs: object) -> T:
-        self._check()
-        name = next((arg for arg in args if isinstance(arg, str)), "")
-        if not _NAME.fullmatch(name):
-            raise Invalid(f"a file name is 1 to 100 of a-z, 0-9 and -, not {name!r}")
-        return await asyncio.get_running_loop().run_in_executor(pool, lambda: work(*args, **kwargs))
-
-    def _guarded(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    def _guarded(self, work: Callable[..., T], *args: object) -> T:
         self._check()
         try:
-            return work(*args, **kwargs)
+            return work(*args)
         except OSError as error:
             self._failed = f"{self.folder}: {error}"
             raise DiskFailed(self._failed) from error
@@ -239,6 +243,11 @@ class FileDisk:
     def _check(self) -> None:
         if self._failed is not None:
             raise DiskFailed(self._failed)
+
+
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise Invalid(f"a file name is 1 to 100 of a-z, 0-9 and -, not {name!r}")
 
 
 def _take_lock(path: Path) -> int:

@@ -1,6 +1,6 @@
 """Group commit: what arrives while one sync is under way is written and synced by the next, as one.
 
-    submit -> queue -> one append with fdatasync -> a mark, if nothing waits -> applied in order -> answered
+    submit -> queue -> one append with fdatasync, and a mark if nothing waits -> applied in order -> answered
 
 There is one writer and one append in flight. Records get their place in the journal in the order in which they
 were submitted. A record is applied (made visible to reads) and answered only after it is durable; everything before
@@ -14,7 +14,6 @@ the disk is not known any more: all waiting requests end in Unavailable, and the
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -169,14 +168,16 @@ class CommitLog:
             parts += [head, *waiting.body, foot]
             placed.append(record)
             at = record.end
-        offset = await self._disk.append(segment_name(segment), parts, sync=True)
+        # If something waits already, the next group follows at once and is itself the witness of this one.
+        witness = None if self._queue else (marks_name(segment), encode_mark(segment, at, self._salt))
+        offset = await self._disk.append(segment_name(segment), parts, sync=True, witness=witness)
         if offset != start:
             raise InvariantViolation(f"{segment_name(segment)} was written at {offset} instead of {start}")
         if segment != self.segment:
             self._on_closed(self.segment, self.size)
         self.segment, self.size = segment, at
-        if not self._queue:  # Otherwise the next group follows at once and is itself the witness of this one.
-            await self._mark(segment, at)
+        if witness is not None:
+            self.unsynced_mark = segment
         self.groups += 1
         self.written += at - start
         for record in placed:
@@ -185,11 +186,6 @@ class CommitLog:
         for waiting, record in zip(group, placed, strict=True):
             if not waiting.done.done():
                 waiting.done.set_result(record)
-
-    async def _mark(self, segment: int, durable: int) -> None:
-        with contextlib.suppress(DiskFull):  # The group is durable without it.
-            await self._disk.append(marks_name(segment), [encode_mark(segment, durable, self._salt)], sync=False)
-            self.unsynced_mark = segment
 
     async def _survive_full(self, group: list[_Waiting], reason: str) -> None:
         self._full()

@@ -41,6 +41,24 @@ async def test_many_parts_are_one_append(tmp_path: Path) -> None:
     disk.close()
 
 
+async def test_a_witness_is_written_behind_the_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk, marks, seen = FileDisk(tmp_path), tmp_path / "marks", list[bool]()
+    sync = os.fdatasync
+
+    def watched(fd: int) -> None:
+        seen.append(marks.exists() and marks.stat().st_size > 0)
+        sync(fd)
+
+    monkeypatch.setattr(os, "fdatasync", watched)
+    assert await disk.append("log", [b"ab"], sync=True, witness=("marks", b"m")) == 0
+    assert await disk.append("log", [b"cd"], sync=True) == 2
+    assert seen == [False, True]
+    assert marks.read_bytes() == b"m"
+    with pytest.raises(Invalid, match="file name"):
+        await disk.append("log", [b"e"], sync=True, witness=("../marks", b"m"))
+    disk.close()
+
+
 async def test_replace_truncate_and_delete(tmp_path: Path) -> None:
     disk = FileDisk(tmp_path)
     await disk.replace("state", b"one")
@@ -120,6 +138,21 @@ async def test_a_full_device_leaves_nothing_behind(tmp_path: Path, monkeypatch: 
     assert await disk.append("log", [b"!"], sync=True) == 6
     assert await disk.read("log", 0, 99) == b"before!"
     assert await disk.names() == ["log"]
+    disk.close()
+
+
+async def test_a_witness_without_space_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk, write = FileDisk(tmp_path), os.writev
+
+    def no_marks(fd: int, parts: list[memoryview]) -> int:
+        if bytes(parts[0]) == b"m":
+            raise OSError(errno.ENOSPC, "no space")
+        return write(fd, parts)
+
+    monkeypatch.setattr(os, "writev", no_marks)
+    assert await disk.append("log", [b"ab"], sync=True, witness=("marks", b"m")) == 0
+    assert await disk.size("marks") == 0
+    assert await disk.append("log", [b"c"], sync=True) == 2
     disk.close()
 
 

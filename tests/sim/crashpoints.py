@@ -26,7 +26,7 @@ from typing import Never, TypeVar
 
 from actors.host import Answer
 from actors.messages import SubscriptionSettings, TopicSettings
-from actors.ports import DiskFailed, Meta, Objects, Version
+from actors.ports import DiskFailed, DiskFull, Meta, Objects, Version
 from actors.wire import Packed
 from storage.errors import SluiceError, Unavailable
 from storage.frame import Buffer
@@ -235,8 +235,14 @@ class _Disk:
     async def free(self) -> int:
         return await self._inner.free()
 
-    async def append(self, name: str, parts: Sequence[Buffer], *, sync: bool) -> int:
-        return await self._do(f"append {name}", lambda: self._inner.append(name, parts, sync=sync))
+    async def append(
+        self, name: str, parts: Sequence[Buffer], *, sync: bool, witness: tuple[str, Buffer] | None = None
+    ) -> int:
+        at = await self._do(f"append {name}", lambda: self._inner.append(name, parts, sync=sync))
+        if witness is not None:
+            with contextlib.suppress(DiskFull):
+                await self.append(witness[0], [witness[1]], sync=False)
+        return at
 
     async def truncate(self, name: str, size: int) -> None:
         await self._do(f"truncate {name}", lambda: self._inner.truncate(name, size))

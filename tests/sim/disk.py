@@ -11,6 +11,7 @@ sync succeeds: after an I/O error on write-back Linux takes the pages for clean.
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -67,7 +68,9 @@ class SimDisk:
 
     # -- the port --
 
-    async def append(self, name: str, parts: Sequence[Buffer], *, sync: bool) -> int:
+    async def append(
+        self, name: str, parts: Sequence[Buffer], *, sync: bool, witness: tuple[str, Buffer] | None = None
+    ) -> int:
         """Append; with sync, return when durable."""
         self._check()
         data = b"".join(bytes(part) for part in parts)
@@ -83,6 +86,9 @@ class SimDisk:
         else:
             await self._pause(self.faults.read_ms)
             self._check()
+        if witness is not None:
+            with contextlib.suppress(DiskFull):
+                await self.append(witness[0], [witness[1]], sync=False)
         return at
 
     async def read(self, name: str, offset: int, length: int) -> bytes:

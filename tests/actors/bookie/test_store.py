@@ -66,10 +66,12 @@ async def test_a_checkpoint_between_sync_and_answer_misses_nothing() -> None:
     await fill(bookie, (1,), range(3))
     held, append = asyncio.Event(), world.disk.append
 
-    async def hold_marks(name: str, parts: Sequence[Buffer], *, sync: bool) -> int:
+    async def hold_marks(
+        name: str, parts: Sequence[Buffer], *, sync: bool, witness: tuple[str, Buffer] | None = None
+    ) -> int:
         if name.startswith("marks-") and not sync:
             await held.wait()
-        return await append(name, parts, sync=sync)
+        return await append(name, parts, sync=sync, witness=witness)
 
     world.disk.append = hold_marks  # type: ignore[method-assign]
     late = asyncio.create_task(bookie.handle(add(1, 3)))

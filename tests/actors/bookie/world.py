@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import random
 from collections.abc import Coroutine, Sequence
@@ -51,7 +52,9 @@ class MemoryDisk:
         self.failed = False
         self.syncs: list[str] = []
 
-    async def append(self, name: str, parts: Sequence[Buffer], *, sync: bool) -> int:
+    async def append(
+        self, name: str, parts: Sequence[Buffer], *, sync: bool, witness: tuple[str, Buffer] | None = None
+    ) -> int:
         self._check()
         data = b"".join(bytes(part) for part in parts)
         if self.used() + len(data) > self.capacity:
@@ -63,6 +66,9 @@ class MemoryDisk:
             until = len(file.data)
             await self._sync(name)
             file.durable = max(file.durable, until)
+        if witness is not None:
+            with contextlib.suppress(DiskFull):
+                await self.append(witness[0], [witness[1]], sync=False)
         return at
 
     async def read(self, name: str, offset: int, length: int) -> bytes:
