@@ -20,6 +20,9 @@ from storage.errors import Invalid
 
 _WORD = re.compile(r"(?<!^)(?=[A-Z])")
 
+HANDLERS: dict[type, str] = {}
+"""The name of the handler by request class, as far as it was needed."""
+
 REQUESTS: dict[str, type[Request[Any]]] = {
     name: kind
     for name, kind in sorted(vars(messages).items())
@@ -56,7 +59,10 @@ class Actor:
         """Answer one request."""
         if isinstance(request, messages.Ping):
             return messages.Alive(refuses=self.refuses, problem=self.problem)
-        name = "on_" + _WORD.sub("_", type(request).__name__).lower()
+        kind = type(request)
+        name = HANDLERS.get(kind)
+        if name is None:
+            name = HANDLERS[kind] = "on_" + _WORD.sub("_", kind.__name__).lower()
         handler: Callable[[Request[Any]], Awaitable[Reply]] | None = getattr(self, name, None)
         if handler is None:
             raise Invalid(f"{type(self).__name__} does not answer {type(request).__name__}")

@@ -20,7 +20,7 @@ from cluster.real import StructuredLog
 from cluster.wire.endpoint import Endpoint, SocketFolder, this_machine, this_network
 from cluster.wire.listener import Answers, Listener
 from cluster.wire.payloads import SHARE_FROM, SharedPayload
-from cluster.wire.peers import Find, Peers
+from cluster.wire.peers import Find, Peers, late
 from storage.frame import Buffer
 
 log = StructuredLog("net")
@@ -56,7 +56,8 @@ class DirectNet:
         self.calls = self.lookups = 0
         """Requests that went to other processes, and how often Ray was asked where one is."""
         self._peers = Peers(self._find, lambda endpoint: known or endpoint.secret.encode())
-        self._tasks: dict[asyncio.Task[Answer], None] = {}
+        self._tasks: dict[asyncio.Future[Answer], asyncio.Task[None]] = {}
+        """What actors of this process are doing, by the answers that are waited for."""
 
     async def call(self, to: Address, request: Request[R], timeout: int) -> R | Unknown:
         """See actors.ports.Net."""
@@ -75,14 +76,26 @@ class DirectNet:
 
     async def _here(self, local: LocalActors, actor: str, kind: str, packed: Packed, timeout_s: float) -> Answer:
         """Ask an actor of this process. It goes on with its work when the caller has given up."""
-        task = asyncio.get_running_loop().create_task(local.answer_here(actor, kind, packed))
-        self._tasks[task] = None
-        task.add_done_callback(self._tasks.pop)
-        await asyncio.wait((task,), timeout=timeout_s)
-        if not task.done():
-            raise TimeoutError
-        answer = task.result()
+        loop = asyncio.get_running_loop()
+        told: asyncio.Future[Answer] = loop.create_future()
+        self._tasks[told] = loop.create_task(self._serve(local, actor, kind, packed, told))
+        timer = loop.call_later(timeout_s, late, told)
+        try:
+            answer = await told
+        finally:
+            timer.cancel()
         return answer.copied() if isinstance(answer, Packed) else answer
+
+    async def _serve(
+        self, local: LocalActors, actor: str, kind: str, packed: Packed, told: asyncio.Future[Answer]
+    ) -> None:
+        try:
+            answer = await local.answer_here(actor, kind, packed)
+            if not told.done():
+                told.set_result(answer)
+        finally:
+            self._tasks.pop(told, None)
+            told.cancel()  # without an effect, unless this ended before there was an answer
 
     async def _find(self, host: str) -> Endpoint | Unknown:
         self.lookups += 1

@@ -60,6 +60,8 @@ _GIVEN = [f.name for f in _REQUIRED] + [f.name for f in _OPTIONAL] + ["deliver_a
 _ACCEPTED = [name for name in _GIVEN if name not in OF_CLIENTS]
 GIVEN_BY_CLIENTS = tuple(_GIVEN)
 """The columns that `make_batch` accepts of a gateway."""
+_WITHOUT_NULLS = [place for place, field in enumerate(_REQUIRED) if not field.nullable]
+"""All others, among them the optional ones, may hold nulls."""
 _CODECS = (None, "lz4", "zstd")
 
 
@@ -93,7 +95,8 @@ class Batch:
 
 def shape_of(schema: pa.Schema) -> int:
     """Which optional columns a stored body has, as a bit mask; it travels in the frame's header."""
-    return sum(1 << bit for bit, field in enumerate(_OPTIONAL) if field.name in schema.names)
+    names = schema.names
+    return sum(1 << bit for bit, field in enumerate(_OPTIONAL) if field.name in names)
 
 
 def schema_of(shape: int) -> pa.Schema:
@@ -165,11 +168,10 @@ def encode_body(rows: pa.RecordBatch, compression: str | None = None) -> pa.Buff
     """Arrow IPC bytes of a stored record batch; `compression` is None, 'lz4' or 'zstd'."""
     if compression not in _CODECS:
         raise Invalid(f"compression is none, lz4 or zstd, not {compression!r}")
+    if compression is None:
+        return rows.serialize()
     options = pa.ipc.IpcWriteOptions(compression=compression)
     sink = pa.BufferOutputStream()
-    message = rows.serialize() if compression is None else None
-    if message is not None:
-        return message
     with pa.ipc.new_stream(sink, rows.schema, options=options) as stream:
         stream.write_batch(rows)
     reader = pa.ipc.MessageReader.open_stream(pa.BufferReader(sink.getvalue()))
@@ -198,9 +200,9 @@ def decode_body(body: bytes | memoryview, shape: int, count: int) -> pa.RecordBa
         raise Corrupt(f"the body is no Arrow record batch: {error}") from error
     if rows.num_rows != count:
         raise Corrupt(f"the body holds {rows.num_rows} messages, its header says {count}")
-    for field, column in zip(schema, rows.columns, strict=True):
-        if column.null_count and not field.nullable:
-            raise Corrupt(f"column {field.name!r} of the body has nulls")
+    for place in _WITHOUT_NULLS:
+        if rows.column(place).null_count:
+            raise Corrupt(f"column {schema.field(place).name!r} of the body has nulls")
     return rows
 
 

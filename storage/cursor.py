@@ -80,12 +80,12 @@ class Cursor:
 
         Raises Invalid, and changes nothing, when the positions are negative or not ascending.
         """
-        if positions.size == 0:
+        if positions.size == 0 or (positions.size == 1 and self._is_next(int(positions[0]))):
             return
         if int(positions[0]) < 0 or (positions.size > 1 and not bool((positions[1:] >= positions[:-1]).all())):
             raise Invalid("acknowledged positions must be ascending and not negative")
         if int(positions[0]) <= self.mark_delete:
-            positions = positions[np.searchsorted(positions, self.mark_delete, side="right") :]
+            positions = positions[positions.searchsorted(self.mark_delete, side="right") :]
         for ledger, entries in split_by_ledger(positions):
             self._add(ledger, entries)
         self._advance()
@@ -152,8 +152,10 @@ class Cursor:
     def is_acknowledged(self, positions: Positions) -> Mask:
         """Which of these positions (int64, shape (n,), ascending) are done: bool, shape (n,)."""
         mask = positions <= self.mark_delete
-        start = int(np.searchsorted(positions, self.mark_delete, side="right"))
-        if start == positions.size or not self._scatter:
+        if not self._scatter:
+            return mask
+        start = int(positions.searchsorted(self.mark_delete, side="right"))
+        if start == positions.size:
             return mask
         at = start
         for ledger, entries in split_by_ledger(positions[start:]):
@@ -249,6 +251,17 @@ class Cursor:
         return cursor
 
     # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _is_next(self, position: int) -> bool:
+        """Acknowledge the message behind the mark-delete position, if it is that one, in an open ledger, and no other
+        follows: what almost every single one is, without columns.
+        """
+        if self._scatter or position != self.mark_delete + 1 or not position & MAX_ENTRY:
+            return False
+        if self._last(ledger_of(position)) is not None:
+            return False
+        self.mark_delete = position
+        return True
 
     def _add(self, ledger: int, entries: npt.NDArray[np.uint32]) -> None:
         acked = self._scatter.get(ledger)

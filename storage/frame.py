@@ -137,7 +137,7 @@ def make_run(batch: Batch, compression: str | None = None) -> Run:
         raise Invalid(f"a run holds 1 to {MAX_RUN_MESSAGES} messages, not {len(batch)}")
     parts = [] if batch.deliver_at is None else [batch.deliver_at.tobytes()]
     body = memoryview(encode_body(batch.rows, compression)).cast("B")
-    if (size := inflated_bytes(body)) > MAX_INFLATED_BYTES:
+    if compression is not None and (size := inflated_bytes(body)) > MAX_INFLATED_BYTES:
         raise Invalid(f"a run takes at most {MAX_INFLATED_BYTES} bytes without compression, this one {size}")
     payload = b"".join([*parts, batch.hashes.tobytes(), body])
     if len(payload) > MAX_RUN_BYTES:

@@ -67,6 +67,8 @@ def split_by_ledger(positions: Positions) -> list[tuple[int, npt.NDArray[np.uint
     """
     if positions.size == 0:
         return []
+    if ledger_of(int(positions[0])) == ledger_of(int(positions[-1])):
+        return [(ledger_of(int(positions[0])), entries_of(positions))]
     ledgers = ledgers_of(positions)
     starts = np.flatnonzero(np.diff(ledgers)) + 1
     entries = entries_of(positions)

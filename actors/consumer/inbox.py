@@ -68,8 +68,7 @@ class Inbox:
                     continue  # it was cleared meanwhile
                 for _ in taken:
                     self._parts.popleft()
-                found = np.concatenate([NO_POSITIONS, *(piece.positions for piece in pieces)])
-                self._came(join(pieces), np.setdiff1d(_positions(taken), found))
+                self._came(join(pieces), _missing(taken, pieces))
 
     def _leading(self) -> list[Delivered]:
         """The next parts of one session, as many as may be joined."""
@@ -80,6 +79,13 @@ class Inbox:
                 break
             taken.append(one)
         return taken
+
+
+def _missing(taken: list[Delivered], pieces: list[Received]) -> Positions:
+    """What was delivered and not found, ascending."""
+    if sum(len(part.rows) for part, _, _ in taken) == sum(len(piece) for piece in pieces):
+        return NO_POSITIONS
+    return np.setdiff1d(_positions(taken), np.concatenate([NO_POSITIONS, *(piece.positions for piece in pieces)]))
 
 
 def _positions(parts: Iterable[Delivered]) -> Positions:

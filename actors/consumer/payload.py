@@ -117,7 +117,7 @@ class Payloads:
                 self._ports.log("trimmed", ledger=part.ledger, entry=int(entries[start]))
                 start += 1
                 continue
-            stop = int(np.searchsorted(entries, run.end))
+            stop = int(entries.searchsorted(run.end))
             found.append(self._cut(part, run, entries[start:stop], start, epoch, session))
             start = stop
         return found
@@ -200,6 +200,8 @@ class Payloads:
 
 def join(pieces: list[Received]) -> list[Received]:
     """Join neighbouring small pieces of one session into larger ones; order and every column stay as they are."""
+    if len(pieces) < 2:
+        return pieces
     joined: list[Received] = []
     group: list[Received] = []
     size = 0

@@ -100,8 +100,8 @@ class Deliverer:
             return
         positions = ascending(positions)
         # What was never sent cannot be done: it was read, or was due, or the consumer brought it from an earlier owner.
-        known = positions < self._reader.position
-        if not known.all():
+        if positions[-1] >= self._reader.position:
+            known = positions < self._reader.position
             known |= self._core.knows(session.number, positions)
             positions = positions[known]
         self._backlog.acknowledge(positions, session.number)
@@ -153,10 +153,10 @@ class Deliverer:
             session.push(self._runs.parts(assignment.positions, assignment.redeliveries, assignment.dispatch))
         if self._core.has_dead_letters():
             self._dead_letters.wake()
-        for session in self._sessions.all():
-            events = self._core.take_events(session.number)
-            if events:
-                session.tell(events)
+        for number in self._core.untold():
+            session = self._sessions.find(number)
+            if session is not None:
+                session.tell(self._core.take_events(number))
 
     def look_if_stalled(self) -> None:
         """Watchdog: notice when nothing moves although it could."""

@@ -87,6 +87,9 @@ class OpenRuns:
         """These messages (int64, ascending) are done, each told once. A run without open messages is forgotten."""
         if not len(positions) or not self._live:
             return
+        if len(positions) == 1:
+            self._finish(self._home(int(positions[0])))
+            return
         homes = self._homes(positions)
         known = homes >= 0
         known[known] = positions[known] <= self._lasts[homes[known]]
@@ -102,6 +105,8 @@ class OpenRuns:
 
     def drop_below(self, mark_delete: int) -> None:
         """Forget the runs that lie wholly at or below the mark-delete position."""
+        if self._head == self._end or self._lasts[self._head] > mark_delete:
+            return
         stop = int(self._lasts[self._head : self._end].searchsorted(mark_delete, side="right")) + self._head
         for home in range(self._head, stop):
             self._forget(home)
@@ -125,8 +130,7 @@ class OpenRuns:
         topic for them.
         """
         homes = self._homes(positions)
-        cuts = np.flatnonzero(np.diff(homes)) + 1
-        bounds = [0, *cuts.tolist(), len(positions)]
+        bounds = [0, *(np.flatnonzero(homes[1:] != homes[:-1]) + 1).tolist(), len(positions)]
         parts: list[Part] = []
         for start, stop in itertools.pairwise(bounds):
             home = int(homes[start])
@@ -136,7 +140,7 @@ class OpenRuns:
             if known is None:
                 parts += _unknown(group, counts, dispatch + start)
                 continue
-            inside = int(np.searchsorted(group, self._lasts[home], side="right"))
+            inside = int(group.searchsorted(self._lasts[home], side="right"))
             if inside:
                 rows = (group[:inside] - self._firsts[home]).astype(np.uint32)
                 parts.append(_part(known, rows, counts[:inside], dispatch + start))
@@ -150,6 +154,20 @@ class OpenRuns:
         """The last run that begins at or before each position, -1 if there is none; it may be a hole."""
         homes = self._firsts[self._head : self._end].searchsorted(positions, side="right") - 1
         return np.where(homes >= 0, homes + self._head, -1)
+
+    def _home(self, position: int) -> int:
+        """The run that holds a position, -1 if none does; it may be a hole."""
+        home = int(self._firsts[self._head : self._end].searchsorted(position, side="right")) - 1 + self._head
+        return home if home >= self._head and position <= self._lasts[home] else -1
+
+    def _finish(self, home: int) -> None:
+        """One message of a run is done."""
+        if home < 0:
+            return
+        self._open[home] -= 1
+        if self._open[home] <= 0:
+            self._forget(home)
+            self._tidy()
 
     def _forget(self, home: int) -> None:
         run = self._runs[home]

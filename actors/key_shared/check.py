@@ -31,6 +31,7 @@ def check(core: Core) -> None:
         np.minimum.at(held_from, hashes[state == HELD], window.position[view][state == HELD])
         _same("held_from", held_from, tables.held_from)
     slots = max(members.slots, 1)
+    _same("allowance", members.count_allowance(), members.allowance())
     _same("unacked", np.bincount(holders[held], minlength=slots)[: members.slots], members.unacked)
     for slot in np.unique(holders[held]):
         if slot == NO_SLOT or members.by_slot[int(slot)] is None:

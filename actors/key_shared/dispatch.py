@@ -203,7 +203,7 @@ class Dispatch:
         core = self._core
         if not core.members or core.members.all_blocked:
             return 0
-        permits = int(core.members.allowance().sum()) - core.window.count[FRESH]
+        permits = core.members.allowed - core.window.count[FRESH]
         ahead = core.look_ahead_limit() - core.waiting
         return max(min(permits, ahead), 0)
 
@@ -214,8 +214,7 @@ class Dispatch:
         blocked subscription does not stop them (KS-49); only what was due before and still waits does.
         """
         core = self._core
-        permits = int(core.members.allowance().sum())
-        return max(min(permits, core.look_ahead_limit() - core.window.count[UNORDERED]), 0)
+        return max(min(core.members.allowed, core.look_ahead_limit() - core.window.count[UNORDERED]), 0)
 
     @property
     def holds_keys(self) -> bool:
@@ -477,6 +476,10 @@ class Dispatch:
             return {"owner": "", "epoch": core.history.number}
         member = core.members.at(slot)
         return {"owner": f"{member.name}#{member.number}", "epoch": core.history.number}
+
+    def untold(self) -> list[int]:
+        """Numbers of the consumers for which `take_events` has something."""
+        return [member.number for member in self._core.members if member.events or member.drained]
 
     def take_events(self, consumer: int) -> list[Event]:
         """What this consumer was not told yet: revoked, assigned, drained ranges."""

@@ -77,6 +77,9 @@ class Members:
         self.all_blocked = False
         self.next_number = first_number
         self.sent_to_leavers = 0
+        self._allowance: Counts | None = None
+        """As it was counted last; None once anything that it hangs on has changed."""
+        self._allowed = 0
 
     def __len__(self) -> int:
         return len(self.by_number)
@@ -99,6 +102,7 @@ class Members:
 
     def add(self, slot: int, name: str, priority: int, now: int) -> Member:
         """A new consumer in a free slot."""
+        self.touch()
         if slot == len(self.by_slot):
             self.by_slot.append(None)
             for column in (*_COLUMNS, "blocked", "starved"):
@@ -113,6 +117,7 @@ class Members:
 
     def remove(self, member: Member) -> None:
         """Forget a consumer; its pending messages must be released before."""
+        self.touch()
         del self.by_number[member.number]
         slot = member.slot
         self.sent_to_leavers += int(self.sent[slot])
@@ -133,6 +138,7 @@ class Members:
         slot, total = member.slot, min(total, _MOST_GRANTED)
         if total <= self.granted[slot]:
             return False
+        self.touch()
         self.granted[slot] = total
         if self.blocked[slot]:
             return False
@@ -140,10 +146,28 @@ class Members:
         return bool(self.starved[slot])
 
     def allowance(self) -> Counts:
-        """How many messages each slot may get now (KS-44)."""
+        """How many messages each slot may get now (KS-44); for reading only, until anything changes."""
+        if self._allowance is None:
+            self._allowance = self.count_allowance()
+            self._allowed = int(self._allowance.sum())
+        return self._allowance
+
+    @property
+    def allowed(self) -> int:
+        """How many messages all of them may get now."""
+        self.allowance()
+        return self._allowed
+
+    def touch(self) -> None:
+        """Something changed that the allowance hangs on."""
+        self._allowance = None
+
+    def count_allowance(self) -> Counts:
+        """The allowance from what it hangs on."""
         permits: Counts = np.minimum(np.maximum(self.credited - self.sent, 0), _MOST_PERMITS)
         if self.max_unacked_each > 0:
             permits = np.minimum(permits, np.maximum(self.max_unacked_each - self.unacked, 0))
+        permits.flags.writeable = False
         return permits
 
     def permits(self, slot: int) -> int:
@@ -152,6 +176,7 @@ class Members:
 
     def count_sent(self, counts: Counts) -> None:
         """Messages went out, by slot."""
+        self.touch()
         self.sent += counts
         self.unacked += counts
         if self.max_unacked_each > 0:
@@ -164,14 +189,17 @@ class Members:
 
     def stop(self, member: Member) -> None:
         """It has no permits any more."""
+        self.touch()
         self.granted[member.slot] = self.credited[member.slot] = self.sent[member.slot]
 
     def take_back(self, member: Member, count: int) -> None:
         """So many messages that were sent to it never arrived: their permits are free again."""
+        self.touch()
         self.sent[member.slot] -= count
 
     def count_claimed(self, slot: int, count: int) -> None:
         """A consumer holds these from before a change of owner; they cost no permits of this session."""
+        self.touch()
         self.unacked[slot] += count
         if self.max_unacked_each > 0:
             self.blocked |= self.unacked >= self.max_unacked_each
@@ -181,7 +209,8 @@ class Members:
 
         Release from the limit is looked at after every decrease, whoever causes it (#22657).
         """
-        if bool((slots == slots[0]).all()):
+        self.touch()
+        if len(slots) == 1 or bool((slots == slots[0]).all()):
             self.unacked[slots[0]] -= len(slots)
         else:
             self.unacked -= np.bincount(slots, minlength=self.slots)

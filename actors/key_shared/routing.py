@@ -64,14 +64,13 @@ def route(core: Core, now: int) -> Assignments:
     core.wake(now)
     out = Assignments()
     window = core.window
-    allowance = core.members.allowance()
     if core.recheck:
         core.recheck = False
         core.members.starved[:] = False
         if window.count[REPLAY] or window.count[UNORDERED]:
-            _pass(core, window.rows_in(REPLAY, UNORDERED), allowance, out, now, fresh=False)
+            _pass(core, window.rows_in(REPLAY, UNORDERED), out, now, fresh=False)
     if window.count[FRESH]:
-        _pass(core, window.rows_fresh(), allowance, out, now, fresh=True)
+        _pass(core, window.rows_fresh(), out, now, fresh=True)
     return out
 
 
@@ -118,13 +117,13 @@ def closed_rows(core: Core, candidates: Candidates, *, counting: bool = False) -
     return blocked if blocked is not None and blocked.any() else None
 
 
-def _pass(core: Core, rows: Rows | slice, allowance: Counts, out: Assignments, now: int, *, fresh: bool) -> None:
+def _pass(core: Core, rows: Rows | slice, out: Assignments, now: int, *, fresh: bool) -> None:
     """Judge `rows`, send what may go, leave the others waiting in the order."""
+    allowance = core.members.allowance()
     candidates = candidates_of(core, rows, allowance, fresh=fresh)
     blocked = closed_rows(core, candidates, counting=True)
     core.turn += 1
     picked, left, counts = cut(core, candidates.owners, blocked, allowance)
-    allowance -= counts
     total = int(counts.sum())
     if core.shared and total < len(candidates.hashes):
         core.members.starved[:] = True

@@ -42,7 +42,8 @@ class RunOffsets:
 
     def run_of(self, entry: int) -> int:
         """The run that contains an entry; the entry must be below `end`."""
-        return int(np.searchsorted(self._firsts[: self._count], entry, side="right")) - 1
+        # As wide as the column: with any other width the whole column would be converted for each question.
+        return int(self._firsts[: self._count].searchsorted(np.uint32(entry), side="right")) - 1
 
     def runs_of(self, entries: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
         """The runs that contain entries, int64, same shape; all must be below `end`."""

@@ -56,7 +56,7 @@ class Peers:
                 return found
             connection = found
         number, future = connection.ask(route, packed)
-        timer = loop.call_at(deadline, _late, future)
+        timer = loop.call_at(deadline, late, future)
         try:
             return await future
         finally:
@@ -193,7 +193,8 @@ def _said(reached: Connection | Unknown | Invalid) -> Connection | Unknown:
     return reached
 
 
-def _late(future: asyncio.Future[Answer]) -> None:
+def late(future: asyncio.Future[Answer]) -> None:
+    """The time for an answer is over."""
     if not future.done():
         future.set_exception(TimeoutError())
 

@@ -96,6 +96,7 @@ def test_a_wake_up_that_was_missed_costs_time_and_never_order() -> None:
     flow.send(X, X)
     # As if a grant had forgotten to recheck up what waits: 1:1 is not looked at, and 1:2 must not overtake it.
     flow.dispatch._core.members.credited[0] = 3
+    flow.dispatch._core.members.touch()
     flow.publish(X)
     assert flow.route() == {}
     assert flow.dispatch.stalled(), "and the watchdog sees it"
@@ -112,10 +113,12 @@ def test_a_broken_order_gate_cannot_hide() -> None:
     flow.publish(X)
     flow.permits["c1"] = 2
     flow.dispatch._core.members.credited[0] = 2
+    flow.dispatch._core.members.touch()
     flow.dispatch.route(0)
     assert flow.pending("c1") == ["1:0", "1:2"]
     flow.dispatch._core.recheck = True
     flow.dispatch._core.members.credited[0] = 3
+    flow.dispatch._core.members.touch()
     with pytest.raises(InvariantViolation, match="promise 3 broken: 1:1"):
         flow.dispatch.route(0)
 
