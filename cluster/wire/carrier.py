@@ -86,7 +86,7 @@ class Carrier:
 
     def send(self, pieces: Sequence[Buffer], descriptors: Sequence[int] = ()) -> None:
         """Write a frame, now or as soon as the other side takes it. Descriptors are duplicated if they must wait."""
-        if not self._open:
+        if not self._open or (len(pieces) == 1 and not descriptors and self._sent_whole(pieces[0])):
             return
         views = [memoryview(piece).cast("B") for piece in pieces]
         if not self._line:
@@ -104,14 +104,32 @@ class Carrier:
             views[0] = views[0][sent:]
         kept = [os.dup(descriptor) for descriptor in descriptors]
         for view in views:
-            self._line.append((view if view.readonly else memoryview(bytes(view)), kept))
+            self._wait_to_write(view if view.readonly else memoryview(bytes(view)), kept)
             kept = []
-            self._waiting += len(view)
+
+    def _wait_to_write(self, view: memoryview, descriptors: Sequence[int]) -> None:
+        self._line.append((view, descriptors))
+        self._waiting += len(view)
         if self._waiting > HIGH:
             self._room.clear()
         if not self._writing:
             self._writing = True
             self._loop.add_writer(self._socket.fileno(), self._flush)
+
+    def _sent_whole(self, piece: Buffer) -> bool:
+        """Write a small frame, if nothing waits and the kernel takes all of it, as it almost always does."""
+        if self._line or not isinstance(piece, bytes):
+            return False
+        try:
+            sent = self._socket.send(piece)
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError as error:
+            self._fail(error)
+            return True
+        if sent < len(piece):
+            self._wait_to_write(memoryview(piece)[sent:], ())
+        return True
 
     def pause(self) -> None:
         """Read nothing for a while: the other side will have to wait."""

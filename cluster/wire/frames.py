@@ -17,6 +17,7 @@ import struct
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -79,6 +80,10 @@ def encode(
     kind: int, correlation: int, route: bytes, head: bytes, parts: Sequence[Buffer] = (), descriptors: int = 0
 ) -> list[Buffer]:
     """The pieces of a frame, to be written behind one another; attachments are not copied unless they are small."""
+    if not parts:
+        size = len(route) + len(head)
+        start = HEADER.pack(MAGIC, VERSION, kind, len(route), correlation, len(head), 0, descriptors, size)
+        return [start + route + head]
     views = [memoryview(part).cast("B") for part in parts]
     table = b"".join(_LENGTH.pack(view.nbytes) for view in views)
     at = len(route) + len(head) + len(table)
@@ -125,11 +130,11 @@ class FrameReader:
         self._end += count
         found: list[Frame] = []
         while self._end - self._start >= HEADER.size:
-            header = _Header.read(self._scratch, self._start, self.limit)
+            header = _read_header(self._scratch, self._start, self.limit)
             begin = self._start + HEADER.size
             if begin + header.body <= self._end:
                 self._start = begin + header.body
-                found.append(self._frame(header, memoryview(bytes(self._scratch[begin : self._start]))))
+                found.append(self._frame(header, bytes(self._scratch[begin : self._start])))
             elif HEADER.size + header.body > SCRATCH:
                 self._begin_large(header, self._scratch[begin : self._end])
                 return found
@@ -151,37 +156,43 @@ class FrameReader:
 
     def _move_down(self) -> None:
         left = self._end - self._start
-        if self._start:
+        if left and self._start:
             self._scratch[:left] = bytes(self._scratch[self._start : self._end])
-            self._start, self._end = 0, left
+        self._start, self._end = 0, left
 
-    def _frame(self, header: _Header, body: memoryview) -> Frame:
-        if not header.attached and len(self.descriptors) < header.descriptors:
-            raise Malformed(f"a frame announces {header.descriptors} descriptors, and {len(self.descriptors)} came")
-        frame = Frame(header.kind, header.correlation, b"", b"", [], size=HEADER.size + header.body)
-        frame.route = bytes(body[: header.route])
-        at = header.route + header.head
-        frame.head = bytes(body[header.route : at])
-        table = at
-        at += header.parts * _LENGTH.size
-        for number in range(header.parts):
-            (length,) = _LENGTH.unpack_from(body, table + number * _LENGTH.size)
-            at += -at % _ALIGNMENT
-            if at + length > header.body:
-                raise Malformed("an attachment reaches beyond the end of its frame")
-            frame.parts.append(body[at : at + length])
-            at += length
-        if at != header.body:
-            raise Malformed(f"a frame of {header.body} bytes has {header.body - at} too many")
-        if header.attached:
-            frame.attached = header.descriptors
-        else:
-            frame.descriptors = [self.descriptors.popleft() for _ in range(header.descriptors)]
+    def _frame(self, header: _Header, body: bytes | memoryview) -> Frame:
+        kind, route, correlation, head, count, descriptors, size, attached = header
+        if not attached and len(self.descriptors) < descriptors:
+            raise Malformed(f"a frame announces {descriptors} descriptors, and {len(self.descriptors)} came")
+        at = route + head
+        frame = Frame(kind, correlation, bytes(body[:route]), bytes(body[route:at]), [], size=HEADER.size + size)
+        if count:
+            at = _cut(memoryview(body), at, count, frame.parts)
+        if at != size:
+            raise Malformed(f"a frame of {size} bytes has {size - at} too many")
+        if attached:
+            frame.attached = descriptors
+        elif descriptors:
+            frame.descriptors = [self.descriptors.popleft() for _ in range(descriptors)]
         return frame
 
 
-@dataclass(slots=True)
-class _Header:
+def _cut(body: memoryview, table: int, count: int, parts: list[memoryview]) -> int:
+    """The attachments of a frame, of which the lengths stand in a table; returns where they end. Raises Malformed."""
+    at = table + count * _LENGTH.size
+    for number in range(count):
+        (length,) = _LENGTH.unpack_from(body, table + number * _LENGTH.size)
+        at += -at % _ALIGNMENT
+        if at + length > len(body):
+            raise Malformed("an attachment reaches beyond the end of its frame")
+        parts.append(body[at : at + length])
+        at += length
+    return at
+
+
+class _Header(NamedTuple):
+    """body: bytes of all that follows the header; the others count, see HEADER."""
+
     kind: int
     route: int
     correlation: int
@@ -191,19 +202,19 @@ class _Header:
     body: int
     attached: bool
 
-    @classmethod
-    def read(cls, data: memoryview, at: int, limit: int) -> _Header:
-        """The header that begins there. Raises Malformed."""
-        magic, version, kind, route, correlation, head, parts, descriptors, body = HEADER.unpack_from(data, at)
-        if magic != MAGIC:
-            raise Malformed("what came does not begin like a frame")
-        if version != VERSION:
-            raise OtherVersion(f"the other side speaks version {version} of the wire protocol, this one {VERSION}")
-        attached, kind = bool(kind & ATTACHED), kind & ~ATTACHED
-        if kind not in KINDS:
-            raise Malformed(f"there is no frame of kind {kind}")
-        if HEADER.size + body > limit:
-            raise Malformed(f"a frame of {HEADER.size + body} bytes is more than the {limit} that are allowed here")
-        if route + head + parts * _LENGTH.size > body or descriptors > (parts if attached else MAX_DESCRIPTORS):
-            raise Malformed("the lengths in a frame's header contradict each other")
-        return cls(kind, route, correlation, head, parts, descriptors, body, attached)
+
+def _read_header(data: memoryview, at: int, limit: int) -> _Header:
+    """The header that begins there. Raises Malformed."""
+    magic, version, kind, route, correlation, head, parts, descriptors, body = HEADER.unpack_from(data, at)
+    if magic != MAGIC:
+        raise Malformed("what came does not begin like a frame")
+    if version != VERSION:
+        raise OtherVersion(f"the other side speaks version {version} of the wire protocol, this one {VERSION}")
+    attached, kind = bool(kind & ATTACHED), kind & ~ATTACHED
+    if kind not in KINDS:
+        raise Malformed(f"there is no frame of kind {kind}")
+    if HEADER.size + body > limit:
+        raise Malformed(f"a frame of {HEADER.size + body} bytes is more than the {limit} that are allowed here")
+    if route + head + parts * _LENGTH.size > body or descriptors > (parts if attached else MAX_DESCRIPTORS):
+        raise Malformed("the lengths in a frame's header contradict each other")
+    return _Header(kind, route, correlation, head, parts, descriptors, body, attached)

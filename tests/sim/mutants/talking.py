@@ -78,15 +78,15 @@ TALKING: list[Mutant] = [
     Mutant(
         name="frames of any size are waited for",
         module="cluster.wire.frames",
-        old="        if HEADER.size + body > limit:",
-        new="        if HEADER.size + body > MAX_FRAME:",
+        old="    if HEADER.size + body > limit:",
+        new="    if HEADER.size + body > MAX_FRAME:",
         world=BROKER,
         test=FRAMES,
     ),
     Mutant(
         name="attachments are read where they were not written",
         module="cluster.wire.frames",
-        old="            at += -at % _ALIGNMENT\n",
+        old="        at += -at % _ALIGNMENT\n",
         new="",
         world=BROKER,
         test=FRAMES,
