@@ -54,3 +54,11 @@ def test_the_queue_stands_beside_that_of_ray() -> None:
     result = run("keyed_queue.py")
     assert set(result["times_ray"]) == {"single put", "single get", "batch put", "batch get"}
     assert all(ratio > 0 for ratio in result["times_ray"].values())
+
+
+def test_consumers_are_killed_and_join() -> None:
+    """Every round has its time, in both kinds."""
+    result = run("consumers.py")
+    assert result["rounds"] == 2
+    for kind in ("joined_ms", "killed_ms"):
+        assert 0 < result[kind]["p50"] <= result[kind]["p99"] <= result[kind]["p100"]
