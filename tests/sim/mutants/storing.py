@@ -10,10 +10,18 @@ STORING: list[Mutant] = [
     Mutant(
         name="ack before sync",
         module="actors.bookie.commit",
-        old="offset = await self._disk.append(segment_name(segment), parts, sync=True)",
-        new="offset = await self._disk.append(segment_name(segment), parts, sync=False)",
+        old="offset = await self._disk.append(segment_name(segment), parts, sync=True, witness=witness)",
+        new="offset = await self._disk.append(segment_name(segment), parts, sync=False, witness=witness)",
         world=BOOKIE,
         seed=9,
+    ),
+    Mutant(
+        name="a group is synced without its witness",
+        module="cluster.disk",
+        old="        if witness is not None:\n            with contextlib.suppress(DiskFull):",
+        new="        if witness is None:\n            with contextlib.suppress(TypeError):",
+        world=BOOKIE,
+        test="tests/cluster/test_disk.py",
     ),
     Mutant(
         name="a failed sync is believed after a restart",
