@@ -38,8 +38,8 @@ TALKING: list[Mutant] = [
     Mutant(
         name="a local time-out ends the handler",
         module="cluster.net",
-        old="            raise TimeoutError\n",
-        new="            task.cancel()\n            raise TimeoutError\n",
+        old="            answer = await told\n        finally:\n",
+        new="            answer = await told\n        finally:\n            self._tasks.get(told, timer).cancel()\n",
         world=BROKER,
         test=HOST,
     ),
