@@ -81,7 +81,7 @@ class PartitionConsumer:
         self._acks: list[tuple[int, Positions]] = []
         self._taken_turn = self._consumer_epoch = 0
         """The last delivery that was taken; how often everything was given back under this session."""
-        self._ack_turn = self._ack_since = 0
+        self._ack_turn = self._ack_due = 0
         self._hand_backs = HandBacks(ports)
         self._unconfirmed: deque[tuple[int, int, Positions]] = deque()
         self._said = self._heard = self._losses = self._losses_told = 0
@@ -141,8 +141,7 @@ class PartitionConsumer:
 
     def acknowledge_positions(self, positions: Positions) -> None:
         """Acknowledge these with the next poll, or soon, whoever held them before."""
-        if not self._acks:
-            self._ack_since = self._ports.clock.monotonic()
+        self._ack_due = self._ack_due if self._acks else self._ports.clock.monotonic() + ACK_LINGER
         self._said += 1
         self._acks.append((self._said, positions))
         self._ack_signal.set()
@@ -403,9 +402,8 @@ class PartitionConsumer:
             return
         self._taken_turn = delivery.turn
         self._confirm(delivery.confirmed)
-        for part in delivery.parts:
-            self._got += len(part.rows)
-            self._queued += len(part.rows)
+        came = sum(len(part.rows) for part in delivery.parts)
+        self._got, self._queued = self._got + came, self._queued + came
         if delivery.parts:
             self._inbox.add(delivery.parts, self.epoch, self.session)
         for event in delivery.events:
@@ -447,11 +445,7 @@ class PartitionConsumer:
         while not self.closing:
             await self._ack_signal.wait(self._ports)
             self._ack_signal.clear()
-            # What a poll has taken meanwhile starts nobody's time: only what has waited for so long goes by itself.
-            while self._acks and not (self._starving() or self.closing):
-                left = self._ack_since + ACK_LINGER - self._ports.clock.monotonic()
-                if left <= 0:
-                    break
+            while self._acks and not self._starving() and (left := self._ack_due - self._ports.clock.monotonic()) > 0:
                 await self._ports.clock.sleep(left)
             if self.session == 0 or not (self._acks or self._starving()):
                 continue
