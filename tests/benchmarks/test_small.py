@@ -42,13 +42,6 @@ def test_latency_measures_every_load() -> None:
             assert 0 < load[kind]["p50"] <= load[kind]["p99"] <= load[kind]["p99.9"]
 
 
-def test_publish_latency_measures_every_message() -> None:
-    """All quantiles are there, in order."""
-    result = run("publish_latency.py")
-    for kind in ("confirmed_ms", "delivered_ms"):
-        assert 0 < result[kind]["p50"] <= result[kind]["p99"] <= result[kind]["p100"]
-
-
 def test_the_queue_stands_beside_that_of_ray() -> None:
     """Both did all of it; each way of putting and getting has its ratio."""
     result = run("keyed_queue.py")
