@@ -85,3 +85,9 @@ def test_every_linked_file_exists(name: str) -> None:
     targets = _LINK.findall(text)
     missing = [target for target in targets if not Path(folder / target).exists()]
     assert missing == []
+
+
+def test_no_document_holds_two_versions_of_a_passage() -> None:
+    """What a merge could not decide is marked with rows of seven signs."""
+    marks = re.compile(r"^(?:<{7} .*|={7}|>{7} .*)$", re.MULTILINE)
+    assert [name for name in DOCUMENTS if marks.search((ROOT / name).read_text(encoding="utf-8"))] == []
