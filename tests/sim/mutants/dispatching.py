@@ -249,7 +249,7 @@ DISPATCHING: list[Mutant] = [
         new="                self._done(received.positions)\n"
         "                await self._publish(batch.slice(start, start + step))\n",
         world=DEAD_LETTERS,
-        seed=23,
+        seed=10,
     ),
     Mutant(
         name="two moves of dead letters at once",

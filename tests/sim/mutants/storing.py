@@ -149,7 +149,7 @@ STORING: list[Mutant] = [
         old="        return self.write - self.ack + 1",
         new="        return max(1, self.write - self.ack)",
         world=LEDGER,
-        seed=23,
+        seed=57,
     ),
     Mutant(
         name="silence counts as no such run (BK3)",
@@ -205,6 +205,6 @@ STORING: list[Mutant] = [
         old="        return writer.state.last_confirmed if writer is not None",
         new="        return writer.state.next_entry - 1 if writer is not None",
         world=LEDGER,
-        seed=39,
+        seed=33,
     ),
 ]
