@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from queue import Empty, Full
 from typing import TYPE_CHECKING, Any
 
+from actors.names import check_name
 from cluster.connecting import connect
 from storage.errors import Invalid, SluiceError, Unavailable
 
@@ -90,7 +91,7 @@ class KeyedQueue:
         """
         if prefetch < 1 or partitions < 1:
             raise Invalid("prefetch and partitions are at least 1")
-        self.name, self.maxsize = name, maxsize
+        self.name, self.maxsize = check_name("topic", name), maxsize
         self._partitions, self._prefetch, self._connect = partitions, prefetch, connect
         self._client = client
         self._begin()

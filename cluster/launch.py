@@ -120,7 +120,7 @@ def inside(data_dir: Path | str) -> None:
     """
     import ray
 
-    if _runs_here():
+    if _controller() is not None:
         return
     if len([node for node in ray.nodes() if node["Alive"]]) > 1:
         raise Invalid("no Sluice runs in this Ray cluster, and it has several nodes: start it as deploy/README.md says")
@@ -134,14 +134,14 @@ def inside(data_dir: Path | str) -> None:
         )
 
 
-def _runs_here() -> bool:
+def _controller() -> Any:
+    """The controller's handle in the Ray cluster that this process is attached to; None without one."""
     import ray
 
     try:
-        ray.get_actor(CONTROLLER_NAME, NAMESPACE)
+        return ray.get_actor(CONTROLLER_NAME, NAMESPACE)
     except ValueError:
-        return False
-    return True
+        return None
 
 
 def leave_nothing(sessions: list[str]) -> None:
@@ -192,13 +192,9 @@ def start_controller(settings: dict[str, Any]) -> None:
     boot: list[tuple[str, str, dict[str, Any]]] = [("controller", "controller", {}), ("admin", "admin", {})]
     if settings.get("pulsar_port", -1) >= 0:
         boot.append(("pulsar", "pulsar", {}))
-    found = True
     try:
-        try:
-            handle = ray.get_actor(CONTROLLER_NAME, NAMESPACE)
-        except ValueError:
-            found = False
-            handle = make_host(CONTROLLER_NAME, settings, boot=boot, restarts=-1)
+        found = _controller()
+        handle = found or make_host(CONTROLLER_NAME, settings, boot=boot, restarts=-1)
         ray.get(handle.ready.remote(), timeout=READY_TIMEOUT)
         if found:
             _add_bookies(settings["bookies"])

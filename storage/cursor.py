@@ -25,14 +25,12 @@ number of holes: 12 bytes and a little for a subscription in order, about half a
 
 from __future__ import annotations
 
-import struct
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-import google_crc32c
 import msgpack
 import numpy as np
 import numpy.typing as npt
@@ -49,12 +47,12 @@ from storage.position import (
     ledger_of,
     split_by_ledger,
 )
+from storage.sealed import seal, unseal
 
 Mask = npt.NDArray[np.bool_]
 
 MAGIC = b"SLK1"
 FORMAT = 1
-_HEAD = struct.Struct("<4sI")
 _DENSE = 64
 """A group of positions that spans up to this many entries a position is looked up through a dense mask."""
 
@@ -225,17 +223,12 @@ class Cursor:
             scatter.append([ledger, self._scatter[ledger].serialize()])
         chain = [list(pair) for pair in zip(self._ids, self._lasts, strict=True)]
         body: bytes = msgpack.packb([FORMAT, self.mark_delete, chain, scatter])
-        return _HEAD.pack(MAGIC, google_crc32c.value(body)) + body
+        return seal(MAGIC, body)
 
     @classmethod
     def decode(cls, data: bytes) -> Cursor:
         """The cursor back. Raises Corrupt on any damage, Invalid on a format that is newer than this code."""
-        if len(data) < _HEAD.size:
-            raise Corrupt("the cursor is cut off")
-        magic, crc = _HEAD.unpack_from(data)
-        body = bytes(data[_HEAD.size :])
-        if magic != MAGIC or google_crc32c.value(body) != crc:
-            raise Corrupt("the cursor's checksum does not fit")
+        body = unseal(MAGIC, data, "the cursor")
         try:
             version, mark_delete, chain, scatter = msgpack.unpackb(body)
             if version != FORMAT:

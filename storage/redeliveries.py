@@ -6,20 +6,18 @@ takes the narrowest numbers that hold it, and nothing at all is written for no r
 
 from __future__ import annotations
 
-import struct
 from typing import Any, NamedTuple
 
-import google_crc32c
 import msgpack
 import numpy as np
 import numpy.typing as npt
 
 from storage.errors import Corrupt, Invalid
 from storage.position import Positions
+from storage.sealed import seal, unseal
 
 MAGIC = b"SLR1"
 FORMAT = 1
-_HEAD = struct.Struct("<4sI")
 _KINDS: dict[int, Any] = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<i8")}
 _TIMES = 1 << 62
 """Above any time in milliseconds that a sum of two of them can reach."""
@@ -71,19 +69,14 @@ def encode(rows: Redeliveries) -> bytes:
             _narrow(np.where(rows.until > 0, rows.until - base, 0)),
         ]
     )
-    return _HEAD.pack(MAGIC, google_crc32c.value(body)) + body
+    return seal(MAGIC, body)
 
 
 def decode(data: bytes) -> Redeliveries:
     """The rows back. Raises Corrupt on any damage, Invalid on a format that is newer than this code."""
     if not data:
         return NOTHING
-    if len(data) < _HEAD.size:
-        raise Corrupt("the redelivery table is cut off")
-    magic, crc = _HEAD.unpack_from(data)
-    body = bytes(data[_HEAD.size :])
-    if magic != MAGIC or google_crc32c.value(body) != crc:
-        raise Corrupt("the redelivery table's checksum does not fit")
+    body = unseal(MAGIC, data, "the redelivery table")
     try:
         version, first, steps, counts, base, waits = msgpack.unpackb(body)
         if version != FORMAT:

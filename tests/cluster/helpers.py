@@ -14,10 +14,12 @@ import psutil
 import pyarrow as pa
 
 import cluster
+from actors.ports import Ports
 from cluster.client import Client
 from cluster.config import load
 from cluster.consumer import Consumer
 from cluster.folder import STATE_FILE
+from cluster.real import RealClock, StructuredLog, Tasks, make_rng
 from cluster.sessions import processes_of
 from storage.errors import SluiceError
 
@@ -35,6 +37,20 @@ PYTHON = sys.executable
 def values(folder: Path, **more: Any) -> Any:
     """A configuration without this machine's files."""
     return load(None, data_dir=folder, **({"brokers": 1} | SMALL | more)).values
+
+
+def admin_ports(net: Any = None, me: str = "host/admin") -> Ports:
+    """The real clock and tasks for what serves administrators: it has no stores and no disk."""
+    return Ports(
+        me=me,
+        clock=RealClock(),
+        net=net,
+        objects=None,  # type: ignore[arg-type]
+        meta=None,  # type: ignore[arg-type]
+        rng=make_rng(),
+        spawn=Tasks(me),
+        log=StructuredLog(me),
+    )
 
 
 @contextlib.contextmanager

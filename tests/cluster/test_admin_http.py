@@ -37,11 +37,11 @@ from actors.messages import (
     TopicSettings,
 )
 from actors.messages.administration import VERBS
-from actors.ports import Ports, Unknown
+from actors.ports import Unknown
 from actors.wire import Request
 from cluster.admin_http import PORT_FILE, TOKEN_FILE, AdminHttp
-from cluster.real import RealClock, StructuredLog, Tasks, make_rng
 from storage.errors import Conflict, Unavailable
+from tests.cluster.helpers import admin_ports
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
@@ -97,17 +97,7 @@ def actors() -> Actors:
 
 
 def _server(folder: Path, actors: Actors, **more: Any) -> AdminHttp:
-    ports = Ports(
-        me="host/admin",
-        clock=RealClock(),
-        net=actors,  # type: ignore[arg-type]
-        objects=None,  # type: ignore[arg-type]
-        meta=None,  # type: ignore[arg-type]
-        rng=make_rng(),
-        spawn=Tasks("admin"),
-        log=StructuredLog("admin"),
-    )
-    return AdminHttp(ports, controller="controller/controller", data_dir=folder, port=0, **more)
+    return AdminHttp(admin_ports(actors), controller="controller/controller", data_dir=folder, port=0, **more)
 
 
 @pytest.fixture
@@ -261,7 +251,7 @@ async def test_a_silent_controller_is_unhealthy(session: aiohttp.ClientSession, 
 async def test_a_port_in_use_is_one_clear_line(session: aiohttp.ClientSession, tmp_path: Path, actors: Actors) -> None:
     """The second server on a port says which."""
     port = int((tmp_path / PORT_FILE).read_text())
-    ports = Ports("host/b", RealClock(), actors, None, None, make_rng(), Tasks("b"), StructuredLog("b"))  # type: ignore[arg-type]
+    ports = admin_ports(actors, "host/b")
     second = AdminHttp(ports, controller="c/c", data_dir=tmp_path, port=port)
     with pytest.raises(Unavailable, match=f"port {port} is in use"):
         await second.start()

@@ -169,7 +169,9 @@ def test_a_closed_queue_is_closed(client: Client) -> None:
 
 
 def test_a_queue_that_is_sent_elsewhere_connects_for_itself() -> None:
-    there = pickle.loads(pickle.dumps(KeyedQueue("jobs", 5, partitions=2, address="127.0.0.1:1")))
+    there = pickle.loads(
+        pickle.dumps(KeyedQueue("persistent://public/default/jobs", 5, partitions=2, address="127.0.0.1:1"))
+    )
     assert (there.name, there.maxsize, there._connect) == ("jobs", 5, {"address": "127.0.0.1:1"})
     with pytest.raises(cluster.SluiceError):
         there.qsize()

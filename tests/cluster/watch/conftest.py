@@ -5,19 +5,10 @@ from __future__ import annotations
 import pytest
 
 from actors.ports import Ports
-from cluster.real import RealClock, StructuredLog, Tasks, make_rng
+from tests.cluster.helpers import admin_ports
 
 
 @pytest.fixture
 def ports() -> Ports:
     """The real clock and tasks, and nothing else."""
-    return Ports(
-        me="host/admin",
-        clock=RealClock(),
-        net=None,  # type: ignore[arg-type]
-        objects=None,  # type: ignore[arg-type]
-        meta=None,  # type: ignore[arg-type]
-        rng=make_rng(),
-        spawn=Tasks("admin"),
-        log=StructuredLog("admin"),
-    )
+    return admin_ports()

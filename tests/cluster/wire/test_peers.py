@@ -190,17 +190,22 @@ async def test_another_process_on_its_port_is_not_taken_for_it(machine: Machine)
     assert machine.echo.asked == []
 
 
+async def answered(machine: Machine) -> None:
+    """Ask until the right one answers."""
+    answers: list[Answer] = []
+    async with asyncio.timeout(10):
+        while not answers or answers[-1] != ASK:
+            answers.append(await machine.ask())
+            await asyncio.sleep(0.001)
+
+
 async def test_a_name_with_a_new_process_is_looked_up_again(machine: Machine) -> None:
     """As the controller's, which Ray starts again under its old name."""
     machine.listen("a")
     assert await machine.ask() == ASK
     machine.listeners["a"].close()
     machine.listen("a")
-    answers: list[Answer] = []
-    async with asyncio.timeout(10):
-        while not answers or answers[-1] != ASK:
-            answers.append(await machine.ask())
-            await asyncio.sleep(0.001)
+    await answered(machine)
     assert machine.found == 2
 
 
@@ -215,11 +220,7 @@ async def test_a_place_that_is_silent_is_not_the_last_word(machine: Machine, mon
         assert not answer.gone
         monkeypatch.undo()
         machine.listen("a")
-        answers: list[Answer] = []
-        async with asyncio.timeout(10):
-            while not answers or answers[-1] != ASK:
-                answers.append(await machine.ask())
-                await asyncio.sleep(0.001)
+        await answered(machine)
 
 
 async def test_nobody_hammers_a_process_that_is_not_there(machine: Machine) -> None:
