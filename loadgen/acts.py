@@ -2,8 +2,9 @@
 
 One figure cannot say both how much a broker carries and how soon it delivers: flooded beyond what it can deliver, its
 latency is the length of the queue, and a fault drowns in the backlog. So the first part of the messages goes out as
-fast as it goes, undisturbed, and is delivered to the end; that gives the throughput. The rest is sent at half of it,
-each message at its intended time; that gives the latency, and under this load things are broken, one after the other.
+fast as it goes, undisturbed and none of it delayed, and is delivered to the end; that gives the throughput. The rest is
+sent at half of it, each message at its intended time; that gives the latency, and under this load things are broken,
+one after the other.
 
 The faults need their time. Where half of the throughput would be over before they can have shown their effect, the
 second act is slower, so that it lasts LEAST_S.

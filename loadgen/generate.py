@@ -87,6 +87,10 @@ class Chunk:
     delay_ms: Int64s
     first_row: int
 
+    def at_once(self) -> Chunk:
+        """The same messages without their delays."""
+        return Chunk(self.rows, self.key_seq, np.zeros(len(self.delay_ms), np.int64), self.first_row)
+
 
 def generate(workload: Workload, task: int) -> Iterator[Chunk]:
     """The messages of one task, in order, in chunks of `workload.batch`."""

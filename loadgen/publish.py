@@ -252,11 +252,11 @@ class _Sender:
         return 0 < self._job.lasts_us <= self._job.clock.now() - self._started
 
     def send_all(self, chunks: Iterator[Chunk], share: float, first: int) -> None:
-        """Send everything, in one act or in two."""
+        """Send everything, in one act or in two. The first one measures throughput, so nothing in it is delayed."""
         self._share, self._rate, waits = share, self._job.rate * share, first > 0
         for chunk in chunks:
             head, rest = cut(chunk, first - chunk.first_row) if waits else (None, chunk)
-            if head is not None and not self._send_pieces(head, follow=False):
+            if head is not None and not self._send_pieces(head.at_once(), follow=False):
                 return
             if rest is None:
                 continue

@@ -23,7 +23,14 @@ KeysOption = Annotated[int, typer.Option("--keys", min=1, help="How many differe
 SkewOption = Annotated[float, typer.Option("--skew", min=0, help="Zipf exponent of the keys; 0 is uniform.")]
 ConsumersOption = Annotated[int, typer.Option("--consumers", min=1, help="Consumers of the subscription.")]
 DelayedOption = Annotated[
-    float, typer.Option("--delayed", metavar="FRACTION", min=0, max=1, help="Part of the messages that is delayed.")
+    float,
+    typer.Option(
+        "--delayed",
+        metavar="FRACTION",
+        min=0,
+        max=1,
+        help="Part of the messages that is delayed; in acts, of the second.",
+    ),
 ]
 RateOption = Annotated[float, typer.Option("--rate", min=0, help="Messages per second; 0 is as fast as can be.")]
 SeedOption = Annotated[

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -158,6 +159,18 @@ def test_two_acts_are_one_numbering_at_intended_times(tmp_path: Path) -> None:
         paced = other.column("sent_at").to_numpy()[first:]
         assert paced[0] == at
         assert paced[-1] == at + int((len(paced) - 1) / rate)
+
+
+def test_nothing_of_the_first_act_is_delayed(tmp_path: Path) -> None:
+    """Its throughput would be that of the delays, and half of that the rate of the second act."""
+    job = replace(make_job(tmp_path), first_part=0.5)
+    Pace(1_000_000.0, job.clock.now()).write(job.pace)
+    run_tasks(job, replace(WORKLOAD, delayed=0.5, delay_min_ms=5_000, delay_max_ms=6_000))
+    for task, share in enumerate(WORKLOAD.shares()):
+        mine = history(job).filter(pc.equal(history(job).column("producer"), f"flood-{task}"))
+        due, first = mine.column("deliver_at").to_numpy(), int(share * 0.5)
+        assert not due[:first].any()
+        assert 0.3 < np.count_nonzero(due[first:]) / (share - first) < 0.7
 
 
 def test_another_pace_is_taken_up_in_the_middle(tmp_path: Path) -> None:
