@@ -41,13 +41,12 @@ class Signal:
             return True
         waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
-        if milliseconds is None:
-            return await waiter
-        timer = ports.clock.timer(milliseconds, partial(_ring, waiter))
+        timer = None if milliseconds is None else ports.clock.timer(milliseconds, partial(_ring, waiter))
         try:
             return await waiter
         finally:
-            timer.cancel()
+            if timer is not None:
+                timer.cancel()
             if waiter in self._waiters:
                 self._waiters.remove(waiter)
 

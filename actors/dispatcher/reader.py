@@ -1,8 +1,9 @@
 """The read slot of a dispatcher: at most one forward read is outstanding, and it has an identity (KS-42, KS-66).
 
 A read belongs to a generation. A seek, or anything else that moves the read position, starts a new generation; the
-answer to a read of an older one is dropped. The reader sees index columns only: rows that are done are masked out,
-rows that are not due go to the delayed tracker, the rest goes to the decision core.
+answer to a read of an older one is dropped, and nobody waits for it: at the end of a topic that wait is long. The
+reader sees index columns only: rows that are done are masked out, rows that are not due go to the delayed tracker, the
+rest goes to the decision core.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from actors.delayed.tracker import DelayedTracker
 from actors.dispatcher.open_runs import OpenRuns
 from actors.dispatcher.wakeups import Wakeups
 from actors.key_shared.dispatch import Dispatch
+from actors.ledger.fan_out import FanOut
 from actors.messages import IndexRead, ReadEnds, ReadIndex, RunIndex
 from actors.ports import Ports
 from actors.signal import Signal
@@ -63,25 +65,31 @@ class Reader:
         self.end_known = False
         self.reading = False
         self.generation = self._holds = 0
+        self._asked: FanOut[None, IndexRead] = FanOut(ports, "read")
         self.index_ready = Signal()
         self._rescans: list[tuple[int, int]] = []
 
     def move(self, to: int) -> None:
         """Read on from another position (start, seek, skip); what is under way becomes void."""
-        self.generation += 1
+        self._begin_anew()
         self.position = to
         self._wakeups.read.set()
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Read nothing within the block; what is under way becomes void."""
-        self.generation += 1
+        self._begin_anew()
         self._holds += 1
         try:
             yield
         finally:
             self._holds -= 1
             self._wakeups.read.set()
+
+    def _begin_anew(self) -> None:
+        """What is under way becomes void."""
+        self.generation += 1
+        self._asked.wake()
 
     async def restore_index(self) -> None:
         """Wait for the delayed index to be restored; an object store that is away holds up nobody else."""
@@ -178,7 +186,22 @@ class Reader:
         generation = self.generation
         start = self._next()
         request = ReadIndex(start=start, limit=min(room, READ_MOST), wait=READ_WAIT)
-        return await self._take(await self._topic.ask(request, READ_TIMEOUT), generation, start)
+        reply = await self._answer(request)
+        return reply is None or await self._take(reply, generation, start)
+
+    async def _answer(self, request: ReadIndex) -> IndexRead | None:
+        """The topic's answer; None as soon as the read is void. Raises what the topic refuses with."""
+        asked = self._asked = FanOut(self._ports, "read")
+        asked.start(None, self._topic.ask(request, READ_TIMEOUT))
+        try:
+            if not await asked.within():
+                return None
+            _, outcome = await asked.next()
+        finally:
+            asked.cancel()
+        if isinstance(outcome, SluiceError):
+            raise outcome
+        return outcome
 
     def _next(self) -> int:
         """Where something may be that is neither done nor delayed: whole stretches are never read (discontinuous)."""

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from actors.directory import Directory
 from actors.dispatcher import Dispatcher
+from actors.dispatcher.reader import READ_WAIT
 from actors.dispatcher.targets import behind, check_time, place
 from actors.messages import Ends, Progress, SubscriptionSettings, TopicSettings, request_of
 from actors.signal import Signal
@@ -174,5 +175,22 @@ def test_no_statement_from_before_a_seek_is_sent_behind_it() -> None:
         for _ in range(200):
             await broker.quiet(5)
             assert topic._upkeep.marks[SUBSCRIPTION] == at - 1
+
+    play(scenario)
+
+
+def test_a_seek_does_not_wait_for_the_read_at_the_end() -> None:
+    """A read that waits for new messages is void at once: what was sought comes long before it would have ended."""
+
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c")
+        await broker.publish(*"abcd")
+        await broker.until(lambda: len(client.got) == 4)
+        for first in (1, 0, 2):
+            await broker.quiet(50)  # the read waits again
+            before = len(client.got)
+            await broker.admin("seek", message_id=show(client.got[first].position))
+            await broker.until(lambda count=before + 4 - first: len(client.got) == count, READ_WAIT // 2)  # type: ignore[misc]
+            assert client.came()[before:] == list("abcd")[first:]
 
     play(scenario)
