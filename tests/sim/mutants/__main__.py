@@ -12,9 +12,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import io
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
@@ -65,11 +67,13 @@ def hunt(mutant: Mutant, plays: Iterable[tuple[str, int]], clumsy: Sequence[str]
 def examine(mutant: Mutant) -> int:
     """Run the mutant's test with the mutant planted, in this process; prints the finding."""
     began = time.monotonic()
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+    told = io.StringIO()
+    with contextlib.redirect_stdout(told), contextlib.redirect_stderr(told):
         plant(mutant)
         code = importlib.import_module("pytest").main(["-qx", "-p", "no:cacheprovider", "-p", "no:xdist", mutant.test])
     found, word = {0: (MISSED, "MISSED "), 1: (FOUND, "found  ")}.get(code, (STALE, "STALE  "))
-    print(f"{word} {mutant.name}: {mutant.test}, {time.monotonic() - began:.1f} s", flush=True)
+    why = f": pytest ended with {code!r}: {told.getvalue()[-1500:]}" if found == STALE else ""
+    print(f"{word} {mutant.name}: {mutant.test}, {time.monotonic() - began:.1f} s{why}", flush=True)
     return found
 
 
@@ -81,6 +85,8 @@ def in_child(work: Callable[[], int]) -> int:
         code = STALE
         try:
             code = work()
+        except BaseException:  # a child never returns; what ends it is told
+            traceback.print_exc(file=sys.stdout)
         finally:
             sys.stdout.flush()
             os._exit(code)

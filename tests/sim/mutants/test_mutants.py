@@ -45,5 +45,6 @@ def test_a_check_that_is_taken_out_leaves_the_rest_as_it_was() -> None:
 @pytest.mark.timeout(1500)
 def test_every_mutant_is_found_at_its_seed() -> None:
     ran = subprocess.run([sys.executable, "-m", "tests.sim.mutants"], capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    others = [line for line in ran.stdout.splitlines() if not line.startswith("found ")]
+    assert ran.returncode == 0, "\n".join([*others, ran.stderr])
     assert f"{len(MUTANTS)} of {len(MUTANTS)} mutants found, 0 stale" in ran.stdout
