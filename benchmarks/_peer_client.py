@@ -360,9 +360,24 @@ def keep(folder: Path) -> None:
         sys.stdin.read()
 
 
+def keep_gateway(folder: Path) -> None:
+    """Run a Sluice of one process that serves Pulsar's clients; makes the topics that lines on stdin name."""
+    from cluster import connect
+
+    with connect(embedded=True, data_dir=folder, pulsar_port=0) as broker:
+        print(json.dumps({"url": broker.pulsar_service_url}), flush=True)
+        for line in sys.stdin:
+            topic = json.loads(line)
+            broker.create_topic(topic["topic"], partitions=topic["partitions"])
+            print("{}", flush=True)
+
+
 def main() -> None:
     """The one argument: the options as JSON."""
     options = json.loads(sys.argv[1])
+    if "gateway" in options:
+        keep_gateway(Path(options["gateway"]))
+        return
     if "keep" in options:
         keep(Path(options["keep"]))
         return

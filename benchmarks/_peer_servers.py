@@ -99,6 +99,32 @@ class SluiceSide(Side):
         self.url = heard(process.stdout, log)["url"]
 
 
+class GatewaySide(Side):
+    """Sluice in one process, three bookies and two copies, with Pulsar's own client."""
+
+    kind = "pulsar"
+
+    def __init__(self, name: str, folder: Path, batching: str) -> None:
+        super().__init__(name, folder)
+        self.batching = batching
+        self._log = folder / "log"
+
+    def start(self) -> None:
+        """See Side."""
+        _need("pulsar")
+        command = [str(self.python), str(CLIENT), json.dumps({"gateway": str(self.folder / "data")})]
+        process = self._run(command, self._log, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.url = heard(process.stdout, self._log)["url"]
+
+    def make_topic(self, topic: str, partitions: int) -> str:
+        """See Side."""
+        assert self._process is not None and self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"topic": topic, "partitions": partitions}) + "\n")
+        self._process.stdin.flush()
+        heard(self._process.stdout, self._log)
+        return topic
+
+
 class RedisSide(Side):
     """Redis Streams, one copy, its log synced before each answer."""
 

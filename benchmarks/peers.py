@@ -4,8 +4,8 @@
 
 Needs the packages of the extra `peers`. Redis is Debian's redis-server; Pulsar is its binary distribution, unpacked in
 the folder that --pulsar or SLUICE_PULSAR_HOME names; --checkout adds another checkout of Sluice. What is not there is
-said in one line and left out. Each broker runs for the whole comparison, in a temporary folder, and syncs to disk
-before it confirms: Sluice two copies, the others one.
+said in one line and left out; `gateway` is Sluice in one process with Pulsar's own Python client. Each broker runs for
+the whole comparison, in a temporary folder, and syncs to disk before it confirms: Sluice two copies, the others one.
 
     paced    one message of 100 bytes every 10 ms, sent at its intended time: ms until confirmed, until received
     singles  send_async one by one, then receive and acknowledge one by one, one client, 4 partitions
@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks._peer_servers import Missing, PulsarSide, RedisSide, Side, SluiceSide, Worker
+from benchmarks._peer_servers import GatewaySide, Missing, PulsarSide, RedisSide, Side, SluiceSide, Worker
 
 KEYS = 10_000
 Figures = dict[str, float]
@@ -109,6 +109,7 @@ def sides(options: argparse.Namespace, root: Path) -> list[Side]:
     found: list[Side] = [SluiceSide("sluice", root / "sluice")]
     if options.checkout:
         found.append(SluiceSide("checkout", root / "checkout", Path(options.checkout)))
+    found.append(GatewaySide("gateway", root / "gateway", options.pulsar_batching))
     found.append(RedisSide("redis", root / "redis"))
     found.append(PulsarSide("pulsar", root / "pulsar", Path(home) if home else None, options.pulsar_batching))
     return [one for one in found if one.name in options.sides]
@@ -173,7 +174,7 @@ def _names(known: list[str]) -> Any:
 def main() -> None:
     """Parse the command line and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    every = ["sluice", "checkout", "redis", "pulsar"]
+    every = ["sluice", "checkout", "gateway", "redis", "pulsar"]
     parser.add_argument("--work", type=_names(list(WORKS)), default=list(WORKS))
     parser.add_argument("--sides", type=_names(every), default=every, help="which to compare, for example sluice,redis")
     parser.add_argument("--rounds", type=int, default=3)
@@ -184,7 +185,7 @@ def main() -> None:
     parser.add_argument("--warm", type=int, default=200, help="messages before those that count")
     parser.add_argument("--idle-ms", type=int, default=1_000, help="after which a consumer without messages is done")
     parser.add_argument("--pulsar", metavar="FOLDER", help="Pulsar's unpacked distribution")
-    parser.add_argument("--pulsar-batching", choices=("key", "default", "none"), default="key", help="of its producers")
+    parser.add_argument("--pulsar-batching", choices=("key", "default", "none"), default="key", help="of the producers of Pulsar's client")
     parser.add_argument("--checkout", metavar="FOLDER", help="another checkout of Sluice, set up by its ./sluice")
     parser.add_argument("--small", action="store_true", help="a run of a few seconds, for the tests")
     options = parser.parse_args()
