@@ -118,7 +118,8 @@ class GatewaySide(Side):
 
     def make_topic(self, topic: str, partitions: int) -> str:
         """See Side."""
-        assert self._process is not None and self._process.stdin is not None
+        assert self._process is not None
+        assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"topic": topic, "partitions": partitions}) + "\n")
         self._process.stdin.flush()
         heard(self._process.stdout, self._log)

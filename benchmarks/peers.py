@@ -185,7 +185,9 @@ def main() -> None:
     parser.add_argument("--warm", type=int, default=200, help="messages before those that count")
     parser.add_argument("--idle-ms", type=int, default=1_000, help="after which a consumer without messages is done")
     parser.add_argument("--pulsar", metavar="FOLDER", help="Pulsar's unpacked distribution")
-    parser.add_argument("--pulsar-batching", choices=("key", "default", "none"), default="key", help="of the producers of Pulsar's client")
+    parser.add_argument(
+        "--pulsar-batching", choices=("key", "default", "none"), default="key", help="of Pulsar's client"
+    )
     parser.add_argument("--checkout", metavar="FOLDER", help="another checkout of Sluice, set up by its ./sluice")
     parser.add_argument("--small", action="store_true", help="a run of a few seconds, for the tests")
     options = parser.parse_args()
