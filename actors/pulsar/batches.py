@@ -1,4 +1,4 @@
-"""The messages of many batches at once, as columns.
+"""The messages of many frames at once, as columns.
 
 Where the messages begin is found by a short loop that looks only for their sizes. Then every field of all messages is
 read abreast (actors.pulsar.columns). What is seldom goes the slow way, a frame at a time, by protobuf: properties,
@@ -13,38 +13,40 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from actors.pulsar.columns import Bytes, Ints
+from actors.pulsar.columns import Bytes, Ints, read_fields
 from storage.batch import MAX_KEY_BYTES, MAX_MESSAGE_BYTES
 
 PROPERTIES, KEY, SIZE, EVENT_TIME, ORDERING_KEY, SEQUENCE = 0x0A, 0x12, 0x18, 0x28, 0x3A, 0x40
 """Tags (field and kind) of a message's own metadata that columns hold, and of its properties."""
-MOST_FIELDS = 12
-
-
-@dataclass(frozen=True, slots=True)
-class Messages:
-    """All messages of some batches, in order; n rows. event_time: None where none has one."""
-
-    key: pa.Array
-    payload: pa.Array
-    ordering_key: pa.Array | None
-    event_time: Ints | None
-    sequence: Ints
-    has_sequence: npt.NDArray[np.bool_]
 
 
 @dataclass(slots=True)
-class _Fields:
-    """What was found of each message: where its slices lie, and its numbers. size -1: it has none."""
+class Found:
+    """Where messages lie in what was read, and their numbers; int64, n each. A size or number of -1: there is none."""
 
     key_at: Ints
     key_size: Ints
     order_at: Ints
     order_size: Ints
-    size: Ints
-    sequence: Ints
+    payload_at: Ints
+    payload_size: Ints
     event_time: Ints
-    odd: npt.NDArray[np.bool_]
+    sequence: Ints
+
+    def odd(self) -> npt.NDArray[np.bool_]:
+        """Those with a key or payload that is too long."""
+        long = np.maximum(self.key_size, self.order_size) > MAX_KEY_BYTES
+        return long | (self.payload_size > MAX_MESSAGE_BYTES)
+
+    def put(self, rows: Ints, other: Found) -> None:
+        """Take over what another one has, at these rows."""
+        for name in self.__slots__:
+            getattr(self, name)[rows] = getattr(other, name)
+
+    @staticmethod
+    def nothing(count: int) -> Found:
+        """Messages of which nothing is known yet."""
+        return Found(*(np.full(count, -1, np.int64) for _ in range(8)))
 
 
 def starts_of(payload: bytes, count: int) -> list[int] | None:
@@ -85,64 +87,62 @@ def starts_of(payload: bytes, count: int) -> list[int] | None:
     return starts if at == end else None
 
 
-def read_messages(payload: bytes, begin: Ints, end: Ints) -> tuple[Messages | None, Ints]:
-    """The messages that begin and end at these places; (None, the odd ones) if some have to go the slow way."""
-    source = Bytes(payload)
+def find_messages(source: Bytes, begin: Ints, end: Ints) -> tuple[Found, npt.NDArray[np.bool_]]:
+    """The messages of batches that begin and end at these places, and which of them have to go the slow way."""
     stop = begin + 4 + source.u32(begin)
-    found = _read(source, begin + 4, stop)
-    odd = found.odd | (found.size != end - stop) | (found.size > MAX_MESSAGE_BYTES)
-    odd |= (found.key_size > MAX_KEY_BYTES) | (found.order_size > MAX_KEY_BYTES)
-    if odd.any():
-        return None, np.flatnonzero(odd)
-    has_order = found.order_size >= 0
-    messages = Messages(
-        key=source.slices(found.key_at, np.maximum(found.key_size, 0), null=found.key_size < 0),
-        payload=source.slices(stop, found.size),
-        ordering_key=(
-            source.slices(found.order_at, np.maximum(found.order_size, 0), null=~has_order) if has_order.any() else None
-        ),
-        event_time=found.event_time if found.event_time.any() else None,
-        sequence=found.sequence,
-        has_sequence=found.sequence >= 0,
+    read = read_fields(source, begin + 4, stop, (KEY, SIZE, EVENT_TIME, ORDERING_KEY, SEQUENCE))
+    size = read.value[SIZE]
+    found = Found(
+        key_at=read.at[KEY],
+        key_size=read.value[KEY],
+        order_at=read.at[ORDERING_KEY],
+        order_size=read.value[ORDERING_KEY],
+        payload_at=stop,
+        payload_size=size,
+        event_time=read.value[EVENT_TIME],
+        sequence=read.value[SEQUENCE],
     )
-    return messages, np.empty(0, np.int64)
+    return found, read.odd | (size != end - stop) | found.odd()
 
 
-def _read(source: Bytes, at: Ints, stop: Ints) -> _Fields:
-    count = len(at)
-    nothing = np.full(count, -1, np.int64)
-    found = _Fields(
-        np.zeros(count, np.int64), nothing.copy(), np.zeros(count, np.int64), nothing.copy(), nothing.copy(),
-        nothing.copy(), np.zeros(count, np.int64), stop > source.size,
-    )  # fmt: skip
-    live = np.flatnonzero(~found.odd & (at < stop))
-    place = at.copy()
-    for _ in range(MOST_FIELDS):
-        if not len(live):
-            return found
-        here = place[live]
-        tag = source.data[here]
-        value, length = source.varints(here + 1)
-        after = here + 1 + length
-        sliced = (tag & 7) == 2
-        behind = np.where(sliced, after + value, after)
-        wrong = (length == 0) | (value < 0) | (value > 1 << 55) | (behind > stop[live])
-        for number in np.unique(tag).tolist():
-            rows = live[tag == number]
-            values = value[tag == number]
-            if number in (KEY, ORDERING_KEY):
-                where, size = (found.key_at, found.key_size) if number == KEY else (found.order_at, found.order_size)
-                where[rows], size[rows] = after[tag == number], values
-            elif number == SIZE:
-                found.size[rows] = values
-            elif number == SEQUENCE:
-                found.sequence[rows] = values
-            elif number == EVENT_TIME:
-                found.event_time[rows] = values
-            else:
-                found.odd[rows] = True
-        found.odd[live[wrong]] = True
-        place[live] = behind
-        live = live[~found.odd[live] & (behind < stop[live])]
-    found.odd[live] = True
-    return found
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """What stands once for all messages of a frame; n frames. counts: its messages; alone: it has one that is in no
+    batch. sequence: of its first message. pulsar: what no column holds.
+    """
+
+    counts: Ints
+    alone: npt.NDArray[np.bool_]
+    sequence: Ints
+    publish_time: Ints
+    deliver_at: Ints
+    pulsar: pa.Array
+
+
+def table_of(source: Bytes, found: Found, heads: Heads) -> pa.RecordBatch:
+    """The rows of frames, in order."""
+    counts, total = heads.counts, len(found.key_at)
+    index = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
+    sequence = np.where(found.sequence >= 0, found.sequence, np.repeat(heads.sequence, counts) + index)
+    of_frame = pa.array(np.repeat(np.arange(len(counts)), counts))
+    columns = {
+        "key": _slices(source, found.key_at, found.key_size),
+        "payload": source.slices(found.payload_at, found.payload_size),
+        "publish_time": pa.array(np.repeat(heads.publish_time, counts)),
+        "ordering_key": _slices(source, found.order_at, found.order_size),
+        "properties": pa.nulls(total, pa.map_(pa.string(), pa.string())),
+        "event_time": pa.array(found.event_time, mask=found.event_time <= 0),
+        "deliver_at": pa.array(np.repeat(heads.deliver_at, counts)),
+        "sequence_id": pa.array(sequence),
+        "batch_index": pa.array(index.astype(np.int32), mask=np.repeat(heads.alone, counts)),
+        "pulsar": heads.pulsar.take(of_frame),
+    }
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def _slices(source: Bytes, at: Ints, size: Ints) -> pa.Array:
+    """A column of bytes, null where the size is -1."""
+    null = size < 0
+    if null.all():
+        return pa.nulls(len(at), pa.binary())
+    return source.slices(np.where(null, 0, at), np.maximum(size, 0), null=null)

@@ -7,13 +7,19 @@ three steps. Longer varints (more than 56 bits) are not read here; whoever finds
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 Ints = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 
+MOST_FIELDS = 16
+"""A message with more fields than that is odd."""
 _PAD = 16
 _INLINE = 12
 """Bytes that an Arrow view holds itself."""
@@ -74,6 +80,58 @@ class Bytes:
         return pa.Array.from_buffers(pa.binary_view(), count, buffers).cast(pa.binary())
 
 
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """What was found of n messages, by tag: `value`, a number, or a slice's length; `at`, where a slice begins.
+
+    A value of -1 says that the message has no such field. odd: messages that have to be read in another way, because
+    they are malformed, or have a field that is not known here; what was found of these means nothing.
+    """
+
+    value: dict[int, Ints]
+    at: dict[int, Ints]
+    odd: npt.NDArray[np.bool_]
+
+
+def read_fields(source: Bytes, at: Ints, stop: Ints, known: Collection[int]) -> Fields:
+    """The fields of messages that begin and end at these places.
+
+    known: tags, field and kind, as they are written: the second byte of one that has two stands 8 bits higher.
+    """
+    count = len(at)
+    value = {tag: np.full(count, -1, np.int64) for tag in known}
+    begins = {tag: np.zeros(count, np.int64) for tag in known if tag & 7 == 2}
+    odd = (stop > source.size) | (at > stop)
+    live = np.flatnonzero(~odd & (at < stop))
+    place = at.copy()
+    for _ in range(MOST_FIELDS):
+        if not len(live):
+            break
+        here = place[live]
+        tag = source.data[here].astype(np.int64)
+        long = tag > 127
+        tag += np.where(long, source.data[here + 1].astype(np.int64) << 8, 0)
+        here += 1 + long
+        number, length = source.varints(here)
+        after = here + length
+        behind = np.where(tag & 7 == 2, after + number, after)
+        wrong = (length == 0) | (number < 0) | (number > 1 << 55) | (behind > stop[live])
+        for one in np.unique(tag).tolist():
+            chosen = tag == one
+            rows = live[chosen]
+            if one not in value:
+                odd[rows] = True
+                continue
+            value[one][rows] = number[chosen]
+            if one in begins:
+                begins[one][rows] = after[chosen]
+        odd[live[wrong]] = True
+        place[live] = behind
+        live = live[~odd[live] & (behind < stop[live])]
+    odd[live] = True
+    return Fields(value, begins, odd)
+
+
 def encode_varints(values: Words, tag: bytes) -> pa.Array:
     """A field of each message: its tag and its value as a varint, a binary column."""
     count = len(values)
@@ -104,3 +162,36 @@ def encode_u32(values: Ints) -> pa.Array:
     data = values.astype(">u4")
     kind = pa.binary(4)
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(data)]).cast(pa.binary())
+
+
+def encode_fields(count: int, fields: list[tuple[int, Ints | int | pa.Array | None]]) -> pa.Array:
+    """Messages of these fields, as a binary column of n rows, n at least 1.
+
+    Each field: its tag, and a number for all, a number for each (negative: it has none), or a slice for each.
+    """
+    parts: list[pa.Array | pa.Scalar] = []
+    for tag, value in fields:
+        written = bytes([tag & 0xFF, tag >> 8] if tag > 0xFF else [tag])
+        if isinstance(value, int):
+            parts.append(pa.scalar(encode_varints(np.array([value], np.uint64), written)[0].as_py(), pa.binary()))
+        elif isinstance(value, np.ndarray):
+            parts += _present(value, written)
+        elif value is not None:
+            length = pc.binary_length(value).to_numpy().astype(np.uint64)
+            parts += [encode_varints(length, written), value]
+    whole = [part for part in parts if isinstance(part, pa.Array)] or [pa.array([b""] * count, pa.binary())]
+    assert all(len(part) == count for part in whole)
+    if len(parts) == 1:
+        return whole[0]
+    if not any(isinstance(part, pa.Array) for part in parts):
+        parts.append(whole[0])
+    return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.binary()))
+
+
+def _present(values: Ints, written: bytes) -> list[pa.Array]:
+    """A field that only those have whose value is not negative."""
+    there = values >= 0
+    if not there.any():
+        return []
+    encoded = encode_varints(np.maximum(values, 0).astype(np.uint64), written)
+    return [encoded if there.all() else pc.if_else(pa.array(there), encoded, pa.scalar(b"", pa.binary()))]

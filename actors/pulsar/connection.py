@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import numpy as np
+
+from actors.pulsar.abreast import LEAST, Sends, read_sends, sends_in
 from actors.pulsar.answers import Answers
 from actors.pulsar.consuming import WireConsumer
 from actors.pulsar.fields import FIELD_OF, Command, Malformed, ServerError, command, parse
-from actors.pulsar.frames import Cutter, Frame, body_of, encode
+from actors.pulsar.frames import Cut, Cutter, Frame, body_of, encode
 from actors.pulsar.gateway import Gateway, Link
 from actors.pulsar.producing import WireProducer
 from actors.pulsar.refusals import code_of
@@ -52,8 +55,7 @@ class Connection(Session):
             return
         self._heard = self.gateway.ports.clock.monotonic()
         try:
-            for frame in self._cutter.feed(chunk):
-                self._frame(frame)
+            self._frames(self._cutter.feed(chunk))
         except (Malformed, UnicodeDecodeError) as error:
             self.gateway.ports.log("protocol", peer=self.link.peer, error=str(error))
             self._flush()
@@ -61,6 +63,46 @@ class Connection(Session):
             self.end()
             return
         self._flush()
+
+    def _frames(self, cut: Cut) -> None:
+        """What was read, in order; neighbouring SENDs together."""
+        number = 0
+        if len(cut) >= LEAST and self.greeted:
+            sends = sends_in(cut)
+            begins = np.flatnonzero(np.diff(sends, prepend=False, append=False)).reshape(-1, 2).tolist()
+            for first, end in begins:
+                if end - first >= LEAST:
+                    for before in range(number, first):
+                        self._frame(cut[before])
+                    self._abreast(cut, first, end)
+                    number = end
+        for left in range(number, len(cut)):
+            self._frame(cut[left])
+
+    def _abreast(self, cut: Cut, first: int, end: int) -> None:
+        """SENDs number first .. end-1. Each producer's go out in their order, decoded together or one by one."""
+        self._flush()
+        read = read_sends(cut, first, end)
+        slow = read is None
+        for number, sends in (read or {}).items():
+            producer = self._producer(number)
+            if producer is None:
+                continue
+            if sends is None or not producer.abreast:
+                slow = True
+            else:
+                self.pending(sends.size)
+                producer.send_abreast(sends)
+        if slow:
+            self._one_by_one(cut, first, end, read or {})
+
+    def _one_by_one(self, cut: Cut, first: int, end: int, read: dict[int, Sends | None]) -> None:
+        """Those of the producers that are not decoded abreast."""
+        for frame in (cut[number] for number in range(first, end)):
+            asked = parse(Command, frame.command).send
+            producer = self._producer(asked.producer_id)
+            if producer is not None and (read.get(asked.producer_id) is None or not producer.abreast):
+                self._send(asked, frame)
 
     def _frame(self, frame: Frame) -> None:
         asked = parse(Command, frame.command)
@@ -102,9 +144,9 @@ class Connection(Session):
     # -- what needs nobody else -----------------------------------------------------------------------------------
 
     def _send(self, asked: Any, frame: Frame) -> None:
-        producer = self.producers.get(asked.producer_id)
-        if producer is None or not producer.ready or producer.closed:
-            return  # it was closed from here, which its client learns, or has learned, by CLOSE_PRODUCER
+        producer = self._producer(asked.producer_id)
+        if producer is None:
+            return
         size = len(frame.rest)
         send = Send(asked, body_of(frame.rest))
         if self._sends and self._sends[-1][0] is producer:
@@ -113,6 +155,11 @@ class Connection(Session):
             self._sends[-1] = (producer, sends, before + size)
         else:
             self._sends.append((producer, [send], size))
+
+    def _producer(self, number: int) -> WireProducer | None:
+        """A producer that takes sends; None if it was closed from here, which its client learns by CLOSE_PRODUCER."""
+        producer = self.producers.get(number)
+        return producer if producer is not None and producer.ready and not producer.closed else None
 
     def _flush(self) -> None:
         """The sends that were read together go out together."""

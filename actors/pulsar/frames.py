@@ -10,6 +10,7 @@ length is compared with the limit, and with what is there, before anything is ke
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +44,33 @@ class Body:
     damaged: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Whole frames, one behind the other in `data`. starts: where each begins, its length included; end: of the last.
+
+    A sequence of Frames; one whose command reaches behind it raises Malformed when it is looked at.
+    """
+
+    data: bytes
+    starts: list[int]
+    end: int
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __getitem__(self, number: int) -> Frame:
+        start = self.starts[number]
+        end = self.starts[number + 1] if number + 1 < len(self.starts) else self.end
+        view = memoryview(self.data)[start + 4 : end]
+        size = U32.unpack_from(view)[0]
+        if size > len(view) - 4:
+            raise Malformed(f"a command of {size} bytes in a frame of {len(view)}")
+        return Frame(view[4 : 4 + size], view[4 + size :])
+
+    def __iter__(self) -> Iterator[Frame]:
+        return (self[number] for number in range(len(self)))
+
+
 class Cutter:
     """Bytes in, whole frames out. What is not whole yet is kept, and nothing is copied twice for waiting."""
 
@@ -52,34 +80,27 @@ class Cutter:
         self._have = 0
         self._need = 4
 
-    def feed(self, data: bytes) -> list[Frame]:
+    def feed(self, data: bytes) -> Cut:
         """The frames that are whole now. Raises Malformed; nothing can be read from such a client any more."""
         self._chunks.append(data)
         self._have += len(data)
         if self._have < self._need:
-            return []
-        view = memoryview(data if len(self._chunks) == 1 else b"".join(self._chunks))
-        frames, at, end = [], 0, len(view)
+            return Cut(b"", [], 0)
+        whole = data if len(self._chunks) == 1 else b"".join(self._chunks)
+        starts, at, end, read, limit = [], 0, len(whole), U32.unpack_from, self._limit
         self._need = 4
         while end - at >= 4:
-            total = U32.unpack_from(view, at)[0]
-            if not 4 <= total <= self._limit:
-                raise Malformed(f"a frame of {total} bytes; it has 4 to {self._limit}")
+            total = read(whole, at)[0]
+            if not 4 <= total <= limit:
+                raise Malformed(f"a frame of {total} bytes; it has 4 to {limit}")
             if end - at < 4 + total:
                 self._need = 4 + total
                 break
-            frames.append(_frame(view[at + 4 : at + 4 + total]))
+            starts.append(at)
             at += 4 + total
-        left = bytes(view[at:])
+        left = whole[at:]
         self._chunks, self._have = ([left] if left else []), len(left)
-        return frames
-
-
-def _frame(view: memoryview) -> Frame:
-    size = U32.unpack_from(view)[0]
-    if size > len(view) - 4:
-        raise Malformed(f"a command of {size} bytes in a frame of {len(view)}")
-    return Frame(view[4 : 4 + size], view[4 + size :])
+        return Cut(whole, starts, at)
 
 
 def body_of(rest: memoryview) -> Body:

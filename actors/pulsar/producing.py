@@ -20,11 +20,12 @@ from collections.abc import Callable
 import numpy as np
 
 from actors.producer.producer import Outgoing, PartitionProducer
+from actors.pulsar.abreast import Sends
 from actors.pulsar.fields import ServerError, command
 from actors.pulsar.frames import encode
 from actors.pulsar.gateway import Gateway
 from actors.pulsar.refusals import code_of
-from actors.pulsar.sends import Group, Send, decode_sends
+from actors.pulsar.sends import Group, Send, decode_sends, run_of
 from actors.pulsar.topics import Place
 from storage.errors import Fenced, SluiceError
 from storage.position import entry_of, ledger_of
@@ -73,7 +74,7 @@ class WireProducer:
         self.place, self.number, self.name = place, number, name
         self._write, self._fenced, self._settled = write, fenced, settled
         self._fails_by = fails_by
-        self._waiting: deque[Send] = deque()
+        self._waiting: deque[Send | Sends] = deque()
         self._part = PartitionProducer(
             gateway.ports,
             gateway.directory,
@@ -119,6 +120,26 @@ class WireProducer:
             self._settled(size)
         self._answer()
 
+    @property
+    def abreast(self) -> bool:
+        """Whether frames may come to `send_abreast`: none has to be looked at alone."""
+        return not self._deduplicate
+
+    def send_abreast(self, sends: Sends) -> None:
+        """Frames of one read that were decoded together."""
+        self._waiting.append(sends)
+        first, count = self._next, sends.table.num_rows
+        batch = run_of(sends.table, now=self._gateway.ports.clock.now(), producer=self.name, first_sequence=first)
+        self._next += count
+
+        def done(rows: np.ndarray, first: int, error: SluiceError | None) -> None:
+            sends.settled, sends.first = True, first
+            if error is not None:
+                sends.error = (code_of(error), str(error))
+            self._done(sends.size, error)
+
+        self._part.send(Outgoing(batch, first, np.arange(count), done))
+
     def _numbered(self, group: Group) -> int:
         """The sequence of a group's first row at the topic."""
         if self._deduplicate:
@@ -145,29 +166,42 @@ class WireProducer:
                 elif first >= 0:
                     send.position = first
                     first += send.rows
-            self._settled(size)
-            self._answer()
-            if isinstance(error, Fenced) and not self.closed:
-                self._fenced(self)
+            self._done(size, error)
 
         return done
+
+    def _done(self, size: int, error: SluiceError | None) -> None:
+        """Sends of so many bytes have their outcome."""
+        self._settled(size)
+        self._answer()
+        if isinstance(error, Fenced) and not self.closed:
+            self._fenced(self)
 
     def _answer(self) -> None:
         """Receipts, and refusals, of all sends whose turn it is."""
         frames = []
         while self._waiting and self._waiting[0].settled:
-            frames.append(self._receipt(self._waiting.popleft()))
+            sends = self._waiting.popleft()
+            frames.append(self._receipt(sends) if isinstance(sends, Send) else self._receipts(sends))
         if frames and not self.closed:
             self._write(b"".join(frames))
+
+    def _receipts(self, sends: Sends) -> bytes:
+        if sends.error is None:
+            return sends.receipts(self.number, self.place.told)
+        return b"".join(self._refusal(number, sends.error) for number in sends.sequence.tolist())
+
+    def _refusal(self, sequence: int, error: tuple[int, str]) -> bytes:
+        code, text = error
+        if code == ServerError.NOT_ALLOWED:
+            code = self._fails_by
+        refusal = {"producer_id": self.number, "sequence_id": sequence, "error": code, "message": text}
+        return encode(command("send_error", **refusal))
 
     def _receipt(self, send: Send) -> bytes:
         asked = send.command
         if send.error is not None:
-            code, text = send.error
-            if code == ServerError.NOT_ALLOWED:
-                code = self._fails_by
-            refusal = {"producer_id": self.number, "sequence_id": asked.sequence_id, "error": code, "message": text}
-            return encode(command("send_error", **refusal))
+            return self._refusal(asked.sequence_id, send.error)
         at = send.position
         told = {"ledger": ledger_of(at), "entry": entry_of(at)} if at >= 0 else {"ledger": UNSIGNED, "entry": UNSIGNED}
         answer = command(

@@ -22,10 +22,11 @@ from itertools import groupby
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from actors.pulsar.batches import Messages, read_messages, starts_of
-from actors.pulsar.columns import Ints
+from actors.pulsar.batches import Found, Heads, find_messages, starts_of, table_of
+from actors.pulsar.columns import Bytes, Ints
 from actors.pulsar.fields import Malformed, Metadata, ServerError, Single, parse
 from actors.pulsar.frames import U32, Body
 from actors.pulsar.inflating import NONE, inflate
@@ -143,16 +144,16 @@ def decode_sends(sends: list[Send], *, now: int, producer: str, first_sequence: 
     fine = [one for one in packed if one.send.error is None]
     groups: list[Group] = []
     for taken in _grouped(fine):
-        batch = make_batch(
-            _joined(taken, table, ranges),
-            now=now,
-            producer=producer,
-            first_sequence=first_sequence,
-            accepted=GIVEN_BY_CLIENTS,
-        )
+        rows = _joined(taken, table, ranges)
+        batch = run_of(rows, now=now, producer=producer, first_sequence=first_sequence)
         groups.append(Group([one.send for one in taken], batch))
         first_sequence += len(batch)
     return groups
+
+
+def run_of(rows: pa.RecordBatch, *, now: int, producer: str, first_sequence: int) -> Batch:
+    """Rows as what a producer publishes."""
+    return make_batch(rows, now=now, producer=producer, first_sequence=first_sequence, accepted=GIVEN_BY_CLIENTS)
 
 
 def _grouped(packed: list[_Packed]) -> Iterator[list[_Packed]]:
@@ -249,51 +250,42 @@ def _abreast(packed: list[_Packed]) -> tuple[pa.RecordBatch | None, dict[int, tu
         if starts is not None:
             plain.append((one, starts))
     while plain:
-        messages, odd = _read_plain(plain)
-        if messages is not None:
-            return _columns_of([one for one, _ in plain], messages)
-        ends = np.cumsum([one.count for one, _ in plain])
-        wrong = np.unique(np.searchsorted(ends, odd, side="right")).tolist()
+        counts = np.array([one.count for one, _ in plain])
+        source, found, odd = _found_plain(plain, counts)
+        if not odd.any():
+            return table_of(source, found, _heads_of([one for one, _ in plain], counts)), _ranges(plain, counts)
+        wrong = np.unique(np.searchsorted(np.cumsum(counts), np.flatnonzero(odd), side="right")).tolist()
         plain = [pair for number, pair in enumerate(plain) if number not in wrong]
     return None, {}
 
 
-def _read_plain(plain: list[tuple[_Packed, list[int]]]) -> tuple[Messages | None, Ints]:
+def _found_plain(plain: list[tuple[_Packed, list[int]]], counts: Ints) -> tuple[Bytes, Found, npt.NDArray[np.bool_]]:
     sizes = np.array([len(one.payload) for one, _ in plain])
     bases = np.cumsum(sizes) - sizes
-    counts = np.array([one.count for one, _ in plain])
     starts = np.concatenate([np.array(starts, np.int64) for _, starts in plain]) + np.repeat(bases, counts)
     ends = np.append(starts[1:], sizes.sum())
-    return read_messages(b"".join(one.payload for one, _ in plain), starts, ends)
+    source = Bytes(b"".join(one.payload for one, _ in plain))
+    return (source, *find_messages(source, starts, ends))
 
 
-def _columns_of(plain: list[_Packed], messages: Messages) -> tuple[pa.RecordBatch, dict[int, tuple[int, int]]]:
-    counts = np.array([one.count for one in plain])
-    ends = np.cumsum(counts)
-    total = int(ends[-1])
-    index = np.arange(total) - np.repeat(ends - counts, counts)
+def _heads_of(plain: list[_Packed], counts: Ints) -> Heads:
     metadata = [one.metadata for one in plain]
-    base = np.array([_signed(one.sequence_id) for one in metadata], np.int64)
-    sequence = np.where(messages.has_sequence, messages.sequence, np.repeat(base, counts) + index)
-    rests = pa.array([_rest(one) for one in plain], pa.binary())
-    event = messages.event_time
-    columns = {
-        "key": messages.key,
-        "payload": messages.payload,
-        "publish_time": pa.array(np.repeat(np.array([one.publish_time for one in metadata], np.int64), counts)),
-        "ordering_key": pa.nulls(total, pa.binary()) if messages.ordering_key is None else messages.ordering_key,
-        "properties": pa.nulls(total, _TYPES["properties"]),
-        "event_time": pa.nulls(total, pa.int64()) if event is None else pa.array(event, mask=event == 0),
-        "deliver_at": pa.array(np.repeat(np.array([max(one.deliver_at_time, 0) for one in metadata]), counts)),
-        "sequence_id": pa.array(sequence),
-        "batch_index": pa.array(index.astype(np.int32)),
-        "pulsar": rests.take(pa.array(np.repeat(np.arange(len(plain)), counts))),
-    }
+    return Heads(
+        counts=counts,
+        alone=np.zeros(len(plain), bool),
+        sequence=np.array([_signed(one.sequence_id) for one in metadata], np.int64),
+        publish_time=np.array([one.publish_time for one in metadata], np.int64),
+        deliver_at=np.array([max(one.deliver_at_time, 0) for one in metadata], np.int64),
+        pulsar=pa.array([_rest(one) for one in plain], pa.binary()),
+    )
+
+
+def _ranges(plain: list[tuple[_Packed, list[int]]], counts: Ints) -> dict[int, tuple[int, int]]:
     ranges = {}
-    for one, end in zip(plain, ends.tolist(), strict=True):
+    for (one, _), end in zip(plain, np.cumsum(counts).tolist(), strict=True):
         one.send.rows = one.count
         ranges[one.number] = (end - one.count, end)
-    return pa.RecordBatch.from_pydict(columns), ranges
+    return ranges
 
 
 # -- one frame alone --------------------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ def test_a_frame_of_an_impossible_length(total: int) -> None:
 
 def test_a_command_that_reaches_behind_its_frame() -> None:
     with pytest.raises(Malformed, match="a command of 9 bytes"):
-        Cutter().feed(U32.pack(8) + U32.pack(9) + b"\0" * 4)
+        Cutter().feed(U32.pack(8) + U32.pack(9) + b"\0" * 4)[0]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,250 @@
+"""The SEND frames of one read, decoded abreast: a few dozen steps, however many frames there are.
+
+That is how nearly all frames come: with a checksum, unencrypted, not compressed, without properties. A producer of
+which one frame is otherwise has all of its frames of that read decoded one by one (actors.pulsar.sends), so that their
+order stays. Either way gives the same rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from actors.pulsar.batches import Found, Heads, find_messages, starts_of, table_of
+from actors.pulsar.columns import Bytes, Fields, Ints, encode_fields, encode_u32, read_fields
+from actors.pulsar.fields import Metadata
+from actors.pulsar.frames import CHECKSUMMED, Cut
+from storage.batch import LAST_TIME, MAX_RUN_MESSAGES
+from storage.position import entry_of, ledger_of
+
+LEAST = 16
+"""Frames that are worth being decoded abreast: for fewer the loop is faster."""
+SEND_COMMAND = b"\x08\x06"
+"""How the command of a SEND begins, whoever writes it: its type."""
+_TYPE, _SEND = 0x08, 0x32
+_PRODUCER, _SEQUENCE, _COUNT, _HIGHEST = 0x08, 0x10, 0x18, 0x30
+_OF_SEND = (_PRODUCER, _SEQUENCE, _COUNT, _HIGHEST)
+_NAME, _NUMBER, _PUBLISHED, _KEY, _CODEC, _SIZE, _MESSAGES, _EVENT = 0x0A, 0x10, 0x18, 0x32, 0x40, 0x48, 0x58, 0x60
+_SCHEMA, _ORDER, _DUE, _LAST = 0x0182, 0x0192, 0x0198, 0x01C0
+_OF_METADATA = (
+    _NAME, _NUMBER, _PUBLISHED, _KEY, _CODEC, _SIZE, _MESSAGES, _EVENT, _SCHEMA, _ORDER, _DUE, _LAST,
+)  # fmt: skip
+"""Tags of the fields that columns hold, or that say nothing. See actors.pulsar.fields for their names."""
+UNKNOWN_ID = (1 << 64) - 1
+
+
+@dataclass(slots=True, eq=False)
+class Sends:
+    """Frames of one producer, in order; n frames. sequence, highest: the client's numbers, highest -1: it said none.
+
+    rows: how many rows each became. first: position of the first row, once it is confirmed; -1 if it is not known.
+    error: why all of them were refused.
+    """
+
+    sequence: Ints
+    highest: Ints
+    rows: Ints
+    table: pa.RecordBatch
+    size: int
+    error: tuple[int, str] | None = None
+    first: int = -1
+    settled: bool = False
+
+    def __len__(self) -> int:
+        return len(self.sequence)
+
+    def receipts(self, producer: int, partition: int) -> bytes:
+        """The answers to all of them."""
+        place: list[tuple[int, Ints | int | None]]
+        if self.first >= 0:
+            entries = entry_of(self.first) + np.cumsum(self.rows) - self.rows
+            place = [(0x08, ledger_of(self.first)), (0x10, entries)]
+        else:
+            place = [(0x08, UNKNOWN_ID), (0x10, UNKNOWN_ID)]
+        count = len(self)
+        at = encode_fields(count, [*place, (0x18, partition & UNKNOWN_ID)])
+        answer = encode_fields(count, [(0x08, producer), (0x10, self.sequence), (0x1A, at), (0x20, self.highest)])
+        commands = encode_fields(count, [(0x08, 7), (0x3A, answer)])
+        length = pc.binary_length(commands).to_numpy().astype(np.int64)
+        frames = pc.binary_join_element_wise(encode_u32(length + 4), encode_u32(length), commands, b"")
+        return bytes(frames.buffers()[2].to_pybytes())
+
+
+@dataclass(slots=True)
+class _Read:
+    """What was found of n frames. at, end: the payload. odd: those that are decoded one by one."""
+
+    source: Bytes
+    command: Fields
+    metadata: Fields
+    at: Ints
+    end: Ints
+    odd: npt.NDArray[np.bool_]
+
+
+def sends_in(cut: Cut) -> npt.NDArray[np.bool_]:
+    """Which of the frames are SENDs."""
+    if not len(cut):
+        return np.zeros(0, bool)
+    data = np.frombuffer(cut.data, np.uint8)
+    starts = np.array(cut.starts)
+    kind = np.minimum(starts + 8, len(data) - 2)
+    found: npt.NDArray[np.bool_] = (
+        (data[kind] == SEND_COMMAND[0]) & (data[kind + 1] == SEND_COMMAND[1]) & (starts + 10 <= cut.end)
+    )
+    return found
+
+
+def read_sends(cut: Cut, first: int, end: int) -> dict[int, Sends | None] | None:
+    """SEND frames number first .. end-1, by producer; None for one whose frames are to be decoded one by one.
+
+    None instead of that: all of them are.
+    """
+    starts = np.array(cut.starts[first:end], np.int64)
+    ends = np.append(starts[1:], cut.starts[end] if end < len(cut) else cut.end)
+    read = _read(Bytes(cut.data), starts, ends)
+    if read is None:
+        return None
+    producers = read.command.value[_PRODUCER]
+    slow = set(producers[read.odd].tolist())
+    while True:
+        taken = np.flatnonzero(~np.isin(producers, list(slow)))
+        if not len(taken):
+            break
+        found, counts, odd = _messages(cut.data, read, taken)
+        if not odd.any():
+            break
+        slow |= set(producers[taken[odd]].tolist())
+    fast = _by_producer(read, producers, taken, found, counts, ends - starts) if len(taken) else {}
+    return fast | dict.fromkeys(slow)
+
+
+def _read(source: Bytes, starts: Ints, ends: Ints) -> _Read | None:
+    """Commands and metadata; None if a command has to be looked at alone."""
+    stop = starts + 8 + source.u32(starts + 4)
+    if (stop > ends).any():
+        return None
+    envelope = read_fields(source, starts + 8, stop, (_TYPE, _SEND))
+    begin = envelope.at[_SEND]
+    command = read_fields(source, begin, begin + np.maximum(envelope.value[_SEND], 0), _OF_SEND)
+    wrong = envelope.odd | command.odd | (envelope.value[_SEND] < 0)
+    if (wrong | (command.value[_PRODUCER] < 0) | (command.value[_SEQUENCE] < 0)).any():
+        return None
+    magic = (source.data[stop] == CHECKSUMMED[0]) & (source.data[stop + 1] == CHECKSUMMED[1])
+    at = np.where(magic & (stop + 10 <= ends), stop + 10, ends)
+    length = source.u32(np.maximum(at - 4, 0))
+    payload = at + length
+    odd = (at == ends) | (payload > ends)
+    metadata = read_fields(source, at, np.where(odd, at, payload), _OF_METADATA)
+    value = metadata.value
+    odd |= metadata.odd | (value[_CODEC] > 0)
+    for name in (_NAME, _NUMBER, _PUBLISHED):
+        odd |= value[name] < 0
+    odd |= (value[_PUBLISHED] > LAST_TIME) | (value[_DUE] > LAST_TIME)
+    odd |= (value[_MESSAGES] == 0) | (value[_MESSAGES] > MAX_RUN_MESSAGES)
+    odd |= _damaged(source, stop, ends, odd)
+    return _Read(source, command, metadata, payload, ends, odd)
+
+
+def _damaged(source: Bytes, at: Ints, ends: Ints, odd: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Where the checksum does not fit; those that are odd are not looked at."""
+    view, checksum = memoryview(source.data.data), google_crc32c.value
+    pairs = zip((at + 6).tolist(), ends.tolist(), odd.tolist(), strict=True)
+    sums = [0 if skip else checksum(bytes(view[begin:end])) for begin, end, skip in pairs]
+    differs: npt.NDArray[np.bool_] = np.array(sums, np.int64) != source.u32(at + 2)
+    return differs & ~odd
+
+
+def _messages(data: bytes, read: _Read, taken: Ints) -> tuple[Found, Ints, npt.NDArray[np.bool_]]:
+    """(The messages of these frames, how many each has, which frames are odd.)"""
+    given = read.metadata.value[_MESSAGES][taken]
+    counts = np.maximum(given, 1)
+    at, end = read.at[taken], read.end[taken]
+    odd = np.zeros(len(taken), bool)
+    starts = [at]
+    for number in np.flatnonzero(given > 1).tolist():
+        inside = starts_of(data[at[number] : end[number]], int(given[number]))
+        odd[number] = inside is None
+        starts.append(np.array((inside or [0] * int(given[number]))[1:], np.int64) + at[number])
+    begin = np.sort(np.concatenate(starts), kind="stable")
+    of_frame = np.repeat(np.arange(len(taken)), counts)
+    last = np.append(of_frame[1:] != of_frame[:-1], True)
+    stop = np.where(last, end[of_frame], np.append(begin[1:], 0))
+    found = Found.nothing(len(begin))
+    batched = (given > 0)[of_frame]
+    if batched.any() and not odd.any():
+        inside_found, wrong = find_messages(read.source, begin[batched], stop[batched])
+        found.put(np.flatnonzero(batched), inside_found)
+        odd[np.unique(of_frame[batched][wrong])] = True
+    single = np.flatnonzero(given <= 0)
+    alone = _singles(read, taken[single])
+    found.put(np.flatnonzero(~batched), alone)
+    odd[single[alone.odd()]] = True
+    return found, counts, odd
+
+
+def _singles(read: _Read, frames: Ints) -> Found:
+    """Frames that are one message each."""
+    value, at = read.metadata.value, read.metadata.at
+    return Found(
+        key_at=at[_KEY][frames],
+        key_size=value[_KEY][frames],
+        order_at=at[_ORDER][frames],
+        order_size=value[_ORDER][frames],
+        payload_at=read.at[frames],
+        payload_size=(read.end - read.at)[frames],
+        event_time=value[_EVENT][frames],
+        sequence=value[_NUMBER][frames],
+    )
+
+
+def _by_producer(
+    read: _Read, producers: Ints, taken: Ints, found: Found, counts: Ints, sizes: Ints
+) -> dict[int, Sends | None]:
+    value = read.metadata.value
+    heads = Heads(
+        counts=counts,
+        alone=value[_MESSAGES][taken] < 0,
+        sequence=value[_NUMBER][taken],
+        publish_time=value[_PUBLISHED][taken],
+        deliver_at=np.maximum(value[_DUE][taken], 0),
+        pulsar=_rests(read, taken),
+    )
+    table = table_of(read.source, found, heads)
+    mine = producers[taken]
+    made: dict[int, Sends | None] = {}
+    for producer in np.unique(mine).tolist():
+        frames = mine == producer
+        if int(counts[frames].sum()) > MAX_RUN_MESSAGES:
+            made[producer] = None
+            continue
+        rows = table if frames.all() else table.filter(pa.array(np.repeat(frames, counts)))
+        chosen = taken[frames]
+        sequence, highest = (read.command.value[tag][chosen] for tag in (_SEQUENCE, _HIGHEST))
+        made[producer] = Sends(sequence, highest, counts[frames], rows, int(sizes[chosen].sum()))
+    return made
+
+
+def _rests(read: _Read, taken: Ints) -> pa.Array:
+    """What no column explains: the producer's name and the schema's version, the same for nearly all frames."""
+    value, at = read.metadata.value, read.metadata.at
+    kinds = []
+    for tag in (_NAME, _SCHEMA):
+        size = value[tag][taken]
+        kinds.append(read.source.slices(at[tag][taken], np.maximum(size, 0), null=size < 0).dictionary_encode())
+    names, versions = kinds
+    width = len(versions.dictionary) + 1
+    both = names.indices.to_numpy() * width + versions.indices.fill_null(width - 1).to_numpy()
+    distinct, where = np.unique(both, return_inverse=True)
+    rests = []
+    for one in distinct.tolist():
+        metadata = Metadata(producer_name=names.dictionary[one // width].as_py())
+        if one % width < width - 1:
+            metadata.schema_version = versions.dictionary[one % width].as_py()
+        rests.append(metadata.SerializeToString())
+    return pa.array(rests, pa.binary()).take(pa.array(where))
