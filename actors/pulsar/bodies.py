@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.pulsar.columns import Ints, encode_u32, encode_varints
+from actors.pulsar.columns import Ints, encode_u32, encode_varints, sliced
 from actors.pulsar.fields import Metadata
 from actors.pulsar.sends import OF_ONE
 
@@ -38,13 +38,13 @@ def bodies_of(rows: pa.RecordBatch) -> Bodies | None:
     """The rows of clients' batches; None if none of them can be encoded abreast."""
     names = rows.schema.names
     key, payload = rows.column("key"), rows.column("payload")
-    if rows.nbytes > MOST_BYTES or "pulsar" not in names or not _is_text(key):
+    if rows.nbytes > MOST_BYTES or "pulsar" not in names or not is_text(key):
         return None
-    fields = [*_sliced(key, b"\x12"), encode_varints(_lengths(payload), b"\x18")]
+    fields = [*sliced(key, b"\x12"), encode_varints(_lengths(payload), b"\x18")]
     if "event_time" in names:
         fields += _numbers(rows.column("event_time"), b"\x28")
     if "ordering_key" in names:
-        fields += _sliced(rows.column("ordering_key"), b"\x3a")
+        fields += sliced(rows.column("ordering_key"), b"\x3a")
     if "sequence_id" in names:
         fields += _numbers(rows.column("sequence_id"), b"\x40", zero=True)
     size = np.sum([_lengths(field).astype(np.int64) for field in fields], axis=0)
@@ -54,7 +54,8 @@ def bodies_of(rows: pa.RecordBatch) -> Bodies | None:
     return Bodies(memoryview(b"" if data is None else data).cast("B"), offsets.astype(np.int64), _odd(rows))
 
 
-def _is_text(key: pa.Array) -> bool:
+def is_text(key: pa.Array) -> bool:
+    """Whether keys can travel as they are: those that are no UTF-8 travel as base64."""
     try:
         key.cast(pa.string())
     except pa.ArrowInvalid:
@@ -76,16 +77,6 @@ def _odd(rows: pa.RecordBatch) -> npt.NDArray[np.bool_]:
 def _lengths(column: pa.Array) -> npt.NDArray[np.uint64]:
     lengths: npt.NDArray[np.uint64] = pc.fill_null(pc.binary_length(column), 0).to_numpy().astype(np.uint64)
     return lengths
-
-
-def _sliced(column: pa.Array, tag: bytes) -> list[pa.Array]:
-    """A field of bytes where it is not null: its tag and length, and itself."""
-    if column.null_count == len(column):
-        return []
-    head = encode_varints(_lengths(column), tag)
-    if column.null_count:
-        head, column = pc.if_else(column.is_valid(), head, _NOTHING), pc.fill_null(column, b"")
-    return [head, column]
 
 
 def _numbers(column: pa.Array, tag: bytes, *, zero: bool = False) -> list[pa.Array]:

@@ -167,7 +167,8 @@ def encode_u32(values: Ints) -> pa.Array:
 def encode_fields(count: int, fields: list[tuple[int, Ints | int | pa.Array | None]]) -> pa.Array:
     """Messages of these fields, as a binary column of n rows, n at least 1.
 
-    Each field: its tag, and a number for all, a number for each (negative: it has none), or a slice for each.
+    Each field: its tag, and a number for all, a number for each (negative: it has none), or a slice for each that is
+    not null; None: nobody has it.
     """
     parts: list[pa.Array | pa.Scalar] = []
     for tag, value in fields:
@@ -177,8 +178,7 @@ def encode_fields(count: int, fields: list[tuple[int, Ints | int | pa.Array | No
         elif isinstance(value, np.ndarray):
             parts += _present(value, written)
         elif value is not None:
-            length = pc.binary_length(value).to_numpy().astype(np.uint64)
-            parts += [encode_varints(length, written), value]
+            parts += sliced(value, written)
     whole = [part for part in parts if isinstance(part, pa.Array)] or [pa.array([b""] * count, pa.binary())]
     assert all(len(part) == count for part in whole)
     if len(parts) == 1:
@@ -186,6 +186,18 @@ def encode_fields(count: int, fields: list[tuple[int, Ints | int | pa.Array | No
     if not any(isinstance(part, pa.Array) for part in parts):
         parts.append(whole[0])
     return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.binary()))
+
+
+def sliced(column: pa.Array, tag: bytes) -> list[pa.Array]:
+    """A field of bytes where it is not null: its tag and length, and itself."""
+    if column.null_count == len(column):
+        return []
+    length = pc.fill_null(pc.binary_length(column), 0).to_numpy().astype(np.uint64)
+    head = encode_varints(length, tag)
+    if column.null_count:
+        nothing = pa.scalar(b"", pa.binary())
+        head, column = pc.if_else(column.is_valid(), head, nothing), pc.fill_null(column, nothing)
+    return [head, column]
 
 
 def _present(values: Ints, written: bytes) -> list[pa.Array]:

@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from itertools import repeat
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,14 +25,15 @@ from actors.consumer.payload import DecodedRun, Payloads
 from actors.messages import Event, SubscriptionSettings
 from actors.pulsar.deliveries import encode_part
 from actors.pulsar.gateway import Gateway
+from actors.pulsar.outgoing import Addressee
 from actors.pulsar.reading import LogReader
 from actors.pulsar.topics import Place
 from storage.errors import NotFound, SluiceError
-from storage.position import entry_of, ledger_of, position
+from storage.position import ENTRY_BITS, MAX_ENTRY, MAX_LEDGER, entry_of, ledger_of, position
 
 LATE_MS = 20
 """Milliseconds between two looks while it is not known whether the lease still stands."""
-NO_ENTRY = 1 << 32
+NO_POSITION = -1
 Rows = npt.NDArray[np.int64]
 
 
@@ -47,23 +49,22 @@ class Asked:
     priority: int = 0
 
 
-@dataclass(slots=True)
-class _Sent:
+class _Sent(NamedTuple):
     """Rows of a part that are at the client under one id."""
 
     part: Received
     first: int
-    count: int
+    size: int
 
     def rows(self, ack_set: Iterable[int] = ()) -> Rows:
         """The rows that an acknowledgement of this id means: all, or those whose bit is not set."""
         words = [word & (1 << 64) - 1 for word in ack_set]
-        every = np.arange(self.first, self.first + self.count)
+        every = np.arange(self.first, self.first + self.size)
         if not words:
             return every
-        open_ = np.unpackbits(np.array(words, "<u8").view(np.uint8), bitorder="little")[: self.count].astype(bool)
+        open_ = np.unpackbits(np.array(words, "<u8").view(np.uint8), bitorder="little")[: self.size].astype(bool)
         return (
-            every[: len(open_)][~open_] if len(open_) == self.count else np.setdiff1d(every, every[: len(open_)][open_])
+            every[: len(open_)][~open_] if len(open_) == self.size else np.setdiff1d(every, every[: len(open_)][open_])
         )
 
 
@@ -170,14 +171,10 @@ class WireConsumer:
             self._part.acknowledge(part, np.flatnonzero(part.positions <= self._cumulative))
         if not part.open.any():
             return
-        frames = []
-        for piece in encode_part(part, consumer_id=self.number, partition=self.place.told, consumer_epoch=self.epoch):
-            if not part.open[piece.first]:
-                continue
-            self._sent[piece.position] = _Sent(part, piece.first, piece.count)
-            self.permits -= piece.count
-            frames.append(piece.frame)
-        self._write(b"".join(frames))
+        pieces = encode_part(part, Addressee(self.number, self.place.told, self.epoch))
+        self._sent.update(zip(pieces.positions, map(_Sent, repeat(part), pieces.firsts, pieces.counts), strict=False))
+        self.permits -= sum(pieces.counts)
+        self._write(pieces.data)
 
     def _told(self, partition: int, event: Event) -> None:
         if event.kind in ("lost", "failed") and not self.closed:
@@ -205,19 +202,24 @@ class WireConsumer:
                 self._acknowledge_up_to(one)
             return []
         unknown: list[Any] = []
-        done: dict[Received, list[Rows]] = {}
+        whole: dict[Received, list[_Sent]] = {}
+        partly: dict[Received, list[Rows]] = {}
         for one in ids:
-            at = position_of(one)
-            sent = None if at is None else self._sent.get(at)
-            if sent is None or at is None:
+            ledger, entry = one.ledger, one.entry
+            at = ledger << ENTRY_BITS | entry if ledger and ledger <= MAX_LEDGER and entry <= MAX_ENTRY else NO_POSITION
+            sent = self._sent.get(at)
+            if sent is None:
                 unknown.append(one)
-                continue
-            rows = sent.rows(one.ack_set)
-            if len(rows) == sent.count:
+            elif not one.ack_set:
                 del self._sent[at]
-            done.setdefault(sent.part, []).append(rows)
-        for part, pieces in done.items():
-            self._part.acknowledge(part, np.concatenate(pieces))
+                whole.setdefault(sent.part, []).append(sent)
+            else:
+                rows = sent.rows(one.ack_set)
+                if len(rows) == sent.size:
+                    del self._sent[at]
+                partly.setdefault(sent.part, []).append(rows)
+        for part in {**whole, **partly}:
+            self._part.acknowledge(part, np.concatenate([_rows_of(whole.get(part, [])), *partly.get(part, [])]))
         return unknown
 
     def _acknowledge_up_to(self, one: Any) -> None:
@@ -229,10 +231,10 @@ class WireConsumer:
         self._cumulative = max(self._cumulative, at + count - 1)
         for first in [first for first in self._sent if first <= self._cumulative]:
             sent = self._sent[first]
-            rows = np.arange(sent.first, sent.first + sent.count)
+            rows = np.arange(sent.first, sent.first + sent.size)
             rows = rows[sent.part.positions[rows] <= self._cumulative]
             self._part.acknowledge(sent.part, rows)
-            if len(rows) == sent.count:
+            if len(rows) == sent.size:
                 del self._sent[first]
 
     async def confirmed(self) -> None:
@@ -273,12 +275,23 @@ class WireConsumer:
 
     def unacknowledged(self) -> int:
         """Messages that the client has and is not done with."""
-        return sum(sent.count for sent in self._sent.values())
+        return sum(sent.size for sent in self._sent.values())
+
+
+def _rows_of(several: list[_Sent]) -> Rows:
+    """The rows of these, one after the other."""
+    if not several:
+        return np.empty(0, np.int64)
+    firsts = np.array([sent.first for sent in several])
+    sizes = np.array([sent.size for sent in several])
+    ends = np.cumsum(sizes)
+    rows: Rows = np.arange(ends[-1]) + np.repeat(firsts - ends + sizes, sizes)
+    return rows
 
 
 def position_of(one: Any) -> int | None:
     """The position of an id's entry; None where there can be none (earliest, latest)."""
-    if not 0 < one.ledger < 1 << 31 or not 0 <= one.entry < NO_ENTRY:
+    if not 0 < one.ledger <= MAX_LEDGER or not 0 <= one.entry <= MAX_ENTRY:
         return None
     return position(one.ledger, one.entry)
 

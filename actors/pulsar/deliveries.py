@@ -18,32 +18,29 @@ import pyarrow as pa
 
 from actors.consumer.held import Received
 from actors.pulsar.bodies import bodies_of
+from actors.pulsar.columns import Ints
 from actors.pulsar.fields import Metadata, Single, command
 from actors.pulsar.frames import U32, encode_message
+from actors.pulsar.outgoing import NATIVE, Addressee, encode_pieces
 from actors.pulsar.sends import OF_ONE
 from storage.position import entry_of, ledger_of
 
-NATIVE = b"sluice"
-"""The producer's name that clients see of messages that came through no gateway: the protocol wants one."""
 UNSIGNED = (1 << 64) - 1
 ABREAST = 32
-"""Rows that are worth being encoded abreast: for fewer the loop is faster."""
+"""Rows, or pieces, that are worth being encoded abreast: for fewer the loop is faster."""
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Rows first .. first+count-1 of a part, in one frame. position: of its first row, as a packed position."""
+class Pieces:
+    """Rows of a part in frames, n of them; each has the rows first .. first+count-1 of the part.
 
-    part: Received
-    first: int
-    count: int
-    position: int
-    frame: bytes
+    positions: of each one's first row, packed. data: the frames, one behind the other.
+    """
 
-    @property
-    def rows(self) -> npt.NDArray[np.int64]:
-        """Where its messages stand in the part."""
-        return np.arange(self.first, self.first + self.count)
+    firsts: list[int]
+    counts: list[int]
+    positions: list[int]
+    data: bytes
 
 
 def first_rows(part: Received) -> npt.NDArray[np.int64]:
@@ -59,33 +56,50 @@ def first_rows(part: Received) -> npt.NDArray[np.int64]:
     return np.concatenate([np.zeros(1, np.int64), np.flatnonzero(~follows) + 1])
 
 
-def encode_part(part: Received, *, consumer_id: int, partition: int, consumer_epoch: int | None) -> list[Piece]:
-    """The frames of a part. partition: as clients number it, -1 for a topic without partitions."""
+def encode_part(part: Received, to: Addressee) -> Pieces:
+    """The frames of a part, without pieces that begin with a row that is done."""
     starts = first_rows(part)
+    ends = np.append(starts[1:], len(part))
+    wanted = part.open[starts]
+    frames = encode_pieces(part, starts, to) if len(starts) >= ABREAST else None
+    starts_left, ends_left = starts[wanted], ends[wanted]
+    if frames is None:
+        data = _one_by_one(part, starts_left, ends_left, to)
+    else:
+        data = b"".join(frames.filter(pa.array(wanted)).to_pylist()) if not wanted.all() else _bytes_of(frames)
+    counts = (ends_left - starts_left).tolist()
+    return Pieces(starts_left.tolist(), counts, part.positions[starts_left].tolist(), data)
+
+
+def _bytes_of(column: pa.Array) -> bytes:
+    """All values of a binary column, one behind the other."""
+    data = column.buffers()[2]
+    return b"" if data is None else bytes(data.to_pybytes())
+
+
+def _one_by_one(part: Received, starts: Ints, ends: Ints, to: Addressee) -> bytes:
     bodies = bodies_of(part.rows) if len(part) >= ABREAST and len(starts) * 2 <= len(part) else None
     cells = _Cells(part, columns=bodies is not None)
-    ends = np.append(starts[1:], len(part))
-    pieces = []
+    frames = []
     for first, end in zip(starts.tolist(), ends.tolist(), strict=True):
         position = int(part.positions[first])
         told = command(
             "message",
-            consumer_id=consumer_id,
-            message_id={"ledger": ledger_of(position), "entry": entry_of(position), "partition": partition},
+            consumer_id=to.consumer_id,
+            message_id={"ledger": ledger_of(position), "entry": entry_of(position), "partition": to.partition},
         )
         if count := int(part.redeliveries[first]):
             told.message.redelivery_count = count
-        if consumer_epoch is not None:
-            told.message.consumer_epoch = consumer_epoch
+        if to.epoch is not None:
+            told.message.consumer_epoch = to.epoch
         if cells.cell("batch_index", first) is None:
             metadata, payload = cells.single(first)
         elif bodies is not None and not bodies.odd[first:end].any():
             metadata, payload = cells.head(first, end), bodies.slice(first, end)
         else:
             metadata, payload = cells.batch(first, end)
-        frame = encode_message(told.SerializeToString(), metadata.SerializeToString(), payload)
-        pieces.append(Piece(part, first, end - first, position, frame))
-    return pieces
+        frames.append(encode_message(told.SerializeToString(), metadata.SerializeToString(), payload))
+    return b"".join(frames)
 
 
 class _Cells:

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.pulsar import deliveries, sends
-from actors.pulsar.deliveries import Piece, encode_part
+from actors.pulsar.deliveries import Pieces, encode_part
 from actors.pulsar.fields import Command, Metadata, ServerError, Single, parse
 from actors.pulsar.frames import Cutter, body_of
+from actors.pulsar.outgoing import Addressee
 from actors.pulsar.sends import Group, Send, decode_sends
 from storage.batch import Batch, make_batch
 from storage.hashing import masked_hash
@@ -42,11 +43,10 @@ def groups_of(*given_sends: Send) -> list[Group]:
     return decode_sends(list(given_sends), now=NOW, producer="till", first_sequence=0)
 
 
-def back(pieces: list[Piece]) -> list[tuple[Any, Any, bytes]]:
+def back(pieces: Pieces) -> list[tuple[Any, Any, bytes]]:
     """Command, metadata and payload of each frame."""
     found = []
-    for piece in pieces:
-        (frame,) = Cutter().feed(piece.frame)
+    for frame in Cutter().feed(pieces.data):
         body = body_of(frame.rest)
         assert not body.damaged
         told = parse(Command, frame.command).message
@@ -54,8 +54,8 @@ def back(pieces: list[Piece]) -> list[tuple[Any, Any, bytes]]:
     return found
 
 
-def frames(given_part: Any, **more: Any) -> list[tuple[Any, Any, bytes]]:
-    return back(encode_part(given_part, consumer_id=3, partition=2, consumer_epoch=None, **more))
+def frames(given_part: Any) -> list[tuple[Any, Any, bytes]]:
+    return back(encode_part(given_part, Addressee(3, 2, None)))
 
 
 def singles(payload: bytes) -> list[tuple[Any, bytes]]:
@@ -138,16 +138,16 @@ def test_bytes_as_keys_are_hashed_as_bytes() -> None:
 def test_no_frame_has_holes_and_counts_do_not_mix() -> None:
     rows = decoded(batch(*({} for _ in range(6))), batch({}, {}))
     everything = part(rows)
-    assert [piece.count for piece in encode(everything)] == [6, 2]
-    assert [piece.count for piece in encode(taken(everything, [0, 1, 3, 4, 6, 7]))] == [2, 2, 2]
+    assert encode(everything).counts == [6, 2]
+    assert encode(taken(everything, [0, 1, 3, 4, 6, 7])).counts == [2, 2, 2]
     again = part(rows, redeliveries=np.array([0, 0, 1, 1, 0, 0, 0, 0], np.uint8))
-    assert [piece.count for piece in encode(again)] == [2, 2, 2, 2]
+    assert encode(again).counts == [2, 2, 2, 2]
     assert [told.redelivery_count for told, _, _ in frames(again)] == [0, 1, 0, 0]
     assert [told.message_id.entry for told, _, _ in frames(again)] == [0, 2, 4, 6]
 
 
-def encode(given_part: Any) -> list[Piece]:
-    return encode_part(given_part, consumer_id=1, partition=-1, consumer_epoch=None)
+def encode(given_part: Any) -> Pieces:
+    return encode_part(given_part, Addressee(1, -1, None))
 
 
 def test_native_messages_go_alone_with_text_or_base64_keys() -> None:
@@ -229,7 +229,7 @@ def test_many_batches_of_every_kind_at_once() -> None:
     assert payloads == [b"0", b"1", b"2", b"alone", *(b"%d" % n for n in range(7)), b"rich", b"er", b"0"]
     assert [send.rows for send in group.sends] == [3, 1, 7, 2, 1]
     assert wrong.error is not None
-    assert [piece.count for piece in encode(part(group.batch))] == [3, 1, 7, 2, 1]
+    assert encode(part(group.batch)).counts == [3, 1, 7, 2, 1]
 
 
 def test_more_rows_than_a_run_takes_are_several_runs() -> None:

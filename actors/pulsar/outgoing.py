@@ -1,0 +1,171 @@
+"""MESSAGE frames abreast: the pieces of a part, encoded with Arrow's kernels in a few dozen steps.
+
+What is seldom is left to the loop of actors.pulsar.deliveries: rows with properties, null values, keys that are or must
+be base64, numbers of more than 63 bits. Either way gives the same frames.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from actors.consumer.held import Received
+from actors.pulsar.bodies import MOST_BYTES, Bodies, bodies_of, is_text
+from actors.pulsar.columns import Ints, encode_fields, encode_u32
+from actors.pulsar.fields import Metadata
+from actors.pulsar.frames import CHECKSUMMED
+from actors.pulsar.sends import OF_ONE
+from storage.position import ENTRY_BITS, MAX_ENTRY
+
+NATIVE = b"sluice"
+"""The producer's name that clients see of messages that came through no gateway: the protocol wants one."""
+_NOTHING = pa.scalar(b"", pa.binary())
+UNSIGNED = (1 << 64) - 1
+
+
+class Addressee(NamedTuple):
+    """Whom frames are for. partition: as clients number it, -1 for a topic without partitions."""
+
+    consumer_id: int
+    partition: int
+    epoch: int | None
+
+
+def encode_pieces(part: Received, starts: Ints, to: Addressee) -> pa.Array | None:
+    """The frames of the pieces that begin at these rows, a binary column; None if they have to be made one by one."""
+    if part.rows.nbytes > MOST_BYTES:
+        return None
+    rows = part.rows.take(pa.array(starts))
+    alone = _alone(rows)
+    bodies = bodies_of(part.rows) if not alone.all() else None
+    if (bodies is None and not alone.all()) or (bodies is not None and bodies.odd.any()):
+        return None
+    metadata = _metadata(part, rows, starts, alone)
+    if metadata is None:
+        return None
+    payload = _payload(part, rows, starts, alone, bodies)
+    body = pc.binary_join_element_wise(encode_u32(_lengths(metadata)), metadata, payload, _NOTHING)
+    command = _commands(part, starts, to)
+    head = _lengths(command)
+    sums = encode_u32(_checksums(body))
+    total = encode_u32(_lengths(body) + head + 10)
+    magic = pa.scalar(CHECKSUMMED, pa.binary())
+    return pc.binary_join_element_wise(total, encode_u32(head), command, magic, sums, body, _NOTHING)
+
+
+def _alone(rows: pa.RecordBatch) -> npt.NDArray[np.bool_]:
+    """Which rows travel alone, bool (n,)."""
+    if "batch_index" not in rows.schema.names:
+        return np.ones(rows.num_rows, bool)
+    alone: npt.NDArray[np.bool_] = rows.column("batch_index").is_null().to_numpy(zero_copy_only=False)
+    return alone
+
+
+def _commands(part: Received, starts: Ints, to: Addressee) -> pa.Array:
+    count, positions = len(starts), part.positions[starts]
+    place = [(0x08, positions >> ENTRY_BITS), (0x10, positions & MAX_ENTRY), (0x18, to.partition & UNSIGNED)]
+    counts = part.redeliveries[starts].astype(np.int64)
+    fields: list[tuple[int, Ints | int | pa.Array | None]] = [
+        (0x08, to.consumer_id),
+        (0x12, encode_fields(count, place)),
+        (0x18, np.where(counts, counts, -1)),
+        (0x28, to.epoch),
+    ]
+    return encode_fields(count, [(0x08, 9), (0x4A, encode_fields(count, fields))])
+
+
+def _metadata(part: Received, rows: pa.RecordBatch, starts: Ints, alone: npt.NDArray[np.bool_]) -> pa.Array | None:
+    """The metadata of each piece; None if some of them are seldom."""
+    names, count = rows.schema.names, len(starts)
+    key = rows.column("key")
+    if not is_text(key) or ("properties" in names and rows.column("properties").null_count < count):
+        return None
+    kinds = _kinds(rows)
+    number = _sequence(part, rows, starts)
+    if kinds is None or (number < 0).any():
+        return None
+    producer, rest = kinds
+    ends = np.append(starts[1:], len(part))
+    order = rows.column("ordering_key") if "ordering_key" in names else None
+    if order is not None and not alone.all():
+        order = pc.if_else(pa.array(alone), order, pa.scalar(None, pa.binary()))
+    due = part.deliver_at[starts]
+    return pc.binary_join_element_wise(
+        encode_fields(
+            count,
+            [
+                (0x0A, producer),
+                (0x10, number),
+                (0x18, rows.column("publish_time").to_numpy()),
+                (0x32, key),
+                (0x58, np.where(alone, -1, ends - starts)),
+                (0x60, _event_times(rows, alone)),
+                (0x0192, order),
+                (0x0198, np.where(due, due, -1)),
+            ],
+        ),
+        rest,
+        _NOTHING,
+    )
+
+
+def _sequence(part: Received, rows: pa.RecordBatch, starts: Ints) -> Ints:
+    """The client's number of each, or its entry where it came from no client; negative where it is too large here."""
+    entries = part.positions[starts] & MAX_ENTRY
+    if "sequence_id" not in rows.schema.names:
+        return entries
+    column = rows.column("sequence_id")
+    given: Ints = column.fill_null(0).to_numpy()
+    return np.where(column.is_null().to_numpy(zero_copy_only=False), entries, given)
+
+
+def _event_times(rows: pa.RecordBatch, alone: npt.NDArray[np.bool_]) -> Ints:
+    """-1 where there is none, or where it stands with the messages of a batch."""
+    if "event_time" not in rows.schema.names:
+        return np.full(len(alone), -1, np.int64)
+    given = rows.column("event_time").fill_null(0).to_numpy()
+    return np.where(alone & (given > 0), given, -1)
+
+
+def _kinds(rows: pa.RecordBatch) -> tuple[pa.Array, pa.Array] | None:
+    """(The producer's name, and the rest of what no column holds) of each; None if one is flagged."""
+    count = rows.num_rows
+    if "pulsar" not in rows.schema.names:
+        return pa.repeat(pa.scalar(NATIVE, pa.binary()), count), pa.repeat(_NOTHING, count)
+    coded = rows.column("pulsar").fill_null(b"").dictionary_encode()
+    names, rests = [], []
+    for kind in coded.dictionary.to_pylist():
+        metadata: Any = Metadata.FromString(kind)
+        if any(metadata.HasField(name) for name in OF_ONE):
+            return None
+        names.append(metadata.producer_name if metadata.HasField("producer_name") else NATIVE)
+        metadata.ClearField("producer_name")
+        rests.append(metadata.SerializeToString())
+    return pa.array(names, pa.binary()).take(coded.indices), pa.array(rests, pa.binary()).take(coded.indices)
+
+
+def _payload(
+    part: Received, rows: pa.RecordBatch, starts: Ints, alone: npt.NDArray[np.bool_], bodies: Bodies | None
+) -> pa.Array:
+    if bodies is None:
+        return rows.column("payload")
+    offsets = bodies.offsets[np.append(starts, len(part))].astype(np.int32)
+    joined = pa.Array.from_buffers(pa.binary(), len(starts), [None, pa.py_buffer(offsets), pa.py_buffer(bodies.data)])
+    return pc.if_else(pa.array(alone), rows.column("payload"), joined) if alone.any() else joined
+
+
+def _checksums(bodies: pa.Array) -> Ints:
+    offsets = np.frombuffer(bodies.buffers()[1], np.int32)[: len(bodies) + 1].tolist()
+    view, checksum = memoryview(bodies.buffers()[2]), google_crc32c.value
+    return np.array([checksum(bytes(view[begin:end])) for begin, end in pairwise(offsets)], np.int64)
+
+
+def _lengths(column: pa.Array) -> Ints:
+    lengths: Ints = pc.binary_length(column).to_numpy().astype(np.int64)
+    return lengths
