@@ -111,7 +111,7 @@ def read_sends(cut: Cut, first: int, end: int) -> dict[int, Sends | None] | None
     if read is None:
         return None
     producers = read.command.value[_PRODUCER]
-    slow = set(producers[read.odd].tolist())
+    slow = dict.fromkeys(producers[read.odd].tolist())
     while True:
         taken = np.flatnonzero(~np.isin(producers, list(slow)))
         if not len(taken):
@@ -119,9 +119,9 @@ def read_sends(cut: Cut, first: int, end: int) -> dict[int, Sends | None] | None
         found, counts, odd = _messages(cut.data, read, taken)
         if not odd.any():
             break
-        slow |= set(producers[taken[odd]].tolist())
+        slow |= dict.fromkeys(producers[taken[odd]].tolist())
     fast = _by_producer(read, producers, taken, found, counts, ends - starts) if len(taken) else {}
-    return fast | dict.fromkeys(slow)
+    return fast | slow
 
 
 def _read(source: Bytes, starts: Ints, ends: Ints) -> _Read | None:
