@@ -138,6 +138,11 @@ class Configuration(BaseSettings):
     bind_address: str = Field(
         "127.0.0.1", description='where processes listen for others; "node" for several machines: the address Ray uses'
     )
+    tls_trust_certs_file: str = Field(
+        "", description="certificates of the authority whose certificates processes of other machines must show"
+    )
+    tls_certificate_file: str = Field("", description="certificate that processes show to those of other machines")
+    tls_key_file: str = Field("", description="key of tls_certificate_file")
     pulsar_port: int = Field(
         6650, ge=-1, le=65535, description="where clients of Apache Pulsar connect; 0 chooses a free port, -1 is none"
     )

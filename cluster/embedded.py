@@ -36,6 +36,7 @@ from cluster.process import ProcessActors
 from cluster.process_watch import ProcessWatch
 from cluster.pulsar.ports import service_url
 from cluster.real import StructuredLog, Tasks, real_ports
+from cluster.safeguards import check_safeguards
 from cluster.stores import check_stores
 from storage.errors import SluiceError, Unavailable
 from storage.frame import Buffer
@@ -175,6 +176,7 @@ def running(wanted: ClusterOptions, **more: Any) -> Iterator[EmbeddedCluster]:
     root = prepare_folder(wanted.data_dir)
     with claimed(root):
         refuse_running(root)
+        check_safeguards(wanted)
         check_stores((wanted.metadata, wanted.objects), wanted.s3_endpoint_url)
         embedded = EmbeddedCluster(identified(wanted).settings(), **more)
         try:

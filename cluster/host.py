@@ -41,6 +41,7 @@ from cluster.real import Tasks, log_to_stderr, real_ports
 from cluster.wire.endpoint import Endpoint
 from cluster.wire.listener import Listener
 from cluster.wire.payloads import raise_limit
+from cluster.wire.tls import files_of
 from storage.errors import SluiceError, Unavailable
 
 logger = logging.getLogger("sluice")
@@ -81,7 +82,8 @@ class Host:
         self._settings = settings
         self._boot = boot
         self.actors = ProcessActors(name, self._make, self._dropped)
-        self.net = DirectNet(self.actors)
+        self._tls = files_of(settings)
+        self.net = DirectNet(self.actors, tls=self._tls)
         self._watch = ProcessWatch()
         self._stores = parts.stores(settings)
         self._exporter = Exporter(str(settings.get("cluster", "sluice")))
@@ -158,11 +160,13 @@ class Host:
             logger.error("%s ends with its %s: %s", self.name, actor, reason)
             os._exit(1)
 
-    async def endpoint(self) -> tuple[str, str, str, str, int, str]:
+    async def endpoint(self) -> tuple[object, ...]:
         """Where this process listens: the fields of an Endpoint. The first to ask makes it listen."""
         if self._endpoint is None:
             bind_address = str(self._settings.get("bind_address", LOOPBACK))
-            self._endpoint, self._listener = open_endpoint(self.name, self, session_folder(), bind_address)
+            self._endpoint, self._listener = open_endpoint(
+                self.name, self, session_folder(), bind_address, tls=self._tls
+            )
         return msgspec.structs.astuple(self._endpoint)
 
     async def answer(self, actor: str, kind: str, packed: Packed) -> Answer:

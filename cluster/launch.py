@@ -35,6 +35,7 @@ from cluster.nodes import SLOW_START, START_TRIES, add_node, alive_nodes, start_
 from cluster.options import ClusterOptions, identified
 from cluster.pulsar.ports import pulsar_of
 from cluster.repeated import note
+from cluster.safeguards import check_safeguards
 from cluster.sessions import count_nodes, stop_session
 from cluster.signals import held_back
 from cluster.stores import check_stores
@@ -68,6 +69,7 @@ def local(data_dir: Path | str, **options: Any) -> Iterator[RunningCluster]:
     wanted = ClusterOptions(data_dir=prepare_folder(Path(data_dir)), **options)
     with claimed(wanted.data_dir):
         refuse_running(wanted.data_dir)
+        check_safeguards(wanted)
         check_stores((wanted.metadata, wanted.objects), wanted.s3_endpoint_url)
         wanted = identified(wanted)
         with _session(wanted) as address:
@@ -274,6 +276,7 @@ def up(values: Configuration, nodes: int = 1) -> dict[str, Any]:
             raise Invalid(f"a cluster at {state['address']} runs on {root}; end it with `./sluice down` first")
         if fresh:
             # A cluster that runs goes on without its S3 server; one that starts is told at once what is wrong.
+            check_safeguards(options)
             check_stores((options.metadata, options.objects), options.s3_endpoint_url)
             options = identified(options)
         else:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
+from collections.abc import Mapping
 from typing import Any, Protocol, TypeVar
 
 from actors.host import Answer, opened
@@ -21,6 +22,7 @@ from cluster.wire.endpoint import Endpoint, SocketFolder, this_machine, this_net
 from cluster.wire.listener import Answers, Listener
 from cluster.wire.payloads import SHARE_FROM, SharedPayload
 from cluster.wire.peers import Find, Peers, late
+from cluster.wire.tls import TlsFiles, files_of, trust_of
 from storage.frame import Buffer
 
 log = StructuredLog("net")
@@ -44,18 +46,23 @@ class DirectNet:
     """Calls peers by `host/actor`. Belongs to one event loop.
 
     finder and token: who says where a process listens, and what proves that one belongs to the cluster; Ray's if they
-    are not given.
+    are not given. tls: the files with which every machine is spoken to; without them those that a process names.
+    Raises Invalid if one of these files cannot be used.
     """
 
     def __init__(
-        self, local: LocalActors | None = None, finder: Find | None = None, token: bytes | None = None
+        self,
+        local: LocalActors | None = None,
+        finder: Find | None = None,
+        token: bytes | None = None,
+        tls: TlsFiles | None = None,
     ) -> None:
         known = cluster_token() if token is None else token
         self._local = local
         self._finder = finder or find
         self.calls = self.lookups = 0
         """Requests that went to other processes, and how often Ray was asked where one is."""
-        self._peers = Peers(self._find, lambda endpoint: known or endpoint.secret.encode())
+        self._peers = Peers(self._find, lambda endpoint: known or endpoint.secret.encode(), trust_of(tls))
         self._tasks: dict[asyncio.Future[Answer], asyncio.Task[None]] = {}
         """What actors of this process are doing, by the answers that are waited for."""
 
@@ -164,6 +171,11 @@ async def find(host: str) -> Endpoint | Unknown:
         return Unknown(f"{host}: {type(error).__name__}: {error}")
 
 
+def check_tls(settings: Mapping[str, Any]) -> None:
+    """Raises Invalid in one line if the files cannot be used that settings name for TLS between machines."""
+    trust_of(files_of(settings))
+
+
 def session_folder() -> str:
     """Ray's folder on this node, which goes away with the cluster; empty if it cannot be known."""
     import ray
@@ -173,16 +185,21 @@ def session_folder() -> str:
 
 
 def open_endpoint(
-    name: str, answers: Answers, folder: str, bind_address: str, token: bytes | None = None
+    name: str,
+    answers: Answers,
+    folder: str,
+    bind_address: str,
+    token: bytes | None = None,
+    tls: TlsFiles | None = None,
 ) -> tuple[Endpoint, Listener]:
     """Listen for a process of this name, on a Unix-domain socket in this folder and at this address.
 
     bind_address: an address of this machine, or "node": the one by which Ray knows it. token: of the cluster, Ray's if
-    it is not given. Raises OSError.
+    it is not given. tls: files to speak TLS with to other machines. Raises OSError, Invalid.
     """
     known = cluster_token() if token is None else token
     secret = "" if known else secrets.token_hex(32)
-    listener = Listener(name, known or secret.encode(), answers)
+    listener = Listener(name, known or secret.encode(), answers, trust=trust_of(tls))
     sockets = SocketFolder(folder)
     listener.listen(sockets.listen())
     address = _node_address() if bind_address == NODE_ADDRESS else bind_address
@@ -192,7 +209,7 @@ def open_endpoint(
     host, port = inet.getsockname()[:2]
     if host in ("0.0.0.0", "::"):
         host = _node_address()
-    return Endpoint(name, this_machine(), this_network(), sockets.path, host, port, secret), listener
+    return Endpoint(name, this_machine(), this_network(), sockets.path, host, port, secret, tls or ()), listener
 
 
 def _node_address() -> str:

@@ -11,6 +11,8 @@ from cluster import identity
 from cluster.environment import LOOPBACK
 
 OBJECT_STORE_BYTES = 1024 * 1024 * 1024
+FILES = ("pulsar_token_key_file", "tls_trust_certs_file", "tls_certificate_file", "tls_key_file")
+"""Options that name files."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,8 @@ class ClusterOptions:
     cluster: the id that disks and metadata must have (cluster.identity), filled in at the start.
     pulsar_port: where Pulsar's clients connect; 0 chooses a free port, -1 serves none. pulsar_token_key_file: the key
     that their tokens are signed with; empty lets everybody of this machine in.
+    tls_trust_certs_file, tls_certificate_file, tls_key_file: what processes of several machines speak TLS with, at the
+    same paths on each; none of them, or all.
     bind_address: where processes listen for others; "node" is the machine's address in Ray, for several machines.
     """
 
@@ -38,6 +42,9 @@ class ClusterOptions:
     pulsar_token_key_file: str = ""
     bookie_lost_after_ms: int = LOST_AFTER_MS
     bind_address: str = LOOPBACK
+    tls_trust_certs_file: str = ""
+    tls_certificate_file: str = ""
+    tls_key_file: str = ""
     log_level: str = "warning"
     cluster: str = ""
     bookie_settings: dict[str, Any] = field(default_factory=dict)
@@ -55,13 +62,18 @@ class ClusterOptions:
             "s3_endpoint_url": self.s3_endpoint_url,
             "admin_port": self.admin_port,
             "pulsar_port": self.pulsar_port,
-            "pulsar_token_key_file": self.pulsar_token_key_file,
+            **{name: _resolved(getattr(self, name)) for name in FILES},
             "bookie_lost_after_ms": self.bookie_lost_after_ms,
             "bind_address": self.bind_address,
             "log_level": self.log_level,
             "cluster": self.cluster,
             "bookie_settings": self.bookie_settings,
         }
+
+
+def _resolved(path: str) -> str:
+    """Hosts have working folders of their own."""
+    return str(Path(path).absolute()) if path else ""
 
 
 def identified(options: ClusterOptions) -> ClusterOptions:

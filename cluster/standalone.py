@@ -198,14 +198,15 @@ def _serving(options: ClusterOptions) -> Iterator[None]:
 def _listening(inner: EmbeddedCluster, options: ClusterOptions) -> Iterator[Endpoint]:
     from cluster.embedded import PROCESS
     from cluster.net import open_endpoint
+    from cluster.wire.tls import files_of
 
-    token = ensure_token(options.data_dir / TOKEN_FILE).encode()
+    token, tls = ensure_token(options.data_dir / TOKEN_FILE).encode(), files_of(options.settings())
     sockets = options.data_dir / SOCKETS
     shutil.rmtree(sockets, ignore_errors=True)  # of one that was killed
     make_private(sockets)
 
     async def listen() -> Any:
-        return open_endpoint(PROCESS, inner, str(sockets), options.bind_address, token)
+        return open_endpoint(PROCESS, inner, str(sockets), options.bind_address, token, tls)
 
     try:
         endpoint, listener = inner.loop.run(listen())

@@ -16,12 +16,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from cluster.wire.frames import MAX_DESCRIPTORS, Frame, FrameReader, Malformed
+from cluster.wire.handshake import Refused
+from cluster.wire.tls import NotTls, Secured
 from storage.frame import Buffer
 
 HIGH, LOW = 16 * 1024 * 1024, 4 * 1024 * 1024
 """Bytes that wait to be written: above the first nobody may add to them, until they are below the second."""
 SOCKET_BUFFER = 4 * 1024 * 1024
 _GATHER = 64
+_SEALED = 256 * 1024
+"""Read so much of a sealed connection at once."""
 _READS = 8
 """Reads of one socket before the others have their turn."""
 _MOST_IN_HAND = 8 * MAX_DESCRIPTORS
@@ -33,6 +37,7 @@ class Carrier:
 
     received: called with each frame. lost: called once when the connection has ended, with the reason; not called
     after `close`. farewell: what to tell the other side before the connection ends because it is not understood.
+    secured: what seals the bytes; without it they travel as they are.
     """
 
     def __init__(
@@ -42,11 +47,14 @@ class Carrier:
         lost: Callable[[Exception], None],
         limit: int,
         farewell: Callable[[Malformed], list[Buffer]] | None = None,
+        secured: Secured | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._socket = sock
         self._received, self._lost, self._farewell = received, lost, farewell
         self._reader = FrameReader(limit)
+        self._secured = secured
+        self._sealed = memoryview(bytearray(_SEALED if secured is not None else 0))
         self._passes = sock.family == socket.AF_UNIX
         self._line: deque[tuple[memoryview, Sequence[int]]] = deque()
         self._waiting = 0
@@ -55,6 +63,7 @@ class Carrier:
         self._open, self._reading, self._writing = True, False, False
         _tune(sock)
         self.resume()
+        self._pour()
 
     @property
     def is_open(self) -> bool:
@@ -65,6 +74,11 @@ class Carrier:
     def passes(self) -> bool:
         """Whether descriptors can be passed."""
         return self._passes
+
+    @property
+    def binding(self) -> bytes:
+        """What is known of this very connection by its two ends alone; empty without TLS."""
+        return b"" if self._secured is None else self._secured.binding
 
     @property
     def waiting(self) -> int:
@@ -86,7 +100,13 @@ class Carrier:
 
     def send(self, pieces: Sequence[Buffer], descriptors: Sequence[int] = ()) -> None:
         """Write a frame, now or as soon as the other side takes it. Descriptors are duplicated if they must wait."""
-        if not self._open or (len(pieces) == 1 and not descriptors and self._sent_whole(pieces[0])):
+        if not self._open:
+            return
+        if self._secured is not None:
+            pieces = [self._secured.sealed(pieces)]
+            if not len(pieces[0]):
+                return
+        if len(pieces) == 1 and not descriptors and self._sent_whole(pieces[0]):
             return
         views = [memoryview(piece).cast("B") for piece in pieces]
         if not self._line:
@@ -106,6 +126,11 @@ class Carrier:
         for view in views:
             self._wait_to_write(view if view.readonly else memoryview(bytes(view)), kept)
             kept = []
+
+    def _pour(self) -> None:
+        """Send what TLS has to say of its own."""
+        if self._secured is not None:
+            self.send(())
 
     def _wait_to_write(self, view: memoryview, descriptors: Sequence[int]) -> None:
         self._line.append((view, descriptors))
@@ -168,25 +193,44 @@ class Carrier:
     def _read(self) -> None:
         try:
             for _ in range(_READS):
-                room = self._reader.buffer()
+                room = self._reader.buffer() if self._secured is None else self._sealed
                 count = self._receive(room)
                 if not count:
                     raise ConnectionResetError("the other side has closed the connection")
-                for frame in self._reader.advance(count):
-                    if self._open:
-                        self._received(frame)
-                    else:
-                        frame.close()
+                if self._secured is None:
+                    self._advance(count)
+                else:
+                    self._unseal(self._secured, room[:count])
                 if count < len(room) or not self._reading:
                     return
         except (BlockingIOError, InterruptedError):
             return
         except Malformed as error:
+            if isinstance(error, NotTls):
+                self._secured = None  # who does not speak TLS is told so in clear
             if self._farewell is not None:
                 self.send(self._farewell(error))
             self._fail(error)
+        except Refused as error:
+            self._pour()
+            self._fail(error)
         except OSError as error:
             self._fail(error)
+
+    def _advance(self, count: int) -> None:
+        for frame in self._reader.advance(count):
+            if self._open:
+                self._received(frame)
+            else:
+                frame.close()
+
+    def _unseal(self, secured: Secured, data: memoryview) -> None:
+        """All of it at once, also when nothing more is to be read: no event of the socket would bring the rest."""
+        secured.take(data)
+        self._pour()
+        while self._open and (count := secured.read(self._reader.buffer())):
+            self._advance(count)
+        self._pour()
 
     def _receive(self, room: memoryview) -> int:
         if not self._passes:

@@ -13,6 +13,7 @@ from cluster.wire.carrier import Carrier
 from cluster.wire.frames import ERROR, MAX_FRAME, NO_ANSWER, REPLY, REQUEST, Frame, Malformed, OtherVersion
 from cluster.wire.handshake import MAX_GREETING, Caller, Refused
 from cluster.wire.payloads import read, written
+from cluster.wire.tls import NotTls, Secured
 from storage.errors import Invalid
 
 GREETING_S = 5.0
@@ -22,7 +23,7 @@ GREETING_S = 5.0
 class Connection:
     """An open connection to a process. Make it with `connect`."""
 
-    def __init__(self, sock: socket.socket, caller: Caller) -> None:
+    def __init__(self, sock: socket.socket, caller: Caller, secured: Secured | None = None) -> None:
         loop = asyncio.get_running_loop()
         self._loop = loop
         self._caller = caller
@@ -31,7 +32,7 @@ class Connection:
         self._welcome: asyncio.Future[None] = loop.create_future()
         self.ended: asyncio.Future[Exception] = loop.create_future()
         """Done when the connection has ended, with the reason."""
-        self._carrier = Carrier(sock, self._take, self._lost, MAX_GREETING)
+        self._carrier = Carrier(sock, self._take, self._lost, MAX_GREETING, secured=secured)
         self._carrier.send(caller.hello())
 
     @property
@@ -98,7 +99,7 @@ class Connection:
 
     def _greet(self, frame: Frame) -> None:
         try:
-            answer = self._caller.take(frame)
+            answer = self._caller.take(frame, self._carrier.binding)
         except Refused as error:
             self._carrier.close()
             self._lost(error)
@@ -112,6 +113,8 @@ class Connection:
 
     def _lost(self, error: Exception) -> None:
         if not self._welcome.done():
+            if isinstance(error, NotTls):
+                error = Refused("it does not speak TLS; start it with the same tls_ settings")
             self._welcome.set_exception(Invalid(str(error)) if isinstance(error, OtherVersion) else error)
             self._welcome.exception()  # it may be that nobody waits any more
         if not self.ended.done():

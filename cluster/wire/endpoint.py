@@ -21,7 +21,9 @@ class Endpoint(msgspec.Struct, frozen=True):
     """Where a process listens. machine: what sees its files, and with them the socket at path; network: what its
     loopback is the loopback of; host and port: from elsewhere.
 
-    secret: proves that somebody was told this, where the cluster has no token of its own; else empty.
+    secret: proves that somebody was told this, where the cluster has no token of its own; else empty. tls: the files
+    that this process speaks TLS with (cluster.wire.tls.TlsFiles), empty if it does not: a caller that was told of none
+    of its own uses those at the same paths.
     """
 
     name: str
@@ -31,6 +33,12 @@ class Endpoint(msgspec.Struct, frozen=True):
     host: str
     port: int
     secret: str = ""
+    tls: tuple[str, ...] = ()
+
+    @property
+    def is_near(self) -> bool:
+        """Whether its socket is a file that this process sees."""
+        return bool(self.machine) and self.machine == this_machine()
 
 
 def this_machine() -> str:

@@ -11,7 +11,8 @@ another process, or used again. The caller proves itself first, so that nobody l
 cannot prove itself to. The listener's name is part of it: a port that another process has by now answers that it is
 somebody else, and the caller knows that the one it wanted has gone.
 
-The handshake protects the door, not the road: between machines, use TLS.
+The handshake protects the door, not the road: between machines, use TLS (cluster.wire.tls). Each proof then covers
+the TLS connection as well, so that somebody in the middle cannot pass it on.
 """
 
 from __future__ import annotations
@@ -70,17 +71,17 @@ class Caller:
         """What to send first."""
         return encode(HELLO, 0, b"", msgspec.msgpack.encode(_Hello(self._wanted, self._mine)))
 
-    def take(self, frame: Frame) -> list[Buffer]:
-        """The answer to a frame, empty if there is none. Raises Refused, Malformed."""
+    def take(self, frame: Frame, binding: bytes = b"") -> list[Buffer]:
+        """The answer to a frame, empty if there is none. binding: see `prove`. Raises Refused, Malformed."""
         if frame.kind == REFUSED:
             said = _decode(_Refusal, frame)
             raise Refused(said.reason, elsewhere=said.elsewhere)
         if frame.kind == CHALLENGE and not self._theirs:
             self._theirs = _nonce(_decode(_Challenge, frame).nonce)
-            proof = prove(self._key, b"caller", self._wanted, self._mine, self._theirs)
+            proof = prove(self._key, b"caller", self._wanted, self._mine, self._theirs, binding)
             return encode(PROOF, 0, b"", msgspec.msgpack.encode(_Proof(proof)))
         if frame.kind == WELCOME and self._theirs:
-            expected = prove(self._key, b"listener", self._wanted, self._mine, self._theirs)
+            expected = prove(self._key, b"listener", self._wanted, self._mine, self._theirs, binding)
             if not hmac.compare_digest(expected, _decode(_Proof, frame).proof):
                 raise Refused(f"what answers for {self._wanted} does not have this cluster's token")
             self.done = True
@@ -96,8 +97,8 @@ class Greeter:
         self._key, self._name = key, name
         self._mine, self._theirs = b"", b""
 
-    def take(self, frame: Frame) -> list[Buffer]:
-        """The answer to a frame. Raises Refused (say so with `refusal`), Malformed."""
+    def take(self, frame: Frame, binding: bytes = b"") -> list[Buffer]:
+        """The answer to a frame. binding: see `prove`. Raises Refused (say so with `refusal`), Malformed."""
         if frame.kind == HELLO and not self._theirs:
             said = _decode(_Hello, frame)
             if said.wanted != self._name:
@@ -105,11 +106,11 @@ class Greeter:
             self._mine, self._theirs = secrets.token_bytes(NONCE_BYTES), _nonce(said.nonce)
             return encode(CHALLENGE, 0, b"", msgspec.msgpack.encode(_Challenge(self._mine)))
         if frame.kind == PROOF and self._theirs and not self.done:
-            expected = prove(self._key, b"caller", self._name, self._theirs, self._mine)
+            expected = prove(self._key, b"caller", self._name, self._theirs, self._mine, binding)
             if not hmac.compare_digest(expected, _decode(_Proof, frame).proof):
                 raise Refused("the caller does not have this cluster's token")
             self.done = True
-            proof = prove(self._key, b"listener", self._name, self._theirs, self._mine)
+            proof = prove(self._key, b"listener", self._name, self._theirs, self._mine, binding)
             return encode(WELCOME, 0, b"", msgspec.msgpack.encode(_Proof(proof)))
         raise Malformed("this is not how a connection begins")
 
@@ -119,9 +120,9 @@ def refusal(reason: str, *, elsewhere: bool = False) -> list[Buffer]:
     return encode(REFUSED, 0, b"", msgspec.msgpack.encode(_Refusal(reason, elsewhere)))
 
 
-def prove(key: bytes, role: bytes, name: str, callers: bytes, listeners: bytes) -> bytes:
-    """What only somebody with the key can say about this connection."""
-    parts = (b"sluice", role, name.encode(), callers, listeners)
+def prove(key: bytes, role: bytes, name: str, callers: bytes, listeners: bytes, binding: bytes = b"") -> bytes:
+    """What only somebody with the key can say about this connection. binding: of its TLS, empty without."""
+    parts = (b"sluice", role, name.encode(), callers, listeners, *([binding] if binding else []))
     said = b"".join(len(part).to_bytes(4, "little") + part for part in parts)
     return hmac.digest(key, said, "sha256")
 

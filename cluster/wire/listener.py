@@ -30,6 +30,7 @@ from cluster.wire.frames import (
 )
 from cluster.wire.handshake import MAX_GREETING, Greeter, Refused, refusal
 from cluster.wire.payloads import read, written
+from cluster.wire.tls import Secured, Trust
 from storage.errors import Unavailable
 
 logger = logging.getLogger("sluice")
@@ -49,14 +50,20 @@ class Answers(Protocol):
 
 
 class Listener:
-    """Listens on sockets for one process. key: what both sides must have."""
+    """Listens on sockets for one process. key: what both sides must have.
 
-    def __init__(self, name: str, key: bytes, answers: Answers, *, strangers: int = MAX_STRANGERS) -> None:
+    trust: with it, TLS is spoken on every socket that is reached over a network, and on none of this machine's own.
+    """
+
+    def __init__(
+        self, name: str, key: bytes, answers: Answers, *, strangers: int = MAX_STRANGERS, trust: Trust | None = None
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._name, self._key, self._answers = name, key, answers
         self._sockets: list[socket.socket] = []
         self._strangers: dict[_Incoming, None] = {}
         self._most = strangers
+        self._trust = trust
         self._known: dict[_Incoming, None] = {}
 
     def listen(self, sock: socket.socket) -> None:
@@ -92,7 +99,10 @@ class Listener:
                 return
             if len(self._strangers) >= self._most:
                 next(iter(self._strangers)).close()
-            self._strangers[_Incoming(accepted, Greeter(self._key, self._name), self._answers, self._moved)] = None
+            greeter, secured = Greeter(self._key, self._name), None
+            if self._trust is not None and sock.family != socket.AF_UNIX:
+                secured = self._trust.secured(server_side=True)
+            self._strangers[_Incoming(accepted, greeter, self._answers, self._moved, secured)] = None
 
     def _again(self, sock: socket.socket) -> None:
         if sock in self._sockets:
@@ -110,13 +120,18 @@ class _Incoming:
     """One connection from somebody. moved: called when it has proved itself, and when it has ended."""
 
     def __init__(
-        self, sock: socket.socket, greeter: Greeter, answers: Answers, moved: Callable[[_Incoming], None]
+        self,
+        sock: socket.socket,
+        greeter: Greeter,
+        answers: Answers,
+        moved: Callable[[_Incoming], None],
+        secured: Secured | None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._greeter, self._answers, self._moved = greeter, answers, moved
         self._answering = 0
         self._tasks: dict[asyncio.Task[None], None] = {}
-        self._carrier = Carrier(sock, self._take, self._lost, MAX_GREETING, lambda error: refusal(str(error)))
+        self._carrier = Carrier(sock, self._take, self._lost, MAX_GREETING, lambda error: refusal(str(error)), secured)
         self._late = self._loop.call_later(GREETING_S, self.close)
 
     @property
@@ -146,7 +161,7 @@ class _Incoming:
 
     def _greet(self, frame: Frame) -> None:
         try:
-            self._carrier.send(self._greeter.take(frame))
+            self._carrier.send(self._greeter.take(frame, self._carrier.binding))
         except Refused as error:
             if not error.elsewhere:
                 logger.warning("a connection was refused: %s", error)
@@ -184,6 +199,6 @@ class _Incoming:
             self._carrier.send(encode(ERROR, number, answer[0].encode(), answer[1].encode()))
 
     def _lost(self, error: Exception) -> None:
-        if isinstance(error, Malformed):
+        if isinstance(error, Malformed | Refused):
             logger.warning("a connection ends: %s", error)
         self.close()

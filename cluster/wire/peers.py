@@ -17,8 +17,9 @@ from actors.host import Answer
 from actors.ports import Unknown
 from actors.wire import Packed
 from cluster.wire.connection import Connection
-from cluster.wire.endpoint import Endpoint, is_loopback, this_machine, this_network
+from cluster.wire.endpoint import Endpoint, is_loopback, this_network
 from cluster.wire.handshake import Caller, Refused
+from cluster.wire.tls import Secured, TlsFiles, Trust, trust_in
 from storage.errors import Invalid
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 1.0
@@ -35,10 +36,13 @@ Find = Callable[[str], Awaitable[Endpoint | Unknown]]
 
 
 class Peers:
-    """Connections by the name of the process. key: see `cluster.wire.handshake`; may depend on the endpoint."""
+    """Connections by the name of the process. key: see `cluster.wire.handshake`; may depend on the endpoint.
 
-    def __init__(self, find: Find, key: Callable[[Endpoint], bytes]) -> None:
-        self._find, self._key = find, key
+    trust: with it, TLS is spoken with every process that is reached over a network, or nothing is.
+    """
+
+    def __init__(self, find: Find, key: Callable[[Endpoint], bytes], trust: Trust | None = None) -> None:
+        self._find, self._key, self._trust = find, key, trust
         self._peers: dict[str, _Peer] = {}
 
     async def call(self, host: str, route: bytes, packed: Packed, timeout_s: float) -> Answer:
@@ -118,9 +122,10 @@ class Peers:
                 if isinstance(found, Unknown):
                     return found
                 endpoint = peer.endpoint = found
+            secured = self._secured(endpoint)
             async with asyncio.timeout(CONNECT_S):
                 sock = await _connect(endpoint)
-            connection = Connection(sock, Caller(self._key(endpoint), endpoint.name))
+            connection = Connection(sock, Caller(self._key(endpoint), endpoint.name), secured)
             await connection.welcome()
             return connection
         except (ConnectionRefusedError, FileNotFoundError) as error:
@@ -133,6 +138,15 @@ class Peers:
             return Invalid(f"{peer.host}: {error}")
         except (OSError, TimeoutError) as error:
             return Unknown(f"{peer.host} does not answer: {error or type(error).__name__}")
+
+    def _secured(self, endpoint: Endpoint) -> Secured | None:
+        """The TLS of a connection that leaves this machine. Raises Invalid if it cannot be had."""
+        if endpoint.is_near:
+            return None
+        trust = self._trust
+        if trust is None and endpoint.tls:
+            trust = trust_in(TlsFiles(*endpoint.tls))
+        return None if trust is None else trust.secured(server_side=False)
 
     async def _watch(self, peer: _Peer, connection: Connection) -> None:
         """When the connection has ended, find out whether the process has, and tell those who wait for it."""
@@ -202,7 +216,7 @@ def late(future: asyncio.Future[Answer]) -> None:
 async def _connect(endpoint: Endpoint) -> socket.socket:
     """A connected socket. Raises OSError, Invalid."""
     address: str | tuple[str, int]
-    if endpoint.machine and endpoint.machine == this_machine():
+    if endpoint.is_near:
         family, address = socket.AF_UNIX, endpoint.path
     elif is_loopback(endpoint.host) and endpoint.network != this_network():
         # Whoever answers at that address here is somebody else, and silence there says nothing about the process.

@@ -2,21 +2,56 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 import cluster
 from cluster import launch
+from cluster.wire import endpoint
 from tests.cluster.helpers import Received, batch, eventually, rows
+from tests.kit.certificates import Authority
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
 
 EACH = 40
 
 
-def test_no_request_goes_through_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A cluster whose processes speak TLS with other machines."""
+    certificates = tmp_path_factory.mktemp("certificates")
+    authority = Authority(certificates)
+    pair = authority.issue("node")
+    files = {
+        "tls_trust_certs_file": authority.trust,
+        "tls_certificate_file": pair.certificate,
+        "tls_key_file": pair.key,
+    }
+    with launch.local(tmp_path_factory.mktemp("data"), brokers=2, standby=False, **files):
+        yield
+
+
+def test_a_client_of_another_machine_speaks_tls(running: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its machine says that it is another one; so it takes no socket of this one, and no descriptor."""
+    monkeypatch.setattr(endpoint, "this_machine", lambda: "another")
+    large = os.urandom(3 << 20)
+    with cluster.connect() as client:
+        client.create_topic("far", partitions=2)
+        consumer = client.subscribe("far", "s", initial_position="earliest")
+        client.create_producer("far").send(large, partition_key="k")
+        message = consumer.receive(60_000)
+        assert message.data() == large
+        consumer.acknowledge(message)
+        consumer.wait_acknowledged(60_000)
+        opened = [peer.connection for peer in client._net._peers._peers.values() if peer.connection is not None]
+        assert len(opened) > 1
+        assert all(one._carrier.binding for one in opened)
+
+
+def test_no_request_goes_through_ray(running: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Publish, attach, poll, acknowledge, read, stats, explain: Ray is asked where a process is, once, and no more."""
     import ray
     from ray.actor import ActorHandle
@@ -33,7 +68,7 @@ def test_no_request_goes_through_ray(tmp_path: Path, monkeypatch: pytest.MonkeyP
         hosts = {name: ray.get_actor(name, "sluice") for name in names if "standby" not in name}
         return {name: ray.get(host.usage.remote(), timeout=60) for name, host in hosts.items()}
 
-    with launch.local(tmp_path, brokers=2, standby=False), cluster.connect() as client:
+    with cluster.connect() as client:
         client.create_topic("direct", partitions=2)
         producer = client.create_producer("direct")
         received = Received()

@@ -1,0 +1,20 @@
+"""The files that keep strangers out, looked at before anything is started: one line, where a person still reads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cluster.options import ClusterOptions
+
+
+def check_safeguards(options: ClusterOptions) -> None:
+    """Raises Invalid if a key or a certificate that the options name cannot be used."""
+    settings = options.settings()
+    if any(settings[name] for name in ("tls_trust_certs_file", "tls_certificate_file", "tls_key_file")):
+        from cluster.net import check_tls
+
+        check_tls(settings)
+    if settings["pulsar_token_key_file"]:
+        from cluster.pulsar.tokens import TokenAuthenticator
+
+        TokenAuthenticator(Path(settings["pulsar_token_key_file"]))
