@@ -221,6 +221,7 @@ class Client:
             subscription_name,
             name,
             negative_ack_redelivery_delay_ms=negative_ack_redelivery_delay_ms,
+            queue_size=receiver_queue_size,
             on_ranges=on_ranges,
             close=self._forget,
         )
@@ -254,6 +255,7 @@ class Client:
                 queue_size=max(queue_size // settings.partitions, 1),
                 received=consumer.received,
                 told=consumer.told,
+                before_poll=consumer.hand_over,
                 process=this_process(),
                 priority=priority,
             )

@@ -1,11 +1,18 @@
-"""The consumer that users hold: batches or single messages from all partitions of a subscription."""
+"""The consumer that users hold: batches or single messages from all partitions of a subscription.
+
+What a user took and acknowledged goes to the loop's thread together: with the next poll, when it is a good part of the
+queue, and HAND_OVER_MS after the last delivery at the latest. To wake that thread for each single message costs more
+than everything else that is done with an acknowledgement here.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 
@@ -21,6 +28,9 @@ RangesCallback = Callable[[int, str, list[tuple[int, int]]], None]
 
 LATE_S = 0.02
 """Seconds between two looks while it is not known whether the lease still stands."""
+HAND_OVER_MS = 20
+URGENT_SHARE = 4
+"""This part of a partition's share of the queue is handed over at once: permits that nobody knows of hold it up."""
 
 
 class Consumer:
@@ -38,6 +48,7 @@ class Consumer:
         name: str,
         *,
         negative_ack_redelivery_delay_ms: int,
+        queue_size: int,
         on_ranges: RangesCallback | None,
         close: Callable[[Consumer], None],
     ) -> None:
@@ -50,9 +61,15 @@ class Consumer:
         self._arrived = threading.Condition()
         self._failed: SluiceError | None = None
         self._current: list[Message] = []
-        self._done: deque[tuple[PartitionConsumer, Received, int]] = deque()
-        """Single messages that are acknowledged and not handed to their partitions yet."""
-        self._loop_told = False
+        self._taken: deque[tuple[PartitionConsumer, Received]] = deque()
+        self._done: deque[tuple[PartitionConsumer, Received, int | None]] = deque()
+        """What was acknowledged and not handed to its partition yet: one row of a part, or all of it."""
+        self._queue_size = queue_size
+        self._waiting = 0
+        """Messages in both, more or less."""
+        self._loop_told = self._loop_called = False
+        """Whether the loop's thread will look at both: at some time, and at once."""
+        self._timer: asyncio.TimerHandle | None = None
         self._closed = False
 
     # -- called on the loop's thread ------------------------------------------------------------------------------
@@ -62,6 +79,33 @@ class Consumer:
         with self._arrived:
             self._queue.append(part)
             self._arrived.notify()
+        if not self._loop_told:
+            self._loop_told = True
+            self._timer = self._loop.later(HAND_OVER_MS, partial(self.hand_over, waited=True))
+
+    def hand_over(self, *, waited: bool = False) -> None:
+        """Tell the partitions what was taken and acknowledged, single messages as columns. Also before each poll.
+
+        waited: long enough for acknowledgements not to wait for a poll any more.
+        """
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        # From here on whoever adds something calls again; what was added before is seen below.
+        self._loop_told = self._loop_called = False
+        self._waiting = 0
+        while self._taken:
+            consumer, part = self._taken.popleft()
+            consumer.taken(part)
+        rows: dict[Received, tuple[PartitionConsumer, list[int]]] = {}
+        while self._done:
+            consumer, part, row = self._done.popleft()
+            if row is None:
+                consumer.acknowledge(part, waited=waited)
+            else:
+                rows.setdefault(part, (consumer, []))[1].append(row)
+        for part, (consumer, done) in rows.items():
+            consumer.acknowledge(part, np.array(done), waited=waited)
 
     def told(self, partition: int, event: Event) -> None:
         """A partition has something to say."""
@@ -87,7 +131,8 @@ class Consumer:
                         break
                     self._queue.popleft()
                     consumer = self.parts[part.partition]
-                    self._loop.soon(consumer.taken, part)
+                    self._taken.append((consumer, part))
+                    self._tell_loop(len(part))
                     if not part.revoked and part.open.any():  # else it was given back with all the others
                         return Batch(self._topic, part, consumer)
                 if self._failed is not None:
@@ -127,25 +172,26 @@ class Consumer:
         """Done with it, for good. ack_receipt: wait until that is durable."""
         if isinstance(what, Batch):
             consumer = what.consumer
-            self._loop.soon(consumer.acknowledge, what.received, None)
+            self._done.append((consumer, what.received, None))
+            self._tell_loop(len(what))
         else:
             consumer, part, row = self._row_of(what)
             self._done.append((consumer, part, row))
-            if not self._loop_told:
-                self._loop_told = True
-                self._loop.soon(self._acknowledge_singles)
+            self._tell_loop(1)
         if ack_receipt:
+            self._hand_over_now()
             self._loop.run(_confirmed_after(consumer))
 
-    def _acknowledge_singles(self) -> None:
-        """Hand the single messages that were acknowledged to their partitions, as columns. On the loop's thread."""
-        self._loop_told = False
-        rows: dict[Received, tuple[PartitionConsumer, list[int]]] = {}
-        while self._done:
-            consumer, part, row = self._done.popleft()
-            rows.setdefault(part, (consumer, []))[1].append(row)
-        for part, (consumer, done) in rows.items():
-            consumer.acknowledge(part, np.array(done))
+    def _tell_loop(self, messages: int) -> None:
+        """So many messages more were taken or acknowledged."""
+        self._waiting += messages
+        many = self._waiting * URGENT_SHARE * len(self.parts) >= self._queue_size
+        if not self._loop_told or (many and not self._loop_called):
+            self._hand_over_now()
+
+    def _hand_over_now(self) -> None:
+        self._loop_told = self._loop_called = True
+        self._loop.soon(self.hand_over)
 
     def acknowledge_cumulative(self, what: Message | MessageId) -> None:
         """Refused: a cumulative acknowledgement has no meaning when several consumers share a subscription (KS-56)."""
@@ -158,12 +204,14 @@ class Consumer:
         else:
             consumer, part, row = self._row_of(what)
             rows = np.array([row])
+        self._hand_over_now()
         delay = self._nack_delay if delay_ms is None else delay_ms
         self._loop.run(consumer.negative_acknowledge(part, rows, delay))
 
     def redeliver_unacknowledged_messages(self) -> None:
         """Give back everything that is not acknowledged."""
         self._current = []
+        self._hand_over_now()
         for part in self.parts:
             self._loop.run(part.redeliver_all())
 
@@ -173,6 +221,7 @@ class Consumer:
         Raises Unavailable (time-out), and Fenced, once, if a session was lost before its acknowledgements were: those
         messages come again.
         """
+        self._hand_over_now()
         for part in self.parts:
             self._loop.run(part.wait_confirmed(), None if timeout_ms is None else timeout_ms / 1000)
 
@@ -212,6 +261,7 @@ class Consumer:
         """
         if self._closed:
             return
+        self._hand_over_now()
         self.pause()
         with self._arrived:
             for unseen in self._queue:  # nobody will see these: they go back with the rest
@@ -219,9 +269,11 @@ class Consumer:
             self._queue.clear()
         deadline = time.monotonic() + drain_timeout_ms / 1000
         while drain_timeout_ms and self.held() and time.monotonic() < deadline:
+            self._hand_over_now()
             self._loop.run(_confirmed_after(self.parts[0]))
             time.sleep(0.005)
         self._closed = True
+        self._hand_over_now()
         for part in self.parts:
             self._loop.run(part.close(), 30)
         with self._arrived:

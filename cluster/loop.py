@@ -53,9 +53,9 @@ class LoopThread:
         if not self.loop.is_closed():
             self.loop.call_soon_threadsafe(call, *arguments)
 
-    def later(self, milliseconds: int, call: Callable[[], object]) -> None:
+    def later(self, milliseconds: int, call: Callable[[], object]) -> asyncio.TimerHandle:
         """Call a function there after so long. For callers that run on that thread themselves."""
-        self.loop.call_later(milliseconds / 1000, call)
+        return self.loop.call_later(milliseconds / 1000, call)
 
     def stop(self) -> None:
         """End the loop and its thread."""

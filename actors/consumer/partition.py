@@ -63,16 +63,17 @@ class PartitionConsumer:
         queue_size: int,
         received: Callable[[Received], None],
         told: Callable[[int, Event], None],
+        before_poll: Callable[[], None] = lambda: None,
         process: str = "",
         priority: int = 0,
     ) -> None:
+        """before_poll: called when a poll is about to go, which takes what is acknowledged in it along."""
         self._ports = ports
-        self._directory = directory
-        self._topic, self.partition, self._subscription = topic, partition, subscription
+        self._directory, self._topic, self.partition, self._subscription = directory, topic, partition, subscription
         self._name, self._incarnation, self._generation = name, incarnation, 0
         self._process, self._priority = process, priority
         self._settings, self._ranges, self._queue_size = settings, ranges, queue_size
-        self._received, self._told = received, told
+        self._received, self._told, self._before_poll = received, told, before_poll
         self._holding = Holding()
         self._address: Address = ""
         self.session = self.epoch = 0
@@ -87,7 +88,7 @@ class PartitionConsumer:
         self._said = self._heard = self._losses = self._losses_told = 0
         self._ack_signal, self._changed = Signal(), Signal()
         self._inbox = Inbox(ports, Payloads(ports, directory, topic, partition), self._came)
-        self._paused = self._asking = self.closing = False
+        self._paused = self._asking = self._gathering = self.closing = False
         self.failed: SluiceError | None = None
 
     async def open(self) -> None:
@@ -118,7 +119,7 @@ class PartitionConsumer:
     def taken(self, part: Received) -> None:
         """The user took a part from the queue: that many permits are free again."""
         self._queued -= len(part)
-        if self._starving():
+        if not self._gathering and self._starving():
             self._ack_signal.set()
 
     def grant(self, permits: int) -> None:
@@ -132,19 +133,21 @@ class PartitionConsumer:
         granted = self._granted() - self._granted_sent
         return granted >= max(self._queue_size // 2, 1) or (self._asking and granted > 0)
 
-    def acknowledge(self, part: Received, rows: np.ndarray | None = None) -> None:
+    def acknowledge(self, part: Received, rows: np.ndarray | None = None, *, waited: bool = False) -> None:
         """Messages are done. Of a revoked part nothing is sent: they are others' now, which `wait_confirmed` tells."""
         self._losses += part.revoked
         positions = part.close(rows)
         if len(positions):
-            self.acknowledge_positions(positions)
+            self.acknowledge_positions(positions, waited=waited)
 
-    def acknowledge_positions(self, positions: Positions) -> None:
-        """Acknowledge these with the next poll, or soon, whoever held them before."""
-        self._ack_due = self._ack_due if self._acks else self._ports.clock.monotonic() + ACK_LINGER
+    def acknowledge_positions(self, positions: Positions, *, waited: bool = False) -> None:
+        """Acknowledge these with the next poll, or soon (waited: at once), whoever held them before."""
+        if waited or not self._acks:
+            self._ack_due = self._ports.clock.monotonic() + ACK_LINGER * (not waited)
         self._said += 1
         self._acks.append((self._said, positions))
-        self._ack_signal.set()
+        if not self._gathering:
+            self._ack_signal.set()
 
     async def negative_acknowledge(self, part: Received, rows: np.ndarray | None, delay: int) -> bool:
         """Give messages back, to be delivered again after `delay` ms. Returns when the subscription has it durably,
@@ -358,18 +361,16 @@ class PartitionConsumer:
     async def _poll(self) -> None:
         """One turn, repeated until it is answered. Raises Fenced when the session is over."""
         self._turn += 1
+        self._gathering = True  # it goes with this poll: nobody else need be woken
+        self._before_poll()
+        self._gathering = False
         ack_turn, acks = self._take_acks()
         session, epoch = self.session, self.epoch
         wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
         while not self.closing:
             self._granted_sent = self._granted()
             request = Poll(
-                session=session,
-                turn=self._turn,
-                granted=self._granted_sent,
-                wait=1_000,
-                ack_turn=ack_turn,
-                acks=acks,
+                session=session, turn=self._turn, granted=self._granted_sent, wait=1_000, ack_turn=ack_turn, acks=acks
             )
             sent = self._ports.clock.monotonic()
             reply = await self._ports.net.call(self._address, request, CALL_TIMEOUT)

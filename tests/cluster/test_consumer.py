@@ -25,6 +25,7 @@ def test_kst_7_a_cumulative_acknowledgement_is_refused_clearly() -> None:
         "billing",
         "c1",
         negative_ack_redelivery_delay_ms=60_000,
+        queue_size=1_000,
         on_ranges=None,
         close=lambda consumer: None,
     )
