@@ -1,11 +1,11 @@
 """Latency over load: messages of 100 bytes at a steady rate, until they are confirmed and until they are delivered.
 
-    .venv/bin/python benchmarks/latency.py [--seconds N] [--rates 100,1000] [--partitions N] [--small]
+    .venv/bin/python benchmarks/latency.py [--seconds N] [--rates 100,1000] [--partitions N] [--table] [--picture FILE]
 
 Without rates: 100 and 1,000 messages a second, then 10 % and 50 % of the peak that is measured first. Single messages
 are sent up to 2,000 a second, above it what is due in each 5 ms goes as one batch. Each message counts from its
 intended time, so a slow one does not delay the clock of the next. Prints one JSON object: milliseconds, and the
-processor time of everything (client, brokers, bookies, controller, Ray) a message.
+processor time of everything (client, brokers, bookies, controller, Ray) a message; or a table of it in Markdown.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import numpy.typing as npt
 import psutil
 import pyarrow as pa
 
+from benchmarks._latency_picture import picture, table
 from cluster import connect, launch
 from cluster.client import Client
 from cluster.consumer import Consumer
@@ -191,8 +192,12 @@ def main() -> None:
     parser.add_argument("--rates", default="", help="messages a second, with commas between")
     parser.add_argument("--partitions", type=int, default=1)
     parser.add_argument("--peak-messages", type=int, default=1_000_000)
+    parser.add_argument("--table", action="store_true", help="print a table in Markdown instead of JSON")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw it, as SVG")
     parser.add_argument("--small", action="store_true", help="a run of a few seconds, for the tests")
     options = parser.parse_args()
+    if options.picture is not None and not options.picture.absolute().parent.is_dir():
+        parser.error(f"there is no folder {options.picture.absolute().parent} to draw in")
     if options.small:
         options.seconds, options.peak_messages = 0.5, 50_000
     with (
@@ -203,7 +208,10 @@ def main() -> None:
         import ray
 
         session = str(Path(ray._private.worker._global_node.get_session_dir_path()).parent)
-        print(json.dumps(measure(client, options, session)))
+        result = measure(client, options, session)
+    if options.picture is not None:
+        options.picture.write_text(picture(result), encoding="utf-8")
+    print(table(result) if options.table else json.dumps(result))
 
 
 if __name__ == "__main__":
