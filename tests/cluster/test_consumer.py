@@ -1,12 +1,16 @@
-"""What the consumer that users hold refuses by itself, before anything is sent."""
+"""What the consumer that users hold refuses by itself, and when it wakes the loop's thread."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
-from cluster.consumer import Consumer
+from actors.consumer.held import Received
+from cluster.consumer import HAND_OVER_MS, Consumer
 from cluster.loop import LoopThread
 from storage.errors import Invalid
 
@@ -33,3 +37,113 @@ def test_kst_7_a_cumulative_acknowledgement_is_refused_clearly() -> None:
         consumer.acknowledge_cumulative(cast(Any, None))
     assert str(refused.value).count("\n") == 0
     assert "acknowledge each message" in str(refused.value)
+
+
+class Calls:
+    """A loop that notes what it was asked to do, and does it when the test says so."""
+
+    def __init__(self) -> None:
+        self.at_once: list[Callable[[], object]] = []
+        self.timers: list[Callable[[], object]] = []
+
+    def soon(self, call: Callable[[], object]) -> None:
+        self.at_once.append(call)
+
+    def later(self, milliseconds: int, call: Callable[[], object]) -> Calls:
+        assert milliseconds == HAND_OVER_MS
+        self.timers.append(call)
+        return self
+
+    def cancel(self) -> None:
+        self.timers.clear()
+
+
+class Told:
+    """A partition that notes what it is told."""
+
+    def __init__(self) -> None:
+        self.took: list[Received] = []
+        self.done: list[tuple[list[int] | None, bool]] = []
+
+    def taken(self, part: Received) -> None:
+        self.took.append(part)
+
+    def acknowledge(self, part: Received, rows: Any = None, *, waited: bool = False) -> None:
+        self.done.append((None if rows is None else rows.tolist(), waited))
+
+    def lease_over(self) -> bool:
+        return False
+
+
+def part_of(count: int) -> Received:
+    """That many messages of the first partition."""
+    numbers = np.arange(count, dtype=np.int64)
+    rows = pa.record_batch({"payload": pa.array([b"x"] * count, pa.binary())})
+    return Received(rows, 0, numbers, numbers, np.zeros(count, np.uint8), np.zeros(count, np.int64), 1, 1)
+
+
+def consumer_on(loop: Calls, told: Told, queue_size: int) -> Consumer:
+    """A consumer of one partition."""
+    consumer = Consumer(
+        cast(LoopThread, loop),
+        "orders",
+        "billing",
+        "c1",
+        negative_ack_redelivery_delay_ms=60_000,
+        queue_size=queue_size,
+        on_ranges=None,
+        close=lambda consumer: None,
+    )
+    consumer.parts = [cast(Any, told)]
+    return consumer
+
+
+def test_a_message_now_and_then_goes_with_the_next_poll() -> None:
+    loop, told = Calls(), Told()
+    consumer = consumer_on(loop, told, 1_000)
+    for _ in range(3):
+        consumer.received(part_of(2))
+        for _ in range(2):
+            consumer.acknowledge(consumer.receive())
+        assert len(loop.timers) == 1
+        consumer.hand_over()
+        assert not loop.timers
+    assert not loop.at_once
+    assert len(told.took) == 3
+    assert told.done == [([0, 1], False)] * 3
+
+
+def test_without_a_poll_the_timer_hands_over() -> None:
+    loop, told = Calls(), Told()
+    consumer = consumer_on(loop, told, 1_000)
+    consumer.received(part_of(1))
+    consumer.acknowledge(consumer.receive())
+    loop.timers[0]()
+    assert told.done == [([0], True)]
+    assert not loop.at_once
+
+
+def test_who_acknowledges_late_wakes_the_loop_once() -> None:
+    loop, told = Calls(), Told()
+    consumer = consumer_on(loop, told, 1_000)
+    consumer.received(part_of(3))
+    messages = [consumer.receive() for _ in range(3)]
+    loop.timers[0]()
+    for message in messages:
+        consumer.acknowledge(message)
+    assert len(loop.at_once) == 1
+    loop.at_once[0]()
+    assert told.done == [([0, 1, 2], False)]
+
+
+def test_a_good_part_of_the_queue_is_told_at_once() -> None:
+    loop, told = Calls(), Told()
+    consumer = consumer_on(loop, told, 8)
+    consumer.received(part_of(1))
+    consumer.receive()
+    assert not loop.at_once
+    consumer.received(part_of(1))
+    consumer.receive()
+    assert len(loop.at_once) == 1
+    loop.at_once[0]()
+    assert len(told.took) == 2
