@@ -77,8 +77,7 @@ class PartitionConsumer:
         self._holding = Holding()
         self._address: Address = ""
         self.session = self.epoch = 0
-        self._turn = self._got = self._queued = 0
-        self._lease, self._renewed, self._granted_sent = 0, 0, 0
+        self._turn = self._got = self._queued = self._lease = self._renewed = self._granted_sent = 0
         self._acks: list[tuple[int, Positions]] = []
         self._taken_turn = self._consumer_epoch = 0
         """The last delivery that was taken; how often everything was given back under this session."""
