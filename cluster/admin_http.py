@@ -8,6 +8,8 @@
     GET    .../{topic}/stats | partitioned-stats | internalStats | subscriptions
     GET    .../{topic}/subscription/{sub}/explain?key=K | pending | blocked-keys | assignments | delayed
     POST   .../{topic}/subscription/{sub}/skip/{n} | skip_all | resetcursor/{ms} | expireMessages/{seconds}
+    POST   .../{topic}/subscription/{sub}/delayed/cancel | delayed/reschedule; the body says which, as
+           `cancel_delayed` of the client has it: {"message_id": [...]}, {"key": K, "due_to": ms, "deliver_at": ms}
     DELETE .../{topic}/subscription/{sub}?force=true
 
     GET    /watch                                                       the live page (needs no token: it holds nothing)
@@ -51,6 +53,7 @@ from actors.messages import (
 from actors.names import check_name
 from actors.ports import Ports, Unknown
 from actors.wire import Request
+from cluster.delayed import DelayedChanges
 from cluster.environment import LOOPBACK
 from cluster.http_guard import Handler, guard
 from cluster.metrics import Distribution, Metric, distributions, series
@@ -150,6 +153,7 @@ class AdminHttp(Actor):
                 web.delete(subscription, self._unsubscribe),
                 web.get(f"{subscription}/explain", self._explain),
                 web.get(f"{subscription}/{{verb:pending|blocked-keys|assignments|delayed}}", self._question),
+                web.post(f"{subscription}/delayed/{{what:cancel|reschedule}}", self._change_delayed),
                 web.post(f"{subscription}/skip/{{number}}", self._verb("skip", "messages")),
                 web.post(f"{subscription}/skip_all", self._verb("clear_backlog")),
                 web.post(f"{subscription}/resetcursor/{{number}}", self._verb("seek", "time")),
@@ -330,6 +334,18 @@ class AdminHttp(Actor):
             return web.json_response(await self._admin(request, verb, arguments))
 
         return handle
+
+    async def _change_delayed(self, request: web.Request) -> web.Response:
+        topic, subscription = _topic(request), _subscription(request)
+        try:
+            chosen = json.loads(await self._body(request))
+        except ValueError:
+            chosen = None
+        if not isinstance(chosen, dict):
+            raise Invalid('the body is JSON that says which messages, for example {"key": "invoice-7"}')
+        changes = DelayedChanges(self.ports, self._directory, lambda: self._subscriptions_of(topic))
+        verb = f"{request.match_info['what']}_delayed"
+        return web.json_response(await changes.change(topic, subscription, verb, chosen))
 
     async def _expire(self, request: web.Request) -> web.Response:
         before = self.ports.clock.now() - _number(request.match_info["number"]) * 1000

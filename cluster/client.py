@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Coroutine, Iterator
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import msgspec
@@ -41,6 +42,7 @@ from actors.wire import Request
 from cluster.alarms import alarms_of
 from cluster.build import CONTROLLER
 from cluster.consumer import Consumer, RangesCallback
+from cluster.delayed import DelayedChanges, due_time
 from cluster.loop import LoopThread, NoAnswer
 from cluster.message import MessageId
 from cluster.net import DirectNet
@@ -294,6 +296,47 @@ class Client:
             with contextlib.suppress(NotFound):
                 return dict(self._ask_json(address, request))
         raise NotFound(f"no partition of {topic} has entry {run}")
+
+    # -- delayed messages -----------------------------------------------------------------------------------------
+
+    def cancel_delayed(self, topic: str, subscription: str | None = None, **chosen: Any) -> list[dict[str, Any]]:
+        """Take delayed messages back: the subscription, or each one that the topic has now, does not get them.
+
+        Choose by `message_id` or `delay_id` (one or many; of a message with a key also its `key`), else by a filter:
+        `key`, `due_from` <= due time < `due_to` (ms), `before` (a message id), or `everything=True`. `dry_run=True`
+        only says what would be done. Returns a row a subscription and partition: counts, and for ids an answer each,
+        `cancelled`, `too late: delivered`, `too late: at consumer NAME` or `unknown`; durable when it is told.
+        Raises Invalid, NotFound, Unavailable: then some may be cancelled; ask again.
+        """
+        return self._change_delayed(topic, subscription, "cancel_delayed", chosen)
+
+    def reschedule_delayed(
+        self,
+        topic: str,
+        subscription: str | None = None,
+        *,
+        deliver_at: int | None = None,
+        deliver_after: timedelta | None = None,
+        **chosen: Any,
+    ) -> list[dict[str, Any]]:
+        """Give delayed messages another due time: `deliver_at` (ms since 1970), or `deliver_after` from now.
+
+        Otherwise as `cancel_delayed`; answers are `rescheduled`, and `too late: due` of one that waits in line.
+        Raises Overloaded when a million of a partition wait for a new time.
+        """
+        due = due_time(deliver_at, deliver_after, self._ports.clock.now())
+        return self._change_delayed(topic, subscription, "reschedule_delayed", {**chosen, "deliver_at": due})
+
+    def _change_delayed(
+        self, topic: str, subscription: str | None, verb: str, chosen: dict[str, Any]
+    ) -> list[dict[str, Any]]:
+        topic = check_name("topic", topic)
+
+        async def names() -> list[str]:
+            return list((await self._call(CONTROLLER, ListSubscriptions(topic=topic))).names)
+
+        changes = DelayedChanges(self._ports, self._directory, names)
+        return self._loop.run(changes.change(topic, subscription, verb, chosen))
 
     # -- questions ------------------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from actors.messages import DELAY_ID
 from actors.ports import Ports
 from actors.producer.producer import Outgoing, PartitionProducer, split
 from cluster.loop import LoopThread
@@ -157,13 +158,23 @@ class Producer:
         event_timestamp: int | None = None,
         deliver_at: int | None = None,
         deliver_after: timedelta | None = None,
+        delay_id: str | None = None,
     ) -> MessageId:
         """Send one message and wait until it is confirmed.
 
-        deliver_at: ms since 1970. deliver_after: from now. Raises SluiceErrors.
+        deliver_at: ms since 1970. deliver_after: from now. delay_id: a name of your own by which the client can cancel
+        or reschedule it; it becomes a property, and the ordering key if there is no key. Raises SluiceErrors.
         """
         sent = self.send_async(
-            content, None, properties, partition_key, ordering_key, event_timestamp, deliver_at, deliver_after
+            content,
+            None,
+            properties,
+            partition_key,
+            ordering_key,
+            event_timestamp,
+            deliver_at,
+            deliver_after,
+            delay_id,
         )
         return sent.result(30).message_id()
 
@@ -177,6 +188,7 @@ class Producer:
         event_timestamp: int | None = None,
         deliver_at: int | None = None,
         deliver_after: timedelta | None = None,
+        delay_id: str | None = None,
     ) -> SentMessage:
         """Send one message without waiting; `callback(error, message_id)` is called when the outcome is known.
 
@@ -184,8 +196,8 @@ class Producer:
         """
         payload = content if type(content) is bytes else _payload(content)
         now = self._ports.clock.now()
-        if deliver_after is not None:
-            deliver_at = now + int(deliver_after.total_seconds() * 1000)
+        deliver_at = deliver_at if deliver_after is None else now + int(deliver_after.total_seconds() * 1000)
+        properties, ordering_key = _named(delay_id, properties, partition_key, ordering_key)
         with self._room:
             self._check_open()
             if deliver_at is not None:
@@ -360,6 +372,19 @@ def _tell(callback: SendCallback, receipt: Receipt, row: int, error: SluiceError
         callback(error, None if error else receipt.message_id(row))
     except Exception:
         logger.exception("a callback of send_async failed")
+
+
+def _named(
+    delay_id: str | None,
+    properties: dict[str, str] | None,
+    key: str | bytes | None,
+    ordering_key: str | bytes | None,
+) -> tuple[dict[str, str] | None, str | bytes | None]:
+    """Properties and ordering key of a message with a name of its sender's: without a key it hashes by the name."""
+    if delay_id is None:
+        return properties, ordering_key
+    named = {**(properties or {}), DELAY_ID: delay_id}
+    return named, delay_id if key is None and ordering_key is None else ordering_key
 
 
 def _bytes(value: str | bytes | None) -> bytes | None:

@@ -1,4 +1,4 @@
-"""Reminders that come when they are due and not before; what was settled meanwhile is let go when its reminder comes.
+"""Reminders that come when they are due and not before; what was settled meanwhile never comes, for it is taken back.
 
 .venv/bin/python examples/reminders.py
 """
@@ -10,7 +10,7 @@ from datetime import timedelta
 
 import cluster
 
-DUE = {"invoice-1": timedelta(seconds=1), "invoice-2": timedelta(seconds=2), "invoice-3": timedelta(seconds=3)}
+DUE = {"invoice-1": timedelta(seconds=1), "invoice-2": timedelta(hours=1), "invoice-3": timedelta(seconds=2)}
 
 
 def main() -> None:
@@ -21,16 +21,15 @@ def main() -> None:
         producer = client.create_producer("reminders")
         began = time.time()
         for invoice, delay in DUE.items():
-            producer.send("please pay", partition_key=invoice, deliver_after=delay)
-        paid = {"invoice-2"}
-        for _ in DUE:
+            producer.send("please pay", delay_id=invoice, deliver_after=delay)
+        paid = "invoice-2"
+        for row in client.cancel_delayed("reminders", delay_id=paid):
+            print(f"{paid}: paid, reminder {row['messages'][0]['answer']}")
+        for _ in range(len(DUE) - 1):
             message = consumer.receive(timeout_millis=30_000)
-            invoice = message.partition_key()
+            invoice = message.properties()["delay_id"]
             early = time.time() - began < DUE[invoice].total_seconds()
-            if invoice in paid:
-                print(f"{invoice}: paid, nothing to do")
-            else:
-                print(f"{invoice}: {message.data().decode()}{' (TOO EARLY)' if early else ''}")
+            print(f"{invoice}: {message.data().decode()}{' (TOO EARLY)' if early else ''}")
             consumer.acknowledge(message)
         consumer.wait_acknowledged()
 

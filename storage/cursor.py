@@ -45,6 +45,7 @@ from storage.position import (
     Positions,
     entry_of,
     ledger_of,
+    positions_of,
     split_by_ledger,
 )
 from storage.sealed import seal, unseal
@@ -178,6 +179,13 @@ class Cursor:
             if following is None:
                 return ledger << ENTRY_BITS | entry
             at = following << ENTRY_BITS
+
+    def beyond(self) -> list[Positions]:
+        """What is done behind the mark-delete position: ascending positions, a column a ledger."""
+        return [
+            positions_of(ledger, np.frombuffer(acked.to_array(), np.uint32))
+            for ledger, acked in sorted(self._scatter.items())
+        ]
 
     @property
     def acknowledged_count(self) -> int:

@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from storage.errors import Corrupt, Invalid
+from storage.narrow import narrow, wide
 from storage.position import Positions
 from storage.sealed import seal, unseal
 
 MAGIC = b"SLR1"
 FORMAT = 1
-_KINDS: dict[int, Any] = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<i8")}
 _TIMES = 1 << 62
 """Above any time in milliseconds that a sum of two of them can reach."""
 
@@ -63,10 +63,10 @@ def encode(rows: Redeliveries) -> bytes:
         [
             FORMAT,
             int(rows.positions[0]),
-            _narrow(np.diff(rows.positions)),
+            narrow(np.diff(rows.positions)),
             rows.counts.tobytes(),
             base,
-            _narrow(np.where(rows.until > 0, rows.until - base, 0)),
+            narrow(np.where(rows.until > 0, rows.until - base, 0)),
         ]
     )
     return seal(MAGIC, body)
@@ -81,8 +81,8 @@ def decode(data: bytes) -> Redeliveries:
         version, first, steps, counts, base, waits = msgpack.unpackb(body)
         if version != FORMAT:
             raise Invalid(f"the redelivery table has format {version}, this version reads {FORMAT}")
-        positions = np.cumsum(np.concatenate([np.array([first], np.int64), _wide(steps)]))
-        after = _wide(waits)
+        positions = np.cumsum(np.concatenate([np.array([first], np.int64), wide(steps)]))
+        after = wide(waits)
         if not 0 <= base < _TIMES or bool((after < 0).any()) or bool((after >= _TIMES).any()):
             raise Corrupt("the redelivery table has times that are none")
         rows = Redeliveries(positions, np.frombuffer(counts, np.uint8), np.where(after > 0, after + base, 0))
@@ -95,16 +95,3 @@ def decode(data: bytes) -> Redeliveries:
     if positions[0] < 0 or bool((positions[1:] <= positions[:-1]).any()):
         raise Corrupt("the positions of the redelivery table are not ascending")
     return rows
-
-
-def _narrow(values: npt.NDArray[np.int64]) -> list[Any]:
-    """Numbers of 0 or more as [bytes a number, bytes]."""
-    most = int(values.max(initial=0))
-    width = next(width for width, kind in _KINDS.items() if most <= np.iinfo(kind).max)
-    return [width, values.astype(_KINDS[width]).tobytes()]
-
-
-def _wide(column: Any) -> npt.NDArray[np.int64]:
-    width, data = column
-    wide: npt.NDArray[np.int64] = np.frombuffer(data, _KINDS[width]).astype(np.int64)
-    return wide

@@ -9,6 +9,7 @@ concerns. The parts know nothing of the actor, and of each other only what they 
 * what comes next from the log: `reader`;
 * who is attached, and until when: `membership`, carried out by `consumers`, `leases` and `rejoin`;
 * what goes out: `delivery`; what comes back unfinished: `redelivery` and `dead_letters`;
+* which delayed messages are taken back, or come at another time: `delayed_messages`;
 * where the cursor is moved to: `seek`.
 """
 
@@ -17,12 +18,15 @@ from __future__ import annotations
 from typing import Any
 
 from actors.actor import Actor
+from actors.consumer.payload import Payloads
 from actors.delayed.shared import SharedIndex
 from actors.directory import Directory
 from actors.dispatcher.backlog import Backlog
 from actors.dispatcher.configuration import Configuration
 from actors.dispatcher.consumers import Consumers
 from actors.dispatcher.dead_letters import DeadLetters
+from actors.dispatcher.delayed_messages import DelayedMessages
+from actors.dispatcher.delayed_selection import DelayedSelection
 from actors.dispatcher.delivery import Deliverer
 from actors.dispatcher.documents import document
 from actors.dispatcher.due import DueMessages
@@ -45,6 +49,7 @@ from actors.messages import (
     Acknowledged,
     Attach,
     Attached,
+    CancelDelayed,
     ClearBacklog,
     Configure,
     Configured,
@@ -65,6 +70,7 @@ from actors.messages import (
     Paused,
     Poll,
     RedeliverUnacknowledged,
+    RescheduleDelayed,
     Resume,
     Seek,
     Skip,
@@ -192,9 +198,19 @@ class Dispatcher(Actor):
 
     async def on_seek(self, request: Seek) -> Sought:
         """See messages.Seek."""
-        seeker = self._owning.seeker
-        to = seeker.to_message(request.message_id) if request.time is None else seeker.to_time(request.time)
-        return Sought(position=show(await to))
+        parts = self._owning
+        seeker = parts.seeker
+        to = await (seeker.to_message(request.message_id) if request.time is None else seeker.to_time(request.time))
+        parts.delayed.sought(to)
+        return Sought(position=show(to))
+
+    async def on_cancel_delayed(self, request: CancelDelayed) -> Text:
+        """See messages.CancelDelayed."""
+        return document(await self._owning.delayed.cancel(request))
+
+    async def on_reschedule_delayed(self, request: RescheduleDelayed) -> Text:
+        """See messages.RescheduleDelayed."""
+        return document(await self._owning.delayed.reschedule(request))
 
     async def on_skip(self, request: Skip) -> Skipped:
         """See messages.Skip."""
@@ -216,6 +232,7 @@ class Dispatcher(Actor):
         for session in parts.sessions.all():
             parts.leases.end(session, "deleted")
         await parts.own.tracker.delete()
+        await parts.own.changed_delays.delete()
         await parts.own.reporter.gone()
         await parts.own.history.clear()
         self.stopped = "the subscription was deleted"
@@ -240,7 +257,8 @@ class Dispatcher(Actor):
 
     async def on_stats(self, request: Stats) -> Text:
         """See `statistics`."""
-        return document(await self.parts.statistics.tell())
+        parts = self.parts
+        return document(await parts.statistics.tell() | parts.delayed.stats())
 
     async def on_explain(self, request: Explain) -> Text:
         """See `explanation`."""
@@ -281,7 +299,7 @@ class Parts:
         runs, sessions, ended = OpenRuns(), Sessions(), actor.ended
 
         def snapshot() -> dict[str, Any]:
-            return state.record(durable_redeliveries(core, ports.log))
+            return state.record(durable_redeliveries(core, ports.log)) | own.changed_delays.record()
 
         def attended() -> bool:
             return len(sessions) > 0
@@ -310,6 +328,7 @@ class Parts:
             wakeups,
             ended,
         )
+        self.delayed = _delayed_messages(actor, own, reader, rejoin, sessions, backlog, store)
         self.due = DueMessages(ports, tracker, core, cursor, wakeups, attended, actor.end)
         self.redelivery = Redelivery(ports, core, cursor, store, wake)
         self.seeker = Seeker(
@@ -317,7 +336,7 @@ class Parts:
         )
         self.configuration = Configuration(of, state, store, wakeups, actor.end)
         self.statistics = Statistics(ports, of, epoch, state, core, runs, sessions, tracker, reader, backlog, deliverer)
-        self.explanation = Explanation(ports, of, state, core, tracker, reader, rejoin)
+        self.explanation = Explanation(ports, of, state, core, tracker, own.changed_delays.now, reader, rejoin)
         self.inspection = Inspection(of, core, sessions, tracker)
         self.own, self.runs, self.sessions, self.store = own, runs, sessions, store
         self.reader, self.leases, self._spawn = reader, leases, ports.spawn
@@ -334,8 +353,37 @@ class Parts:
             ("lease", self.leases.run(self.deliverer.look_if_stalled)),
             ("progress", self.own.reporter.run(self.store, self.seeker.expire_old)),
             ("history", self.own.history.run()),
+            ("delayed changes", self.own.changed_delays.remove_leftovers()),
         ):
             self._spawn(work, name)
+
+
+def _delayed_messages(
+    actor: Dispatcher,
+    own: Possession,
+    reader: Reader,
+    rejoin: Rejoin,
+    sessions: Sessions,
+    backlog: Backlog,
+    store: CursorStore,
+) -> DelayedMessages:
+    changed = own.changed_delays
+    payloads = Payloads(actor.ports, actor.directory, actor.of.topic, actor.of.partition)
+    return DelayedMessages(
+        actor.ports,
+        actor.topic,
+        own.core,
+        own.state.cursor,
+        own.tracker,
+        changed,
+        DelayedSelection(actor.ports, actor.topic, payloads, changed.now),
+        reader,
+        rejoin,
+        sessions,
+        backlog,
+        store,
+        own.wakeups,
+    )
 
 
 def _skipped(moved: tuple[int, int]) -> Skipped:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from actors.dispatcher.subscription import PartitionSubscription
 from actors.key_shared.dispatch import Dispatch
 from actors.messages import Explain
 from actors.ports import Ports
+from storage.delayed.changes import Changes
 from storage.hashing import masked_hash
 from storage.position import show
 
@@ -28,11 +30,13 @@ class Explanation:
         state: SubscriptionState,
         core: Dispatch,
         tracker: DelayedTracker,
+        changes: Changes,
         reader: Reader,
         rejoin: Rejoin,
     ) -> None:
         self._ports, self._of, self._state = ports, of, state
-        self._core, self._tracker, self._reader, self._rejoin = core, tracker, reader, rejoin
+        self._core, self._tracker, self._changes = core, tracker, changes
+        self._reader, self._rejoin = reader, rejoin
 
     def explain(self, request: Explain) -> dict[str, Any]:
         """Run the dispatch predicate with reasons on, and add the outer gates."""
@@ -71,13 +75,20 @@ class Explanation:
         at = np.array([position], np.int64)
         held = any(reason["gate"] == "delivered" for reason in reasons)  # it may have expired while it was held
         if not held and bool(self._state.cursor.is_acknowledged(at)[0]):
-            return [_gate("nothing_to_deliver", "it is acknowledged", "nothing")]
+            cancelled = bool(self._changes.cancelled.contains(at)[0])
+            return [_gate("nothing_to_deliver", "it was cancelled" if cancelled else "it is acknowledged", "nothing")]
         if bool(self._tracker.contains(at)[0]):
-            return [_gate("delayed", "it is not due yet", "time"), *reasons]
+            due = int(self._changes.due(at, np.zeros(1, np.int64))[0])
+            text = f"it was rescheduled, and is not due before {_date(due)}" if due else "it is not due yet"
+            return [_gate("delayed", text, "time"), *reasons]
         if position >= self._reader.position:
             text = f"the dispatcher has read up to {show(self._reader.position)} only"
             return [*reasons, _gate("not_read", text, "what waits before it is delivered")]
         return reasons
+
+
+def _date(milliseconds: int) -> str:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")
 
 
 def _gate(name: str, text: str, unblocks: str) -> dict[str, Any]:

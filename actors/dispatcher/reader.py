@@ -95,6 +95,9 @@ class Reader:
         """Wait for the delayed index to be restored; an object store that is away holds up nobody else."""
         await self._tracker.recovered()
         self._tracker.trim(self._cursor.mark_delete)
+        if self._tracker.count():  # what was cancelled is in the buckets that were written before
+            for done in self._cursor.beyond():
+                self._tracker.untrack(done)
         self.index_ready.set()
 
     async def run(self) -> None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from actors.delayed.manifest import last_epoch, manifest_key
+from actors.delayed.rescheduled import RescheduledTracker
 from actors.delayed.shared import SharedIndex
-from actors.delayed.tracker import DelayedTracker, make_tracker
+from actors.delayed.tracker import make_tracker
+from actors.dispatcher.changed_delays import FIELD, ChangedDelays
 from actors.dispatcher.ends import read_ends
 from actors.dispatcher.history import AssignmentHistory
 from actors.dispatcher.progress import ProgressReporter
@@ -42,7 +44,8 @@ class Possession:
     core: Dispatch
     history: AssignmentHistory
     reporter: ProgressReporter
-    tracker: DelayedTracker
+    changed_delays: ChangedDelays
+    tracker: RescheduledTracker
     wakeups: Wakeups
 
 
@@ -69,7 +72,9 @@ async def take_over(
     core = Dispatch(state.settings, first_consumer=first_session(record.epoch), history=history.history)
     if value is not None:
         core.remember(redeliveries.decode(value.get("redeliveries", b"")), ports.clock.now())
-    await record.save(state.record(durable_redeliveries(core, ports.log)))
+    changed_delays = ChangedDelays(ports, of, record.epoch)
+    await changed_delays.load(value and value.get(FIELD), state.cursor)
+    await record.save(state.record(durable_redeliveries(core, ports.log)) | changed_delays.record())
     reporter = ProgressReporter(ports, topic, of, record.epoch, state)
     await reporter.introduce()
     wakeups = Wakeups()
@@ -84,7 +89,8 @@ async def take_over(
         shared=shared,
     )
     core.mark_deleted(state.cursor.mark_delete)
-    return Possession(record.epoch, record, state, core, history, reporter, tracker, wakeups)
+    delayed = RescheduledTracker(tracker, changed_delays.now)
+    return Possession(record.epoch, record, state, core, history, reporter, changed_delays, delayed, wakeups)
 
 
 async def _initial_cursor(ports: Ports, topic: TopicClient, settings: SubscriptionSettings) -> Cursor:

@@ -65,6 +65,7 @@ from actors.messages.controller import (
     Suspect,
     TopicList,
 )
+from actors.messages.delayed import DELAY_ID, CancelDelayed, RescheduleDelayed, SelectDelayed
 from actors.messages.dispatcher import (
     Acknowledge,
     Acknowledged,
@@ -104,6 +105,7 @@ from actors.messages.topic import (
 )
 
 __all__ = [
+    "DELAY_ID",
     "HEADS_AT_ONCE",
     "NO_COUNTS",
     "NO_POSITIONS",
@@ -119,6 +121,7 @@ __all__ = [
     "Attached",
     "BookieList",
     "BookiesAdded",
+    "CancelDelayed",
     "ClearBacklog",
     "Configure",
     "Configured",
@@ -179,11 +182,13 @@ __all__ = [
     "RemoveTopic",
     "Replicate",
     "Replicated",
+    "RescheduleDelayed",
     "Resume",
     "RowIndex",
     "RunIndex",
     "RunRead",
     "Seek",
+    "SelectDelayed",
     "Skip",
     "Skipped",
     "Sought",

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from actors.messages.common import Text
+from actors.messages.delayed import CancelDelayed, RescheduleDelayed
 from actors.messages.limits import MOST_ADDED, Name, Shown, Time
 from actors.messages.settings import SubscriptionSettings
 from actors.wire import Reply, Request
@@ -166,6 +167,8 @@ VERBS: dict[str, type[Request[Any]]] = {
     "pending": ListPending,
     "blocked_keys": ListBlockedKeys,
     "delayed": ListDelayed,
+    "cancel_delayed": CancelDelayed,
+    "reschedule_delayed": RescheduleDelayed,
     "assignments": ListAssignments,
     "owner": FindOwner,
     "what_if": WhatIf,

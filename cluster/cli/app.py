@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cluster.cli import checkout, inspection, load, messages, running, subscriptions, topics, watching
+from cluster.cli import checkout, delayed, inspection, load, messages, running, subscriptions, topics, watching
 
 _START, _USE, _PROVE = "Start and stop", "Topics and messages", "Prove it"
 
@@ -43,6 +43,8 @@ app.command(rich_help_panel=_START)(running.status)
 app.command(rich_help_panel=_START)(watching.watch)
 app.add_typer(running.config_app, name="config", rich_help_panel=_START)
 app.add_typer(topics.app, name="topics", rich_help_panel=_USE)
+subscriptions.app.command("cancel-delayed")(delayed.cancel_delayed)
+subscriptions.app.command("reschedule-delayed")(delayed.reschedule_delayed)
 app.add_typer(subscriptions.app, name="subscriptions", rich_help_panel=_USE)
 app.command(rich_help_panel=_USE)(messages.produce)
 app.command(rich_help_panel=_USE)(messages.consume)

@@ -96,6 +96,8 @@ class PositionIndex:
 
     def discard_range(self, start: int, end: int) -> int:
         """Take out every position start <= p < end; returns how many were in."""
+        if end <= max(start, 0):
+            return 0
         dropped = 0
         for ledger in list(self._ledgers.irange(ledger_of(max(start, 0)), ledger_of(max(end - 1, 0)))):
             bitmap = self._ledgers[ledger]

@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 
 from actors.messages import (
+    CancelDelayed,
     ClearBacklog,
     CreateTopic,
     DescribeCluster,
@@ -27,6 +28,7 @@ from actors.messages import (
     Ping,
     RemoveSubscription,
     RemoveTopic,
+    RescheduleDelayed,
     Seek,
     Skip,
     Skipped,
@@ -196,6 +198,14 @@ async def test_verbs_reach_every_partition(session: aiohttp.ClientSession, actor
         assert (answer.status, await answer.json()) == (200, [shown] * 2)
         assert [sent for sent in actors.asked if isinstance(sent, type(request))] == [request] * 2
     assert (await session.get(f"{BASE}/orders/subscription/billing/explain?key=k")).status == 200
+    path = f"{BASE}/orders/subscription/billing/delayed"
+    cancelled = await session.post(f"{path}/cancel", json={"message_id": ["1:2:1"]})
+    assert (cancelled.status, await cancelled.json()) == (200, [{"subscription": "billing", "gates": []}])
+    assert actors.asked[-1] == CancelDelayed(message_ids=["1:2"])
+    assert (await session.post(f"{path}/reschedule", json={"due_to": 9, "deliver_at": 5})).status == 200
+    assert actors.asked[-2:] == [RescheduleDelayed(due_to=9, deliver_at=5)] * 2
+    for wrong in ("no json", "[]", "{}", '{"due_to": "soon"}', '{"keys": 1}', '{"message_id": 5}'):
+        assert (await session.post(f"{path}/cancel", data=wrong)).status == 412
     assert (await session.put(f"{BASE}/orders/partitions", data="3")).status == 204
 
 

@@ -17,6 +17,7 @@ from tests.sim.worlds import WORLDS
 
 SEEDS = {
     "bookie": 100,
+    "cancels": 30,
     "dead_letters": 30,
     "delays": 30,
     "ledger": 70,

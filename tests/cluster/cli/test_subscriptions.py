@@ -36,6 +36,30 @@ def test_verbs_and_arguments(cli: Cli, client: FakeClient, line: str, verb: str,
     assert client.calls[1] == ("admin", "T", "S", verb, arguments)
 
 
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("cancel-delayed T S --message-id 1:2:0 --message-id 1:3:0", ("T", "S", {"message_id": ["1:2:0", "1:3:0"]})),
+        ("cancel-delayed T --delay-id i --key k", ("T", None, {"delay_id": ["i"], "key": "k"})),
+        ("cancel-delayed T S --all --dry-run", ("T", "S", {"everything": True, "dry_run": True})),
+        ("cancel-delayed T --to 2026-01-01T00:00:00Z", ("T", None, {"due_to": 1_767_225_600_000})),
+        (
+            "reschedule-delayed T S --key k --before 1:2:0 --at 2026-01-01T00:00:00Z",
+            ("T", "S", {"key": "k", "before": "1:2:0", "deliver_at": 1_767_225_600_000}),
+        ),
+    ],
+)
+def test_changing_delays(cli: Cli, client: FakeClient, line: str, expected: tuple[Any, ...]) -> None:
+    verb = line.split()[0].replace("-", "_")
+    message = {"messageId": "1:2:0", "answer": "too late: at consumer c1"}
+    row = {"subscription": "S", "partition": 0, "cancelled": 3, "tooLateAtConsumer": {"c1": 1}, "messages": [message]}
+    client.answers[verb] = [row]
+    code, out, _ = cli("subscriptions", *line.split())
+    assert code == 0
+    assert "too late: at consumer c1" in out
+    assert client.calls[1] == (verb, *expected)
+
+
 @pytest.mark.parametrize("to", ["1795000000", "1795000000000000", "1795000000000000000", "9" * 5000, "\u0665", "7:x"])
 def test_a_time_in_another_unit_is_refused(cli: Cli, client: FakeClient, to: str) -> None:
     code, _, err = cli("subscriptions", "seek", "T", "S", to)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.sim.mutants import Mutant
 
 BROKER = "broker"
+CANCELS = "cancels"
 _AWAY = "tests/actors/delayed/test_stores_away.py::"
 
 DELAYING: list[Mutant] = [
@@ -127,5 +128,61 @@ DELAYING: list[Mutant] = [
         new="                pass\n            except",
         world=BROKER,
         test=f"{_AWAY}test_an_object_of_an_earlier_life_is_never_taken_for_ours",
+    ),
+    Mutant(
+        name="what a consumer holds is cancelled",
+        module="actors.dispatcher.delayed_messages",
+        old="            codes[held] = len(_ANSWERS) + place\n",
+        new="",
+        world=CANCELS,
+        test="tests/cluster/test_cancelling.py::test_every_answer_is_true",
+    ),
+    Mutant(
+        name="a cancellation is told before it is durable",
+        module="actors.dispatcher.delayed_messages",
+        old="        await self._store.barrier()\n        await self._changed.remove(stale)\n",
+        new="        self._store.dirty()\n",
+        world=CANCELS,
+        seed=29,
+    ),
+    Mutant(
+        name="a new owner does not know the new due times",
+        module="actors.dispatcher.changed_delays",
+        old='            self._recent = Changes.decode(stored["recent"])\n',
+        new="",
+        world=CANCELS,
+        seed=21,
+    ),
+    Mutant(
+        name="the index beneath gives out what was rescheduled",
+        module="actors.delayed.rescheduled",
+        old="        others = ~self._changes.is_moved(taken[0])\n",
+        new="        others = taken[0] >= 0\n",
+        world=CANCELS,
+        test="tests/actors/delayed/test_rescheduled.py::test_what_the_index_finds_again_is_passed_over",
+    ),
+    Mutant(
+        name="the log gives out what was rescheduled",
+        module="actors.delayed.rescheduled",
+        old="        mine = self._changes.is_moved(positions)\n        if not mine.any():\n",
+        new="        mine = self._changes.is_moved(positions)\n        if True:\n",
+        world=CANCELS,
+        seed=60,
+    ),
+    Mutant(
+        name="an earlier new time is not forgotten",
+        module="actors.delayed.rescheduled",
+        old="            self._moved.purge()",
+        new="            pass",
+        world=CANCELS,
+        test="tests/actors/delayed/test_rescheduled.py::test_of_several_new_times_the_last_one_counts",
+    ),
+    Mutant(
+        name="a change while the table is written is lost",
+        module="actors.dispatcher.changed_delays",
+        old="if self._since is None else [self.now, self._recent, self._since]",
+        new="",
+        world=CANCELS,
+        test="tests/actors/dispatcher/test_changed_delays.py::test_a_change_while_the_table_is_written_is_kept",
     ),
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.sim.runner import Scenario
 from tests.sim.worlds.bookie import BookieWorld
 from tests.sim.worlds.broker import BrokerWorld
+from tests.sim.worlds.cancels import CancelsWorld
 from tests.sim.worlds.dead_letters import DeadLettersWorld
 from tests.sim.worlds.delays import DelaysWorld
 from tests.sim.worlds.ledger import LedgerWorld
@@ -22,6 +23,7 @@ WORLDS: dict[str, Scenario] = {
         BookieWorld(),
         LedgerWorld(),
         BrokerWorld(),
+        CancelsWorld(),
         DeadLettersWorld(),
         DelaysWorld(),
         OwnersWorld(),

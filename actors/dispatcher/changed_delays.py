@@ -1,0 +1,150 @@
+"""The durable half of what was cancelled and rescheduled.
+
+New changes stand in the subscription's record, and are durable with the version that holds them, as acknowledgements
+are. That record is written with every group of acknowledgements, so it must stay small: when many changes have gathered
+there, all of them are written as one table under a key of its own, and the record names that. A table is written under
+a name that nobody used before and never changed; the record says which one counts, and whoever loses the record has
+written a table that nobody names. Such are removed by the next owner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from actors.delayed.retry import attempt
+from actors.dispatcher.subscription import PartitionSubscription
+from actors.ports import Ports
+from storage.cursor import Cursor
+from storage.delayed.changes import Changes
+from storage.delayed.entries import Entries
+from storage.errors import Corrupt, Overloaded, Unavailable
+from storage.position import Positions
+
+FOLD_AT = 4_096
+"""So many changes may stand in the record before they move to a table of their own."""
+FIELD = "delayedChanges"
+
+
+class ChangedDelays:
+    """now: all changes. Made by `load`."""
+
+    def __init__(self, ports: Ports, of: PartitionSubscription, epoch: int) -> None:
+        self._ports, self._epoch = ports, epoch
+        self._prefix = f"delayed-changes/{of.topic}/{of.partition}/{of.subscription}/"
+        self.now = Changes()
+        self._recent = Changes()
+        """What is not in the table."""
+        self._since: Changes | None = None
+        """While a table is being written: what is not in that one either."""
+        self._table = ""
+        self._number = 0
+        self._stale: list[str] = []
+
+    async def load(self, stored: Mapping[str, Any] | None, cursor: Cursor) -> None:
+        """Begin with what the last owner left in the record. Raises Corrupt, Unavailable."""
+        if stored:
+            self._table = stored["table"]
+            if self._table:
+                found = await attempt(self._ports, lambda: self._ports.meta.read(self._table))
+                if found is None:
+                    raise Corrupt(f"the table of changed delays {self._table} is gone")
+                self.now = Changes.decode(found.value)
+            self._recent = Changes.decode(stored["recent"])
+            self.now.update(self._recent)
+        self._forget_done(cursor)
+
+    def record(self) -> dict[str, Any]:
+        """For the subscription's record; nothing if nothing was ever changed."""
+        if not self._table and not len(self._recent):
+            return {}
+        return {FIELD: {"table": self._table, "recent": self._recent.encode()}}
+
+    # -- what changes -----------------------------------------------------------------------------------------------
+
+    def cancel(self, positions: Positions) -> None:
+        """Nobody gets these (ascending) any more."""
+        for changes in self._all():
+            changes.cancel(positions)
+
+    def move(self, entries: Entries) -> None:
+        """These (positions ascending) have new due times."""
+        for changes in self._all():
+            changes.move(entries)
+
+    def reopen(self, start: int) -> None:
+        """Somebody sought back: everything from this position on is wanted again."""
+        for changes in self._all():
+            changes.reopen(start)
+
+    def _all(self) -> list[Changes]:
+        return [self.now, self._recent] if self._since is None else [self.now, self._recent, self._since]
+
+    # -- the table --------------------------------------------------------------------------------------------------
+
+    async def fold(self, cursor: Cursor, first: int) -> None:
+        """Move the changes out of the record if they are many. Nothing is lost or less durable if that fails.
+
+        first: where the topic begins.
+        """
+        if len(self._recent) < FOLD_AT or self._since is not None:
+            return
+        for changes in self._all():
+            changes.trimmed(first)
+        self._forget_done(cursor)
+        value, self._since = self.now.encode(), Changes()
+        try:
+            table = await self._write(value)
+        except (Unavailable, Overloaded) as error:
+            self._since = None
+            self._ports.log("delayed_changes_stay_in_the_record", changes=len(self._recent), error=str(error))
+            return
+        if self._table:
+            self._stale.append(self._table)
+        self._table, self._recent, self._since = table, self._since, None
+
+    async def _write(self, value: bytes) -> str:
+        """Store a table; returns its key. Raises Unavailable, Overloaded."""
+        while True:
+            self._number += 1
+            key = f"{self._prefix}{self._epoch:012d}-{self._number:06d}"
+            if await attempt(self._ports, lambda key=key: self._ports.meta.create(key, 1, value)):  # type: ignore[misc]
+                return key
+            found = await attempt(self._ports, lambda key=key: self._ports.meta.read(key))  # type: ignore[misc]
+            if found is not None and found.value == value:
+                return key  # an earlier attempt, whose answer was lost
+
+    def take_stale(self) -> list[str]:
+        """Tables that no version of the record names which begins to be written from now on."""
+        stale, self._stale = self._stale, []
+        return stale
+
+    async def remove_leftovers(self) -> None:
+        """Remove what earlier owners wrote and no record names. What a newer one has named is not among it."""
+        own = f"{self._prefix}{self._epoch:012d}"
+        named = self._table
+        try:
+            keys = await attempt(self._ports, lambda: self._ports.meta.keys(self._prefix))
+        except (Unavailable, Overloaded) as error:
+            self._ports.log("delayed_changes_left", error=str(error))
+            return
+        await self.remove([key for key in keys if key < own and key != named])
+
+    async def delete(self) -> None:
+        """The subscription is deleted. Raises Unavailable."""
+        for key in await attempt(self._ports, lambda: self._ports.meta.keys(self._prefix)):
+            await attempt(self._ports, lambda key=key: self._ports.meta.remove(key))  # type: ignore[misc]
+
+    async def remove(self, keys: list[str]) -> None:
+        """Remove tables; what cannot be removed now is left to the next owner."""
+        for key in keys:
+            try:
+                await attempt(self._ports, lambda key=key: self._ports.meta.remove(key))  # type: ignore[misc]
+            except (Unavailable, Overloaded) as error:
+                self._ports.log("delayed_changes_left", key=key, error=str(error))
+
+    def _forget_done(self, cursor: Cursor) -> None:
+        """Due times of messages that are done are of no use."""
+        for changes in self._all():
+            if len(changes.moved):
+                changes.keep(~cursor.is_acknowledged(changes.moved.positions))

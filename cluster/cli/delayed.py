@@ -1,0 +1,109 @@
+"""`sluice subscriptions cancel-delayed` and `reschedule-delayed`: take delayed messages back, or move them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from cluster.cli.options import AddressOption, DataDirOption, DryRunOption, JsonOption, KeyOption, TopicArgument, moment
+from cluster.cli.output import show, show_json
+from cluster.cli.session import joined
+from cluster.cli.subscriptions import Where
+
+Subscription = Annotated[str | None, typer.Argument(metavar="[SUBSCRIPTION]", help="Default: each one of the topic.")]
+Ids = Annotated[list[str], typer.Option("--message-id", help="LEDGER:ENTRY:PARTITION of a message; can be repeated.")]
+DelayIds = Annotated[list[str], typer.Option("--delay-id", help="The sender's own id; can be repeated.")]
+From = Annotated[str | None, typer.Option("--from", metavar="TIME", help="Only what is due then or later.")]
+To = Annotated[str | None, typer.Option("--to", metavar="TIME", help="Only what is due before.")]
+Before = Annotated[str | None, typer.Option("--before", metavar="MESSAGE", help="Only what was sent before this one.")]
+Everything = Annotated[bool, typer.Option("--all", help="Every delayed message.")]
+At = Annotated[str, typer.Option("--at", metavar="TIME", help="When they are due from now on (ISO-8601).")]
+
+_COUNTS = {
+    "subscription": "subscription", "partition": "partition", "cancelled": "cancelled", "rescheduled": "rescheduled",
+    "tooLateDelivered": "delivered before", "tooLateDue": "due", "unknown": "unknown",
+}  # fmt: skip
+
+
+def cancel_delayed(
+    topic: TopicArgument,
+    subscription: Subscription = None,
+    message_id: Ids = [],  # noqa: B006
+    delay_id: DelayIds = [],  # noqa: B006
+    key: KeyOption = None,
+    due_from: From = None,
+    due_to: To = None,
+    before: Before = None,
+    everything: Everything = False,
+    dry_run: DryRunOption = False,
+    json: JsonOption = False,
+    address: AddressOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Take delayed messages back: nobody gets them. Says of each id what is true, once that is durable."""
+    chosen = _chosen(message_id, delay_id, key, due_from, due_to, before, everything, dry_run)
+    _change(topic, subscription, "cancel_delayed", chosen, json, (address, data_dir))
+
+
+def reschedule_delayed(
+    topic: TopicArgument,
+    at: At,
+    subscription: Subscription = None,
+    message_id: Ids = [],  # noqa: B006
+    delay_id: DelayIds = [],  # noqa: B006
+    key: KeyOption = None,
+    due_from: From = None,
+    due_to: To = None,
+    before: Before = None,
+    everything: Everything = False,
+    dry_run: DryRunOption = False,
+    json: JsonOption = False,
+    address: AddressOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Give delayed messages another due time. Says of each id what is true, once that is durable."""
+    chosen = _chosen(message_id, delay_id, key, due_from, due_to, before, everything, dry_run)
+    _change(topic, subscription, "reschedule_delayed", {**chosen, "deliver_at": moment(at)}, json, (address, data_dir))
+
+
+def _chosen(
+    ids: list[str],
+    names: list[str],
+    key: str | None,
+    due_from: str | None,
+    due_to: str | None,
+    before: str | None,
+    everything: bool,
+    dry_run: bool,
+) -> dict[str, Any]:
+    given = {
+        "message_id": ids or None,
+        "delay_id": names or None,
+        "key": key,
+        "due_from": moment(due_from) if due_from else None,
+        "due_to": moment(due_to) if due_to else None,
+        "before": before,
+        "everything": everything or None,
+        "dry_run": dry_run or None,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _change(topic: str, subscription: str | None, verb: str, chosen: dict[str, Any], json: bool, where: Where) -> None:
+    with joined(*where) as client:
+        rows: list[dict[str, Any]] = getattr(client, verb)(topic, subscription, **chosen)
+    if json:
+        show_json(rows)
+        return
+    show(rows, False, _COUNTS)
+    held = [
+        {"subscription": row["subscription"], "partition": row["partition"], "consumer": name, "holds": count}
+        for row in rows
+        for name, count in row["tooLateAtConsumer"].items()
+    ]
+    if held:
+        show(held, False)
+    answers = [{"subscription": row["subscription"], **one} for row in rows for one in row["messages"]]
+    if answers:
+        show(answers, False)

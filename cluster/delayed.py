@@ -1,0 +1,129 @@
+"""Taking delayed messages back, or giving them another time, for one subscription or for all that a topic has.
+
+What is said here is what the owners of the subscriptions answer, which is durable when it is said. An owner that does
+not answer, or that must wait for consumers of its predecessor, is asked again for a while: asking again changes
+nothing and gets the same answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import timedelta
+from typing import Any
+
+from actors.backoff import Backoff
+from actors.directory import Directory
+from actors.messages import CancelDelayed, RescheduleDelayed, request_of, shown
+from actors.ports import Ports, Unknown
+from actors.wire import Request
+from cluster.message import MessageId
+from storage.errors import Fenced, Invalid, NotFound, Unavailable
+from storage.hashing import masked_hash
+
+CALL_TIMEOUT = 120_000
+PATIENCE = 60_000
+RETRY_FIRST, RETRY_MOST = 50, 1_000
+
+_CHOICES = {
+    "message_id", "delay_id", "key", "due_from", "due_to", "before", "everything", "dry_run", "deliver_at",
+}  # fmt: skip
+
+
+class DelayedChanges:
+    """Asks the owners of a topic's subscriptions."""
+
+    def __init__(self, ports: Ports, directory: Directory, subscriptions: Callable[[], Awaitable[list[str]]]) -> None:
+        """subscriptions: the names of all of the topic's."""
+        self._ports, self._directory, self._subscriptions = ports, directory, subscriptions
+
+    async def change(
+        self, topic: str, subscription: str | None, verb: str, chosen: Mapping[str, Any]
+    ) -> list[dict[str, Any]]:
+        """Ask about each partition that has to do with it; a row a subscription and partition.
+
+        chosen: `message_id`, `delay_id`, and what `SelectDelayed` has. Raises Invalid, NotFound, Unavailable.
+        """
+        partitions = (await self._directory.settings(topic)).partitions
+        asked = requests(verb, chosen, partitions)
+        names = await self._subscriptions() if subscription is None else [subscription]
+        return [
+            {"subscription": name, **shown(await self._ask(topic, partition, name, request))}
+            for name in names
+            for partition, request in asked.items()
+        ]
+
+    async def _ask(self, topic: str, partition: int, subscription: str, request: Request[Any]) -> Any:
+        wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
+        until = self._ports.clock.monotonic() + PATIENCE
+        while True:
+            try:
+                address = await self._directory.dispatcher(topic, partition, subscription)
+                reply = await self._ports.net.call(address, request, CALL_TIMEOUT)
+                if not isinstance(reply, Unknown):
+                    return reply
+                await self._directory.suspect(address)
+                problem = f"{address} does not answer: {reply.reason}"
+            except (Unavailable, Fenced) as error:
+                problem = str(error)
+            if self._ports.clock.monotonic() > until:
+                raise Unavailable(problem)
+            await wait.pause()
+
+
+def requests(verb: str, chosen: Mapping[str, Any], partitions: int) -> dict[int, Request[Any]]:
+    """What to ask each partition: a message id concerns its own, a key or a delay id that of its hash.
+
+    Raises Invalid, and NotFound for a message id of a partition that the topic does not have.
+    """
+    given = {name: value for name, value in chosen.items() if value is not None}
+    unknown = sorted(set(given) - _CHOICES)
+    if unknown:
+        raise Invalid(f"unknown choice {unknown[0]!r}; there are {', '.join(sorted(_CHOICES))}")
+    ids, names = _list(given.pop("message_id", [])), _list(given.pop("delay_id", []))
+    plain = {name: str(value) if name == "before" else value for name, value in given.items()}
+    asked: dict[int, dict[str, Any]] = {}
+    if ids:
+        for one in ids:
+            at = MessageId.parse(one) if isinstance(one, str) else one
+            if not 0 <= at.partition_index < partitions:
+                raise NotFound(f"the topic has no partition {at.partition_index}")
+            asked.setdefault(at.partition_index, {"message_ids": []})["message_ids"].append(_place(at))
+    elif names:
+        for name in names:
+            home = masked_hash(str(plain.get("key", name)).encode()) % partitions
+            asked.setdefault(home, {"delay_ids": []})["delay_ids"].append(name)
+    elif "key" in plain:
+        asked = {masked_hash(str(plain["key"]).encode()) % partitions: {}}
+    else:
+        asked = {partition: {} for partition in range(partitions)}
+    if "before" in plain:
+        asked = _before(MessageId.parse(plain.pop("before")), asked)
+    found = {partition: request_of(verb, {**plain, **own}) for partition, own in asked.items()}
+    for request in found.values():
+        if isinstance(request, CancelDelayed | RescheduleDelayed):
+            request.check()
+    return found
+
+
+def due_time(deliver_at: int | None, deliver_after: timedelta | None, now: int) -> int:
+    """The new due time, ms. Raises Invalid unless exactly one of the two is given."""
+    if (deliver_at is None) == (deliver_after is None):
+        raise Invalid("give one of deliver_at and deliver_after")
+    return deliver_at if deliver_at is not None else now + int((deliver_after or timedelta()).total_seconds() * 1000)
+
+
+def _before(limit: MessageId, asked: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    """A message id limits its own partition alone, and nothing is asked of the others."""
+    own = asked.get(limit.partition_index)
+    return {} if own is None else {limit.partition_index: {**own, "before": _place(limit)}}
+
+
+def _place(at: MessageId) -> str:
+    return f"{at.ledger_id()}:{at.entry_id()}"
+
+
+def _list(given: Any) -> list[MessageId | str]:
+    found = [given] if isinstance(given, str | MessageId) else given
+    if not isinstance(found, list | tuple | set) or not all(isinstance(one, str | MessageId) for one in found):
+        raise Invalid("message_id and delay_id are one id or a list of them")
+    return list(found)
