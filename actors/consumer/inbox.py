@@ -61,6 +61,7 @@ class Inbox:
             self._signal.clear()
             while self._parts and not self._closed:
                 taken = self._leading()
+                self._payloads.expect(part for part, _, _ in taken)
                 pieces: list[Received] = []
                 for part, epoch, session in taken:
                     pieces += await self._payloads.resolve(part, epoch, session)

@@ -4,8 +4,9 @@ The dispatcher sends row numbers and a handle. Where the handle is gone (its sha
 (due messages), the topic is asked; the topic asks its bookies. A checksum that does not fit is never
 delivered (S18): the payload is fetched again from the topic.
 
-Messages that fall due come a few at a time from many runs, so the runs that the topic was asked for stay decoded; and
-small pieces that arrive together are joined, so that a user gets columns and not crumbs.
+Messages that fall due come a few at a time from many runs. So the topic is told what is wanted next (`expect`) and
+sends small runs along, the runs that came stay decoded, and small pieces that arrive together are joined, so that a
+user gets columns and not crumbs.
 
 Nothing that is kept, here or by the user, lies in the memory that the processes of a machine share: that is for what is
 on its way, and small. Consumers that kept there what they had not acknowledged yet left no room for what others waited
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +27,7 @@ import pyarrow as pa
 from actors.backoff import Backoff
 from actors.consumer.held import Received
 from actors.directory import Directory
-from actors.messages import Part, ReadPayload
+from actors.messages import Part, PayloadRead, ReadPayload
 from actors.ports import Ports
 from actors.topic_client import TopicClient
 from actors.wire import Blob, owned
@@ -38,6 +40,8 @@ READ_TIMEOUT = 10_000
 RETRY_FIRST, RETRY_MOST = 5, 500
 GONE_MS = 10_000
 DECODED_BYTES = 32 * 1024 * 1024
+AHEAD_ENTRIES = 256
+"""So many messages that are wanted next the topic is told of, at most."""
 JOIN_ROWS = 4_096
 """Pieces are joined up to this many rows; a piece of half of it stays alone."""
 
@@ -81,6 +85,17 @@ class DecodedRuns:
         self._runs.move_to_end(self._firsts[at])
         return run
 
+    def missing(self, ledger: int, entries: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Those of a ledger's entries (ascending) whose run is not here."""
+        absent: list[int] = []
+        at = 0
+        while at < len(entries):
+            run = self.find(ledger, int(entries[at]))
+            if run is None:
+                absent.append(at)
+            at = at + 1 if run is None else int(entries.searchsorted(run.end))
+        return entries[absent]
+
     def add(self, run: DecodedRun) -> None:
         """Keep a run; those not used for the longest time go."""
         key = (run.ledger, run.first_entry)
@@ -104,6 +119,15 @@ class Payloads:
         self._partition = partition
         self._decoded = DecodedRuns()
         self._gone_ledger, self._gone_until = -1, 0
+        self._expected: dict[int, npt.NDArray[np.int64]] = {}
+
+    def expect(self, parts: Iterable[Part]) -> None:
+        """These are going to be resolved: what has to be asked of the topic may come with fewer answers."""
+        wanted: dict[int, list[npt.NDArray[np.int64]]] = {}
+        for part in parts:
+            if part.blob is None:
+                wanted.setdefault(part.ledger, []).append(part.first_entry + part.rows.astype(np.int64))
+        self._expected = {ledger: np.unique(np.concatenate(entries)) for ledger, entries in wanted.items()}
 
     async def resolve(self, part: Part, epoch: int, session: int) -> list[Received]:
         """The part's messages, in order, one `Received` a run. Messages that were trimmed are left out."""
@@ -166,19 +190,31 @@ class Payloads:
         self._decoded.add(run)
         return run
 
+    def _next(self, ledger: int, entry: int) -> npt.NDArray[np.uint32]:
+        """What is wanted of the ledger behind an entry, and is not here."""
+        entries = self._expected.get(ledger, np.empty(0, np.int64))
+        first = int(entries.searchsorted(entry, side="right"))
+        return self._decoded.missing(ledger, entries[first : first + AHEAD_ENTRIES]).astype(np.uint32)
+
     async def _read(self, ledger: int, entry: int, again: bool) -> DecodedRun | None:
         """One try to get a run from the topic; `again` says that an earlier copy could not be used."""
+        request = ReadPayload(ledger=ledger, entry=entry, again=again, ahead=self._next(ledger, entry))
         try:
-            reply = await self._topic.ask(ReadPayload(ledger=ledger, entry=entry, again=again), READ_TIMEOUT)
-            payload = await self._ports.net.fetch(reply.payload)
-            if payload is None:
-                return None
-            return _decode(
-                ledger, reply.first_entry, reply.count, reply.delayed, reply.shape, reply.crc, owned(payload)
-            )
+            reply = await self._topic.ask(request, READ_TIMEOUT)
+            for ahead in reply.ahead:
+                run = await self._fetched(ledger, ahead)
+                if run is not None:  # else it is asked for when its turn comes
+                    self._decoded.add(run)
+            return await self._fetched(ledger, reply)
         except (Unavailable, Fenced, Corrupt, Overloaded) as error:
             self._ports.log("payload_waits", ledger=ledger, entry=entry, error=str(error))
             return None
+
+    async def _fetched(self, ledger: int, read: PayloadRead) -> DecodedRun | None:
+        payload = await self._ports.net.fetch(read.payload)
+        if payload is None:
+            return None
+        return _decode(ledger, read.first_entry, read.count, read.delayed, read.shape, read.crc, owned(payload))
 
     def _cut(
         self, part: Part, run: DecodedRun, entries: npt.NDArray[np.int64], start: int, epoch: int, session: int

@@ -7,7 +7,7 @@ from typing import ClassVar
 import msgspec
 import numpy as np
 
-from actors.messages.common import Done, Text
+from actors.messages.common import Done, Text, no_rows
 from actors.wire import Blob, Reply, Request
 
 
@@ -107,7 +107,7 @@ class ReadIndex(Request[IndexRead], kw_only=True):
 
 
 class PayloadRead(Reply, kw_only=True):
-    """The payload of one run."""
+    """The payload of one run. ahead: others that came along, by first entry; they bring none themselves."""
 
     count: int
     delayed: bool
@@ -115,18 +115,22 @@ class PayloadRead(Reply, kw_only=True):
     crc: int
     first_entry: int
     payload: Blob
+    ahead: list[PayloadRead] = []
 
 
 class ReadPayload(Request[PayloadRead], kw_only=True):
     """The run that contains an entry, from the tail cache or a bookie. NotFound if trimmed.
 
     again: an earlier answer could not be used (its handle is gone, its checksum wrong), so read a verified copy anew.
+    ahead: entries of the ledger (uint32, ascending) that are wanted next. Small runs of them come along, as many as
+    one answer may carry; what cannot be read now is left out.
     """
 
     reply: ClassVar[type[Reply]] = PayloadRead
     ledger: int
     entry: int
     again: bool = False
+    ahead: np.ndarray = msgspec.field(default_factory=no_rows)
 
 
 class RowIndex(Reply, kw_only=True):

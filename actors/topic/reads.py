@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from actors.ledger.fan_out import together
 from actors.ledger.reader import StoredFrame
@@ -38,10 +39,12 @@ from actors.topic.unreadable import Unreadable
 from actors.wire import Blob, owned
 from storage.batch import decode_body
 from storage.errors import Corrupt, NotFound, SluiceError, Unavailable
-from storage.frame import index_columns
+from storage.frame import Header, index_columns
 from storage.position import Positions, entry_of, ledger_of, position, split_by_ledger
 
 READ_AT_ONCE = 8
+AHEAD_RUNS, AHEAD_BYTES = 64, 1024 * 1024
+"""Runs, and bytes of them, that come along with one that was asked for, at most."""
 
 
 @dataclass(slots=True)
@@ -299,14 +302,34 @@ class LogReads:
             if cached.blob is None:
                 raise Unavailable(f"run {run} of ledger {ledger_id} is out of reach for a moment")
             blob = cached.blob
-        return PayloadRead(
-            count=header.count,
-            delayed=header.delayed,
-            shape=header.shape,
-            crc=header.crc,
-            first_entry=header.first_entry,
-            payload=blob,
-        )
+        return _payload_read(header, blob)
+
+    async def ahead(self, ledger_id: int, entries: npt.NDArray[np.uint32]) -> list[PayloadRead]:
+        """Small runs with these entries (ascending); the rest, and what cannot be read now, is left out.
+
+        Messages that fall due come from everywhere, one or two of a run: asked for one by one, they would come no
+        faster than one answer after the other.
+        """
+        found: list[PayloadRead] = []
+        ledger = self._log.record.ledger(ledger_id)
+        if ledger is None or not len(entries):
+            return found
+        entries = entries[entries.astype(np.int64) <= self._log.last_entry(ledger)]
+        runs = np.unique((await self._table(ledger)).runs_of(entries))[:AHEAD_RUNS].tolist()
+        runs = [run for run in runs if self._log.record.lost_run(ledger_id, run) is None]
+        bytes_left = AHEAD_BYTES
+        for begin in range(0, len(runs), READ_AT_ONCE):
+            try:
+                loaded = await self._runs(ledger, runs[begin : begin + READ_AT_ONCE], whole=True)
+            except (Unavailable, Corrupt):
+                return found
+            for cached in loaded:
+                bytes_left -= cached.bytes
+                if bytes_left < 0:
+                    return found
+                if cached.blob is not None and cached.blob.data is not None:
+                    found.append(_payload_read(cached.header, cached.blob))
+        return found
 
     async def _again(self, ledger: LedgerRecord, run: int) -> tuple[StoredFrame, memoryview]:
         """A verified copy for somebody who could not use the first one; it may be that nobody can."""
@@ -383,3 +406,14 @@ class LogReads:
         self.unreadable.forget(ledgers)
         for ledger in ledgers:
             self._loading.pop(ledger, None)
+
+
+def _payload_read(header: Header, payload: Blob) -> PayloadRead:
+    return PayloadRead(
+        count=header.count,
+        delayed=header.delayed,
+        shape=header.shape,
+        crc=header.crc,
+        first_entry=header.first_entry,
+        payload=payload,
+    )

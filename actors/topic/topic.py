@@ -303,7 +303,9 @@ class Topic(Actor):
     async def on_read_payload(self, request: ReadPayload) -> PayloadRead:
         """The run that contains an entry."""
         await self._ready()
-        return await self._reads.payload(request.ledger, request.entry, again=request.again)
+        reply = await self._reads.payload(request.ledger, request.entry, again=request.again)
+        reply.ahead = await self._reads.ahead(request.ledger, request.ahead)
+        return reply
 
     async def on_read_row_index(self, request: ReadRowIndex) -> RowIndex:
         """Index columns of single messages."""

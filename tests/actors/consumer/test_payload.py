@@ -128,3 +128,66 @@ def test_damage_is_never_handed_on() -> None:
     (got,) = asyncio.run(payloads.resolve(part_of([0, 1, 2], damaged), 1, 1))
     assert got.rows.column("payload").to_pylist() == [b"1", b"22", b"333"]
     assert (machine.asked, machine.again) == (1, True)
+
+
+class Topic(Machine):
+    """Ten runs of three messages, which come along when they are wanted next."""
+
+    def __init__(self, along: int = 99) -> None:
+        super().__init__()
+        self.along = along
+        self.wanted: list[list[int]] = []
+
+    async def call(self, to: str, request: ReadPayload, timeout: int) -> PayloadRead:
+        self.asked += 1
+        self.wanted.append(request.ahead.tolist())
+        firsts = sorted({entry // 3 * 3 for entry in request.ahead.tolist()})[: self.along]
+        reply = self.read(request.entry // 3 * 3)
+        reply.ahead = [self.read(first) for first in firsts]
+        return reply
+
+    def read(self, first: int) -> PayloadRead:
+        """The run that begins there."""
+        return PayloadRead(
+            count=3, delayed=False, shape=RUN.shape, crc=RUN.crc, first_entry=first, payload=self.share()
+        )
+
+
+def due(rows: list[int]) -> Part:
+    """Messages that fell due, of runs that the dispatcher has forgotten."""
+    part = part_of(rows, None)
+    part.count = 0
+    return part
+
+
+async def resolved(payloads: Payloads, parts: list[Part]) -> list[int]:
+    """What became of the parts: the entries, in order, with their contents checked."""
+    payloads.expect(parts)
+    entries: list[int] = []
+    for part in parts:
+        for got in await payloads.resolve(part, 1, 1):
+            here = (got.positions & 0xFFFFFFFF).tolist()
+            assert got.rows.column("payload").to_pylist() == [[b"1", b"22", b"333"][entry % 3] for entry in here]
+            entries += here
+    return entries
+
+
+def test_what_falls_due_in_many_runs_comes_with_one_answer() -> None:
+    """One message of each of ten runs, in two parts: without it, each would wait for the answer before it."""
+    topic = Topic()
+    payloads = Payloads(cast(Any, topic), cast(Any, topic), "t", 0)
+    rows = [3 * run + run % 3 for run in range(10)]
+    assert asyncio.run(resolved(payloads, [due(rows[:4]), due(rows[4:])])) == rows
+    assert topic.wanted == [rows[1:]]
+
+
+def test_what_did_not_come_along_is_asked_for_and_what_is_there_is_not() -> None:
+    topic = Topic(along=2)
+    payloads = Payloads(cast(Any, topic), cast(Any, topic), "t", 0)
+
+    async def scenario() -> None:
+        assert await resolved(payloads, [due([0, 3, 4, 6, 9])]) == [0, 3, 4, 6, 9]
+        assert await resolved(payloads, [due([1, 5, 12])]) == [1, 5, 12]
+
+    asyncio.run(scenario())
+    assert topic.wanted == [[3, 4, 6, 9], [], []]

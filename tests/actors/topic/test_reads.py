@@ -359,3 +359,34 @@ def test_an_old_run_is_read_once_for_many_consumers() -> None:
         assert world.network.calls["ReadRun"] == calls
 
     World(33).play(scenario)
+
+
+def test_small_runs_that_are_wanted_next_come_along() -> None:
+    """From memory and from bookies; what is large, not there yet or out of reach is left out, and nobody waits."""
+
+    async def scenario(world: World) -> None:
+        cluster, client, producer = await started(world, TopicSettings())
+        for _ in range(12):
+            await producer.publish(2)
+        stored = await producer.send(make_test_run([f"{number:0100}" for number in range(1000)]), 24)
+        ledger = stored.ledger
+        wanted = np.array([3, 8, 9, 17, stored.first_entry, stored.first_entry + 5_000], np.uint32)
+        for to in (cluster.current, await cluster.replace_owner()):
+            reply = await ask(client, to, ReadPayload(ledger=ledger, entry=1, ahead=wanted))
+            assert reply.first_entry == 0
+            assert [(run.first_entry, run.count, run.ahead) for run in reply.ahead] == [
+                (2, 2, []),
+                (8, 2, []),
+                (16, 2, []),
+            ]
+            for run in reply.ahead:
+                assert run.payload.data is not None
+                values = values_of(run.payload.data, run.delayed, run.shape, run.count)
+                assert values == [f"p-{run.first_entry}", f"p-{run.first_entry + 1}"]
+        to = await cluster.replace_owner()
+        first = await ask(client, to, ReadPayload(ledger=ledger, entry=1))
+        world.network.refusals["ReadRun"] = (1.0, (Unavailable("not now"),))
+        again = await ask(client, to, ReadPayload(ledger=ledger, entry=1, ahead=wanted))
+        assert (again.crc, again.ahead) == (first.crc, [])
+
+    World(34).play(scenario)
