@@ -1,7 +1,8 @@
 """Who injects a flood's faults, each when it is due: in a thread of its own, because a clean leave takes a while.
 
 By time or by the share that is delivered, a fault comes when its moment does. In acts (loadgen.acts) it comes under the
-fixed rate, when the one before has shown its effect and no hash drains any more.
+fixed rate, when the one before has shown its effect and no hash drains any more. What a person presses comes at once,
+whatever is planned.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import time
 from collections.abc import Callable
 
 from loadgen.chaos import Chaos
-from loadgen.effects import PATIENCE_S, PRESSED, Effect, Latest
+from loadgen.effects import PATIENCE_S, Effect, Latest
 from loadgen.faults import Fault
 from storage.errors import Conflict
 
@@ -31,7 +32,6 @@ class Breaker:
         """How many are still to come and need the load; in acts only."""
         self._target = self._in_turn if in_acts else self._when_due
         self._thread: threading.Thread | None = None
-        self._one_at_a_time = threading.Lock()
         self._pressed: queue.SimpleQueue[Fault | None] = queue.SimpleQueue()
         self._presser = threading.Thread(target=self._press_each, name="pressed", daemon=True)
 
@@ -110,17 +110,13 @@ class Breaker:
             self.pending -= 1
 
     def _press_each(self) -> None:
+        self._chaos.look()  # from here on moves of hashes count, and who presses does not wait for it
         while (fault := self._pressed.get()) is not None:
-            self._inject(fault, pressed=True)
+            self._inject(fault)
 
-    def _inject(self, fault: Fault, *, pressed: bool = False) -> bool:
-        history = self._chaos.fleet.history
+    def _inject(self, fault: Fault) -> bool:
         try:
-            with self._one_at_a_time:
-                known = len(history)
-                self._chaos.inject(fault)
-                for row in history[known:] if pressed else ():
-                    row[PRESSED] = True
+            self._chaos.inject(fault)
         except Exception as error:
             # Ray's and the system's errors are many; whatever it was, the run says so and goes on.
             self.troubles.append(f"the fault {fault.kind} could not be mended: {error}")

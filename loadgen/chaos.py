@@ -24,7 +24,8 @@ from urllib.parse import urlparse
 import psutil
 
 from loadgen.broker import Client
-from loadgen.faults import Episode, Fault, Fleet, Until, plan_by_share, plan_by_time, plan_in_turn
+from loadgen.episodes import Episode
+from loadgen.faults import Fault, Fleet, Until, plan_by_share, plan_by_time, plan_in_turn
 from loadgen.holding import Holding
 from loadgen.kinds import CONSUMER_KINDS, FLOOD_KINDS, HANG, JOIN, KILL_NODE, S3_DOWN, standard_kinds
 from loadgen.options import EVERYTHING, ROLLING, FloodOptions
@@ -37,6 +38,8 @@ LOOK_EVERY = 12
 """Restarts between two looks at the assignments, of which the dispatchers remember the newest 256."""
 FIND_S, FIND_EVERY_S = 20.0, 0.2
 """How long, and how often, a victim is looked for."""
+COUNT_EVERY_S = 10.0
+"""How often nodes are counted for a page: that means going through all processes of the machine."""
 _ASK_S = 5.0
 _STORE_SIZE = re.compile(r"--object_store_memory=(\d+)")
 """How the command line of a raylet tells the size of its object store."""
@@ -111,21 +114,26 @@ class Chaos:
         self._done = 0
         self._episodes: list[Episode] = []
         self._mending: list[threading.Thread] = []
+        self._looking, self._striking = threading.Lock(), threading.Lock()
+        self._others: tuple[float, list[str]] = (float("-inf"), [])
         self.passed_over = fleet.passed_over
         self.troubles: list[str] = []
 
     def inject(self, fault: Fault) -> None:
         """Break something now. Returns when it is done; what lasts is taken back by a timer."""
         if fault.kind in CONSUMER_KINDS:
-            if self._done % (LOOK_EVERY if self._often else 1) == 0:
-                self.moves.look(self._client, self._topic, self._subscription)
-            self._done += 1
+            if self._done % (LOOK_EVERY if self._often else 1) == 0 and not fault.pressed:
+                self.look()
+            self._done += not fault.pressed
             self.fleet.inject(fault, self._until(fault))
+            if fault.pressed:
+                self.look()
             return
         deadline = time.monotonic() + FIND_S
         while True:
             try:
-                self._strike(fault)
+                with self._striking:
+                    self._strike(fault)
                 return
             except LookupError as error:
                 self.passed_over.append(f"{fault.kind}: {error}")
@@ -135,6 +143,11 @@ class Chaos:
                     self.passed_over.append(f"{fault.kind}: {error}")
                     return
             time.sleep(FIND_EVERY_S)
+
+    def look(self) -> None:
+        """Count the hashes that have moved since the last look."""
+        with self._looking:
+            self.moves.look(self._client, self._topic, self._subscription)
 
     def _until(self, fault: Fault) -> Until | None:
         if fault.kind == HANG:
@@ -157,7 +170,7 @@ class Chaos:
         for thread in self._mending:
             thread.join()
         self._mending = []
-        self.moves.look(self._client, self._topic, self._subscription)
+        self.look()
 
     def close(self) -> None:
         """Let everything run again, whatever happened. Never raises."""
@@ -192,7 +205,7 @@ class Chaos:
 
     def victims(self) -> list[Victim]:
         """All of this run that can be broken by name. Raises SluiceError while the controller does not answer."""
-        found = [Victim("", "The others", (JOIN, *self._of_everybody()))]
+        found = [Victim("", "the cluster", (JOIN, *self._of_everybody()))]
         names = [member.name for member in self.fleet.working]
         alone = tuple(kind for kind in CONSUMER_KINDS if kind != JOIN)
         found += [Victim(name, name, alone) for name in sorted(names, key=lambda name: (len(name), name))]
@@ -205,8 +218,12 @@ class Chaos:
 
     def _of_everybody(self) -> list[str]:
         """Kinds that choose their victim themselves, and that this cluster can stand."""
-        known = standard_kinds(nodes=self._processes.nodes(), s3=bool(self._s3))
-        return [kind for kind in (KILL_NODE, S3_DOWN) if kind in known]
+        looked, found = self._others
+        if time.monotonic() - looked > COUNT_EVERY_S:
+            known = standard_kinds(nodes=self._processes.nodes(), s3=bool(self._s3))
+            found = [kind for kind in (KILL_NODE, S3_DOWN) if kind in known]
+            self._others = (time.monotonic(), found)
+        return found
 
     def _of_host(self, rows: list[dict[str, Any]], host: str) -> dict[str, list[int]]:
         """The partitions of this run whose owners are in a process."""
@@ -253,8 +270,7 @@ class Chaos:
         return str(row["address"].partition("/")[0])
 
     def _note(self, fault: Fault, target: str, lost: dict[str, list[int]]) -> None:
-        lasts = {"lasts_s": fault.lasts_s} if fault.lasts_s else {}
-        self.fleet.note({"kind": fault.kind, "target": target, **lasts, **lost})
+        self.fleet.note({**fault.row, "target": target, **lost})
 
 
 class ClusterProcesses:

@@ -8,11 +8,12 @@ hold, so an overlap that the judge sees was one.
 Whether an acknowledgement is durable is learned by a second thread, which notes `confirmed` events: everything that
 was acknowledged before the question was asked is durable when the answer comes.
 
-The class runs as a Ray actor (`loadgen.faults` starts them) but knows nothing of Ray.
+It runs in a process of its own (`loadgen.nursery` forks them, `loadgen.faults` says when) and knows nothing of Ray.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 import threading
@@ -24,7 +25,7 @@ import google_crc32c
 import numpy as np
 import pyarrow as pa
 
-from loadgen.broker import Batch, Connect, Consumer
+from loadgen.broker import Batch, Client, Connect, Consumer
 from loadgen.generate import read_key_seq
 from loadgen.history import (
     ATTACH,
@@ -51,7 +52,10 @@ _PROGRESS = struct.Struct("<?qq")
 
 @dataclass(frozen=True, slots=True)
 class ConsumeJob:
-    """What every consumer of a flood needs to know. work_us: simulated work per message, microseconds."""
+    """What every consumer of a flood needs to know. work_us: simulated work per message, microseconds.
+
+    receiver_queue_size: of those who join first.
+    """
 
     connect: Connect
     topic: str
@@ -120,6 +124,9 @@ class FloodConsumer:
     def __init__(self, job: ConsumeJob) -> None:
         self._job = job
         self._incarnation = self._name = ""
+        self._queue = 0
+        self._client: Client | None = None
+        self._opened = contextlib.ExitStack()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._error = ""
@@ -129,17 +136,22 @@ class FloodConsumer:
         self._sessions: dict[int, tuple[int, int]] = {}
 
     def ready(self) -> int:
-        """The process id, once the process is up and has found the cluster, which takes a while on a busy machine."""
-        with self._job.connect():
-            return os.getpid()
+        """The process id, once the process is up, connected, and knows who is asked to join.
 
-    def start(self, incarnation: str, consumer_name: str) -> None:
+        On a busy machine that takes seconds, which nobody who waits for a join is to wait for. Raises SluiceError.
+        """
+        self._client = self._opened.enter_context(self._job.connect())
+        with contextlib.suppress(SluiceError):  # whoever comes first makes the subscription
+            self._client.stats(self._job.topic, self._job.subscription)
+        return os.getpid()
+
+    def start(self, incarnation: str, consumer_name: str, receiver_queue_size: int) -> None:
         """Join the subscription and begin to work; again after `stop`, under another incarnation.
 
         incarnation is the name in the history and is never used again; consumer_name is what the broker hears.
         """
         assert self._thread is None or not self._thread.is_alive(), f"{self._incarnation} has not left"
-        self._incarnation, self._name = incarnation, consumer_name
+        self._incarnation, self._name, self._queue = incarnation, consumer_name, receiver_queue_size
         self._stopping.clear()
         self._error, self._joined = "", False
         self._told_last = ConsumerProgress()
@@ -181,13 +193,15 @@ class FloodConsumer:
 
     def _consume(self, deliveries: Journal, events: Journal) -> None:
         job = self._job
-        with job.connect() as client:
+        client = self._client or self._opened.enter_context(job.connect())
+        self._client = None
+        with self._opened.pop_all():
             consumer: Consumer = client.subscribe(
                 job.topic,
                 job.subscription,
                 consumer_name=self._name,
                 initial_position="earliest",
-                receiver_queue_size=job.receiver_queue_size,
+                receiver_queue_size=self._queue,
                 policy=job.policy,
                 on_ranges=lambda partition, kind, _: self._told(events, partition, kind),
             )

@@ -11,12 +11,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from loadgen.faults import Fault, Fleet
+from loadgen.faults import PRESSED, Fault, Fleet
 from loadgen.kinds import FREEZE, JOIN, SLOW
 
 PATIENCE_S = 30.0
-PRESSED = "pressed"
-"""What the rows of faults that a person asked for say: they are nobody's turn, and no effect is waited for."""
 DRAIN_S = 3.0
 """So long hashes that began to drain are waited for."""
 

@@ -1,8 +1,11 @@
 """Consumers that come and go under load: who is alive, what is broken when, and what the history says of it.
 
 A fault is due at a share of the messages delivered, so that it hits a run of any length in the same phase, or at a
-time. The kinds are those of `loadgen.kinds`; this module does the consumers' own. Spare processes are started ahead,
-so that a replacement costs a join and not the start of an interpreter.
+time. The kinds are those of `loadgen.kinds`; this module does the consumers' own. Spare processes are started ahead
+and are connected already, so that a replacement costs a join and nothing else.
+
+A planned fault and one that a person asks for may come together, each from a thread of its own: whom they hit is
+decided under a lock, what they wait for is not.
 
 What the history says about an end must be true for the judge: the death is noted before the signal is sent, so no
 delivery to somebody else can come before it.
@@ -19,13 +22,14 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from loadgen.consume import ConsumeJob, ConsumerProgress, seal_journals
+from loadgen.episodes import SLOW_SHARE, Episode
 from loadgen.history import DEATH, EVENTS, EXPIRED, write_parquet
 from loadgen.kinds import (
     ACT_KINDS,
@@ -44,14 +48,14 @@ from storage.errors import Unavailable
 
 __all__ = ["FREEZE", "HANG", "JOIN", "KILL", "KINDS", "RESTART", "SLOW"]
 
+PRESSED = "pressed"
+"""What the rows of faults that a person asked for say: they are nobody's turn, and no effect is waited for."""
 AWAY_S = 0.3
 """How long a consumer that left cleanly stays away."""
 SPARES = 8
 """So many processes are kept ready at most."""
 MOST_MORE = 6
 """So many consumers may join a run that others do not leave for good."""
-SLOW_SHARE, SLICE_S = 0.1, 0.2
-"""A slowed process runs a tenth of every fifth of a second."""
 JOIN_S, HELP_S = 5.0, 2.0
 """So long a newcomer who helps has to join, and then to receive something, before the one that hangs is killed."""
 SURE_S = 5.0
@@ -69,7 +73,7 @@ class Fault:
 
     lot: which of the possible victims, 0 <= lot < 1. lasts_s: seconds until it is taken back, for kinds that last.
     target: the victim's name, if it is to be a certain one. holding: a victim of SIGKILL is stopped first, until it
-    holds messages.
+    holds messages. pressed: a person asked for it.
     """
 
     kind: str
@@ -79,6 +83,13 @@ class Fault:
     lasts_s: float = 0.0
     target: str = ""
     holding: bool = False
+    pressed: bool = False
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """What the history says of it, whomever it hits."""
+        lasts = {"lasts_s": self.lasts_s} if self.lasts_s else {}
+        return {"kind": self.kind, **lasts, **({PRESSED: True} if self.pressed else {})}
 
     def due(self, share: float, seconds: float) -> bool:
         """Is it time?"""
@@ -137,7 +148,7 @@ class Handle(Protocol):
     def ready(self, timeout_s: float) -> int:
         """Wait until the process is up; its process id."""
 
-    def start(self, incarnation: str, consumer_name: str) -> None:
+    def start(self, incarnation: str, consumer_name: str, receiver_queue_size: int) -> None:
         """Join the subscription under this name and begin to work; returns at once."""
 
     def stop(self, timeout_s: float) -> None:
@@ -174,10 +185,11 @@ class Fleet:
         self._spawn = spawn
         self._started: list[Handle] = []
         self._spares: list[Handle] = []
-        self._queues: dict[Handle, int] = {}
+        self._queue = job.receiver_queue_size
+        self._changing = threading.RLock()
         self._generations: dict[str, int] = {}
         self._events: list[dict[str, Any]] = []
-        self._next = self._most = self._ahead = 0
+        self._next = self._most = self._ahead = self._kept = 0
         self._episodes: list[Episode] = []
         self.working: list[Member] = []
         self.gone: list[Member] = []
@@ -202,10 +214,18 @@ class Fleet:
         queue: receiver_queue_size of everybody who joins from now on. That of a flood would hold more than comes under
         a fixed rate, and nobody's would ever be full.
         """
-        self._job = replace(self._job, receiver_queue_size=queue)
+        self._queue = queue
         self._spares += [self._process() for _ in range(min(spares, SPARES) - len(self._spares))]
-        for handle in self._spares:
+        for handle in list(self._spares):
             handle.ready(_READY_S)
+
+    def keep_spares(self, count: int) -> None:
+        """Have so many processes ready from now on, for what is not planned; `poll` makes up for those that were taken.
+
+        Returns at once: they make themselves ready.
+        """
+        self._kept = count
+        self._spares += [self._process() for _ in range(count - len(self._spares))]
 
     def await_joined(self) -> None:
         """Wait until everybody has joined. Raises Unavailable if somebody cannot."""
@@ -218,58 +238,79 @@ class Fleet:
             time.sleep(_LOOK_EVERY_S)
 
     def inject(self, fault: Fault, until: Until | None = None) -> None:
-        """Break something now, and mend it; returns when it is mended, or will be by a timer. One fault at a time.
+        """Break something now, and mend it; returns when it is mended, or will be by a timer.
 
         until: a victim of SIGKILL is stopped first and killed when this returns.
         """
         if fault.kind == JOIN:
-            if len(self.working) < self._most:
-                name = self._new_name()
-                self._note(fault, name)
-                self._join(self._spare(), name)
-            else:
-                self.passed_over.append(f"{JOIN}: {len(self.working)} consumers are enough")
-            return
-        victim = self._victim(fault)
-        if victim is None:
-            return
-        if fault.kind == FREEZE:
-            self._note(fault, victim.name, incarnation=victim.incarnation)
-            self._episodes.append(Episode([victim.pid], fault.lasts_s))
-        elif fault.kind == SLOW:
-            self._note(fault, victim.name, incarnation=victim.incarnation)
-            self._episodes.append(Episode([victim.pid], fault.lasts_s, share=SLOW_SHARE))
+            self._add(fault)
         elif fault.kind in (KILL, HANG):
-            self._kill(fault, victim, until)
+            self._kill(fault) if until is None else self._stop_and_kill(fault, until)
+        elif fault.kind == RESTART:
+            self._leave_and_return(fault)
         else:
-            self._note(fault, victim.name)
-            if fault.target:
-                self.restart(victim)
-                self.await_joined()
-            else:
-                self.restart(victim, self._spare())
+            self._hold_up(fault)
 
-    def _kill(self, fault: Fault, victim: Member, until: Until | None) -> None:
-        if until is None:
-            self._note(fault, victim.name, incarnation=victim.incarnation)
-            self.strike([victim.pid])
+    def _add(self, fault: Fault) -> None:
+        with self._changing:
+            if len(self.working) >= self._most:
+                self.passed_over.append(f"{JOIN}: {len(self.working)} consumers are enough")
+                return
+            name = self._new_name()
+        self._note(fault, name)
+        self._join(self._spare(), name)
+
+    def _hold_up(self, fault: Fault) -> None:
+        with self._changing:
+            victim = self._victim(fault)
+            if victim is not None:
+                self._note(fault, victim.name, incarnation=victim.incarnation)
+                share = SLOW_SHARE if fault.kind == SLOW else 0.0
+                self._episodes.append(Episode([victim.pid], fault.lasts_s, share))
+
+    def _leave_and_return(self, fault: Fault) -> None:
+        with self._changing:
+            victim = self._victim(fault)
+            if victim is None:
+                return
+            self._note(fault, victim.name)
+            self._part(victim)
+        if fault.target and not fault.pressed:
+            self._return(victim)
+            self.await_joined()
         else:
-            began, since = time.monotonic(), self._job.clock.now()
+            self._return(victim, self._spare())
+
+    def _kill(self, fault: Fault) -> None:
+        with self._changing:
+            victim = self._victim(fault)
+            if victim is None:
+                return
+            self._note(fault, victim.name, incarnation=victim.incarnation)
+            dead = self.strike([victim.pid])
+        self.replace(dead)
+
+    def _stop_and_kill(self, fault: Fault, until: Until) -> None:
+        began, since = time.monotonic(), self._job.clock.now()
+        with self._changing:
+            victim = self._victim(fault)
+            if victim is None:
+                return
             stopped = Episode([victim.pid], _LONGEST_STOP_S)
             self._episodes.append(stopped)
-            more: dict[str, Any] = dict(until(victim.name))
-            if fault.kind == HANG:
-                more["helper"] = self._new_name()
-                self._join(self._spare(), more["helper"])
-                self._await_help(self.working[-1])
-                more["hung_s"] = round(time.monotonic() - began, 3)
+        more: dict[str, Any] = dict(until(victim.name))
+        if fault.kind == HANG:
+            more["helper"] = self._new_name()
+            self._await_help(self._join(self._spare(), more["helper"]))
+            more["hung_s"] = round(time.monotonic() - began, 3)
+        with self._changing:
             self._note(fault, victim.name, incarnation=victim.incarnation, **more)
             if time.monotonic() - began > SURE_S:
                 # Its lease may have run out, and nobody else will say so: it has done nothing since it was stopped.
                 self._events.append(_event(victim.incarnation, EXPIRED, since))
-            self.strike([victim.pid])
-            stopped.end()
-        self._join(self._spare(), victim.name)
+            dead = self.strike([victim.pid])
+        stopped.end()
+        self.replace(dead)  # nobody, if it went with its node meanwhile: then its replacement has been seen to
 
     def _await_help(self, helper: Member) -> None:
         """Wait until one who joins is in, JOIN_S at most, and has received something, HELP_S at most from then on."""
@@ -283,12 +324,12 @@ class Fleet:
 
     def strike(self, pids: Sequence[int]) -> list[Member]:
         """SIGKILL processes, whoever's they are; the consumers among them are dead from now on, and are returned."""
-        dead = [member for member in self.working if member.pid in pids]
-        at = self._job.clock.now()
-        for member in dead:
-            self._events.append(_event(member.incarnation, DEATH, at))
-            self.working.remove(member)
-            self.gone.append(member)
+        with self._changing:
+            dead = [member for member in self.working if member.pid in pids]
+            at = self._job.clock.now()
+            for member in dead:
+                self._events.append(_event(member.incarnation, DEATH, at))
+                self._part(member)
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -299,10 +340,12 @@ class Fleet:
         for member in dead:
             self._join(self._spare(), member.name)
 
-    def restart(self, member: Member, handle: Handle | None = None) -> None:
-        """One leaves cleanly, stays away a little and comes back under its name, in that process or in its old one."""
+    def _part(self, member: Member) -> None:
         self.working.remove(member)
         self.gone.append(member)
+
+    def _return(self, member: Member, handle: Handle | None = None) -> None:
+        """One leaves cleanly, stays away a little and comes back under its name, in that process or in its old one."""
         with contextlib.suppress(Exception):
             member.handle.stop(_STOP_S)
         if handle is not None:
@@ -339,6 +382,9 @@ class Fleet:
         """Look how far everybody is."""
         for member in [*self.working, *self.gone]:
             member.last = ConsumerProgress.read(self._job.progress / member.incarnation)
+        # A process that makes itself ready takes time from those that join just now.
+        if len(self._spares) < self._kept and all(member.last.joined for member in self.working):
+            self._spares.insert(0, self._process())
 
     @property
     def received(self) -> int:
@@ -377,35 +423,39 @@ class Fleet:
         self._started = []
 
     def _new_name(self) -> str:
-        self._next += 1
-        return f"consumer-{self._next}"
+        with self._changing:
+            self._next += 1
+            return f"consumer-{self._next}"
 
     def _process(self) -> Handle:
         handle = self._spawn(self._job)
         self._started.append(handle)
-        self._queues[handle] = self._job.receiver_queue_size
         return handle
 
     def _spare(self) -> Handle:
-        if self._ahead:
-            self._ahead -= 1
-            self._spares.insert(0, self._process())
-        return self._spares.pop() if self._spares else self._process()
+        with self._changing:
+            if self._ahead:
+                self._ahead -= 1
+                self._spares.insert(0, self._process())
+            return self._spares.pop() if self._spares else self._process()
 
-    def _join(self, handle: Handle, name: str) -> None:
-        generation = self._generations[name] = self._generations.get(name, 0) + 1
+    def _join(self, handle: Handle, name: str) -> Member:
+        with self._changing:
+            generation = self._generations[name] = self._generations.get(name, 0) + 1
         incarnation = f"{name}.{generation}"
         for left in reversed(range(_TRIES)):
             try:
                 pid = handle.ready(_READY_S)
-                handle.start(incarnation, name)
+                handle.start(incarnation, name, self._queue)
                 break
             except Exception:
                 # A spare may have been in what was killed last. Whatever Ray calls that: another one is started.
                 if not left:
                     raise
                 handle = self._process()
-        self.working.append(Member(handle, incarnation, name, pid, self._queues[handle]))
+        joined = Member(handle, incarnation, name, pid, self._queue)
+        self.working.append(joined)
+        return joined
 
     def _stop(self, member: Member) -> None:
         with contextlib.suppress(Exception):
@@ -413,9 +463,7 @@ class Fleet:
         member.handle.end()
 
     def _note(self, fault: Fault, target: str, **more: Any) -> None:
-        self.note(
-            {"kind": fault.kind, "target": target, **more} | ({"lasts_s": fault.lasts_s} if fault.lasts_s else {})
-        )
+        self.note({**fault.row, "target": target, **more})
 
     def note(self, what: dict[str, Any]) -> None:
         """Remember what was done, now."""
@@ -425,45 +473,3 @@ class Fleet:
 def _event(incarnation: str, event: str, at: int) -> dict[str, Any]:
     """A row of EVENTS about all sessions of a consumer."""
     return {"consumer": incarnation, "session": -1, "partition": -1, "event": event, "at": at, "upto": 0}
-
-
-class Episode:
-    """Processes that are stopped, or get a share of their time, until `end` or for so many seconds."""
-
-    def __init__(self, pids: Sequence[int], seconds: float, share: float = 0.0) -> None:
-        """Begin at once. share: part of the time that the processes may run, 0 = none."""
-        self.pids = list(pids)
-        self._share = share
-        self._quiet = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(seconds,), name="episode", daemon=True)
-        self._signal(signal.SIGSTOP)
-        self._thread.start()
-
-    @property
-    def over(self) -> bool:
-        """Whether the processes run as they like again."""
-        return not self._thread.is_alive()
-
-    def end(self) -> None:
-        """Let them run again. Safe to repeat."""
-        self._quiet.set()
-        self._thread.join()
-
-    def _run(self, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        try:
-            while (left := deadline - time.monotonic()) > 0:
-                if self._quiet.wait(min(left, SLICE_S * (1 - self._share)) if self._share else left):
-                    return
-                if self._share:
-                    self._signal(signal.SIGCONT)
-                    if self._quiet.wait(SLICE_S * self._share):
-                        return
-                    self._signal(signal.SIGSTOP)
-        finally:
-            self._signal(signal.SIGCONT)
-
-    def _signal(self, number: signal.Signals) -> None:
-        for pid in self.pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)

@@ -50,6 +50,8 @@ _LOOK_EVERY_S = 0.05
 _REST_S = 10.0
 _LEAST_QUEUE = 25
 """Messages of each partition that the queue of one who joins under a fixed rate has room for, at least."""
+READY_FOR_A_PERSON = 2
+"""Spare consumers beside those that the plan takes, where faults can be pressed: what hangs takes two."""
 _NEARLY = 0.999
 """What must be delivered of the first act before it is asked whether anything is left: tasks round their parts."""
 
@@ -193,9 +195,11 @@ class Flood:
             )
             sampler = Sampler(client, self._topic, SUBSCRIPTION, self._clock)
             breaker = Breaker(chaos, faults, lambda: sampler.latest, in_acts=options.in_acts)
-            self._show_page(stack, breaker, chaos)
+            self._show_page(stack, breaker, chaos, publish)
             with self._phase("starting consumers", "consumers"):
                 fleet.begin(options.consumers, 0)
+                if self._page is not None:
+                    fleet.keep_spares(READY_FOR_A_PERSON)
             with self._phase("starting Spark", "spark"):
                 spark = self._helpers.spark
                 job, total = self._source(spark, publish)
@@ -229,12 +233,12 @@ class Flood:
         share = int(rate / options.consumers / 2) if rate and options.in_acts else options.receiver_queue_size
         return max(min(share, options.receiver_queue_size), options.partitions * _LEAST_QUEUE)
 
-    def _show_page(self, stack: contextlib.ExitStack, breaker: Breaker, chaos: Chaos) -> None:
+    def _show_page(self, stack: contextlib.ExitStack, breaker: Breaker, chaos: Chaos, job: PublishJob) -> None:
         if self._page is None:
             return
         from cluster.watch.panel import Admin, Panel
 
-        pressing = Pressing(breaker, chaos, lambda: self._progress.phase)
+        pressing = Pressing(breaker, chaos, lambda: self._progress.phase, job.enough.touch)
         panel = Panel(Admin(self._page.data_dir), pressing, topic=self._topic, subscription=SUBSCRIPTION)
         self._page.announce(stack.enter_context(panel).address)
 

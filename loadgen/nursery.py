@@ -2,8 +2,9 @@
 
 A consumer needs Ray, Arrow and the broker's client, which take a second of processor time to import. A run has four of
 them and as many more as faults call for, so they are imported once, here, in a process without threads, while Ray and
-Spark are still starting; each consumer is a fork of it that is there within milliseconds. So none has to be kept
-ready, and each is a process of its own that can be killed or stopped.
+Spark are still starting; each consumer is a fork of it that is there within milliseconds, and a process of its own
+that can be killed or stopped. What takes a second and more is to find the cluster, which it does before it is asked to
+join: where a join must be quick, one is kept ready.
 
 Forks are asked for over a socket, along with which goes the socket that the new process serves: a call is (name,
 arguments), an answer (whether it went well, what it gives). A consumer ends when its socket does, and whoever runs the
@@ -89,9 +90,9 @@ class ForkedConsumer:
             self._waiting = False
         return self._pid
 
-    def start(self, incarnation: str, consumer_name: str) -> None:
+    def start(self, incarnation: str, consumer_name: str, receiver_queue_size: int) -> None:
         """Join the subscription and begin to work. Raises Unavailable."""
-        self._call("start", _GRACE_S * 6, incarnation, consumer_name)
+        self._call("start", _GRACE_S * 6, incarnation, consumer_name, receiver_queue_size)
 
     def stop(self, timeout_s: float) -> None:
         """Leave cleanly and wait for it. Raises Unavailable."""

@@ -13,7 +13,7 @@ from loadgen.breaking import Breaker
 from loadgen.chaos import Chaos, Victim
 from loadgen.faults import Fault
 from loadgen.kinds import KINDS
-from storage.errors import Invalid, SluiceError
+from storage.errors import Conflict, Invalid, SluiceError
 
 LASTS_S = 3.0
 """How long what is pressed lasts, for kinds that last: a person sees it, and no lease runs out."""
@@ -31,10 +31,10 @@ class Page:
 
 
 class Pressing:
-    """One run as the panel sees it. phase: what the run is doing, in words."""
+    """One run as the panel sees it. phase: what the run is doing, in words. enough: makes the publishers stop."""
 
-    def __init__(self, breaker: Breaker, chaos: Chaos, phase: Callable[[], str]) -> None:
-        self._breaker, self._chaos, self._phase = breaker, chaos, phase
+    def __init__(self, breaker: Breaker, chaos: Chaos, phase: Callable[[], str], enough: Callable[[], None]) -> None:
+        self._breaker, self._chaos, self._phase, self._enough = breaker, chaos, phase, enough
         self._victims: list[Victim] = []
         self._looked = float("-inf")
 
@@ -51,10 +51,18 @@ class Pressing:
 
     def press(self, kind: str, target: str) -> None:
         """See Breakable."""
-        if not any(victim.target == target and kind in victim.kinds for victim in self._known()):
+        # Who was shown is there, most likely, and who presses does not wait for another look.
+        if not any(victim.target == target and kind in victim.kinds for victim in self._victims or self._known()):
             raise Invalid(f"there is no {kind} for {target or 'the cluster'} here")
         lasts = LASTS_S if KINDS[kind].seconds != (0.0, 0.0) else 0.0
-        self._breaker.press(Fault(kind, target="" if target == "controller" else target, lasts_s=lasts))
+        named = "" if target == "controller" else target
+        self._breaker.press(Fault(kind, target=named, lasts_s=lasts, pressed=True))
+
+    def end(self) -> None:
+        """See Breakable."""
+        if not self._breaker.open:
+            raise Conflict("there is no load now")
+        self._enough()
 
     def _known(self) -> list[Victim]:
         """Who can be broken; while the controller is just being replaced, who could be before."""

@@ -91,13 +91,13 @@ class _Channel:
                     await self._changed.wait()
             seen_round = self._round
             if self._error:
-                yield _event("trouble", {"reason": self._error})
+                yield event("trouble", {"reason": self._error})
                 continue
-            fresh = [event for number, event in self._events if number > seen_event]
+            fresh = [one for number, one in self._events if number > seen_event]
             seen_event = self._events[-1][0] if self._events else 0
             if fresh:
-                yield _event("events", fresh)
-            yield _event("picture", self._latest)
+                yield event("events", fresh)
+            yield event("picture", self._latest)
 
     def close(self) -> None:
         self._asking.cancel()
@@ -134,8 +134,8 @@ class _Channel:
 
     def _take(self, new: Picture, delayed: Sequence[Stats | None]) -> None:
         new["due"] = [[row.get("count", 0), row.get("histogram", [])] for row in delayed if row is not None]
-        for event in events(self._latest, new):
-            self._events.append((next(self._numbers), event))
+        for one in events(self._latest, new):
+            self._events.append((next(self._numbers), one))
         self._latest = new
 
 
@@ -145,5 +145,6 @@ async def _or(work: Awaitable[T], otherwise: T) -> T:
     return otherwise
 
 
-def _event(name: str, data: object) -> str:
+def event(name: str, data: object) -> str:
+    """A server-sent event, as text."""
     return f"event: {name}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n"

@@ -13,7 +13,8 @@ from cluster.watch.feed import Feed, Owners
 
 _FOLDER = Path(__file__).parent / "page"
 _FILES = {"/watch": ("index.html", "text/html"), "/watch/watch.css": ("watch.css", "text/css")} | {
-    f"/watch/{name}": (name, "text/javascript") for name in ("watch.js", "ring.js", "charts.js", "faults.js")
+    f"/watch/{name}": (name, "text/javascript")
+    for name in ("watch.js", "ring.js", "charts.js", "faults.js", "stream.js")
 }
 PAGE_PATHS = tuple(_FILES)
 """Paths of files that hold no data of the cluster and are the same everywhere."""

@@ -7,7 +7,9 @@ killed comes back at another port, which is looked up each time.
 
     GET    /watch, /watch/events, /watch/subscriptions, .../explain     as the admin interface
     GET    /watch/faults                                                what can be broken, and what was
+    GET    /watch/faults/events                                         the same, as often as it changes
     POST   /watch/faults  {"kind": K, "target": T}                      break it; 202, and it is done soon
+    POST   /watch/end                                                   enough: send no more; 202
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -26,6 +29,7 @@ from cluster.admin_http import PORT_FILE, TOKEN_FILE
 from cluster.environment import LOOPBACK
 from cluster.http_guard import guard
 from cluster.loop import LoopThread
+from cluster.watch.feed import event
 from cluster.watch.http import PAGE_PATHS, page_routes
 from storage.errors import Invalid, NotFound, Unavailable
 
@@ -33,6 +37,7 @@ MAX_BODY = 4 * 1024
 EXPLAIN = "/admin/v2/persistent/public/default/{topic}/subscription/{subscription}/explain"
 _HANDED_ON = ("/watch/events", "/watch/subscriptions", EXPLAIN)
 _CONNECT_S = 5.0
+_LOOK_EVERY_S = 0.1
 
 
 class Breakable(Protocol):
@@ -40,10 +45,13 @@ class Breakable(Protocol):
 
     def told(self) -> dict[str, Any]:
         """For the page: victims, each {target, label, kinds}; meanings by kind; done, sentences; phase, a sentence;
-        open, whether anything may be pressed now."""
+        open, whether anything may be pressed now. It is asked often, and answers from memory."""
 
     def press(self, kind: str, target: str) -> None:
         """Break this soon. Raises Invalid for what there is not, Conflict when it is too late."""
+
+    def end(self) -> None:
+        """Send no more; what was sent is delivered and judged. Raises Conflict when it is too late."""
 
 
 class Admin:
@@ -94,7 +102,9 @@ class Panel:
                 *page_routes(),
                 *(web.get(path, self._hand_on) for path in _HANDED_ON),
                 web.get("/watch/faults", self._told),
+                web.get("/watch/faults/events", self._changes),
                 web.post("/watch/faults", self._press),
+                web.post("/watch/end", self._end),
             ]
         )
         self._session = ClientSession(timeout=ClientTimeout(total=None, sock_connect=_CONNECT_S))
@@ -127,6 +137,24 @@ class Panel:
 
     async def _told(self, request: web.Request) -> web.Response:
         return web.json_response(await asyncio.to_thread(self._breakable.told))
+
+    async def _changes(self, request: web.Request) -> web.StreamResponse:
+        """What is told whenever it is something else."""
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
+        await response.prepare(request)
+        before = None
+        with suppress(ConnectionResetError):  # the viewer has left
+            while True:
+                told = await asyncio.to_thread(self._breakable.told)
+                if told != before:
+                    await response.write(event("faults", told).encode())
+                    before = told
+                await asyncio.sleep(_LOOK_EVERY_S)
+        return response
+
+    async def _end(self, request: web.Request) -> web.Response:
+        await asyncio.to_thread(self._breakable.end)
+        return web.json_response({}, status=202)
 
     async def _press(self, request: web.Request) -> web.Response:
         try:

@@ -71,6 +71,7 @@ def _partition(stats: Stats) -> dict[str, Any]:
         "consumers": [
             {
                 "name": row["consumerName"],
+                "number": row.get("consumerNumber", 0),
                 "unacked": row.get("unackedMessages", 0),
                 "permits": row.get("availablePermits", 0),
                 "delivered": row.get("msgOutCounter", 0),
@@ -137,9 +138,10 @@ def _of_partition(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, s
     told = []
     if old["epoch"] != new["epoch"]:
         told.append(("owner", f"{name}: a new dispatcher, epoch {old['epoch']} to {new['epoch']}"))
-    had, has = _names(old), _names(new)
-    told += [("join", f"{name}: {consumer} joined") for consumer in has if consumer not in had]
-    told += [("leave", f"{name}: {consumer} left") for consumer in had if consumer not in has]
+    # Another process under the same name has another number; a new dispatcher numbers everybody anew.
+    had, has = _present(old, old["epoch"] == new["epoch"]), _present(new, old["epoch"] == new["epoch"])
+    told += [("leave", f"{name}: {consumer} left") for consumer, number in had if (consumer, number) not in has]
+    told += [("join", f"{name}: {consumer} joined") for consumer, number in has if (consumer, number) not in had]
     if new["moved"] > old["moved"] and old["epoch"] == new["epoch"]:
         told.append(("move", f"{name}: {new['moved'] - old['moved']} hashes moved, {new['draining']} are draining"))
     if old["draining"] and not new["draining"]:
@@ -152,8 +154,9 @@ def _of_partition(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, s
     return told
 
 
-def _names(partition: dict[str, Any]) -> list[str]:
-    return list(dict.fromkeys(consumer["name"] for consumer in partition["consumers"]))
+def _present(partition: dict[str, Any], numbered: bool) -> list[tuple[str, int]]:
+    there = ((consumer["name"], consumer["number"] if numbered else 0) for consumer in partition["consumers"])
+    return list(dict.fromkeys(there))
 
 
 def _of_ledgers(before: Picture, after: Picture) -> list[tuple[str, str]]:

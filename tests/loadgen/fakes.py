@@ -123,6 +123,10 @@ class FolderClient:
         """Open a producer."""
         return FolderProducer(self.folder, topic, producer_name or "p", initial_sequence_id or 0, self.fail_after)
 
+    def stats(self, topic: str, subscription: str | None = None) -> list[dict[str, Any]]:
+        """Nobody subscribes to a folder."""
+        raise NotFound(f"no subscription {subscription}")
+
     def stored(self, topic: str) -> pa.Table:
         """Every stored message, with its partition and position."""
         tables = []
@@ -190,9 +194,11 @@ class ListClient:
     def __init__(self, consumer: ListConsumer) -> None:
         self.consumer = consumer
         self.backlog = 1
+        self.opened = 0
 
     def __call__(self) -> ListClient:
         """Connect."""
+        self.opened += 1
         return self
 
     def __enter__(self) -> ListClient:

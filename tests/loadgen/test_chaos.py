@@ -15,7 +15,8 @@ import pytest
 
 from loadgen.chaos import Chaos, _store_bytes, plan
 from loadgen.consume import ConsumeJob
-from loadgen.faults import FREEZE, Episode, Fault, Fleet
+from loadgen.episodes import Episode
+from loadgen.faults import FREEZE, Fault, Fleet
 from loadgen.history import Clock
 from loadgen.kinds import FLOOD_KINDS, KILL, KINDS, S3_DOWN
 from loadgen.options import FloodOptions

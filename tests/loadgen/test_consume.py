@@ -38,10 +38,26 @@ def make_job(tmp_path: Path, consumer: ListConsumer) -> ConsumeJob:
 
 def run(job: ConsumeJob, consumer: ListConsumer) -> ConsumerProgress:
     flood = FloodConsumer(job)
-    flood.start("c.1", "c")
+    flood.start("c.1", "c", 500)
     assert consumer.empty.wait(10)
     flood.stop()
     return ConsumerProgress.read(job.progress / "c.1")
+
+
+def test_a_join_takes_the_connection_that_is_there(tmp_path: Path) -> None:
+    """Whoever is ready has found the cluster already; who comes back after leaving finds it again."""
+    consumer = ListConsumer(deque([make_batch(0)]))
+    job = make_job(tmp_path, consumer)
+    flood = FloodConsumer(job)
+    flood.ready()
+    assert job.connect.opened == 1  # type: ignore[attr-defined]
+    for incarnation, connections in (("c.1", 1), ("c.2", 2)):
+        consumer.empty.clear()
+        flood.start(incarnation, "c", 500)
+        assert consumer.empty.wait(60)
+        flood.stop()
+        assert job.connect.opened == connections  # type: ignore[attr-defined]
+        assert ConsumerProgress.read(job.progress / incarnation).joined
 
 
 def test_history_holds_every_delivery_and_event(tmp_path: Path) -> None:
@@ -68,6 +84,7 @@ def test_history_holds_every_delivery_and_event(tmp_path: Path) -> None:
     assert consumer.closed
     assert consumer.settings["policy"] == "last_sent_position"
     assert consumer.settings["initial_position"] == "earliest"
+    assert consumer.settings["receiver_queue_size"] == 500
 
 
 def test_rows_are_on_disk_before_the_acknowledgement_leaves(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ class PretendedProcess:
     def ready(self, timeout_s: float) -> int:
         return self.pid
 
-    def start(self, incarnation: str, consumer_name: str) -> None:
+    def start(self, incarnation: str, consumer_name: str, receiver_queue_size: int) -> None:
         self.incarnation, self.name = incarnation, consumer_name
         told = ConsumerProgress(joined=not self.error, received=10, redelivered=1, error=self.error)
         told.write(self.job.progress / incarnation)
@@ -167,6 +167,25 @@ def test_join_adds_a_new_name_from_the_spares(tmp_path: Path, killed: list[int])
     fleet.inject(Fault(JOIN))
     assert [member.name for member in fleet.working] == ["consumer-1", "consumer-2", "consumer-3"]
     assert len(PretendedProcess.made) == 3
+
+
+def test_spares_that_are_taken_are_made_up_for_when_all_have_joined(tmp_path: Path, killed: list[int]) -> None:
+    fleet = make_fleet(tmp_path)
+    fleet.begin(2, spares=0)
+    fleet.keep_spares(2)
+    kept = PretendedProcess.made[2:]
+    fleet.poll()
+    assert len(kept) == len(PretendedProcess.made[2:]) == 2
+    fleet.inject(Fault(JOIN))
+    joined = fleet.working[-1]
+    assert joined.handle in kept
+    ConsumerProgress(joined=False).write(tmp_path / "consuming" / joined.incarnation)
+    fleet.poll()
+    assert len(PretendedProcess.made) == 4, "nobody takes time from who joins"
+    ConsumerProgress(joined=True).write(tmp_path / "consuming" / joined.incarnation)
+    fleet.poll()
+    fleet.poll()
+    assert len(PretendedProcess.made) == 5
 
 
 def test_counts_include_those_that_are_gone(tmp_path: Path, killed: list[int]) -> None:

@@ -48,7 +48,7 @@ def test_each_consumer_is_a_process_of_its_own(nursery: Nursery, tmp_path: Path)
     os.kill(pids[0], signal.SIGKILL)
     eventually(lambda: ended(pids[0]), "the end of a killed process", PATIENCE_S)
     with pytest.raises(Unavailable, match="has ended"):
-        first.start("c-1.1", "c-1")
+        first.start("c-1.1", "c-1", 500)
     second.stop(PATIENCE_S)
     assert second.ready(PATIENCE_S) == pids[1]
 

@@ -9,13 +9,15 @@ import pytest
 
 from loadgen.breaking import Breaker
 from loadgen.chaos import Chaos
-from loadgen.effects import PRESSED, Effect
-from loadgen.faults import Fault
-from loadgen.kinds import CONSUMER_KINDS, FREEZE, JOIN, KILL, SLOW
+from loadgen.effects import Effect
+from loadgen.faults import PRESSED, Fault
+from loadgen.kinds import CONSUMER_KINDS, FREEZE, HANG, JOIN, KILL, SLOW
 from loadgen.pressing import LASTS_S, Pressing
 from storage.errors import Conflict, Invalid, Unavailable
+from tests.cluster.helpers import eventually
 from tests.loadgen.test_chaos import Processes, chaos, processes, signals
 
+PATIENCE_S = 60.0
 __all__ = ["chaos", "processes", "signals"]
 
 
@@ -30,8 +32,8 @@ def begin(breaker: Breaker) -> None:
     breaker.start(lambda: 0, lambda: 0.0, lambda: 0.0)
 
 
-def pressing(breaker: Breaker) -> Pressing:
-    return Pressing(breaker, breaker._chaos, lambda: "act 2")
+def pressing(breaker: Breaker, enough: Callable[[], None] = lambda: None) -> Pressing:
+    return Pressing(breaker, breaker._chaos, lambda: "act 2", enough)
 
 
 def test_all_of_this_run_can_be_broken_by_name(breaker: Breaker) -> None:
@@ -86,6 +88,19 @@ def test_without_a_load_nothing_is_broken(breaker: Breaker) -> None:
         pressing(breaker).press(JOIN, "")
 
 
+def test_who_has_seen_enough_ends_the_load(breaker: Breaker) -> None:
+    ended: list[bool] = []
+    page = pressing(breaker, lambda: ended.append(True))
+    with pytest.raises(Conflict, match="no load"):
+        page.end()
+    begin(breaker)
+    page.end()
+    breaker.end()
+    with pytest.raises(Conflict, match="no load"):
+        page.end()
+    assert ended == [True]
+
+
 def test_what_lasts_is_taken_back_soon(breaker: Breaker) -> None:
     begin(breaker)
     pressing(breaker).press(SLOW, "consumer-1")
@@ -99,7 +114,7 @@ def test_a_planned_fault_waits_for_its_own_effect(breaker: Breaker) -> None:
     fleet = breaker._chaos.fleet
     effect = Effect(Fault(FREEZE), fleet, dict)
     begin(breaker)
-    breaker.press(Fault(JOIN))
+    breaker.press(Fault(JOIN, pressed=True))
     breaker.end()
     assert fleet.history[0][PRESSED]
     assert effect.entry is None
@@ -121,26 +136,44 @@ def test_known_victims_stay_while_the_controller_is_away(
     assert page.told()["victims"] == before
 
 
-def test_one_fault_at_a_time(breaker: Breaker, monkeypatch: pytest.MonkeyPatch) -> None:
-    inside, most = 0, 0
-    lock = threading.Lock()
+def test_what_is_pressed_does_not_wait_for_what_is_planned(
+    breaker: Breaker, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """A consumer that hangs until its queue is full takes seconds; somebody who joins is there at once."""
+    hangs, pressed = threading.Event(), threading.Event()
 
-    def inject(fault: Fault, _: Callable[..., object] | None = None) -> None:
-        nonlocal inside, most
-        with lock:
-            inside += 1
-            most = max(most, inside)
-        threading.Event().wait(0.01)
-        with lock:
-            inside -= 1
+    def until_behind(name: str) -> dict[str, int]:
+        hangs.set()
+        assert pressed.wait(PATIENCE_S), "what was pressed waits"
+        return {"held": 40, "behind": 9}
 
-    monkeypatch.setattr(breaker._chaos, "inject", inject)
-    monkeypatch.setattr(breaker, "_faults", [Fault(JOIN, at_s=0.0)] * 5)
+    monkeypatch.setattr(breaker._chaos._holding, "until_behind", until_behind)
+    monkeypatch.setattr(breaker, "_faults", [Fault(HANG)])
     breaker._target = breaker._when_due
     begin(breaker)
-    for _ in range(5):
-        breaker.press(Fault(JOIN))
+    assert hangs.wait(PATIENCE_S)
+    pressing(breaker).press(JOIN, "")
+    fleet = breaker._chaos.fleet
+    eventually(lambda: len(fleet.working) == 3, "the one who joins", PATIENCE_S)
+    pressed.set()
     assert breaker._thread is not None
     breaker._thread.join()
     breaker.end()
-    assert most == 1
+    assert [(row["kind"], row.get(PRESSED, False)) for row in fleet.history] == [(JOIN, True), (HANG, False)]
+    assert breaker.troubles == []
+
+
+def test_two_who_kill_at_once_never_leave_two_of_a_name(breaker: Breaker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(breaker, "_faults", [Fault(KILL, at_s=0.0, lot=0.5 * (n % 2)) for n in range(20)])
+    breaker._target = breaker._when_due
+    begin(breaker)
+    for n in range(20):
+        breaker.press(Fault(KILL, lot=0.5 * (n % 2), pressed=True))
+    assert breaker._thread is not None
+    breaker._thread.join()
+    breaker.end()
+    fleet = breaker._chaos.fleet
+    assert sorted(member.name for member in fleet.working) == ["consumer-1", "consumer-2"]
+    assert len({member.incarnation for member in fleet.gone}) == len(fleet.gone) == len(fleet.history)
+    assert len(fleet.history) + len(fleet.passed_over) == 40
+    assert breaker.troubles == []

@@ -1,6 +1,8 @@
 // Buttons that break things. They are there only where the page comes from a load that is to be broken.
 
-const EVERY_MS = 500;
+import { messages } from "./stream.js";
+
+const RECONNECT_MS = 500;
 
 export class Faults {
   /** @param {HTMLElement} panel @param {(path: string, options?: object) => Promise<Response>} ask */
@@ -9,23 +11,29 @@ export class Faults {
     this.ask = ask;
     this.victims = panel.querySelector("#victims");
     this.said = panel.querySelector("#broken");
+    this.end = panel.querySelector("#end");
+    this.end.addEventListener("click", () => this.#end());
   }
 
-  /** Look again and again who can be broken. */
+  /** Show who can be broken and what was, as it changes. */
   async run() {
     for (;;) {
       try {
-        this.#show(await (await this.ask("/watch/faults")).json());
-        this.panel.hidden = false;
+        const answer = await this.ask("/watch/faults/events");
+        for await (const [, told] of messages(answer.body)) {
+          this.#show(told);
+          this.panel.hidden = false;
+        }
       } catch (error) {
         this.said.textContent = error.message;
       }
-      await new Promise((done) => setTimeout(done, EVERY_MS));
+      this.victims.inert = this.end.disabled = true;
+      await new Promise((done) => setTimeout(done, RECONNECT_MS));
     }
   }
 
   #show({ victims, meanings, done, phase, open }) {
-    this.victims.inert = !open;
+    this.victims.inert = this.end.disabled = !open;
     this.panel.querySelector("#phase").textContent = phase;
     this.panel.querySelector("#done").replaceChildren(...done.map((line) => {
       const item = document.createElement("li");
@@ -63,6 +71,15 @@ export class Faults {
       return button;
     }));
     return row;
+  }
+
+  async #end() {
+    this.said.textContent = "no more is sent; what was sent is delivered, and then judged";
+    try {
+      await this.ask("/watch/end", { method: "POST" });
+    } catch (error) {
+      this.said.textContent = error.message;
+    }
   }
 
   async #press(kind, target, label) {

@@ -4,11 +4,17 @@ const HASHES = 65536;
 const GLOW_MS = 1500; // a drain that ended stays visible for so long, or the eye would miss the short ones
 const TURN = Math.PI * 2;
 
-/** The colour of a consumer: the same name has the same colour in every partition and after every reload. */
+/**
+ * The colour of a consumer: the same name has the same colour in every partition and after every reload. Those that are
+ * numbered, consumer-1 and so on, are a golden angle apart, so that neighbours never look alike.
+ */
 export function colourOf(name) {
+  const [, stem, number] = name.match(/^(.*?)(\d{0,9})$/);
   let hash = 2166136261;
-  for (const letter of name) hash = Math.imul(hash ^ letter.codePointAt(0), 16777619) >>> 0;
-  return `hsl(${(hash % 24) * 15} ${58 + (hash >> 8) % 3 * 12}% ${44 + (hash >> 12) % 3 * 8}%)`;
+  for (const letter of stem) hash = Math.imul(hash ^ letter.codePointAt(0), 16777619) >>> 0;
+  const turns = Number(number || 0);
+  const hue = Math.round((hash + turns * 137.508) % 360);
+  return `hsl(${hue} ${[70, 55, 80][turns % 3]}% ${[46, 58, 38][Math.floor(turns / 3) % 3]}%)`;
 }
 
 export class Ring {

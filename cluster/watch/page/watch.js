@@ -3,6 +3,7 @@
 import { Lines, drawDue, short } from "./charts.js";
 import { Faults } from "./faults.js";
 import { Ring, colourOf } from "./ring.js";
+import { messages } from "./stream.js";
 
 const find = (id) => document.getElementById(id);
 const EVENTS_SHOWN = 300;
@@ -82,23 +83,6 @@ async function follow() {
       if (mine.signal.aborted) return;
       say(`${error.message}; trying again`, "bad");
       await pause();
-    }
-  }
-}
-
-/** The server-sent events of a stream as [name, data]; EventSource cannot send the token. */
-async function* messages(body) {
-  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
-  let text = "";
-  for (;;) {
-    const { done, value } = await reader.read();
-    if (done) return;
-    text += value;
-    const parts = text.split("\n\n");
-    text = parts.pop();
-    for (const part of parts) {
-      const [, name, data] = part.match(/^event: (\w+)\ndata: (.*)$/s) ?? [];
-      if (name) yield [name, JSON.parse(data)];
     }
   }
 }

@@ -16,7 +16,9 @@ from typing import Any
 import aiohttp
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
+"""So long a condition is waited for: a page that works shows it at once, on a machine that is not busy."""
+LOOK_EVERY_MS = 30
 _LISTENS = re.compile(rb"DevTools listening on (ws://127\.0\.0\.1:\d+/\S+)")
 
 
@@ -58,7 +60,7 @@ class Page:
                 try {{ seen = {script}; }} catch (error) {{ seen = false; }}
                 if (seen) done(seen);
                 else if (Date.now() > end) failed(new Error('never: ' + document.body.innerText));
-                else requestAnimationFrame(look);
+                else setTimeout(look, {LOOK_EVERY_MS});
             }};
             look();
         }})"""

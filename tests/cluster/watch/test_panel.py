@@ -58,6 +58,9 @@ class Load:
             self.pressed.append((kind, target))
             self.cluster.consumers = [name for name in self.cluster.consumers if name != target]
 
+    def end(self) -> None:
+        self.over = True
+
 
 @pytest.fixture
 async def load(ports: Ports, tmp_path: Path) -> AsyncIterator[Load]:
@@ -92,12 +95,14 @@ async def test_only_the_printed_token_opens_not_the_clusters(load: Load, tmp_pat
         fault = {"kind": "kill-consumer", "target": "a"}
         async with aiohttp.ClientSession() as session:
             for headers in ({}, {"Authorization": f"Bearer {SECRET}"}, {**right, "Host": "evil.example"}):
-                for path in ("/watch/faults", "/watch/events", "/watch/subscriptions"):
+                for path in ("/watch/faults", "/watch/faults/events", "/watch/events", "/watch/subscriptions"):
                     async with session.get(base + path, headers=headers) as answer:
                         assert answer.status in (401, 421), (path, headers)
-                async with session.post(base + "/watch/faults", json=fault, headers=headers) as answer:
-                    assert answer.status in (401, 421)
+                for path in ("/watch/faults", "/watch/end"):
+                    async with session.post(base + path, json=fault, headers=headers) as answer:
+                        assert answer.status in (401, 421)
             assert load.pressed == []
+            assert not load.over
             async with session.post(base + "/watch/faults", json=fault, headers=right) as answer:
                 assert answer.status == 202
         assert load.pressed == [("kill-consumer", "a")]
@@ -166,8 +171,10 @@ async def test_a_button_pressed_by_keyboard_changes_the_ring(load: Load, tmp_pat
             assert await page.value("document.activeElement.getAttribute('aria-label')") == "kill b"
             await page.until("document.querySelector('#done').innerText === 'kill-consumer a'")
             await page.picture((Path(SHOTS) if SHOTS else tmp_path) / "faults.png")
-            load.over = True
-            await page.until("document.querySelector('#victims').inert")
+            await page.value("document.querySelector('#end').focus()")
+            await page.press("Enter", "\r")
+            await page.until("document.querySelector('#victims').inert && document.querySelector('#end').disabled")
+            assert load.over
             await page.press("Enter", "\r")
             assert len(load.pressed) == 1
             assert page.problems == []

@@ -53,6 +53,15 @@ def test_a_picture_adds_up_the_partitions_that_answer() -> None:
     assert seen["partitions"][0]["consumers"][0]["ranges"] == [[1, 9]]
 
 
+def test_who_comes_back_under_the_same_name_has_left_and_joined() -> None:
+    """A replacement that is there at once is seen by its number; a new dispatcher's numbers say nothing."""
+    rows = [[consumer("a", [[1, 9]]) | {"consumerNumber": number}] for number in (3, 4)]
+    before, after = (picture(at, [dispatcher(consumers=row)], [], None) for at, row in enumerate(rows))
+    assert told(before, after) == ["partition 0: a left", "partition 0: a joined"]
+    taken_over = picture(2, [dispatcher(consumers=rows[1], epoch=4)], [], None)
+    assert told(before, taken_over) == ["partition 0: a new dispatcher, epoch 3 to 4"]
+
+
 def test_a_draining_hash_is_named_with_its_holder() -> None:
     seen = picture(9, [dispatcher(consumers=[consumer("old", [], drains=2)])], [], None)
     assert seen["partitions"][0]["drains"] == [[7, "old", 2, 1], [8, "old", 2, 1]]
@@ -68,8 +77,8 @@ def test_who_comes_and_goes_is_told_with_what_moved() -> None:
         2, [dispatcher(consumers=[consumer("b", [])], hashesMovedTotal=14, drainingHashesCount=4)], [], None
     )
     assert told(before, after) == [
-        "partition 0: b joined",
         "partition 0: a left",
+        "partition 0: b joined",
         "partition 0: 4 hashes moved, 4 are draining",
     ]
     assert told(after, picture(3, [dispatcher(consumers=[consumer("b", [])], hashesMovedTotal=14)], [], None)) == [

@@ -1,0 +1,55 @@
+"""Processes that are held up for a while: stopped, or given a share of their time. A timer takes it back."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Sequence
+
+SLOW_SHARE, SLICE_S = 0.1, 0.2
+"""A slowed process runs a tenth of every fifth of a second."""
+
+
+class Episode:
+    """Processes that are stopped, or get a share of their time, until `end` or for so many seconds."""
+
+    def __init__(self, pids: Sequence[int], seconds: float, share: float = 0.0) -> None:
+        """Begin at once. share: part of the time that the processes may run, 0 = none."""
+        self.pids = list(pids)
+        self._share = share
+        self._quiet = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(seconds,), name="episode", daemon=True)
+        self._signal(signal.SIGSTOP)
+        self._thread.start()
+
+    @property
+    def over(self) -> bool:
+        """Whether the processes run as they like again."""
+        return not self._thread.is_alive()
+
+    def end(self) -> None:
+        """Let them run again. Safe to repeat."""
+        self._quiet.set()
+        self._thread.join()
+
+    def _run(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        try:
+            while (left := deadline - time.monotonic()) > 0:
+                if self._quiet.wait(min(left, SLICE_S * (1 - self._share)) if self._share else left):
+                    return
+                if self._share:
+                    self._signal(signal.SIGCONT)
+                    if self._quiet.wait(SLICE_S * self._share):
+                        return
+                    self._signal(signal.SIGSTOP)
+        finally:
+            self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        for pid in self.pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
