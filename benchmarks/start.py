@@ -2,10 +2,11 @@
 
     python benchmarks/start.py [--against DIR] [--rounds N] [--messages N]
 
-Each round starts `flood` once from every checkout in turn with this interpreter, so that all suffer alike from what
-else the machine does. Times are seconds: `first_message` from the command until a publishing task has told of a message
-that it sent, `processor` what all processes of the run have taken until then, `judge` the judgement, `whole` all of it.
-The result is one JSON object with the rounds and their medians.
+Each round starts `flood` once from every checkout in turn, so that all suffer alike from what else the machine does;
+with the interpreter of its own environment, if `./sluice` has made one there, else with this one. Times are seconds:
+`first_message` from the command until a publishing task has told of a message that it sent, `processor` what all
+processes of the run have taken until then, `judge` the judgement, `whole` all of it. The result is one JSON object with
+the rounds and their medians.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def flood(checkout: Path, messages: int) -> dict[str, float]:
         command = ["flood", "--messages", str(messages), "--data-dir", str(folder / "run"), "--json", str(told)]
         began = time.monotonic()
         process = subprocess.Popen(
-            [sys.executable, "-c", COMMAND, *command],
+            [interpreter(checkout), "-c", COMMAND, *command],
             cwd=checkout,
             env={**os.environ, "PYTHONPATH": str(checkout)},
             stdout=subprocess.DEVNULL,
@@ -56,6 +57,12 @@ def flood(checkout: Path, messages: int) -> dict[str, float]:
             "judge": phases["judge"],
             "whole": round(time.monotonic() - began, 2),
         }
+
+
+def interpreter(checkout: Path) -> str:
+    """What runs a checkout."""
+    own = checkout / ".venv" / "bin" / "python"
+    return str(own) if own.exists() else sys.executable
 
 
 def _sent(run: Path) -> bool:
