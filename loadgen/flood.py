@@ -50,7 +50,7 @@ _LOOK_EVERY_S = 0.05
 _REST_S = 10.0
 _LEAST_QUEUE = 25
 """Messages of each partition that the queue of one who joins under a fixed rate has room for, at least."""
-READY_FOR_A_PERSON = 2
+READY_FOR_A_PERSON = 3
 """Spare consumers beside those that the plan takes, where faults can be pressed: what hangs takes two."""
 _NEARLY = 0.999
 """What must be delivered of the first act before it is asked whether anything is left: tasks round their parts."""

@@ -75,7 +75,7 @@ async def look(address: str, folder: Path) -> dict[str, float]:
         await page.until(f"{events}.includes('consumer-1 left')")
         told["helper in the ring"] = await press(page, '[aria-label="hang consumer-2"]', f"{COLOURS} >= 5")
         await page.until(f"{events}.includes('consumer-5 joined')")
-        whole = "[document.documentElement.clientWidth, document.documentElement.scrollHeight]"
+        whole = "[window.innerWidth, document.documentElement.scrollHeight]"
         await page.picture((Path(SHOTS) if SHOTS else folder) / "flood.png", size=await page.value(whole))
         await page.until(f"{done}.includes('hang-consumer consumer-2')")
         told["end"] = await press(page, "#end", "document.querySelector('#end').disabled")

@@ -35,6 +35,8 @@ export class Faults {
   #show({ victims, meanings, done, phase, open }) {
     this.victims.inert = this.end.disabled = !open;
     this.panel.querySelector("#phase").textContent = phase;
+    if (this.done !== undefined && this.done !== done.join()) this.said.textContent = "";
+    this.done = done.join();
     this.panel.querySelector("#done").replaceChildren(...done.map((line) => {
       const item = document.createElement("li");
       item.textContent = line;
