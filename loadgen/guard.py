@@ -102,13 +102,21 @@ def own_signals() -> Iterator[None]:
         signal.signal(name, handler)
 
 
+LOOK_S = 1.0
+"""So much of the time between two looks counts at most."""
+
+
 class Watch:
-    """Notices that nothing moves any more."""
+    """Notices that nothing moves any more.
+
+    Time between two looks that are far apart does not count: whoever looks was busy, with processes that it made ready
+    between two acts for example, and nothing could move before.
+    """
 
     def __init__(self, options: FloodOptions) -> None:
         self._patience = options.stall_s + (options.delay_max_ms / 1000 if options.delayed else 0)
         self._seen: tuple[int, ...] = ()
-        self._since = time.monotonic()
+        self._still, self._looked = 0.0, time.monotonic()
 
     def trouble(self, progress: Progress, fleet: Fleet) -> str:
         """A sentence when the run stands still, else nothing."""
@@ -116,9 +124,12 @@ class Watch:
         if fleet.working and all(member.last.error for member in fleet.working):
             return f"no consumer is left ({stopped})"
         now = (progress.sent, progress.confirmed, progress.delivered, progress.backlog)
+        looked = time.monotonic()
+        self._still += min(looked - self._looked, LOOK_S)
+        self._looked = looked
         if now != self._seen:
-            self._seen, self._since = now, time.monotonic()
-        if time.monotonic() - self._since < self._patience:
+            self._seen, self._still = now, 0.0
+        if self._still < self._patience:
             return ""
         return f"nothing moved for {self._patience:.0f} s, {progress.backlog:,} messages are left" + (
             f" ({stopped})" if stopped else ""

@@ -1,0 +1,53 @@
+"""When a run is given up: nothing moves, and somebody was there to see it."""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+
+import pytest
+
+from loadgen.consume import ConsumeJob
+from loadgen.display import Progress
+from loadgen.faults import Fleet
+from loadgen.guard import Watch
+from loadgen.history import Clock
+from loadgen.options import FloodOptions
+from tests.loadgen.fakes import ListClient, ListConsumer
+from tests.loadgen.test_faults import PretendedProcess
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, which the test moves."""
+    time = [100.0]
+    monkeypatch.setattr("loadgen.guard.time.monotonic", lambda: time[0])
+    return time
+
+
+def idle(folder: Path) -> Fleet:
+    """A fleet without anybody."""
+    job = ConsumeJob(ListClient(ListConsumer(deque())), "t", "s", Clock.start(), folder)
+    job.prepare()
+    return Fleet(job, PretendedProcess)
+
+
+def test_a_run_in_which_nothing_moves_is_given_up(tmp_path: Path, now: list[float]) -> None:
+    fleet, progress = idle(tmp_path), Progress(backlog=7)
+    watch = Watch(FloodOptions.of(stall_s=5.0))
+    seen = []
+    for _ in range(12):
+        seen.append(watch.trouble(progress, fleet))
+        now[0] += 0.5
+    assert [text for text in seen if text] == ["nothing moved for 5 s, 7 messages are left"] * 2
+    progress.delivered += 1
+    assert watch.trouble(progress, fleet) == ""
+
+
+def test_time_in_which_nobody_looked_does_not_count(tmp_path: Path, now: list[float]) -> None:
+    """Spare processes that take a minute to connect between two acts are no standstill."""
+    fleet, progress = idle(tmp_path), Progress(sent=9)
+    watch = Watch(FloodOptions.of(stall_s=5.0))
+    assert watch.trouble(progress, fleet) == ""
+    now[0] += 60
+    assert watch.trouble(progress, fleet) == ""
