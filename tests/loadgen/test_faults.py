@@ -169,7 +169,7 @@ def test_join_adds_a_new_name_from_the_spares(tmp_path: Path, killed: list[int])
     assert len(PretendedProcess.made) == 3
 
 
-def test_spares_that_are_taken_are_made_up_for_when_all_have_joined(tmp_path: Path, killed: list[int]) -> None:
+def test_spares_that_are_taken_are_made_up_for(tmp_path: Path, killed: list[int]) -> None:
     fleet = make_fleet(tmp_path)
     fleet.begin(2, spares=0)
     fleet.keep_spares(2)

@@ -181,7 +181,7 @@ def test_what_falls_due_in_many_runs_comes_with_one_answer() -> None:
     assert topic.wanted == [rows[1:]]
 
 
-def test_what_did_not_come_along_is_asked_for_and_what_is_there_is_not() -> None:
+def test_what_did_not_come_along_is_asked_for() -> None:
     topic = Topic(along=2)
     payloads = Payloads(cast(Any, topic), cast(Any, topic), "t", 0)
 

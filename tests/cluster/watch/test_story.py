@@ -53,7 +53,7 @@ def test_a_picture_adds_up_the_partitions_that_answer() -> None:
     assert seen["partitions"][0]["consumers"][0]["ranges"] == [[1, 9]]
 
 
-def test_who_comes_back_under_the_same_name_has_left_and_joined() -> None:
+def test_who_comes_back_has_left_and_joined() -> None:
     """A replacement that is there at once is seen by its number; a new dispatcher's numbers say nothing."""
     rows = [[consumer("a", [[1, 9]]) | {"consumerNumber": number}] for number in (3, 4)]
     before, after = (picture(at, [dispatcher(consumers=row)], [], None) for at, row in enumerate(rows))
