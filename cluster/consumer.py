@@ -113,7 +113,7 @@ class Consumer:
             with self._arrived:
                 self._failed = self.parts[partition].failed
                 self._arrived.notify_all()
-        elif self._on_ranges is not None:
+        elif self._on_ranges is not None and event.kind != "inactive":
             self._on_ranges(partition, event.kind, event.ranges)
 
     # -- called by users ------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from actors.key_shared.acknowledging import acknowledge, acknowledge_all
 from actors.key_shared.assignments import Assignments
 from actors.key_shared.check import check
 from actors.key_shared.core import Core
-from actors.key_shared.history import History, take_events
+from actors.key_shared.history import History, take_events, tell_inactive
 from actors.key_shared.members import Member
 from actors.key_shared.policies import held_elsewhere
 from actors.key_shared.routing import route, would_send
@@ -117,6 +117,8 @@ class Dispatch:
             core.claim(member)
         core.change_owners(now=now, cause=f"{name} joined")
         core.policy.joined(slot, others, core.window, core.last_read)
+        if core.settings.type == "failover" and core.tables.owner[1] != slot:
+            tell_inactive(member, core.history.number)
         return member.number
 
     @property

@@ -117,8 +117,13 @@ def drained(members: Members, holder: Reduced, freed: npt.NDArray[np.intp]) -> N
                 member.drained = [np.unique(np.concatenate(member.drained))]
 
 
+def tell_inactive(member: Member, number: int) -> None:
+    """A consumer of a Failover subscription has joined behind the one that is active."""
+    member.events.append(("inactive", (), number))
+
+
 def take_events(member: Member, number: int) -> list[Event]:
-    """What this consumer has not been told yet: revoked, assigned and drained ranges, oldest first."""
+    """What this consumer has not been told yet: revoked, assigned and drained ranges, inactive; oldest first."""
     events = [Event(kind=kind, ranges=list(ranges), epoch=epoch) for kind, ranges, epoch in member.events]
     if member.drained:
         mask = np.zeros(HASH_RANGE, np.bool_)

@@ -61,7 +61,10 @@ class Part(msgspec.Struct, kw_only=True):
 
 
 class Event(msgspec.Struct, kw_only=True):
-    """Something a consumer is told: assigned, revoked or drained hash ranges (inclusive pairs)."""
+    """Something a consumer is told: assigned, revoked or drained hash ranges (inclusive pairs).
+
+    inactive, without ranges: it has joined a Failover subscription behind another consumer, and waits.
+    """
 
     kind: str
     ranges: list[tuple[int, int]] = []

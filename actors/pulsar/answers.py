@@ -7,6 +7,7 @@ from typing import Any
 
 from actors.consumer.payload import DecodedRun
 from actors.messages import (
+    Ends,
     FindTime,
     ListTopics,
     ReadEnds,
@@ -83,19 +84,19 @@ class Answers:
         self._c.say("partition_metadata_answer", request_id=asked.request_id, partitions=count, response=SUCCESS)
 
     async def lookup(self, asked: Any) -> None:
-        """Which broker serves a topic: this one, whichever it is."""
+        """Which broker serves a topic: this one, whichever it is. It listens under no other name."""
+        if asked.listener:
+            raise Refused(ServerError.METADATA, f"the broker has no listener {asked.listener!r}")
         topic, partition = split_name(asked.topic)
         await settings_of(self._g.directory, topic, create=partition is None)
         self._c.say("lookup_answer", request_id=asked.request_id, response=CONNECT, url=self._g.url, authoritative=True)
 
     async def topics_of(self, asked: Any) -> None:
-        """The topics of the one namespace, partitions by their names."""
-        if asked.namespace != TENANT_NAMESPACE:
-            raise Refused(ServerError.METADATA, f"namespace {asked.namespace!r} does not exist")
+        """The topics of a namespace, partitions by their names: none of one that there is not, as with Pulsar."""
         names: list[str] = []
         known = await self._g.ask(self._g.controller, ListTopics())
         for name, settings in known.topics.items():
-            if asked.mode == NON_PERSISTENT:
+            if asked.mode == NON_PERSISTENT or asked.namespace != TENANT_NAMESPACE:
                 break
             count = settings.partitions
             names += [full_name(name, p if count > 1 else None) for p in range(count)]
@@ -136,6 +137,10 @@ class Answers:
         if self._c.closed:
             made.close()
             return
+        if asked.initial_subscription:
+            first = check_name("subscription", asked.initial_subscription)
+            settings = SubscriptionSettings(type="shared", initial_position="earliest")
+            await self._g.directory.dispatcher(place.topic, place.partition, first, settings)
         await self._produce(asked, made)
 
     def _check_name(self, place: Place, name: str, asked: Any) -> None:
@@ -180,7 +185,8 @@ class Answers:
                 self._c.say("success", request_id=asked.request_id)
                 return
             raise Refused(ServerError.SERVICE_NOT_READY, "the consumer is being opened")
-        if asked.read_compacted:
+        if asked.read_compacted and (asked.durable or asked.type not in (EXCLUSIVE, FAILOVER)):
+            # A reader gets what Pulsar gives it of a topic that nobody has compacted: every message.
             raise Refused(ServerError.NOT_ALLOWED, "compaction is not offered")
         place = await find_place(self._g.directory, asked.topic, create=asked.force_topic_creation)
         if asked.HasField("schema"):
@@ -209,6 +215,7 @@ class Answers:
             await made.close()
             return
         self._c.say("success", request_id=asked.request_id)
+        made.subscribed()
 
     async def _wanted(self, asked: Any, place: Place) -> Asked:
         if not 0 <= asked.type < len(TYPES):
@@ -228,7 +235,8 @@ class Answers:
             if meta.mode == STICKY:
                 settings.selector = "sticky"
                 ranges = [(each.start, each.end) for each in meta.hash_ranges]
-        return Asked(subscription, check_name("consumer", name), settings, ranges, start, asked.priority_level)
+        passing = not asked.durable and start is None
+        return Asked(subscription, check_name("consumer", name), settings, ranges, start, asked.priority_level, passing)
 
     async def _start(self, asked: Any, place: Place) -> int:
         """Where a reader begins: after a seek there, else where it says, else at its initial position."""
@@ -263,7 +271,7 @@ class Answers:
         consumer = self._c.consumers.get(asked.consumer_id)
         if consumer is not None:
             self._c.remove_consumer(consumer)
-            await consumer.close()
+            await self._c.leave(consumer)
         self._c.say("success", request_id=asked.request_id)
 
     async def unsubscribe(self, asked: Any) -> None:
@@ -333,7 +341,7 @@ class Answers:
         """GET_LAST_MESSAGE_ID: of the last message, with its place in its batch."""
         consumer = self._consumer(asked.consumer_id)
         ends = await self._topic(consumer.place).ask(ReadEnds())
-        last = {"ledger": UNSIGNED, "entry": UNSIGNED, "batch_index": -1}
+        last: dict[str, int] = {"ledger": UNSIGNED, "entry": UNSIGNED, "batch_index": -1}
         if ends.last >= 0:
             at, index = ends.last, -1
             try:
@@ -342,7 +350,10 @@ class Answers:
             except NotFound:
                 pass
             last = {"ledger": ledger_of(at), "entry": entry_of(at) - max(index, 0), "batch_index": index}
-        self._c.say("last_id_answer", request_id=asked.request_id, last={**last, "partition": consumer.place.told})
+        answer = {"last": {**last, "partition": consumer.place.told}}
+        if consumer.asked.start is not None:
+            answer["mark_delete"] = _before(consumer.asked.start, ends, last)
+        self._c.say("last_id_answer", request_id=asked.request_id, **answer)
 
     # -- schemas and statistics -----------------------------------------------------------------------------------
 
@@ -375,6 +386,14 @@ class Answers:
             type=TYPES[TYPES.index(consumer.asked.settings.type)].title(),
             **answer,
         )
+
+
+def _before(start: int, ends: Ends, last: dict[str, int]) -> dict[str, int]:
+    """The id before the place where a reader began. Of clients that begin behind the last message that is its id."""
+    if start > ends.last:
+        return {"ledger": last["ledger"], "entry": last["entry"]}
+    start = max(start, ends.first)
+    return {"ledger": ledger_of(start), "entry": (entry_of(start) - 1) & UNSIGNED}
 
 
 def _index(run: DecodedRun, at: int) -> int:

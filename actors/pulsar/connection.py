@@ -25,6 +25,7 @@ from actors.pulsar.session import NO_REQUEST, Session
 from storage.errors import SluiceError
 
 KEEP_ALIVE_MS = 30_000
+CUMULATIVE = 1
 
 Handler = Callable[[Any], Awaitable[None]]
 
@@ -180,14 +181,14 @@ class Connection(Session):
         elif consumer is None:
             self._acknowledged(asked, ServerError.CONSUMER_NOT_FOUND, "there is no such consumer")
         else:
-            unknown = consumer.acknowledge_sent(list(asked.message_id), cumulative=asked.ack_type == 1)
+            unknown = consumer.acknowledge_sent(list(asked.message_id), cumulative=asked.ack_type == CUMULATIVE)
             if unknown or asked.HasField("request_id"):
                 self.begin(self._confirm(consumer, asked, unknown), "ack")
 
     async def _confirm(self, consumer: WireConsumer, asked: Any, unknown: list[Any]) -> None:
         """Say of an acknowledgement that it is durable."""
         try:
-            await consumer.acknowledge(unknown, cumulative=False)
+            await consumer.acknowledge(unknown, cumulative=asked.ack_type == CUMULATIVE)
             if asked.HasField("request_id"):
                 await consumer.confirmed()
         except SluiceError as error:

@@ -11,7 +11,7 @@ the client is told to come back (CLOSE_CONSUMER), which makes it drop what it ha
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, NamedTuple
@@ -24,6 +24,8 @@ from actors.consumer.partition import PartitionConsumer
 from actors.consumer.payload import DecodedRun, Payloads
 from actors.messages import Event, SubscriptionSettings
 from actors.pulsar.deliveries import encode_part
+from actors.pulsar.fields import command
+from actors.pulsar.frames import encode
 from actors.pulsar.gateway import Gateway
 from actors.pulsar.outgoing import Addressee
 from actors.pulsar.reading import LogReader
@@ -34,12 +36,21 @@ from storage.position import ENTRY_BITS, MAX_ENTRY, MAX_LEDGER, entry_of, ledger
 LATE_MS = 20
 """Milliseconds between two looks while it is not known whether the lease still stands."""
 NO_POSITION = -1
+MOST_GRANTED = 50_000
+"""Messages that may be on their way to one consumer, however many it has asked for."""
+ONE_HAS_ALL = ("exclusive", "failover")
+"""Types of subscriptions where all messages of a batch are at one consumer."""
+_ACTIVE = {"assigned": True, "revoked": False, "inactive": False}
+"""What the dispatcher's events mean to a consumer of a Failover subscription."""
 Rows = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a client wants of a subscription. start: a reader's first position, None for a durable subscription."""
+    """What a client wants of a subscription. start: a reader's first position, None for a durable subscription.
+
+    passing: the subscription goes with its last consumer.
+    """
 
     subscription: str
     name: str
@@ -47,25 +58,22 @@ class Asked:
     ranges: list[tuple[int, int]]
     start: int | None
     priority: int = 0
+    passing: bool = False
 
 
 class _Sent(NamedTuple):
-    """Rows of a part that are at the client under one id."""
+    """Rows of a part that are at the client under one id. places: with holes, each one's index in the batch."""
 
     part: Received
     first: int
     size: int
+    places: Rows | None = None
 
-    def rows(self, ack_set: Iterable[int] = ()) -> Rows:
+    def rows(self, ack_set: Sequence[int] = ()) -> Rows:
         """The rows that an acknowledgement of this id means: all, or those whose bit is not set."""
-        words = [word & (1 << 64) - 1 for word in ack_set]
         every = np.arange(self.first, self.first + self.size)
-        if not words:
-            return every
-        open_ = np.unpackbits(np.array(words, "<u8").view(np.uint8), bitorder="little")[: self.size].astype(bool)
-        return (
-            every[: len(open_)][~open_] if len(open_) == self.size else np.setdiff1d(every, every[: len(open_)][open_])
-        )
+        places = every - self.first if self.places is None else self.places
+        return every[~_still_open(places, ack_set)] if ack_set else every
 
 
 class WireConsumer:
@@ -87,9 +95,10 @@ class WireConsumer:
         self._sent: dict[int, _Sent] = {}
         self._unsent: deque[Received] = deque()
         self._cumulative = -1
-        self._waiting = self._choked = False
+        self._waiting = self._choked = self._subscribed = False
+        self._active: bool | None = None
         self.epoch: int | None = None
-        self.permits = 0
+        self.permits = self._granted = 0
         self.opened = self.closed = False
         self.payloads = Payloads(gateway.ports, gateway.directory, place.topic, place.partition)
         self._part = self._durable() if asked.start is None else self._reader(asked.start)
@@ -132,9 +141,26 @@ class WireConsumer:
             await self._part.close()
 
     def flow(self, permits: int) -> None:
-        """The client has room for so many more messages."""
+        """The client has room for so many more messages; it gets no more than are reasonable at once."""
         self.permits += permits
-        self._part.grant(permits)
+        self._grant()
+
+    def _grant(self) -> None:
+        """Keep as many messages on their way as the client wants, and one connection may."""
+        more = min(self.permits, MOST_GRANTED) - self._granted
+        if more > 0:
+            self._granted += more
+            self._part.grant(more)
+
+    def subscribed(self) -> None:
+        """The client knows that it is subscribed: now it can be told whether it is the active consumer."""
+        self._subscribed = True
+        self._tell_active()
+
+    def _tell_active(self) -> None:
+        if self._subscribed and self._active is not None and not self.closed:
+            told = command("active_consumer", consumer_id=self.number, is_active=self._active)
+            self._write(encode(told))
 
     def choke(self, choked: bool) -> None:
         """The connection takes nothing for now, or takes something again."""
@@ -157,8 +183,10 @@ class WireConsumer:
                     self._gateway.ports.spawn(self._look_again(), "lease")
                 return
             self._unsent.popleft()
+            self._granted -= len(part)
             if not part.revoked:
                 self._send_part(part)
+            self._grant()
 
     async def _look_again(self) -> None:
         while not self.closed and self._part.lease_over():
@@ -171,21 +199,27 @@ class WireConsumer:
             self._part.acknowledge(part, np.flatnonzero(part.positions <= self._cumulative))
         if not part.open.any():
             return
-        pieces = encode_part(part, Addressee(self.number, self.place.told, self.epoch))
+        by_index = (self.place.topic, self.asked.subscription) in self._gateway.by_index
+        to = Addressee(self.number, self.place.told, self.epoch)
+        pieces = encode_part(part, to, self._sent if by_index else None)
         self._sent.update(zip(pieces.positions, map(_Sent, repeat(part), pieces.firsts, pieces.counts), strict=False))
-        self.permits -= sum(pieces.counts)
+        for number, places in pieces.places.items():
+            self._sent[pieces.positions[number]] = _Sent(part, pieces.firsts[number], len(places), places)
+        self.permits -= pieces.messages
         self._write(pieces.data)
 
     def _told(self, partition: int, event: Event) -> None:
         if event.kind in ("lost", "failed") and not self.closed:
             self._lost(self)
+        elif self.asked.settings.type == "failover" and self._active != _ACTIVE.get(event.kind, self._active):
+            self._active = _ACTIVE[event.kind]
+            self._tell_active()
 
     # -- back -----------------------------------------------------------------------------------------------------
 
     async def acknowledge(self, ids: list[Any], *, cumulative: bool) -> None:
         """The client is done with these. What it was sent is said at once; the rest is looked up in the log first."""
-        unknown = self.acknowledge_sent(ids, cumulative=cumulative)
-        for one in unknown:
+        for one in self.acknowledge_sent(ids, cumulative=cumulative):
             at = position_of(one)
             if at is None:
                 continue
@@ -193,14 +227,13 @@ class WireConsumer:
                 run = await self.payloads.run(ledger_of(at), entry_of(at))
             except (NotFound, SluiceError):
                 continue
-            self._part.acknowledge_positions(_rows_behind(run, at, one))
+            rows = _rows_behind(run, at, one)
+            self._part.acknowledge_positions(rows)
+            if cumulative and len(rows):
+                self._acknowledge_up_to(int(rows[-1]))
 
     def acknowledge_sent(self, ids: list[Any], *, cumulative: bool) -> list[Any]:
         """The client is done with these; returns those that it was not sent here."""
-        if cumulative:
-            for one in ids:
-                self._acknowledge_up_to(one)
-            return []
         unknown: list[Any] = []
         whole: dict[Received, list[_Sent]] = {}
         partly: dict[Received, list[Rows]] = {}
@@ -208,8 +241,15 @@ class WireConsumer:
             ledger, entry = one.ledger, one.entry
             at = ledger << ENTRY_BITS | entry if ledger and ledger <= MAX_LEDGER and entry <= MAX_ENTRY else NO_POSITION
             sent = self._sent.get(at)
+            if one.ack_set and self.asked.settings.type in ONE_HAS_ALL:
+                self._gateway.by_index.add((self.place.topic, self.asked.subscription))
             if sent is None:
                 unknown.append(one)
+                if cumulative:
+                    self._acknowledge_up_to(at - 1)
+            elif cumulative:
+                rows = sent.rows(one.ack_set)
+                self._acknowledge_up_to(int(sent.part.positions[rows[-1]]) if len(rows) else at - 1)
             elif not one.ack_set:
                 del self._sent[at]
                 whole.setdefault(sent.part, []).append(sent)
@@ -222,20 +262,16 @@ class WireConsumer:
             self._part.acknowledge(part, np.concatenate([_rows_of(whole.get(part, [])), *partly.get(part, [])]))
         return unknown
 
-    def _acknowledge_up_to(self, one: Any) -> None:
-        at = position_of(one)
-        if at is None:
-            return
-        sent = self._sent.get(at)
-        count = 1 if sent is None else len(sent.rows(one.ack_set))
-        self._cumulative = max(self._cumulative, at + count - 1)
-        for first in [first for first in self._sent if first <= self._cumulative]:
-            sent = self._sent[first]
-            rows = np.arange(sent.first, sent.first + sent.size)
+    def _acknowledge_up_to(self, last: int) -> None:
+        """Everything up to this position is done."""
+        self._cumulative = max(self._cumulative, last)
+        for entry in [entry for entry in self._sent if entry <= self._cumulative]:
+            sent = self._sent[entry]
+            rows = sent.rows()
             rows = rows[sent.part.positions[rows] <= self._cumulative]
             self._part.acknowledge(sent.part, rows)
             if len(rows) == sent.size:
-                del self._sent[first]
+                del self._sent[entry]
 
     async def confirmed(self) -> None:
         """Wait until every acknowledgement so far is durable. Raises Fenced if a session was lost before they were."""
@@ -247,7 +283,9 @@ class WireConsumer:
             self._sent.clear()
             for part in self._unsent:
                 part.close()
+                self._granted -= len(part)
             self._unsent.clear()
+            self._grant()
             await self._part.redeliver_all()
             return
         back: dict[Received, list[Rows]] = {}
@@ -304,5 +342,15 @@ def _rows_behind(run: DecodedRun, at: int, one: Any) -> Rows:
         index = run.rows.column("batch_index").fill_null(-1).to_numpy(zero_copy_only=False)[start:]
         if len(index) and index[0] >= 0:
             count = int(np.argmin(np.append(np.diff(index) == 1, False))) + 1
-    part = _Sent(None, 0, count)  # type: ignore[arg-type]
-    return at + part.rows(one.ack_set).astype(np.int64)
+    every = np.arange(count)
+    return at + every[~_still_open(every, one.ack_set)]
+
+
+def _still_open(index: Rows, ack_set: Sequence[int]) -> npt.NDArray[np.bool_]:
+    """Which of these messages of a batch an acknowledgement leaves open; without `ack_set` none."""
+    words = np.array([word & (1 << 64) - 1 for word in ack_set], "<u8")
+    bits = np.unpackbits(words.view(np.uint8), bitorder="little").astype(bool)
+    still = np.zeros(len(index), bool)
+    there = index < len(bits)
+    still[there] = bits[index[there]]
+    return still

@@ -4,16 +4,21 @@ A piece is a run of neighbouring rows of one client's batch with one redelivery 
 holes of a batch as messages that were not acknowledged. Its entry id is that of its first row; where a whole batch
 goes to one consumer, that is the id in the producer's receipt. A row that came alone goes alone, and so does one of
 Sluice's own producers: its id is then the same whenever it is delivered.
+
+Clients that acknowledge single messages of a batch do count right, and look for the ids that they know: for them what
+is left of a batch goes under its old id, with holes (`ack_set` says where) in place of what is done.
 """
 
 from __future__ import annotations
 
 import base64
-from dataclasses import dataclass
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from actors.consumer.held import Received
@@ -28,36 +33,59 @@ from storage.position import entry_of, ledger_of
 UNSIGNED = (1 << 64) - 1
 ABREAST = 32
 """Rows, or pieces, that are worth being encoded abreast: for fewer the loop is faster."""
+_EMPTY = Single(payload_size=0, compacted_out=True).SerializeToString()
+_HOLE = U32.pack(len(_EMPTY)) + _EMPTY
+"""A message of a batch that is not shown any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
     """Rows of a part in frames, n of them; each has the rows first .. first+count-1 of the part.
 
-    positions: of each one's first row, packed. data: the frames, one behind the other.
+    positions: of each one's entry, packed: that of its first row, but for those with holes. data: the frames, one
+    behind the other. places: of those with holes, by their number, each row's index in the batch; int64, ascending.
     """
 
     firsts: list[int]
     counts: list[int]
     positions: list[int]
     data: bytes
+    places: dict[int, Ints] = field(default_factory=dict)
+
+    @property
+    def messages(self) -> int:
+        """How many messages clients count, holes included."""
+        return sum(self.counts) + sum(int(each[-1]) + 1 - len(each) for each in self.places.values())
 
 
-def first_rows(part: Received) -> npt.NDArray[np.int64]:
-    """Where the pieces of a part begin, int64, ascending."""
+def first_rows(part: Received, *, holes: bool = False) -> Ints:
+    """Where the pieces of a part begin, int64, ascending. holes: what is left of one batch is one piece."""
     count = len(part)
     if "batch_index" not in part.rows.schema.names:
         return np.arange(count)
-    column = part.rows.column("batch_index")
-    index = column.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
-    follows = (np.diff(part.positions) == 1) & (np.diff(index) == 1) & (index[:-1] >= 0)
+    index = _indexes(part)
+    follows = (np.diff(part.positions) == np.diff(index)) & (np.diff(index) > 0) & (index[:-1] >= 0)
+    if not holes:
+        follows &= np.diff(index) == 1
     follows &= np.diff(part.redeliveries.astype(np.int64)) == 0
     follows &= np.diff(part.deliver_at) == 0
     return np.concatenate([np.zeros(1, np.int64), np.flatnonzero(~follows) + 1])
 
 
-def encode_part(part: Received, to: Addressee) -> Pieces:
-    """The frames of a part, without pieces that begin with a row that is done."""
+def _indexes(part: Received) -> Ints:
+    """Of each row its index in its client's batch, -1 for one that came alone."""
+    column = part.rows.column("batch_index")
+    return np.asarray(column.fill_null(-1).to_numpy(zero_copy_only=False), np.int64)
+
+
+def encode_part(part: Received, to: Addressee, known: Container[int] | None = None) -> Pieces:
+    """The frames of a part, without pieces that begin with a row that is done.
+
+    known: of a client that acknowledges single messages of batches, the entries that it has: of others it is sent what
+    is left of them with holes. None where the client is not known to do that.
+    """
+    if known is not None and "batch_index" in part.rows.schema.names:
+        return _with_holes(part, to, known)
     starts = first_rows(part)
     ends = np.append(starts[1:], len(part))
     wanted = part.open[starts]
@@ -71,18 +99,57 @@ def encode_part(part: Received, to: Addressee) -> Pieces:
     return Pieces(starts_left.tolist(), counts, part.positions[starts_left].tolist(), data)
 
 
+def _with_holes(part: Received, to: Addressee, known: Container[int]) -> Pieces:
+    """As encode_part does: a batch whose entry the client has not goes under its old id."""
+    starts, indexes = first_rows(part, holes=True), _indexes(part)
+    firsts: list[int] = []
+    ends: list[int] = []
+    entries: list[int] = []
+    places: dict[int, Ints] = {}
+    last = -1
+    for first, end in zip(starts.tolist(), [*starts[1:].tolist(), len(part)], strict=True):
+        if not part.open[first]:
+            continue
+        index, at = indexes[first:end], int(part.positions[first])
+        left = max(int(index[0]), 0)
+        cuts = [0, end - first]
+        if int(index[-1]) > max(end - first - 1, 0):  # it begins late, or has holes
+            if at - left not in known and at - left > last:
+                places[len(firsts)] = index
+                at -= left
+            else:
+                cuts[1:1] = (np.flatnonzero(np.diff(index) != 1) + 1).tolist()
+        last = int(part.positions[first]) - left
+        firsts += [first + cut for cut in cuts[:-1]]
+        ends += [first + cut for cut in cuts[1:]]
+        entries += [at, *part.positions[firsts[len(entries) + 1 :]].tolist()]
+    data = _one_by_one(part, np.array(firsts, np.int64), np.array(ends, np.int64), to, places)
+    return Pieces(firsts, [end - first for first, end in zip(firsts, ends, strict=True)], entries, data, places)
+
+
+def _words(index: Ints) -> list[int]:
+    """A set of indexes as 64-bit words, signed as the protocol has them."""
+    bits = np.zeros((int(index[-1]) // 64 + 1) * 64, np.uint8)
+    bits[index] = 1
+    words: list[int] = np.packbits(bits, bitorder="little").view("<i8").tolist()
+    return words
+
+
 def _bytes_of(column: pa.Array) -> bytes:
     """All values of a binary column, one behind the other."""
     data = column.buffers()[2]
     return b"" if data is None else bytes(data.to_pybytes())
 
 
-def _one_by_one(part: Received, starts: Ints, ends: Ints, to: Addressee) -> bytes:
+def _one_by_one(
+    part: Received, starts: Ints, ends: Ints, to: Addressee, places: Mapping[int, Ints] = MappingProxyType({})
+) -> bytes:
     bodies = bodies_of(part.rows) if len(part) >= ABREAST and len(starts) * 2 <= len(part) else None
     cells = _Cells(part, columns=bodies is not None)
     frames = []
-    for first, end in zip(starts.tolist(), ends.tolist(), strict=True):
-        position = int(part.positions[first])
+    for number, (first, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
+        index = places.get(number)
+        position = int(part.positions[first]) - (0 if index is None else int(index[0]))
         told = command(
             "message",
             consumer_id=to.consumer_id,
@@ -92,12 +159,15 @@ def _one_by_one(part: Received, starts: Ints, ends: Ints, to: Addressee) -> byte
             told.message.redelivery_count = count
         if to.epoch is not None:
             told.message.consumer_epoch = to.epoch
-        if cells.cell("batch_index", first) is None:
+        if index is not None:
+            told.message.ack_set.extend(_words(index))
+            metadata, payload = cells.batch(first, index)
+        elif cells.cell("batch_index", first) is None:
             metadata, payload = cells.single(first)
         elif bodies is not None and not bodies.odd[first:end].any():
-            metadata, payload = cells.head(first, end), bodies.slice(first, end)
+            metadata, payload = cells.head(first, end - first), bodies.slice(first, end)
         else:
-            metadata, payload = cells.batch(first, end)
+            metadata, payload = cells.batch(first, np.arange(end - first))
         frames.append(encode_message(told.SerializeToString(), metadata.SerializeToString(), payload))
     return b"".join(frames)
 
@@ -140,10 +210,11 @@ class _Cells:
         self._fill(metadata, metadata, row)
         return metadata, self.cell("payload", row)
 
-    def head(self, first: int, end: int) -> Any:
-        """The metadata of neighbours that travel as a batch."""
+    def head(self, first: int, count: int, before: int = 0) -> Any:
+        """The metadata of rows that travel as a batch of so many messages. before: holes before the first row."""
         metadata = self._metadata(first)
-        metadata.num_messages = end - first
+        metadata.num_messages = count
+        metadata.sequence_id = (metadata.sequence_id - before) & UNSIGNED
         key = self.cell("key", first)
         flagged = metadata.key_is_base64
         for name in OF_ONE:
@@ -152,10 +223,11 @@ class _Cells:
             metadata.partition_key = _key(key, metadata, flagged=flagged)
         return metadata
 
-    def batch(self, first: int, end: int) -> tuple[Any, bytes]:
-        """Neighbours that travel as a batch, message by message."""
+    def batch(self, first: int, index: Ints) -> tuple[Any, bytes]:
+        """Rows that travel as a batch, message by message. index: of each, its place in that batch."""
         parts = []
-        for row in range(first, end):
+        for row, (before, place) in enumerate(pairwise([-1, *index.tolist()]), first):
+            parts += [_HOLE] * (place - before - 1)
             flags = self._metadata(row)
             payload = self.cell("payload", row)
             single = Single(payload_size=len(payload), **{name: True for name in OF_ONE if getattr(flags, name)})
@@ -165,7 +237,7 @@ class _Cells:
             self._fill(single, flags, row)
             encoded = single.SerializeToString()
             parts += [U32.pack(len(encoded)), encoded, payload]
-        return self.head(first, end), b"".join(parts)
+        return self.head(first, int(index[-1]) + 1, int(index[0])), b"".join(parts)
 
     def _fill(self, one: Any, flags: Any, row: int) -> None:
         """The fields that a single message and one of a batch have alike."""

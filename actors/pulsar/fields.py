@@ -85,7 +85,7 @@ _TABLE = {
     "Redeliver": "consumer_id:1:u64 message_ids:2:*MessageId consumer_epoch:3:u64",
     "PartitionMetadata": "topic:1:str request_id:2:u64 allow_creation:6:bool:true",
     "PartitionMetadataAnswer": "partitions:1:u32 request_id:2:u64 response:3:i32 error:4:i32 message:5:str",
-    "Lookup": "topic:1:str request_id:2:u64 authoritative:3:bool",
+    "Lookup": "topic:1:str request_id:2:u64 authoritative:3:bool listener:7:str",
     "LookupAnswer": (
         "url:1:str url_tls:2:str response:3:i32 request_id:4:u64 authoritative:5:bool error:6:i32 message:7:str "
         "through_service_url:8:bool"

@@ -106,6 +106,8 @@ class Gateway:
         """Where readers go on that were moved and are coming back, by topic, partition and subscription."""
         self.moving: dict[tuple[str, int, str], Signal] = {}
         """Subscriptions that are being moved, by topic, partition and name: set when that is over."""
+        self.by_index: set[tuple[str, str]] = set()
+        """Subscriptions, by topic and name, whose clients acknowledge single messages of a batch."""
         self.topic_epochs: dict[tuple[str, int], int] = {}
         """How often a producer has had a partition to itself."""
         self.queues: dict[tuple[str, int], list[object]] = {}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Coroutine
 from typing import Any
 
+from actors.messages import RemoveSubscription
 from actors.pulsar.consuming import WireConsumer
 from actors.pulsar.fields import ServerError, command
 from actors.pulsar.frames import encode
@@ -12,7 +14,7 @@ from actors.pulsar.gateway import PROTOCOL, VERSION, Gateway, Identity, Link
 from actors.pulsar.producing import WireProducer
 from actors.pulsar.refusals import Refused
 from storage.batch import MAX_MESSAGE_BYTES
-from storage.errors import SluiceError
+from storage.errors import Invalid, NotFound, SluiceError
 
 PENDING_BYTES = 32 * 1024 * 1024
 """So many bytes of sends may be under way before a connection is read no further."""
@@ -94,6 +96,15 @@ class Session:
             del self.consumers[consumer.number]
         _discard(self.gateway.consumers, (consumer.place.topic, consumer.asked.subscription), consumer)
 
+    async def leave(self, consumer: WireConsumer) -> None:
+        """A consumer that was removed does not come back; what was there for as long as it goes with the last one."""
+        await consumer.close()
+        topic, subscription = consumer.place.topic, consumer.asked.subscription
+        if consumer.asked.passing and not self.gateway.consumers.get((topic, subscription)):
+            with contextlib.suppress(NotFound, Invalid):  # somebody was faster, or others use it
+                remove = RemoveSubscription(topic=topic, subscription=subscription)
+                await self.gateway.ask(self.gateway.controller, remove)
+
     def add_producer(self, producer: WireProducer) -> None:
         """One more. Raises Refused if there are too many."""
         if len(self.consumers) + len(self.producers) >= MOST_HANDLES:
@@ -151,7 +162,7 @@ class Session:
             self.remove_producer(producer)
         for consumer in list(self.consumers.values()):
             self.remove_consumer(consumer)
-            self.begin(consumer.close(), "close")
+            self.begin(self.leave(consumer), "close")
 
 
 def _discard(table: dict[Any, list[Any]], key: Any, one: Any) -> None:

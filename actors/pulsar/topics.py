@@ -15,6 +15,7 @@ from actors.messages import TopicSettings
 from actors.names import TENANT_NAMESPACE, check_name
 from storage.errors import Conflict, Invalid, NotFound
 
+_PERSISTENT = "persistent://"
 _PARTITION = re.compile(r"(.+)-partition-([0-9]{1,9})")
 
 
@@ -28,7 +29,10 @@ class Place:
 
 
 def split_name(text: str) -> tuple[str, int | None]:
-    """The topic's short name, and which of its partitions is meant. Raises Invalid."""
+    """The topic's short name, and which of its partitions is meant. Raises Invalid; NotFound in another namespace."""
+    space, _, _ = text.removeprefix(_PERSISTENT).rpartition("/")
+    if text.startswith(_PERSISTENT) and space != TENANT_NAMESPACE:
+        raise NotFound(f"tenant and namespace {space[:40]!r} do not exist; there is only {TENANT_NAMESPACE}")
     found = _PARTITION.fullmatch(text)
     if found is None:
         return check_name("topic", text), None
@@ -37,7 +41,7 @@ def split_name(text: str) -> tuple[str, int | None]:
 
 def full_name(topic: str, partition: int | None = None) -> str:
     """The name that clients know a topic, or a partition of it, by."""
-    return f"persistent://{TENANT_NAMESPACE}/{topic}" + ("" if partition is None else f"-partition-{partition}")
+    return f"{_PERSISTENT}{TENANT_NAMESPACE}/{topic}" + ("" if partition is None else f"-partition-{partition}")
 
 
 async def settings_of(directory: Directory, topic: str, *, create: bool) -> TopicSettings:

@@ -118,3 +118,13 @@ def test_one_active_consumer_gets_everything_in_order(kind: str) -> None:
     story.finish()
     first = list(dict.fromkeys(story.arrivals))
     assert first == sorted(first, key=lambda name: int(name.split(":")[1]))
+
+
+def test_who_joins_behind_the_active_consumer_is_told() -> None:
+    flow = Driver(type="failover")
+    told = {}
+    for name, priority in (("a", 1), ("b", 1), ("c", 0)):
+        flow.join(name, 1, priority=priority)
+        told[name] = [event.kind for event in flow.dispatch.take_events(flow.numbers[name])]
+    assert told == {"a": ["assigned"], "b": ["inactive"], "c": ["assigned"]}
+    assert [event.kind for event in flow.dispatch.take_events(flow.numbers["a"])] == ["revoked"]

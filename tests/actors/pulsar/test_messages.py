@@ -146,8 +146,45 @@ def test_no_frame_has_holes_and_counts_do_not_mix() -> None:
     assert [told.message_id.entry for told, _, _ in frames(again)] == [0, 2, 4, 6]
 
 
-def encode(given_part: Any) -> Pieces:
-    return encode_part(given_part, Addressee(1, -1, None))
+def encode(given_part: Any, known: Any = None) -> Pieces:
+    return encode_part(given_part, Addressee(1, -1, None), known)
+
+
+@given(st.data())
+def test_what_is_left_of_batches_has_the_old_ids(data: st.DataObject) -> None:
+    """Of any rows: each is in one frame, at the place in the batch that it was sent with; only entries that the client
+    has are not used again."""
+    sizes = data.draw(st.lists(st.integers(1, 70), min_size=1, max_size=3))
+    rows = decoded(*(batch(*({"payload": b"%d" % at} for at in range(size))) for size in sizes))
+    homes = [
+        (start, at) for start, size in zip(np.cumsum([0, *sizes]).tolist(), sizes, strict=False) for at in range(size)
+    ]
+    chosen = sorted(data.draw(st.sets(st.sampled_from(range(len(rows))), min_size=1)))
+    known = {(1 << 32) + start for start, _ in homes if data.draw(st.booleans())}
+    shown = []
+    counts = np.array([data.draw(st.integers(0, 1)) for _ in range(len(rows))], np.uint8)
+    pieces = encode(taken(part(rows, redeliveries=counts), chosen), known)
+    assert len(set(pieces.positions)) == len(pieces.positions)
+    counted = 0
+    for position, (told, metadata, payload) in zip(pieces.positions, back(pieces), strict=True):
+        entry = position - (1 << 32)
+        assert told.message_id.entry == entry
+        bits = np.unpackbits(np.array(list(told.ack_set), "<i8").view(np.uint8), bitorder="little")
+        messages = singles(payload)
+        counted += len(messages)
+        assert metadata.num_messages == len(messages)
+        for place, (single_, text) in enumerate(messages):
+            hole = bool(len(bits)) and not bits[place]
+            assert (single_.compacted_out, text == b"") == (hole, hole)
+            if not hole:
+                shown.append(entry + place)
+                assert single_.sequence_id == int(text)
+        if position in known or entry not in dict(homes):
+            assert not len(bits)
+        elif len(bits):
+            assert metadata.sequence_id == 0
+    assert shown == chosen
+    assert pieces.messages == counted
 
 
 def test_native_messages_go_alone_with_text_or_base64_keys() -> None:

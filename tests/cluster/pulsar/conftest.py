@@ -10,6 +10,7 @@ import pytest
 import cluster
 from cluster.client import Client
 from tests.cluster.pulsar.clients import joined
+from tests.cluster.pulsar.raw import Raw
 
 
 @pytest.fixture(scope="module")
@@ -23,5 +24,13 @@ def server() -> Iterator[Client]:
 def client(server: Client) -> Iterator[pulsar.Client]:
     """A client of Pulsar's."""
     one = joined(server)
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def raw(server: Client) -> Iterator[Raw]:
+    """A connection whose bytes are made by hand."""
+    one = Raw(server.pulsar_service_url)
     yield one
     one.close()

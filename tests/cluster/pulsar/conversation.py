@@ -3,7 +3,7 @@
 One line a frame: `C` from the client, `S` from the gateway, the command's name, its fields; of frames that carry
 messages also their metadata and payload. Written anew with
 
-    .venv/bin/python -m tests.cluster.pulsar.record
+    .venv/bin/python -m tests.cluster.pulsar.record [SCENE...]
 
 Played, the client's frames are sent byte for byte as they were, and each frame of the gateway must equal the next one
 of its kind. Only the order between different kinds is left open: a receipt and a delivery may overtake each other.

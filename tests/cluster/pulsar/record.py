@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -108,16 +109,48 @@ def back_and_forth(client: pulsar.Client) -> None:
     consumer.close()
 
 
+def what_is_left(client: pulsar.Client) -> None:
+    """A batch of which some messages are done, at two consumers of which one is active, after the other has left."""
+
+    def subscribed(name: str) -> pulsar.Consumer:
+        return client.subscribe(
+            "left", "s", pulsar.ConsumerType.Failover, initial_position=EARLIEST, consumer_name=name,
+            batch_index_ack_enabled=True,
+        )  # fmt: skip
+
+    first, second = subscribed("a"), subscribed("b")
+    producer = client.create_producer(
+        "left", producer_name="till", batching_enabled=True, batching_max_publish_delay_ms=10_000
+    )
+    for number in range(5):
+        producer.send_async(b"%d" % number, lambda *_: None)
+    producer.flush()
+    messages = [first.receive(10_000) for _ in range(5)]
+    first.acknowledge(messages[0])
+    first.acknowledge(messages[2])
+    time.sleep(0.3)  # acknowledgements are gathered by the client
+    first.close()
+    for message in [second.receive(10_000) for _ in range(3)]:
+        second.acknowledge(message)
+    time.sleep(0.3)
+    second.close()
+    view = client.create_table_view("left")
+    view.close()
+
+
 SCENES: dict[str, Callable[[pulsar.Client], None]] = {
     "batches_and_keys": batches_and_keys,
     "back_and_forth": back_and_forth,
+    "what_is_left": what_is_left,
 }
 
 
 def main() -> None:
-    """Record every scene."""
+    """Record the scenes that are named, or every one."""
     FOLDER.mkdir(exist_ok=True)
     for name, scene in SCENES.items():
+        if sys.argv[1:] and name not in sys.argv[1:]:
+            continue
         with cluster.connect(embedded=True, pulsar_port=0) as server:
             recorder = Recorder(server.pulsar_service_url)
             quiet: Any = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)

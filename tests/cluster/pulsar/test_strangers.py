@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import secrets
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,62 +13,17 @@ import pulsar
 import pytest
 
 import cluster
-from actors.pulsar.fields import Command, ServerError, command, parse
-from actors.pulsar.frames import MAX_FRAME_BYTES, U32, Cutter, encode
+from actors.pulsar.fields import Command, ServerError, command
+from actors.pulsar.frames import MAX_FRAME_BYTES, U32, encode
 from cluster.client import Client
 from cluster.embedded import running
 from cluster.options import ClusterOptions
 from cluster.pulsar.ports import service_url
 from cluster.pulsar.tokens import Rejected, TokenAuthenticator
 from tests.cluster.pulsar.clients import EARLIEST, PATIENCE
+from tests.cluster.pulsar.raw import HELLO, Raw
 
 pytestmark = pytest.mark.timeout(240)
-
-HELLO = encode(command("connect", client_version="raw", protocol_version=20))
-
-
-class Raw:
-    """A connection whose bytes are made by hand."""
-
-    def __init__(self, url: str) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])))
-        self._socket.settimeout(PATIENCE / 1000)
-        self._cutter = Cutter()
-        self._frames: list[Any] = []
-
-    def send(self, data: bytes) -> None:
-        """Bytes, or as many as are taken of them."""
-        with contextlib.suppress(OSError):  # it was closed meanwhile, which is what `closed` looks at
-            self._socket.sendall(data)
-
-    def read(self) -> Any:
-        """The next command; None when the connection has ended."""
-        while not self._frames:
-            try:
-                data = self._socket.recv(65536)
-            except ConnectionError:
-                return None
-            if not data:
-                return None
-            self._frames += [parse(Command, frame.command) for frame in self._cutter.feed(data)]
-        return self._frames.pop(0)
-
-    def closed(self) -> bool:
-        """Whether the connection ends, whatever comes before."""
-        while self.read() is not None:
-            pass
-        return True
-
-    def close(self) -> None:
-        self._socket.close()
-
-
-@pytest.fixture
-def raw(server: Client) -> Iterator[Raw]:
-    """Such a connection."""
-    one = Raw(server.pulsar_service_url)
-    yield one
-    one.close()
 
 
 BROKEN = [

@@ -1,0 +1,65 @@
+"""A connection whose bytes are made by hand."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from typing import Any
+
+from actors.pulsar.fields import Command, command, parse
+from actors.pulsar.frames import Cutter, encode
+from tests.cluster.pulsar.clients import PATIENCE
+
+HELLO = encode(command("connect", client_version="raw", protocol_version=20))
+
+
+class Raw:
+    """A connection whose bytes are made by hand."""
+
+    def __init__(self, url: str) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])))
+        self._socket.settimeout(PATIENCE / 1000)
+        self._cutter = Cutter()
+        self._frames: list[Any] = []
+
+    def send(self, data: bytes) -> None:
+        """Bytes, or as many as are taken of them."""
+        with contextlib.suppress(OSError):  # it was closed meanwhile, which is what `closed` looks at
+            self._socket.sendall(data)
+
+    def read(self) -> Any:
+        """The next command; None when the connection has ended."""
+        while not self._frames:
+            try:
+                data = self._socket.recv(65536)
+            except ConnectionError:
+                return None
+            if not data:
+                return None
+            self._frames += [parse(Command, frame.command) for frame in self._cutter.feed(data)]
+        return self._frames.pop(0)
+
+    def closed(self) -> bool:
+        """Whether the connection ends, whatever comes before."""
+        while self.read() is not None:
+            pass
+        return True
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def greet(self) -> None:
+        """Be let in."""
+        self.send(HELLO)
+        assert self.read().HasField("connected")
+
+    def say(self, name: str, **values: Any) -> None:
+        """Send a command."""
+        self.send(encode(command(name, **values)))
+
+    def next(self, name: str) -> Any:
+        """The next command of a kind, past all others."""
+        while (said := self.read()) is not None:
+            if said.HasField(name):
+                return getattr(said, name)
+        raise AssertionError(f"the connection ended without {name}")

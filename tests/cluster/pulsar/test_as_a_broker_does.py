@@ -1,0 +1,194 @@
+"""What clients take for granted of a broker, where the protocol alone does not say it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pulsar
+import pytest
+
+from actors.pulsar.consuming import MOST_GRANTED
+from actors.pulsar.fields import ServerError
+from cluster.client import Client
+from tests.cluster.pulsar.clients import EARLIEST, PATIENCE, backlog, nothing_comes, received, until
+from tests.cluster.pulsar.raw import Raw
+
+pytestmark = pytest.mark.timeout(240)
+
+EXCLUSIVE, SHARED, FAILOVER = 0, 1, 2
+NOWHERE = (1 << 64) - 1
+
+
+def sent_batch(client: pulsar.Client, topic: str, count: int) -> None:
+    """One batch of messages 0, 1, ..."""
+    producer = client.create_producer(topic, batching_enabled=True, batching_max_publish_delay_ms=10_000)
+    for number in range(count):
+        producer.send_async(b"%d" % number, lambda *_: None)
+    producer.flush()
+    producer.close()
+
+
+def subscribe(raw: Raw, topic: str, number: int = 0, **asked: Any) -> None:
+    """A consumer by hand."""
+    asked = {"subscription": "s", "initial_position": 1, "consumer_name": f"c{number}"} | asked
+    raw.say("subscribe", topic=topic, consumer_id=number, request_id=number, **asked)
+
+
+def test_what_is_left_of_a_batch_keeps_its_ids(server: Client, client: pulsar.Client) -> None:
+    """Of clients that acknowledge single messages of a batch."""
+
+    def subscribed() -> pulsar.Consumer:
+        return client.subscribe("left", "s", initial_position=EARLIEST, batch_index_ack_enabled=True)
+
+    consumer = subscribed()
+    sent_batch(client, "left", 10)
+    first = {message.data(): message for message in received(consumer, 10)}
+    for number in (0, 1, 4, 9):
+        consumer.acknowledge(first[b"%d" % number])
+    until(lambda: backlog(server, "left", "s") == 6)
+    consumer.close()
+    consumer = subscribed()
+    again = received(consumer, 6)
+    assert [message.data() for message in again] == [b"2", b"3", b"5", b"6", b"7", b"8"]
+    assert [message.message_id() for message in again] == [first[message.data()].message_id() for message in again]
+    for message in again[:5]:
+        consumer.acknowledge(message)
+    until(lambda: backlog(server, "left", "s") == 1)
+    consumer.acknowledge(again[5])
+    until(lambda: backlog(server, "left", "s") == 0)
+
+
+@pytest.mark.parametrize(("ack_set", "left"), [([], 0), ([0b111000], 3)], ids=["all", "a part"])
+def test_up_to_an_id_of_an_earlier_connection(
+    server: Client, client: pulsar.Client, raw: Raw, ack_set: list[int], left: int
+) -> None:
+    """Of a batch: everything up to it is done, however much of it this connection was sent."""
+    topic = f"up-to-{left}"
+    consumer = client.subscribe(topic, "s", initial_position=EARLIEST)
+    for count in (4, 6):
+        sent_batch(client, topic, count)
+    last = received(consumer, 10)[-1].message_id()
+    consumer.close()
+    raw.greet()
+    subscribe(raw, topic)
+    raw.next("success")
+    known = {"ledger": last.ledger_id(), "entry": last.entry_id(), "ack_set": ack_set}
+    raw.say("ack", consumer_id=0, ack_type=1, message_id=[known], request_id=5)
+    raw.say("flow", consumer_id=0, permits=100)
+    assert raw.next("ack_answer").message == ""
+    until(lambda: backlog(server, topic, "s") == left)
+
+
+def test_a_reader_begins_at_the_last_message_or_behind_it(client: pulsar.Client) -> None:
+    sent_batch(client, "ends", 3)
+    reader = client.create_reader("ends", pulsar.MessageId.latest)
+    assert not reader.has_message_available()
+    reader.close()
+    reader = client.create_reader("ends", pulsar.MessageId.latest, start_message_id_inclusive=True)
+    assert reader.has_message_available()
+    assert reader.read_next(PATIENCE).data() == b"2"
+    assert not reader.has_message_available()
+    reader.close()
+
+
+def test_a_reader_is_told_what_lies_before_its_start(client: pulsar.Client, raw: Raw) -> None:
+    sent_batch(client, "before", 3)
+    raw.greet()
+    told = []
+    for number, start in enumerate(
+        [{"ledger": NOWHERE >> 1, "entry": NOWHERE >> 1}, {"ledger": NOWHERE, "entry": NOWHERE}]
+    ):
+        subscribe(raw, "before", number, durable=False, start_message_id=start)
+        raw.next("success")
+        raw.say("get_last_id", consumer_id=number, request_id=9)
+        told.append(raw.next("last_id_answer"))
+    latest, earliest = told
+    assert (latest.mark_delete.ledger, latest.mark_delete.entry) == (latest.last.ledger, latest.last.entry)
+    assert (latest.last.batch_index, earliest.mark_delete.entry) == (2, NOWHERE)
+    assert earliest.mark_delete.ledger == latest.last.ledger
+
+
+def test_a_table_of_the_last_values(client: pulsar.Client) -> None:
+    """Nobody has compacted the topic, so its reader is given everything, and the client keeps the last ones."""
+    producer = client.create_producer("table")
+    for value in (b"old", b"new"):
+        producer.send(value, partition_key="k")
+    view = client.create_table_view("table")
+    assert view.get("k") == b"new"
+    view.close()
+    with pytest.raises(pulsar.NotAllowedError):
+        client.subscribe("table", "s", is_read_compacted=True)
+
+
+def test_a_subscription_that_is_made_with_a_producer(raw: Raw, client: pulsar.Client) -> None:
+    """What dead letter producers ask for, so that nothing is lost before somebody looks."""
+    raw.greet()
+    raw.say("producer", topic="dead", producer_id=0, request_id=1, initial_subscription="later")
+    assert raw.next("producer_success").producer_ready
+    client.create_producer("dead").send(b"x")
+    assert client.subscribe("dead", "later").receive(PATIENCE).data() == b"x"
+
+
+def test_a_passing_subscription_goes_with_its_last_consumer(server: Client, raw: Raw, client: pulsar.Client) -> None:
+    raw.greet()
+    for number in (0, 1):
+        subscribe(raw, "passing", number, type=SHARED, durable=False, initial_position=0)
+        raw.next("success")
+    assert server.subscriptions("passing") == ["s"]
+    raw.say("close_consumer", consumer_id=0, request_id=5)
+    raw.next("success")
+    assert server.subscriptions("passing") == ["s"]
+    raw.close()
+    until(lambda: server.subscriptions("passing") == [])
+
+
+def test_who_is_active_is_told(raw: Raw) -> None:
+    raw.greet()
+    told = []
+    subscribe(raw, "relay", 0, type=FAILOVER)
+    told.append(raw.next("active_consumer"))
+    subscribe(raw, "relay", 1, type=FAILOVER)
+    told.append(raw.next("active_consumer"))
+    raw.say("close_consumer", consumer_id=0, request_id=5)
+    told.append(raw.next("active_consumer"))
+    assert [(each.consumer_id, each.is_active) for each in told] == [(0, True), (1, False), (1, True)]
+
+
+def test_permits_without_measure_are_given_a_little_at_a_time(raw: Raw, client: pulsar.Client) -> None:
+    raw.greet()
+    subscribe(raw, "greedy", 0)
+    for _ in range(3):
+        raw.say("flow", consumer_id=0, permits=(1 << 32) - 1)
+    sent_batch(client, "greedy", 5)
+    assert raw.next("message").consumer_id == 0
+    raw.say("consumer_stats", consumer_id=0, request_id=7)
+    assert raw.next("consumer_stats_answer").available_permits == 3 * ((1 << 32) - 1) - 5
+    assert MOST_GRANTED < 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "code"),
+    [
+        ("lookup", {"topic": "here", "listener": "inside"}, ServerError.METADATA),
+        ("partition_metadata", {"topic": "persistent://tenant/ns/there"}, ServerError.TOPIC_NOT_FOUND),
+    ],
+)
+def test_what_is_not_here_is_said_in_its_own_answer(raw: Raw, name: str, asked: dict[str, Any], code: int) -> None:
+    raw.greet()
+    raw.say(name, request_id=3, **asked)
+    assert raw.next(f"{name}_answer").error == code
+
+
+def test_there_are_no_topics_where_there_is_no_namespace(raw: Raw) -> None:
+    raw.greet()
+    raw.say("topics_of", request_id=3, namespace="public/other")
+    assert list(raw.next("topics_of_answer").topics) == []
+
+
+def test_nothing_is_read_twice_after_a_seek(client: pulsar.Client) -> None:
+    consumer = client.subscribe("twice", "s", initial_position=EARLIEST)
+    sent_batch(client, "twice", 3)
+    messages = received(consumer, 3)
+    consumer.seek(pulsar.MessageId.earliest)
+    assert [message.data() for message in received(consumer, 3)] == [message.data() for message in messages]
+    assert nothing_comes(consumer)

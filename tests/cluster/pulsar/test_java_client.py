@@ -1,0 +1,84 @@
+"""Pulsar's Java client, unchanged. It runs where Java and Maven are, and Maven has or gets the client."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import subprocess
+from pathlib import Path
+
+import jwt
+import pytest
+
+from actors.messages import TopicSettings
+from cluster.embedded import running
+from cluster.options import ClusterOptions
+from cluster.pulsar.listener import PulsarGateway
+from cluster.pulsar.ports import service_url
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+VERSION = "4.0.8"
+SOURCE = Path(__file__).parent / "java" / "Scenes.java"
+SCENES = (
+    "produce_and_consume", "partitions", "key_shared_with_joins", "delayed", "given_back", "dead_letter", "seek",
+    "reader", "pattern", "schemas", "receipts_of_single_messages", "active_consumer", "table_view", "token",
+    "transactions_are_refused",
+)  # fmt: skip
+PROJECT = """<project><modelVersion>4.0.0</modelVersion><groupId>x</groupId><artifactId>x</artifactId>
+<version>1</version><dependencies><dependency><groupId>org.apache.pulsar</groupId><artifactId>pulsar-client</artifactId>
+<version>{version}</version></dependency></dependencies></project>"""
+FETCH_S = 300
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The command that plays the scenes, compiled against the client."""
+    tools = [shutil.which(tool) for tool in ("java", "javac", "mvn")]
+    if None in tools:
+        pytest.skip("needs java, javac and mvn")
+    java, javac, mvn = (str(tool) for tool in tools)
+    folder = tmp_path_factory.mktemp("java")
+    (folder / "pom.xml").write_text(PROJECT.format(version=VERSION))
+    listed = folder / "classpath"
+    goal = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:build-classpath"
+    for offline in (["-o"], []):
+        fetch = [mvn, *offline, "-B", "-q", "-f", str(folder / "pom.xml"), goal, f"-Dmdep.outputFile={listed}"]
+        try:
+            got = subprocess.run(fetch, capture_output=True, timeout=FETCH_S, check=False)
+        except subprocess.TimeoutExpired:
+            continue
+        if got.returncode == 0:
+            break
+    else:
+        pytest.skip(f"Maven has no pulsar-client {VERSION}, and cannot get it")
+    classes = f"{folder}{os.pathsep}{listed.read_text().strip()}"
+    subprocess.run([javac, "-nowarn", "-cp", classes, "-d", str(folder), str(SOURCE)], check=True, capture_output=True)
+    return [java, "-XX:TieredStopAtLevel=1", "-cp", classes, "Scenes"]
+
+
+@pytest.fixture(scope="module")
+def played(program: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What became of each scene, against a cluster that lets everybody in, and one that wants a token."""
+    key = tmp_path_factory.mktemp("key") / "token.key"
+    key.write_bytes(secrets.token_bytes(32))
+    key.chmod(0o600)
+    token = jwt.encode({"sub": "till"}, key.read_bytes(), "HS256")
+    open_, guarded = tmp_path_factory.mktemp("open"), tmp_path_factory.mktemp("guarded")
+    with (
+        running(ClusterOptions(data_dir=open_, pulsar_port=0)) as inner,
+        running(ClusterOptions(data_dir=guarded, pulsar_port=0, pulsar_token_key_file=str(key))),
+    ):
+        (listener,) = inner.actors.serving(PulsarGateway)
+        settings = TopicSettings(partitions=3, ensemble=1, write_quorum=1, ack_quorum=1)
+        inner.loop.run(listener.gateway.directory.create("parts", settings), 60)
+        urls = [service_url(open_, 0), service_url(guarded, 0)]
+        done = subprocess.run([*program, *urls, token], capture_output=True, text=True, timeout=800, check=False)
+    said = dict(line.split(" ", 1) for line in done.stdout.splitlines() if line.split(" ", 1)[0] in SCENES)
+    return said or {"": done.stderr[-4000:]}
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_a_scene_of_the_java_client(played: dict[str, str], scene: str) -> None:
+    assert played.get(scene, played) == "ok"
