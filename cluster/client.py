@@ -260,6 +260,7 @@ class Client:
                 before_poll=consumer.hand_over,
                 process=this_process(),
                 priority=priority,
+                taking_back=consumer.taking_back,
             )
             for partition in range(settings.partitions)
         ]

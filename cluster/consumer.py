@@ -15,9 +15,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 
 from actors.consumer.held import Received
 from actors.consumer.partition import PartitionConsumer
+from actors.consumer.revocations import TakingBack
 from actors.messages import Event
 from cluster.loop import LoopThread
 from cluster.message import Batch, Message, MessageId
@@ -118,8 +120,17 @@ class Consumer:
 
     # -- called by users ------------------------------------------------------------------------------------------
 
+    @property
+    def taking_back(self) -> TakingBack:
+        """How a partition takes back what its dispatcher asks for (`nack_order=key`): never while a user takes it."""
+        return TakingBack(guard=self._arrived)
+
     def receive_batch(self, timeout_ms: int | None = None) -> Batch | None:
         """The next batch (messages of one run), or None after `timeout_ms`. Raises Fenced once closed."""
+        return self._next(timeout_ms, whole=True)
+
+    def _next(self, timeout_ms: int | None, *, whole: bool) -> Batch | None:
+        """The next batch; whole: the user sees all of it now, and not only its first message."""
         deadline = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
         with self._arrived:
             while True:
@@ -134,6 +145,7 @@ class Consumer:
                     self._taken.append((consumer, part))
                     self._tell_loop(len(part))
                     if not part.revoked and part.open.any():  # else it was given back with all the others
+                        part.shown = len(part) if whole else 1
                         return Batch(self._topic, part, consumer)
                 if self._failed is not None:
                     raise self._failed
@@ -158,12 +170,17 @@ class Consumer:
             if deadline is not None and time.monotonic() > deadline:
                 raise Unavailable(f"no message within {timeout_millis} ms")
             time.sleep(LATE_S)
-        if not self._current or self._current[-1].batch.received.revoked:
-            batch = self.receive_batch(timeout_millis)
-            if batch is None:
-                raise Unavailable(f"no message within {timeout_millis} ms")
-            self._current = batch.messages()[::-1]
-        return self._current.pop()
+        while True:
+            if not self._current or self._current[-1].batch.received.revoked:
+                batch = self._next(timeout_millis, whole=False)
+                if batch is None:
+                    raise Unavailable(f"no message within {timeout_millis} ms")
+                self._current = batch.messages()[::-1]
+            with self._arrived:
+                message = self._current.pop()
+                if not message.taken_back():
+                    message.batch.received.shown = message.row + 1
+                    return message
 
     def _current_is_late(self) -> bool:
         return self.parts[self._current[-1].batch.partition].lease_over()
@@ -197,10 +214,21 @@ class Consumer:
         """Refused: a cumulative acknowledgement has no meaning when several consumers share a subscription (KS-56)."""
         raise Invalid("cumulative acknowledgement is not possible on a shared subscription; acknowledge each message")
 
-    def negative_acknowledge(self, what: Batch | Message | MessageId, *, delay_ms: int | None = None) -> None:
-        """Give it back; it comes again after `delay_ms` (default: negative_ack_redelivery_delay_ms, 60 s)."""
+    def negative_acknowledge(
+        self,
+        what: Batch | Message | MessageId,
+        *,
+        delay_ms: int | None = None,
+        rows: npt.NDArray[np.int64] | None = None,
+    ) -> None:
+        """Give it back; it comes again after `delay_ms` (default: negative_ack_redelivery_delay_ms, 60 s).
+
+        rows: of a batch, only these. With `nack_order=key` its key waits for that long, and later messages of the key
+        that are here are taken back before this returns: those that were received say so (`taken_back`), and come again
+        too, behind it.
+        """
         if isinstance(what, Batch):
-            consumer, part, rows = what.consumer, what.received, None
+            consumer, part = what.consumer, what.received
         else:
             consumer, part, row = self._row_of(what)
             rows = np.array([row])

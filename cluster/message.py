@@ -104,6 +104,19 @@ class Batch:
         return self.received.redeliveries
 
     @property
+    def overtook(self) -> npt.NDArray[np.bool_]:
+        """Which of them the application had before an earlier message of their key came again (`nack_order=key`)."""
+        return self.received.overtook
+
+    @property
+    def taken_back(self) -> npt.NDArray[np.bool_]:
+        """Which of them were taken back by now, since an earlier message of their key was given back
+        (`nack_order=key`): acknowledging these has no effect, and they come again behind it.
+        """
+        taken = self.received.taken_back
+        return np.zeros(len(self), np.bool_) if taken is None else taken
+
+    @property
     def deliver_at(self) -> npt.NDArray[np.int64]:
         """Due times in ms, 0 = at once."""
         return self.received.deliver_at
@@ -196,6 +209,17 @@ class Message:
     def redelivery_count(self) -> int:
         """How often it was given back before."""
         return int(self.batch.redeliveries[self.row])
+
+    def overtook(self) -> bool:
+        """With `nack_order=key`: it was seen before its predecessor was redelivered. The application had this message,
+        then an earlier one of its key was given back and came again, and now this one comes behind it.
+        """
+        return bool(self.batch.overtook[self.row])
+
+    def taken_back(self) -> bool:
+        """It was taken back by now, since an earlier message of its key was given back (`nack_order=key`)."""
+        taken = self.batch.received.taken_back
+        return taken is not None and bool(taken[self.row])
 
     def topic_name(self) -> str:
         """The topic."""

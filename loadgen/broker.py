@@ -66,6 +66,7 @@ class Batch(Protocol):
     dispatch: npt.NDArray[np.int64]
     epoch: int
     session: int
+    taken_back: npt.NDArray[np.bool_]
 
 
 class Consumer(Protocol):
@@ -76,6 +77,9 @@ class Consumer(Protocol):
 
     def acknowledge(self, batch: Any) -> None:
         """Acknowledge every row; returns before it is durable."""
+
+    def negative_acknowledge(self, what: Any, *, delay_ms: int | None = None, rows: Any = None) -> None:
+        """Give rows of a batch back; returns when that is durable."""
 
     def wait_acknowledged(self, timeout_ms: int | None = None) -> None:
         """Wait until all acknowledgements so far are durable. Raises Unavailable if they are not in time."""

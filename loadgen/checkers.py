@@ -19,6 +19,8 @@ have happened or not. Nothing is called broken that could be explained by an out
     acked_redelivered      a delivery after a confirmed acknowledgement (S6); such a row is not counted as
                            unexplained as well
     early                  a delayed message before its time (S10)
+    redelivery_order       with `nack_order=key`: a repeated delivery that a later message of its key has overtaken, or
+                           that comes while one is held (`loadgen.repeats`). Without: told as information
 
 Each check works on whole columns: a message gets a number that rises with (key, key_seq), rows are sorted once, and
 a running maximum shows what came behind. Python loops run only over keys that are already known to be broken.
@@ -35,6 +37,7 @@ import pyarrow.compute as pc
 
 from loadgen.columns import Mask, distinct, last_before, one_to_one, running_end, sorted_pairs
 from loadgen.history import ACKS, DEATH, DETACH, EVENTS, EXPIRED, FAIL, OK, OWNER_CHANGE, RECEIVES, SENDS, Int64s
+from loadgen.repeats import Deliveries, out_of_order
 from storage.hashing import hash_column, reduce_hash
 from storage.position import ENTRY_BITS, show
 
@@ -47,6 +50,7 @@ VIOLATIONS = (
     "unexplained_redelivery",
     "acked_redelivered",
     "early",
+    "redelivery_order",
 )
 CHECKED = ("messages", "keys", "keys_in_flight_together", "hashes_moved", "delayed")
 MAX_EXAMPLES = 5
@@ -57,8 +61,8 @@ _FOREVER = np.iinfo(np.int64).max
 class Findings:
     """What a judge found in one history, or in one part of it; parts add up with `merge`.
 
-    violations: how many of each kind. checked: how much there was to check. messages: counts by outcome. examples:
-    a few sentences for each kind that was found.
+    violations: how many of each kind. information: what is no broken promise as the subscription is set. checked: how
+    much there was to check. messages: counts by outcome. examples: a few sentences for each kind that was found.
     """
 
     violations: dict[str, int] = field(default_factory=lambda: dict.fromkeys(VIOLATIONS, 0))
@@ -68,6 +72,7 @@ class Findings:
             ("published", "confirmed", "unknown", "delivered", "redelivered", "acked"), 0
         )
     )
+    information: dict[str, int] = field(default_factory=dict)
     examples: dict[str, list[str]] = field(default_factory=dict)
 
     @property
@@ -81,6 +86,7 @@ class Findings:
             (self.violations, other.violations),
             (self.checked, other.checked),
             (self.messages, other.messages),
+            (self.information, other.information),
         ):
             for name, count in theirs.items():
                 mine[name] = mine.get(name, 0) + count
@@ -99,12 +105,19 @@ class Findings:
 
 
 def judge(
-    sends: pa.Table, receives: pa.Table, acks: pa.Table, events: pa.Table, *, acked_rows: Int64s | None = None
+    sends: pa.Table,
+    receives: pa.Table,
+    acks: pa.Table,
+    events: pa.Table,
+    *,
+    acked_rows: Int64s | None = None,
+    nack_order: str = "none",
 ) -> Findings:
     """Judge one history, or one part of it that holds whole keys. Tables as in loadgen.history, rows in any order.
 
     acked_rows: the row of receives that each acknowledgement is of, shape (acks.num_rows,), where that is known;
-    without it it is found. Raises ValueError if a table lacks a column of its schema.
+    without it it is found. nack_order: as the subscription is set. Raises ValueError if a table lacks a
+    column of its schema.
     """
     for table, schema in ((sends, SENDS), (receives, RECEIVES), (acks, ACKS), (events, EVENTS)):
         missing = [name for name in schema.names if name not in table.schema.names]
@@ -117,6 +130,7 @@ def judge(
     case.check_overlap(findings)
     case.check_redeliveries(findings)
     case.check_early(findings)
+    case.check_repeats(findings, promised=nack_order == "key")
     return findings
 
 
@@ -421,6 +435,23 @@ class _Case:
             "early",
             len(early),
             (f"{self.tell(self.got[r])} came {due[r] - self.received_at[r] // 1000} ms early" for r in early),
+        )
+
+    def check_repeats(self, findings: Findings, *, promised: bool) -> None:
+        """Repeated deliveries of a key keep their place among the others, if that is promised."""
+        rows = np.flatnonzero(self.keyed & (self.deliver_at[self.got] == 0))
+        message = self.got[rows]
+        columns = (self.rank, self.received_at, self.nacked_at, self.released_at)
+        wrong = list(
+            out_of_order(Deliveries(rows, self.message_key[message], message, *(column[rows] for column in columns)))
+        )
+        if not promised:
+            findings.information["redelivery_order"] = len(wrong)
+            return
+        findings.found(
+            "redelivery_order",
+            len(wrong),
+            (f"{self.tell(self.got[row])} came again behind {self.tell(self.got[by])}" for row, by in wrong),
         )
 
     def tell(self, message: int | np.int64) -> str:

@@ -35,6 +35,7 @@ from loadgen.history import (
     EVENTS,
     EXPIRED,
     Clock,
+    Int64s,
     Journal,
     bucket_hashes,
     constant,
@@ -52,9 +53,10 @@ _PROGRESS = struct.Struct("<?qq")
 
 @dataclass(frozen=True, slots=True)
 class ConsumeJob:
-    """What every consumer of a flood needs to know. work_us: simulated work per message, microseconds.
+    """What every consumer of a flood needs to know.
 
-    receiver_queue_size: of those who join first.
+    work_us: simulated work per message, microseconds. receiver_queue_size: of those who join first. nack: share of the
+    messages that are given back once. nack_order: as the subscription is set.
     """
 
     connect: Connect
@@ -65,6 +67,8 @@ class ConsumeJob:
     policy: str = "draining_hashes"
     work_us: float = 0.0
     receiver_queue_size: int = 20_000
+    nack: float = 0.0
+    nack_order: str = "none"
 
     @property
     def deliveries(self) -> Path:
@@ -203,6 +207,7 @@ class FloodConsumer:
                 initial_position="earliest",
                 receiver_queue_size=self._queue,
                 policy=job.policy,
+                nack_order=job.nack_order,
                 on_ranges=lambda partition, kind, _: self._told(events, partition, kind),
             )
             self._event(events, ATTACH, job.clock.now())
@@ -237,13 +242,33 @@ class FloodConsumer:
         google_crc32c.value(np.frombuffer(payload.buffers()[2] or b"", np.uint8))
         if self._job.work_us:
             time.sleep(count * self._job.work_us / 1e6)
-        acked_at = self._job.clock.now()
-        deliveries.append(self._record(batch, received_at, acked_at))
+        let_go = self._give_back(consumer, batch)
+        let_go[let_go == 0] = self._job.clock.now()
+        deliveries.append(self._record(batch, received_at, let_go))
         consumer.acknowledge(batch)
         self._received += count
         self._redelivered += int(np.count_nonzero(batch.redeliveries))
 
-    def _record(self, batch: Batch, received_at: int, acked_at: int) -> pa.RecordBatch:
+    def _give_back(self, consumer: Consumer, batch: Batch) -> Int64s:
+        """Give back some messages that came for the first time; what was taken back with them is let go as well.
+
+        Returns when, as the negative of microseconds, 0 for the rows that stay.
+        """
+        let_go = np.zeros(len(batch.positions), np.int64)
+        if not self._job.nack:
+            return let_go
+        # By position, so that it is the same whoever gets it; a consumer that is killed changes nothing.
+        mixed = (batch.positions.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(40)
+        chosen = np.flatnonzero((mixed < self._job.nack * (1 << 24)) & (batch.redeliveries == 0))
+        if len(chosen):
+            now = self._job.clock.now()
+            consumer.negative_acknowledge(batch, rows=chosen, delay_ms=0)
+            let_go[chosen] = -now
+            let_go[batch.taken_back] = -now
+        return let_go
+
+    def _record(self, batch: Batch, received_at: int, let_go: Int64s) -> pa.RecordBatch:
+        """One row a message. let_go: when it was acknowledged; negative: when it was given back, or taken back."""
         rows = batch.rows
         count = rows.num_rows
         key, payload, key_seq = rows.column("key"), rows.column("payload"), read_key_seq(rows)
@@ -258,8 +283,8 @@ class FloodConsumer:
             pa.array(np.full(count, batch.epoch, np.int64)),
             pa.array(np.asarray(batch.dispatch, np.int64)),
             pa.array(np.full(count, received_at, np.int64)),
-            pa.array(np.full(count, acked_at, np.int64)),
-            pa.array(np.zeros(count, np.bool_)),
+            pa.array(np.abs(let_go)),
+            pa.array(let_go < 0),
             pa.compute.binary_length(payload),
             pa.array(bucket_hashes(key, key_seq)),
         ]

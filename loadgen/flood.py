@@ -223,7 +223,9 @@ class Flood:
             with self._phase("judging with Spark", "judge"):
                 span = span_of(self._folder, [act.start for act in self._acts[1:-1]])
                 messages = total or self._progress.sent
-                judgement = judge_with_spark(spark, self._folder, span, messages, fleet.history)
+                judgement = judge_with_spark(
+                    spark, self._folder, span, messages, fleet.history, nack_order=self._options.nack_order
+                )
         self._troubles += breaker.troubles
         return self._report(judgement, stats, held, rest, chaos, sampler)
 
@@ -258,6 +260,8 @@ class Flood:
             options.policy,
             options.work_us,
             options.receiver_queue_size,
+            options.nack,
+            options.nack_order,
         )
         publish = PublishJob(
             self._connect,

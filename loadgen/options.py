@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from actors.messages.settings import CHOICES
 from loadgen.acts import FIRST_PART
 from loadgen.generate import Workload
 from loadgen.kinds import S3_DOWN, check_kinds
@@ -47,8 +48,9 @@ class FloodOptions:
     once. stall_s: how long nothing may move before the run is given up. scenario: `rolling-restart` restarts every
     consumer in turn, `rounds` times, in place of other faults. objects: where the cluster that is started keeps its
     snapshots. strict: what was not shown counts as a failure. acts: throughput first, then latency and faults
-    (loadgen.acts). watch: serve the live page, with buttons that break things. s3_endpoint_url: where the S3 server is
-    that it uses, and that may be frozen.
+    (loadgen.acts). nack: share of the messages that consumers give back once. nack_order: of the subscription; with
+    `key` the judge wants repeated deliveries in order too, without it tells how many were not. watch: serve the live
+    page, with buttons that break things. s3_endpoint_url: where the S3 server is that it uses, and that may be frozen.
     """
 
     partitions: int = 4
@@ -67,6 +69,8 @@ class FloodOptions:
     fault_every_ms: int = 3_000
     seed: int = field(default_factory=lambda: secrets.randbelow(2**31))
     policy: str = "draining_hashes"
+    nack: float = 0.0
+    nack_order: str = "none"
     data_dir: Path | None = None
     keep: bool = False
     json: Path | None = None
@@ -137,6 +141,12 @@ class FloodOptions:
             raise Invalid(f"--rate must not be negative, not {self.rate}")
         if self.policy not in POLICIES:
             raise Invalid(f"--policy is one of {', '.join(POLICIES)}, not {self.policy!r}")
+        if not 0 <= self.nack < 1:
+            raise Invalid(f"--nack is a share from 0 to less than 1, not {self.nack}")
+        if self.nack_order not in CHOICES["nack_order"]:
+            raise Invalid(f"--nack-order is one of {', '.join(CHOICES['nack_order'])}, not {self.nack_order!r}")
+        if self.nack_order == "key" and self.policy != "draining_hashes":
+            raise Invalid("--nack-order key needs --policy draining_hashes, which keeps keys in order")
         if self.bookies < 2 and self.address is None:
             raise Invalid("--bookies must be at least 2: every message is stored twice")
         if self.objects is not None and self.address is not None:

@@ -201,6 +201,7 @@ class Report:
             "config": self.config,
             "messages": findings.messages,
             "violations": findings.violations,
+            "information": findings.information,
             "checked": checked,
             "draining": self.draining(),
             "at_rest": self.at_rest,

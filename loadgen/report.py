@@ -31,6 +31,7 @@ _MEANINGS = {
     "unexplained_redelivery": ("Redelivered for no reason", "nobody gave it back, left or died"),
     "acked_redelivered": ("Redelivered after its ack", "its acknowledgement was confirmed before"),
     "early": ("Early", "delayed, and delivered before its time"),
+    "redelivery_order": ("Overtaken redelivery", "given back, and a later message of its key went before it"),
 }
 _REST = {
     "pending_acks": "pending acknowledgements",
@@ -369,6 +370,7 @@ def summary(report: Report) -> RenderableType:
         ("latency", "  ".join(f"{name} {_short_ms(value)}" for name, value in latency.items())),
         ("draining", f"peak {draining['peak']:,}, cleared {draining['cleared_total']:,}, "
                      f"{draining['blocked_attempts']:,} attempts blocked, at the end {draining['at_end']:,}"),
+        *_information_in_words(report),
         ("faults", _faults_in_words(report)),
         ("seed", str(report.seed)),
     ):  # fmt: skip
@@ -386,6 +388,14 @@ def summary(report: Report) -> RenderableType:
         parts += [Text(), *(Text(f"! not shown: {line}", style="yellow") for line in report.not_shown)]
     colour = ("yellow" if report.not_shown else "green") if report.verdict == OK else "red"
     return Panel(Group(*parts), title=f"[bold {colour}]{_title(report)}", border_style=colour, padding=(1, 2))
+
+
+def _information_in_words(report: Report) -> list[tuple[str, str]]:
+    """What was seen that the subscription, as it is set, does not promise to prevent."""
+    overtaken = report.judgement.findings.information.get("redelivery_order", 0)
+    return (
+        [("not promised", f"{overtaken:,} redeliveries overtaken by later messages of their key")] if overtaken else []
+    )
 
 
 def _acts_in_words(report: Report) -> list[tuple[str, str]]:

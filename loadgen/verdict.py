@@ -41,7 +41,13 @@ class Judgement:
 
 
 def judge_part(
-    sent: pa.Table, delivered: pa.Table, events: pa.Table, span: Span, faults: Sequence[dict[str, Any]] = ()
+    sent: pa.Table,
+    delivered: pa.Table,
+    events: pa.Table,
+    span: Span,
+    faults: Sequence[dict[str, Any]] = (),
+    *,
+    nack_order: str = "none",
 ) -> Judgement:
     """Judge one part: tables SENT, DELIVERIES and EVENTS of loadgen.history that hold whole keys; faults in order."""
     rows = np.flatnonzero(delivered.column("acked_at").to_numpy() > 0)
@@ -50,12 +56,18 @@ def judge_part(
     acks = let_go.append_column("confirmed_at", unconfirmed).select(ACKS.names)
     # Each delivery stands in one row with its own acknowledgement.
     given = (sent.select(SENDS.names), delivered.select(RECEIVES.names), confirm_acks(acks, events), events)
-    findings = judge(*given, acked_rows=rows)
+    findings = judge(*given, acked_rows=rows, nack_order=nack_order)
     return Judgement(findings, measure(sent, delivered, span), recover(sent, delivered, events, faults, span))
 
 
 def judge_with_spark(
-    context: Any, folder: Path, span: Span, messages: int, faults: Sequence[dict[str, Any]] = ()
+    context: Any,
+    folder: Path,
+    span: Span,
+    messages: int,
+    faults: Sequence[dict[str, Any]] = (),
+    *,
+    nack_order: str = "none",
 ) -> Judgement:
     """Judge the histories under `folder` (sends/, deliveries/, events/ as Parquet) with a SparkContext.
 
@@ -74,7 +86,7 @@ def judge_with_spark(
         if pieces:
             slices = min(len(pieces), SLICES * context.defaultParallelism)
             context.parallelize(pieces, slices).foreach(_cutter(parts, Path(cut_to)))
-        task = _task(Path(cut_to), read_table(folder / "events", EVENTS), span, faults)
+        task = _task(Path(cut_to), read_table(folder / "events", EVENTS), span, faults, nack_order)
         # Each part is judged, and has its share in what was checked, even if it is empty.
         for row in context.parallelize(range(parts), parts).map(task).collect():
             whole.findings.merge(Findings(**json.loads(row["findings"])))
@@ -125,7 +137,7 @@ def span_of(folder: Path, cuts: Sequence[int] = ()) -> Span:
 
 
 def _task(
-    cut_to: Path, events: pa.Table, span: Span, faults: Sequence[dict[str, Any]]
+    cut_to: Path, events: pa.Table, span: Span, faults: Sequence[dict[str, Any]], nack_order: str
 ) -> Callable[[int], dict[str, str]]:
     """The function that Spark runs for each part; it takes its small tables along."""
     rows = events.to_pylist()
@@ -142,7 +154,7 @@ def _task(
             )
             for kind, schema in KINDS.items()
         )
-        judged = judge_part(sent, delivered, known, span, faults)
+        judged = judge_part(sent, delivered, known, span, faults, nack_order=nack_order)
         return {
             "findings": json.dumps(asdict(judged.findings)),
             "measures": json.dumps(judged.measures.to_dict()),

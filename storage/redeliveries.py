@@ -18,7 +18,8 @@ from storage.position import Positions
 from storage.sealed import seal, unseal
 
 MAGIC = b"SLR1"
-FORMAT = 1
+FORMAT = 2
+"""1 has no `overtook`, and is written as long as no row is."""
 _TIMES = 1 << 62
 """Above any time in milliseconds that a sum of two of them can reach."""
 
@@ -27,19 +28,21 @@ class Redeliveries(NamedTuple):
     """One row a message, each of shape (n,).
 
     positions: int64, ascending. counts: uint8, how often it was given back and counted. until: int64, milliseconds
-    since 1970 before which it is not sent again; 0 = at once.
+    since 1970 before which it is not sent again; 0 = at once. overtook: bool, an application had it before an earlier
+    message of its key came again (`nack_order=key`).
     """
 
     positions: Positions
     counts: npt.NDArray[np.uint8]
     until: npt.NDArray[np.int64]
+    overtook: npt.NDArray[np.bool_]
 
     def pick(self, which: npt.NDArray[Any]) -> Redeliveries:
         """Some of the rows: a mask, or row numbers in ascending order."""
-        return Redeliveries(self.positions[which], self.counts[which], self.until[which])
+        return Redeliveries(self.positions[which], self.counts[which], self.until[which], self.overtook[which])
 
 
-NOTHING = Redeliveries(np.empty(0, np.int64), np.empty(0, np.uint8), np.empty(0, np.int64))
+NOTHING = Redeliveries(np.empty(0, np.int64), np.empty(0, np.uint8), np.empty(0, np.int64), np.empty(0, np.bool_))
 
 
 def merged(first: Redeliveries, second: Redeliveries) -> Redeliveries:
@@ -50,7 +53,9 @@ def merged(first: Redeliveries, second: Redeliveries) -> Redeliveries:
     counts, until = np.zeros(len(positions), np.uint8), np.zeros(len(positions), np.int64)
     np.maximum.at(counts, homes, np.concatenate([first.counts, second.counts]))
     np.maximum.at(until, homes, np.concatenate([first.until, second.until]))
-    return Redeliveries(positions, counts, until)
+    overtook = np.zeros(len(positions), np.bool_)
+    np.logical_or.at(overtook, homes, np.concatenate([first.overtook, second.overtook]))
+    return Redeliveries(positions, counts, until, overtook)
 
 
 def encode(rows: Redeliveries) -> bytes:
@@ -59,16 +64,17 @@ def encode(rows: Redeliveries) -> bytes:
         return b""
     waits = rows.until[rows.until > 0]
     base = int(waits.min()) - 1 if len(waits) else 0
-    body: bytes = msgpack.packb(
-        [
-            FORMAT,
-            int(rows.positions[0]),
-            narrow(np.diff(rows.positions)),
-            rows.counts.tobytes(),
-            base,
-            narrow(np.where(rows.until > 0, rows.until - base, 0)),
-        ]
-    )
+    columns = [
+        int(rows.positions[0]),
+        narrow(np.diff(rows.positions)),
+        rows.counts.tobytes(),
+        base,
+        narrow(np.where(rows.until > 0, rows.until - base, 0)),
+    ]
+    if rows.overtook.any():
+        body: bytes = msgpack.packb([FORMAT, *columns, np.packbits(rows.overtook).tobytes()])
+    else:
+        body = msgpack.packb([1, *columns])
     return seal(MAGIC, body)
 
 
@@ -78,14 +84,22 @@ def decode(data: bytes) -> Redeliveries:
         return NOTHING
     body = unseal(MAGIC, data, "the redelivery table")
     try:
-        version, first, steps, counts, base, waits = msgpack.unpackb(body)
-        if version != FORMAT:
-            raise Invalid(f"the redelivery table has format {version}, this version reads {FORMAT}")
+        version, *columns = msgpack.unpackb(body)
+        if version not in (1, FORMAT):
+            raise Invalid(f"the redelivery table has format {version}, this version reads 1 to {FORMAT}")
+        bits = columns.pop() if version == FORMAT else b""
+        first, steps, counts, base, waits = columns
         positions = np.cumsum(np.concatenate([np.array([first], np.int64), wide(steps)]))
         after = wide(waits)
         if not 0 <= base < _TIMES or bool((after < 0).any()) or bool((after >= _TIMES).any()):
             raise Corrupt("the redelivery table has times that are none")
-        rows = Redeliveries(positions, np.frombuffer(counts, np.uint8), np.where(after > 0, after + base, 0))
+        overtook = np.zeros(len(positions), np.bool_)
+        if version == FORMAT:
+            if len(bits) != (len(positions) + 7) // 8:
+                raise Corrupt("the columns of the redelivery table differ in length")
+            overtook = np.unpackbits(np.frombuffer(bits, np.uint8), count=len(positions)).astype(np.bool_)
+        until = np.where(after > 0, after + base, 0)
+        rows = Redeliveries(positions, np.frombuffer(counts, np.uint8), until, overtook)
     except (Invalid, Corrupt):
         raise
     except (ValueError, TypeError, LookupError, OverflowError, msgpack.UnpackException) as error:

@@ -7,22 +7,31 @@ is left of its delay. Said twice it changes nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from actors.messages import NegativeAcknowledge
-from actors.ports import Ports
+from actors.backoff import Backoff
+from actors.messages import NO_POSITIONS, GivenBack, NegativeAcknowledge
+from actors.ports import Address, Ports, Unknown
 from actors.signal import Signal
+from actors.wire import Request
+from storage.errors import Fenced, SluiceError, Unavailable
 from storage.position import Positions
+
+CALL_TIMEOUT = 3_000
+RETRY_FIRST, RETRY_MOST = 5, 500
 
 
 @dataclass(eq=False, slots=True)
 class HandBack:
     """positions: int64. seen: uint8, the redelivery count that came with each. until: monotonic ms, 0 = no delay.
 
-    settled: it is confirmed, or nobody will ever confirm it.
+    overtook: int64, those of them that were asked back when the application had them. settled: it is confirmed, or
+    nobody will ever confirm it. partial: some of it came again before it was confirmed, and is said no more.
     """
 
     number: int
@@ -30,8 +39,10 @@ class HandBack:
     seen: npt.NDArray[np.uint8]
     until: int
     counted: bool
+    overtook: Positions
     settled: Signal = field(default_factory=Signal)
     confirmed: bool = False
+    partial: bool = False
 
 
 class HandBacks:
@@ -43,17 +54,34 @@ class HandBacks:
         self._last = 0
 
     def note(
-        self, positions: Positions, seen: npt.NDArray[np.uint8], *, delay: int = 0, counted: bool = True
+        self,
+        positions: Positions,
+        seen: npt.NDArray[np.uint8],
+        *,
+        delay: int = 0,
+        counted: bool = True,
+        overtook: Positions = NO_POSITIONS,
     ) -> HandBack:
         """Messages are given back now, to be sent again after `delay` ms."""
         self._last += 1
         until = self._ports.clock.monotonic() + delay if delay else 0
-        back = self._open[self._last] = HandBack(self._last, positions, seen, until, counted)
+        back = self._open[self._last] = HandBack(self._last, positions, seen, until, counted, overtook)
         return back
 
-    def oldest(self) -> HandBack | None:
-        """The first that is not confirmed."""
-        return next(iter(self._open.values()), None)
+    def oldest(self, held: Positions) -> HandBack | None:
+        """The first that is not confirmed, without what the consumer holds again.
+
+        That was heard, or it would not have come again; to say it to a new owner would take it from under the consumer.
+        """
+        for back in list(self._open.values()):
+            rest = np.isin(back.positions, held, invert=True)
+            if not rest.all():
+                back.seen = back.seen[rest] if len(back.seen) else back.seen
+                back.positions, back.partial = back.positions[rest], True
+            if len(back.positions):
+                return back
+            self.settle(back, confirmed=False)
+        return None
 
     def request(self, back: HandBack, session: int, *, again: bool, consumer_epoch: int = 0) -> NegativeAcknowledge:
         """How it is said in a session; again: it was said in an earlier one, perhaps."""
@@ -66,11 +94,44 @@ class HandBacks:
             number=back.number,
             consumer_epoch=consumer_epoch,
             again=again,
+            overtook=back.overtook,
         )
+
+    async def say(
+        self,
+        request: Request[Any],
+        backs: Sequence[HandBack],
+        address: Callable[[], Address],
+        over: Callable[[], bool],
+    ) -> int:
+        """Say what was given back until it is confirmed; returns the revocation that came of it, 0 for none.
+
+        over: the session is another by now. There it is said again, by whoever opens it, so here it is waited for.
+        """
+        wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
+        while not over():
+            try:
+                reply = await self._ports.net.call(address(), request, CALL_TIMEOUT)
+                if not isinstance(reply, Unknown):
+                    for back in backs:
+                        self.settle(back, confirmed=True)
+                    return reply.revocation if isinstance(reply, GivenBack) else 0
+            except Unavailable:
+                pass
+            except Fenced:
+                break
+            except SluiceError:
+                for back in backs:
+                    self.settle(back, confirmed=False)
+                raise
+            await wait.pause()
+        for back in backs:
+            await back.settled.wait(self._ports)
+        return 0
 
     def settle(self, back: HandBack, *, confirmed: bool) -> None:
         """An owner has it, or has refused it; it is not said again."""
-        back.confirmed = confirmed
+        back.confirmed = confirmed and not back.partial
         self._open.pop(back.number, None)
         back.settled.set()
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from actors.messages import NO_POSITIONS
 from storage.position import Positions
 
 
@@ -21,7 +22,9 @@ class Received:
 
     rows: their stored columns (storage.batch), n rows. positions, dispatch: int64 (n,). redeliveries: uint8 (n,).
     deliver_at: int64 (n,) milliseconds, 0 = at once. epoch, session: of the dispatcher that sent them.
-    open: which rows are neither acknowledged nor given back. revoked: the session ended, they are others' now.
+    open: which rows are neither acknowledged nor given back. revoked: the session ended, they are others' now. shown:
+    so many of the rows, from the first on, the application has seen. overtook: bool (n,), which the application had
+    before an earlier message of their key came again. taken_back: bool (n,), which the dispatcher has asked back.
     """
 
     rows: pa.RecordBatch
@@ -32,11 +35,16 @@ class Received:
     deliver_at: npt.NDArray[np.int64]
     epoch: int
     session: int
+    overtook: npt.NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, np.bool_))
     revoked: bool = False
+    shown: int = 0
+    taken_back: npt.NDArray[np.bool_] | None = None
     open: npt.NDArray[np.bool_] = field(init=False)
 
     def __post_init__(self) -> None:
         self.open = np.ones(len(self.positions), bool)
+        if not len(self.overtook):
+            self.overtook = np.zeros(len(self.positions), bool)
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -45,6 +53,21 @@ class Received:
         """Redelivery counts of those rows (None = all) that are open: what `close` is about to return."""
         rows = np.flatnonzero(self.open) if rows is None else rows[self.open[rows]]
         return self.redeliveries[rows].astype(np.uint8)
+
+    def take_back(self, rows: npt.NDArray[np.int64]) -> None:
+        """These rows are asked back. Of a part that nobody has seen they are dropped."""
+        self.open[rows] = False
+        if self.shown:
+            if self.taken_back is None:
+                self.taken_back = np.zeros(len(self), bool)
+            self.taken_back[rows] = True
+            return
+        keep = np.ones(len(self), bool)
+        keep[rows] = False
+        self.rows = self.rows.filter(pa.array(keep))
+        self.positions, self.dispatch = self.positions[keep], self.dispatch[keep]
+        self.redeliveries, self.deliver_at = self.redeliveries[keep], self.deliver_at[keep]
+        self.overtook, self.open = self.overtook[keep], self.open[keep]
 
     def close(self, rows: npt.NDArray[np.int64] | None = None) -> Positions:
         """Mark rows (None = all) as done; returns the positions that were still open."""
@@ -94,6 +117,24 @@ class Holding:
         self._parts.clear()
         positions, first = np.unique(np.concatenate([np.empty(0, np.int64), *held]), return_index=True)
         return positions, np.concatenate([np.empty(0, np.uint8), *counts])[first]
+
+    def take_back(self, positions: Positions, *, shown_too: bool) -> tuple[Positions, Positions, int]:
+        """The dispatcher asks for these. Returns what is given back, what of it the application has seen (both
+        ascending), and how many messages left the queue unseen. shown_too False: what was shown stays.
+        """
+        back, seen, unseen = [NO_POSITIONS], [NO_POSITIONS], 0
+        for part in list(self._parts.values()):
+            if part.shown and not shown_too:
+                continue
+            rows = np.flatnonzero(part.open & np.isin(part.positions, positions))
+            if not len(rows):
+                continue
+            back.append(part.positions[rows])
+            seen.append(part.positions[rows[rows < part.shown]])
+            unseen += 0 if part.shown else len(rows)
+            part.take_back(rows)
+        self.prune()
+        return np.unique(np.concatenate(back)), np.unique(np.concatenate(seen)), unseen
 
     def revoke(self) -> None:
         """The session ended: these messages are no longer ours."""

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import islice
 
+import msgspec
 import numpy as np
 
 from actors.consumer.held import Received
@@ -49,6 +50,18 @@ class Inbox:
         self._parts.clear()
         return count
 
+    def take_back(self, positions: Positions) -> Positions:
+        """The dispatcher asks for these: nobody sees them; returns those that were here, in order of arrival."""
+        found = self.positions()
+        found = found[np.isin(found, positions)]
+        if len(found):
+            # Every part anew, so that what is being fetched is known not to be what waits.
+            self._parts = deque(
+                (piece, epoch, session) for part, epoch, session in self._parts for piece in _without(part, positions)
+            )
+            self._signal.set()
+        return found
+
     def close(self) -> None:
         """Fetch nothing more."""
         self._closed = True
@@ -80,6 +93,22 @@ class Inbox:
                 break
             taken.append(one)
         return taken
+
+
+def _without(part: Part, positions: Positions) -> list[Part]:
+    """A part without these messages: the stretches between them, each with the number of its first dispatch."""
+    places = positions_of(part.ledger, part.rows.astype(np.int64) + part.first_entry)
+    kept = np.flatnonzero(~np.isin(places, positions))
+    stretches = np.split(kept, np.flatnonzero(np.diff(kept) > 1) + 1) if len(kept) else []
+    return [
+        msgspec.structs.replace(
+            part,
+            rows=part.rows[rows],
+            redeliveries=part.redeliveries[rows] if len(part.redeliveries) else part.redeliveries,
+            dispatch=part.dispatch + int(rows[0]),
+        )
+        for rows in stretches
+    ]
 
 
 def _missing(taken: list[Delivered], pieces: list[Received]) -> Positions:

@@ -16,10 +16,11 @@ from functools import partial
 import numpy as np
 
 from actors.backoff import Backoff
-from actors.consumer.hand_backs import HandBack, HandBacks
+from actors.consumer.hand_backs import CALL_TIMEOUT, RETRY_FIRST, RETRY_MOST, HandBack, HandBacks
 from actors.consumer.held import Holding, Received
 from actors.consumer.inbox import Inbox
 from actors.consumer.payload import Payloads
+from actors.consumer.revocations import Revocations, TakingBack
 from actors.directory import Directory
 from actors.messages import (
     NO_COUNTS,
@@ -39,10 +40,9 @@ from actors.signal import Signal
 from storage.errors import Conflict, Fenced, Invalid, NotFound, SluiceError, Unavailable
 from storage.position import Positions
 
-CALL_TIMEOUT, ATTACH_TIMEOUT = 3_000, 20_000
+ATTACH_TIMEOUT = 20_000
 ACK_LINGER = 20
 """Milliseconds that acknowledgements wait for a poll to ride on before they go by themselves."""
-RETRY_FIRST, RETRY_MOST = 5, 500
 
 
 class PartitionConsumer:
@@ -66,6 +66,7 @@ class PartitionConsumer:
         before_poll: Callable[[], None] = lambda: None,
         process: str = "",
         priority: int = 0,
+        taking_back: TakingBack | None = None,
     ) -> None:
         """before_poll: called when a poll is about to go, which takes what is acknowledged in it along."""
         self._ports = ports
@@ -87,6 +88,8 @@ class PartitionConsumer:
         self._said = self._heard = self._losses = self._losses_told = 0
         self._ack_signal, self._changed = Signal(), Signal()
         self._inbox = Inbox(ports, Payloads(ports, directory, topic, partition), self._came)
+        manner = taking_back or TakingBack()
+        self._revocations = Revocations(ports, self._holding, self._inbox, self._hand_backs, manner)
         self._paused = self._asking = self._gathering = self.closing = False
         self.failed: SluiceError | None = None
 
@@ -150,17 +153,18 @@ class PartitionConsumer:
 
     async def negative_acknowledge(self, part: Received, rows: np.ndarray | None, delay: int) -> bool:
         """Give messages back, to be delivered again after `delay` ms. Returns when the subscription has it durably,
-        whatever becomes of its owner; False if this consumer ended before.
+        whatever becomes of its owner; False if this consumer ended, or got some of them again, before.
         """
         seen = part.counts(rows)
         positions = part.close(rows)
         if not len(positions):
             return True
         back = self._hand_backs.note(positions, seen, delay=delay)
-        await self._tell(
-            self._hand_backs.request(back, self.session, again=False, consumer_epoch=self._consumer_epoch), back
-        )
+        await self._tell(self._request(back), back)
         return back.confirmed
+
+    def _request(self, back: HandBack) -> NegativeAcknowledge:
+        return self._hand_backs.request(back, self.session, again=False, consumer_epoch=self._consumer_epoch)
 
     async def redeliver_all(self) -> None:
         """Give back everything that is not acknowledged, in order; what is on its way here is void from now on.
@@ -298,7 +302,7 @@ class PartitionConsumer:
         """
         if attached.session == self.session:
             return True  # it is not new, and has been told or is being told
-        while (back := self._hand_backs.oldest()) is not None:  # there may be more while it is told
+        while (back := self._hand_backs.oldest(self._all_held())) is not None:  # there may be more while it is told
             request = self._hand_backs.request(back, attached.session, again=True)
             if isinstance(await self._ports.net.call(self._address, request, CALL_TIMEOUT), Unknown):
                 await self._directory.suspect(self._address)
@@ -312,6 +316,7 @@ class PartitionConsumer:
             return
         self.session, self.epoch, self._turn, self._got, self._ack_turn = session, epoch, 0, 0, 0
         self._granted_sent = self._taken_turn = self._consumer_epoch = 0
+        self._revocations.begin()
         # What was acknowledged but not confirmed may be unknown to the new owner: say it again.
         self._acks = [(said, positions) for _, said, positions in self._unconfirmed] + self._acks
         self._unconfirmed.clear()
@@ -408,6 +413,11 @@ class PartitionConsumer:
             self._inbox.add(delivery.parts, self.epoch, self.session)
         for event in delivery.events:
             self._told(self.partition, event)
+        if delivery.revocation is not None:
+            back, unseen = self._revocations.carry_out(delivery.revocation)
+            self._queued -= unseen
+            if back is not None:
+                self._ports.spawn(self._tell(self._request(back), back), f"revoked-{self.partition}")
 
     def _came(self, messages: list[Received], trimmed: Positions) -> None:
         """Messages are complete; what was trimmed before its payload was fetched never comes, and frees its permits.
@@ -478,22 +488,12 @@ class PartitionConsumer:
             await wait.pause()
 
     async def _tell(self, request: NegativeAcknowledge | RedeliverUnacknowledged, *backs: HandBack) -> None:
-        """Say what was given back until it is confirmed; after a change of session `_say_given_back` does that."""
-        wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
-        while request.session == self.session and not self.closing:
-            try:
-                if not isinstance(await self._ports.net.call(self._address, request, CALL_TIMEOUT), Unknown):
-                    for back in backs:
-                        self._hand_backs.settle(back, confirmed=True)
-                    return
-            except Unavailable:
-                pass
-            except Fenced:
-                break
-            except SluiceError:
-                for back in backs:
-                    self._hand_backs.settle(back, confirmed=False)
-                raise
-            await wait.pause()
-        for back in backs:
-            await back.settled.wait(self._ports)
+        """Say what was given back until it is confirmed, and what that revoked is taken back; after a change of session
+        `_say_given_back` says it.
+        """
+
+        def over() -> bool:
+            return request.session != self.session or self.closing
+
+        revocation = await self._hand_backs.say(request, backs, lambda: self._address, over)
+        await self._revocations.wait(revocation, over)

@@ -231,6 +231,7 @@ class Payloads:
             deliver_at=np.zeros(count, np.int64) if run.due is None else run.due[rows],
             epoch=epoch,
             session=session,
+            overtook=np.isin(part.rows[start : start + count], part.overtook),
         )
 
 
@@ -264,6 +265,7 @@ def _concatenate(group: list[Received]) -> Received:
         deliver_at=np.concatenate([piece.deliver_at for piece in group]),
         epoch=first.epoch,
         session=first.session,
+        overtook=np.concatenate([piece.overtook for piece in group]),
     )
 
 

@@ -11,7 +11,7 @@ from actors.dispatcher.backlog import Backlog
 from actors.dispatcher.consumers import ascending
 from actors.dispatcher.dead_letters import DeadLetters
 from actors.dispatcher.leases import Leases
-from actors.dispatcher.open_runs import OpenRuns
+from actors.dispatcher.open_runs import OpenRuns, mark_overtook
 from actors.dispatcher.reader import Reader
 from actors.dispatcher.rejoin import Rejoin
 from actors.dispatcher.sessions import Session, Sessions
@@ -65,7 +65,7 @@ class Deliverer:
         if session.answered is None:
             self._core.grant(session.number, request.granted)
             self._wakeups.route.set()
-            if not session.outbox and not session.events:
+            if not session.waiting:
                 session.ready.clear()
                 await session.ready.wait(self._ports, request.wait)
         await self._store.be_certain()
@@ -150,13 +150,17 @@ class Deliverer:
         for assignment in self._core.route(self._ports.clock.now()):
             session = self._sessions.find(assignment.consumer)
             assert session is not None, "the core routed to a consumer without a session"
-            session.push(self._runs.parts(assignment.positions, assignment.redeliveries, assignment.dispatch))
+            parts = self._runs.parts(assignment.positions, assignment.redeliveries, assignment.dispatch)
+            if len(overtook := self._core.overtook(assignment.positions)):
+                mark_overtook(parts, overtook)
+            session.push(parts)
         if self._core.has_dead_letters():
             self._dead_letters.wake()
         for number in self._core.untold():
             session = self._sessions.find(number)
             if session is not None:
                 session.tell(self._core.take_events(number))
+                session.revoke(self._core.take_revoked(number))
 
     def look_if_stalled(self) -> None:
         """Watchdog: notice when nothing moves although it could."""

@@ -61,6 +61,7 @@ from actors.messages import (
     ExpireMessages,
     Explain,
     FindOwner,
+    GivenBack,
     ListAssignments,
     ListBlockedKeys,
     ListDelayed,
@@ -172,10 +173,9 @@ class Dispatcher(Actor):
         """See messages.Acknowledge."""
         return await self.parts.deliverer.acknowledge(request)
 
-    async def on_negative_acknowledge(self, request: NegativeAcknowledge) -> Done:
+    async def on_negative_acknowledge(self, request: NegativeAcknowledge) -> GivenBack:
         """See messages.NegativeAcknowledge."""
-        await self.parts.redelivery.negative_acknowledge(self._speaking(request.session), request)
-        return Done()
+        return await self.parts.redelivery.negative_acknowledge(self._speaking(request.session), request)
 
     async def on_redeliver_unacknowledged(self, request: RedeliverUnacknowledged) -> Done:
         """See messages.RedeliverUnacknowledged."""

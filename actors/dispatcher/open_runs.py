@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from actors.messages import Part, RunIndex
 from actors.wire import INLINE, Blob, owned
-from storage.position import Positions, entries_of, ledgers_of, position
+from storage.position import Positions, entries_of, ledgers_of, position, positions_of
 
 SHARED_BYTES = 128 * 1024 * 1024
 """Payloads that one dispatcher keeps in shared memory by naming them; consumers ask the topic for older ones."""
@@ -232,3 +232,10 @@ def _unknown(positions: Positions, redeliveries: npt.NDArray[np.uint8], dispatch
             )
         )
     return parts
+
+
+def mark_overtook(parts: list[Part], positions: Positions) -> None:
+    """Tell with each part which of its rows the application had before an earlier message of their key came again."""
+    for part in parts:
+        places = positions_of(part.ledger, part.rows.astype(np.int64) + part.first_entry)
+        part.overtook = part.rows[np.isin(places, positions)]

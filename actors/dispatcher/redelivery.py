@@ -15,7 +15,7 @@ import numpy.typing as npt
 from actors.dispatcher.sessions import Session
 from actors.dispatcher.store import CursorStore
 from actors.key_shared.dispatch import Dispatch
-from actors.messages import NegativeAcknowledge, RedeliverUnacknowledged
+from actors.messages import GivenBack, NegativeAcknowledge, RedeliverUnacknowledged
 from actors.ports import Log, Ports
 from storage.cursor import Cursor
 from storage.errors import Invalid
@@ -30,7 +30,7 @@ class Redelivery:
     ) -> None:
         self._ports, self._core, self._cursor, self._store, self._wake = ports, core, cursor, store, wake
 
-    async def negative_acknowledge(self, session: Session, request: NegativeAcknowledge) -> None:
+    async def negative_acknowledge(self, session: Session, request: NegativeAcknowledge) -> GivenBack:
         """See messages.NegativeAcknowledge. Returns when it is durable; a late copy too, as the first may not be."""
         positions, seen = _columns(request.positions, request.seen)
         late = request.consumer_epoch < session.consumer_epoch
@@ -44,9 +44,13 @@ class Redelivery:
                 seen=seen,
                 again=request.again,
                 done=positions[self._cursor.is_acknowledged(positions)] if request.again else positions[:0],
+                overtook=request.overtook,
             )
+            session.revoke(self._core.take_revoked(session.number))
             self._wake()
+        revocation = 0 if session.revocation is None else session.revocation.number
         await self._store.barrier()
+        return GivenBack(revocation=revocation)
 
     async def redeliver(self, session: Session, request: RedeliverUnacknowledged) -> None:
         """See messages.RedeliverUnacknowledged. Returns when it is durable."""

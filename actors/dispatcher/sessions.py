@@ -12,10 +12,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from actors.messages import Delivery, Event, Part
+import numpy as np
+
+from actors.messages import Delivery, Event, Part, Revocation
 from actors.ports import Task
 from actors.signal import Signal
 from storage.errors import Conflict, Fenced
+from storage.position import Positions
 
 EPOCH_SESSIONS = 1 << 24
 """Session numbers of different epochs never meet: a late request of an old session is always refused."""
@@ -44,6 +47,7 @@ class Session:
     consumer_epoch: int = 0
     handed_back: dict[int, None] = field(default_factory=dict)
     watch: Task | None = None
+    revocation: Revocation | None = None
 
     def arrived(self, ack_turn: int) -> bool:
         """Note an acknowledgement turn; False if it had arrived before."""
@@ -84,6 +88,19 @@ class Session:
         self.events += events
         self.ready.set()
 
+    def revoke(self, positions: Positions) -> None:
+        """It is to give these back."""
+        if not len(positions):
+            return
+        before = self.revocation or Revocation(number=0)
+        self.revocation = Revocation(number=before.number + 1, positions=np.union1d(before.positions, positions))
+        self.ready.set()
+
+    @property
+    def waiting(self) -> bool:
+        """There is something to answer a Poll with."""
+        return bool(self.outbox or self.events or (self.revocation is not None and len(self.revocation.positions)))
+
     def first_time(self, number: int) -> bool:
         """Note a numbered hand-back; False if it is a copy of one that was seen, or too old to be remembered."""
         if number in self.handed_back or (self.handed_back and number < max(self.handed_back) - REMEMBERED_BACK):
@@ -105,6 +122,7 @@ class Session:
             parts = [*self.answered.parts, *parts]
             self.events = [*self.answered.events, *self.events]
             self.answered = None
+        self._revocation_told()
         return sum(len(part.rows) for part in parts)
 
     def deliver(self) -> Delivery:
@@ -115,10 +133,17 @@ class Session:
             confirmed=self.durable,
             events=self.events,
             consumer_epoch=self.consumer_epoch,
+            revocation=self.revocation,
         )
         self.outbox, self.events = [], []
+        self._revocation_told()
         self.ready.clear()
         return self.answered
+
+    def _revocation_told(self) -> None:
+        """What is to be given back was told, or came back with everything; the number stays."""
+        if self.revocation is not None:
+            self.revocation = Revocation(number=self.revocation.number)
 
 
 def first_session(epoch: int) -> int:

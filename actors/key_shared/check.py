@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from actors.key_shared.core import Core
 from actors.key_shared.tables import NOTHING_HELD
-from actors.key_shared.window import DONE, HELD, NO_SLOT, PENDING, REPLAY, STATES
+from actors.key_shared.window import (
+    DONE,
+    DUE,
+    FRESH,
+    HELD,
+    NO_SLOT,
+    PENDING,
+    REPLAY,
+    REVOKED,
+    STATES,
+    UNORDERED,
+    WAITING,
+    Reduced,
+)
 from storage.errors import InvariantViolation
 from storage.hashing import HASH_RANGE
+from storage.position import Positions
 
 
 def check(core: Core) -> None:
@@ -26,10 +41,13 @@ def check(core: Core) -> None:
     held = state == PENDING
     _same("pending", np.bincount(hashes[held], minlength=HASH_RANGE), tables.pending)
     _same("replayed", np.bincount(hashes[state == REPLAY], minlength=HASH_RANGE), tables.replayed)
-    if core.holds_keys:
+    if len(tables.held_from):
         held_from = np.full(HASH_RANGE, NOTHING_HELD)
-        np.minimum.at(held_from, hashes[state == HELD], window.position[view][state == HELD])
+        holding = np.isin(state, core.holding)
+        np.minimum.at(held_from, hashes[holding], window.position[view][holding])
         _same("held_from", held_from, tables.held_from)
+    if core.nack_ordered:
+        _check_revoked(core, hashes, window.position[view], state)
     slots = max(members.slots, 1)
     _same("allowance", members.count_allowance(), members.allowance())
     _same("unacked", np.bincount(holders[held], minlength=slots)[: members.slots], members.unacked)
@@ -45,6 +63,26 @@ def check(core: Core) -> None:
     _check_owners(core)
     if core.policy.strict and not (tables.holder[hashes[held]] == holders[held]).all():
         raise InvariantViolation("a hash is pending at two consumers")
+
+
+def _check_revoked(core: Core, hashes: Reduced, positions: Positions, state: npt.NDArray[np.uint8]) -> None:
+    """Exactly what lies behind a message that waits, or did when it was asked back, is revoked."""
+    window = core.window
+    flags = window.flags[window.head : window.tail]
+    revoked = (state == PENDING) & ((flags & REVOKED) != 0)
+    _same("revoked", np.bincount(hashes[revoked], minlength=HASH_RANGE), core.tables.revoked)
+    if int(revoked.sum()) != core.revoked:
+        raise InvariantViolation(f"{int(revoked.sum())} rows are revoked, the count says {core.revoked}")
+    if ((state != PENDING) & ((flags & REVOKED) != 0) & (state != DONE)).any():
+        raise InvariantViolation("a row is revoked that is with nobody")
+    first = np.full(HASH_RANGE, NOTHING_HELD)
+    waits = np.isin(state, (FRESH, REPLAY, WAITING, HELD))
+    np.minimum.at(first, hashes[waits], positions[waits])
+    placed = (flags & DUE) == 0
+    if ((state == PENDING) & ~revoked & placed & (positions > first[hashes])).any():
+        raise InvariantViolation("a row is out, and not revoked, behind one of its hash that waits")
+    if ((state == UNORDERED) & placed).any():
+        raise InvariantViolation("a row that was given back has no place in the order")
 
 
 def _check_owners(core: Core) -> None:

@@ -26,12 +26,14 @@ from actors.key_shared.window import (
     DEAD,
     DELIVERED,
     DONE,
+    DUE,
     FRESH,
     HELD,
     MAX_REDELIVERIES,
     PENDING,
     REMOVED,
     REPLAY,
+    REVOKED,
     SENT,
     UNORDERED,
     WAITING,
@@ -79,8 +81,17 @@ class Core:
         if settings.type in ("exclusive", "failover"):
             self.policy = make_policy("draining_hashes")
         self.holds_keys = settings.delay_key_policy == "block_key" and settings.type == "key_shared" and not unordered
-        self.tables = HashTables(tracking=self.policy.strict, holding=self.holds_keys)
-        self.sentinel = Sentinel(strict=self.policy.strict, name=self.describe)
+        self.nack_ordered = settings.nack_order == "key" and self.policy.strict
+        """What is given back keeps its place among the messages of its key (`revoking`)."""
+        self.holding = (HELD, WAITING) if self.nack_ordered else (HELD,)
+        """States in which a row holds back the later ones of its hash until some time."""
+        self.tables = HashTables(
+            tracking=self.policy.strict, holding=self.holds_keys or self.nack_ordered, revoking=self.nack_ordered
+        )
+        self.sentinel = Sentinel(strict=self.policy.strict, name=self.describe, repeated=self.nack_ordered)
+        self.revoked = self.revoked_total = 0
+        self.overtaken = False
+        """Some row was ever OVERTOOK."""
         self.history = history or History()
         self.last_read = EARLIEST
         self.mark_delete = EARLIEST
@@ -103,6 +114,7 @@ class Core:
         new = Core(self.settings, first_consumer=self.members.next_number, history=self.history)
         new.next_dispatch = self.next_dispatch
         new.members.sent_to_leavers = self.members.sent_total
+        new.revoked_total = self.revoked_total
         return new
 
     def reduce(self, masked: Hashes) -> Reduced:
@@ -120,7 +132,19 @@ class Core:
     def waiting(self) -> int:
         """Messages that were read and wait to be sent (again): what look-ahead limits (KS-40)."""
         count = self.window.count
-        return count[FRESH] + count[REPLAY] + count[UNORDERED]
+        waiting = count[FRESH] + count[REPLAY] + count[UNORDERED]
+        if self.nack_ordered and count[REPLAY]:
+            waiting -= int(np.count_nonzero(self.unreached(self.window.rows_in(REPLAY))))
+        return waiting
+
+    def unreached(self, rows: Rows) -> Mask:
+        """Which rows lie behind what was read forward, and wait for that: consumers held them from an earlier owner and
+        gave them back, and nobody knows yet what of their keys lies before them. Only with `nack_order=key`.
+        """
+        unreached: Mask = self.window.position[rows] > self.last_read
+        if unreached.any():
+            unreached &= self.window.state[rows] == REPLAY
+        return unreached
 
     def look_ahead_limit(self) -> int:
         """How many messages may wait to be sent before reading forward stops (KS-40)."""
@@ -148,14 +172,19 @@ class Core:
         self.window.move(rows, len(rows), before, after)
         if before == REPLAY:
             self.unqueue(rows)
-        elif before == HELD:
+        elif before in self.holding:
             self.unhold(self.window.hash[rows])
         if after == REPLAY:
             self.queue(rows)
+        elif after in self.holding:
+            self._hold_keys(rows)
 
     def hold(self, rows: Rows) -> None:
         """FRESH rows are delayed, and hold back what comes after them of their hash until `due`."""
         self.window.move(rows, len(rows), FRESH, HELD)
+        self._hold_keys(rows)
+
+    def _hold_keys(self, rows: Rows) -> None:
         np.minimum.at(self.tables.held_from, self.window.hash[rows], self.window.position[rows])
 
     def unhold(self, hashes: Reduced) -> None:
@@ -163,9 +192,8 @@ class Core:
         affected = np.zeros(HASH_RANGE, np.bool_)
         affected[hashes] = True
         self.tables.held_from[affected] = NOTHING_HELD
-        rows = self.window.rows_in(HELD)
-        rows = rows[affected[self.window.hash[rows]]]
-        np.minimum.at(self.tables.held_from, self.window.hash[rows], self.window.position[rows])
+        rows = self.window.rows_in(*self.holding)
+        self._hold_keys(rows[affected[self.window.hash[rows]]])
         self.recheck = True
 
     def release(self, rows: Rows, into: int) -> None:
@@ -174,7 +202,9 @@ class Core:
             return
         window, members = self.window, self.members
         hashes = window.hash[rows].astype(np.intp)
-        self.sentinel.given_back(hashes)
+        self.sentinel.given_back(hashes, window.position[rows] if self.nack_ordered else None, again=into != DONE)
+        if self.revoked:
+            self._no_more_revoked(rows)
         freed = self.tables.released(hashes)
         if len(freed):
             self.drained_total += len(freed)
@@ -188,7 +218,18 @@ class Core:
         window.move(rows, len(rows), PENDING, into)
         if into == REPLAY:
             self.queue(rows)
+        elif into in self.holding:
+            self._hold_keys(rows)
         self.settle_limits()
+
+    def _no_more_revoked(self, rows: Rows) -> None:
+        """Of rows that leave their consumers, those that were asked back are so no more."""
+        rows = rows[(self.window.flags[rows] & REVOKED) != 0]
+        if len(rows):
+            self.window.flags[rows] &= np.uint8(0xFF ^ REVOKED)
+            np.subtract.at(self.tables.revoked, self.window.hash[rows], np.int32(1))
+            self.revoked -= len(rows)
+            self.recheck = True
 
     def hand_back(self, rows: Rows, into: int, now: int) -> Rows:
         """Release rows to be sent again; those removed meanwhile are dropped instead (KS-45). Returns the rest."""
@@ -197,6 +238,8 @@ class Core:
             self.release(rows[gone], DONE)
             rows = rows[~gone]
         self.release(rows, into)
+        if self.nack_ordered:
+            self.window.flags[rows] &= np.uint8(0xFF ^ DUE)  # a delayed message has a place from now on
         self.window.since[rows] = now
         self.recheck = True
         return rows
@@ -297,7 +340,7 @@ class Core:
             self.move_waiting(rows[state == before], before, PENDING)
         hashes = window.hash[rows]
         slots = np.full(len(rows), member.slot, np.uint16)
-        self.sentinel.take(slots, hashes, window.position[rows])
+        self.sentinel.take(slots, hashes, window.position[rows], (window.flags[rows] & DUE) == 0)
         window.consumer[rows] = member.slot
         window.since[rows] = self.now
         window.flags[rows] |= DELIVERED | SENT
@@ -355,8 +398,7 @@ class Core:
             over = self.window.since[rows] <= now
             if not over.all():
                 self._call_at(int(self.window.since[rows[~over]].min()), rows[~over])
-            rows = rows[over]
-            self.window.move(rows, len(rows), WAITING, UNORDERED)
+            self.move_waiting(rows[over], WAITING, REPLAY if self.nack_ordered else UNORDERED)
             self.recheck = True
             self.settle_limits()
 

@@ -10,6 +10,7 @@ milliseconds). The dispatcher actor feeds it and carries out what `route` says. 
     policies    the one gate in which the four ways of keeping order differ
     routing     one pass of the dispatch
     assignments what it sends to whom, by column
+    revoking    what is given back keeps its place (nack_order=key)
     sentinel    checks every delivery against the promises, from its own books
     explain     the same gates with reasons
 """
@@ -17,12 +18,12 @@ milliseconds). The dispatcher actor feeds it and carries out what `route` says. 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
-from actors.key_shared import explain, redelivering, stats
+from actors.key_shared import explain, redelivering, revoking, stats
 from actors.key_shared.acknowledging import acknowledge, acknowledge_all
 from actors.key_shared.assignments import Assignments
 from actors.key_shared.check import check
@@ -115,6 +116,7 @@ class Dispatch:
             core.finish_claims(member, finished)
             core.claiming = True
             core.claim(member)
+            revoking.revoke(core)
         core.change_owners(now=now, cause=f"{name} joined")
         core.policy.joined(slot, others, core.window, core.last_read)
         if core.settings.type == "failover" and core.tables.owner[1] != slot:
@@ -236,6 +238,7 @@ class Dispatch:
         if int(positions[0]) <= core.last_read:
             raise InvariantViolation(f"{show(int(positions[0]))} was read after {show(core.last_read)}")
         core.last_read = int(positions[-1])
+        core.recheck |= core.nack_ordered
         self._add(positions, hashes, FRESH, 0)
         if delayed is not None and delayed.any():
             if not core.holds_keys:
@@ -265,12 +268,15 @@ class Dispatch:
     def _add(self, positions: Positions, hashes: Hashes, state: int, flags: int) -> None:
         core = self._core
         window = core.window
-        if window.tail > window.head and positions[0] <= window.position[window.tail - 1]:
+        behind = window.tail == window.head or bool(positions[0] > window.position[window.tail - 1])
+        if not behind:
             new = np.isin(positions, window.position[window.rows_live()], invert=True)
             positions, hashes = positions[new], hashes[new]
         window.add(positions, hashes, core.reduce(hashes), state, flags, core.now)
         redelivering.recall(core, positions)
         core.claim_all()
+        if not behind:
+            revoking.revoke(core)
 
     # -- consumers --------------------------------------------------------------------------------------------------
 
@@ -298,32 +304,14 @@ class Dispatch:
         if len(positions):
             self._reports.append((positions, consumer))
 
-    def negative_acknowledge(
-        self,
-        consumer: int,
-        positions: Positions,
-        *,
-        now: int,
-        delay: int = 0,
-        counted: bool = True,
-        seen: npt.NDArray[np.uint8] | None = None,
-        again: bool = False,
-        done: Positions = NO_POSITIONS,
-    ) -> int:
-        """Give messages (int64, ascending) back for redelivery after `delay` ms; returns how many (KS-59, KS-60).
+    def negative_acknowledge(self, consumer: int, positions: Positions, **how: Unpack[redelivering.HandBack]) -> int:
+        """Give messages (int64, ascending) back for redelivery; returns how many (KS-59, KS-60).
 
-        Foreign and acknowledged positions are ignored. counted False: a hand-back at close, in order and without
-        raising the redelivery count. seen: the count that the consumer had with each (uint8). again: it was said to an
-        owner before this one, which may not have kept it; so it also counts for messages that are with nobody, but for
-        `done`, those of the positions that are acknowledged.
+        Foreign and acknowledged positions are ignored.
         """
         core = self._core
         member = core.members.by_number.get(consumer)
-        if member is None:
-            return 0
-        return redelivering.negative_acknowledge(
-            core, member, positions, now=now, delay=delay, counted=counted, seen=seen, again=again, done=done
-        )
+        return 0 if member is None else redelivering.negative_acknowledge(core, member, positions, **how)
 
     def redeliver_all(
         self, consumer: int, seen: Positions, *, unseen: int, now: int, counts: npt.NDArray[np.uint8] | None = None
@@ -480,13 +468,23 @@ class Dispatch:
         return {"owner": f"{member.name}#{member.number}", "epoch": core.history.number}
 
     def untold(self) -> list[int]:
-        """Numbers of the consumers for which `take_events` has something."""
-        return [member.number for member in self._core.members if member.events or member.drained]
+        """Numbers of the consumers for which `take_events` or `take_revoked` has something."""
+        members = self._core.members
+        return [each.number for each in members if each.events or each.drained or len(each.revoked)]
 
     def take_events(self, consumer: int) -> list[Event]:
         """What this consumer was not told yet: revoked, assigned, drained ranges."""
         member = self._core.members.by_number.get(consumer)
         return [] if member is None else take_events(member, self._core.history.number)
+
+    def take_revoked(self, consumer: int) -> Positions:
+        """What this consumer is to give back and was not told yet (int64, ascending); see `revoking`."""
+        member = self._core.members.by_number.get(consumer)
+        return NO_POSITIONS if member is None else revoking.take_revoked(self._core, member)
+
+    def overtook(self, positions: Positions) -> Positions:
+        """Which of these the application had before an earlier message of their key came again; ascending."""
+        return revoking.overtook(self._core, positions)
 
     def reduce(self, masked: Hashes) -> Reduced:
         """Masked hashes as this subscription's selector sees them, uint16."""

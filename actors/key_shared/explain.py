@@ -15,7 +15,7 @@ import numpy as np
 
 from actors.key_shared.core import Core
 from actors.key_shared.policies import Candidates, Gate, RecentlyJoined
-from actors.key_shared.routing import candidates_of, closed, closed_rows
+from actors.key_shared.routing import candidates_of, closed, closed_rows, redelivered
 from actors.key_shared.window import (
     DEAD,
     FRESH,
@@ -24,6 +24,7 @@ from actors.key_shared.window import (
     PENDING,
     REMOVED,
     REPLAY,
+    REVOKED,
     STATES,
     UNORDERED,
     WAITING,
@@ -104,6 +105,9 @@ def row_reasons(core: Core, row: int, now: int) -> list[Reason]:
                 "writing it to the dead letter topic and acknowledging it",
             )
         ]
+    if core.nack_ordered and core.unreached(np.array([row])).any():
+        text = "a consumer held it from an earlier owner and gave it back, and what lies before it was not read yet"
+        return [_reason("not_read", text, "the next reads"), *read_reasons(core)]
     reasons = [_gate_reason(core, gate, row, now) for gate in _gates(core, row)]
     reasons += _permit_reasons(core, row)
     return reasons or [_reason("deliverable", "nothing holds it back", "the next dispatch sends it")]
@@ -146,8 +150,12 @@ def _gate_reason(core: Core, gate: Gate, row: int, now: int) -> Reason:
     window = core.window
     value = int(window.hash[row])
     owner = _owner(core, value)
+    if gate == Gate.REDELIVERY:
+        return _redelivery(core, value, now)
     if gate == Gate.KEY_DELAYED:
         first = show(int(core.tables.held_from[value]))
+        if again := _delayed_redelivery(core, value):
+            return again
         text = f"{first} of the same hash is delayed and holds back what follows it (delay_key_policy=block_key)"
         return _reason("key_delayed", text, f"{first} falling due and being delivered", earlier=first)
     if gate == Gate.EARLIER_WAITS:
@@ -179,6 +187,33 @@ def _gate_reason(core: Core, gate: Gate, row: int, now: int) -> Reason:
             joined_at=limit,
         )
     return _reason("no_owner", "no connected consumer owns the hash", "a consumer that takes it joining")
+
+
+def _redelivery(core: Core, value: int, now: int) -> Reason:
+    """The key waits because later messages of it were asked back, behind one that was given back."""
+    window = core.window
+    rows = window.rows_in(PENDING)
+    rows = rows[(window.hash[rows] == value) & ((window.flags[rows] & REVOKED) != 0)]
+    held = _holders(core, rows, now)
+    return _reason(
+        "waits_for_redelivery",
+        f"waits for a redelivery: an earlier message of the hash was given back, and {len(held)} later ones were asked "
+        f"back from {held[0]['consumer']} (nack_order=key)",
+        "the consumer giving these back (its library does so at once, a client of Pulsar's when its application "
+        "acknowledges or gives them back), or leaving",
+        held=held[:_SHOWN],
+    )
+
+
+def _delayed_redelivery(core: Core, value: int) -> Reason | None:
+    """The first message that holds back its key was given back with a delay; None if it is another kind."""
+    window = core.window
+    row = int(window.find(core.tables.held_from[value : value + 1])[0])
+    if window.state[row] != WAITING:
+        return None
+    first, until = show(int(window.position[row])), int(window.since[row])
+    text = f"waits for a redelivery: {first} of the same hash was given back and goes out before it, at {until}"
+    return _reason("waits_for_redelivery", text, f"time, and then delivery of {first}", earlier=first, until=until)
 
 
 def _permit_reasons(core: Core, row: int) -> list[Reason]:
@@ -227,7 +262,7 @@ def _permit_reasons(core: Core, row: int) -> list[Reason]:
 def _ahead(core: Core, row: int) -> int:
     """Open rows that a pass would send to the same owner before this one."""
     fresh = core.window.state[row] == FRESH
-    rows = core.window.rows_in(*((FRESH,) if fresh else (REPLAY, UNORDERED)))
+    rows = core.window.rows_in(FRESH) if fresh else redelivered(core)
     allowance = core.members.allowance()
     candidates = candidates_of(core, rows, allowance, fresh=bool(fresh))
     blocked = closed_rows(core, candidates)

@@ -41,6 +41,7 @@ class Member:
 
     claims: positions that it holds from before a change of owner and that were not read yet. finished: those of them
     that are done already (cleared, or acknowledged by somebody else): they keep their keys and are never sent again.
+    revoked: what it is to give back and was not told yet.
     """
 
     number: int
@@ -51,6 +52,7 @@ class Member:
     ranges: tuple[tuple[int, int], ...] = ()
     claims: Positions = field(default_factory=_none)
     finished: Positions = field(default_factory=_none)
+    revoked: Positions = field(default_factory=_none)
     messages_acked: int = 0
     drained_total: int = 0
     events: list[tuple[str, tuple[tuple[int, int], ...], int]] = field(default_factory=list)

@@ -38,10 +38,11 @@ class Gate(IntEnum):
     """What holds a message back from its owner, in order of precedence for an explanation."""
 
     KEY_DELAYED = 1
-    EARLIER_WAITS = 2
-    DRAINING = 3
-    RECENTLY_JOINED = 4
-    NO_OWNER = 5
+    REDELIVERY = 2
+    EARLIER_WAITS = 3
+    DRAINING = 4
+    RECENTLY_JOINED = 5
+    NO_OWNER = 6
 
 
 @dataclass(slots=True)

@@ -10,22 +10,29 @@ kept: of a message that is left out, a new owner knows neither the delay nor the
 
 from __future__ import annotations
 
+from typing import Required, TypedDict
+
 import numpy as np
 import numpy.typing as npt
 
 from actors.key_shared.core import Core, raised
 from actors.key_shared.members import Member
+from actors.key_shared.revoking import revoke
 from actors.key_shared.window import (
     DELIVERED,
     DONE,
+    DUE,
     FRESH,
+    OVERTOOK,
     PENDING,
     REMOVED,
     REPLAY,
     UNORDERED,
     WAITING,
+    Mask,
     Rows,
 )
+from actors.messages import NO_POSITIONS
 from storage import redeliveries
 from storage.position import Positions
 from storage.redeliveries import Redeliveries
@@ -36,17 +43,36 @@ MOST = 50_000
 Counts = npt.NDArray[np.uint8]
 
 
+class HandBack(TypedDict, total=False):
+    """How messages are given back.
+
+    delay: milliseconds until they are sent again. counted False: a hand-back at close or one that was asked for, in
+    order and without raising the redelivery count. seen: the count that the consumer had with each. again: it was said
+    to an owner before this one, which may not have kept it; so it also counts for messages that are with nobody, but
+    for `done`, those of the positions that are acknowledged. overtook: those that the application had.
+    """
+
+    now: Required[int]
+    delay: int
+    counted: bool
+    seen: Counts | None
+    again: bool
+    done: Positions
+    overtook: Positions
+
+
 def negative_acknowledge(
     core: Core,
     member: Member,
     positions: Positions,
     *,
     now: int,
-    delay: int,
-    counted: bool,
-    seen: Counts | None,
-    again: bool,
-    done: Positions,
+    delay: int = 0,
+    counted: bool = True,
+    seen: Counts | None = None,
+    again: bool = False,
+    done: Positions = NO_POSITIONS,
+    overtook: Positions = NO_POSITIONS,
 ) -> int:
     """See Dispatch.negative_acknowledge."""
     window = core.window
@@ -63,9 +89,11 @@ def negative_acknowledge(
         here, _ = window.locate(positions)
         unread = np.union1d(unread, np.setdiff1d(positions, window.position[here]))
     unread = np.setdiff1d(unread, done)
-    _note(core, unread, counted, until, _of(seen, positions, unread))
+    _note(core, unread, counted, until, _of(seen, positions, unread), np.isin(unread, overtook))
     window.flags[idle] |= DELIVERED  # by an owner before this one
-    mine = core.hand_back(mine, WAITING if until else UNORDERED if counted else REPLAY, now)
+    now_there = WAITING if until else UNORDERED if counted and not core.nack_ordered else REPLAY
+    mine = core.hand_back(mine, now_there, now)
+    _overtook(core, np.concatenate([mine, idle]), overtook)
     if until:
         longer = idle[(window.state[idle] != WAITING) | (window.since[idle] < until)]
         for before in (FRESH, REPLAY, UNORDERED):
@@ -77,6 +105,7 @@ def negative_acknowledge(
         core.count_redelivery(both, _of(seen, positions, window.position[both]))
     core.members.given_back[member.slot] += total
     _leave_fresh(core, idle)
+    revoke(core)
     window.trim()
     return total
 
@@ -87,7 +116,7 @@ def redeliver_all(core: Core, member: Member, seen: Positions, counts: Counts | 
     done = member.finished
     unread = core.unclaim(member, None)
     known = np.setdiff1d(unread[np.isin(unread, seen)], done)
-    _note(core, known, True, 0, _of(counts, seen, known))
+    _note(core, known, True, 0, _of(counts, seen, known), np.zeros(len(known), np.bool_))
     rows = window.rows_in(PENDING)
     rows = rows[window.consumer[rows] == member.slot]
     total = len(rows) + len(unread)
@@ -115,6 +144,7 @@ def recall(core: Core, positions: Positions) -> None:
     window.redelivered = True
     # They were delivered by an owner before this one: what is sent of them is no first delivery.
     window.flags[rows] |= DELIVERED
+    _overtook(core, rows, found.positions[found.overtook])
     waits = found.until > core.now
     for before in (FRESH, UNORDERED):
         core.move_waiting(rows[waits & (window.state[rows] == before)], before, WAITING)
@@ -130,14 +160,16 @@ def snapshot(core: Core) -> bytes:
     window = core.window
     core.not_durable = 0
     rows = core.unread
-    if window.redelivered or window.count[WAITING]:
+    if window.redelivered or window.count[WAITING] or core.overtaken:
         part = slice(window.head, window.tail)
         state = window.state[part]
         wanted = ((window.redelivery[part] > 0) | (state == WAITING)) & (state != DONE)
+        wanted |= ((window.flags[part] & OVERTOOK) != 0) & (state != DONE)
         wanted &= (window.flags[part] & REMOVED) == 0
         at = np.flatnonzero(wanted) + window.head
         until = np.where(window.state[at] == WAITING, window.since[at], 0)
-        rows = redeliveries.merged(Redeliveries(window.position[at], window.redelivery[at], until), rows)
+        known = Redeliveries(window.position[at], window.redelivery[at], until, (window.flags[at] & OVERTOOK) != 0)
+        rows = redeliveries.merged(known, rows)
     if len(rows.positions) > MOST:
         core.not_durable = len(rows.positions) - MOST
         rows = _longest(rows)
@@ -149,18 +181,27 @@ def _longest(rows: Redeliveries) -> Redeliveries:
     return rows.pick(np.sort(np.argsort(-rows.until, kind="stable")[:MOST]))
 
 
-def _note(core: Core, positions: Positions, counted: bool, until: int, seen: Counts | None) -> None:
+def _note(core: Core, positions: Positions, counted: bool, until: int, seen: Counts | None, overtook: Mask) -> None:
     """These were given back, and are not here; seen: the count that the consumer had with each."""
-    if not len(positions) or not (counted or until):
+    if not (counted or until):
+        positions, overtook = positions[overtook], overtook[overtook]
+    if not len(positions):
         return
     before = np.zeros(len(positions), np.uint8)
     _, homes, found = np.intersect1d(core.unread.positions, positions, assume_unique=True, return_indices=True)
     before[found] = core.unread.counts[homes]
     counts = raised(before, seen) if counted else before
-    given = Redeliveries(positions, counts, np.full(len(positions), until, np.int64))
+    given = Redeliveries(positions, counts, np.full(len(positions), until, np.int64), overtook)
     core.unread = redeliveries.merged(core.unread, given)
     if len(core.unread.positions) > MOST:
         core.unread = _longest(core.unread)
+
+
+def _overtook(core: Core, rows: Rows, positions: Positions) -> None:
+    """Of these rows, the application had those at `positions` before an earlier message of their key came again."""
+    if len(positions):
+        core.overtaken = True
+        core.window.flags[rows[np.isin(core.window.position[rows], positions)]] |= OVERTOOK
 
 
 def _of(seen: Counts | None, positions: Positions, wanted: Positions) -> Counts | None:
@@ -170,6 +211,9 @@ def _of(seen: Counts | None, positions: Positions, wanted: Positions) -> Counts 
 
 def _leave_fresh(core: Core, rows: Rows) -> None:
     """A row with a count is not read for the first time: it keeps its place, among those that are sent again."""
-    rows = rows[core.window.redelivery[rows] > 0]
+    if core.nack_ordered:
+        core.window.flags[rows] &= np.uint8(0xFF ^ DUE)
+        core.move_waiting(rows[core.window.state[rows] == UNORDERED], UNORDERED, REPLAY)
+    rows = rows[(core.window.redelivery[rows] > 0) | ((core.window.flags[rows] & OVERTOOK) != 0)]
     core.move_waiting(rows[core.window.state[rows] == FRESH], FRESH, REPLAY)
     core.recheck = True

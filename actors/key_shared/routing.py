@@ -18,6 +18,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+from actors.key_shared import revoking
 from actors.key_shared.assignments import NO_REDELIVERIES, Assignments, Share
 from actors.key_shared.core import Core
 from actors.key_shared.members import Counts
@@ -26,7 +27,6 @@ from actors.key_shared.window import (
     DELIVERED,
     DUE,
     FRESH,
-    HELD,
     NO_SLOT,
     PENDING,
     REPLAY,
@@ -47,8 +47,10 @@ def closed(core: Core, rows: Candidates) -> Iterator[tuple[Gate, Mask]]:
     Permits are not here: how many may go is a matter of the whole pass, see `cut`.
     """
     tables = core.tables
-    if core.window.count[HELD]:
+    if any(core.window.count[state] for state in core.holding):
         yield Gate.KEY_DELAYED, rows.positions > tables.held_from[rows.hashes]
+    if core.revoked:
+        yield Gate.REDELIVERY, tables.revoked[rows.hashes] > 0
     if rows.fresh and core.policy.ordered and core.window.count[REPLAY]:
         yield Gate.EARLIER_WAITS, tables.replayed[rows.hashes] > 0
     gate = core.policy.gate(tables, core.window, rows)
@@ -64,14 +66,21 @@ def route(core: Core, now: int) -> Assignments:
     core.wake(now)
     out = Assignments()
     window = core.window
+    revoking.keep_places(core)
     if core.recheck:
         core.recheck = False
         core.members.starved[:] = False
         if window.count[REPLAY] or window.count[UNORDERED]:
-            _pass(core, window.rows_in(REPLAY, UNORDERED), out, now, fresh=False)
+            _pass(core, redelivered(core), out, now, fresh=False)
     if window.count[FRESH]:
         _pass(core, window.rows_fresh(), out, now, fresh=True)
     return out
+
+
+def redelivered(core: Core) -> Rows:
+    """Rows that wait to be sent again, or are delayed ones that are due, as far as a dispatch may look at them."""
+    rows = core.window.rows_in(REPLAY, UNORDERED)
+    return rows[~core.unreached(rows)] if core.nack_ordered else rows
 
 
 def would_send(core: Core) -> int:
@@ -79,7 +88,7 @@ def would_send(core: Core) -> int:
     allowance = core.members.allowance()
     total = 0
     for fresh, rows in (
-        (False, core.window.rows_in(REPLAY, UNORDERED)),
+        (False, redelivered(core)),
         (True, core.window.rows_fresh()),
     ):
         candidates = candidates_of(core, rows, allowance, fresh=fresh)
@@ -202,7 +211,8 @@ def _send(
         core.sentinel.sent(slots, hashes, positions, None)
     else:
         chosen = _all(rows) if picked is None else _all(rows)[picked]
-        core.sentinel.sent(slots, hashes, positions, (window.flags[chosen] & (DELIVERED | DUE)) == 0)
+        flags = window.flags[chosen] & (DELIVERED | DUE)
+        core.sentinel.sent(slots, hashes, positions, flags == 0, placed=(flags & DUE) == 0)
         _take_from_queue(core, chosen)
         window.consumer[chosen] = slots
         window.flags[chosen] |= DELIVERED | SENT

@@ -2,6 +2,8 @@
 
     promise 2   of one hash, the unacknowledged messages are with at most one consumer
     promise 3   first deliveries of one hash come in the order of publication (delayed messages are exempt, KS-64)
+    stronger    with `nack_order=key`, all deliveries of one hash: none while a later one is out, none behind a
+                later one that went out although it had come back (delayed messages are exempt until they come back)
 
 It keeps its own arrays, fed only by "this was sent" and "this was given back", and never looks at the routing state:
 a defect in the routing cannot hide itself here. It is always on. Where the policy promises both, a breach raises
@@ -25,12 +27,89 @@ from storage.position import Positions, show
 
 _ONE = np.int32(1)
 _STORIES = 16
+_UNSORTED = 100_000
+"""Changes that `Repeated` gathers before it counts what is out; most are never asked for."""
+
+
+class Repeated:
+    """The books of the stronger promise: what is out, and how far each hash has come.
+
+    What is out is a bag of positions; changes are gathered, and counted when a delivery lies below the highest position
+    that was ever out of its hash.
+    """
+
+    def __init__(self) -> None:
+        self._next: Positions = np.zeros(HASH_RANGE, np.int64)
+        """No message of a hash below this may go out; lowered by what comes back."""
+        self._top: Positions = np.full(HASH_RANGE, -1, np.int64)
+        """Nothing above this is out of a hash."""
+        self._out: Positions = np.zeros(0, np.int64)
+        self._hashes: Reduced = np.zeros(0, np.uint16)
+        self._changes: list[tuple[HashIndex, Positions, int]] = []
+        self._unplaced: list[Positions] = []
+        """Of what is out, what has no place in the order."""
+        self._gathered = 0
+
+    def sent(self, hashes: HashIndex, positions: Positions, placed: Mask | None) -> Mask:
+        """Which of the messages that go out now may not; `take` follows."""
+        wrong: Mask = positions < self._next[hashes]
+        if (positions < self._top[hashes]).any():
+            self._count()
+            wrong |= positions < self._top[hashes]
+        if placed is not None:
+            wrong &= placed
+            hashes, positions = hashes[placed], positions[placed]
+        np.maximum.at(self._next, hashes, positions + 1)
+        return wrong
+
+    def take(self, hashes: HashIndex, positions: Positions, placed: Mask | None) -> None:
+        """These are out."""
+        self._note(hashes, positions, 1)
+        if placed is not None:
+            self._unplaced.append(positions[~placed])
+            hashes, positions = hashes[placed], positions[placed]
+        np.maximum.at(self._top, hashes, positions)
+
+    def given_back(self, hashes: HashIndex, positions: Positions, *, again: bool) -> None:
+        """These are out no more; again: they will be, and have a place then."""
+        if again:
+            np.minimum.at(self._next, hashes, positions)
+            if self._unplaced:
+                self._unplaced = [np.setdiff1d(np.concatenate(self._unplaced), positions)]
+        self._note(hashes, positions, -1)
+
+    def _note(self, hashes: HashIndex, positions: Positions, change: int) -> None:
+        self._changes.append((hashes, positions, change))
+        self._gathered += len(positions)
+        if self._gathered > _UNSORTED + 2 * len(self._out):
+            self._count()
+
+    def _count(self) -> None:
+        """Bring the changes in."""
+        changes = [(self._hashes, self._out, 1), *self._changes]
+        hashes = np.concatenate([each[0] for each in changes]).astype(np.uint16)
+        signs = np.concatenate([np.full(len(at), sign) for _, at, sign in changes])
+        every, first, homes = np.unique(
+            np.concatenate([each[1] for each in changes]), return_index=True, return_inverse=True
+        )
+        out = np.bincount(homes, signs, minlength=len(every)) > 0
+        self._out, self._hashes = every[out], hashes[first[out]]
+        self._changes, self._gathered = [], 0
+        placed = np.ones(len(self._out), np.bool_)
+        if self._unplaced:
+            self._unplaced = [np.intersect1d(np.concatenate(self._unplaced), self._out)]
+            placed = np.isin(self._out, self._unplaced[0], invert=True)
+        self._top[:] = -1
+        np.maximum.at(self._top, self._hashes[placed], self._out[placed])
 
 
 class Sentinel:
-    """Counts what was checked and what was wrong. name(slot) describes a consumer in a story."""
+    """Counts what was checked and what was wrong. name(slot) describes a consumer in a story.
 
-    def __init__(self, *, strict: bool, name: Callable[[int], str]) -> None:
+    repeated: the stronger promise is checked too.
+    """
+
+    def __init__(self, *, strict: bool, name: Callable[[int], str], repeated: bool = False) -> None:
         self.strict = strict
         self.name = name
         self.checked_holder = 0
@@ -38,6 +117,8 @@ class Sentinel:
         self.violations_holder = 0
         self.violations_order = 0
         self.stories: deque[str] = deque(maxlen=_STORIES)
+        self.checked_repeated = 0
+        self._repeated = Repeated() if repeated else None
         # They come with the first message that is sent: a subscription that is idle has no use for them.
         self._holder: Reduced = np.zeros(0, np.uint16)
         self._held: npt.NDArray[np.int32] = np.zeros(0, np.int32)
@@ -49,12 +130,17 @@ class Sentinel:
         """Messages that are sent and not given back."""
         return int(self._held.sum())
 
-    def sent(self, slots: Reduced, hashes: HashIndex, positions: Positions, first: Mask | None) -> None:
+    def sent(
+        self, slots: Reduced, hashes: HashIndex, positions: Positions, first: Mask | None, placed: Mask | None = None
+    ) -> None:
         """Messages go out now: per slot in the order in which the consumer will see them.
 
-        first: which of them are first deliveries that have to be in order; None: all. All of shape (n,).
+        first: which of them are first deliveries that have to be in order; None: all. placed: which of them, repeated
+        deliveries among them, have a place in the order; None: all. All of shape (n,).
         """
-        self.take(slots, hashes, positions)
+        if self._repeated is not None:
+            self._check_repeated(hashes, positions, placed)
+        self.take(slots, hashes, positions, placed)
         back = (positions[1:] <= positions[:-1]) & (slots[1:] == slots[:-1])
         if first is not None:
             slots, hashes, positions = slots[first], hashes[first], positions[first]
@@ -74,7 +160,19 @@ class Sentinel:
             f"or out of order within one delivery ({wrong} messages)"
         )
 
-    def take(self, slots: Reduced, hashes: HashIndex, positions: Positions) -> None:
+    def _check_repeated(self, hashes: HashIndex, positions: Positions, placed: Mask | None) -> None:
+        assert self._repeated is not None
+        self.checked_repeated += len(positions) if placed is None else int(np.count_nonzero(placed))
+        wrong = self._repeated.sent(hashes, positions, placed)
+        if wrong.any():
+            self.violations_order += int(np.count_nonzero(wrong))
+            at = int(wrong.argmax())
+            self._tell(
+                f"nack_order broken: {show(int(positions[at]))} (hash {int(hashes[at])}) goes out while a later "
+                f"message of its hash is out, or behind one ({int(np.count_nonzero(wrong))} messages)"
+            )
+
+    def take(self, slots: Reduced, hashes: HashIndex, positions: Positions, placed: Mask | None = None) -> None:
         """Messages are with these consumers from now on, sent now or held since before a change of owner."""
         self._open_books()
         self.checked_holder += len(hashes)
@@ -83,6 +181,8 @@ class Sentinel:
         self._holder[hashes] = slots
         wrong |= self._holder[hashes] != slots
         np.add.at(self._held, hashes, _ONE)
+        if self._repeated is not None:
+            self._repeated.take(hashes, positions, placed)
         if wrong.any():
             self.violations_holder += int(wrong.sum())
             at = int(wrong.argmax())
@@ -92,9 +192,14 @@ class Sentinel:
                 f"the hash ({int(wrong.sum())} messages)"
             )
 
-    def given_back(self, hashes: HashIndex) -> None:
-        """Messages of these hashes are acknowledged, or with their consumer no more."""
+    def given_back(self, hashes: HashIndex, positions: Positions | None = None, *, again: bool = False) -> None:
+        """Messages of these hashes are acknowledged, or with their consumer no more.
+
+        positions: which, one a hash; only for the stronger promise. again: they are to go out again.
+        """
         self._open_books()
+        if self._repeated is not None and positions is not None:
+            self._repeated.given_back(hashes, positions, again=again)
         np.subtract.at(self._held, hashes, _ONE)
         if (self._held[hashes] < 0).any():
             raise InvariantViolation("more messages of a hash came back than were ever sent")
@@ -117,5 +222,6 @@ class Sentinel:
             "checkedOrder": self.checked_order,
             "violationsHolder": self.violations_holder,
             "violationsOrder": self.violations_order,
+            "checkedRepeated": self.checked_repeated,
             "stories": list(self.stories),
         }

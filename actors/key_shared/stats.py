@@ -34,6 +34,8 @@ def stats(core: Core, now: int) -> dict[str, Any]:
         "allowOutOfOrderDelivery": core.settings.allow_out_of_order_delivery,
         "msgInReplay": window.count[REPLAY] + window.count[UNORDERED],
         "msgDelayedRedelivery": window.count[WAITING],
+        "msgRevoked": core.revoked,
+        "msgRevokedTotal": core.revoked_total,
         "redeliveriesNotDurable": core.not_durable,
         "msgDelayedHoldingKeys": window.count[HELD],
         "msgDeadLetter": window.count[DEAD],

@@ -4,7 +4,9 @@
     holder[h]     slot of the consumer to which a message of h was sent last
     pending[h]    messages of h that are sent and not acknowledged
     replayed[h]   messages of h that wait to be sent and whose place in the order is known
-    held_from[h]  lowest position of a delayed message of h that holds its key back until it is due
+    held_from[h]  lowest position of a message of h that holds its key back until some time: a delayed one, or with
+                  `nack_order=key` one that was given back with a delay
+    revoked[h]    messages of h that were asked back of their consumer (`revoking`)
 
 **A hash is draining exactly when pending > 0 and holder != owner.** PIP-379 keeps a map of draining hashes, fills it
 when ranges change and empties it as acknowledgements arrive; most of the defects found in it later (KS-30, KS-31)
@@ -33,10 +35,10 @@ class HashTables:
     """The arrays above, each of shape (65536,), and the counters of the draining statistics.
 
     tracking False: the policy allows a hash at several consumers, `holder` is only the latest, and nothing drains.
-    holding: delayed messages hold back their keys; only then there is a `held_from`.
+    holding: messages may hold back their keys; only then there is a `held_from`. revoking: only then a `revoked`.
     """
 
-    def __init__(self, *, tracking: bool = True, holding: bool = False) -> None:
+    def __init__(self, *, tracking: bool = True, holding: bool = False, revoking: bool = False) -> None:
         self.tracking = tracking
         self.owner: Reduced = np.full(HASH_RANGE, NO_SLOT, np.uint16)
         self.holder: Reduced = np.full(HASH_RANGE, NO_SLOT, np.uint16)
@@ -45,6 +47,7 @@ class HashTables:
         self.attempts: npt.NDArray[np.int32] = untouched(HASH_RANGE, np.int32)
         self.drains: Mask = np.zeros(HASH_RANGE, np.bool_)
         self.held_from: Positions = np.full(HASH_RANGE if holding else 0, NOTHING_HELD, np.int64)
+        self.revoked: npt.NDArray[np.int32] = np.zeros(HASH_RANGE if revoking else 0, np.int32)
         self.draining = 0
         self.freed_attempts: npt.NDArray[np.int32] = np.zeros(0, np.int32)
         """Of the hashes that `released` freed last, how often each was blocked; same order."""
@@ -53,8 +56,8 @@ class HashTables:
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays; it does not depend on how many hashes drain."""
-        arrays = (self.owner, self.holder, self.pending, self.replayed, self.attempts, self.drains, self.held_from)
-        return sum(int(array.nbytes) for array in arrays)
+        arrays = (self.owner, self.holder, self.pending, self.replayed, self.attempts, self.drains)
+        return sum(int(array.nbytes) for array in (*arrays, self.held_from, self.revoked))
 
     def draining_mask(self) -> Mask:
         """Which hashes are draining, by the definition; bool, shape (65536,)."""

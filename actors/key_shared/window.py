@@ -56,6 +56,10 @@ REMOVED = 4
 """Flag: skipped, expired or cleared while pending; never to be sent again (KS-45)."""
 SENT = 8
 """Flag: sent since the last time that there was no consumer (LS-1)."""
+REVOKED = 16
+"""Flag: PENDING, and its consumer was asked to give it back (`revoking`)."""
+OVERTOOK = 32
+"""Flag: the application had it before an earlier message of its key, which was given back, came again."""
 
 NO_SLOT = 0xFFFF
 MAX_REDELIVERIES = 255

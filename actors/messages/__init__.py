@@ -75,10 +75,12 @@ from actors.messages.dispatcher import (
     Detach,
     Event,
     Explain,
+    GivenBack,
     NegativeAcknowledge,
     Part,
     Poll,
     RedeliverUnacknowledged,
+    Revocation,
 )
 from actors.messages.settings import SubscriptionSettings, TopicSettings
 from actors.messages.topic import (
@@ -144,6 +146,7 @@ __all__ = [
     "FindOwner",
     "FindTime",
     "Found",
+    "GivenBack",
     "HeadsRead",
     "IndexRead",
     "LedgerIndex",
@@ -184,6 +187,7 @@ __all__ = [
     "Replicated",
     "RescheduleDelayed",
     "Resume",
+    "Revocation",
     "RowIndex",
     "RunIndex",
     "RunRead",

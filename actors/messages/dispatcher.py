@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from actors.messages.common import Done, Text, no_counts, no_positions
+from actors.messages.common import Done, Text, no_counts, no_positions, no_rows
 from actors.wire import Blob, Reply, Request
 from storage.batch import LAST_TIME, MAX_KEY_BYTES
 
@@ -46,6 +46,7 @@ class Part(msgspec.Struct, kw_only=True):
 
     rows: uint32 offsets from first_entry, ascending. redeliveries: uint8 counts of redelivery, empty = all zero.
     dispatch: the dispatcher's number of the first row, the others follow. blob None: ask the topic (ReadPayload).
+    overtook: those of the rows that the application had before an earlier message of their key came again (uint32).
     """
 
     ledger: int
@@ -57,7 +58,20 @@ class Part(msgspec.Struct, kw_only=True):
     dispatch: int
     rows: np.ndarray
     redeliveries: np.ndarray = msgspec.field(default_factory=no_counts)
+    overtook: np.ndarray = msgspec.field(default_factory=no_rows)
     blob: Blob | None = None
+
+
+class Revocation(msgspec.Struct, kw_only=True):
+    """With `nack_order=key`: the consumer gives these back (NegativeAcknowledge, not counted), or acknowledges them.
+
+    An earlier message of their keys was given back, and goes out again before them; until these are back their keys
+    wait. What the consumer has not shown to its application it drops unseen. number: rises with each revocation of a
+    session. positions: int64, ascending, all of them delivered with this answer or before.
+    """
+
+    number: int
+    positions: np.ndarray = msgspec.field(default_factory=no_positions)
 
 
 class Event(msgspec.Struct, kw_only=True):
@@ -75,6 +89,7 @@ class Delivery(Reply, kw_only=True):
     """Answer to a Poll. confirmed: highest acknowledgement turn that is durable with all before it.
 
     consumer_epoch: of the last RedeliverUnacknowledged that was carried out before these messages were sent.
+    revocation: None as long as nothing was ever revoked; the positions come once, the number with every answer.
     """
 
     turn: int
@@ -82,6 +97,7 @@ class Delivery(Reply, kw_only=True):
     confirmed: int = 0
     events: list[Event] = []
     consumer_epoch: int = 0
+    revocation: Revocation | None = None
 
 
 class Poll(Request[Delivery], kw_only=True):
@@ -120,19 +136,26 @@ class Acknowledge(Request[Acknowledged], kw_only=True):
     durable: bool = False
 
 
-class NegativeAcknowledge(Request[Done], kw_only=True):
+class GivenBack(Reply, kw_only=True):
+    """revocation: number of the session's last Revocation; once that was heard, so was what this hand-back revoked."""
+
+    revocation: int = 0
+
+
+class NegativeAcknowledge(Request[GivenBack], kw_only=True):
     """Give messages back for redelivery after `delay` ms.
 
     counted: the redelivery count rises (a hand-back at close does not count). number: rises with each hand-back of a
     session, so that a late copy does not take back what was delivered again since; 0 = not numbered. consumer_epoch: of
     the consumer when it gave them back; what is older than the last RedeliverUnacknowledged went back with that. seen:
     uint8, the redelivery count that it had with each position, empty = not told. again: it was said in an earlier
-    session and never confirmed; nobody holds these now, unless they were sent again meanwhile.
+    session and never confirmed; nobody holds these now, unless they were sent again meanwhile. overtook: those of
+    them that were revoked when the application had them already.
 
     Answered when delay and count are durable, so that the next owner keeps them.
     """
 
-    reply: ClassVar[type[Reply]] = Done
+    reply: ClassVar[type[Reply]] = GivenBack
     session: int
     positions: np.ndarray = msgspec.field(default_factory=no_positions)
     delay: Annotated[int, Meta(ge=0, le=LAST_TIME)] = 0
@@ -141,6 +164,7 @@ class NegativeAcknowledge(Request[Done], kw_only=True):
     consumer_epoch: int = 0
     seen: np.ndarray = msgspec.field(default_factory=no_counts)
     again: bool = False
+    overtook: np.ndarray = msgspec.field(default_factory=no_positions)
 
 
 class RedeliverUnacknowledged(Request[Done], kw_only=True):

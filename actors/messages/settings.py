@@ -50,6 +50,8 @@ class SubscriptionSettings(msgspec.Struct, kw_only=True):
     unblocking_interval_ms: int = 0
     lease_ms: int = 10_000
     delay_key_policy: str = "pass"
+    nack_order: str = "none"
+    """none: what is given back may be overtaken, as in Pulsar. key: it goes out before any later message of its key."""
     max_redeliver_count: int = 0
     dead_letter_topic: str = ""
     delayed_delivery_enabled: bool = True
@@ -68,6 +70,7 @@ CHOICES = {
     "selector": ("consistent_hashing", "auto_split", "sticky"),
     "initial_position": ("latest", "earliest"),
     "delay_key_policy": ("pass", "block_key", "reject"),
+    "nack_order": ("none", "key"),
     "delayed_tracker": ("bucket", "memory"),
 }
 """The settings of a subscription that are one of a few words."""
@@ -127,7 +130,19 @@ def check_subscription(settings: SubscriptionSettings) -> None:
     for name, choices in CHOICES.items():
         if getattr(settings, name) not in choices:
             raise Invalid(f"{name} = {getattr(settings, name)!r}: choose one of {', '.join(choices)}")
+    if settings.nack_order == "key" and not keeps_keys(settings):
+        raise Invalid(
+            "nack_order = 'key' needs a subscription that keeps its keys in order: type key_shared (without "
+            "allow_out_of_order_delivery, with policy draining_hashes), exclusive or failover"
+        )
     _check_limits(settings)
+
+
+def keeps_keys(settings: SubscriptionSettings) -> bool:
+    """Whether a key is at one consumer at a time, by promise."""
+    if settings.type == "key_shared":
+        return settings.policy == "draining_hashes" and not settings.allow_out_of_order_delivery
+    return settings.type in ("exclusive", "failover")
 
 
 def _check_limits(settings: TopicSettings | SubscriptionSettings) -> None:

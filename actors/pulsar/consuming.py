@@ -22,6 +22,7 @@ import numpy.typing as npt
 from actors.consumer.held import Received
 from actors.consumer.partition import PartitionConsumer
 from actors.consumer.payload import DecodedRun, Payloads
+from actors.consumer.revocations import TakingBack
 from actors.messages import Event, SubscriptionSettings
 from actors.pulsar.deliveries import encode_part
 from actors.pulsar.fields import command
@@ -120,6 +121,7 @@ class WireConsumer:
             told=self._told,
             process=gateway.process,
             priority=self.asked.priority,
+            taking_back=TakingBack(shown_too=False),
         )
 
     def _reader(self, start: int) -> PartitionConsumer | LogReader:
@@ -184,7 +186,7 @@ class WireConsumer:
                 return
             self._unsent.popleft()
             self._granted -= len(part)
-            if not part.revoked:
+            if not part.revoked and len(part):
                 self._send_part(part)
             self._grant()
 
@@ -199,6 +201,7 @@ class WireConsumer:
             self._part.acknowledge(part, np.flatnonzero(part.positions <= self._cumulative))
         if not part.open.any():
             return
+        part.shown = len(part)
         by_index = (self.place.topic, self.asked.subscription) in self._gateway.by_index
         to = Addressee(self.number, self.place.told, self.epoch)
         pieces = encode_part(part, to, self._sent if by_index else None)

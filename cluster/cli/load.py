@@ -13,6 +13,7 @@ from cluster.cli.options import AddressOption, ObjectsOption, S3EndpointOption, 
 from storage.errors import Invalid
 
 Policy = Literal["draining_hashes", "last_sent_position", "read_position"]
+NackOrder = Literal["none", "key"]
 Scenario = Literal["rolling-restart"]
 Workload = Literal["joins"]
 
@@ -37,6 +38,9 @@ SeedOption = Annotated[
     int | None, typer.Option("--seed", min=0, help="Same seed, same messages and same faults. Default: a new one.")
 ]
 BookiesOption = Annotated[int, typer.Option("--bookies", min=2, help="Bookies of the cluster that is started.")]
+NackOrderOption = Annotated[
+    NackOrder, typer.Option("--nack-order", help="key: what is given back keeps its place among its key's messages.")
+]
 PolicyOption = Annotated[Policy, typer.Option("--policy", help="Key_Shared policy to test.")]
 MinutesOption = Annotated[float | None, typer.Option("--minutes", min=0.1, help="How long, in place of --messages.")]
 DataOption = Annotated[Path | None, typer.Option("--data-dir", metavar="DIR", help="Where to put the data.")]
@@ -81,6 +85,8 @@ def flood(
     minutes: MinutesOption = None,
     seed: SeedOption = None,
     policy: PolicyOption = "draining_hashes",
+    nack: Annotated[float, typer.Option("--nack", help="Share of messages that consumers give back once.")] = 0.0,
+    nack_order: NackOrderOption = "none",
     input: Annotated[
         str | None,
         typer.Option("--input", metavar="PATH", help="Publish this file's rows.", rich_help_panel=_INPUT),
@@ -113,7 +119,8 @@ def flood(
     columns = [name.strip() for name in payload_columns.split(",") if name.strip()] if payload_columns else None
     given: dict[str, Any] = dict(  # noqa: C408 - the names are parameters
         partitions=partitions, messages=messages, size=size, keys=keys, skew=skew, consumers=consumers,
-        restarts=restarts, delayed=delayed, rate=rate, minutes=minutes, seed=seed, policy=policy, input=input,
+        restarts=restarts, delayed=delayed, rate=rate, minutes=minutes, seed=seed, policy=policy, nack=nack,
+        nack_order=nack_order, input=input,
         key_column=key_column, payload_columns=columns, time_column=time_column, bookies=bookies, objects=objects,
         s3_endpoint_url=s3_endpoint, data_dir=data_dir, keep=keep, json=json, report=report, address=address,
         strict=strict, watch=watch,

@@ -79,7 +79,9 @@ def _cursor() -> bytes:
 
 def _redeliveries() -> bytes:
     places = (1 << 32) + np.array([0, 1, 4, 7], np.int64)
-    return redeliveries.encode(redeliveries.Redeliveries(places, np.array([1, 2, 1, 9], np.uint8), places * 0 + 77))
+    return redeliveries.encode(
+        redeliveries.Redeliveries(places, np.array([1, 2, 1, 9], np.uint8), places * 0 + 77, places % 2 == 0)
+    )
 
 
 def _redeliveries_seal(body: bytes) -> bytes:

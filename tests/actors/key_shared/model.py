@@ -30,6 +30,8 @@ class Message:
     removed: bool = False
     redeliveries: int = 0
     until: int = 0
+    revoked: bool = False
+    overtook: bool = False
 
 
 @dataclass
@@ -131,6 +133,7 @@ class Model:
             self._add_part(consumer)
         self.consumers.append(consumer)
         self._claim(consumer)
+        self._revoke()
         if len(self.consumers) > 1 and any(m.state != "done" for m in self.messages.values()):
             limit = {"read_position": self.last_read, "last_sent_position": self.last_sent()}.get(
                 self.settings.policy, -1
@@ -189,6 +192,7 @@ class Model:
                 self._add(Message(position, self.reduce(masked), "fresh"))
         for consumer in self.consumers:
             self._claim(consumer)
+        self._revoke()
         for position in delayed:
             if self.messages[position].state == "fresh":
                 self.messages[position].state = "held"
@@ -206,6 +210,7 @@ class Model:
                 self._add(Message(position, self.reduce(masked), "fresh"))
         for other in self.consumers:
             self._claim(other)
+        self._revoke()
 
     def due(self, messages: Sequence[tuple[int, int]]) -> None:
         """Delayed messages are due."""
@@ -219,6 +224,7 @@ class Model:
                 self.messages[position].state = "replay"
         for consumer in self.consumers:
             self._claim(consumer)
+        self._revoke()
 
     def _add(self, message: Message) -> None:
         """A message was read; what was said of it before that counts on."""
@@ -227,9 +233,10 @@ class Model:
             return
         message.redeliveries, message.until = self.given_back.pop(message.position)
         message.delivered = True
+        message.due &= not self.keeps
         if message.until > self.now:
             message.state = "waiting"
-        elif message.redeliveries and message.state == "fresh":
+        elif (message.redeliveries and message.state == "fresh") or (self.keeps and message.state == "unordered"):
             message.state = "replay"
         if 0 < self.settings.max_redeliver_count < message.redeliveries:
             message.state = "dead"
@@ -249,7 +256,7 @@ class Model:
         """How many messages may be read forward (KS-39, KS-40)."""
         if not self.consumers or self.all_blocked:
             return 0
-        waiting = len(self.in_state("fresh", "replay", "unordered"))
+        waiting = sum(not self._unreached(m) for m in self.in_state("fresh", "replay", "unordered"))
         permits = sum(self.allowance(c) for c in self.consumers) - len(self.in_state("fresh"))
         s = self.settings
         limit = s.look_ahead_per_subscription
@@ -322,6 +329,7 @@ class Model:
             self._give_back(message, "waiting" if delay else "unordered" if counted else "replay")
             if counted:
                 self._count_redelivery(message)
+        self._revoke()
         self._settle()
         return len(mine) + len(unread)
 
@@ -349,7 +357,21 @@ class Model:
                 message.state = "dead"
 
     def _give_back(self, message: Message, into: str) -> None:
-        message.state = "done" if message.removed else into
+        message.state = "done" if message.removed else "replay" if self.keeps and into == "unordered" else into
+        message.revoked = False
+        message.due &= not self.keeps
+
+    def _revoke(self) -> None:
+        """Whoever holds a message behind one of its hash that waits with a place is to give it back."""
+        if self.keeps:
+            waits = self.in_state("fresh", "replay", "waiting", "held")
+            for message in self.in_state("pending"):
+                earlier = any(m.hash == message.hash and m.position < message.position for m in waits)
+                message.revoked |= earlier and not message.due
+
+    def revoked(self, number: int) -> list[int]:
+        """What a consumer was asked to give back and still has."""
+        return [m.position for m in self.in_state("pending") if m.revoked and m.holder == number]
 
     def remove(self, positions: Sequence[int] | None, up_to: int | None) -> None:
         """Skip, expire, clear."""
@@ -387,6 +409,25 @@ class Model:
         """Messages of a hash wait for one another."""
         return not self.settings.allow_out_of_order_delivery
 
+    @property
+    def keeps(self) -> bool:
+        """What comes back keeps its place (nack_order=key)."""
+        return self.settings.nack_order == "key" and self.ordered and self.settings.policy == "draining_hashes"
+
+    def _waits_for_redelivery(self, message: Message) -> bool:
+        """An earlier one of its hash came back with a delay, or a later one was asked back and is still out."""
+        if not self.keeps:
+            return False
+        same = [m for m in self.messages.values() if m.hash == message.hash]
+        return any(
+            (m.state == "waiting" and m.position < message.position) or (m.state == "pending" and m.revoked)
+            for m in same
+        )
+
+    def _unreached(self, message: Message) -> bool:
+        """It came back from who held it from before, and what lies before it was not read."""
+        return self.keeps and message.state == "replay" and message.position > self.last_read
+
     def _gate(self, message: Message, owner: int) -> bool:
         """The policy's own reason to hold a message back."""
         if not self.ordered:
@@ -408,12 +449,16 @@ class Model:
         self.now = now
         for message in self.in_state("waiting"):
             if message.until <= now:
-                message.state = "unordered"
+                message.state = "replay" if self.keeps else "unordered"
         self._settle()
+        fresh, replay = self.in_state("fresh"), self.in_state("replay")
+        if self.keeps and fresh and replay and replay[-1].position > fresh[0].position:
+            for message in fresh:
+                message.state = "replay"
         out: list[tuple[int, int, int]] = []
         permits = {consumer.number: self.allowance(consumer) for consumer in self.consumers}
         for states in (("replay", "unordered"), ("fresh",)):
-            batch = self.in_state(*states)
+            batch = [m for m in self.in_state(*states) if not self._unreached(m)]
             waiting = {m.hash for m in self.in_state("replay")} if states == ("fresh",) and self.ordered else set()
             going = []
             blocked: set[int] = set()
@@ -425,6 +470,7 @@ class Model:
                     or message.hash in blocked
                     or message.hash in waiting
                     or not owner
+                    or self._waits_for_redelivery(message)
                     or self._gate(message, owner)
                 )
                 if not stop and permits[owner] > 0:
@@ -443,6 +489,10 @@ class Model:
     def _send(self, message: Message, owner: int) -> None:
         if not message.delivered and not message.due:
             self.first_deliveries.append((message.hash, message.position))
+        if self.keeps and not message.due:
+            same = [m for m in self.in_state("pending") if m.hash == message.hash and not m.due]
+            later = [m for m in same if m.position > message.position]
+            assert not later, "nothing goes out while a later message of its key is out"
         message.state, message.holder, message.delivered, message.sent = "pending", owner, True, True
         consumer = self.consumer(owner)
         assert consumer is not None

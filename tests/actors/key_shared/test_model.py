@@ -28,6 +28,9 @@ CONFIGS: list[dict[str, Any]] = [
     {"allow_out_of_order_delivery": True},
     {"delay_key_policy": "block_key"},
     {"delay_key_policy": "block_key", "policy": "last_sent_position"},
+    {"nack_order": "key"},
+    {"nack_order": "key", "selector": "auto_split"},
+    {"nack_order": "key", "delay_key_policy": "block_key"},
 ]
 LIMITS: list[dict[str, Any]] = [
     {},
@@ -45,7 +48,9 @@ class Schedule(RuleBasedStateMachine):
     """Everything that can happen to a subscription, in any order."""
 
     @initialize(
-        config=st.sampled_from(CONFIGS[:2] * 4 + CONFIGS), limits=st.sampled_from(LIMITS), first=st.integers(0, 3)
+        config=st.sampled_from(CONFIGS[:2] * 4 + CONFIGS + CONFIGS[-3:] * 2),
+        limits=st.sampled_from(LIMITS),
+        first=st.integers(0, 3),
     )
     def start(self, config: dict[str, Any], limits: dict[str, Any], first: int) -> None:
         self.settings = SubscriptionSettings(replica_points=3, **config, **limits)
@@ -210,6 +215,20 @@ class Schedule(RuleBasedStateMachine):
         got = self.dispatch.negative_acknowledge(number, ints(positions), now=self.now, delay=delay, counted=counted)
         assert got == self.model.negative_acknowledge(number, positions, self.now, delay, counted)
 
+    @rule(pick=st.integers(0, 5), every=st.integers(1, 3), had=st.integers(1, 3))
+    def give_back_what_was_asked(self, pick: int, every: int, had: int) -> None:
+        number = self._consumer(pick)
+        asked = self.model.revoked(number)
+        told = self.dispatch.take_revoked(number).tolist()
+        assert set(told) <= set(asked)
+        positions = asked[::every]
+        got = self.dispatch.negative_acknowledge(
+            number, ints(positions), now=self.now, counted=False, overtook=ints(positions[::had])
+        )
+        for at in positions[::had]:
+            self.model.messages[at].overtook = True
+        assert got == self.model.negative_acknowledge(number, positions, self.now, 0, False)
+
     @rule(how=st.sampled_from(["positions", "up_to", "both", "clear"]), pick=st.integers(0, 60))
     def remove(self, how: str, pick: int) -> None:
         live = [m.position for m in self.model.messages.values()]
@@ -257,6 +276,10 @@ class Schedule(RuleBasedStateMachine):
         stats = self.dispatch.stats(self.now)
         assert stats["msgInReplay"] == len(self.model.in_state("replay", "unordered"))
         assert stats["msgDelayedHoldingKeys"] == len(self.model.in_state("held"))
+        assert stats["msgRevoked"] == sum(m.revoked for m in self.model.in_state("pending"))
+        live = [m.position for m in self.model.messages.values() if m.state != "done"]
+        had = sorted(at for at in live if self.model.messages[at].overtook)
+        assert self.dispatch.overtook(ints(sorted(live))).tolist() == had
         assert stats["msgDeadLetter"] == len(self.model.in_state("dead"))
         assert stats["blockedSubscriptionOnUnackedMsgs"] == self.model.all_blocked
         assert self.dispatch.room() == self.model.room()

@@ -19,8 +19,8 @@ GIVING_BACK: list[Mutant] = [
     Mutant(
         name="a hand-back is answered before it is durable",
         module="actors.dispatcher.redelivery",
-        old="        await self._store.barrier()\n\n    async def redeliver(",
-        new="\n    async def redeliver(",
+        old="        await self._store.barrier()\n        return GivenBack(revocation=revocation)\n",
+        new="        return GivenBack(revocation=revocation)\n",
         world=REDELIVERIES,
         seed=0,
     ),
@@ -35,7 +35,7 @@ GIVING_BACK: list[Mutant] = [
     Mutant(
         name="what is given back before it is read again comes at once",
         module="actors.key_shared.redelivering",
-        old="    _note(core, unread, counted, until, _of(seen, positions, unread))\n",
+        old="    _note(core, unread, counted, until, _of(seen, positions, unread), np.isin(unread, overtook))\n",
         new="",
         world=REDELIVERIES,
         seed=0,

@@ -9,6 +9,7 @@ from tests.sim.worlds.cancels import CancelsWorld
 from tests.sim.worlds.dead_letters import DeadLettersWorld
 from tests.sim.worlds.delays import DelaysWorld
 from tests.sim.worlds.ledger import LedgerWorld
+from tests.sim.worlds.nack_order import NackOrderWorld
 from tests.sim.worlds.owners import OwnersWorld
 from tests.sim.worlds.placement import PlacementWorld
 from tests.sim.worlds.redeliveries import RedeliveriesWorld
@@ -29,6 +30,7 @@ WORLDS: dict[str, Scenario] = {
         OwnersWorld(),
         PlacementWorld(),
         RedeliveriesWorld(),
+        NackOrderWorld(),
         RestlessWorld(),
         RestoredWorld(),
         SeeksWorld(),

@@ -311,7 +311,7 @@ class Course:
             return {}
 
     def _judge(self) -> None:
-        findings = judge(*self.past.tables())
+        findings = judge(*self.past.tables(), nack_order=self.size.traffic.settings.nack_order)
         for kind, count in findings.violations.items():
             assert kind in self.excused or not count, f"{kind}: {count}; {'; '.join(findings.examples.get(kind, []))}"
         for name, number in [*findings.checked.items(), *findings.messages.items()]:

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from actors.consumer.held import Received
 from actors.consumer.partition import PartitionConsumer
+from actors.consumer.revocations import TakingBack
 from actors.directory import Directory
 from actors.messages import Event, SubscriptionSettings
 from actors.ports import Ports
@@ -28,6 +29,7 @@ from actors.signal import Signal
 from loadgen import history
 from storage.batch import make_batch
 from storage.errors import Fenced, SluiceError
+from storage.position import Positions
 from tests.sim.clock import EPOCH_MS
 from tests.sim.world import Process, World
 
@@ -254,6 +256,7 @@ class SimConsumer:
                     queue_size=queue_size,
                     received=self.received,
                     told=partial(self.told),
+                    taking_back=TakingBack(taken_back=partial(self.taken_back, partition)),
                 )
             )
         for part in self.parts:
@@ -263,13 +266,25 @@ class SimConsumer:
 
     def received(self, part: Received) -> None:
         """A part arrived."""
-        moment = self.past.stamp()
-        keys = part.rows.column("key").to_pylist()
-        numbers = [int(value) for value in part.rows.column("payload").to_pylist()]
         consumer = self.parts[part.partition]
         assert consumer._queued <= consumer._queue_size, (
             f"S11: {consumer._queued} messages for {consumer._queue_size} permits"
         )
+        if not self._notes_late:
+            self._note(part)
+        self.queue.append(part)
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+    @property
+    def _notes_late(self) -> bool:
+        """What may be taken back before it is seen is written down only then."""
+        return self.traffic.settings.nack_order == "key"
+
+    def _note(self, part: Received) -> None:
+        moment = self.past.stamp()
+        keys = part.rows.column("key").to_pylist()
+        numbers = [int(value) for value in part.rows.column("payload").to_pylist()]
         for row in range(len(part)):
             self.past.receives.append(
                 [
@@ -277,9 +292,13 @@ class SimConsumer:
                     int(part.redeliveries[row]), part.epoch, int(part.dispatch[row]), moment,
                 ]
             )  # fmt: skip
-        self.queue.append(part)
-        if self._wake is not None and not self._wake.done():
-            self._wake.set_result(None)
+
+    def taken_back(self, partition: int, positions: Positions) -> None:
+        """The dispatcher asked for these, and has them again."""
+        moment = self.past.stamp()
+        for position in positions.tolist():
+            session = self.parts[partition].session
+            self.past.acks.append([self.name, session, partition, position, moment, 0, True])
 
     def told(self, partition: int, event: Event) -> None:
         """The session has something to say."""
@@ -294,6 +313,11 @@ class SimConsumer:
             part = self.queue.popleft()
             consumer = self.parts[part.partition]
             consumer.taken(part)
+            part.shown = len(part)
+            if self._notes_late:
+                if not part.open.any():
+                    continue
+                self._note(part)
             thinking = 1 if self.calm else self.rng.randrange(self.traffic.think_ms)
             if not self.calm and self.rng.random() < 0.02:
                 thinking = 5_000

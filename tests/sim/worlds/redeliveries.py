@@ -28,12 +28,13 @@ class RedeliveriesWorld(BrokerWorld):
     def course(self, world: World, faults: list[Fault], options: dict[str, str]) -> Course:
         """See BrokerWorld."""
         rng = random.Random(f"redeliveries/{world.seed}")
-        course = RedeliveriesCourse(world, faults, options, _size(rng, options))
+        course = RedeliveriesCourse(world, faults, options, size_of(rng, options))
         course.begun = lambda: world.background(course.change(rng), "owners change")
         return course
 
 
-def _size(rng: random.Random, options: dict[str, str]) -> Size:
+def size_of(rng: random.Random, options: dict[str, str]) -> Size:
+    """How big such a world is, and what is given back in it."""
     size = Size.draw(rng, options)
     settings = msgspec.structs.replace(size.traffic.settings, lease_ms=rng.choice((3_000, 10_000)))
     traffic = replace(

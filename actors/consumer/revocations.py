@@ -1,0 +1,80 @@
+"""What a dispatcher asks back (`nack_order=key`): taken out of the queues here, and given back at once.
+
+An earlier message of the same keys was given back and goes out again before these. What the application has not seen
+is dropped unseen. What it has already is taken from it: acknowledging that has no effect any more, and it comes again,
+marked as `overtook`. A gateway cannot take from its client what it has sent there, so it leaves that to the client's
+application: the key waits until it is acknowledged or given back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from actors.consumer.hand_backs import HandBack, HandBacks
+from actors.consumer.held import Holding
+from actors.consumer.inbox import Inbox
+from actors.messages import NO_COUNTS, Revocation
+from actors.ports import Ports
+from actors.signal import Signal
+from storage.position import Positions
+
+
+@dataclass(frozen=True, slots=True)
+class TakingBack:
+    """How messages are taken back from an application.
+
+    guard: held meanwhile, and by whoever shows them to the application. shown_too: messages that were shown are taken
+    back as well. taken_back: told of the positions (int64, ascending).
+    """
+
+    guard: AbstractContextManager[object] = field(default_factory=nullcontext)
+    shown_too: bool = True
+    taken_back: Callable[[Positions], object] = len
+
+
+class Revocations:
+    """Carries out what one partition's dispatcher asks back."""
+
+    def __init__(
+        self,
+        ports: Ports,
+        holding: Holding,
+        inbox: Inbox,
+        hand_backs: HandBacks,
+        manner: TakingBack,
+    ) -> None:
+        self._ports, self._holding, self._inbox, self._hand_backs = ports, holding, inbox, hand_backs
+        self._manner = manner
+        self._number = 0
+        self._heard = Signal()
+
+    def begin(self) -> None:
+        """Another session: its revocations are numbered anew."""
+        self._number = 0
+        self._heard.set()
+
+    def carry_out(self, revocation: Revocation) -> tuple[HandBack | None, int]:
+        """Take back what is here; returns what is to be said, and how many messages left the queue unseen."""
+        back, unseen = None, 0
+        if len(revocation.positions):
+            in_inbox = self._inbox.take_back(revocation.positions)
+            with self._manner.guard:
+                held, shown, unseen = self._holding.take_back(revocation.positions, shown_too=self._manner.shown_too)
+            unseen += len(in_inbox)
+            positions = np.union1d(in_inbox, held)
+            if len(positions):
+                back = self._hand_backs.note(positions, NO_COUNTS, counted=False, overtook=shown)
+                self._manner.taken_back(positions)
+        self._number = revocation.number
+        self._heard.set()
+        return back, unseen
+
+    async def wait(self, number: int, over: Callable[[], bool]) -> None:
+        """Until a revocation was carried out, or the session is over."""
+        while self._number < number and not over():
+            self._heard.clear()
+            await self._heard.wait(self._ports, 1_000)

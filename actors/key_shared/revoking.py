@@ -1,0 +1,86 @@
+"""Ordered negative acknowledgement (`nack_order=key`): what is given back goes out again before what follows it.
+
+Three rules make that hold on every way on which a message comes back (negative acknowledgement, redelivery of all, a
+consumer that leaves, a new owner), and all of them are kept by hash, as everything else is:
+
+* What comes back keeps its place: it waits as REPLAY, never as UNORDERED, and with a delay as WAITING, and then the key
+  waits for it, as it does for a HELD message (`Core.holding`).
+* What a consumer holds of the key behind it is *revoked*: the consumer is asked to give it back. It stays PENDING, with
+  the flag REVOKED, until it is given back or acknowledged, or the consumer leaves; so promise 2 stands as before.
+* As long as anything of a hash is revoked, nothing of that hash goes out (Gate.REDELIVERY).
+
+So at no time a message goes out while a later one of its key is with a consumer: first and repeated deliveries of a key
+ascend until they are acknowledged. The sentinel checks that from its own books. Delayed messages that fall due without
+a place in the order (KS-64) get one when they are given back, and lose the flag DUE.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from actors.key_shared.core import Core
+from actors.key_shared.members import Member
+from actors.key_shared.window import DUE, FRESH, HELD, OVERTOOK, PENDING, REPLAY, REVOKED, WAITING
+from storage.hashing import HASH_RANGE
+from storage.position import Positions
+
+_NOWHERE = np.iinfo(np.int64).max
+_PLACED = (FRESH, REPLAY, WAITING, HELD)
+"""States in which a row waits with a place in the order."""
+
+
+def revoke(core: Core) -> None:
+    """Ask back everything that is with a consumer and lies behind a message of its hash that waits.
+
+    For whenever something was given back, or was read that lies before what consumers hold from an earlier owner.
+    """
+    window = core.window
+    if not core.nack_ordered or not window.count[PENDING]:
+        return
+    waits = window.rows_in(*_PLACED)
+    if not len(waits):
+        return
+    first = np.full(HASH_RANGE, _NOWHERE, np.int64)
+    np.minimum.at(first, window.hash[waits], window.position[waits])
+    rows = window.rows_in(PENDING)
+    rows = rows[(window.position[rows] > first[window.hash[rows]]) & ((window.flags[rows] & (REVOKED | DUE)) == 0)]
+    if not len(rows):
+        return
+    window.flags[rows] |= REVOKED
+    np.add.at(core.tables.revoked, window.hash[rows], np.int32(1))
+    core.revoked += len(rows)
+    core.revoked_total += len(rows)
+    for slot in np.unique(window.consumer[rows]).tolist():
+        member = core.members.at(slot)
+        member.revoked = np.union1d(member.revoked, window.position[rows[window.consumer[rows] == slot]])
+
+
+def keep_places(core: Core) -> None:
+    """Before a dispatch: what was given back to an earlier owner may lie behind what was read and not offered yet.
+
+    Then all of that waits too, and goes out by position, as when a HELD message falls due.
+    """
+    window = core.window
+    if not (core.nack_ordered and window.count[FRESH] and window.count[REPLAY]):
+        return
+    fresh = window.rows_in(FRESH)
+    if window.rows_in(REPLAY)[-1] > fresh[0]:
+        core.move_waiting(fresh, FRESH, REPLAY)
+        core.recheck = True
+
+
+def take_revoked(core: Core, member: Member) -> Positions:
+    """What this consumer is to give back and was not told yet (int64, ascending)."""
+    told, member.revoked = member.revoked, member.revoked[:0]
+    rows = core.window.find(told)
+    still: Positions = core.window.position[rows[(core.window.flags[rows] & REVOKED) != 0]]
+    return still
+
+
+def overtook(core: Core, positions: Positions) -> Positions:
+    """Which of these the application had before an earlier message of their key came again."""
+    if not core.overtaken:
+        return positions[:0]
+    rows = core.window.find(positions)
+    found: Positions = core.window.position[rows[(core.window.flags[rows] & OVERTOOK) != 0]]
+    return found

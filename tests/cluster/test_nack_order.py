@@ -1,0 +1,96 @@
+"""Ordered negative acknowledgement through the client: what the application sees, in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import cluster
+from cluster.client import Client
+from cluster.consumer import Consumer
+from cluster.message import Message, MessageId
+from storage.errors import Invalid, Unavailable
+from tests.cluster.helpers import eventually
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[Client]:
+    """A cluster of its own."""
+    with cluster.connect(embedded=True, data_dir=tmp_path / "data") as client:
+        client.create_topic("orders", 1)
+        yield client
+
+
+def consumer_of(client: Client, nack_order: str) -> Consumer:
+    """One consumer, whose queue takes everything."""
+    return client.subscribe("orders", "billing", initial_position="earliest", nack_order=nack_order)
+
+
+def send(client: Client, keys: list[bytes]) -> None:
+    """A message a key, numbered."""
+    producer = client.create_producer("orders")
+    payloads = [b"%d" % number for number in range(len(keys))]
+    producer.send_batch(pa.record_batch({"key": keys, "payload": payloads})).result(60)
+
+
+def everything(consumer: Consumer, count: int) -> list[Message]:
+    """So many messages, one after the other."""
+    return [consumer.receive(60_000) for _ in range(count)]
+
+
+def numbers(messages: list[Message]) -> list[int]:
+    """Which messages these are."""
+    return [int(message.data()) for message in messages]
+
+
+def test_what_was_seen_comes_again_behind_it(client: Client) -> None:
+    send(client, [b"a", b"a", b"b", b"a"])
+    with consumer_of(client, "key") as consumer:
+        first = everything(consumer, 3)
+        consumer.negative_acknowledge(first[0], delay_ms=0)
+        assert [message.taken_back() for message in first] == [False, True, False]
+        consumer.acknowledge(first[1])  # it was taken back: this has no effect
+        consumer.acknowledge(first[2])
+        again = everything(consumer, 3)
+        assert numbers(again) == [0, 1, 3]
+        assert [message.overtook() for message in again] == [False, True, False]
+        assert [message.redelivery_count() for message in again] == [1, 0, 0]
+        for message in again:
+            consumer.acknowledge(message)
+        consumer.wait_acknowledged(60_000)
+        with pytest.raises(Unavailable):
+            consumer.receive(50)
+
+
+def test_without_the_option_later_messages_go_first(client: Client) -> None:
+    send(client, [b"a", b"a", b"a"])
+    with consumer_of(client, "none") as consumer:
+        first = consumer.receive(60_000)
+        consumer.negative_acknowledge(first, delay_ms=0)
+        assert numbers(everything(consumer, 3)) == [1, 2, 0]
+
+
+def test_explain_names_what_the_key_waits_for(client: Client) -> None:
+    send(client, [b"a", b"a"])
+    with consumer_of(client, "key") as consumer:
+        consumer.negative_acknowledge(consumer.receive(60_000), delay_ms=3_600_000)
+
+        def verdict() -> Any:
+            told = client.explain("orders", "billing", message_id=str(second))
+            return told.get("partitions", [told])[0]
+
+        stored = next(iter(client.read("orders", client.stored("orders")[0])))
+        second = MessageId(0, int(stored.positions[1]))
+        eventually(lambda: verdict()["verdict"] == "waits_for_redelivery", verdict)
+        assert verdict()["reasons"][0]["text"].startswith("waits for a redelivery")
+
+
+def test_an_unordered_subscription_refuses_it(client: Client) -> None:
+    with pytest.raises(Invalid, match="nack_order"):
+        client.subscribe("orders", "billing", type="shared", nack_order="key")

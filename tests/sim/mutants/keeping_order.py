@@ -1,0 +1,83 @@
+"""Mutants of ordered negative acknowledgement: what is given back keeps its place."""
+
+from __future__ import annotations
+
+from tests.sim.mutants import Mutant
+
+NACK_ORDER = "nack_order"
+_UNITS = "tests/actors/key_shared/test_revoking.py"
+
+KEEPING_ORDER: list[Mutant] = [
+    Mutant(
+        name="what consumers hold behind a message that came back is not asked back",
+        module="actors.key_shared.redelivering",
+        old="    revoke(core)\n",
+        new="",
+        world=NACK_ORDER,
+        seed=0,
+    ),
+    Mutant(
+        name="a key does not wait for what was asked back",
+        module="actors.key_shared.routing",
+        old="    if core.revoked:\n",
+        new="    if False:\n",
+        world=NACK_ORDER,
+        seed=0,
+    ),
+    Mutant(
+        name="what comes back waits without its place",
+        module="actors.key_shared.redelivering",
+        old="UNORDERED if counted and not core.nack_ordered else REPLAY",
+        new="UNORDERED if counted else REPLAY",
+        world=NACK_ORDER,
+        seed=0,
+    ),
+    Mutant(
+        name="a key does not wait out the delay of what came back",
+        module="actors.key_shared.core",
+        old="(HELD, WAITING) if self.nack_ordered else (HELD,)",
+        new="(HELD,)",
+        world=NACK_ORDER,
+        seed=0,
+    ),
+    Mutant(
+        name="what came back to an earlier owner overtakes what is read again",
+        module="actors.key_shared.revoking",
+        old="        core.move_waiting(fresh, FRESH, REPLAY)\n",
+        new="",
+        world=NACK_ORDER,
+        seed=23,
+    ),
+    Mutant(
+        name="what comes back overtakes what was not read yet",
+        module="actors.key_shared.core",
+        old="self.window.position[rows] > self.last_read",
+        new="self.window.position[rows] < 0",
+        world=NACK_ORDER,
+        seed=105,
+    ),
+    Mutant(
+        name="a consumer keeps what it was asked for",
+        module="actors.consumer.revocations",
+        old="        if len(revocation.positions):\n",
+        new="        if False:\n",
+        world=NACK_ORDER,
+        seed=0,
+    ),
+    Mutant(
+        name="what was asked back is shown all the same",
+        module="actors.consumer.inbox",
+        old="            self._parts = deque(\n",
+        new="            _ = deque(\n",
+        world=NACK_ORDER,
+        seed=0,
+    ),
+    Mutant(
+        name="the mark of what was seen too early is in no record",
+        module="actors.key_shared.redelivering",
+        old="        wanted |= ((window.flags[part] & OVERTOOK) != 0) & (state != DONE)\n",
+        new="",
+        world=NACK_ORDER,
+        test=f"{_UNITS}::test_the_next_owner_keeps_the_place_and_the_mark",
+    ),
+]
