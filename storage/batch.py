@@ -211,10 +211,11 @@ def check_published(rows: pa.RecordBatch, deliver_at: npt.NDArray[np.int64] | No
 
     Raises Invalid naming the column.
     """
-    _check_size(rows.column("payload"), "payload", MAX_MESSAGE_BYTES)
-    for name in ("key", "ordering_key"):
-        if name in rows.schema.names:
-            _check_size(rows.column(name), name, MAX_KEY_BYTES)
+    if rows.get_total_buffer_size() > MAX_KEY_BYTES:  # else nothing in it is longer than it may be
+        _check_size(rows.column("payload"), "payload", MAX_MESSAGE_BYTES)
+        for name in ("key", "ordering_key"):
+            if name in rows.schema.names:
+                _check_size(rows.column(name), name, MAX_KEY_BYTES)
     _check_times(rows.column("publish_time"), "publish_time")
     if deliver_at is not None and not 0 <= int(deliver_at.min()) <= int(deliver_at.max()) <= LAST_TIME:
         raise Invalid(f"column 'deliver_at' holds a time outside of 0 to {LAST_TIME}; it is milliseconds since 1970")
@@ -271,11 +272,14 @@ def _milliseconds(data: pa.RecordBatch | pa.Table, name: str, count: int, defaul
 
 
 def _check_times(column: pa.Array, name: str) -> None:
-    times = column.to_numpy()
-    if not len(times):
+    if len(column) == 1:  # columns cost several times as much for one
+        earliest = latest = column[0].as_py()
+    elif len(column):
+        times = column.to_numpy()
+        earliest, latest = int(times.min()), int(times.max())
+    else:
         return
-    latest = int(times.max())
-    if int(times.min()) < 0:
+    if earliest < 0:
         raise Invalid(f"column {name!r} holds a negative time; it is milliseconds since 1970")
     if latest > LAST_TIME:
         raise Invalid(f"column {name!r} holds {latest}, behind the year 9999; it is milliseconds since 1970")

@@ -278,4 +278,4 @@ def _decode(
     columns = count * (12 if delayed else 4)
     due, _ = index_columns(payload[:columns], count, delayed)
     rows = decode_body(payload[columns:], shape, count)
-    return DecodedRun(ledger, first_entry, rows, due, max(len(payload), rows.nbytes))
+    return DecodedRun(ledger, first_entry, rows, due, max(len(payload), rows.get_total_buffer_size()))

@@ -122,6 +122,12 @@ def test_what_a_producer_sends_is_held_to_the_limits() -> None:
         (one(payload=bytes(5 * 1024 * 1024 + 1)), None, hashes),
         (one(time=-1), None, hashes),
         (one(time=LAST_TIME + 1), None, hashes),
+        (pa.record_batch([[b"k"] * 2, [b""] * 2, [1, -1]], schema=schema_of(0)), None, np.zeros(2, np.uint32)),
+        (
+            pa.record_batch([[b"k"] * 2, [b""] * 2, [LAST_TIME + 1, 1]], schema=schema_of(0)),
+            None,
+            np.zeros(2, np.uint32),
+        ),
         (one(), np.array([-1]), hashes),
         (one(), np.array([LAST_TIME + 1]), hashes),
         (one(), None, np.array([1 << 31], np.uint32)),
