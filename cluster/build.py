@@ -80,13 +80,7 @@ class SluiceParts:
         if kind == "pulsar":
             from cluster.pulsar.listener import PulsarGateway  # only who serves Pulsar's clients pays for protobuf
 
-            return PulsarGateway(
-                ports,
-                controller=CONTROLLER,
-                data_dir=Path(settings["data_dir"]),
-                port=int(settings["pulsar_port"]),
-                token_key_file=str(settings.get("pulsar_token_key_file", "")),
-            )
+            return PulsarGateway(ports, controller=CONTROLLER, settings=settings)
         if kind == "topic":
             return make_topic(ports, settings, CONTROLLER, self._shared)
         if kind == "dispatcher":

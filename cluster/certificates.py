@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import ssl
 import stat
@@ -41,6 +42,15 @@ def readable(name: str, path: str) -> None:
         Path(path).open("rb").close()
     except OSError as error:
         raise Invalid(f"{name} {path} cannot be read: {error.strerror}") from None
+
+
+def check_date(name: str, path: str) -> None:
+    """Raises Invalid if a certificate is over. The one of a server is first in its file."""
+    from cryptography.x509 import load_pem_x509_certificate
+
+    end = load_pem_x509_certificate(Path(path).read_bytes()).not_valid_after_utc
+    if end < datetime.datetime.now(datetime.UTC):
+        raise Invalid(f"{name} {path} has expired: it ended at {end:%Y-%m-%d %H:%M} UTC")
 
 
 def _no_password() -> str:

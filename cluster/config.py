@@ -149,6 +149,14 @@ class Configuration(BaseSettings):
     pulsar_token_key_file: str = Field(
         "", description="file with the secret or public key of the tokens that clients of Apache Pulsar must present"
     )
+    pulsar_tls_port: int = Field(
+        6651, ge=-1, le=65535, description="the same with TLS, if pulsar_tls_certificate_file names a certificate"
+    )
+    pulsar_tls_certificate_file: str = Field("", description="certificate that clients of Apache Pulsar are shown")
+    pulsar_tls_key_file: str = Field("", description="key of pulsar_tls_certificate_file")
+    pulsar_tls_trust_certs_file: str = Field(
+        "", description="certificates of the authority whose certificates clients of Apache Pulsar must show"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "warning", description="what the processes of the cluster write to Ray's log files"
     )

@@ -34,7 +34,7 @@ from cluster.net import DirectNet
 from cluster.options import ClusterOptions, identified
 from cluster.process import ProcessActors
 from cluster.process_watch import ProcessWatch
-from cluster.pulsar.ports import service_url
+from cluster.pulsar.ports import service_url, wanted_ports
 from cluster.real import StructuredLog, Tasks, real_ports
 from cluster.safeguards import check_safeguards
 from cluster.stores import check_stores
@@ -97,7 +97,7 @@ class EmbeddedCluster:
         net: type[DirectNet] = LocalNet,
     ) -> None:
         self._settings = settings
-        if settings["pulsar_port"] >= 0:
+        if wanted_ports(settings):
             boot = (*boot, ("pulsar", "pulsar"))
         self._boot = {name: kind for kind, name in boot}
         self._parts = SluiceParts()

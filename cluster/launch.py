@@ -33,7 +33,7 @@ from cluster.environment import LOOPBACK, NAMESPACE, prepare, ray_folder, short_
 from cluster.folder import STATE_FILE, TOKEN_FILE, claimed, prepare_folder, read_state, write_state
 from cluster.nodes import SLOW_START, START_TRIES, add_node, alive_nodes, start_head
 from cluster.options import ClusterOptions, identified
-from cluster.pulsar.ports import pulsar_of
+from cluster.pulsar.ports import pulsar_of, wanted_ports
 from cluster.repeated import note
 from cluster.safeguards import check_safeguards
 from cluster.sessions import count_nodes, stop_session
@@ -192,7 +192,7 @@ def start_controller(settings: dict[str, Any]) -> None:
     from cluster.build import make_host
 
     boot: list[tuple[str, str, dict[str, Any]]] = [("controller", "controller", {}), ("admin", "admin", {})]
-    if settings.get("pulsar_port", -1) >= 0:
+    if wanted_ports(settings):
         boot.append(("pulsar", "pulsar", {}))
     try:
         found = _controller()
@@ -294,7 +294,7 @@ def up(values: Configuration, nodes: int = 1) -> dict[str, Any]:
                 _end(root, state)
             raise
     answer = {"address": state["address"], "data_dir": str(root), "nodes": len(alive_nodes())}
-    return answer | {"kept": without_effect} | condition() | pulsar_of(root, options.pulsar_port)
+    return answer | {"kept": without_effect} | condition() | pulsar_of(root, options.settings())
 
 
 def _start_ray(root: Path, state: dict[str, Any], options: ClusterOptions) -> None:

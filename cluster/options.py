@@ -11,7 +11,15 @@ from cluster import identity
 from cluster.environment import LOOPBACK
 
 OBJECT_STORE_BYTES = 1024 * 1024 * 1024
-FILES = ("pulsar_token_key_file", "tls_trust_certs_file", "tls_certificate_file", "tls_key_file")
+FILES = (
+    "pulsar_token_key_file",
+    "pulsar_tls_certificate_file",
+    "pulsar_tls_key_file",
+    "pulsar_tls_trust_certs_file",
+    "tls_trust_certs_file",
+    "tls_certificate_file",
+    "tls_key_file",
+)
 """Options that name files."""
 
 
@@ -23,6 +31,8 @@ class ClusterOptions:
     cluster: the id that disks and metadata must have (cluster.identity), filled in at the start.
     pulsar_port: where Pulsar's clients connect; 0 chooses a free port, -1 serves none. pulsar_token_key_file: the key
     that their tokens are signed with; empty lets everybody of this machine in.
+    pulsar_tls_port: the same with TLS, where pulsar_tls_certificate_file and pulsar_tls_key_file name a certificate and
+    its key; pulsar_tls_trust_certs_file: the authority whose certificates clients must then show.
     tls_trust_certs_file, tls_certificate_file, tls_key_file: what processes of several machines speak TLS with, at the
     same paths on each; none of them, or all.
     bind_address: where processes listen for others; "node" is the machine's address in Ray, for several machines.
@@ -40,6 +50,10 @@ class ClusterOptions:
     admin_port: int = 0
     pulsar_port: int = -1
     pulsar_token_key_file: str = ""
+    pulsar_tls_port: int = 6651
+    pulsar_tls_certificate_file: str = ""
+    pulsar_tls_key_file: str = ""
+    pulsar_tls_trust_certs_file: str = ""
     bookie_lost_after_ms: int = LOST_AFTER_MS
     bind_address: str = LOOPBACK
     tls_trust_certs_file: str = ""
@@ -62,6 +76,7 @@ class ClusterOptions:
             "s3_endpoint_url": self.s3_endpoint_url,
             "admin_port": self.admin_port,
             "pulsar_port": self.pulsar_port,
+            "pulsar_tls_port": self.pulsar_tls_port,
             **{name: _resolved(getattr(self, name)) for name in FILES},
             "bookie_lost_after_ms": self.bookie_lost_after_ms,
             "bind_address": self.bind_address,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from cluster.options import ClusterOptions
+from cluster.pulsar.ports import wanted_ports
 
 
 def check_safeguards(options: ClusterOptions) -> None:
@@ -14,6 +15,10 @@ def check_safeguards(options: ClusterOptions) -> None:
         from cluster.net import check_tls
 
         check_tls(settings)
+    if wanted_ports(settings):
+        from cluster.pulsar.tls import context_of
+
+        context_of(settings)
     if settings["pulsar_token_key_file"]:
         from cluster.pulsar.tokens import TokenAuthenticator
 

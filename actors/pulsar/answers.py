@@ -20,6 +20,7 @@ from actors.names import TENANT_NAMESPACE, check_name
 from actors.pulsar import access
 from actors.pulsar.consuming import Asked, WireConsumer, position_of
 from actors.pulsar.fields import ServerError
+from actors.pulsar.gateway import Certified, Identity
 from actors.pulsar.producing import WireProducer
 from actors.pulsar.refusals import Refused, code_of
 from actors.pulsar.session import Session
@@ -37,6 +38,8 @@ CONNECT, LOOKUP_FAILED = 1, 2
 LATEST = (1 << 63) - 1
 NON_PERSISTENT = 1
 UNSIGNED = (1 << 64) - 1
+BY_CERTIFICATE = "tls"
+"""The method's name where a client is who its certificate says."""
 
 
 class Answers:
@@ -64,8 +67,10 @@ class Answers:
 
     async def connect(self, asked: Any) -> None:
         """CONNECT: who is this?"""
-        identity = None
-        if self._g.authenticate is not None:
+        identity: Identity | None = None
+        if self._c.certified and asked.auth_method_name == BY_CERTIFICATE:
+            identity = Certified(self._c.certified)
+        elif self._g.authenticate is not None:
             try:
                 identity = self._g.authenticate(asked.auth_method_name, asked.auth_data)
             except Invalid as error:
@@ -89,7 +94,9 @@ class Answers:
             raise Refused(ServerError.METADATA, f"the broker has no listener {asked.listener!r}")
         topic, partition = split_name(asked.topic)
         await settings_of(self._g.directory, topic, create=partition is None)
-        self._c.say("lookup_answer", request_id=asked.request_id, response=CONNECT, url=self._g.url, authoritative=True)
+        urls = {"url": self._g.url, "url_tls": self._g.url_tls}
+        known = {name: url for name, url in urls.items() if url}
+        self._c.say("lookup_answer", request_id=asked.request_id, response=CONNECT, authoritative=True, **known)
 
     async def topics_of(self, asked: Any) -> None:
         """The topics of a namespace, partitions by their names: none of one that there is not, as with Pulsar."""

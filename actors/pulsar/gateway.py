@@ -7,6 +7,7 @@ it dies, its clients connect again and its consumers' leases give back what they
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from actors.directory import Directory
@@ -33,6 +34,14 @@ class Identity(Protocol):
     @property
     def ends(self) -> float | None:
         """See above."""
+
+
+@dataclass(frozen=True, slots=True)
+class Certified:
+    """A client that showed a certificate; the connection lasts as long as it lasts."""
+
+    role: str
+    ends: float | None = None
 
 
 Authenticate = Callable[[str, bytes], Identity]
@@ -81,7 +90,10 @@ class ProducerHere(Protocol):
 
 
 class Gateway:
-    """The state behind all connections. url: what lookups are answered with. authenticate: None lets everybody in."""
+    """The state behind all connections. url, url_tls: what lookups are answered with, empty where nobody listens so.
+
+    authenticate: None lets everybody in.
+    """
 
     def __init__(
         self,
@@ -93,7 +105,7 @@ class Gateway:
     ) -> None:
         self.ports = ports
         self.controller = controller
-        self.url = url
+        self.url, self.url_tls = url, ""
         self.process = process
         self.authenticate = authenticate
         self.directory = Directory(ports, controller)

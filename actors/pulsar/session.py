@@ -35,6 +35,8 @@ class Session:
         self.producers: dict[int, WireProducer] = {}
         self.consumers: dict[int, WireConsumer] = {}
         self.identity: Identity | None = None
+        self.certified = ""
+        """Whom the client's certificate names, if it showed one of a trusted authority."""
         self.greeted = self.closed = False
         self.fails_by = ServerError.NOT_ALLOWED
         self._pending = 0

@@ -1,14 +1,15 @@
-"""The port that Pulsar's clients connect to, on the loopback.
+"""The ports that Pulsar's clients connect to, on the loopback: one in clear text, one with TLS, or one of them.
 
 The actor is started with the cluster. A port that somebody else has is no reason for the cluster not to start: the
-actor lives, says so in `problem`, and the file `pulsar-port` in the data folder holds 0.
+actor lives, says so in `problem`, and the port's file in the data folder holds 0.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from actors.actor import Actor
 from actors.ports import Address, Ports
@@ -16,12 +17,15 @@ from actors.pulsar.connection import Connection
 from actors.pulsar.gateway import Gateway
 from cluster.environment import LOOPBACK
 from cluster.process_watch import this_process
-from cluster.pulsar.ports import PORT_FILE
+from cluster.pulsar.ports import PLAIN, TLS, wanted_ports, write_port
+from cluster.pulsar.tls import context_of, role_of
 from cluster.pulsar.tokens import TokenAuthenticator
 
 MOST_CONNECTIONS = 1_000
 AGAIN_S = 1.0
-"""Between attempts to have the port."""
+"""Between attempts to have a port."""
+HANDSHAKE_S = 10.0
+"""Seconds in which TLS stands, or the connection ends."""
 READ_BYTES = 256 * 1024
 """Read so much at once: frames that are there together are decoded together."""
 WRITE_BYTES = 4 * 1024 * 1024
@@ -29,58 +33,71 @@ WRITE_BYTES = 4 * 1024 * 1024
 
 
 class PulsarGateway(Actor):
-    """Listens for Pulsar's clients. port 0 chooses one. token_key_file: what their tokens are signed with.
+    """Listens for Pulsar's clients at the ports that settings name (cluster.pulsar.ports).
 
-    Raises Invalid if that file holds no key.
+    Raises Invalid if a file that they name cannot be used.
     """
 
-    def __init__(
-        self, ports: Ports, *, controller: Address, data_dir: Path, port: int, token_key_file: str = ""
-    ) -> None:
+    def __init__(self, ports: Ports, *, controller: Address, settings: Mapping[str, Any]) -> None:
         super().__init__(ports)
-        known = TokenAuthenticator(Path(token_key_file)) if token_key_file else None
+        key_file = settings.get("pulsar_token_key_file")
+        known = TokenAuthenticator(Path(key_file)) if key_file else None
         self.gateway = Gateway(ports, controller, process=this_process(), authenticate=known)
-        self._data_dir, self._wanted = data_dir, port
-        self._server: asyncio.Server | None = None
+        self._data_dir = Path(settings["data_dir"])
+        self._contexts = {PLAIN: None, TLS: context_of(settings)}
+        self._missing = wanted_ports(settings)
+        self._servers: dict[str, asyncio.Server] = {}
         self._connections: dict[_Socket, None] = {}
-        self._problem = ""
-        self.port = 0
 
     @property
     def problem(self) -> str:
         """Why no client can connect; empty if they can."""
-        return self._problem
+        return "; ".join(
+            f"no Pulsar client can connect: port {port} is in use" for port in self._missing.values() if port
+        )
 
     async def start(self) -> None:
-        """Listen, if the port is free."""
-        if not await self._listen():
+        """Listen, where the ports are free."""
+        for scheme in (PLAIN, TLS):
+            write_port(self._data_dir, scheme, 0)
+        await self._listen()
+        if self._missing:
             self.ports.spawn(self._listen_later(), "listen")
 
-    async def _listen(self) -> bool:
+    async def _listen(self) -> None:
         loop = asyncio.get_running_loop()
-        try:
-            self._server = await loop.create_server(self._accept, LOOPBACK, self._wanted, backlog=256)
-        except OSError as error:
-            self._problem = f"no Pulsar client can connect: port {self._wanted} is in use ({error.strerror})"
+        for scheme, port in list(self._missing.items()):
+            context = self._contexts[scheme]
+            late = None if context is None else HANDSHAKE_S
+            try:
+                server = await loop.create_server(
+                    self._accept, LOOPBACK, port, backlog=256, ssl=context, ssl_handshake_timeout=late
+                )
+            except OSError:
+                continue
+            self._servers[scheme] = server
+            del self._missing[scheme]
+            self._tell(scheme, int(server.sockets[0].getsockname()[1]))
+
+    def _tell(self, scheme: str, port: int) -> None:
+        """Say where clients connect."""
+        if scheme == TLS:
+            self.gateway.url_tls = f"{TLS}://{LOOPBACK}:{port}"
         else:
-            self._problem = ""
-            self.port = int(self._server.sockets[0].getsockname()[1])
-            self.gateway.url = f"pulsar://{LOOPBACK}:{self.port}"
-        (self._data_dir / PORT_FILE).write_text(str(self.port))
-        return self._server is not None
+            self.gateway.url = f"{PLAIN}://{LOOPBACK}:{port}"
+        write_port(self._data_dir, scheme, port)
 
     async def _listen_later(self) -> None:
-        """Who has the port may be an earlier incarnation that is ending."""
-        while self._server is None:
+        """Who has a port may be an earlier incarnation that is ending."""
+        while self._missing:
             await asyncio.sleep(AGAIN_S)
-            if await self._listen():
-                return
+            await self._listen()
 
     async def stop(self, reason: str) -> None:
-        """Close the port and every connection."""
+        """Close the ports and every connection."""
         await super().stop(reason)
-        if self._server is not None:
-            self._server.close()
+        for server in self._servers.values():
+            server.close()
         for connection in list(self._connections):
             connection.abort()
 
@@ -93,7 +110,7 @@ class _Socket(asyncio.BufferedProtocol):
 
     def __init__(self, gateway: Gateway, all_of_them: dict[_Socket, None]) -> None:
         self.gateway, self._all = gateway, all_of_them
-        self._buffer = bytearray(READ_BYTES)
+        self._buffer = memoryview(bytearray(READ_BYTES))  # asyncio's TLS reads into slices of it
         self._transport: asyncio.Transport | None = None
         self._conversation: Connection | None = None
         self.peer = ""
@@ -108,8 +125,9 @@ class _Socket(asyncio.BufferedProtocol):
         self._all[self] = None
         self._transport.set_write_buffer_limits(high=WRITE_BYTES)
         self._conversation = Connection(self.gateway, self)
+        self._conversation.certified = role_of(transport.get_extra_info("peercert"))
 
-    def get_buffer(self, sizehint: int) -> bytearray:
+    def get_buffer(self, sizehint: int) -> memoryview:
         """Where to read to."""
         return self._buffer
 

@@ -1,41 +1,64 @@
-"""Which port Pulsar's clients connect to, as the gateway left it in the data folder."""
+"""Which ports Pulsar's clients connect to: those that settings want, and those that the gateway has.
+
+The gateway leaves the latter in files of the data folder.
+"""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from cluster.environment import LOOPBACK
 from storage.errors import Unavailable
 
-PORT_FILE = "pulsar-port"
+PLAIN, TLS = "pulsar", "pulsar+ssl"
+"""The two ways to connect, as they stand at the beginning of a service URL."""
+_FILES = {PLAIN: "pulsar-port", TLS: "pulsar-tls-port"}
+_SETTINGS = {PLAIN: "pulsar_port", TLS: "pulsar_tls_port"}
 
 
-def port_of(data_dir: Path) -> int:
+def wanted_ports(settings: Mapping[str, Any]) -> dict[str, int]:
+    """The port of each way that settings want; none with TLS unless they name a certificate. 0 is any free one."""
+    wanted = {PLAIN: int(settings.get("pulsar_port", -1))}
+    if settings.get("pulsar_tls_certificate_file"):
+        wanted[TLS] = int(settings.get("pulsar_tls_port", -1))
+    return {scheme: port for scheme, port in wanted.items() if port >= 0}
+
+
+def write_port(data_dir: Path, scheme: str, port: int) -> None:
+    """Leave word of a port; 0 says that there is none."""
+    (data_dir / _FILES[scheme]).write_text(str(port))
+
+
+def port_of(data_dir: Path, scheme: str = PLAIN) -> int:
     """The port, 0 if none serves Pulsar's clients."""
     with contextlib.suppress(OSError, ValueError):
-        return int((data_dir / PORT_FILE).read_text())
+        return int((data_dir / _FILES[scheme]).read_text())
     return 0
 
 
-def service_url(data_dir: Path, wanted: int) -> str:
+def service_url(data_dir: Path, wanted: int, scheme: str = PLAIN) -> str:
     """What clients are given. Raises Unavailable if the wanted port could not be had."""
-    port = port_of(data_dir)
+    port = port_of(data_dir, scheme)
     if not port:
         raise Unavailable(f"port {wanted} is in use, and no Pulsar client can connect; give another pulsar_port")
-    return f"pulsar://{LOOPBACK}:{port}"
+    return f"{scheme}://{LOOPBACK}:{port}"
 
 
-def pulsar_of(data_dir: Path, wanted: int) -> dict[str, str]:
+def pulsar_of(data_dir: Path, settings: Mapping[str, Any]) -> dict[str, str]:
     """What the answer to who starts a cluster says of it: nothing if no client was to be served."""
-    if wanted < 0:
+    wanted = wanted_ports(settings)
+    if not wanted:
         return {}
-    return {"pulsar": _told(wanted, port_of(data_dir))}
+    ports = {scheme: port_of(data_dir, scheme) for scheme in wanted}
+    urls = [f"{scheme}://{LOOPBACK}:{port}" for scheme, port in ports.items() if port]
+    told = [f"clients of Apache Pulsar connect to {' or '.join(urls)}"] if urls else []
+    told += [_refused(scheme, wanted[scheme]) for scheme, port in ports.items() if not port]
+    return {"pulsar": "; ".join(told)}
 
 
-def _told(wanted: int, port: int) -> str:
-    if port:
-        return f"clients of Apache Pulsar connect to pulsar://{LOOPBACK}:{port}"
-    return (
-        f"no client of Apache Pulsar can connect: port {wanted} is in use; choose another with --set pulsar_port=PORT"
-    )
+def _refused(scheme: str, wanted: int) -> str:
+    setting = _SETTINGS[scheme]
+    return f"no client of Apache Pulsar can connect: port {wanted} is in use; choose another with --set {setting}=PORT"

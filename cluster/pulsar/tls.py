@@ -1,0 +1,44 @@
+"""TLS for Pulsar's clients: the certificate that they are shown, and those that they may have to show."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from typing import Any
+
+from cluster.certificates import check_date, load_own, load_trusted
+from storage.errors import Invalid
+
+_OWN = ("pulsar_tls_certificate_file", "pulsar_tls_key_file")
+_TRUST = "pulsar_tls_trust_certs_file"
+
+
+def context_of(settings: Mapping[str, Any]) -> ssl.SSLContext | None:
+    """What the listener speaks TLS with; None if no certificate is named. Raises Invalid in one line.
+
+    With an authority to trust, nobody comes in without a certificate of it.
+    """
+    own = [(name, str(settings.get(name) or "")) for name in _OWN]
+    trust = str(settings.get(_TRUST) or "")
+    missing = [name for name, path in own if not path]
+    if len(missing) == len(own) and not trust:
+        return None
+    if missing:
+        raise Invalid(f"TLS for clients of Apache Pulsar needs a certificate and its key; {missing[0]} is not set")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2  # clients of Pulsar are built with older libraries, too
+    load_own(context, *own)
+    check_date(*own[0])
+    if trust:
+        load_trusted(context, _TRUST, trust)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def role_of(certificate: Mapping[str, Any] | None) -> str:
+    """The common name in a certificate that was verified; empty without one."""
+    for part in (certificate or {}).get("subject", ()):
+        for name, value in part:
+            if name == "commonName":
+                return str(value)
+    return ""
