@@ -198,7 +198,9 @@ class Payloads:
 
     async def _read(self, ledger: int, entry: int, again: bool) -> DecodedRun | None:
         """One try to get a run from the topic; `again` says that an earlier copy could not be used."""
-        request = ReadPayload(ledger=ledger, entry=entry, again=again, ahead=self._next(ledger, entry))
+        request = ReadPayload(ledger=ledger, entry=entry, again=again)
+        if not again:  # else something is out of reach, and what is wanted now does not wait for more of that
+            request.ahead = self._next(ledger, entry)
         try:
             reply = await self._topic.ask(request, READ_TIMEOUT)
             for ahead in reply.ahead:

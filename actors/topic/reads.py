@@ -43,8 +43,8 @@ from storage.frame import Header, index_columns
 from storage.position import Positions, entry_of, ledger_of, position, split_by_ledger
 
 READ_AT_ONCE = 8
-AHEAD_RUNS, AHEAD_BYTES = 64, 1024 * 1024
-"""Runs, and bytes of them, that come along with one that was asked for, at most."""
+AHEAD_RUNS, AHEAD_BYTES, AHEAD_MS = 64, 1024 * 1024, 100
+"""Runs, bytes of them, and milliseconds for reading them, that come along with one that was asked for, at most."""
 
 
 @dataclass(slots=True)
@@ -317,8 +317,10 @@ class LogReads:
         entries = entries[entries.astype(np.int64) <= self._log.last_entry(ledger)]
         runs = np.unique((await self._table(ledger)).runs_of(entries))[:AHEAD_RUNS].tolist()
         runs = [run for run in runs if self._log.record.lost_run(ledger_id, run) is None]
-        bytes_left = AHEAD_BYTES
+        bytes_left, until = AHEAD_BYTES, self._ports.clock.monotonic() + AHEAD_MS
         for begin in range(0, len(runs), READ_AT_ONCE):
+            if begin and self._ports.clock.monotonic() >= until:
+                return found
             try:
                 loaded = await self._runs(ledger, runs[begin : begin + READ_AT_ONCE], whole=True)
             except (Unavailable, Corrupt):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import Any, cast
 
 import numpy as np
@@ -13,6 +14,7 @@ from actors.consumer.payload import GONE_MS, Payloads
 from actors.messages import Part, PayloadRead, ReadPayload
 from actors.wire import Blob
 from storage.batch import make_batch
+from storage.errors import Unavailable
 from storage.frame import make_run
 
 RUN = make_run(
@@ -137,6 +139,13 @@ class Topic(Machine):
         super().__init__()
         self.along = along
         self.wanted: list[list[int]] = []
+        self.rng = random.Random(1)
+
+    def log(self, what: str, **facts: object) -> None:
+        """Nobody reads it."""
+
+    async def sleep(self, milliseconds: int) -> None:
+        """At once."""
 
     async def call(self, to: str, request: ReadPayload, timeout: int) -> PayloadRead:
         self.asked += 1
@@ -191,3 +200,20 @@ def test_what_did_not_come_along_is_asked_for() -> None:
 
     asyncio.run(scenario())
     assert topic.wanted == [[3, 4, 6, 9], [], []]
+
+
+def test_a_second_try_asks_for_nothing_more() -> None:
+    """What is out of reach may be among what was wanted next: it must not hold up what is wanted now."""
+    topic = Topic()
+    payloads = Payloads(cast(Any, topic), cast(Any, topic), "t", 0)
+    answer = topic.call
+
+    async def refuse_once(to: str, request: ReadPayload, timeout: int) -> PayloadRead:
+        reply = await answer(to, request, timeout)
+        if topic.asked == 1:
+            raise Unavailable("a bookie is frozen")
+        return reply
+
+    topic.call = refuse_once  # type: ignore[method-assign]
+    assert asyncio.run(resolved(payloads, [due([0, 3])])) == [0, 3]
+    assert topic.wanted == [[3], [], []]

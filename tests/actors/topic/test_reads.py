@@ -27,7 +27,7 @@ from actors.messages import (
     TopicSettings,
 )
 from actors.ports import Ports, Unknown
-from actors.topic.reads import LogReads
+from actors.topic.reads import READ_AT_ONCE, LogReads
 from actors.topic.tail import RunCache
 from actors.wire import Blob, Reply, Request
 from storage.errors import Conflict, NotFound, Unavailable
@@ -390,3 +390,20 @@ def test_small_runs_that_are_wanted_next_come_along() -> None:
         assert (again.crc, again.ahead) == (first.crc, [])
 
     World(34).play(scenario)
+
+
+def test_what_comes_along_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bookies that are slow delay no answer by more than the first reads."""
+    monkeypatch.setattr("actors.topic.reads.AHEAD_MS", 0)
+
+    async def scenario(world: World) -> None:
+        cluster, client, producer = await started(world, TopicSettings())
+        for _ in range(3 * READ_AT_ONCE):
+            await producer.publish(1)
+        wanted = np.arange(1, 3 * READ_AT_ONCE, dtype=np.uint32)
+        ledger = cluster.topic()._log.record.ledgers[0].id
+        to = await cluster.replace_owner()
+        reply = await ask(client, to, ReadPayload(ledger=ledger, entry=0, ahead=wanted))
+        assert [run.first_entry for run in reply.ahead] == list(range(1, READ_AT_ONCE + 1))
+
+    World(35).play(scenario)
