@@ -36,22 +36,27 @@ def guard(token: str, open_paths: Collection[str], where: str) -> Any:
 
     @web.middleware
     async def checked(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.host.rpartition(":")[0] not in (LOOPBACK, "localhost"):
-            return web.json_response({"reason": "ask for 127.0.0.1"}, status=421)
         given = request.headers.get("Authorization", "").removeprefix("Bearer ")
         if request.path not in open_paths and not hmac.compare_digest(
             given.encode("utf-8", "surrogateescape"), token.encode()
         ):
             return web.json_response({"reason": f"a bearer token is needed; it {where}"}, status=401)
-        try:
-            return await handler(request)
-        except SluiceError as error:
-            status = next((code for kind, code in STATUS if isinstance(error, kind)), 500)
-            return web.json_response({"reason": str(error)}, status=status)
-        except web.HTTPException:
-            raise
-        except Exception as error:
-            logger.exception("%s %s failed", request.method, request.path)
-            return web.json_response({"reason": f"internal error: {type(error).__name__}"}, status=500)
+        return await answered(request, handler)
 
     return checked
+
+
+async def answered(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """What a handler answers; what it raises, and a Host header that is not this machine's, as one line of JSON."""
+    if request.host.rpartition(":")[0] not in (LOOPBACK, "localhost"):
+        return web.json_response({"reason": "ask for 127.0.0.1"}, status=421)
+    try:
+        return await handler(request)
+    except SluiceError as error:
+        status = next((code for kind, code in STATUS if isinstance(error, kind)), 500)
+        return web.json_response({"reason": str(error)}, status=status)
+    except web.HTTPException:
+        raise
+    except Exception as error:
+        logger.exception("%s %s failed", request.method, request.path)
+        return web.json_response({"reason": f"internal error: {type(error).__name__}"}, status=500)

@@ -24,7 +24,7 @@ from actors.pulsar.gateway import Certified, Identity
 from actors.pulsar.producing import WireProducer
 from actors.pulsar.refusals import Refused, code_of
 from actors.pulsar.session import Session
-from actors.pulsar.topics import Place, find_place, full_name, settings_of, split_name
+from actors.pulsar.topics import Place, find_place, full_names, settings_of, split_name
 from actors.signal import Signal
 from actors.topic_client import TopicClient
 from storage.errors import Conflict, Invalid, NotFound, SluiceError
@@ -102,11 +102,8 @@ class Answers:
         """The topics of a namespace, partitions by their names: none of one that there is not, as with Pulsar."""
         names: list[str] = []
         known = await self._g.ask(self._g.controller, ListTopics())
-        for name, settings in known.topics.items():
-            if asked.mode == NON_PERSISTENT or asked.namespace != TENANT_NAMESPACE:
-                break
-            count = settings.partitions
-            names += [full_name(name, p if count > 1 else None) for p in range(count)]
+        if asked.mode != NON_PERSISTENT and asked.namespace == TENANT_NAMESPACE:
+            names = full_names(known.topics)
         self._c.say("topics_of_answer", request_id=asked.request_id, topics=names, filtered=False, changed=True)
 
     # -- producers ------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from actors.directory import Directory
@@ -42,6 +43,15 @@ def split_name(text: str) -> tuple[str, int | None]:
 def full_name(topic: str, partition: int | None = None) -> str:
     """The name that clients know a topic, or a partition of it, by."""
     return f"{_PERSISTENT}{TENANT_NAMESPACE}/{topic}" + ("" if partition is None else f"-partition-{partition}")
+
+
+def full_names(topics: Mapping[str, TopicSettings]) -> list[str]:
+    """Every topic as clients know it, those of several partitions by the names of these."""
+    names: list[str] = []
+    for name, settings in topics.items():
+        count = settings.partitions
+        names += [full_name(name, p if count > 1 else None) for p in range(count)]
+    return names
 
 
 async def settings_of(directory: Directory, topic: str, *, create: bool) -> TopicSettings:

@@ -7,9 +7,9 @@ actor lives, says so in `problem`, and the port's file in the data folder holds 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from actors.actor import Actor
 from actors.ports import Address, Ports
@@ -21,9 +21,14 @@ from cluster.pulsar.ports import PLAIN, TLS, wanted_ports, write_port
 from cluster.pulsar.tls import context_of, role_of
 from cluster.pulsar.tokens import TokenAuthenticator
 
+if TYPE_CHECKING:
+    from cluster.pulsar.http import HttpLookups
+
 MOST_CONNECTIONS = 1_000
 AGAIN_S = 1.0
 """Between attempts to have a port."""
+HTTP = b"GET "
+"""What a request of HTTP begins with, and no frame: it would be longer than any may be."""
 HANDSHAKE_S = 10.0
 """Seconds in which TLS stands, or the connection ends."""
 READ_BYTES = 256 * 1024
@@ -48,6 +53,7 @@ class PulsarGateway(Actor):
         self._missing = wanted_ports(settings)
         self._servers: dict[str, asyncio.Server] = {}
         self._connections: dict[_Socket, None] = {}
+        self._http: HttpLookups | None = None
 
     @property
     def problem(self) -> str:
@@ -98,18 +104,36 @@ class PulsarGateway(Actor):
         await super().stop(reason)
         for server in self._servers.values():
             server.close()
+        if self._http is not None:
+            await self._http.close()
         for connection in list(self._connections):
             connection.abort()
 
     def _accept(self) -> asyncio.BaseProtocol:
-        return _Socket(self.gateway, self._connections)
+        return _Socket(self.gateway, self._connections, self._serve_http)
+
+    def _serve_http(self, transport: asyncio.Transport, begun: bytes) -> None:
+        """This client asks by HTTP."""
+        if self._http is None:
+            from cluster.pulsar.http import HttpLookups  # only who asks by HTTP pays for a web server
+
+            self._http = HttpLookups(self.gateway)
+        transport.pause_reading()
+        self.ports.spawn(self._http.take(transport, begun), "http")
 
 
 class _Socket(asyncio.BufferedProtocol):
     """One connection: bytes in and out for a conversation. Implements actors.pulsar.gateway.Link."""
 
-    def __init__(self, gateway: Gateway, all_of_them: dict[_Socket, None]) -> None:
-        self.gateway, self._all = gateway, all_of_them
+    def __init__(
+        self,
+        gateway: Gateway,
+        all_of_them: dict[_Socket, None],
+        http: Callable[[asyncio.Transport, bytes], None],
+    ) -> None:
+        self.gateway, self._all, self._http = gateway, all_of_them, http
+        self._head: bytes | None = b""
+        """The first bytes, while they do not tell yet which protocol is spoken."""
         self._buffer = memoryview(bytearray(READ_BYTES))  # asyncio's TLS reads into slices of it
         self._transport: asyncio.Transport | None = None
         self._conversation: Connection | None = None
@@ -133,8 +157,23 @@ class _Socket(asyncio.BufferedProtocol):
 
     def buffer_updated(self, count: int) -> None:
         """So many bytes were read."""
-        if self._conversation is not None:
-            self._conversation.data(bytes(memoryview(self._buffer)[:count]))
+        if self._conversation is None:
+            return
+        data = bytes(self._buffer[:count])
+        if self._head is not None:
+            data, self._head = self._head + data, None
+            if HTTP.startswith(data[: len(HTTP)]):
+                self._not_binary(data)
+                return
+        self._conversation.data(data)
+
+    def _not_binary(self, data: bytes) -> None:
+        """What came begins like a request of HTTP, as far as it goes."""
+        if len(data) < len(HTTP):
+            self._head = data
+        elif self._transport is not None:
+            self.connection_lost(None)
+            self._http(self._transport, data)
 
     def eof_received(self) -> bool:
         """The client ends it."""
