@@ -6,7 +6,7 @@
     PUT    /admin/v2/persistent/public/default/{topic}/partitions       create; the body is the number of partitions
     DELETE /admin/v2/persistent/public/default/{topic}?force=true
     GET    .../{topic}/stats | partitioned-stats | internalStats | subscriptions
-    GET    .../{topic}/subscription/{sub}/explain?key=K | pending | blocked-keys | assignments | delayed
+    GET    .../{topic}/subscription/{sub}/explain?key=K | pending | blocked-keys | hot-keys | delayed
     POST   .../{topic}/subscription/{sub}/skip/{n} | skip_all | resetcursor/{ms} | expireMessages/{seconds}
     POST   .../{topic}/subscription/{sub}/delayed/cancel | delayed/reschedule; the body says which, as
            `cancel_delayed` of the client has it: {"message_id": [...]}, {"key": K, "due_to": ms, "deliver_at": ms}
@@ -152,7 +152,7 @@ class AdminHttp(Actor):
                 web.get(f"{topic}/subscriptions", self._subscriptions),
                 web.delete(subscription, self._unsubscribe),
                 web.get(f"{subscription}/explain", self._explain),
-                web.get(f"{subscription}/{{verb:pending|blocked-keys|assignments|delayed}}", self._question),
+                web.get(f"{subscription}/{{verb:pending|blocked-keys|hot-keys|assignments|delayed}}", self._question),
                 web.post(f"{subscription}/delayed/{{what:cancel|reschedule}}", self._change_delayed),
                 web.post(f"{subscription}/skip/{{number}}", self._verb("skip", "messages")),
                 web.post(f"{subscription}/skip_all", self._verb("clear_backlog")),

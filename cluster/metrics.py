@@ -59,6 +59,11 @@ SUBSCRIPTION = (
         ("drainingHashesClearedTotal",),
         "Hashes that finished draining",
     ),
+    Metric(
+        "sluice_subscription_hottest_key_share",
+        ("hottestKeyShare",),
+        "Part of the messages read lately that the heaviest key has, 0 to 1",
+    ),
     Metric("pulsar_out_messages_total", ("msgOutCounter",), "Messages sent to consumers"),
     Metric("pulsar_subscription_consumers_count", ("consumersCount",), "Attached consumers"),
     BUCKETS,

@@ -31,6 +31,7 @@ from actors.dispatcher.delivery import Deliverer
 from actors.dispatcher.documents import document
 from actors.dispatcher.due import DueMessages
 from actors.dispatcher.explanation import Explanation
+from actors.dispatcher.hot_keys import HotKeys
 from actors.dispatcher.inspection import Inspection
 from actors.dispatcher.leases import Leases
 from actors.dispatcher.open_runs import OpenRuns
@@ -65,6 +66,7 @@ from actors.messages import (
     ListAssignments,
     ListBlockedKeys,
     ListDelayed,
+    ListHotKeys,
     ListPending,
     NegativeAcknowledge,
     Pause,
@@ -258,7 +260,7 @@ class Dispatcher(Actor):
     async def on_stats(self, request: Stats) -> Text:
         """See `statistics`."""
         parts = self.parts
-        return document(await parts.statistics.tell() | parts.delayed.stats())
+        return document(await parts.statistics.tell() | parts.delayed.stats() | parts.hot_keys.stats())
 
     async def on_explain(self, request: Explain) -> Text:
         """See `explanation`."""
@@ -271,6 +273,10 @@ class Dispatcher(Actor):
     async def on_list_blocked_keys(self, request: ListBlockedKeys) -> Text:
         """See messages.ListBlockedKeys."""
         return document(self._owning.own.core.blocked_keys(request.top, self.ports.clock.now()))
+
+    async def on_list_hot_keys(self, request: ListHotKeys) -> Text:
+        """See messages.ListHotKeys."""
+        return document(await self._owning.hot_keys.tell(request.top))
 
     async def on_list_delayed(self, request: ListDelayed) -> Text:
         """See messages.ListDelayed."""
@@ -306,7 +312,8 @@ class Parts:
 
         store = CursorStore(ports, own.record, snapshot, sessions.all, actor.end, membership.trust_ms)
         backlog = Backlog(cursor, core, runs, tracker, store, wakeups)
-        reader = Reader(ports, topic, cursor, core, tracker, runs, wakeups, attended, backlog.give_up)
+        self.hot_keys = hot = HotKeys(ports, core, Payloads(ports, actor.directory, of.topic, of.partition))
+        reader = Reader(ports, topic, cursor, core, tracker, runs, wakeups, attended, backlog.give_up, hot.read)
         leases = Leases(ports, membership, sessions, core, store, wake)
         rejoin = Rejoin(ports, topic, core, membership, sessions, store, wake)
         dead_letters = DeadLetters(ports, actor.directory, of, state.settings, core, runs, backlog.done_elsewhere)

@@ -26,6 +26,7 @@ from actors.topic_client import TopicClient
 from storage.cursor import Cursor
 from storage.errors import Fenced, NotFound, SluiceError, Unavailable
 from storage.frame import index_columns
+from storage.hashing import Hashes
 from storage.position import Positions, ledger_of, position, run_positions
 
 LOOK_TIMEOUT = 1_000
@@ -53,11 +54,14 @@ class Reader:
         wakeups: Wakeups,
         wanted: Callable[[], bool],
         given_up: Callable[[Positions], None],
+        counted: Callable[[Hashes, Positions, int], None],
     ) -> None:
-        """wanted: whether anybody is there to read for. given_up: told of messages that nobody can read."""
+        """wanted: whether anybody is there to read for. given_up: told of messages that nobody can read. counted: told
+        of all that are read: hashes, positions, and about the bytes of one.
+        """
         self._ports, self._topic = ports, topic
         self._cursor, self._core, self._tracker, self._runs = cursor, core, tracker, runs
-        self._wakeups, self._wanted, self._given_up = wakeups, wanted, given_up
+        self._wakeups, self._wanted, self._given_up, self._counted = wakeups, wanted, given_up, counted
         self.problem = ""
         """Why the last read was refused; empty if it was not."""
         self.position = cursor.mark_delete + 1
@@ -277,6 +281,7 @@ class Reader:
         positions = run_positions(run.ledger, run.first_entry, run.count)
         keep = ~self._cursor.is_acknowledged(positions)
         keep &= positions >= self.position
+        self._counted(hashes, positions, run.bytes // run.count)
         waiting = np.zeros(run.count, bool)
         if due is not None:
             delayed = keep & (due > 0)

@@ -133,6 +133,13 @@ class ListDelayed(Request[Text]):
     top: Shown = 10
 
 
+class ListHotKeys(Request[Text]):
+    """The `top` heaviest keys of what was read lately, by messages and by bytes, and the hashes that wait longest."""
+
+    reply: ClassVar[type[Reply]] = Text
+    top: Shown = 10
+
+
 class ListAssignments(Request[Text]):
     """Changes of the owners of hashes, oldest first, bounded."""
 
@@ -167,6 +174,7 @@ VERBS: dict[str, type[Request[Any]]] = {
     "pending": ListPending,
     "blocked_keys": ListBlockedKeys,
     "delayed": ListDelayed,
+    "hot_keys": ListHotKeys,
     "cancel_delayed": CancelDelayed,
     "reschedule_delayed": RescheduleDelayed,
     "assignments": ListAssignments,

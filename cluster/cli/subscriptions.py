@@ -119,6 +119,19 @@ def blocked_keys(
     _ask(topic, subscription, "blocked_keys", json, (address, data_dir), top=top)
 
 
+@app.command("hot-keys")
+def hot_keys(
+    topic: TopicArgument,
+    subscription: SubscriptionArgument,
+    top: TopOption = 10,
+    json: JsonOption = False,
+    address: AddressOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Which keys are the heaviest, by messages and by bytes, and which hashes wait the longest?"""
+    _ask(topic, subscription, "hot_keys", json, (address, data_dir), top=top)
+
+
 @app.command("what-if")
 def what_if(
     topic: TopicArgument,

@@ -55,3 +55,11 @@ def test_consumers_are_killed_and_join() -> None:
     assert result["rounds"] == 2
     for kind in ("joined_ms", "killed_ms"):
         assert 0 < result[kind]["p50"] <= result[kind]["p99"] <= result[kind]["p100"]
+
+
+def test_what_is_cancelled_never_comes() -> None:
+    """A tenth is cancelled and a tenth rescheduled; all others come, and nothing before its new time."""
+    result = run("cancelling.py")
+    assert result["cancelled"] == result["rescheduled"] == result["messages"] // 10
+    assert result["received"] == result["msgDelayed"] > 0
+    assert (result["wrong"], result["missing"]) == (0, 0)

@@ -14,7 +14,7 @@ PROMISED = (
     "subscriptions list", "subscriptions stats", "subscriptions explain", "subscriptions pending",
     "subscriptions blocked-keys", "subscriptions what-if", "subscriptions owner", "subscriptions seek",
     "subscriptions skip", "subscriptions clear-backlog", "subscriptions delete", "subscriptions delayed",
-    "subscriptions cancel-delayed", "subscriptions reschedule-delayed",
+    "subscriptions cancel-delayed", "subscriptions reschedule-delayed", "subscriptions hot-keys",
     "inspect ledger", "inspect cursor", "inspect journal", "inspect metadata",
 )  # fmt: skip
 

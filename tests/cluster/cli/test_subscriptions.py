@@ -16,6 +16,7 @@ from tests.cluster.cli.conftest import Cli, FakeClient
         ("pending T S", "pending", {"most": 20}),
         ("pending T S --consumer c1 -n 5", "pending", {"most": 5, "consumer": "c1"}),
         ("blocked-keys T S", "blocked_keys", {"top": 20}),
+        ("hot-keys T S -n 3", "hot_keys", {"top": 3}),
         ("what-if T S --add 2 --remove a --remove b", "what_if", {"add": 2, "remove": ["a", "b"]}),
         ("owner T S --key k", "owner", {"key": "k"}),
         ("owner T S --hash 1 --at 2026-01-01T00:00:00Z", "owner", {"hash": 1, "at": 1_767_225_600_000}),
