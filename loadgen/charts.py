@@ -44,7 +44,11 @@ def timeline(report: Report) -> Any:
         shared_xaxes=True,
         vertical_spacing=0.075,
         row_heights=[0.4, 0.3, 0.3],
-        subplot_titles=("Throughput", "Latency, from sending to the first delivery", "Draining hashes and backlog"),
+        subplot_titles=(
+            "Throughput",
+            "Latency, from being sent (or due) to the first delivery",
+            "Draining hashes and backlog",
+        ),
         specs=[[{}], [{}], [{"secondary_y": True}]],
     )
     _throughput(figure, measures, _seconds(report))
