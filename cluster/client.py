@@ -37,7 +37,7 @@ from actors.messages import (
 )
 from actors.names import check_name
 from actors.ports import Ports, Unknown
-from actors.producer.producer import PartitionProducer
+from actors.producer.producer import HASHING_SCHEMES, MURMUR3, PartitionProducer
 from actors.wire import Request
 from cluster.alarms import alarms_of
 from cluster.build import CONTROLLER
@@ -140,6 +140,7 @@ class Client:
         batching_max_messages: int = 1000,
         batching_max_allowed_size_in_bytes: int = 128 * 1024,
         batching_max_publish_delay_ms: int = 10,
+        hashing_scheme: str = MURMUR3,
     ) -> Producer:
         """Open a producer. With a name, its sequences are remembered over restarts, and a newer producer of the same
         name fences this one. initial_sequence_id: number the rows from there, so that an identical repetition after a
@@ -147,12 +148,17 @@ class Client:
 
         batching_*: of messages that are sent one by one, how many and how many bytes go out together at the most, and
         how long one may wait for others while the producer has messages in flight; with nothing in flight none waits.
+
+        hashing_scheme: how a key finds its partition, `murmur3_32_hash`, or `java_string_hash` as Pulsar's Java client
+        has it by default. All producers of a topic should use the same, or a key has no order between them.
         """
+        if hashing_scheme not in HASHING_SCHEMES:
+            raise Invalid(f"hashing_scheme is {' or '.join(HASHING_SCHEMES)}, not {hashing_scheme!r}")
         topic = check_name("topic", topic)
         name = producer_name or f"producer-{secrets.token_hex(8)}"
         check_name("producer", name)
         batching = Batching(batching_max_messages, batching_max_allowed_size_in_bytes, batching_max_publish_delay_ms)
-        work = self._create_producer(topic, name, initial_sequence_id, compression, batching)
+        work = self._create_producer(topic, name, initial_sequence_id, compression, batching, hashing_scheme)
         return self._open_within(work, OPEN_TIMEOUT, f"opening a producer on {topic}")
 
     def _open_within(self, work: Coroutine[Any, Any, T], timeout_ms: int, what: str) -> T:
@@ -164,7 +170,13 @@ class Client:
             raise Unavailable(f"{what} did not succeed within {timeout_ms / 1000:g} s: {reasons}") from None
 
     async def _create_producer(
-        self, topic: str, name: str, initial_sequence_id: int | None, compression: str | None, batching: Batching
+        self,
+        topic: str,
+        name: str,
+        initial_sequence_id: int | None,
+        compression: str | None,
+        batching: Batching,
+        hashing_scheme: str,
     ) -> Producer:
         settings = await self._settings(topic)
         incarnation = secrets.token_hex(8)
@@ -182,6 +194,7 @@ class Client:
             initial_sequence_id=initial_sequence_id,
             max_delay_ms=settings.max_delay_ms,
             batching=batching,
+            hashing_scheme=hashing_scheme,
             close=self._forget,
         )
         self._remember(producer)

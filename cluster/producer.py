@@ -88,6 +88,7 @@ class Producer:
         initial_sequence_id: int | None,
         max_delay_ms: int,
         batching: Batching,
+        hashing_scheme: str,
         close: Callable[[Producer], None],
     ) -> None:
         self._loop, self._ports, self._topic, self._name = loop, ports, topic, name
@@ -95,6 +96,7 @@ class Producer:
         self._max_delay_ms = max_delay_ms
         self._on_close = close
         self._batching = batching
+        self._hashing_scheme = hashing_scheme
         self._next = [part.last_sequence + 1 if initial_sequence_id is None else initial_sequence_id for part in parts]
         self._row = 0
         self._room = threading.Condition()
@@ -138,7 +140,7 @@ class Producer:
             batch = make_batch(data, now=now, producer=self._name, first_sequence=first_row)
             if batch.deliver_at is not None:
                 self._check_delay(int(batch.deliver_at.max()), now)
-            columns = _Columns(Receipt(len(batch)), split(batch, len(self._parts)), data.nbytes)
+            columns = _Columns(Receipt(len(batch)), self._split(batch), data.nbytes)
         except BaseException:
             with self._room:
                 self._give_room(data.num_rows, data.nbytes)
@@ -258,6 +260,9 @@ class Producer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _split(self, batch: Batch) -> list[tuple[int, Batch, npt.NDArray[np.int64]]]:
+        return split(batch, len(self._parts), self._hashing_scheme)
+
     def _check_open(self) -> None:
         if self._closed:
             raise Fenced("the producer is closed")
@@ -320,7 +325,7 @@ class Producer:
         receipt, container = gathered.receipt, gathered.container
         receipt.grow(container.count)
         try:
-            parts = split(container.build(self._name, gathered.first_row), len(self._parts))
+            parts = self._split(container.build(self._name, gathered.first_row))
         except SluiceError as error:
             self._in_flight += 1
             self._settler(receipt, container.size, gathered.callbacks)(np.arange(container.count), -1, error)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from actors.backoff import Backoff
 from actors.directory import Directory
@@ -26,11 +27,15 @@ from actors.wire import Blob
 from storage.batch import MAX_RUN_MESSAGES, Batch, has_keyed_delay
 from storage.errors import Conflict, Fenced, InvariantViolation, Overloaded, ProducerFenced, SluiceError, Unavailable
 from storage.frame import Run, make_run
+from storage.hashing import Hashes, java_hash_column
 from storage.position import position
 
 RUN_MESSAGES = MAX_RUN_MESSAGES
 """Messages that one append gathers at the most: what waits behind a slow broker goes in as few calls as possible."""
 RUN_BYTES = 8 * 1024 * 1024
+MURMUR3, JAVA_STRING = "murmur3_32_hash", "java_string_hash"
+HASHING_SCHEMES = (MURMUR3, JAVA_STRING)
+"""By which hash of its key a message finds its partition: Pulsar's names."""
 PUBLISH_TIMEOUT = 10_000
 RETRY_FIRST, RETRY_MOST = 5, 500
 
@@ -55,13 +60,16 @@ class Outgoing:
         return int(self.batch.rows.nbytes) if self.size is None else self.size
 
 
-def split(batch: Batch, partitions: int) -> list[tuple[int, Batch, npt.NDArray[np.int64]]]:
+def split(
+    batch: Batch, partitions: int, hashing_scheme: str = MURMUR3
+) -> list[tuple[int, Batch, npt.NDArray[np.int64]]]:
     """Divide a batch by `hash mod partitions`: (partition, its rows in order, their places in the batch)."""
     if partitions == 1:
         return [(0, batch, np.arange(len(batch)))]
+    hashes = batch.hashes if hashing_scheme == MURMUR3 else _java_hashes(batch)
     if len(batch) == 1:
-        return [(int(batch.hashes[0]) % partitions, batch, np.arange(1))]
-    home = (batch.hashes % np.uint32(partitions)).astype(np.uint16)
+        return [(int(hashes[0]) % partitions, batch, np.arange(1))]
+    home = (hashes % np.uint32(partitions)).astype(np.uint16)
     order = np.argsort(home, kind="stable")
     ends = np.cumsum(np.bincount(home, minlength=partitions))
     sorted_batch = batch.take(order)
@@ -72,6 +80,13 @@ def split(batch: Batch, partitions: int) -> list[tuple[int, Batch, npt.NDArray[n
             parts.append((partition, sorted_batch.slice(start, end), order[start:end]))
         start = end
     return parts
+
+
+def _java_hashes(batch: Batch) -> Hashes:
+    """By the keys, as Pulsar's Java client does; messages without one are dealt out as always."""
+    keys = batch.rows.column("key")
+    hashes = java_hash_column(pc.fill_null(keys, b""))
+    return np.where(keys.is_null().to_numpy(zero_copy_only=False), batch.hashes, hashes)
 
 
 class PartitionProducer:

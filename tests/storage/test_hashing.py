@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+
 import mmh3
 import numpy as np
 import pyarrow as pa
@@ -9,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.hashing import MASK, hash_column, masked_hash, reduce_hash
+from storage.hashing import MASK, hash_column, java_hash_column, masked_hash, reduce_hash
 
 KNOWN = [
     ("", 0, 1, 1),
@@ -59,3 +61,33 @@ def test_reducing_leaves_its_input_alone() -> None:
     masked = np.array([0, 65536, 5], np.uint32)
     reduce_hash(masked, size=65536, start=0)
     assert masked.tolist() == [0, 65536, 5]
+
+
+JAVA = [
+    ("", 0), ("a", 97), ("hello", 99162322), ("Hello, world", -476288596), ("polygenelubricants", -2147483648),
+    ("äöü", 226986), ("😀", 1772899),
+]  # fmt: skip
+"""What String.hashCode of OpenJDK 17 says."""
+
+
+@pytest.mark.parametrize(("key", "code"), JAVA)
+def test_java_s_hash_of_known_keys(key: str, code: int) -> None:
+    assert java_hash_column(pa.array([key])).tolist() == [code & MASK]
+
+
+@given(st.lists(st.one_of(st.text(max_size=9).map(str.encode), st.binary(max_size=9)), max_size=9), st.integers(0, 3))
+def test_java_s_hash_of_any_keys(keys: list[bytes], skipped: int) -> None:
+    """A key that is no text is hashed as it travels, in base64; columns may begin anywhere in their buffers."""
+
+    def slow(key: bytes) -> int:
+        try:
+            text = key.decode()
+        except UnicodeDecodeError:
+            text = base64.b64encode(key).decode()
+        code = 0
+        for unit in np.frombuffer(text.encode("utf-16-le"), "<u2").tolist():
+            code = code * 31 + unit
+        return code & MASK
+
+    column = pa.array(keys, pa.binary())[skipped:]
+    assert java_hash_column(column).tolist() == [slow(key) for key in keys[skipped:]]

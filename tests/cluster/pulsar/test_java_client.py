@@ -11,10 +11,9 @@ from pathlib import Path
 import jwt
 import pytest
 
-from actors.messages import TopicSettings
+import cluster
 from cluster.embedded import running
 from cluster.options import ClusterOptions
-from cluster.pulsar.listener import PulsarGateway
 from cluster.pulsar.ports import service_url
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -22,10 +21,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 VERSION = "4.0.8"
 SOURCE = Path(__file__).parent / "java" / "Scenes.java"
 SCENES = (
-    "produce_and_consume", "partitions", "key_shared_with_joins", "delayed", "given_back", "dead_letter", "seek",
-    "reader", "pattern", "schemas", "receipts_of_single_messages", "active_consumer", "table_view", "token",
-    "transactions_are_refused",
+    "produce_and_consume", "partitions", "one_partition_a_key", "key_shared_with_joins", "delayed", "given_back",
+    "dead_letter", "seek", "reader", "pattern", "schemas", "receipts_of_single_messages", "active_consumer",
+    "table_view", "token", "transactions_are_refused",
 )  # fmt: skip
+KEYS = ("a", "key-1", "key-2", "key-3", "key-4", "key-5", "välkommen", "😀")
 PROJECT = """<project><modelVersion>4.0.0</modelVersion><groupId>x</groupId><artifactId>x</artifactId>
 <version>1</version><dependencies><dependency><groupId>org.apache.pulsar</groupId><artifactId>pulsar-client</artifactId>
 <version>{version}</version></dependency></dependencies></project>"""
@@ -54,7 +54,11 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     else:
         pytest.skip(f"Maven has no pulsar-client {VERSION}, and cannot get it")
     classes = f"{folder}{os.pathsep}{listed.read_text().strip()}"
-    subprocess.run([javac, "-nowarn", "-cp", classes, "-d", str(folder), str(SOURCE)], check=True, capture_output=True)
+    subprocess.run(
+        [javac, "-nowarn", "-encoding", "UTF-8", "-cp", classes, "-d", str(folder), str(SOURCE)],
+        check=True,
+        capture_output=True,
+    )
     return [java, "-XX:TieredStopAtLevel=1", "-cp", classes, "Scenes"]
 
 
@@ -65,15 +69,16 @@ def played(program: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict
     key.write_bytes(secrets.token_bytes(32))
     key.chmod(0o600)
     token = jwt.encode({"sub": "till"}, key.read_bytes(), "HS256")
-    open_, guarded = tmp_path_factory.mktemp("open"), tmp_path_factory.mktemp("guarded")
-    with (
-        running(ClusterOptions(data_dir=open_, pulsar_port=0)) as inner,
-        running(ClusterOptions(data_dir=guarded, pulsar_port=0, pulsar_token_key_file=str(key))),
-    ):
-        (listener,) = inner.actors.serving(PulsarGateway)
-        settings = TopicSettings(partitions=3, ensemble=1, write_quorum=1, ack_quorum=1)
-        inner.loop.run(listener.gateway.directory.create("parts", settings), 60)
-        urls = [service_url(open_, 0), service_url(guarded, 0)]
+    folder = tmp_path_factory.mktemp("guarded")
+    guarded = ClusterOptions(data_dir=folder, pulsar_port=0, pulsar_token_key_file=str(key))
+    with cluster.connect(embedded=True, pulsar_port=0) as server, running(guarded):
+        server.create_topic("parts", partitions=3)
+        for topic, scheme in (("JavaStringHash", "java_string_hash"), ("Murmur3_32Hash", "murmur3_32_hash")):
+            server.create_topic(topic, partitions=5)
+            with server.create_producer(topic, hashing_scheme=scheme) as producer:
+                for one in KEYS:
+                    producer.send(b"native", partition_key=one)
+        urls = [server.pulsar_service_url, service_url(folder, 0)]
         done = subprocess.run([*program, *urls, token], capture_output=True, text=True, timeout=800, check=False)
     said = dict(line.split(" ", 1) for line in done.stdout.splitlines() if line.split(" ", 1)[0] in SCENES)
     return said or {"": done.stderr[-4000:]}

@@ -19,6 +19,7 @@ import org.apache.pulsar.client.api.Consumer;
 import org.apache.pulsar.client.api.ConsumerBuilder;
 import org.apache.pulsar.client.api.ConsumerEventListener;
 import org.apache.pulsar.client.api.DeadLetterPolicy;
+import org.apache.pulsar.client.api.HashingScheme;
 import org.apache.pulsar.client.api.Message;
 import org.apache.pulsar.client.api.MessageId;
 import org.apache.pulsar.client.api.Producer;
@@ -29,11 +30,14 @@ import org.apache.pulsar.client.api.Schema;
 import org.apache.pulsar.client.api.SubscriptionInitialPosition;
 import org.apache.pulsar.client.api.SubscriptionType;
 import org.apache.pulsar.client.api.TableView;
+import org.apache.pulsar.client.api.TopicMessageId;
 
 /**
  * Pulsar's Java client, unchanged, against the broker at a URL. One line a scene: its name, and "ok" or what was wrong.
  *
- * <pre>Scenes URL GUARDED_URL TOKEN     the second broker wants the token; topic `parts` has three partitions</pre>
+ * <pre>Scenes URL GUARDED_URL TOKEN     the second broker wants the token</pre>
+ *
+ * Topic `parts` has three partitions. `JavaStringHash` and `Murmur3_32Hash` have five, and a message of each key of KEYS.
  */
 public final class Scenes {
     interface Scene {
@@ -53,11 +57,13 @@ public final class Scenes {
     }
 
     private static final int PATIENCE_S = 60;
+    private static final List<String> KEYS = List.of("a", "key-1", "key-2", "key-3", "key-4", "key-5", "välkommen", "😀");
     private static final Map<String, Scene> SCENES = new LinkedHashMap<>();
 
     public static void main(String[] args) throws Exception {
         SCENES.put("produce_and_consume", Scenes::produceAndConsume);
         SCENES.put("partitions", Scenes::partitions);
+        SCENES.put("one_partition_a_key", Scenes::onePartitionAKey);
         SCENES.put("key_shared_with_joins", Scenes::keySharedWithJoins);
         SCENES.put("delayed", Scenes::delayed);
         SCENES.put("given_back", Scenes::givenBack);
@@ -162,6 +168,27 @@ public final class Scenes {
                 Message<byte[]> message = next(consumer);
                 check(sent.remove(message.getMessageId()), "an id that was not sent");
                 consumer.acknowledge(message);
+            }
+        }
+    }
+
+    private static void onePartitionAKey(PulsarClient client) throws Exception {
+        for (HashingScheme scheme : List.of(HashingScheme.JavaStringHash, HashingScheme.Murmur3_32Hash)) {
+            String topic = scheme.name();
+            try (Consumer<byte[]> consumer = subscription(client, topic, SubscriptionType.Exclusive).subscribe();
+                    Producer<byte[]> producer = client.newProducer().topic(topic).hashingScheme(scheme).create()) {
+                Map<String, Set<Integer>> homes = new HashMap<>();
+                for (String key : KEYS) {
+                    producer.newMessage().key(key).value(new byte[] {1}).send();
+                }
+                for (int i = 0; i < 2 * KEYS.size(); i++) {
+                    Message<byte[]> message = next(consumer);
+                    int home = ((TopicMessageId) message.getMessageId()).getOwnerTopic().hashCode();
+                    homes.computeIfAbsent(message.getKey(), key -> new HashSet<>()).add(home);
+                }
+                check(homes.size() == KEYS.size(), "other keys " + homes.keySet());
+                check(homes.values().stream().allMatch(each -> each.size() == 1), scheme + " puts keys elsewhere");
+                check(new HashSet<>(homes.values()).size() > 1, "one partition only");
             }
         }
     }
