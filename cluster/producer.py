@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from actors.messages import DELAY_ID
 from actors.ports import Ports
-from actors.producer.producer import Outgoing, PartitionProducer, split
+from actors.producer.producer import MURMUR3, Outgoing, PartitionProducer, split
 from cluster.loop import LoopThread
 from cluster.message import MessageId
 from cluster.receipts import Receipt, SendCallback, SentMessage
@@ -88,8 +88,8 @@ class Producer:
         initial_sequence_id: int | None,
         max_delay_ms: int,
         batching: Batching,
-        hashing_scheme: str,
         close: Callable[[Producer], None],
+        hashing_scheme: str = MURMUR3,
     ) -> None:
         self._loop, self._ports, self._topic, self._name = loop, ports, topic, name
         self._parts = parts

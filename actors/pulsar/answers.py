@@ -91,7 +91,7 @@ class Answers:
     async def lookup(self, asked: Any) -> None:
         """Which broker serves a topic: this one, whichever it is. It listens under no other name."""
         if asked.listener:
-            raise Refused(ServerError.METADATA, f"the broker has no listener {asked.listener!r}")
+            raise Refused(ServerError.NOT_ALLOWED, f"the broker has no listener {asked.listener!r}")
         topic, partition = split_name(asked.topic)
         await settings_of(self._g.directory, topic, create=partition is None)
         urls = {"url": self._g.url, "url_tls": self._g.url_tls}

@@ -169,7 +169,7 @@ def test_permits_without_measure_are_given_a_little_at_a_time(raw: Raw, client: 
 @pytest.mark.parametrize(
     ("name", "asked", "code"),
     [
-        ("lookup", {"topic": "here", "listener": "inside"}, ServerError.METADATA),
+        ("lookup", {"topic": "here", "listener": "inside"}, ServerError.NOT_ALLOWED),
         ("partition_metadata", {"topic": "persistent://tenant/ns/there"}, ServerError.TOPIC_NOT_FOUND),
     ],
 )

@@ -1,0 +1,96 @@
+"""Who is silent is asked, and is left when it does not answer."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from actors.pulsar.connection import KEEP_ALIVE_MS, Connection
+from actors.pulsar.fields import Command, command, parse
+from actors.pulsar.frames import Cutter, encode
+from actors.pulsar.gateway import Gateway
+from tests.sim.world import World
+
+HELLO = encode(command("connect", client_version="raw", protocol_version=20))
+
+
+class Wire:
+    """What was said, and whether the connection is over. Implements actors.pulsar.gateway.Link."""
+
+    peer = "text"
+
+    def __init__(self) -> None:
+        self.closed = False
+        self._cutter = Cutter()
+        self._said: list[str] = []
+
+    def said(self) -> list[str]:
+        """The names of the commands since the last look."""
+        said, self._said = self._said, []
+        return said
+
+    def write(self, data: bytes) -> None:
+        """See Link."""
+        for frame in self._cutter.feed(data):
+            self._said += [field.name for field, _ in parse(Command, frame.command).ListFields() if field.number > 1]
+
+    def close(self) -> None:
+        """See Link."""
+        self.closed = True
+
+    def pause(self) -> None:
+        """See Link."""
+
+    def resume(self) -> None:
+        """See Link."""
+
+
+def played(scenario: Callable[[World, Connection, Wire], Awaitable[None]]) -> None:
+    """With a connection to a gateway that asks nobody."""
+
+    async def main(world: World) -> None:
+        wire = Wire()
+        await scenario(world, Connection(Gateway(world.client("gateway"), "controller"), wire), wire)
+
+    World(0).play(main)
+
+
+async def spells(world: World, count: float) -> None:
+    await world.client("clock").clock.sleep(int(count * KEEP_ALIVE_MS))
+
+
+def test_who_is_silent_is_asked_and_then_left() -> None:
+    async def scenario(world: World, connection: Connection, wire: Wire) -> None:
+        connection.data(HELLO)
+        await spells(world, 1.5)
+        assert wire.said() == ["connected", "ping"]
+        await spells(world, 1)
+        assert not wire.closed
+        await spells(world, 1)
+        assert wire.closed
+
+    played(scenario)
+
+
+def test_who_answers_is_kept_and_who_speaks_is_not_asked() -> None:
+    async def scenario(world: World, connection: Connection, wire: Wire) -> None:
+        connection.data(HELLO)
+        for name in ("pong", "flow"):
+            for _ in range(5):
+                await spells(world, 0.45)
+                connection.data(encode(command(name, **({"consumer_id": 1, "permits": 1} if name == "flow" else {}))))
+        assert (wire.said(), wire.closed) == (["connected"], False)
+        for _ in range(5):
+            await spells(world, 1)
+            if "ping" in wire.said():
+                connection.data(encode(command("pong")))
+        assert not wire.closed
+
+    played(scenario)
+
+
+def test_who_does_not_say_who_it_is_is_left() -> None:
+    async def scenario(world: World, connection: Connection, wire: Wire) -> None:
+        await spells(world, 1.5)
+        assert (wire.said(), wire.closed) == ([], True)
+
+    played(scenario)

@@ -1,0 +1,88 @@
+"""How much one client can ask for."""
+
+from __future__ import annotations
+
+import itertools
+
+import pulsar
+import pytest
+
+from actors.pulsar import session
+from actors.pulsar.fields import ServerError, command
+from actors.pulsar.frames import encode
+from cluster.client import Client
+from cluster.pulsar import listener
+from tests.cluster.pulsar.clients import EARLIEST, received
+from tests.cluster.pulsar.raw import Raw
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def test_one_connection_too_many_is_closed_and_the_others_stay(
+    server: Client, raw: Raw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw.greet()
+    monkeypatch.setattr(listener, "MOST_CONNECTIONS", 1)
+    other = Raw(server.pulsar_service_url)
+    assert other.closed()
+    monkeypatch.undo()
+    raw.say("ping")
+    assert raw.read().HasField("pong")
+    again = Raw(server.pulsar_service_url)
+    again.greet()
+    again.close()
+
+
+def test_one_producer_or_consumer_too_many_is_refused(raw: Raw, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "MOST_HANDLES", 2)
+    raw.greet()
+    raw.say("producer", topic="many", producer_id=0, request_id=1)
+    assert raw.next("producer_success").request_id == 1
+    raw.say("subscribe", topic="many", subscription="s", consumer_id=0, request_id=2)
+    assert raw.next("success").request_id == 2
+    raw.say("producer", topic="many", producer_id=1, request_id=3)
+    raw.say("subscribe", topic="many", subscription="t", consumer_id=1, request_id=4)
+    refused = [raw.next("error") for _ in range(2)]
+    assert {each.request_id for each in refused} == {3, 4}
+    assert {each.error for each in refused} == {ServerError.TOO_MANY_REQUESTS}
+    raw.say("close_producer", producer_id=0, request_id=5)
+    assert raw.next("success").request_id == 5
+    raw.say("producer", topic="many", producer_id=1, request_id=6)
+    assert raw.next("producer_success").request_id == 6
+
+
+def test_who_sends_more_than_is_stored_is_read_no_further(
+    client: pulsar.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everything arrives all the same, in order."""
+    monkeypatch.setattr(session, "PENDING_BYTES", 20_000)
+    paused = itertools.count()
+    before = listener._Socket.pause
+
+    def pause(socket: listener._Socket) -> None:
+        next(paused)
+        before(socket)
+
+    monkeypatch.setattr(listener._Socket, "pause", pause)
+    consumer = client.subscribe("flooded", "s", initial_position=EARLIEST)
+    producer = client.create_producer("flooded", batching_enabled=False, block_if_queue_full=True)
+    for number in range(400):
+        producer.send_async(b"%03d" % number + b"x" * 1_000, lambda *_: None)
+    producer.flush()
+    assert [int(message.data()[:3]) for message in received(consumer, 400)] == list(range(400))
+    assert next(paused) > 0
+
+
+def test_a_message_that_is_too_large_is_refused_by_its_own_answer(raw: Raw) -> None:
+    """A batch in which one message claims to be larger than a frame can be."""
+    raw.greet()
+    raw.say("producer", topic="large", producer_id=0, request_id=1)
+    assert raw.next("producer_success").request_id == 1
+    metadata = b"\x0a\x01p\x10\x00\x18\x01\x58\x01"  # producer_name, sequence_id, publish_time, one message in a batch
+    body = len(metadata).to_bytes(4, "big") + metadata + b"\x00\x00\x00\x05\x18\xff\xff\xff\x7f"
+    head = encode(command("send", producer_id=0, sequence_id=7, num_messages=1))[4:]
+    raw.send((len(head) + len(body)).to_bytes(4, "big") + head + body)
+    refused = raw.next("send_error")
+    assert (refused.sequence_id, refused.error) == (7, ServerError.NOT_ALLOWED)
+    raw.say("ping")
+    assert raw.next("pong") is not None
