@@ -94,6 +94,12 @@ class Findings:
             kept = self.examples.setdefault(name, [])
             kept.extend(lines[: MAX_EXAMPLES - len(kept)])
 
+    def leave_out(self, kinds: Iterable[str]) -> None:
+        """Forget what was counted of promises that could not be judged."""
+        for kind in kinds:
+            self.violations.pop(kind, None)
+            self.examples.pop(kind, None)
+
     def found(self, kind: str, count: int, examples: Iterable[str] = ()) -> None:
         """Note `count` violations of a kind."""
         if count:

@@ -23,6 +23,7 @@ import pyarrow as pa
 from rich.console import Console
 
 from cluster.arrow import without_pandas
+from loadgen import pulsar_client
 from loadgen.acts import FAST, LOADED, REST, Act, Pace, Reserve, second_rate
 from loadgen.breaking import Breaker
 from loadgen.broker import ClusterConnect, Connect
@@ -36,7 +37,7 @@ from loadgen.history import Clock, write_parquet
 from loadgen.memory import MemorySampler, consumers, own
 from loadgen.memory import spark as spark_memory
 from loadgen.nursery import Nursery
-from loadgen.options import FloodOptions
+from loadgen.options import PULSAR, FloodOptions
 from loadgen.outcome import Report
 from loadgen.pressing import Page, Pressing
 from loadgen.publish import SUMMARY, PublishJob, publish_generated, publish_rows, read_progress, spread, warm_up
@@ -64,6 +65,8 @@ def flood_command(**values: Any) -> int:
     from loadgen import report as pages
 
     options = FloodOptions.of(**values)
+    if options.client == PULSAR:
+        pulsar_client.check_installed()
     if options.input is not None:
         from loadgen.inputs import check_input
 
@@ -82,11 +85,12 @@ def flood_command(**values: Any) -> int:
         with own_signals():
             address = options.address or stack.enter_context(_local_cluster(folder, options))
         connect = ClusterConnect(address, os.environ.get("RAY_AUTH_TOKEN_PATH", ""))
+        clients = pulsar_client.connect_to(_data_dir(options, folder)) if options.client == PULSAR else None
         boot = time.monotonic() - began
         page = None
         if options.watch:
             page = Page(_data_dir(options, folder), lambda url: console.print(f"the live page: {url}", soft_wrap=True))
-        report = Flood(options, connect, folder, display, helpers, page).run()
+        report = Flood(options, connect, folder, display, helpers, page, clients).run()
         report.phases = {"cluster": boot, **report.phases}
         if options.json is not None:
             report.write_json(options.json)
@@ -107,16 +111,18 @@ def run_flood(
     spawn: Spawn | None = None,
     spark: Any = None,
     page: Page | None = None,
+    clients: Connect | None = None,
 ) -> Report:
     """Flood a running broker and judge it. Histories are written under `folder`/histories.
 
     spawn: how consumer processes are started, by default as forks. spark: a SparkContext to use and to leave open.
-    page: serve the live page with its buttons meanwhile.
+    page: serve the live page with its buttons meanwhile. clients: what tasks and consumers connect with instead.
     """
     from loadgen.display import LineDisplay
 
     with Helpers(folder, options, spawn=spawn, spark=spark) as helpers:
-        return Flood(options, connect, folder, display or LineDisplay(Console(quiet=True)), helpers, page).run()
+        shown = display or LineDisplay(Console(quiet=True))
+        return Flood(options, connect, folder, shown, helpers, page, clients).run()
 
 
 class Helpers:
@@ -157,8 +163,10 @@ class Flood:
         display: Display,
         helpers: Helpers,
         page: Page | None = None,
+        clients: Connect | None = None,
     ) -> None:
         self._options, self._connect, self._display = options, connect, display
+        self._clients = clients or connect
         self._folder = folder / "histories"
         self._helpers, self._page = helpers, page
         self._clock = Clock.start()
@@ -183,7 +191,7 @@ class Flood:
         fleet = Fleet(consume, self._helpers.spawn)
         with contextlib.ExitStack() as stack:
             client = stack.enter_context(self._connect())
-            client.create_topic(self._topic, partitions=options.partitions)
+            client.create_topic(self._topic, partitions=options.partitions, **self._settings)
             stack.callback(fleet.close)
             # Whoever comes first makes the brokers start: not the consumers, who are only just being made.
             threading.Thread(target=self._wake_brokers, args=(client,), name="wake-brokers", daemon=True).start()
@@ -252,7 +260,7 @@ class Flood:
         """What consumers and producers are told, and the folders that they write into."""
         options = self._options
         consume = ConsumeJob(
-            self._connect,
+            self._clients,
             self._topic,
             SUBSCRIPTION,
             self._clock,
@@ -264,7 +272,7 @@ class Flood:
             options.nack_order,
         )
         publish = PublishJob(
-            self._connect,
+            self._clients,
             self._topic,
             f"flood-{self._run}",
             self._clock,
@@ -317,7 +325,15 @@ class Flood:
             passed_over=chaos.passed_over,
             moves=chaos.moves,
             memory=held,
+            untold=self._untold([fault["kind"] for fault in fleet.history]),
         )
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        return pulsar_client.TOPIC_SETTINGS if self._options.client == PULSAR else {}
+
+    def _untold(self, faults: list[str]) -> dict[str, str]:
+        return pulsar_client.untold(faults) if self._options.client == PULSAR else {}
 
     def _source(self, spark: Any, job: PublishJob) -> tuple[Callable[[PublishJob], Any], int]:
         """What makes a Spark job that publishes, and how many messages there are (0: not known)."""
@@ -478,6 +494,7 @@ def _data_dir(options: FloodOptions, folder: Path) -> Path:
 def _local_cluster(folder: Path, options: FloodOptions) -> Iterator[str]:
     from cluster import launch
 
-    stores = {"objects": options.objects or "", "s3_endpoint_url": options.s3_endpoint_url}
-    with launch.local(folder / "broker", bookies=options.bookies, **stores) as running:
+    more = {"objects": options.objects or "", "s3_endpoint_url": options.s3_endpoint_url}
+    port = pulsar_client.free_port() if options.client == PULSAR else -1
+    with launch.local(folder / "broker", bookies=options.bookies, pulsar_port=port, **more) as running:
         yield running.address

@@ -16,6 +16,8 @@ from storage.errors import Invalid
 POLICIES = ("draining_hashes", "last_sent_position", "read_position")
 ROLLING = "rolling-restart"
 SCENARIOS = ("", ROLLING)
+SLUICE, PULSAR = CLIENTS = ("sluice", "pulsar")
+"""Whose client publishes and consumes."""
 EVERYTHING = "all"
 """In place of kinds of faults: all that the cluster can stand."""
 WORKLOADS: dict[str, dict[str, Any]] = {
@@ -51,6 +53,7 @@ class FloodOptions:
     (loadgen.acts). nack: share of the messages that consumers give back once. nack_order: of the subscription; with
     `key` the judge wants repeated deliveries in order too, without it tells how many were not. watch: serve the live
     page, with buttons that break things. s3_endpoint_url: where the S3 server is that it uses, and that may be frozen.
+    client: whose client publishes and consumes; Pulsar's needs a gateway.
     """
 
     partitions: int = 4
@@ -92,6 +95,7 @@ class FloodOptions:
     strict: bool = False
     acts: bool = True
     watch: bool = False
+    client: str = SLUICE
 
     @property
     def in_acts(self) -> bool:
@@ -167,7 +171,18 @@ class FloodOptions:
             raise Invalid(f"--scenario is {ROLLING}, not {self.scenario!r}")
         if self.scenario and self.rounds < 1:
             raise Invalid(f"--rounds must be at least 1, not {self.rounds}")
+        self._check_client()
         self.workload().check()
+
+    def _check_client(self) -> None:
+        if self.client not in CLIENTS:
+            raise Invalid(f"--client is one of {', '.join(CLIENTS)}, not {self.client!r}")
+        if self.client == PULSAR:
+            for name, wrong in (("--input", self.input is not None), ("--strict", self.strict), ("--nack", self.nack)):
+                if wrong:
+                    raise Invalid(f"{name} does not go with --client pulsar; leave one of them out")
+            if self.policy != POLICIES[0] or self.nack_order != "none":
+                raise Invalid("--client pulsar has no --policy and no --nack-order: its subscriptions name none")
 
     def workload(self) -> Workload:
         """What the tasks generate. With minutes, as many messages as the rate gives in that time."""

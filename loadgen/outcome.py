@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from loadgen.acts import Act
-from loadgen.checkers import nothing_checked
+from loadgen.checkers import VIOLATIONS, nothing_checked
 from loadgen.kinds import JOIN
 from loadgen.memory import MEMORY, summarise
 from loadgen.recovery import tell, tell_faults
@@ -36,7 +36,7 @@ class Report:
     that stopped, a drain that ended too soon). faults: at_s (seconds since the first message), kind, target.
     start_us: when the first message was sent. phases: seconds spent in each phase. acts: in order, the rest last.
     planned: kinds of faults that were to come. drains: what each owner told of finished drains. strict: what was not
-    shown counts.
+    shown counts. untold: promises that this run could not judge, and why; what was counted of them is left out.
     """
 
     seed: int
@@ -58,6 +58,10 @@ class Report:
     drains: dict[tuple[int, int], dict[str, Any]] = field(default_factory=dict)
     strict: bool = False
     rolling_restart: bool = False
+    untold: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.judgement.findings.leave_out(self.untold)
 
     @property
     def reasons(self) -> list[str]:
@@ -200,7 +204,7 @@ class Report:
             "seed": self.seed,
             "config": self.config,
             "messages": findings.messages,
-            "violations": findings.violations,
+            "violations": {kind: findings.violations.get(kind) for kind in VIOLATIONS},
             "information": findings.information,
             "checked": checked,
             "draining": self.draining(),
@@ -236,7 +240,7 @@ def percentiles(histogram: Any) -> dict[str, float]:
 
 def not_shown(report: Report) -> list[str]:
     """What a run was to test and did not. Only what was planned is missed."""
-    missing = []
+    missing = [f"{kind}: {why}" for kind, why in report.untold.items()]
     for fault in report.faults:
         if fault.get("effect") == "":
             missing.append(f"{fault['kind']} {fault['target']}: no effect was seen")

@@ -205,16 +205,20 @@ def _figure(figure: Any, name: str) -> str:
     return html
 
 
+NOT_SHOWN = "not shown"
+
+
 def _verdict_table(report: Report) -> str:
     rows = []
     for kind, (title, meaning) in _MEANINGS.items():
-        count = report.judgement.findings.violations[kind]
-        mark = '<td class="ok">✓</td>' if count == 0 else '<td class="no">✕</td>'
+        count = report.judgement.findings.violations.get(kind)
+        marks = {None: "<td>–</td>", 0: '<td class="ok">✓</td>'}
+        mark = marks.get(count, '<td class="no">✕</td>')
         examples = "".join(f"<div>{escape(line)}</div>" for line in report.judgement.findings.examples.get(kind, []))
         detail = f'<div class="examples">{examples}</div>' if examples else ""
         rows.append(
             f"<tr>{mark}<td><b>{escape(title)}</b></td><td>{escape(meaning)}{detail}</td>"
-            f'<td class="number">{count:,}</td></tr>'
+            f'<td class="number">{NOT_SHOWN if count is None else f"{count:,}"}</td></tr>'
         )
     return f"<table>{''.join(rows)}</table>"
 
@@ -352,7 +356,10 @@ def summary(report: Report) -> RenderableType:
     findings, rates = report.judgement.findings, report.rates()
     table = Table.grid(padding=(0, 2))
     for kind, (title, meaning) in _MEANINGS.items():
-        count = findings.violations[kind]
+        count = findings.violations.get(kind)
+        if count is None:
+            table.add_row(Text("–", style="dim"), title, Text(meaning, style="dim"), Text(NOT_SHOWN, style="dim"))
+            continue
         mark = Text("✓", style="green") if count == 0 else Text("✕", style="bold red")
         table.add_row(mark, title, Text(meaning, style="dim"), Text(f"{count:,}", style="" if count == 0 else "red"))
     messages, checked = findings.messages, findings.checked

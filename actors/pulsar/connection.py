@@ -19,7 +19,7 @@ from actors.pulsar.fields import FIELD_OF, Command, Malformed, ServerError, comm
 from actors.pulsar.frames import Cut, Cutter, Frame, body_of, encode
 from actors.pulsar.gateway import Gateway, Link
 from actors.pulsar.producing import WireProducer
-from actors.pulsar.refusals import code_of
+from actors.pulsar.refusals import Refused, code_of
 from actors.pulsar.sends import Send
 from actors.pulsar.session import NO_REQUEST, Session
 from storage.errors import SluiceError
@@ -188,8 +188,11 @@ class Connection(Session):
     async def _confirm(self, consumer: WireConsumer, asked: Any, unknown: list[Any]) -> None:
         """Say of an acknowledgement that it is durable."""
         try:
-            await consumer.acknowledge(unknown, cumulative=asked.ack_type == CUMULATIVE)
+            unsure = await consumer.acknowledge(unknown, cumulative=asked.ack_type == CUMULATIVE)
             if asked.HasField("request_id"):
+                if not await consumer.stand_alone(unsure):
+                    text = "of a batch of an earlier connection only a part is known"
+                    raise Refused(ServerError.SERVICE_NOT_READY, text)
                 await consumer.confirmed()
         except SluiceError as error:
             self._acknowledged(asked, code_of(error), str(error))

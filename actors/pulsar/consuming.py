@@ -29,6 +29,7 @@ from actors.pulsar.fields import command
 from actors.pulsar.frames import encode
 from actors.pulsar.gateway import Gateway
 from actors.pulsar.outgoing import Addressee
+from actors.pulsar.pieces import acknowledged_rows
 from actors.pulsar.reading import LogReader
 from actors.pulsar.topics import Place
 from storage.errors import NotFound, SluiceError
@@ -92,6 +93,7 @@ class WireConsumer:
     ) -> None:
         self._gateway = gateway
         self.place, self.number, self.asked = place, number, asked
+        self._key = place.topic, place.partition, asked.subscription
         self._write, self._lost = write, lost
         self._sent: dict[int, _Sent] = {}
         self._unsent: deque[Received] = deque()
@@ -220,11 +222,20 @@ class WireConsumer:
 
     # -- back -----------------------------------------------------------------------------------------------------
 
-    async def acknowledge(self, ids: list[Any], *, cumulative: bool) -> None:
-        """The client is done with these. What it was sent is said at once; the rest is looked up in the log first."""
+    async def acknowledge(self, ids: list[Any], *, cumulative: bool) -> list[int]:
+        """The client is done with these. What it was sent is said at once; the rest is looked up first.
+
+        Returns the positions that may stand for more messages than is known here; of those the first is acknowledged.
+        """
+        unsure: list[int] = []
         for one in self.acknowledge_sent(ids, cumulative=cumulative):
             at = position_of(one)
             if at is None:
+                continue
+            if self.asked.settings.type not in ONE_HAS_ALL:  # others may have the rest of the producer's batch
+                count, sure = self._gateway.pieces.count(self._key, at, one.ack_set)
+                self._part.acknowledge_positions(at + acknowledged_rows(count, one.ack_set))
+                unsure += [] if sure else [at]
                 continue
             try:
                 run = await self.payloads.run(ledger_of(at), entry_of(at))
@@ -234,6 +245,30 @@ class WireConsumer:
             self._part.acknowledge_positions(rows)
             if cumulative and len(rows):
                 self._acknowledge_up_to(int(rows[-1]))
+        return unsure
+
+    async def stand_alone(self, positions: list[int]) -> bool:
+        """Whether none of these can have stood for more than one message. Raises Unavailable."""
+        for at in positions:
+            try:
+                run = await self.payloads.run(ledger_of(at), entry_of(at))
+            except NotFound:  # everybody is done with it
+                continue
+            if "batch_index" not in run.rows.schema.names:
+                continue
+            row = entry_of(at) - run.first_entry
+            index = run.rows.column("batch_index")[row : row + 2].to_pylist()
+            if len(index) == 2 and index[0] is not None and index[1] == index[0] + 1:
+                return False
+        return True
+
+    def _forget(self, at: int) -> None:
+        """It is not at the client any more, which may still say its id."""
+        self._gateway.pieces.remember(self._key, at, self._sent.pop(at).size)
+
+    def _forget_all(self) -> None:
+        for at in list(self._sent):
+            self._forget(at)
 
     def acknowledge_sent(self, ids: list[Any], *, cumulative: bool) -> list[Any]:
         """The client is done with these; returns those that it was not sent here."""
@@ -254,12 +289,12 @@ class WireConsumer:
                 rows = sent.rows(one.ack_set)
                 self._acknowledge_up_to(int(sent.part.positions[rows[-1]]) if len(rows) else at - 1)
             elif not one.ack_set:
-                del self._sent[at]
+                self._forget(at)
                 whole.setdefault(sent.part, []).append(sent)
             else:
                 rows = sent.rows(one.ack_set)
                 if len(rows) == sent.size:
-                    del self._sent[at]
+                    self._forget(at)
                 partly.setdefault(sent.part, []).append(rows)
         for part in {**whole, **partly}:
             self._part.acknowledge(part, np.concatenate([_rows_of(whole.get(part, [])), *partly.get(part, [])]))
@@ -283,7 +318,7 @@ class WireConsumer:
     async def redeliver(self, ids: list[Any]) -> None:
         """Give messages back, to be sent again; without ids everything that is not acknowledged."""
         if not ids:
-            self._sent.clear()
+            self._forget_all()
             for part in self._unsent:
                 part.close()
                 self._granted -= len(part)
@@ -309,7 +344,7 @@ class WireConsumer:
         if self.closed:
             return
         self.closed = True
-        self._sent.clear()
+        self._forget_all()
         self._unsent.clear()
         if self.opened:
             await self._part.close()

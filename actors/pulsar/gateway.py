@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from actors.directory import Directory
 from actors.ports import Address, Ports, Unknown
+from actors.pulsar.pieces import Pieces
 from actors.pulsar.schemas import Schemas
 from actors.pulsar.topics import Place
 from actors.signal import Signal
@@ -110,6 +111,7 @@ class Gateway:
         self.authenticate = authenticate
         self.directory = Directory(ports, controller)
         self.schemas = Schemas(ports)
+        self.pieces = Pieces()
         self.consumers: dict[tuple[str, str], list[ConsumerHere]] = {}
         """Those that are connected here, by topic and subscription."""
         self.producers: dict[tuple[str, int], list[ProducerHere]] = {}

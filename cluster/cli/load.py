@@ -16,6 +16,7 @@ Policy = Literal["draining_hashes", "last_sent_position", "read_position"]
 NackOrder = Literal["none", "key"]
 Scenario = Literal["rolling-restart"]
 Workload = Literal["joins"]
+Client = Literal["sluice", "pulsar"]
 
 PartitionsOption = Annotated[int, typer.Option("--partitions", min=1, max=1024, help="Partitions of the topic.")]
 MessagesOption = Annotated[int, typer.Option("--messages", min=1, help="How many messages to publish.")]
@@ -55,6 +56,10 @@ WorkloadOption = Annotated[
 RestartsOption = Annotated[
     int,
     typer.Option("--restarts", min=0, help="Faults under load, in turn: join, hang, leave and return, kill, freeze."),
+]
+ClientOption = Annotated[
+    Client,
+    typer.Option("--client", help="Whose client publishes and consumes; pulsar: the unchanged one, at the gateway."),
 ]
 StrictOption = Annotated[
     bool, typer.Option("--strict", help="Exit 1 as well when something that was to be tested was not shown.")
@@ -108,6 +113,7 @@ def flood(
     report: ReportFile = None,
     workload: WorkloadOption = None,
     strict: StrictOption = False,
+    client: ClientOption = "sluice",
     watch: WatchOption = False,
     address: AddressOption = None,
 ) -> int:
@@ -123,7 +129,7 @@ def flood(
         nack_order=nack_order, input=input,
         key_column=key_column, payload_columns=columns, time_column=time_column, bookies=bookies, objects=objects,
         s3_endpoint_url=s3_endpoint, data_dir=data_dir, keep=keep, json=json, report=report, address=address,
-        strict=strict, watch=watch,
+        strict=strict, watch=watch, client=client,
     )  # fmt: skip
     return _flood(**_asked_for(context, given, workload))
 
@@ -162,6 +168,7 @@ def chaos(
     keep: KeepOption = False,
     json: JsonFile = None,
     report: ReportFile = None,
+    client: ClientOption = "sluice",
     watch: WatchOption = False,
     address: AddressOption = None,
 ) -> int:
@@ -185,7 +192,7 @@ def chaos(
         minutes=minutes, faults=names, fault_every_ms=period, partitions=partitions, size=size,
         keys=keys, consumers=consumers, rate=rate, seed=seed, policy=policy, bookies=bookies, data_dir=data_dir,
         keep=keep, json=json, report=report, address=address or _running(), scenario=scenario or "",
-        rounds=rounds, s3_endpoint_url=_s3_endpoint(), watch=watch,
+        rounds=rounds, s3_endpoint_url=_s3_endpoint(), watch=watch, client=client,
     )  # fmt: skip
 
 

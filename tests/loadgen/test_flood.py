@@ -25,6 +25,7 @@ from loadgen.flood import run_flood
 from loadgen.kinds import ACT_KINDS, JOIN, RESTART
 from loadgen.nursery import ForkedConsumer, Nursery
 from loadgen.options import FloodOptions
+from loadgen.pulsar_client import connect_to, untold
 
 TOPICS = ("source", "middle")
 """What the streaming program reads."""
@@ -33,10 +34,16 @@ pytestmark = [pytest.mark.ray, pytest.mark.spark, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def connect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterConnect]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The data folder of the module's cluster."""
+    return tmp_path_factory.mktemp("broker")
+
+
+@pytest.fixture(scope="module")
+def connect(folder: Path) -> Iterator[ClusterConnect]:
     from cluster import launch
 
-    with launch.local(tmp_path_factory.mktemp("broker"), bookies=3) as running:
+    with launch.local(folder, bookies=3, pulsar_port=0) as running:
         yield ClusterConnect(running.address, os.environ.get("RAY_AUTH_TOKEN_PATH", ""))
 
 
@@ -103,6 +110,21 @@ def test_joiner_that_is_held_up_is_told_as_not_shown(
     assert "consumer-3 joined and received nothing" in report.not_shown
     assert [fault["kind"] for fault in report.faults] == [JOIN, RESTART]
     assert report.faults[1]["effect"], "it came under load, although the one before took all of its time"
+
+
+def test_flood_with_pulsars_client_keeps_every_promise(
+    connect: ClusterConnect, folder: Path, spark: Any, tmp_path: Path
+) -> None:
+    options = FloodOptions.of(client="pulsar", messages=6_000, keys=300, seed=26, consumers=3, partitions=2)
+    clients = connect_to(folder)
+    report = run_flood(options, connect, folder=tmp_path, spark=spark.sparkContext, clients=clients)
+    told = report.to_dict()
+    assert report.reasons == []
+    assert told["messages"]["published"] == told["messages"]["confirmed"] == told["messages"]["acked"] == 6_000
+    assert {fault["kind"] for fault in told["faults"]} == set(ACT_KINDS)
+    assert set(told["at_rest"].values()) == {0}
+    assert [kind for kind, count in told["violations"].items() if count is None] == list(untold([]))
+    assert {line.partition(":")[0] for line in report.not_shown} >= set(untold([]))
 
 
 def test_flood_of_delayed_messages_delivers_none_early(connect: ClusterConnect, spark: Any, tmp_path: Path) -> None:

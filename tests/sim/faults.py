@@ -350,5 +350,6 @@ KINDS: dict[str, Kind] = {
     "answer_loss": Kind({"chance": _FEW}),
     "controller_restart": Kind({"every": (1_000, 60_000), "down": (0, 5_000)}, episode=_special),
     "two_controllers": Kind({"every": (1_000, 60_000), "length": (20, 30_000)}, episode=_special),
+    "hang_up": Kind({"every": (20, 4_000)}, episode=_special),
 }
 """Every kind of fault, with the ranges of its numbers."""

@@ -20,6 +20,7 @@ SEEDS = {
     "cancels": 30,
     "dead_letters": 30,
     "delays": 30,
+    "gateway": 40,
     "ledger": 70,
     "owners": 20,
     "placement": 100,

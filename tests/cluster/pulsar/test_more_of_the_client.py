@@ -202,3 +202,34 @@ def test_a_topic_for_one_producer(client: pulsar.Client) -> None:
         assert not waiting.done()
         second.close()
         waiting.result(PATIENCE / 1000).send(b"at last")
+
+
+def test_acknowledging_again_takes_nothing_from_others(server: Client, client: pulsar.Client) -> None:
+    """A producer's batch is shared by two, and the client of one of them says the ids of its part again."""
+    first, second = (
+        client.subscribe(
+            "shared-out",
+            "s",
+            initial_position=EARLIEST,
+            consumer_type=pulsar.ConsumerType.KeyShared,
+            consumer_name=name,
+            batch_index_ack_enabled=True,
+        )
+        for name in ("a", "b")
+    )
+    producer = client.create_producer("shared-out", batching_enabled=True, batching_max_publish_delay_ms=200)
+    for number in range(200):
+        producer.send_async(b"%d" % number, lambda *_: None, partition_key=f"key-{number % 20}")
+    producer.flush()
+    until(lambda: sum(row["unackedMessages"] for row in server.stats("shared-out", "s")) == 200)
+    stats = server.stats("shared-out", "s")[0]
+    mine = next(row["unackedMessages"] for row in stats["consumers"] if row["consumerName"] == "a")
+    assert 0 < mine < 200
+    done = set()
+    for message in received(first, mine):
+        done.add(message.data())
+        for _ in range(3):
+            first.acknowledge(message)
+    until(lambda: backlog(server, "shared-out", "s") <= 200 - mine)
+    second.close()
+    assert {message.data() for message in received(first, 200 - mine)} == {b"%d" % n for n in range(200)} - done

@@ -9,7 +9,10 @@ from tests.sim.mutants.giving_back import GIVING_BACK
 from tests.sim.mutants.holding import HOLDING
 from tests.sim.mutants.keeping_order import KEEPING_ORDER
 from tests.sim.mutants.placing import PLACING
+from tests.sim.mutants.serving import SERVING
 from tests.sim.mutants.storing import STORING
 from tests.sim.mutants.talking import TALKING
 
-MUTANTS: list[Mutant] = [*STORING, *DISPATCHING, *DELAYING, *HOLDING, *KEEPING_ORDER, *TALKING, *GIVING_BACK, *PLACING]
+MUTANTS: list[Mutant] = [
+    *STORING, *DISPATCHING, *DELAYING, *HOLDING, *KEEPING_ORDER, *TALKING, *GIVING_BACK, *PLACING, *SERVING,
+]  # fmt: skip

@@ -8,6 +8,7 @@ from tests.sim.worlds.broker import BrokerWorld
 from tests.sim.worlds.cancels import CancelsWorld
 from tests.sim.worlds.dead_letters import DeadLettersWorld
 from tests.sim.worlds.delays import DelaysWorld
+from tests.sim.worlds.gateway import GatewayWorld
 from tests.sim.worlds.ledger import LedgerWorld
 from tests.sim.worlds.nack_order import NackOrderWorld
 from tests.sim.worlds.owners import OwnersWorld
@@ -27,6 +28,7 @@ WORLDS: dict[str, Scenario] = {
         CancelsWorld(),
         DeadLettersWorld(),
         DelaysWorld(),
+        GatewayWorld(),
         OwnersWorld(),
         PlacementWorld(),
         RedeliveriesWorld(),

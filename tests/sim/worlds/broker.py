@@ -157,7 +157,7 @@ class Course:
         world.background(watch_bounds(world), "bounds")
         await self._build()
         for number in range(self.size.producers):
-            self.producers.append(SimProducer(world, self.past, self.size.traffic, number))
+            self.producers.append(self._produce(number))
         for _ in range(self.size.consumers):
             self._join()
         self.nemesis.begin()
@@ -226,6 +226,10 @@ class Course:
 
     async def _leave_it(self, name: str) -> None:
         """What crashed stays down: the controller starts what is missing."""
+
+    def _produce(self, number: int) -> SimProducer:
+        """One more producer."""
+        return SimProducer(self.world, self.past, self.size.traffic, number)
 
     def _join(self) -> SimConsumer:
         consumer = SimConsumer(self.world, self.past, self.size.traffic, len(self.consumers))

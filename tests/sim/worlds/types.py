@@ -16,15 +16,15 @@ from tests.sim.faults import Fault
 from tests.sim.world import World
 from tests.sim.worlds.broker import BrokerWorld, Course, Size
 
-_ORDER = {"order", "overlap"}
+ORDER = {"order", "overlap"}
 _EXCUSED: list[tuple[dict[str, Any], set[str]]] = [
-    ({"type": "shared"}, _ORDER),
+    ({"type": "shared"}, ORDER),
     ({"type": "failover"}, {"overlap", "unexplained_redelivery", "early"}),
-    ({"allow_out_of_order_delivery": True}, _ORDER),
-    ({"policy": "last_sent_position"}, _ORDER),
-    ({"policy": "last_sent_position", "remember_unacked_keys": True}, _ORDER),
-    ({"policy": "read_position"}, _ORDER),
-    ({"policy": "read_position", "remember_unacked_keys": True}, _ORDER),
+    ({"allow_out_of_order_delivery": True}, ORDER),
+    ({"policy": "last_sent_position"}, ORDER),
+    ({"policy": "last_sent_position", "remember_unacked_keys": True}, ORDER),
+    ({"policy": "read_position"}, ORDER),
+    ({"policy": "read_position", "remember_unacked_keys": True}, ORDER),
     ({"delay_key_policy": "block_key"}, set()),
 ]
 """Settings, and what is not promised with them. Of failover, what the active consumer holds goes to the next one, and

@@ -1,0 +1,59 @@
+"""How many messages an id stands for that a client was sent, and says again when that is over.
+
+An id names the first row of what was sent as one frame, and not how many rows that were. Clients repeat
+acknowledgements, and acknowledge on a new connection what they were sent on an earlier one. What is not known stands
+for its first row alone: to take the rest of the producer's batch for acknowledged, part of which somebody else may
+have, would lose messages, while one that comes again is only a duplicate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+MOST = 50_000
+"""So many ids are remembered; the oldest are forgotten first."""
+Rows = npt.NDArray[np.int64]
+Key = tuple[str, int, str]
+"""Topic, partition and subscription."""
+
+
+class Pieces:
+    """Counts by the position of the first row, of all subscriptions."""
+
+    def __init__(self, most: int = MOST) -> None:
+        self._most = most
+        self._counts: dict[tuple[Key, int], tuple[int, bool]] = {}
+
+    def remember(self, key: Key, position: int, count: int) -> None:
+        """What began there had so many rows; if it is said to have had other numbers of them, the least counts."""
+        known, sure = self._counts.pop((key, position), (count, True))
+        self._counts[key, position] = min(known, count), sure and known == count
+        while len(self._counts) > self._most:
+            del self._counts[next(iter(self._counts))]
+
+    def count(self, key: Key, position: int, ack_set: Iterable[int]) -> tuple[int, bool]:
+        """So many rows an id stands for at least, and whether it is known that they are no more.
+
+        ack_set: its last open bit is one of its rows, if there is one.
+        """
+        known = self._counts.get((key, position))
+        return known or (max(len(open_rows(ack_set)), 1), False)
+
+
+def open_rows(ack_set: Iterable[int]) -> npt.NDArray[np.bool_]:
+    """The bits of an ack_set up to the last one that is set: True for a row that is not acknowledged."""
+    words = np.array([word & (1 << 64) - 1 for word in ack_set], "<u8")
+    bits = np.unpackbits(words.view(np.uint8), bitorder="little").astype(bool)
+    last = np.flatnonzero(bits)
+    return bits[: int(last[-1]) + 1] if len(last) else bits[:0]
+
+
+def acknowledged_rows(count: int, ack_set: Iterable[int]) -> Rows:
+    """Of `count` rows, ascending from 0, those that an acknowledgement means: all, or those whose bit is not set."""
+    open_ = np.zeros(count, bool)
+    bits = open_rows(ack_set)[:count]
+    open_[: len(bits)] = bits
+    return np.flatnonzero(~open_)

@@ -1,0 +1,82 @@
+"""Mutants of the gateway: ids, acknowledgements, permits, deduplication, redelivery, connections that end."""
+
+from __future__ import annotations
+
+from tests.sim.mutants import Mutant
+
+GATEWAY = "gateway"
+
+SERVING: list[Mutant] = [
+    Mutant(
+        name="all sends of a run have the first one's id",
+        module="actors.pulsar.producing",
+        old="                    first += send.rows\n",
+        new="",
+        world=GATEWAY,
+        seed=0,
+    ),
+    Mutant(
+        name="a part of a batch acknowledges all of it",
+        module="actors.pulsar.pieces",
+        old="    return np.flatnonzero(~open_)",
+        new="    return np.arange(count)",
+        world=GATEWAY,
+        seed=1,
+    ),
+    Mutant(
+        name="an id that is over stands for whatever follows",
+        module="actors.pulsar.pieces",
+        old="(max(len(open_rows(ack_set)), 1), False)",
+        new="(8, False)",
+        world=GATEWAY,
+        test="tests/actors/pulsar/test_pieces.py",
+    ),
+    Mutant(
+        name="a receipt for what is not known to be acknowledged",
+        module="actors.pulsar.connection",
+        old="                if not await consumer.stand_alone(unsure):",
+        new="                if False:",
+        world=GATEWAY,
+        seed=79,
+    ),
+    Mutant(
+        name="a permit more than was given",
+        module="actors.pulsar.consuming",
+        old="        self._part.grant(permits)",
+        new="        self._part.grant(permits + 1)",
+        world=GATEWAY,
+        seed=0,
+    ),
+    Mutant(
+        name="the next number counts as stored before",
+        module="actors.pulsar.producing",
+        old="        send.settled = number <= self._last\n",
+        new="        send.settled = number <= self._last + 1\n",
+        world=GATEWAY,
+        seed=0,
+    ),
+    Mutant(
+        name="a receipt before the message is stored",
+        module="actors.pulsar.producing",
+        old="        while self._waiting and self._waiting[0].settled:",
+        new="        while self._waiting:",
+        world=GATEWAY,
+        seed=2,
+    ),
+    Mutant(
+        name="a client that went keeps what it held",
+        module="actors.pulsar.session",
+        old='            self.remove_consumer(consumer)\n            self.begin(consumer.close(), "close")\n',
+        new="            self.remove_consumer(consumer)\n",
+        world=GATEWAY,
+        seed=1,
+    ),
+    Mutant(
+        name="what comes again has the epoch of before",
+        module="actors.pulsar.connection",
+        old="            consumer.epoch = asked.consumer_epoch\n",
+        new="            pass\n",
+        world=GATEWAY,
+        seed=34,
+    ),
+]

@@ -1,0 +1,425 @@
+"""Producers and consumers of the gateway's world, as Pulsar's clients behave, and the history that they write.
+
+What a client is not told, the dispatcher's stamp of each delivery, the judge is told all the same: the gateway knows it
+as it writes the frame. So the judge is the one of the other worlds, with all that it can see.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import zlib
+from collections import deque
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from loadgen import history
+from storage.position import position
+from tests.sim.pipes import Pipes
+from tests.sim.world import World
+from tests.sim.worlds.clients import KEYS, History, Traffic
+from tests.sim.worlds.wire import Gone, Message, Refusal, Stamp, Wire, batch_frame, message_id, partition_name
+
+BACKOFF_MS = (5, 50, 400)
+UNTOLD = (1 << 64) - 1
+KEY_SHARED, SHARED = 3, 1
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How the clients of a run are: drawn from the seed.
+
+    by_key: batches hold one key each, as clients make them for Key_Shared. index: single messages of a batch are
+    acknowledged. receipts: acknowledgements are confirmed. again: how likely an acknowledgement is said once more.
+    """
+
+    gateways: list[str]
+    type: int
+    by_key: bool
+    index: bool
+    receipts: bool
+    again: float
+    queue: int
+    gather_ms: int
+
+    @classmethod
+    def draw(cls, rng: random.Random, gateways: list[str], *, deduplicated: bool) -> Manner:
+        """Some manner; with deduplication numbers rise, so batches are not by key."""
+        return cls(
+            gateways,
+            rng.choice((KEY_SHARED, KEY_SHARED, KEY_SHARED, SHARED)),
+            not deduplicated and rng.random() < 0.5,
+            rng.random() < 0.6,
+            rng.random() < 0.5,
+            rng.choice((0.0, 0.4)),
+            rng.choice((1, 4, 30, 1_000)),
+            rng.choice((1, 10, 100)),
+        )
+
+
+@dataclass
+class _Pending:
+    """A SEND without receipt. rows: where its messages stand in the history."""
+
+    sequence: int
+    frame: bytes
+    rows: list[int]
+
+
+class WireProducerModel:
+    """Publishes numbered messages of its own keys over one connection, and sends again what has no receipt."""
+
+    def __init__(
+        self, world: World, pipes: Pipes, past: History, traffic: Traffic, number: int, manner: Manner
+    ) -> None:
+        self.name = f"producer-{number}"
+        self.done: asyncio.Future[None] = world.loop.create_future()
+        self.ports = world.client(self.name)
+        self.reconnected = 0
+        self._past, self._traffic, self._manner, self._world = past, traffic, manner, world
+        self._rng = random.Random(f"{self.name}/{world.seed}")
+        self._pending: list[deque[_Pending]] = [deque() for _ in range(traffic.partitions)]
+        self._sequences = [0] * traffic.partitions
+        self._numbers = [0] * KEYS
+        self._open: set[int] = set()
+        self._left = traffic.sends
+        self._wire = Wire(
+            pipes, world.process(self.name), manner.gateways, self._rng, heard=self._heard, lost=self._open.clear
+        )
+        self.ports.spawn(self._live(), "live")
+        self.ports.spawn(self._produce(), "produce")
+
+    async def _live(self) -> None:
+        while not self.done.done():
+            try:
+                if not self._wire.up:
+                    self.reconnected += 1
+                    await self._wire.connect(self._traffic.topic, self._traffic.partitions)
+                for partition in range(self._traffic.partitions):
+                    if partition not in self._open:
+                        await self._begin(partition)
+            except (Gone, Refusal) as error:
+                self.ports.log("no producer", error=repr(error))
+            await self.ports.clock.sleep(self._rng.choice(BACKOFF_MS))
+
+    async def _begin(self, partition: int) -> None:
+        topic = partition_name(self._traffic.topic, partition, self._traffic.partitions)
+        epoch = {"epoch": self.reconnected} if self.reconnected > 1 else {}
+        await self._wire.ask(
+            "producer", topic=topic, producer_id=partition, producer_name=self.name, user_provided_name=False, **epoch
+        )
+        self._open.add(partition)
+        self._wire.write(b"".join(pending.frame for pending in self._pending[partition]))
+
+    async def _produce(self) -> None:
+        while self._left:
+            self._left -= 1
+            self._send()
+            await self.ports.clock.sleep(self._rng.choice(self._traffic.pauses_ms))
+        while any(self._pending):
+            await self.ports.clock.sleep(20)
+        self.done.set_result(None)
+
+    def _send(self) -> None:
+        rng, traffic = self._rng, self._traffic
+        due = 0
+        if rng.random() < traffic.delayed:
+            due = self.ports.clock.now() + rng.randrange(1, traffic.delay_ms)
+        count = 1 if due else rng.choice((1, 2, 8, 30))
+        batches: dict[tuple[int, int], list[tuple[bytes, int]]] = {}
+        for _ in range(count):
+            key = rng.randrange(KEYS)
+            name = f"{self.name}/{key}".encode()
+            partition = zlib.crc32(name) % traffic.partitions
+            batch = batches.setdefault((partition, key if self._manner.by_key else -1), [])
+            batch.append((name, self._numbers[key]))
+            self._numbers[key] += 1
+        for (partition, _), rows in batches.items():
+            self._send_batch(partition, rows, due)
+
+    def _send_batch(self, partition: int, rows: list[tuple[bytes, int]], due: int) -> None:
+        first = self._sequences[partition]
+        self._sequences[partition] += len(rows)
+        frame = batch_frame(
+            partition, first, rows, now=self.ports.clock.now(), due=due, by_key=self._rng.random() < 0.5
+        )
+        places = []
+        for offset, (key, number) in enumerate(rows):
+            places.append(len(self._past.sends))
+            self._past.sends.append(
+                [self.name, partition, key, number, first + offset, -1, history.INFO, self._past.stamp(), 0, due]
+            )
+        self._pending[partition].append(_Pending(first, frame, places))
+        if partition in self._open:
+            self._wire.write(frame)
+
+    def _heard(self, name: str, body: Any, _: Any) -> None:
+        if name == "send_receipt":
+            self._receipt(body)
+        elif name == "send_error":
+            self._wire.hang_up()  # as the client in C++ does, at every error but that of a checksum
+        elif name == "close_producer":
+            self._open.discard(body.producer_id)
+
+    def _receipt(self, body: Any) -> None:
+        waiting = self._pending[body.producer_id]
+        if not waiting or body.sequence_id < waiting[0].sequence:
+            return  # of what was sent twice
+        expected = waiting[0].sequence
+        assert body.sequence_id == expected, f"S: the receipt of {body.sequence_id} came before that of {expected}"
+        pending, moment = waiting.popleft(), self._past.stamp()
+        at = body.message_id
+        told = at.ledger != UNTOLD
+        for offset, row in enumerate(pending.rows):
+            send = self._past.sends[row]
+            send[5:7] = [position(at.ledger, at.entry) + offset if told else 0, history.OK]
+            send[8] = moment
+            self._past.confirmed(send[2], send[3])
+
+
+@dataclass(eq=False)
+class _Entry:
+    """Messages of one frame at the client. told: rows whose acknowledgement was said to the gateway."""
+
+    partition: int
+    life: int
+    session: int
+    messages: list[Message]
+    acked: set[int] = field(default_factory=set)
+    told: set[int] = field(default_factory=set)
+    acks: dict[int, list[Any]] = field(default_factory=dict)
+    void: bool = False
+
+    @property
+    def position(self) -> int:
+        """Of its first message."""
+        return self.messages[0].position
+
+
+class WireConsumerModel:
+    """One consumer on every partition over one connection: thinks, acknowledges, at times gives back, comes back."""
+
+    def __init__(
+        self, world: World, pipes: Pipes, past: History, traffic: Traffic, number: int, manner: Manner
+    ) -> None:
+        self.name = f"consumer-{number}"
+        self.number = number
+        self.ports = world.client(self.name)
+        self.calm = self.gone = False
+        self._world, self._past, self._traffic, self._manner = world, past, traffic, manner
+        self._rng = random.Random(f"{self.name}/{world.seed}")
+        self._lives = [0] * traffic.partitions
+        self._open: set[int] = set()
+        self._granted = [0] * traffic.partitions
+        self._came = [0] * traffic.partitions
+        self._free = [0] * traffic.partitions
+        self._epochs = [0] * traffic.partitions
+        self._queue: deque[tuple[_Entry, int]] = deque()
+        self._sessions: list[set[int]] = [set() for _ in range(traffic.partitions)]
+        self._said: list[tuple[int, dict[str, Any], list[list[Any]]]] = []
+        self._wire = Wire(
+            pipes, world.process(self.name), manner.gateways, self._rng, heard=self._heard, lost=self._lost
+        )
+        for work in (self._live, self._work, self._acknowledge_now_and_then):
+            self.ports.spawn(work(), work.__name__)
+
+    # -- the connection -------------------------------------------------------------------------------------------
+
+    async def _live(self) -> None:
+        partitions = self._traffic.partitions
+        while not self.gone:
+            try:
+                if not self._wire.up:
+                    await self._wire.connect(self._traffic.topic, partitions)
+                for partition in range(partitions):
+                    if partition not in self._open and not self.gone:
+                        await self._subscribe(partition)
+            except (Gone, Refusal) as error:
+                self.ports.log("not subscribed", error=repr(error))
+            await self.ports.clock.sleep(self._rng.choice(BACKOFF_MS))
+
+    async def _subscribe(self, partition: int) -> None:
+        self._lives[partition] += 1
+        self._came[partition] = self._granted[partition] = self._free[partition] = 0
+        life = self._lives[partition]
+        await self._wire.ask(
+            "subscribe",
+            topic=partition_name(self._traffic.topic, partition, self._traffic.partitions),
+            subscription=self._traffic.subscription,
+            type=self._manner.type,
+            consumer_id=partition,
+            consumer_name=f"worker-{self.number % 4}",
+            initial_position=1,
+            consumer_epoch=self._epochs[partition],
+        )
+        if self._lives[partition] == life and self._wire.up:
+            self._open.add(partition)
+            self._grant(partition, self._manner.queue)
+
+    def _grant(self, partition: int, permits: int) -> None:
+        self._granted[partition] += permits
+        self._wire.say("flow", consumer_id=partition, permits=permits)
+
+    def _lost(self) -> None:
+        for partition in range(self._traffic.partitions):
+            self._over(partition)
+
+    def _over(self, partition: int) -> None:
+        """What is in the queue is dropped: it comes again. What is being worked on may still be acknowledged."""
+        self._open.discard(partition)
+        self._lives[partition] += 1
+        self._queue = deque(item for item in self._queue if item[0].partition != partition)
+        for session in self._sessions[partition]:
+            self._past.event(self.name, history.EXPIRED, session=session, partition=partition)
+        self._sessions[partition].clear()
+
+    def _heard(self, name: str, body: Any, extra: Any) -> None:
+        if name == "message":
+            self._message(body, *extra)
+        elif name == "close_consumer" and body.consumer_id in self._open:
+            self._over(body.consumer_id)
+
+    # -- messages -------------------------------------------------------------------------------------------------
+
+    def _message(self, body: Any, messages: list[Message], stamp: Stamp) -> None:
+        partition = body.consumer_id
+        if partition not in self._open:
+            return
+        self._came[partition] += len(messages)
+        came, granted = self._came[partition], self._granted[partition]
+        assert came <= granted, f"S11: {came} messages for {granted} permits"
+        if body.consumer_epoch < self._epochs[partition]:
+            self._freed(partition, len(messages))
+            return
+        self._sessions[partition].add(stamp.session)
+        entry = _Entry(partition, self._lives[partition], stamp.session, messages)
+        moment = self._past.stamp()
+        for row, message in enumerate(messages):
+            self._past.receives.append(
+                [
+                    self.name, stamp.session, partition, message.position, message.key, message.number,
+                    body.redelivery_count, stamp.epoch, message.dispatch, moment,
+                ]
+            )  # fmt: skip
+            self._queue.append((entry, row))
+
+    async def _work(self) -> None:
+        rng = self._rng
+        while True:
+            while not self._queue:
+                await self.ports.clock.sleep(5)
+            entry, row = self._queue.popleft()
+            self._taken(entry)
+            if entry.void:
+                continue
+            thinking = 0 if self.calm else rng.randrange(self._traffic.think_ms)
+            if not self.calm and rng.random() < 0.01:
+                thinking = 5_000
+            if thinking:
+                await self.ports.clock.sleep(thinking)
+            if entry.void or self.gone:
+                continue
+            if not self.calm and rng.random() < self._traffic.negative:
+                self._give_back(entry)
+            elif not self.calm and rng.random() < self._traffic.negative / 20:
+                self._give_back_all(entry)
+            else:
+                self._acknowledge(entry, row)
+
+    def _taken(self, entry: _Entry) -> None:
+        if entry.life == self._lives[entry.partition]:
+            self._freed(entry.partition, 1)
+
+    def _freed(self, partition: int, count: int) -> None:
+        self._free[partition] += count
+        if self._free[partition] * 2 >= self._manner.queue:
+            self._grant(partition, self._free[partition])
+            self._free[partition] = 0
+
+    def _acknowledge(self, entry: _Entry, row: int) -> None:
+        message = entry.messages[row]
+        ack = [self.name, entry.session, entry.partition, message.position, self._past.stamp(), 0, False]
+        self._past.acks.append(ack)
+        self._past.finish([(message.key, message.number)])
+        entry.acked.add(row)
+        entry.acks[row] = ack
+        open_rows = [each for each in range(len(entry.messages)) if each not in entry.acked]
+        if open_rows and not self._manner.index:
+            return
+        fresh = sorted(entry.acked - entry.told)
+        entry.told |= entry.acked
+        said = (entry.partition, message_id(entry.position, open_rows), [entry.acks[each] for each in fresh])
+        self._said.append(said)
+        if self._rng.random() < self._manner.again:
+            self._said.append((*said[:2], []))
+
+    async def _acknowledge_now_and_then(self) -> None:
+        """Acknowledgements are gathered, also while there is no connection."""
+        while True:
+            await self.ports.clock.sleep(self._manner.gather_ms)
+            self._say_acknowledged()
+
+    def _say_acknowledged(self) -> None:
+        for partition in sorted(self._open):
+            mine = [said for said in self._said if said[0] == partition]
+            if not mine:
+                continue
+            self._said = [said for said in self._said if said[0] != partition]
+            number = {}
+            if self._manner.receipts:
+                rows = [row for _, _, rows in mine for row in rows]
+                number = {"request_id": self._wire.number(partial(self._confirmed, rows))}
+            self._wire.say("ack", consumer_id=partition, message_id=[told for _, told, _ in mine], **number)
+
+    def _confirmed(self, rows: list[list[Any]], _: Any) -> None:
+        moment = self._past.stamp()
+        for row in rows:
+            row[5] = moment
+
+    def _give_back(self, entry: _Entry) -> None:
+        self._say_acknowledged()
+        self._void(entry)
+        if entry.life == self._lives[entry.partition]:
+            told = [message_id(entry.position)]
+            self._wire.say("redeliver", consumer_id=entry.partition, message_ids=told)
+
+    def _void(self, entry: _Entry) -> None:
+        """What the gateway does not know to be done comes again, whatever was worked on."""
+        entry.void = True
+        moment = self._past.stamp()
+        for row, message in enumerate(entry.messages):
+            if row not in entry.told:
+                self._past.acks.append([self.name, entry.session, entry.partition, message.position, moment, 0, True])
+
+    def _give_back_all(self, entry: _Entry) -> None:
+        """Everything of a partition comes again; what is on its way has an older epoch and is dropped."""
+        partition = entry.partition
+        if entry.life != self._lives[partition]:
+            return
+        self._say_acknowledged()
+        waiting = [item for item in self._queue if item[0].partition == partition]
+        self._queue = deque(item for item in self._queue if item[0].partition != partition)
+        for other in {id(other): other for other in (entry, *(other for other, _ in waiting))}.values():
+            self._void(other)
+        self._epochs[partition] += 1
+        self._wire.say("redeliver", consumer_id=partition, consumer_epoch=self._epochs[partition])
+        self._freed(partition, len(waiting))
+
+    def leave(self) -> None:
+        """Close politely; what is held goes to the others."""
+        if not self.gone:
+            self.gone = True
+            self.ports.spawn(self._close(), "close")
+
+    async def _close(self) -> None:
+        self._say_acknowledged()
+        self._past.event(self.name, history.DETACH)
+        for partition in sorted(self._open):
+            self._open.discard(partition)
+            try:
+                await self._wire.ask("close_consumer", consumer_id=partition)
+            except (Gone, Refusal) as error:
+                self.ports.log("not closed", error=repr(error))
+        self._wire.hang_up()
+        self._world.stop(self.ports.me)
