@@ -2,7 +2,10 @@
 
     GET    /healthz                                                     is the controller there (needs no token)
     GET    /metrics                                                     Prometheus text of every owner
-    GET    /admin/v2/persistent/public/default                          topics
+    GET    /admin/v2/persistent/public/default                          topics; of several partitions: .../partitioned
+    GET    /admin/v2/namespaces/public/default/topics                   topics, partitions by their names
+    PUT    /admin/v2/persistent/public/default/{topic}                  create, with one partition
+    GET    /admin/v2/persistent/public/default/{topic}/partitions       their number; 0 is a topic of one
     PUT    /admin/v2/persistent/public/default/{topic}/partitions       create; the body is the number of partitions
     DELETE /admin/v2/persistent/public/default/{topic}?force=true
     GET    .../{topic}/stats | partitioned-stats | internalStats | subscriptions
@@ -52,6 +55,7 @@ from actors.messages import (
 )
 from actors.names import check_name
 from actors.ports import Ports, Unknown
+from actors.pulsar.topics import full_name, full_names
 from actors.wire import Request
 from cluster.delayed import DelayedChanges
 from cluster.environment import LOOPBACK
@@ -143,6 +147,10 @@ class AdminHttp(Actor):
                 *self._watch.routes(),
                 web.get("/metrics", self._metrics),
                 web.get(BASE, self._topics),
+                web.get(f"{BASE}/partitioned", self._partitioned),
+                web.get("/admin/v2/namespaces/{tenant}/{namespace}/topics", self._full_names),
+                web.put(topic, self._create_plain),
+                web.get(f"{topic}/partitions", self._partitions),
                 web.put(f"{topic}/partitions", self._create),
                 web.delete(topic, self._delete),
                 web.delete(f"{topic}/partitions", self._delete),
@@ -266,6 +274,23 @@ class AdminHttp(Actor):
     async def _topics(self, request: web.Request) -> web.Response:
         _namespace(request)
         return web.json_response([f"persistent://public/default/{topic}" for topic in await self._topic_names()])
+
+    async def _partitioned(self, request: web.Request) -> web.Response:
+        _namespace(request)
+        known = (await self._ask(self._controller, ListTopics())).topics
+        return web.json_response([full_name(name) for name, settings in known.items() if settings.partitions > 1])
+
+    async def _full_names(self, request: web.Request) -> web.Response:
+        _namespace(request)
+        return web.json_response(full_names((await self._ask(self._controller, ListTopics())).topics))
+
+    async def _partitions(self, request: web.Request) -> web.Response:
+        count = (await self._directory.settings(_topic(request))).partitions
+        return web.json_response({"partitions": count if count > 1 else 0})
+
+    async def _create_plain(self, request: web.Request) -> web.Response:
+        await self._ask(self._controller, CreateTopic(topic=_topic(request), settings=TopicSettings()))
+        return web.Response(status=204)
 
     async def _body(self, request: web.Request) -> str:
         """The body as text, whatever charset the client names. Raises Invalid if it does not come."""

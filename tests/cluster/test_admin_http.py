@@ -185,6 +185,17 @@ async def test_topics_and_their_totals(session: aiohttp.ClientSession) -> None:
     assert "epoch" not in stats
 
 
+async def test_paths_of_pulsars_own_tool(session: aiohttp.ClientSession, actors: Actors) -> None:
+    """Topics as it lists and makes them; one of a single partition is a plain topic to it."""
+    assert await (await session.get(f"{BASE}/partitioned")).json() == ["persistent://public/default/orders"]
+    names = await (await session.get("/admin/v2/namespaces/public/default/topics")).json()
+    assert names == [f"persistent://public/default/orders-partition-{number}" for number in range(2)]
+    assert await (await session.get(f"{BASE}/orders/partitions")).json() == {"partitions": 2}
+    assert (await session.put(f"{BASE}/plain")).status == 204
+    assert actors.asked[-1] == CreateTopic(topic="plain", settings=TopicSettings())
+    assert (await session.get("/admin/v2/namespaces/other/one/topics")).status == 404
+
+
 async def test_verbs_reach_every_partition(session: aiohttp.ClientSession, actors: Actors) -> None:
     """Pulsar's paths become our verbs."""
     skipped = {"skipped": 5, "position": "1:5"}
