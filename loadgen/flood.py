@@ -431,6 +431,8 @@ class Flood:
             self._throughput = delivered / max(now - self._start, 1) * 1e6
         if self._first_done and delivered >= first * _NEARLY and _drained(sampler, self._first_done):
             rate = second_rate(self._throughput, total - first)
+            self._progress.phase = "between the acts: spare consumers connect"
+            self._display.show(self._progress)
             fleet.prepare(self._needed, self._queue(rate))
             self._begin_act(LOADED, rate)
             breaker.loaded.set()

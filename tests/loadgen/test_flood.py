@@ -30,7 +30,7 @@ from loadgen.pulsar_client import connect_to, untold
 TOPICS = ("source", "middle")
 """What the streaming program reads."""
 
-pytestmark = [pytest.mark.ray, pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture(scope="module")

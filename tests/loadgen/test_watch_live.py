@@ -22,7 +22,7 @@ from tests.cluster.watch.browser import Page as Tab
 from tests.cluster.watch.browser import browser
 from tests.cluster.watch.test_page import SHOTS, needs_browser
 
-pytestmark = [pytest.mark.ray, pytest.mark.spark, pytest.mark.slow, needs_browser]
+pytestmark = [pytest.mark.ray, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1200), needs_browser]
 
 COLOURS = """(() => {
     const ring = document.querySelector('#ring');
