@@ -196,8 +196,11 @@ class Fleet:
         self.history: list[dict[str, Any]] = []
         self.passed_over: list[str] = []
 
-    def begin(self, consumers: int, spares: int) -> None:
-        """Start `consumers + spares` processes, and let the first `consumers` join when all of them are up."""
+    def begin(self, consumers: int, spares: int, kept: int = 0) -> None:
+        """Start `consumers + spares` processes, and let the first `consumers` join when all of them are up.
+
+        kept: so many spares are there from then on, for what is not planned (`keep_spares`).
+        """
         handles = [self._process() for _ in range(consumers)]
         self._spares = [self._process() for _ in range(min(spares, SPARES))]
         self._ahead = spares - len(self._spares)
@@ -207,6 +210,7 @@ class Fleet:
         for handle in handles:
             self._join(handle, self._new_name())
         self.await_joined()
+        self.keep_spares(kept)
 
     def prepare(self, spares: int, queue: int) -> None:
         """Have so many processes ready for those who will join; returns when they are up.

@@ -205,9 +205,7 @@ class Flood:
             breaker = Breaker(chaos, faults, lambda: sampler.latest, in_acts=options.in_acts)
             self._show_page(stack, breaker, chaos, publish)
             with self._phase("starting consumers", "consumers"):
-                fleet.begin(options.consumers, 0)
-                if self._page is not None:
-                    fleet.keep_spares(READY_FOR_A_PERSON)
+                fleet.begin(options.consumers, 0, READY_FOR_A_PERSON if self._page else 0)
             with self._phase("starting Spark", "spark"):
                 spark = self._helpers.spark
                 job, total = self._source(spark, publish)

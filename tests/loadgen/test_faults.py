@@ -171,8 +171,7 @@ def test_join_adds_a_new_name_from_the_spares(tmp_path: Path, killed: list[int])
 
 def test_spares_that_are_taken_are_made_up_for(tmp_path: Path, killed: list[int]) -> None:
     fleet = make_fleet(tmp_path)
-    fleet.begin(2, spares=0)
-    fleet.keep_spares(2)
+    fleet.begin(2, spares=0, kept=2)
     kept = PretendedProcess.made[2:]
     fleet.poll()
     assert len(kept) == len(PretendedProcess.made[2:]) == 2
