@@ -85,6 +85,8 @@ SUBSCRIPTION = (
     ),
     Metric("sluice_order_checked_total", ("orderCheckedTotal",), "Messages that the order sentinel looked at"),
     Metric("sluice_order_violations_total", ("orderViolationsTotal",), "Broken promises that it found"),
+    Metric("sluice_subscription_revoked_messages", ("msgRevoked",), "Messages that consumers were asked to give back"),
+    Metric("sluice_subscription_revoked_total", ("msgRevokedTotal",), "The same, all that ever were"),
     Metric("sluice_hashes_moved_total", ("hashesMovedTotal",), "Hashes that changed their consumer"),
     Metric("sluice_dispatch_stalled_total", ("watchdogStalls",), "Times when something deliverable was not sent"),
 )

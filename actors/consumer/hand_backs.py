@@ -83,6 +83,10 @@ class HandBacks:
             self.settle(back, confirmed=False)
         return None
 
+    def lowest(self) -> int | None:
+        """The first position of all that is not confirmed."""
+        return min((int(back.positions[0]) for back in self._open.values() if len(back.positions)), default=None)
+
     def request(self, back: HandBack, session: int, *, again: bool, consumer_epoch: int = 0) -> NegativeAcknowledge:
         """How it is said in a session; again: it was said in an earlier one, perhaps."""
         return NegativeAcknowledge(

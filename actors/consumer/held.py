@@ -124,9 +124,8 @@ class Holding:
         """
         back, seen, unseen = [NO_POSITIONS], [NO_POSITIONS], 0
         for part in list(self._parts.values()):
-            if part.shown and not shown_too:
-                continue
             rows = np.flatnonzero(part.open & np.isin(part.positions, positions))
+            rows = rows if shown_too else rows[rows >= part.shown]
             if not len(rows):
                 continue
             back.append(part.positions[rows])

@@ -88,8 +88,7 @@ class PartitionConsumer:
         self._said = self._heard = self._losses = self._losses_told = 0
         self._ack_signal, self._changed = Signal(), Signal()
         self._inbox = Inbox(ports, Payloads(ports, directory, topic, partition), self._came)
-        manner = taking_back or TakingBack()
-        self._revocations = Revocations(ports, self._holding, self._inbox, self._hand_backs, manner)
+        self._revocations = Revocations(ports, self._holding, self._inbox, self._hand_backs, taking_back)
         self._paused = self._asking = self._gathering = self.closing = False
         self.failed: SluiceError | None = None
 
@@ -302,6 +301,7 @@ class PartitionConsumer:
         """
         if attached.session == self.session:
             return True  # it is not new, and has been told or is being told
+        self._queued -= self._revocations.forestall() if self._settings.nack_order == "key" else 0
         while (back := self._hand_backs.oldest(self._all_held())) is not None:  # there may be more while it is told
             request = self._hand_backs.request(back, attached.session, again=True)
             if isinstance(await self._ports.net.call(self._address, request, CALL_TIMEOUT), Unknown):

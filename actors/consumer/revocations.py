@@ -45,10 +45,10 @@ class Revocations:
         holding: Holding,
         inbox: Inbox,
         hand_backs: HandBacks,
-        manner: TakingBack,
+        manner: TakingBack | None,
     ) -> None:
         self._ports, self._holding, self._inbox, self._hand_backs = ports, holding, inbox, hand_backs
-        self._manner = manner
+        self._manner = manner or TakingBack()
         self._number = 0
         self._heard = Signal()
 
@@ -59,19 +59,34 @@ class Revocations:
 
     def carry_out(self, revocation: Revocation) -> tuple[HandBack | None, int]:
         """Take back what is here; returns what is to be said, and how many messages left the queue unseen."""
-        back, unseen = None, 0
-        if len(revocation.positions):
-            in_inbox = self._inbox.take_back(revocation.positions)
-            with self._manner.guard:
-                held, shown, unseen = self._holding.take_back(revocation.positions, shown_too=self._manner.shown_too)
-            unseen += len(in_inbox)
-            positions = np.union1d(in_inbox, held)
-            if len(positions):
-                back = self._hand_backs.note(positions, NO_COUNTS, counted=False, overtook=shown)
-                self._manner.taken_back(positions)
+        back, unseen = self._take_back(revocation.positions, shown_too=self._manner.shown_too)
         self._number = revocation.number
         self._heard.set()
         return back, unseen
+
+    def forestall(self) -> int:
+        """Before a new owner is told what was given back to the one before: it will ask back what lies behind that, but
+        only when it has read the log so far. What nobody has seen goes back at once. Returns how many messages did.
+        """
+        lowest = self._hand_backs.lowest()
+        if lowest is None:
+            return 0
+        here = np.concatenate([self._holding.positions(), self._inbox.positions()])
+        return self._take_back(here[here > lowest], shown_too=False)[1]
+
+    def _take_back(self, positions: Positions, *, shown_too: bool) -> tuple[HandBack | None, int]:
+        """Returns what is to be said, and how many messages left the queue unseen."""
+        if not len(positions):
+            return None, 0
+        in_inbox = self._inbox.take_back(positions)
+        with self._manner.guard:
+            held, shown, unseen = self._holding.take_back(positions, shown_too=shown_too)
+        back = None
+        every = np.union1d(in_inbox, held)
+        if len(every):
+            back = self._hand_backs.note(every, NO_COUNTS, counted=False, overtook=shown)
+            self._manner.taken_back(every)
+        return back, unseen + len(in_inbox)
 
     async def wait(self, number: int, over: Callable[[], bool]) -> None:
         """Until a revocation was carried out, or the session is over."""

@@ -32,6 +32,7 @@ def stats(core: Core, now: int) -> dict[str, Any]:
         "keySharedMode": ("STICKY" if core.settings.selector == "sticky" else "AUTO_SPLIT") if ordered else None,
         "keySharedPolicy": core.settings.policy if ordered else None,
         "allowOutOfOrderDelivery": core.settings.allow_out_of_order_delivery,
+        "nackOrder": core.settings.nack_order,
         "msgInReplay": window.count[REPLAY] + window.count[UNORDERED],
         "msgDelayedRedelivery": window.count[WAITING],
         "msgRevoked": core.revoked,

@@ -9,11 +9,10 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from cluster.cli.options import AddressOption, ObjectsOption, S3EndpointOption, milliseconds
+from cluster.cli.options import AddressOption, NackOrderOption, ObjectsOption, S3EndpointOption, milliseconds
 from storage.errors import Invalid
 
 Policy = Literal["draining_hashes", "last_sent_position", "read_position"]
-NackOrder = Literal["none", "key"]
 Scenario = Literal["rolling-restart"]
 Workload = Literal["joins"]
 Client = Literal["sluice", "pulsar"]
@@ -39,9 +38,6 @@ SeedOption = Annotated[
     int | None, typer.Option("--seed", min=0, help="Same seed, same messages and same faults. Default: a new one.")
 ]
 BookiesOption = Annotated[int, typer.Option("--bookies", min=2, help="Bookies of the cluster that is started.")]
-NackOrderOption = Annotated[
-    NackOrder, typer.Option("--nack-order", help="key: what is given back keeps its place among its key's messages.")
-]
 PolicyOption = Annotated[Policy, typer.Option("--policy", help="Key_Shared policy to test.")]
 MinutesOption = Annotated[float | None, typer.Option("--minutes", min=0.1, help="How long, in place of --messages.")]
 DataOption = Annotated[Path | None, typer.Option("--data-dir", metavar="DIR", help="Where to put the data.")]

@@ -17,6 +17,7 @@ from cluster.cli.options import (
     AddressOption,
     DataDirOption,
     JsonOption,
+    NackOrderOption,
     SubscriptionOption,
     TopicArgument,
     milliseconds,
@@ -97,6 +98,7 @@ def consume(
         str | None, typer.Option("--timeout", help="Stop when nothing comes for so long, subscribing included.")
     ] = None,
     acknowledge: Annotated[bool, typer.Option("--ack/--no-ack", help="Acknowledge what was received.")] = True,
+    nack_order: NackOrderOption = "none",
     json: JsonOption = False,
     address: AddressOption = None,
     data_dir: DataDirOption = None,
@@ -114,7 +116,12 @@ def consume(
             waiting = stack.enter_context(Waiting(client).watched())
             consumer = stack.enter_context(
                 client.subscribe(
-                    topic, subscription, initial_position=position.lower(), receiver_queue_size=room, **bound
+                    topic,
+                    subscription,
+                    initial_position=position.lower(),
+                    receiver_queue_size=room,
+                    nack_order=nack_order,
+                    **bound,
                 )
             )
             for message in _received(consumer, count, patience):

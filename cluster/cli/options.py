@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -120,3 +120,8 @@ SubscriptionOption = Annotated[
     typer.Option("--subscription", "-s", metavar="NAME", callback=_name("subscription"), help="Subscription to use."),
 ]
 KeyOption = Annotated[str | None, typer.Option("--key", "-k", metavar="KEY", help="A message key.")]
+
+NackOrderOption = Annotated[
+    Literal["none", "key"],
+    typer.Option("--nack-order", help="key: what is given back goes out again before later messages of its key."),
+]

@@ -22,6 +22,7 @@ SEEDS = {
     "delays": 30,
     "gateway": 40,
     "ledger": 70,
+    "nack_order": 30,
     "owners": 20,
     "placement": 100,
     "redeliveries": 30,
@@ -36,6 +37,9 @@ SEEDS = {
 ONCE_FAILED = [
     ("delays", 1166),  # runs of a part of the shared delayed index that was lost, before they are read again
     ("bookie", 310117),  # a flipped bit in the last group, whose witnesses a loss of power in the judgement takes
+    ("nack_order", 23),  # what came back to an earlier owner, and what is read again and lies before it
+    ("nack_order", 293),  # a new owner that has not read yet what was given back to the one before
+    ("nack_order", 105),  # what lies before a message that came back, and was not read yet; what came again in between
     ("ledger", 310411),  # a bookie that is still starting when it is asked for its copies
 ]
 """Seeds that showed a defect of the broker or of its judge, with what it was about."""

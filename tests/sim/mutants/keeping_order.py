@@ -22,7 +22,7 @@ KEEPING_ORDER: list[Mutant] = [
         old="    if core.revoked:\n",
         new="    if False:\n",
         world=NACK_ORDER,
-        seed=0,
+        seed=20,
     ),
     Mutant(
         name="what comes back waits without its place",
@@ -30,7 +30,7 @@ KEEPING_ORDER: list[Mutant] = [
         old="UNORDERED if counted and not core.nack_ordered else REPLAY",
         new="UNORDERED if counted else REPLAY",
         world=NACK_ORDER,
-        seed=0,
+        seed=10,
     ),
     Mutant(
         name="a key does not wait out the delay of what came back",
@@ -54,7 +54,7 @@ KEEPING_ORDER: list[Mutant] = [
         old="self.window.position[rows] > self.last_read",
         new="self.window.position[rows] < 0",
         world=NACK_ORDER,
-        seed=105,
+        test=f"{_UNITS}::test_what_comes_back_waits_for_what_was_not_read_yet",
     ),
     Mutant(
         name="a consumer keeps what it was asked for",
@@ -70,7 +70,7 @@ KEEPING_ORDER: list[Mutant] = [
         old="            self._parts = deque(\n",
         new="            _ = deque(\n",
         world=NACK_ORDER,
-        seed=0,
+        seed=2,
     ),
     Mutant(
         name="the mark of what was seen too early is in no record",
