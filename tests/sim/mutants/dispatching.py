@@ -66,6 +66,14 @@ DISPATCHING: list[Mutant] = [
         seed=7,
     ),
     Mutant(
+        name="a seek waits for the read at the end of the topic",
+        module="actors.dispatcher.reader",
+        old="        self._asked.wake()\n",
+        new="        pass\n",
+        world=BROKER,
+        test="tests/actors/dispatcher/test_seek.py::test_a_seek_does_not_wait_for_the_read_at_the_end",
+    ),
+    Mutant(
         name="delayed messages go out at once",
         module="actors.dispatcher.reader",
         old="                waiting[delayed] = self._tracker.add(",
