@@ -2,7 +2,7 @@
 
 A cancellation is an acknowledgement that nobody made: the message is done for this subscription, and the cursor says
 so. A reschedule gives it another due time, for this subscription. Neither touches the log, so other subscriptions get
-the message as it was sent (`docs/decisions/0019-a-cancelled-delay-is-an-acknowledgement.md`).
+the message as it was sent (`docs/decisions/0021-a-cancelled-delay-is-an-acknowledgement.md`).
 
 What the answers mean. `cancelled`: nobody gets it from now on; one who gave it back, or died with it, may have seen it
 before. `too late: at consumer X`: X holds it and has not acknowledged it. `too late: delivered`: it is done. Which of

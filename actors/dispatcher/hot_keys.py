@@ -58,7 +58,8 @@ class HotKeys:
         """The `top` heaviest keys, by messages and by bytes, and the hashes that wait longest."""
         self._count()
         by_messages, by_bytes = self._messages.top(top), self._bytes.top(top)
-        names = {wanted: await self._name(wanted) for wanted, _ in {*by_messages, *by_bytes}}
+        wanted = dict([*by_messages, *by_bytes])
+        names = {one: await self._name(one) for one in wanted}
         return {
             "messages": self._rows(self._messages, by_messages, names),
             "bytes": self._rows(self._bytes, by_bytes, names),
