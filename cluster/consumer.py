@@ -31,6 +31,8 @@ RangesCallback = Callable[[int, str, list[tuple[int, int]]], None]
 LATE_S = 0.02
 """Seconds between two looks while it is not known whether the lease still stands."""
 HAND_OVER_MS = 20
+FEW = 8
+"""Of larger parts nothing waits: their messages are no single ones now and then, and the thread is awake anyway."""
 URGENT_SHARE = 4
 """This part of a partition's share of the queue is handed over at once: permits that nobody knows of hold it up."""
 
@@ -81,7 +83,7 @@ class Consumer:
         with self._arrived:
             self._queue.append(part)
             self._arrived.notify()
-        if not self._loop_told:
+        if len(part) <= FEW and not self._loop_told:
             self._loop_told = True
             self._timer = self._loop.later(HAND_OVER_MS, partial(self.hand_over, waited=True))
 
@@ -194,7 +196,8 @@ class Consumer:
         else:
             consumer, part, row = self._row_of(what)
             self._done.append((consumer, part, row))
-            self._tell_loop(1)
+            if not self._loop_told:
+                self._hand_over_now()
         if ack_receipt:
             self._hand_over_now()
             self._loop.run(_confirmed_after(consumer))
