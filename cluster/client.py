@@ -318,11 +318,11 @@ class Client:
 
         Choose by `message_id` or `delay_id` (one or many; of a message with a key also its `key`), else by a filter:
         `key`, `due_from` <= due time < `due_to` (ms), `before` (a message id), or `everything=True`. `dry_run=True`
-        only says what would be done. Returns a row a subscription and partition: counts, and for ids an answer each,
-        `cancelled`, `too late: delivered`, `too late: at consumer NAME` or `unknown`; durable when it is told.
-        Raises Invalid, NotFound, Unavailable: then some may be cancelled; ask again.
+        only says what would be done. Returns a row a subscription and partition, durable when it is told: counts, and
+        for ids `cancelled`, `too late: delivered`, `too late: at consumer NAME` or `unknown`. Raises Invalid, NotFound,
+        Unavailable: then some may be cancelled; ask again.
         """
-        return self._change_delayed(topic, subscription, "cancel_delayed", chosen)
+        return self._delays(topic, subscription, "cancel_delayed", chosen)
 
     def reschedule_delayed(
         self,
@@ -335,22 +335,19 @@ class Client:
     ) -> list[dict[str, Any]]:
         """Give delayed messages another due time: `deliver_at` (ms since 1970), or `deliver_after` from now.
 
-        Otherwise as `cancel_delayed`; answers are `rescheduled`, and `too late: due` of one that waits in line.
-        Raises Overloaded when a million of a partition wait for a new time.
+        Otherwise as `cancel_delayed`, with `rescheduled` and `too late: due`; Overloaded: a million wait already.
         """
         due = due_time(deliver_at, deliver_after, self._ports.clock.now())
-        return self._change_delayed(topic, subscription, "reschedule_delayed", {**chosen, "deliver_at": due})
+        return self._delays(topic, subscription, "reschedule_delayed", {**chosen, "deliver_at": due})
 
-    def _change_delayed(
-        self, topic: str, subscription: str | None, verb: str, chosen: dict[str, Any]
-    ) -> list[dict[str, Any]]:
+    def _delays(self, topic: str, subscription: str | None, verb: str, chosen: dict[str, Any]) -> list[dict[str, Any]]:
         topic = check_name("topic", topic)
 
         async def names() -> list[str]:
             return list((await self._call(CONTROLLER, ListSubscriptions(topic=topic))).names)
 
-        changes = DelayedChanges(self._ports, self._directory, names)
-        return self._loop.run(changes.change(topic, subscription, verb, chosen))
+        asked = DelayedChanges(self._ports, self._directory, names).change(topic, subscription, verb, chosen)
+        return self._loop.run(asked)
 
     # -- questions ------------------------------------------------------------------------------------------------
 
