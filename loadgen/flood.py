@@ -198,9 +198,8 @@ class Flood:
             processes = ClusterProcesses(client, getattr(self._connect, "address", None), options.s3_endpoint_url)
             faults = plan(options, processes)
             self._planned = [fault.kind for fault in faults] if options.in_acts else []
-            chaos = stack.enter_context(
-                contextlib.closing(Chaos(fleet, processes, client, self._topic, SUBSCRIPTION, options))
-            )
+            chaos = Chaos(fleet, processes, client, self._topic, SUBSCRIPTION, options)
+            stack.callback(chaos.close)
             sampler = Sampler(client, self._topic, SUBSCRIPTION, self._clock)
             breaker = Breaker(chaos, faults, lambda: sampler.latest, in_acts=options.in_acts)
             self._show_page(stack, breaker, chaos, publish)
@@ -323,15 +322,12 @@ class Flood:
             passed_over=chaos.passed_over,
             moves=chaos.moves,
             memory=held,
-            untold=self._untold([fault["kind"] for fault in fleet.history]),
+            untold=pulsar_client.untold([f["kind"] for f in fleet.history]) if options.client == PULSAR else {},
         )
 
     @property
     def _settings(self) -> dict[str, Any]:
         return pulsar_client.TOPIC_SETTINGS if self._options.client == PULSAR else {}
-
-    def _untold(self, faults: list[str]) -> dict[str, str]:
-        return pulsar_client.untold(faults) if self._options.client == PULSAR else {}
 
     def _source(self, spark: Any, job: PublishJob) -> tuple[Callable[[PublishJob], Any], int]:
         """What makes a Spark job that publishes, and how many messages there are (0: not known)."""

