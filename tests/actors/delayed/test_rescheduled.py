@@ -73,10 +73,10 @@ def test_a_time_that_is_over_is_the_next_moment() -> None:
 
 def test_of_several_new_times_the_last_one_counts() -> None:
     delays = Delays()
-    delays.read(1, 2)
-    delays.move(2_000, 1)
+    delays.read(*range(1, 8))
+    delays.move(2_000, 1, 3, 4, 5, 6, 7)
     delays.move(3_000, 1)
-    assert delays.take(2_999) == [2]
+    assert delays.take(2_999) == [2, 3, 4, 5, 6, 7]
     assert delays.take(3_000) == [1]
 
 
