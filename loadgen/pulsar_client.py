@@ -127,6 +127,12 @@ class PulsarClient:
         """Open a producer whose messages are numbered from `initial_sequence_id` over all partitions."""
         return PulsarProducer(self._client, topic, producer_name, initial_sequence_id or 0)
 
+    def stats(self, topic: str, subscription: str) -> list[dict[str, Any]]:
+        """Nothing, which is what this client knows; but it is connected then. Raises Unavailable."""
+        with _refusals("connecting"):
+            self._client.get_topic_partitions(topic)
+        return []
+
     def subscribe(
         self, topic: str, subscription: str, *, consumer_name: str, receiver_queue_size: int, **_: Any
     ) -> PulsarConsumer:
