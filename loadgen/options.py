@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from actors.messages.settings import CHOICES
 from loadgen.acts import FIRST_PART
 from loadgen.generate import Workload
 from loadgen.kinds import S3_DOWN, check_kinds
 from storage.errors import Invalid
 
 POLICIES = ("draining_hashes", "last_sent_position", "read_position")
+NACK_ORDERS = ("none", "key")
 ROLLING = "rolling-restart"
 SCENARIOS = ("", ROLLING)
 SLUICE, PULSAR = CLIENTS = ("sluice", "pulsar")
@@ -147,8 +147,8 @@ class FloodOptions:
             raise Invalid(f"--policy is one of {', '.join(POLICIES)}, not {self.policy!r}")
         if not 0 <= self.nack < 1:
             raise Invalid(f"--nack is a share from 0 to less than 1, not {self.nack}")
-        if self.nack_order not in CHOICES["nack_order"]:
-            raise Invalid(f"--nack-order is one of {', '.join(CHOICES['nack_order'])}, not {self.nack_order!r}")
+        if self.nack_order not in NACK_ORDERS:
+            raise Invalid(f"--nack-order is one of {', '.join(NACK_ORDERS)}, not {self.nack_order!r}")
         if self.nack_order == "key" and self.policy != "draining_hashes":
             raise Invalid("--nack-order key needs --policy draining_hashes, which keeps keys in order")
         if self.bookies < 2 and self.address is None:

@@ -55,16 +55,21 @@ DELAY_KEY_POLICIES = ("pass", "block_key", "reject")
 TYPES = ("key_shared", "shared", "exclusive", "failover")
 
 
+def _check(settings: SubscriptionSettings) -> None:
+    """Raises Invalid if the settings name something that there is not."""
+    if settings.type not in TYPES:
+        raise Invalid(f"type is {', '.join(TYPES)}, not {settings.type!r}")
+    if settings.delay_key_policy not in DELAY_KEY_POLICIES:
+        raise Invalid(f"delay_key_policy is {', '.join(DELAY_KEY_POLICIES)}, not {settings.delay_key_policy!r}")
+
+
 class Core:
     """Everything that is known; see the modules for each part."""
 
     def __init__(
         self, settings: SubscriptionSettings, *, first_consumer: int = 1, history: History | None = None
     ) -> None:
-        if settings.type not in TYPES:
-            raise Invalid(f"type is {', '.join(TYPES)}, not {settings.type!r}")
-        if settings.delay_key_policy not in DELAY_KEY_POLICIES:
-            raise Invalid(f"delay_key_policy is {', '.join(DELAY_KEY_POLICIES)}, not {settings.delay_key_policy!r}")
+        _check(settings)
         self.settings = settings
         self.window = Window()
         limited = settings.type in ("key_shared", "shared")

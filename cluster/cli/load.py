@@ -68,6 +68,10 @@ _INPUT = "Real input"
 KeyColumnOption = Annotated[
     str | None, typer.Option("--key-column", help="Column that is the key.", rich_help_panel=_INPUT)
 ]
+PayloadColumnsOption = Annotated[
+    str | None,
+    typer.Option("--payload-columns", metavar="A,B,...", help="Default: all columns.", rich_help_panel=_INPUT),
+]
 RESTART_S = 2.0
 """About how long a consumer's restart takes on a machine that is busy with the load."""
 
@@ -93,10 +97,7 @@ def flood(
         typer.Option("--input", metavar="PATH", help="Publish this file's rows.", rich_help_panel=_INPUT),
     ] = None,
     key_column: KeyColumnOption = None,
-    payload_columns: Annotated[
-        str | None,
-        typer.Option("--payload-columns", metavar="A,B,...", help="Default: all columns.", rich_help_panel=_INPUT),
-    ] = None,
+    payload_columns: PayloadColumnsOption = None,
     time_column: Annotated[
         str | None, typer.Option("--time-column", help="Column that gives the order.", rich_help_panel=_INPUT)
     ] = None,

@@ -73,7 +73,7 @@ def test_who_sends_more_than_is_stored_is_read_no_further(
     assert next(paused) > 0
 
 
-def test_a_message_that_is_too_large_is_refused_by_its_own_answer(raw: Raw) -> None:
+def test_a_message_that_is_too_large_is_refused_by_its_answer(raw: Raw) -> None:
     """A batch in which one message claims to be larger than a frame can be."""
     raw.greet()
     raw.say("producer", topic="large", producer_id=0, request_id=1)
