@@ -65,8 +65,8 @@ def first_rows(part: Received, *, holes: bool = False) -> Ints:
         return np.arange(count)
     index = _indexes(part)
     follows = (np.diff(part.positions) == np.diff(index)) & (np.diff(index) > 0) & (index[:-1] >= 0)
-    if not holes:
-        follows &= np.diff(index) == 1
+    if not holes:  # a piece is done or it is not, so that what is not done of a batch is sent
+        follows &= (np.diff(index) == 1) & (part.open[1:] == part.open[:-1])
     follows &= np.diff(part.redeliveries.astype(np.int64)) == 0
     follows &= np.diff(part.deliver_at) == 0
     return np.concatenate([np.zeros(1, np.int64), np.flatnonzero(~follows) + 1])
