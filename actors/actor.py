@@ -26,9 +26,12 @@ HANDLERS: dict[type, str] = {}
 REQUESTS: dict[str, type[Request[Any]]] = {
     name: kind
     for name, kind in sorted(vars(messages).items())
-    if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and issubclass(kind, Request) and kind is not Request
+    if isinstance(kind, type)
+    and issubclass(kind, msgspec.Struct)
+    and issubclass(kind, Request)
+    and not kind.__subclasses__()
 }
-"""Every request class by the name that travels."""
+"""Every request class by the name that travels; what several have in common is none."""
 
 
 class Actor:

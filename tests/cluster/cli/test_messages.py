@@ -117,7 +117,7 @@ def test_consume_prints_and_acknowledges(cli: Cli, client: FakeClient) -> None:
     code, out, err = cli("consume", "T", "-s", "S", "-n", "2", "-p", "Earliest")
     assert (code, err) == (0, "sluice: 2 messages received\n")
     assert out == "1:2 key=k a\n1:3 key=- (delivery 2) ff\n"
-    asked = {"initial_position": "earliest", "receiver_queue_size": 2}
+    asked = {"initial_position": "earliest", "receiver_queue_size": 2, "nack_order": "none"}
     assert ("subscribe", "T", "S", asked) in client.calls
     assert len([call for call in client.calls if call[0] == "acknowledge"]) == 2
     assert client.calls[-1][0] == "wait_acknowledged"
