@@ -22,8 +22,6 @@ from actors.pulsar.frames import CHECKSUMMED, Cut
 from storage.batch import LAST_TIME, MAX_RUN_MESSAGES
 from storage.position import entry_of, ledger_of
 
-LEAST = 16
-"""Frames that are worth being decoded abreast: for fewer the loop is faster."""
 SEND_COMMAND = b"\x08\x06"
 """How the command of a SEND begins, whoever writes it: its type."""
 _TYPE, _SEND = 0x08, 0x32

@@ -7,12 +7,12 @@ not offered is refused at once with Pulsar's code, because silence costs a clien
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Container
 from typing import Any
 
 import numpy as np
 
-from actors.pulsar.abreast import LEAST, Sends, read_sends, sends_in
+from actors.pulsar.abreast import read_sends, sends_in
 from actors.pulsar.answers import Answers
 from actors.pulsar.consuming import WireConsumer
 from actors.pulsar.fields import FIELD_OF, Command, Malformed, ServerError, command, parse
@@ -68,11 +68,11 @@ class Connection(Session):
     def _frames(self, cut: Cut) -> None:
         """What was read, in order; neighbouring SENDs together."""
         number = 0
-        if len(cut) >= LEAST and self.greeted:
+        if len(cut) >= self.gateway.abreast_from and self.greeted:
             sends = sends_in(cut)
             begins = np.flatnonzero(np.diff(sends, prepend=False, append=False)).reshape(-1, 2).tolist()
             for first, end in begins:
-                if end - first >= LEAST:
+                if end - first >= self.gateway.abreast_from:
                     for before in range(number, first):
                         self._frame(cut[before])
                     self._abreast(cut, first, end)
@@ -83,26 +83,22 @@ class Connection(Session):
     def _abreast(self, cut: Cut, first: int, end: int) -> None:
         """SENDs number first .. end-1. Each producer's go out in their order, decoded together or one by one."""
         self._flush()
-        read = read_sends(cut, first, end)
-        slow = read is None
-        for number, sends in (read or {}).items():
+        read = read_sends(cut, first, end) or {}
+        done: dict[int, None] = {}
+        for number, sends in read.items():
             producer = self._producer(number)
-            if producer is None:
-                continue
-            if sends is None or not producer.abreast:
-                slow = True
-            else:
+            if producer is not None and sends is not None and producer.takes(sends):
+                done[number] = None
                 self.pending(sends.size)
                 producer.send_abreast(sends)
-        if slow:
-            self._one_by_one(cut, first, end, read or {})
+        if not read or len(done) < len(read):
+            self._one_by_one(cut, first, end, done)
 
-    def _one_by_one(self, cut: Cut, first: int, end: int, read: dict[int, Sends | None]) -> None:
+    def _one_by_one(self, cut: Cut, first: int, end: int, done: Container[int]) -> None:
         """Those of the producers that are not decoded abreast."""
         for frame in (cut[number] for number in range(first, end)):
             asked = parse(Command, frame.command).send
-            producer = self._producer(asked.producer_id)
-            if producer is not None and (read.get(asked.producer_id) is None or not producer.abreast):
+            if asked.producer_id not in done:
                 self._send(asked, frame)
 
     def _frame(self, frame: Frame) -> None:

@@ -103,8 +103,11 @@ class Gateway:
         url: str = "",
         process: str = "",
         authenticate: Authenticate | None = None,
+        abreast_from: int = 16,
     ) -> None:
         self.ports = ports
+        self.abreast_from = abreast_from
+        """So many SENDs of one read are worth being decoded abreast: for fewer the loop is faster."""
         self.controller = controller
         self.url, self.url_tls = url, ""
         self.process = process

@@ -25,7 +25,7 @@ from actors.pulsar.fields import ServerError, command
 from actors.pulsar.frames import encode
 from actors.pulsar.gateway import Gateway
 from actors.pulsar.refusals import code_of
-from actors.pulsar.sends import Group, Send, decode_sends, run_of
+from actors.pulsar.sends import Send, decode_sends, run_of
 from actors.pulsar.topics import Place
 from storage.errors import Fenced, SluiceError
 from storage.position import entry_of, ledger_of
@@ -113,24 +113,24 @@ class WireProducer:
         for number, group in enumerate(groups, 1):
             share = left if number == len(groups) else size // len(groups)
             left -= share
-            first = self._numbered(group)
+            first = self._numbered(sequence_of(group.sends[-1]), len(group.batch))
             done = self._outcome(group.sends, share)
             self._part.send(Outgoing(group.batch, first, np.arange(len(group.batch)), done))
         if not groups:
             self._settled(size)
         self._answer()
 
-    @property
-    def abreast(self) -> bool:
-        """Whether frames may come to `send_abreast`: none has to be looked at alone."""
-        return not self._deduplicate
+    def takes(self, sends: Sends) -> bool:
+        """Whether these frames may come to `send_abreast`: with deduplication only if none was sent before."""
+        numbers = np.maximum(sends.sequence, sends.highest)
+        known = np.concatenate([[self._last], numbers])
+        return not self._deduplicate or bool((np.diff(known) > 0).all() and numbers[-1] <= MOST_SEQUENCE)
 
     def send_abreast(self, sends: Sends) -> None:
         """Frames of one read that were decoded together."""
         self._waiting.append(sends)
-        first, count = self._next, sends.table.num_rows
+        first, count = self._first_of(sends), sends.table.num_rows
         batch = run_of(sends.table, now=self._gateway.ports.clock.now(), producer=self.name, first_sequence=first)
-        self._next += count
 
         def done(rows: np.ndarray, first: int, error: SluiceError | None) -> None:
             sends.settled, sends.first = True, first
@@ -140,11 +140,17 @@ class WireProducer:
 
         self._part.send(Outgoing(batch, first, np.arange(count), done))
 
-    def _numbered(self, group: Group) -> int:
-        """The sequence of a group's first row at the topic."""
+    def _first_of(self, sends: Sends) -> int:
+        """The sequence of the first row at the topic."""
         if self._deduplicate:
-            return (sequence_of(group.sends[-1]) + 1 << SHIFT) - len(group.batch)
-        first, self._next = self._next, self._next + len(group.batch)
+            self._last = int(max(sends.sequence[-1], sends.highest[-1]))
+        return self._numbered(self._last, sends.table.num_rows)
+
+    def _numbered(self, last: int, count: int) -> int:
+        """The sequence of the first of so many rows at the topic. last: the client's number of the last frame."""
+        if self._deduplicate:
+            return (last + 1 << SHIFT) - count
+        first, self._next = self._next, self._next + count
         return first
 
     def _stored_before(self, send: Send) -> bool:

@@ -62,7 +62,7 @@ class SimGateway(Actor):
 
     def __init__(self, ports: Ports, name: str) -> None:
         super().__init__(ports)
-        self.gateway = Gateway(ports, CONTROLLER, url=f"pulsar://{name}", process=name)
+        self.gateway = Gateway(ports, CONTROLLER, url=f"pulsar://{name}", process=name, abreast_from=2)
 
     async def accept(self, end: End, stamps: list[Stamp]) -> None:
         """Somebody has connected. stamps: what the judge wants to know of each MESSAGE frame."""
