@@ -31,7 +31,7 @@ DELAYING: list[Mutant] = [
         old="        if before is None or before.epoch <= epoch:\n",
         new="        if True:\n",
         world=BROKER,
-        seed=1039,
+        test="tests/actors/delayed/test_shared_owners.py",
     ),
     Mutant(
         name="unreadable objects are tried first",

@@ -281,7 +281,7 @@ DISPATCHING: list[Mutant] = [
         old="            if member.state is not State.JOINING:\n                member.state,",
         new="            if member.state is State.ATTACHED:\n                member.state,",
         world=SEEKS,
-        seed=801,
+        test="tests/actors/dispatcher/test_membership.py",
     ),
     Mutant(
         name="who was dismissed is in no record",

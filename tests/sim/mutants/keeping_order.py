@@ -59,8 +59,8 @@ KEEPING_ORDER: list[Mutant] = [
     Mutant(
         name="a consumer keeps what it was asked for",
         module="actors.consumer.revocations",
-        old="        if len(revocation.positions):\n",
-        new="        if False:\n",
+        old="        if not len(positions):\n            return None, 0\n",
+        new="        if True:\n            return None, 0\n",
         world=NACK_ORDER,
         seed=0,
     ),

@@ -66,7 +66,7 @@ SERVING: list[Mutant] = [
     Mutant(
         name="a client that went keeps what it held",
         module="actors.pulsar.session",
-        old='            self.remove_consumer(consumer)\n            self.begin(consumer.close(), "close")\n',
+        old='            self.remove_consumer(consumer)\n            self.begin(self.leave(consumer), "close")\n',
         new="            self.remove_consumer(consumer)\n",
         world=GATEWAY,
         seed=1,
