@@ -32,7 +32,7 @@ from loadgen.consume import ConsumeJob
 from loadgen.display import Display, Progress, make_display
 from loadgen.effects import PATIENCE_S
 from loadgen.faults import Fleet, Spawn, processes_needed
-from loadgen.guard import Watch, data_folder, finish_undisturbed, own_signals
+from loadgen.guard import Watch, alarms, data_folder, finish_undisturbed, own_signals
 from loadgen.history import Clock, write_parquet
 from loadgen.memory import MemorySampler, consumers, own
 from loadgen.memory import spark as spark_memory
@@ -394,12 +394,13 @@ class Flood:
                 break
             trouble = watch.trouble(self._progress, fleet)
             if trouble:
-                self._troubles.append(trouble)
+                self._troubles += [trouble, *alarms()]
+                self._helpers.spark.cancelAllJobs()  # what hangs would keep the judge waiting
                 break
             time.sleep(_LOOK_EVERY_S)
         breaker.end()
         self._begin_act(REST, 0.0)
-        if self._failure is not None:
+        if self._failure is not None and not self._troubles:
             self._troubles.append(f"publishing failed: {cause_of(self._failure)}")
 
     def _begin_act(self, name: str, rate: float) -> None:

@@ -16,12 +16,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
+from cluster.alarms import condition
 from cluster.environment import SESSION_PREFIX, SHORT_ROOT
 from cluster.leftovers import claim, clear
 from loadgen.display import Progress
 from loadgen.faults import Fleet
 from loadgen.options import FloodOptions
-from storage.errors import Invalid
+from storage.errors import Invalid, SluiceError
 
 FLOOD_PREFIX = "sluice-flood-"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -100,6 +101,14 @@ def own_signals() -> Iterator[None]:
     yield
     for name, handler in kept:
         signal.signal(name, handler)
+
+
+def alarms() -> list[str]:
+    """What is wrong with the attached cluster, as far as it can tell."""
+    try:
+        return list(condition()["alarms"])
+    except (SluiceError, OSError):
+        return ["the cluster does not tell what is wrong with it"]
 
 
 LOOK_S = 1.0
