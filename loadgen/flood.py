@@ -32,7 +32,7 @@ from loadgen.consume import ConsumeJob
 from loadgen.display import Display, Progress, make_display
 from loadgen.effects import PATIENCE_S
 from loadgen.faults import Fleet, Spawn, processes_needed
-from loadgen.guard import Watch, alarms, data_folder, finish_undisturbed, own_signals
+from loadgen.guard import Watch, data_folder, finish_undisturbed, given_up, own_signals
 from loadgen.history import Clock, write_parquet
 from loadgen.memory import MemorySampler, consumers, own
 from loadgen.memory import spark as spark_memory
@@ -394,8 +394,7 @@ class Flood:
                 break
             trouble = watch.trouble(self._progress, fleet)
             if trouble:
-                self._troubles += [trouble, *alarms()]
-                self._helpers.spark.cancelAllJobs()  # what hangs would keep the judge waiting
+                self._troubles += given_up(trouble, self._helpers.spark)
                 break
             time.sleep(_LOOK_EVERY_S)
         breaker.end()
