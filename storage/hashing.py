@@ -51,15 +51,10 @@ def hash_column(keys: pa.Array) -> Hashes:
     count = len(keys)
     if count == 0:
         return np.empty(0, np.uint32)
-    buffers = keys.buffers()
-    offsets = np.frombuffer(buffers[1], np.int64)[keys.offset : keys.offset + count + 1]
-    data = np.frombuffer(buffers[2], np.uint8) if buffers[2] is not None else np.empty(0, np.uint8)
-    base, end = int(offsets[0]), int(offsets[-1])
+    data, starts, lengths = _bytes_of(keys)
     # Three bytes of padding let every tail be read as one whole block and masked.
-    padded = np.zeros(end - base + 4, np.uint8)
-    padded[: end - base] = data[base:end]
-    starts = offsets[:-1] - base
-    lengths = np.diff(offsets)
+    padded = np.zeros(len(data) + 4, np.uint8)
+    padded[: len(data)] = data
     state = np.zeros(count, np.uint32)
     for block in range(int(lengths.max()) // 4):
         whole = lengths >= 4 * (block + 1)
@@ -72,6 +67,14 @@ def hash_column(keys: pa.Array) -> Hashes:
         word &= (np.uint32(1) << (tail * 8).astype(np.uint32)) - np.uint32(1)
         state ^= np.where(tail > 0, _scramble(word), np.uint32(0))
     return _finish(state ^ lengths.astype(np.uint32)) & np.uint32(MASK)
+
+
+def _bytes_of(keys: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """(All bytes of a large_binary column, where each key starts in them, its length)."""
+    buffers = keys.buffers()
+    offsets = np.frombuffer(buffers[1], np.int64)[keys.offset : keys.offset + len(keys) + 1]
+    data = np.frombuffer(buffers[2], np.uint8) if buffers[2] is not None else np.empty(0, np.uint8)
+    return data[int(offsets[0]) : int(offsets[-1])], offsets[:-1] - offsets[0], np.diff(offsets)
 
 
 def _load(data: npt.NDArray[np.uint8], at: npt.NDArray[np.int64]) -> Hashes:
@@ -113,11 +116,7 @@ def java_hash_column(keys: pa.Array) -> Hashes:
     count = len(keys)
     if count == 0:
         return np.empty(0, np.uint32)
-    buffers = keys.buffers()
-    offsets = np.frombuffer(buffers[1], np.int64)[keys.offset : keys.offset + count + 1]
-    data = np.frombuffer(buffers[2], np.uint8) if buffers[2] is not None else np.empty(0, np.uint8)
-    data = data[int(offsets[0]) : int(offsets[-1])]
-    starts, lengths = offsets[:-1] - offsets[0], np.diff(offsets)
+    data, starts, lengths = _bytes_of(keys)
     state = np.zeros(count, np.uint32)
     for place in range(int(lengths.max())):
         rows = np.flatnonzero(lengths > place)

@@ -9,16 +9,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import google_crc32c
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from actors.pulsar.batches import Found, Heads, find_messages, starts_of, table_of
-from actors.pulsar.columns import Bytes, Fields, Ints, encode_fields, encode_u32, read_fields
+from actors.pulsar.columns import (
+    UNSIGNED,
+    Bytes,
+    Fields,
+    Ints,
+    encode_fields,
+    encode_u32,
+    joined,
+    lengths_of,
+    read_fields,
+)
 from actors.pulsar.fields import Metadata
-from actors.pulsar.frames import CHECKSUMMED, Cut
+from actors.pulsar.frames import CHECKSUMMED, Cut, checksums
 from storage.batch import LAST_TIME, MAX_RUN_MESSAGES
 from storage.position import entry_of, ledger_of
 
@@ -33,7 +42,6 @@ _OF_METADATA = (
     _NAME, _NUMBER, _PUBLISHED, _KEY, _CODEC, _SIZE, _MESSAGES, _EVENT, _SCHEMA, _ORDER, _DUE, _LAST,
 )  # fmt: skip
 """Tags of the fields that columns hold, or that say nothing. See actors.pulsar.fields for their names."""
-UNKNOWN_ID = (1 << 64) - 1
 
 
 @dataclass(slots=True, eq=False)
@@ -63,14 +71,14 @@ class Sends:
             entries = entry_of(self.first) + np.cumsum(self.rows) - self.rows
             place = [(0x08, ledger_of(self.first)), (0x10, entries)]
         else:
-            place = [(0x08, UNKNOWN_ID), (0x10, UNKNOWN_ID)]
+            place = [(0x08, UNSIGNED), (0x10, UNSIGNED)]
         count = len(self)
-        at = encode_fields(count, [*place, (0x18, partition & UNKNOWN_ID)])
+        at = encode_fields(count, [*place, (0x18, partition & UNSIGNED)])
         answer = encode_fields(count, [(0x08, producer), (0x10, self.sequence), (0x1A, at), (0x20, self.highest)])
         commands = encode_fields(count, [(0x08, 7), (0x3A, answer)])
-        length = pc.binary_length(commands).to_numpy().astype(np.int64)
+        length = lengths_of(commands)
         frames = pc.binary_join_element_wise(encode_u32(length + 4), encode_u32(length), commands, b"")
-        return bytes(frames.buffers()[2].to_pybytes())
+        return joined(frames)
 
 
 @dataclass(slots=True)
@@ -105,7 +113,7 @@ def read_sends(cut: Cut, first: int, end: int) -> dict[int, Sends | None] | None
     """
     starts = np.array(cut.starts[first:end], np.int64)
     ends = np.append(starts[1:], cut.starts[end] if end < len(cut) else cut.end)
-    read = _read(Bytes(cut.data), starts, ends)
+    read = _read(cut.data, starts, ends)
     if read is None:
         return None
     producers = read.command.value[_PRODUCER]
@@ -122,8 +130,9 @@ def read_sends(cut: Cut, first: int, end: int) -> dict[int, Sends | None] | None
     return fast | slow
 
 
-def _read(source: Bytes, starts: Ints, ends: Ints) -> _Read | None:
+def _read(data: bytes, starts: Ints, ends: Ints) -> _Read | None:
     """Commands and metadata; None if a command has to be looked at alone."""
+    source = Bytes(data)
     stop = starts + 8 + source.u32(starts + 4)
     if (stop > ends).any():
         return None
@@ -145,17 +154,8 @@ def _read(source: Bytes, starts: Ints, ends: Ints) -> _Read | None:
         odd |= value[name] < 0
     odd |= (value[_PUBLISHED] > LAST_TIME) | (value[_DUE] > LAST_TIME)
     odd |= (value[_MESSAGES] == 0) | (value[_MESSAGES] > MAX_RUN_MESSAGES)
-    odd |= _damaged(source, stop, ends, odd)
+    odd |= checksums(data, stop + 6, ends) != source.u32(stop + 2)
     return _Read(source, command, metadata, payload, ends, odd)
-
-
-def _damaged(source: Bytes, at: Ints, ends: Ints, odd: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Where the checksum does not fit; those that are odd are not looked at."""
-    view, checksum = memoryview(source.data.data), google_crc32c.value
-    pairs = zip((at + 6).tolist(), ends.tolist(), odd.tolist(), strict=True)
-    sums = [0 if skip else checksum(bytes(view[begin:end])) for begin, end, skip in pairs]
-    differs: npt.NDArray[np.bool_] = np.array(sums, np.int64) != source.u32(at + 2)
-    return differs & ~odd
 
 
 def _messages(data: bytes, read: _Read, taken: Ints) -> tuple[Found, Ints, npt.NDArray[np.bool_]]:

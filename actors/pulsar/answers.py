@@ -18,6 +18,7 @@ from actors.messages import (
 )
 from actors.names import TENANT_NAMESPACE, check_name
 from actors.pulsar import access
+from actors.pulsar.columns import UNSIGNED
 from actors.pulsar.consuming import Asked, WireConsumer, position_of
 from actors.pulsar.fields import ServerError
 from actors.pulsar.gateway import Certified, Identity
@@ -37,7 +38,6 @@ SUCCESS, FAILED = 0, 1
 CONNECT, LOOKUP_FAILED = 1, 2
 LATEST = (1 << 63) - 1
 NON_PERSISTENT = 1
-UNSIGNED = (1 << 64) - 1
 BY_CERTIFICATE = "tls"
 """The method's name where a client is who its certificate says."""
 

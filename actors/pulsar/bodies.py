@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.pulsar.columns import Ints, encode_u32, encode_varints, sliced
+from actors.pulsar.columns import Ints, encode_u32, encode_varints, lengths_of, sliced
 from actors.pulsar.fields import Metadata
 from actors.pulsar.sends import OF_ONE
 
@@ -40,14 +40,14 @@ def bodies_of(rows: pa.RecordBatch) -> Bodies | None:
     key, payload = rows.column("key"), rows.column("payload")
     if rows.nbytes > MOST_BYTES or "pulsar" not in names or not is_text(key):
         return None
-    fields = [*sliced(key, b"\x12"), encode_varints(_lengths(payload), b"\x18")]
+    fields = [*sliced(key, b"\x12"), encode_varints(lengths_of(payload), b"\x18")]
     if "event_time" in names:
         fields += _numbers(rows.column("event_time"), b"\x28")
     if "ordering_key" in names:
         fields += sliced(rows.column("ordering_key"), b"\x3a")
     if "sequence_id" in names:
         fields += _numbers(rows.column("sequence_id"), b"\x40", zero=True)
-    size = np.sum([_lengths(field).astype(np.int64) for field in fields], axis=0)
+    size = np.sum([lengths_of(field) for field in fields], axis=0)
     joined = pc.binary_join_element_wise(encode_u32(size), *fields, payload, _NOTHING)
     offsets = np.frombuffer(joined.buffers()[1], np.int32)[joined.offset : joined.offset + len(joined) + 1]
     data = joined.buffers()[2]
@@ -72,11 +72,6 @@ def _odd(rows: pa.RecordBatch) -> npt.NDArray[np.bool_]:
     if "properties" in rows.schema.names:
         odd = odd | rows.column("properties").is_valid().to_numpy(zero_copy_only=False)
     return odd
-
-
-def _lengths(column: pa.Array) -> npt.NDArray[np.uint64]:
-    lengths: npt.NDArray[np.uint64] = pc.fill_null(pc.binary_length(column), 0).to_numpy().astype(np.uint64)
-    return lengths
 
 
 def _numbers(column: pa.Array, tag: bytes, *, zero: bool = False) -> list[pa.Array]:

@@ -18,6 +18,8 @@ import pyarrow.compute as pc
 Ints = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 
+UNSIGNED = (1 << 64) - 1
+"""The largest number of 64 bits; as an id, Pulsar's word for none."""
 MOST_FIELDS = 16
 """A message with more fields than that is odd."""
 _PAD = 16
@@ -132,7 +134,7 @@ def read_fields(source: Bytes, at: Ints, stop: Ints, known: Collection[int]) -> 
     return Fields(value, begins, odd)
 
 
-def encode_varints(values: Words, tag: bytes) -> pa.Array:
+def encode_varints(values: Words | Ints, tag: bytes) -> pa.Array:
     """A field of each message: its tag and its value as a varint, a binary column."""
     count = len(values)
     bits = np.zeros(count, np.int64)
@@ -188,12 +190,23 @@ def encode_fields(count: int, fields: list[tuple[int, Ints | int | pa.Array | No
     return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.binary()))
 
 
+def lengths_of(column: pa.Array) -> Ints:
+    """Bytes of each value of a binary column, int64; 0 where it is null."""
+    lengths: Ints = pc.fill_null(pc.binary_length(column), 0).to_numpy().astype(np.int64)
+    return lengths
+
+
+def joined(column: pa.Array) -> bytes:
+    """All values of a binary column that is no slice, one behind the other."""
+    data = column.buffers()[2]
+    return b"" if data is None else bytes(data.to_pybytes())
+
+
 def sliced(column: pa.Array, tag: bytes) -> list[pa.Array]:
     """A field of bytes where it is not null: its tag and length, and itself."""
     if column.null_count == len(column):
         return []
-    length = pc.fill_null(pc.binary_length(column), 0).to_numpy().astype(np.uint64)
-    head = encode_varints(length, tag)
+    head = encode_varints(lengths_of(column), tag)
     if column.null_count:
         nothing = pa.scalar(b"", pa.binary())
         head, column = pc.if_else(column.is_valid(), head, nothing), pc.fill_null(column, nothing)

@@ -29,15 +29,14 @@ from actors.pulsar.fields import command
 from actors.pulsar.frames import encode
 from actors.pulsar.gateway import Gateway
 from actors.pulsar.outgoing import Addressee
-from actors.pulsar.pieces import acknowledged_rows
+from actors.pulsar.pieces import acknowledged_rows, open_rows
 from actors.pulsar.reading import LogReader
 from actors.pulsar.topics import Place
 from storage.errors import NotFound, SluiceError
-from storage.position import ENTRY_BITS, MAX_ENTRY, MAX_LEDGER, entry_of, ledger_of, position
+from storage.position import MAX_ENTRY, MAX_LEDGER, entry_of, ledger_of, position
 
 LATE_MS = 20
 """Milliseconds between two looks while it is not known whether the lease still stands."""
-NO_POSITION = -1
 MOST_GRANTED = 50_000
 """Messages that may be on their way to one consumer, however many it has asked for."""
 ONE_HAS_ALL = ("exclusive", "failover")
@@ -276,14 +275,13 @@ class WireConsumer:
         whole: dict[Received, list[_Sent]] = {}
         partly: dict[Received, list[Rows]] = {}
         for one in ids:
-            ledger, entry = one.ledger, one.entry
-            at = ledger << ENTRY_BITS | entry if ledger and ledger <= MAX_LEDGER and entry <= MAX_ENTRY else NO_POSITION
-            sent = self._sent.get(at)
+            at = position_of(one)
+            sent = None if at is None else self._sent.get(at)
             if one.ack_set and self.asked.settings.type in ONE_HAS_ALL:
                 self._gateway.by_index.add((self.place.topic, self.asked.subscription))
-            if sent is None:
+            if sent is None or at is None:
                 unknown.append(one)
-                if cumulative:
+                if cumulative and at is not None:
                     self._acknowledge_up_to(at - 1)
             elif cumulative:
                 rows = sent.rows(one.ack_set)
@@ -367,9 +365,8 @@ def _rows_of(several: list[_Sent]) -> Rows:
 
 def position_of(one: Any) -> int | None:
     """The position of an id's entry; None where there can be none (earliest, latest)."""
-    if not 0 < one.ledger <= MAX_LEDGER or not 0 <= one.entry <= MAX_ENTRY:
-        return None
-    return position(one.ledger, one.entry)
+    ledger, entry = one.ledger, one.entry
+    return position(ledger, entry) if 0 < ledger <= MAX_LEDGER and entry <= MAX_ENTRY else None
 
 
 def _rows_behind(run: DecodedRun, at: int, one: Any) -> Rows:
@@ -380,14 +377,12 @@ def _rows_behind(run: DecodedRun, at: int, one: Any) -> Rows:
         index = run.rows.column("batch_index").fill_null(-1).to_numpy(zero_copy_only=False)[start:]
         if len(index) and index[0] >= 0:
             count = int(np.argmin(np.append(np.diff(index) == 1, False))) + 1
-    every = np.arange(count)
-    return at + every[~_still_open(every, one.ack_set)]
+    return at + acknowledged_rows(count, one.ack_set)
 
 
 def _still_open(index: Rows, ack_set: Sequence[int]) -> npt.NDArray[np.bool_]:
     """Which of these messages of a batch an acknowledgement leaves open; without `ack_set` none."""
-    words = np.array([word & (1 << 64) - 1 for word in ack_set], "<u8")
-    bits = np.unpackbits(words.view(np.uint8), bitorder="little").astype(bool)
+    bits = open_rows(ack_set)
     still = np.zeros(len(index), bool)
     there = index < len(bits)
     still[there] = bits[index[there]]

@@ -23,14 +23,13 @@ import pyarrow as pa
 
 from actors.consumer.held import Received
 from actors.pulsar.bodies import bodies_of
-from actors.pulsar.columns import Ints
+from actors.pulsar.columns import UNSIGNED, Ints, joined
 from actors.pulsar.fields import Metadata, Single, command
 from actors.pulsar.frames import U32, encode_message
 from actors.pulsar.outgoing import NATIVE, Addressee, encode_pieces
 from actors.pulsar.sends import OF_ONE
 from storage.position import entry_of, ledger_of
 
-UNSIGNED = (1 << 64) - 1
 ABREAST = 32
 """Rows, or pieces, that are worth being encoded abreast: for fewer the loop is faster."""
 _EMPTY = Single(payload_size=0, compacted_out=True).SerializeToString()
@@ -94,7 +93,7 @@ def encode_part(part: Received, to: Addressee, known: Container[int] | None = No
     if frames is None:
         data = _one_by_one(part, starts_left, ends_left, to)
     else:
-        data = b"".join(frames.filter(pa.array(wanted)).to_pylist()) if not wanted.all() else _bytes_of(frames)
+        data = b"".join(frames.filter(pa.array(wanted)).to_pylist()) if not wanted.all() else joined(frames)
     counts = (ends_left - starts_left).tolist()
     return Pieces(starts_left.tolist(), counts, part.positions[starts_left].tolist(), data)
 
@@ -133,12 +132,6 @@ def _words(index: Ints) -> list[int]:
     bits[index] = 1
     words: list[int] = np.packbits(bits, bitorder="little").view("<i8").tolist()
     return words
-
-
-def _bytes_of(column: pa.Array) -> bytes:
-    """All values of a binary column, one behind the other."""
-    data = column.buffers()[2]
-    return b"" if data is None else bytes(data.to_pybytes())
 
 
 def _one_by_one(

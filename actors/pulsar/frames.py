@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import google_crc32c
+import numpy as np
+import numpy.typing as npt
 
 from actors.pulsar.fields import Malformed
 from storage.batch import MAX_MESSAGE_BYTES
@@ -118,6 +120,12 @@ def body_of(rest: memoryview) -> Body:
     if len(rest) < 4 or (size := U32.unpack_from(rest)[0]) > len(rest) - 4:
         raise Malformed("the metadata reach behind the frame")
     return Body(rest[4 : 4 + size], rest[4 + size :], damaged)
+
+
+def checksums(data: bytes, begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """CRC32C of these slices of what was read or is to be sent."""
+    view, one = memoryview(data), google_crc32c.value
+    return np.array([one(bytes(view[a:b])) for a, b in zip(begins.tolist(), ends.tolist(), strict=True)], np.int64)
 
 
 def encode(command: Any) -> bytes:

@@ -6,10 +6,8 @@ be base64, numbers of more than 63 bits. Either way gives the same frames.
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any, NamedTuple
 
-import google_crc32c
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -17,16 +15,15 @@ import pyarrow.compute as pc
 
 from actors.consumer.held import Received
 from actors.pulsar.bodies import MOST_BYTES, Bodies, bodies_of, is_text
-from actors.pulsar.columns import Ints, encode_fields, encode_u32
+from actors.pulsar.columns import UNSIGNED, Ints, encode_fields, encode_u32, joined, lengths_of
 from actors.pulsar.fields import Metadata
-from actors.pulsar.frames import CHECKSUMMED
+from actors.pulsar.frames import CHECKSUMMED, checksums
 from actors.pulsar.sends import OF_ONE
 from storage.position import ENTRY_BITS, MAX_ENTRY
 
 NATIVE = b"sluice"
 """The producer's name that clients see of messages that came through no gateway: the protocol wants one."""
 _NOTHING = pa.scalar(b"", pa.binary())
-UNSIGNED = (1 << 64) - 1
 
 
 class Addressee(NamedTuple):
@@ -50,11 +47,12 @@ def encode_pieces(part: Received, starts: Ints, to: Addressee) -> pa.Array | Non
     if metadata is None:
         return None
     payload = _payload(part, rows, starts, alone, bodies)
-    body = pc.binary_join_element_wise(encode_u32(_lengths(metadata)), metadata, payload, _NOTHING)
+    body = pc.binary_join_element_wise(encode_u32(lengths_of(metadata)), metadata, payload, _NOTHING)
     command = _commands(part, starts, to)
-    head = _lengths(command)
-    sums = encode_u32(_checksums(body))
-    total = encode_u32(_lengths(body) + head + 10)
+    head = lengths_of(command)
+    ends = np.cumsum(lengths_of(body))
+    sums = encode_u32(checksums(joined(body), ends - lengths_of(body), ends))
+    total = encode_u32(lengths_of(body) + head + 10)
     magic = pa.scalar(CHECKSUMMED, pa.binary())
     return pc.binary_join_element_wise(total, encode_u32(head), command, magic, sums, body, _NOTHING)
 
@@ -156,16 +154,5 @@ def _payload(
     if bodies is None:
         return rows.column("payload")
     offsets = bodies.offsets[np.append(starts, len(part))].astype(np.int32)
-    joined = pa.Array.from_buffers(pa.binary(), len(starts), [None, pa.py_buffer(offsets), pa.py_buffer(bodies.data)])
-    return pc.if_else(pa.array(alone), rows.column("payload"), joined) if alone.any() else joined
-
-
-def _checksums(bodies: pa.Array) -> Ints:
-    offsets = np.frombuffer(bodies.buffers()[1], np.int32)[: len(bodies) + 1].tolist()
-    view, checksum = memoryview(bodies.buffers()[2]), google_crc32c.value
-    return np.array([checksum(bytes(view[begin:end])) for begin, end in pairwise(offsets)], np.int64)
-
-
-def _lengths(column: pa.Array) -> Ints:
-    lengths: Ints = pc.binary_length(column).to_numpy().astype(np.int64)
-    return lengths
+    batches = pa.Array.from_buffers(pa.binary(), len(starts), [None, pa.py_buffer(offsets), pa.py_buffer(bodies.data)])
+    return pc.if_else(pa.array(alone), rows.column("payload"), batches) if alone.any() else batches

@@ -21,6 +21,7 @@ import numpy as np
 
 from actors.producer.producer import Outgoing, PartitionProducer
 from actors.pulsar.abreast import Sends
+from actors.pulsar.columns import UNSIGNED
 from actors.pulsar.fields import ServerError, command
 from actors.pulsar.frames import encode
 from actors.pulsar.gateway import Gateway
@@ -30,7 +31,6 @@ from actors.pulsar.topics import Place
 from storage.errors import Fenced, SluiceError
 from storage.position import entry_of, ledger_of
 
-UNSIGNED = (1 << 64) - 1
 SHIFT = 16
 """With deduplication the rows of a run end at the sequence that stands for the client's last number and all ones: a run
 has at most 65,536 rows, so runs of different numbers never overlap, and the topic remembers the client's number."""

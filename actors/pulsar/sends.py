@@ -26,7 +26,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from actors.pulsar.batches import Found, Heads, find_messages, starts_of, table_of
-from actors.pulsar.columns import Bytes, Ints
+from actors.pulsar.columns import UNSIGNED, Bytes, Ints
 from actors.pulsar.fields import Malformed, Metadata, ServerError, Single, parse
 from actors.pulsar.frames import U32, Body
 from actors.pulsar.inflating import NONE, inflate
@@ -53,7 +53,6 @@ IN_COLUMNS = (
 """Fields of the metadata that columns hold."""
 OF_ONE = ("key_is_base64", "null_value", "null_partition_key")
 """Flags of one message; in a batch each message has its own."""
-UNSIGNED = (1 << 64) - 1
 ABREAST = 32
 """Messages that are worth being read abreast: for fewer the loop is faster."""
 GROUP_BYTES = 8 * 1024 * 1024
