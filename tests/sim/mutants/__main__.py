@@ -4,7 +4,8 @@ A change of the broker changes what a seed does. A mutant that is not found at i
 for in the first seeds of its world; what is found there should be recorded anew.
 
 Each mutant runs in a forked child: the parent has imported the big libraries and none of the project's own modules,
-so a child costs a fraction of a second.
+so a child costs a fraction of a second. A child that takes longer than its patience is ended: a test that hangs has
+found its mutant, as it has when it fails; a search for seeds has not.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import contextlib
 import importlib
 import io
 import os
+import select
+import signal
 import sys
 import time
 import traceback
@@ -21,7 +24,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from tests.sim.mutants import Mutant, plant
-from tests.sim.mutants.catalogue import MUTANTS
+from tests.sim.mutants.catalogue import GROUPS, MUTANTS
 
 # Imported before the fork, to be shared; none of them imports the project's code.
 for _library in ("numpy", "pyarrow.compute", "pyarrow.ipc", "msgspec", "msgpack", "pyroaring", "sortedcontainers"):
@@ -78,8 +81,11 @@ def examine(mutant: Mutant) -> int:
     return found
 
 
-def in_child(work: Callable[[], int]) -> int:
-    """Do work in a forked child, so that what it imports is gone afterwards; returns its exit code."""
+def in_child(work: Callable[[], int], patience_s: float) -> int | None:
+    """Do work in a forked child, so that what it imports is gone afterwards; returns its exit code.
+
+    A child that is not done after patience_s is killed: None.
+    """
     sys.stdout.flush()
     child = os.fork()
     if child == 0:
@@ -91,16 +97,27 @@ def in_child(work: Callable[[], int]) -> int:
         finally:
             sys.stdout.flush()
             os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    done = select.poll()
+    watched = os.pidfd_open(child)
+    done.register(watched, select.POLLIN)
+    in_time = bool(done.poll(patience_s * 1_000))
+    if not in_time:
+        os.kill(child, signal.SIGKILL)
+    os.close(watched)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return code if in_time else None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(prog="mutants", description=__doc__)
     parser.add_argument("names", nargs="*", help="which mutants; all if none is named")
+    parser.add_argument("--group", choices=GROUPS, help="the mutants of one part of the broker")
+    parser.add_argument("--patience", type=float, default=600, help="seconds for one mutant (600)")
     parser.add_argument("--search", help="seeds A:B to look through, instead of the recorded seed")
     given = parser.parse_args(arguments)
-    chosen = [mutant for mutant in MUTANTS if not given.names or mutant.name in given.names]
+    among = GROUPS[given.group] if given.group else MUTANTS
+    chosen = [mutant for mutant in among if not given.names or mutant.name in given.names]
     codes = []
     for mutant in chosen:
         seeds: Iterable[int] = (mutant.seed, *range(ELSEWHERE[mutant.world]))
@@ -109,7 +126,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             seeds = range(int(first), int(last))
         by_test = mutant.test and not given.search
         work = partial(examine, mutant) if by_test else partial(hunt, mutant, ((mutant.world, at) for at in seeds))
-        code = in_child(work)
+        code = in_child(work, given.patience)
+        if code is None:
+            code, word = (FOUND, "found  ") if by_test else (MISSED, "MISSED ")
+            print(
+                f"{word} {mutant.name}: {mutant.test or mutant.world} not done after {given.patience:.0f} s", flush=True
+            )
         if code == MISSED and not given.search and not mutant.test:
             print("        look for a seed with --search and record it; if there is none, the simulator is blind there")
         codes.append(code)

@@ -13,6 +13,15 @@ from tests.sim.mutants.serving import SERVING
 from tests.sim.mutants.storing import STORING
 from tests.sim.mutants.talking import TALKING
 
-MUTANTS: list[Mutant] = [
-    *STORING, *DISPATCHING, *DELAYING, *HOLDING, *KEEPING_ORDER, *TALKING, *GIVING_BACK, *PLACING, *SERVING,
-]  # fmt: skip
+GROUPS: dict[str, list[Mutant]] = {
+    "storing": STORING,
+    "dispatching": DISPATCHING,
+    "delaying": DELAYING,
+    "holding": HOLDING,
+    "keeping order": KEEPING_ORDER,
+    "talking": TALKING,
+    "giving back": GIVING_BACK,
+    "placing": PLACING,
+    "serving": SERVING,
+}
+MUTANTS: list[Mutant] = [mutant for group in GROUPS.values() for mutant in group]

@@ -90,7 +90,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def one(folder: str, check: RemovedCheck) -> int:
         worlds = WORLDS.get(folder, OTHERS)
-        return in_child(partial(hunt, check, plays(worlds, given.minutes * 60), clumsy=()))
+        hunting = partial(hunt, check, plays(worlds, given.minutes * 60), clumsy=())
+        code = in_child(hunting, 2 * given.minutes * 60 + 60)
+        return FOUND if code is None else code  # a seed that never ends was noticed, too
 
     with ThreadPoolExecutor(given.jobs) as pool:
         codes = list(pool.map(lambda pair: one(*pair), chosen))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ast
+import select
 import subprocess
 import sys
 
 import pytest
 
 from tests.sim.mutants import Mutant, plant
-from tests.sim.mutants.catalogue import MUTANTS
+from tests.sim.mutants.__main__ import FOUND, in_child
+from tests.sim.mutants.catalogue import GROUPS, MUTANTS
 from tests.sim.mutants.removed import ROOT, candidates
 
 
@@ -41,10 +43,17 @@ def test_a_check_that_is_taken_out_leaves_the_rest_as_it_was() -> None:
         checks[0].apply("")
 
 
+def test_a_child_that_hangs_is_ended() -> None:
+    assert in_child(lambda: len(select.poll().poll()), 0.2) is None
+    assert in_child(lambda: 0, 60) == FOUND
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_every_mutant_is_found_at_its_seed() -> None:
-    ran = subprocess.run([sys.executable, "-m", "tests.sim.mutants"], capture_output=True, text=True, check=False)
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_mutant_is_found_at_its_seed(group: str) -> None:
+    command = [sys.executable, "-m", "tests.sim.mutants", "--group", group, "--patience", "240"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
     others = [line for line in ran.stdout.splitlines() if not line.startswith("found ")]
     assert ran.returncode == 0, "\n".join([*others, ran.stderr])
-    assert f"{len(MUTANTS)} of {len(MUTANTS)} mutants found, 0 stale" in ran.stdout
+    assert f"{len(GROUPS[group])} of {len(GROUPS[group])} mutants found, 0 stale" in ran.stdout
