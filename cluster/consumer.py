@@ -65,6 +65,8 @@ class Consumer:
         self._arrived = threading.Condition()
         self._failed: SluiceError | None = None
         self._current: list[Message] = []
+        self._messages_shared = False
+        """Whether partitions may take messages back, so that a user takes none without the lock."""
         self._taken: deque[tuple[PartitionConsumer, Received]] = deque()
         self._done: deque[tuple[PartitionConsumer, Received, int | None]] = deque()
         """What was acknowledged and not handed to its partition yet: one row of a part, or all of it."""
@@ -125,7 +127,10 @@ class Consumer:
     @property
     def taking_back(self) -> TakingBack:
         """How a partition takes back what its dispatcher asks for (`nack_order=key`): never while a user takes it."""
-        return TakingBack(guard=self._arrived)
+        return TakingBack(guard=self._arrived, expected=self._share_messages)
+
+    def _share_messages(self) -> None:
+        self._messages_shared = True
 
     def receive_batch(self, timeout_ms: int | None = None) -> Batch | None:
         """The next batch (messages of one run), or None after `timeout_ms`. Raises Fenced once closed."""
@@ -178,8 +183,13 @@ class Consumer:
                 if batch is None:
                     raise Unavailable(f"no message within {timeout_millis} ms")
                 self._current = batch.messages()[::-1]
+            message = self._current.pop()
+            if not self._messages_shared:
+                message.batch.received.shown = message.row + 1
+                # Looked at again: who takes back from now on sees that it is shown.
+                if not self._messages_shared:
+                    return message
             with self._arrived:
-                message = self._current.pop()
                 if not message.taken_back():
                     message.batch.received.shown = message.row + 1
                     return message

@@ -301,7 +301,7 @@ class PartitionConsumer:
         """
         if attached.session == self.session:
             return True  # it is not new, and has been told or is being told
-        self._queued -= self._revocations.forestall() if self._settings.nack_order == "key" else 0
+        self._queued -= self._revocations.forestall() if attached.revokes else 0
         while (back := self._hand_backs.oldest(self._all_held())) is not None:  # there may be more while it is told
             request = self._hand_backs.request(back, attached.session, again=True)
             if isinstance(await self._ports.net.call(self._address, request, CALL_TIMEOUT), Unknown):

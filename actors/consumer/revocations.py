@@ -27,11 +27,13 @@ from storage.position import Positions
 class TakingBack:
     """How messages are taken back from an application.
 
-    guard: held meanwhile, and by whoever shows them to the application. shown_too: messages that were shown are taken
-    back as well. taken_back: told of the positions (int64, ascending).
+    guard: held meanwhile, and by whoever shows them to the application. expected: called before the first message may
+    be taken back; until then nobody need hold the guard. shown_too: messages that were shown are taken back as well.
+    taken_back: told of the positions (int64, ascending).
     """
 
     guard: AbstractContextManager[object] = field(default_factory=nullcontext)
+    expected: Callable[[], object] = tuple
     shown_too: bool = True
     taken_back: Callable[[Positions], object] = len
 
@@ -65,9 +67,11 @@ class Revocations:
         return back, unseen
 
     def forestall(self) -> int:
-        """Before a new owner is told what was given back to the one before: it will ask back what lies behind that, but
-        only when it has read the log so far. What nobody has seen goes back at once. Returns how many messages did.
+        """Before an owner who may ask for messages back is told what was given back to the one before: it will ask back
+        what lies behind that, but only when it has read the log so far. What nobody has seen goes back at once. Returns
+        how many messages did.
         """
+        self._manner.expected()
         lowest = self._hand_backs.lowest()
         if lowest is None:
             return 0

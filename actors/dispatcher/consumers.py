@@ -86,7 +86,9 @@ class Consumers:
             self._leases.end(session, "detached")
 
     def _attached(self, session: int) -> Attached:
-        return Attached(session=session, epoch=self._epoch, lease=self._membership.lease_ms)
+        return Attached(
+            session=session, epoch=self._epoch, lease=self._membership.lease_ms, revokes=self._core.nack_ordered
+        )
 
     async def _join(self, request: Attach) -> Session:
         now = self._ports.clock.now()

@@ -221,6 +221,11 @@ class Dispatch:
         return max(min(core.members.allowed, core.look_ahead_limit() - core.window.count[UNORDERED]), 0)
 
     @property
+    def nack_ordered(self) -> bool:
+        """Whether what is given back keeps its place, so that consumers are asked for what they hold behind it."""
+        return self._core.nack_ordered
+
+    @property
     def holds_keys(self) -> bool:
         """`append` wants the delayed messages too, because they hold back their keys (`delay_key_policy=block_key`)."""
         return self._core.holds_keys

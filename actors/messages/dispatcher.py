@@ -17,11 +17,13 @@ class Attached(Reply, kw_only=True):
     """session stands for this consumer from now on; it ends after `lease` ms without a Poll or Acknowledge.
 
     session 0: refused. This incarnation was given up and what it holds went to others; attach as another, holding none.
+    revokes: this owner may ask for messages back (`nack_order=key`); no owner begins to while anybody is attached.
     """
 
     session: int
     epoch: int
     lease: int
+    revokes: bool = False
 
 
 class Attach(Request[Attached], kw_only=True):
