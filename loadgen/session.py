@@ -171,12 +171,14 @@ def close_spark(context: Any) -> None:
 
 
 def _end_launched() -> None:
-    """End a Java process whose start was interrupted: PySpark does not know it yet, so nobody else would."""
+    """Kill a Java process whose start was interrupted: PySpark does not know it yet, so nobody else would.
+
+    It is not waited for here: PySpark polls it, and takes a child that somebody else has reaped for one that runs.
+    """
     for process in psutil.Process().children():
         with contextlib.suppress(psutil.NoSuchProcess):
             if any("SparkSubmit" in word or "spark-submit" in word for word in process.cmdline()):
                 process.kill()
-                process.wait(5)
 
 
 def _environment() -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+
+from loadgen.session import SparkStart
+from tests.cluster.helpers import eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -19,6 +23,26 @@ def test_no_port_but_loopback_is_open(spark: Any) -> None:
     assert found
     assert {host for host, _ in found} <= {"127.0.0.1", "::1"}, found
     assert spark.conf.get("spark.authenticate") == "true"
+
+
+@pytest.mark.timeout(120)
+def test_a_start_that_is_given_up_ends(tmp_path: Path) -> None:
+    """Whether Java is not launched yet, is being launched, or is there: nothing hangs, and nothing runs on."""
+    for began in (False, True):
+        start = SparkStart(tmp_path)
+        if began:
+            eventually(lambda: start.up or _launched(), "Java is not launched")
+        start.close()
+        assert not _launched()
+
+
+def _launched() -> list[str]:
+    """Command lines of the Java processes that are being launched for Spark."""
+    found = []
+    for process in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            found += [word for word in process.cmdline() if "SparkSubmit" in word or "spark-submit" in word]
+    return found
 
 
 def _listening(process: psutil.Process) -> list[tuple[str, int]]:
