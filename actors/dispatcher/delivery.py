@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from actors.backoff import Backoff
 from actors.dispatcher.backlog import Backlog
 from actors.dispatcher.consumers import ascending
 from actors.dispatcher.dead_letters import DeadLetters
@@ -21,6 +22,7 @@ from actors.dispatcher.wakeups import Wakeups
 from actors.key_shared.dispatch import Dispatch
 from actors.messages import Acknowledge, Acknowledged, Delivery, Poll
 from actors.ports import Ports
+from actors.topic_client import RETRY_FIRST, RETRY_MOST
 from storage.errors import Conflict, Fenced
 from storage.position import Positions
 
@@ -99,11 +101,32 @@ class Deliverer:
         if not len(positions) or not session.arrived(turn):
             return
         positions = ascending(positions)
-        # What was never sent cannot be done: it was read, or was due, or the consumer brought it from an earlier owner.
         if positions[-1] >= self._reader.position:
+            # What this owner has sent, it has read, or was due, or the consumer brought it from an earlier owner.
             known = positions < self._reader.position
             known |= self._core.knows(session.number, positions)
-            positions = positions[known]
+            if not known.all():
+                self._ports.spawn(self._acknowledge_ahead(session, turn, positions[~known]), "ahead")
+                self._done(session, positions[known])
+                return
+        session.settle(turn)
+        self._done(session, positions)
+
+    async def _acknowledge_ahead(self, session: Session, turn: int, positions: Positions) -> None:
+        """An earlier owner has sent these, perhaps to another session. The turn does not count before it is known where
+        the topic ends: beyond that nothing can be done.
+        """
+        wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
+        while positions[-1] > self._reader.end and not await self._reader.look():
+            await wait.pause()
+            if self._ended() or not self._sessions.is_open(session):
+                return
+        if not self._ended() and self._sessions.is_open(session):
+            session.settle(turn)
+            self._done(session, positions[positions <= self._reader.end])
+
+    def _done(self, session: Session, positions: Positions) -> None:
+        """A consumer says that these (ascending) are done."""
         self._backlog.acknowledge(positions, session.number)
         session.acknowledged(self._ports.clock.now())
         self._wake_soon()

@@ -255,12 +255,14 @@ class Reader:
         self._wakeups.route.set()
         return True
 
-    async def look(self) -> None:
-        """Ask where the topic ends now; nothing is known anew if it does not answer."""
+    async def look(self) -> bool:
+        """Ask where the topic ends now; False, and nothing is known anew, if it does not answer."""
         with contextlib.suppress(Unavailable, Fenced, NotFound):
             ends = await self._topic.ask(ReadEnds(), LOOK_TIMEOUT)
             self._cursor.chain(ends.ledgers)
             self._reaches(ends.last)
+            return True
+        return False
 
     @property
     def reach(self) -> int:

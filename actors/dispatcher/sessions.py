@@ -4,8 +4,8 @@ A session stands for one consumer incarnation under one dispatcher epoch. It is 
 heard for so long. A Poll's turn is answered once; a repetition of the turn brings the same delivery again, so a
 lost reply neither loses messages nor delivers them a second time.
 
-Acknowledgement turns are confirmed in order: `received` is the highest turn up to which all have arrived, `durable`
-the highest up to which the cursor that holds them is on disk.
+Acknowledgement turns are confirmed in order: `received` is the highest turn up to which all have arrived and are
+noted, `durable` the highest up to which the cursor that holds them is on disk.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class Session:
     events: list[Event] = field(default_factory=list)
     ready: Signal = field(default_factory=Signal)
     heard: Signal = field(default_factory=Signal)
-    early: dict[int, None] = field(default_factory=dict)
+    early: dict[int, bool] = field(default_factory=dict)
+    """Acknowledgement turns above `received` that have arrived, and whether all that they said is noted."""
     received: int = 0
     durable: int = 0
     last_acked: int = 0
@@ -50,14 +51,18 @@ class Session:
     revocation: Revocation | None = None
 
     def arrived(self, ack_turn: int) -> bool:
-        """Note an acknowledgement turn; False if it had arrived before."""
+        """Note an acknowledgement turn, which counts once it is `settled`; False if it had arrived before."""
         if ack_turn <= self.received or ack_turn in self.early:
             return False
-        self.early[ack_turn] = None
-        while self.received + 1 in self.early:
+        self.early[ack_turn] = False
+        return True
+
+    def settle(self, ack_turn: int) -> None:
+        """All that an acknowledgement turn said is noted."""
+        self.early[ack_turn] = True
+        while self.early.get(self.received + 1, False):
             self.received += 1
             del self.early[self.received]
-        return True
 
     def confirm(self, ack_turn: int) -> None:
         """Everything up to this acknowledgement turn is durable."""

@@ -122,9 +122,11 @@ def test_what_arrives_during_a_write_goes_with_the_next() -> None:
         await world.loop.pause(TRUST_MS)
         world.meta.trouble.faults.delay_ms = (50, 50)
         assert session.arrived(1)
+        session.settle(1)
         owner.store.dirty()
         await world.loop.pause(40)  # the write is on its way
         assert session.arrived(2)
+        session.settle(2)
         owner.store.dirty()
         while not session.durable:
             await world.loop.pause(1)

@@ -25,6 +25,22 @@ DISPATCHING: list[Mutant] = [
         test="tests/actors/dispatcher/test_store.py",
     ),
     Mutant(
+        name="acknowledgements of what an owner has not read are confirmed and forgotten",
+        module="actors.dispatcher.delivery",
+        old='                self._ports.spawn(self._acknowledge_ahead(session, turn, positions[~known]), "ahead")\n',
+        new="                session.settle(turn)\n",
+        world=BROKER,
+        test="tests/actors/dispatcher/test_delivery.py",
+    ),
+    Mutant(
+        name="acknowledgements of what is not published are kept for it",
+        module="actors.dispatcher.delivery",
+        old="positions[positions <= self._reader.end]",
+        new="positions",
+        world=BROKER,
+        test="tests/actors/dispatcher/test_delivery.py",
+    ),
+    Mutant(
         name="draining hashes are not held back",
         module="actors.key_shared.policies",
         old="        return Gate.DRAINING, tables.drains[rows.hashes]",

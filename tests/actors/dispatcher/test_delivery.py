@@ -1,0 +1,68 @@
+"""What a new owner does with acknowledgements of messages that it has not read yet."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+
+from storage.errors import Unavailable
+from tests.scenarios.key_shared.broker import Broker, Client, play
+
+LEASE_MS = 6_000
+
+
+async def unread(broker: Broker, *refused: str) -> tuple[Client, int]:
+    """A consumer of a new owner, which is refused these; and the position of a message that the earlier one sent."""
+    first = await broker.join("c1", acking=False)
+    await broker.publish("a", "b")
+    await broker.until(lambda: len(first.got) == 2)
+    for name in refused:
+        broker.world.network.refusals[name] = (1.0, (Unavailable("not now"),))
+    first.crash()
+    broker.world.network.faults.gone_hint = 1.0
+    broker.world.crash(next(name for name in broker.world.alive("dispatcher-")))
+    return await broker.join("c2", acking=False), first.got[0].position
+
+
+def test_what_an_earlier_owner_sent_is_done_before_it_is_read() -> None:
+    """Whoever is told that its acknowledgement is durable never sees the message again, nor does anybody else."""
+
+    async def scenario(broker: Broker) -> None:
+        second, position = await unread(broker, "ReadIndex")
+        second.parts[0].acknowledge_positions(np.array([position]))
+        await second.parts[0].wait_confirmed()
+        broker.world.network.refusals.clear()
+        await broker.until(lambda: len(second.got) == 1, 2 * LEASE_MS)
+        await broker.quiet(500)
+        assert second.came() == ["b"]
+
+    play(scenario, lease_ms=LEASE_MS)
+
+
+def test_it_is_confirmed_when_the_topic_has_told_its_end() -> None:
+    async def scenario(broker: Broker) -> None:
+        second, position = await unread(broker, "ReadIndex", "ReadEnds")
+        second.parts[0].acknowledge_positions(np.array([position]))
+        waiting = asyncio.ensure_future(second.parts[0].wait_confirmed())
+        await broker.quiet(LEASE_MS)
+        assert not waiting.done(), "the owner does not know whether there is such a message"
+        broker.world.network.refusals.clear()
+        await waiting
+        await broker.until(lambda: len(second.got) == 1, 2 * LEASE_MS)
+        assert second.came() == ["b"]
+
+    play(scenario, lease_ms=LEASE_MS)
+
+
+def test_what_was_never_published_is_not_done() -> None:
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c1")
+        await broker.publish("a")
+        await broker.until(lambda: len(client.got) == 1)
+        client.parts[0].acknowledge_positions(np.array([client.got[0].position + 1]))
+        await client.parts[0].wait_confirmed()
+        await broker.publish("b")
+        await broker.until(lambda: len(client.got) == 2)
+
+    play(scenario)
