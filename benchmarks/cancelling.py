@@ -3,9 +3,10 @@
     .venv/bin/python benchmarks/cancelling.py [--messages N] [--small]
 
 One partition, 1,000 keys, due times over ten minutes that lie an hour ahead. A tenth of the messages is cancelled and a
-tenth rescheduled, each by a range of due times; then one key, and a hundred single messages by their ids. In the end
-all that is left is rescheduled to now, and received. Prints one JSON object: seconds, milliseconds of a single call,
-and counts, of which `wrong` (delivered although cancelled, or before the new time) has to be 0.
+tenth rescheduled, each by a range of due times; then one key, a hundred single messages by their ids, and twenty each
+by their sender's own id, without and with a key. In the end all that is left is rescheduled to now, and received.
+Prints one JSON object: seconds, milliseconds of a single call, and counts, of which `wrong` (delivered although
+cancelled, or before the new time) has to be 0.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +70,9 @@ def measure(client: Client, messages: int) -> dict[str, Any]:
     ids = [(row, receipts[0].message_id(row)) for row in range(0, sent, sent // 100)]
     times = [_cancel_one(client, one) for _, one in ids]
     cancelled[[number for number, _ in ids]] = True
-    told["cancel_one_ms"] = {f"p{q}": round(float(np.percentile(times, q)) * 1000, 2) for q in (50, 99)}
+    told["cancel_one_ms"] = _percentiles(times)
+    told["cancel_delay_id_ms"] = _percentiles(_cancel_named(client, producer, base, None))
+    told["cancel_delay_id_of_key_ms"] = _percentiles(_cancel_named(client, producer, base, "8"))
     told["msgDelayed"] = _delayed(client)
     told["reschedule_rest_s"], _ = _timed(
         lambda: client.reschedule_delayed(TOPIC, SUBSCRIPTION, deliver_at=int(time.time() * 1000), due_from=base)
@@ -98,6 +102,20 @@ def _receive(consumer: Any, wanted: int, moved: np.ndarray, later: int) -> tuple
 
 def _cancel_one(client: Client, message_id: MessageId) -> float:
     return _timed(lambda: client.cancel_delayed(TOPIC, SUBSCRIPTION, message_id=message_id))[0]
+
+
+def _cancel_named(client: Client, producer: Any, due: int, key: str | None) -> list[float]:
+    waiting, names = _delayed(client), [f"{key}-{number}" for number in range(20)]
+    for name in names:
+        producer.send_async(b"", partition_key=key, deliver_at=due, delay_id=name)
+    producer.flush()
+    _until(lambda: _delayed(client) == waiting + len(names))
+    cancel = partial(client.cancel_delayed, TOPIC, SUBSCRIPTION, key=key)
+    return [_timed(partial(cancel, delay_id=name))[0] for name in names]
+
+
+def _percentiles(times: list[float]) -> dict[str, float]:
+    return {f"p{q}": round(float(np.percentile(times, q)) * 1000, 2) for q in (50, 99)}
 
 
 def _delayed(client: Client) -> int:

@@ -19,11 +19,11 @@ from actors.messages import DELAY_ID, Part, ReadIndex, RunIndex, SelectDelayed
 from actors.ports import Ports
 from actors.topic_client import TopicClient
 from storage.delayed.changes import Changes
-from storage.delayed.entries import Entries, Mask, concat
+from storage.delayed.entries import EMPTY, Entries, Mask, concat
 from storage.errors import Unavailable
 from storage.frame import index_columns
 from storage.hashing import Hashes, hash_column
-from storage.position import Positions, entries_of, ledgers_of, parse, run_positions
+from storage.position import Positions, entries_of, ledgers_of, parse, position
 
 READ_MOST = 65_536
 READ_TIMEOUT = 10_000
@@ -58,10 +58,10 @@ class DelayedSelection:
         before = end + 1 if wanted.before is None else min(parse(wanted.before), end + 1)
         at = start
         while at < before:
-            entries, resume = await self._read(at, READ_MOST)
-            entries = entries.take((entries.positions >= at) & (entries.positions < before))
+            entries, resume = await self._read(at, READ_MOST, hashes)
+            fits = (entries.positions >= at) & (entries.positions < before) & self._fits(wanted, entries)
             at = before if resume is None else resume
-            entries = entries.take(self._fits(wanted, entries, hashes))
+            entries = entries.take(fits)
             if len(entries):
                 yield await self._named(wanted, entries)
 
@@ -77,21 +77,21 @@ class DelayedSelection:
                 return
             at = max(at + 1, int(np.searchsorted(positions, resume)))
 
-    async def _read(self, start: int, limit: int) -> tuple[Entries, int | None]:
-        """The delayed messages of some runs, and where to read on; None: there is nothing more."""
+    async def _read(self, start: int, limit: int, hashes: Hashes | None = None) -> tuple[Entries, int | None]:
+        """The delayed messages of some runs (hashes: only those), and where to read on; None: there is nothing more."""
         reply = await self._topic.ask(ReadIndex(start=start, limit=limit), READ_TIMEOUT)
         parts = []
         for run in reply.runs:
             columns = await self._ports.net.fetch(run.columns)
             if columns is None:
                 raise Unavailable("the index columns of a run were gone before they were read; ask again")
-            parts.append(_delayed_rows(run, columns))
+            parts.append(_delayed_rows(run, columns, hashes))
         more = (reply.runs or reply.lost) and reply.resume > start
         return concat([part for part in parts if len(part)]), reply.resume if more else None
 
-    def _fits(self, wanted: SelectDelayed, entries: Entries, hashes: Hashes | None) -> Mask:
+    def _fits(self, wanted: SelectDelayed, entries: Entries) -> Mask:
         due = self._changes.due(entries.positions, entries.deliver_at)
-        fits = np.ones(len(entries), np.bool_) if hashes is None else np.isin(entries.hashes, hashes)
+        fits = np.ones(len(entries), np.bool_)
         if wanted.due_from is not None:
             fits &= due >= wanted.due_from
         if wanted.due_to is not None:
@@ -127,13 +127,13 @@ def _hashes(wanted: SelectDelayed) -> Hashes | None:
     return None
 
 
-def _delayed_rows(run: RunIndex, columns: memoryview) -> Entries:
+def _delayed_rows(run: RunIndex, columns: memoryview, wanted: Hashes | None) -> Entries:
     due, hashes = index_columns(columns, run.count, run.delayed)
-    positions = run_positions(run.ledger, run.first_entry, run.count)
     if due is None:
-        return Entries(positions[:0], positions[:0], hashes[:0])
-    rows = due > 0
-    return Entries(due[rows].astype(np.int64), positions[rows], hashes[rows].astype(np.uint32))
+        return EMPTY
+    fits = due > 0 if wanted is None else np.isin(hashes, wanted) & (due > 0)
+    rows = np.flatnonzero(fits)  # of a million messages one may be wanted: no columns are made of the others
+    return Entries(due[rows], rows + position(run.ledger, run.first_entry), hashes[rows])
 
 
 def _parts(positions: Positions) -> list[Part]:
