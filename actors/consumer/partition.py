@@ -24,6 +24,7 @@ from actors.consumer.revocations import Revocations, TakingBack
 from actors.directory import Directory
 from actors.messages import (
     NO_COUNTS,
+    NO_POSITIONS,
     Acknowledge,
     Attach,
     Attached,
@@ -176,12 +177,9 @@ class PartitionConsumer:
             backs.append(self._hand_backs.note(self._inbox.positions(), NO_COUNTS, counted=False))
         self._queued -= self._inbox.clear()
         self._consumer_epoch += 1
+        turn, epoch = self._taken_turn, self._consumer_epoch
         request = RedeliverUnacknowledged(
-            session=self.session,
-            consumer_epoch=self._consumer_epoch,
-            turn=self._taken_turn,
-            positions=positions,
-            seen=seen,
+            session=self.session, consumer_epoch=epoch, turn=turn, positions=positions, seen=seen, done=self._unsure()
         )
         await self._tell(request, *backs)
 
@@ -323,8 +321,11 @@ class PartitionConsumer:
 
     def _all_held(self) -> Positions:
         """Held, waiting to be resolved, or acknowledged without confirmation: nobody else may get these yet."""
-        unsure = [positions for *_, positions in [*self._unconfirmed, *self._acks]]
-        return np.unique(np.concatenate([self._holding.positions(), self._inbox.positions(), *unsure]))
+        return np.unique(np.concatenate([self._holding.positions(), self._inbox.positions(), self._unsure()]))
+
+    def _unsure(self) -> Positions:
+        """Acknowledged without confirmation, in no order."""
+        return np.concatenate([NO_POSITIONS, *(done for *_, done in [*self._unconfirmed, *self._acks])])
 
     def _lost(self) -> None:
         """The lease ran out or the broker ended the session: everything we held is others' now."""

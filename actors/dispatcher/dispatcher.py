@@ -337,7 +337,7 @@ class Parts:
         )
         self.delayed = _delayed_messages(actor, own, reader, rejoin, sessions, backlog, store)
         self.due = DueMessages(ports, tracker, core, cursor, wakeups, attended, actor.end)
-        self.redelivery = Redelivery(ports, core, cursor, store, wake)
+        self.redelivery = Redelivery(ports, core, cursor, backlog, store, wake)
         self.seeker = Seeker(
             ports, topic, actor.directory, cursor, reader, backlog, leases, own.reporter, store, wakeups
         )

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from actors.dispatcher.backlog import Backlog
 from actors.dispatcher.sessions import Session
 from actors.dispatcher.store import CursorStore
 from actors.key_shared.dispatch import Dispatch
@@ -26,9 +27,16 @@ class Redelivery:
     """Takes back what consumers did not finish."""
 
     def __init__(
-        self, ports: Ports, core: Dispatch, cursor: Cursor, store: CursorStore, wake: Callable[[], None]
+        self,
+        ports: Ports,
+        core: Dispatch,
+        cursor: Cursor,
+        backlog: Backlog,
+        store: CursorStore,
+        wake: Callable[[], None],
     ) -> None:
-        self._ports, self._core, self._cursor, self._store, self._wake = ports, core, cursor, store, wake
+        self._ports, self._core, self._cursor, self._backlog = ports, core, cursor, backlog
+        self._store, self._wake = store, wake
 
     async def negative_acknowledge(self, session: Session, request: NegativeAcknowledge) -> GivenBack:
         """See messages.NegativeAcknowledge. Returns when it is durable; a late copy too, as the first may not be."""
@@ -56,6 +64,8 @@ class Redelivery:
         """See messages.RedeliverUnacknowledged. Returns when it is durable."""
         positions, seen = _columns(request.positions, request.seen)
         if request.consumer_epoch > session.consumer_epoch:
+            done = np.unique(request.done)
+            self._backlog.acknowledge(done[self._core.knows(session.number, done)], session.number)
             unseen = session.void(request.consumer_epoch, request.turn)
             self._core.redeliver_all(session.number, positions, unseen=unseen, now=self._ports.clock.now(), counts=seen)
             self._wake()

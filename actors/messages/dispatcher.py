@@ -174,7 +174,8 @@ class RedeliverUnacknowledged(Request[Done], kw_only=True):
 
     consumer_epoch: rises with each of these in a session (Pulsar's consumer epoch). A delivery of a lower one is void,
     and the consumer drops it. turn: the last delivery that it took. positions: what it had; only of these the
-    redelivery count rises, as of the rest it has seen nothing. seen: uint8, the count that it had with each.
+    redelivery count rises, as of the rest it has seen nothing. seen: uint8, the count that it had with each. done: what
+    it acknowledged, of which this session may not have heard yet.
 
     Answered when the counts are durable.
     """
@@ -185,6 +186,7 @@ class RedeliverUnacknowledged(Request[Done], kw_only=True):
     turn: int
     positions: np.ndarray = msgspec.field(default_factory=no_positions)
     seen: np.ndarray = msgspec.field(default_factory=no_counts)
+    done: np.ndarray = msgspec.field(default_factory=no_positions)
 
 
 class Detach(Request[Done], kw_only=True):

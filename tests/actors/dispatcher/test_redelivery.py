@@ -132,3 +132,19 @@ def test_counting_goes_on_until_it_is_a_dead_letter() -> None:
         assert (await broker.stats())["msgBacklog"] == 0
 
     play(scenario, lease_ms=LEASE_MS, max_redeliver_count=2)
+
+
+def test_what_was_acknowledged_just_before_does_not_come_again() -> None:
+    """Everything is given back while the acknowledgement waits for a poll to ride on."""
+
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c1", acking=False)
+        await broker.publish("a", "b")
+        await broker.until(lambda: len(client.got) == 2)
+        client.ack(client.got[0])
+        await client.redeliver_all()
+        await broker.until(lambda: len(client.got) == 3)
+        await broker.quiet(500)
+        assert client.came() == ["a", "b", "b"]
+
+    play(scenario)

@@ -41,6 +41,14 @@ DISPATCHING: list[Mutant] = [
         test="tests/actors/dispatcher/test_delivery.py",
     ),
     Mutant(
+        name="what is acknowledged is given back with everything else",
+        module="actors.dispatcher.redelivery",
+        old="            self._backlog.acknowledge(done[self._core.knows(session.number, done)], session.number)\n",
+        new="",
+        world=BROKER,
+        test="tests/actors/dispatcher/test_redelivery.py",
+    ),
+    Mutant(
         name="draining hashes are not held back",
         module="actors.key_shared.policies",
         old="        return Gate.DRAINING, tables.drains[rows.hashes]",
