@@ -497,4 +497,4 @@ class PartitionConsumer:
             return request.session != self.session or self.closing
 
         revocation = await self._hand_backs.say(request, backs, lambda: self._address, over)
-        await self._revocations.wait(revocation, over)
+        await self._revocations.wait(revocation, backs, over)

@@ -8,7 +8,7 @@ application: the key waits until it is acknowledged or given back.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
@@ -52,27 +52,32 @@ class Revocations:
         self._ports, self._holding, self._inbox, self._hand_backs = ports, holding, inbox, hand_backs
         self._manner = manner or TakingBack()
         self._number = 0
+        self._awaited: dict[int, int] = {}
+        """Revocations that are known to come, with the first position of what was given back and led to each."""
         self._heard = Signal()
 
     def begin(self) -> None:
         """Another session: its revocations are numbered anew."""
         self._number = 0
+        self._awaited.clear()
         self._heard.set()
 
     def carry_out(self, revocation: Revocation) -> tuple[HandBack | None, int]:
         """Take back what is here; returns what is to be said, and how many messages left the queue unseen."""
         back, unseen = self._take_back(revocation.positions, shown_too=self._manner.shown_too)
         self._number = revocation.number
+        self._awaited = {number: first for number, first in self._awaited.items() if number > revocation.number}
         self._heard.set()
         return back, unseen
 
     def forestall(self) -> int:
         """Before an owner who may ask for messages back is told what was given back to the one before: it will ask back
-        what lies behind that, but only when it has read the log so far. What nobody has seen goes back at once. Returns
-        how many messages did.
+        what lies behind that, but only when it has read the log so far. What nobody has seen goes back at once, and so
+        does what the one before would have asked back, had it lived to say it. Returns how many messages did.
         """
         self._manner.expected()
-        lowest = self._hand_backs.lowest()
+        behind = [*self._awaited.values(), self._hand_backs.lowest()]
+        lowest = min((position for position in behind if position is not None), default=None)
         if lowest is None:
             return 0
         here = np.concatenate([self._holding.positions(), self._inbox.positions()])
@@ -92,8 +97,11 @@ class Revocations:
             self._manner.taken_back(every)
         return back, unseen + len(in_inbox)
 
-    async def wait(self, number: int, over: Callable[[], bool]) -> None:
-        """Until a revocation was carried out, or the session is over."""
+    async def wait(self, number: int, backs: Sequence[HandBack], over: Callable[[], bool]) -> None:
+        """Until a revocation, which these led to, was carried out, or the session is over."""
+        first = min((int(back.positions[0]) for back in backs if len(back.positions)), default=None)
+        if number > self._number and first is not None and not over():
+            self._awaited[number] = min(first, self._awaited.get(number, first))
         while self._number < number and not over():
             self._heard.clear()
             await self._heard.wait(self._ports, 1_000)

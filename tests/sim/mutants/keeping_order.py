@@ -57,6 +57,14 @@ KEEPING_ORDER: list[Mutant] = [
         test=f"{_UNITS}::test_what_comes_back_waits_for_what_was_not_read_yet",
     ),
     Mutant(
+        name="what a dead owner would have asked back is shown",
+        module="actors.consumer.revocations",
+        old="behind = [*self._awaited.values(), self._hand_backs.lowest()]",
+        new="behind = [self._hand_backs.lowest()]",
+        world=NACK_ORDER,
+        test="tests/actors/consumer/test_revocations.py::test_a_revocation_that_never_came_is_made_up_for",
+    ),
+    Mutant(
         name="a consumer keeps what it was asked for",
         module="actors.consumer.revocations",
         old="        if not len(positions):\n            return None, 0\n",
