@@ -125,7 +125,7 @@ def flood(
         restarts=restarts, delayed=delayed, rate=rate, minutes=minutes, seed=seed, policy=policy, nack=nack,
         nack_order=nack_order, input=input,
         key_column=key_column, payload_columns=columns, time_column=time_column, bookies=bookies, objects=objects,
-        s3_endpoint_url=s3_endpoint, data_dir=data_dir, keep=keep, json=json, report=report, address=address,
+        s3_endpoint_url=s3_endpoint, data_dir=data_dir, keep=keep, json=json, report=report, address=_joined(address),
         strict=strict, watch=watch, client=client,
     )  # fmt: skip
     return _flood(**_asked_for(context, given, workload))
@@ -188,7 +188,7 @@ def chaos(
     return _flood(
         minutes=minutes, faults=names, fault_every_ms=period, partitions=partitions, size=size,
         keys=keys, consumers=consumers, rate=rate, seed=seed, policy=policy, bookies=bookies, data_dir=data_dir,
-        keep=keep, json=json, report=report, address=address or _running(), scenario=scenario or "",
+        keep=keep, json=json, report=report, address=_joined(address) or _running(), scenario=scenario or "",
         rounds=rounds, s3_endpoint_url=_s3_endpoint(), watch=watch, client=client,
     )  # fmt: skip
 
@@ -229,6 +229,18 @@ def _running() -> str | None:
             os.environ.setdefault("RAY_AUTH_TOKEN_PATH", str(token.absolute()))
         return address
     return values.address
+
+
+def _joined(address: str | None) -> str | None:
+    """The same address. If the cluster there is the one on the configured data folder, its token is used."""
+    if address is not None:
+        from cluster import discovery
+        from cluster.config import load
+
+        found = discovery.find(load().values.data_dir)
+        if found is not None and found[0] == address and found[1] is not None:
+            os.environ.setdefault("RAY_AUTH_TOKEN_PATH", str(found[1].absolute()))
+    return address
 
 
 def _flood(**options: object) -> int:

@@ -26,14 +26,14 @@ def test_no_port_but_loopback_is_open(spark: Any) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_a_start_that_is_given_up_ends(tmp_path: Path) -> None:
-    """Whether Java is not launched yet, is being launched, or is there: nothing hangs, and nothing runs on."""
-    for began in (False, True):
-        start = SparkStart(tmp_path)
-        if began:
-            eventually(lambda: start.up or _launched(), "Java is not launched")
-        start.close()
-        assert not _launched()
+@pytest.mark.parametrize("launched", [False, True])
+def test_a_start_that_is_given_up_ends(tmp_path: Path, launched: bool) -> None:
+    """Whether Java is not launched yet, or is being launched: nothing hangs, and nothing runs on."""
+    start = SparkStart(tmp_path)
+    if launched:
+        eventually(lambda: start.up or _launched(), "Java is not launched")
+    start.close()
+    assert not _launched()
 
 
 def _launched() -> list[str]:

@@ -109,6 +109,20 @@ def test_chaos_joins_the_cluster_that_is_running(
     assert [options["address"] for options in flood] == ["127.0.0.1:1", "127.0.0.1:2"]
 
 
+@pytest.mark.parametrize(("address", "token"), [("127.0.0.1:2", "here"), ("127.0.0.1:3", "")])
+def test_the_configured_clusters_token_is_used_for_it_alone(
+    cli: Cli, flood: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, address: str, token: str
+) -> None:
+    """Named by its address, the cluster on the configured data folder needs no more than its folder."""
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "")
+    monkeypatch.delenv("RAY_AUTH_TOKEN_PATH")
+    monkeypatch.setattr("cluster.discovery.find", lambda folder: ("127.0.0.1:2", Path("/here")))
+    code, _, err = cli("flood", "--address", address)
+    assert code == 1, err
+    assert flood[0]["address"] == address
+    assert os.environ.get("RAY_AUTH_TOKEN_PATH", "").strip("/") == token
+
+
 def test_every_option_is_one_that_the_load_generator_knows(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[FloodOptions] = []
 
