@@ -6,6 +6,7 @@ each is answered by one: the count, when it began and ended (seconds since 1970)
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import sys
@@ -360,12 +361,18 @@ def keep(folder: Path) -> None:
         sys.stdin.read()
 
 
-def keep_gateway(folder: Path) -> None:
-    """Run a Sluice of one process that serves Pulsar's clients; makes the topics that lines on stdin name."""
-    from cluster import connect
+def keep_gateway(folder: Path, *, one_process: bool) -> None:
+    """Run a Sluice that serves Pulsar's clients; makes the topics that lines on stdin name."""
+    from cluster import connect, launch
+    from cluster.pulsar.ports import service_url
 
-    with connect(embedded=True, data_dir=folder, pulsar_port=0) as broker:
-        print(json.dumps({"url": broker.pulsar_service_url}), flush=True)
+    with contextlib.ExitStack() as stack:
+        if one_process:
+            broker = stack.enter_context(connect(embedded=True, data_dir=folder, pulsar_port=0))
+        else:
+            running = stack.enter_context(launch.local(folder, pulsar_port=0))
+            broker = stack.enter_context(connect(running.address))
+        print(json.dumps({"url": service_url(folder, 0)}), flush=True)
         for line in sys.stdin:
             topic = json.loads(line)
             broker.create_topic(topic["topic"], partitions=topic["partitions"])
@@ -376,7 +383,7 @@ def main() -> None:
     """The one argument: the options as JSON."""
     options = json.loads(sys.argv[1])
     if "gateway" in options:
-        keep_gateway(Path(options["gateway"]))
+        keep_gateway(Path(options["gateway"]), one_process=options["one_process"])
         return
     if "keep" in options:
         keep(Path(options["keep"]))

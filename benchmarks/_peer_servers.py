@@ -100,19 +100,20 @@ class SluiceSide(Side):
 
 
 class GatewaySide(Side):
-    """Sluice in one process, three bookies and two copies, with Pulsar's own client."""
+    """Sluice in one process or in many, three bookies and two copies, with Pulsar's own client."""
 
     kind = "pulsar"
 
-    def __init__(self, name: str, folder: Path, batching: str) -> None:
+    def __init__(self, name: str, folder: Path, batching: str, *, one_process: bool = True) -> None:
         super().__init__(name, folder)
-        self.batching = batching
+        self.batching, self._one_process = batching, one_process
         self._log = folder / "log"
 
     def start(self) -> None:
         """See Side."""
         _need("pulsar")
-        command = [str(self.python), str(CLIENT), json.dumps({"gateway": str(self.folder / "data")})]
+        wanted = {"gateway": str(self.folder / "data"), "one_process": self._one_process}
+        command = [str(self.python), str(CLIENT), json.dumps(wanted)]
         process = self._run(command, self._log, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.url = heard(process.stdout, self._log)["url"]
 

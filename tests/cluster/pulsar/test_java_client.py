@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import secrets
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -12,13 +10,14 @@ import jwt
 import pytest
 
 import cluster
+from benchmarks._java import compiled
+from benchmarks._peer_servers import Missing
 from cluster.embedded import running
 from cluster.options import ClusterOptions
 from cluster.pulsar.ports import service_url
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-VERSION = "4.0.8"
 SOURCE = Path(__file__).parent / "java" / "Scenes.java"
 SCENES = (
     "produce_and_consume", "partitions", "one_partition_a_key", "key_shared_with_joins", "delayed", "given_back",
@@ -26,40 +25,15 @@ SCENES = (
     "table_view", "token", "transactions_are_refused",
 )  # fmt: skip
 KEYS = ("a", "key-1", "key-2", "key-3", "key-4", "key-5", "välkommen", "😀")
-PROJECT = """<project><modelVersion>4.0.0</modelVersion><groupId>x</groupId><artifactId>x</artifactId>
-<version>1</version><dependencies><dependency><groupId>org.apache.pulsar</groupId><artifactId>pulsar-client</artifactId>
-<version>{version}</version></dependency></dependencies></project>"""
-FETCH_S = 300
 
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The command that plays the scenes, compiled against the client."""
-    tools = [shutil.which(tool) for tool in ("java", "javac", "mvn")]
-    if None in tools:
-        pytest.skip("needs java, javac and mvn")
-    java, javac, mvn = (str(tool) for tool in tools)
-    folder = tmp_path_factory.mktemp("java")
-    (folder / "pom.xml").write_text(PROJECT.format(version=VERSION))
-    listed = folder / "classpath"
-    goal = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:build-classpath"
-    for offline in (["-o"], []):
-        fetch = [mvn, *offline, "-B", "-q", "-f", str(folder / "pom.xml"), goal, f"-Dmdep.outputFile={listed}"]
-        try:
-            got = subprocess.run(fetch, capture_output=True, timeout=FETCH_S, check=False)
-        except subprocess.TimeoutExpired:
-            continue
-        if got.returncode == 0:
-            break
-    else:
-        pytest.skip(f"Maven has no pulsar-client {VERSION}, and cannot get it")
-    classes = f"{folder}{os.pathsep}{listed.read_text().strip()}"
-    subprocess.run(
-        [javac, "-nowarn", "-encoding", "UTF-8", "-cp", classes, "-d", str(folder), str(SOURCE)],
-        check=True,
-        capture_output=True,
-    )
-    return [java, "-XX:TieredStopAtLevel=1", "-cp", classes, "Scenes"]
+    try:
+        return compiled(SOURCE, tmp_path_factory.mktemp("java"), "-XX:TieredStopAtLevel=1")
+    except Missing as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="module")
