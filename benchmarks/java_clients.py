@@ -148,9 +148,12 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # the brokers are ended on that way as well
     try:
         print(json.dumps(compare(options)))
-    except (Missing, RuntimeError) as error:
+    except Missing as error:
         print(f"sluice: {error}", file=sys.stderr)
         sys.exit(2)
+    except RuntimeError as error:
+        print(f"java_clients: {error}", file=sys.stderr)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

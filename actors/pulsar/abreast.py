@@ -38,8 +38,10 @@ _PRODUCER, _SEQUENCE, _COUNT, _HIGHEST = 0x08, 0x10, 0x18, 0x30
 _OF_SEND = (_PRODUCER, _SEQUENCE, _COUNT, _HIGHEST)
 _NAME, _NUMBER, _PUBLISHED, _KEY, _CODEC, _SIZE, _MESSAGES, _EVENT = 0x0A, 0x10, 0x18, 0x32, 0x40, 0x48, 0x58, 0x60
 _SCHEMA, _ORDER, _DUE, _LAST = 0x0182, 0x0192, 0x0198, 0x01C0
+_FLAGS = (0x0188, 0x01C8, 0x01F0)
+"""Flags of one message. Java's client says of every key that it is not base64."""
 _OF_METADATA = (
-    _NAME, _NUMBER, _PUBLISHED, _KEY, _CODEC, _SIZE, _MESSAGES, _EVENT, _SCHEMA, _ORDER, _DUE, _LAST,
+    _NAME, _NUMBER, _PUBLISHED, _KEY, _CODEC, _SIZE, _MESSAGES, _EVENT, _SCHEMA, _ORDER, _DUE, _LAST, *_FLAGS,
 )  # fmt: skip
 """Tags of the fields that columns hold, or that say nothing. See actors.pulsar.fields for their names."""
 
@@ -150,6 +152,8 @@ def _read(data: bytes, starts: Ints, ends: Ints) -> _Read | None:
     metadata = read_fields(source, at, np.where(odd, at, payload), _OF_METADATA)
     value = metadata.value
     odd |= metadata.odd | (value[_CODEC] > 0)
+    for flag in _FLAGS:
+        odd |= (value[flag] > 0) & (value[_MESSAGES] < 0)
     for name in (_NAME, _NUMBER, _PUBLISHED):
         odd |= value[name] < 0
     odd |= (value[_PUBLISHED] > LAST_TIME) | (value[_DUE] > LAST_TIME)

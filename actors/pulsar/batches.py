@@ -18,6 +18,8 @@ from storage.batch import MAX_KEY_BYTES, MAX_MESSAGE_BYTES
 
 PROPERTIES, KEY, SIZE, EVENT_TIME, ORDERING_KEY, SEQUENCE = 0x0A, 0x12, 0x18, 0x28, 0x3A, 0x40
 """Tags (field and kind) of a message's own metadata that columns hold, and of its properties."""
+FLAGS = (0x30, 0x48, 0x50)
+"""Tags of what is said of a message by yes or no: its key is base64, its value is null, its key is null."""
 
 
 @dataclass(slots=True)
@@ -90,7 +92,10 @@ def starts_of(payload: bytes, count: int) -> list[int] | None:
 def find_messages(source: Bytes, begin: Ints, end: Ints) -> tuple[Found, npt.NDArray[np.bool_]]:
     """The messages of batches that begin and end at these places, and which of them have to go the slow way."""
     stop = begin + 4 + source.u32(begin)
-    read = read_fields(source, begin + 4, stop, (KEY, SIZE, EVENT_TIME, ORDERING_KEY, SEQUENCE))
+    read = read_fields(source, begin + 4, stop, (KEY, SIZE, EVENT_TIME, ORDERING_KEY, SEQUENCE, *FLAGS))
+    odd = read.odd
+    for flag in FLAGS:
+        odd |= read.value[flag] > 0
     size = read.value[SIZE]
     found = Found(
         key_at=read.at[KEY],
@@ -102,7 +107,7 @@ def find_messages(source: Bytes, begin: Ints, end: Ints) -> tuple[Found, npt.NDA
         event_time=read.value[EVENT_TIME],
         sequence=read.value[SEQUENCE],
     )
-    return found, read.odd | (size != end - stop) | found.odd()
+    return found, odd | (size != end - stop) | found.odd()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ have, would lose messages, while one that comes again is only a duplicate.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable
 
 import numpy as np
@@ -25,14 +26,15 @@ class Pieces:
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most
-        self._counts: dict[tuple[Key, int], tuple[int, bool]] = {}
+        # A plain dict looks for its first entry past all that were deleted before it.
+        self._counts: OrderedDict[tuple[Key, int], tuple[int, bool]] = OrderedDict()
 
     def remember(self, key: Key, position: int, count: int) -> None:
         """What began there had so many rows; if it is said to have had other numbers of them, the least counts."""
         known, sure = self._counts.pop((key, position), (count, True))
         self._counts[key, position] = min(known, count), sure and known == count
         while len(self._counts) > self._most:
-            del self._counts[next(iter(self._counts))]
+            self._counts.popitem(last=False)
 
     def count(self, key: Key, position: int, ack_set: Iterable[int]) -> tuple[int, bool]:
         """So many rows an id stands for at least, and whether it is known that they are no more.

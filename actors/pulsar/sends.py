@@ -228,7 +228,7 @@ def _rest(packed: _Packed) -> bytes:
     metadata = Metadata()
     metadata.CopyFrom(packed.metadata)
     fields = IN_COLUMNS if packed.unread else (*IN_COLUMNS, *OF_FORM)
-    for name in fields if not packed.count else (*fields, *OF_ONE):
+    for name in (*fields, *(name for name in OF_ONE if packed.count or not getattr(metadata, name))):
         metadata.ClearField(name)
     encoded: bytes = metadata.SerializeToString()
     return encoded

@@ -25,7 +25,8 @@ messages = st.fixed_dictionaries(
         "partition_key": st.binary(max_size=15),
         "ordering_key": st.binary(max_size=15),
         "event_time": st.integers(0, LAST_TIME),
-        "null_value": st.just(True),
+        "null_value": st.booleans(),
+        "key_is_base64": st.just(False),
         "properties": st.just([(b"a", b"1")]),
     },
 )
@@ -39,7 +40,10 @@ common = st.fixed_dictionaries(
         "publish_time": st.sampled_from([NOW, LAST_TIME, LAST_TIME + 1]),
     },
 )
-plain = st.fixed_dictionaries({"payload": st.binary(max_size=20), "partition_key": st.binary(max_size=15)})
+plain = st.fixed_dictionaries(
+    {"payload": st.binary(max_size=20), "partition_key": st.binary(max_size=15)},
+    optional={"key_is_base64": st.just(False), "null_value": st.just(False), "null_partition_key": st.just(False)},
+)
 
 
 @st.composite
