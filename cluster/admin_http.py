@@ -9,10 +9,12 @@
     PUT    /admin/v2/persistent/public/default/{topic}/partitions       create; the body is the number of partitions
     DELETE /admin/v2/persistent/public/default/{topic}?force=true
     GET    .../{topic}/stats | partitioned-stats | internalStats | subscriptions
-    GET    .../{topic}/subscription/{sub}/explain?key=K | pending | blocked-keys | hot-keys | delayed
+    GET    .../{topic}/subscription/{sub}/explain?key=K | pending | blocked-keys | hot-keys | delayed | parked
     POST   .../{topic}/subscription/{sub}/skip/{n} | skip_all | resetcursor/{ms} | expireMessages/{seconds}
     POST   .../{topic}/subscription/{sub}/delayed/cancel | delayed/reschedule; the body says which, as
            `cancel_delayed` of the client has it: {"message_id": [...]}, {"key": K, "due_to": ms, "deliver_at": ms}
+    POST   .../{topic}/subscription/{sub}/parked/redrive | parked/discard; the body says which keys:
+           {"key": K} or {"everything": true}, and for discard "only_failed": true
     DELETE .../{topic}/subscription/{sub}?force=true
 
     GET    /watch                                                       the live page (needs no token: it holds nothing)
@@ -160,8 +162,11 @@ class AdminHttp(Actor):
                 web.get(f"{topic}/subscriptions", self._subscriptions),
                 web.delete(subscription, self._unsubscribe),
                 web.get(f"{subscription}/explain", self._explain),
-                web.get(f"{subscription}/{{verb:pending|blocked-keys|hot-keys|assignments|delayed}}", self._question),
+                web.get(
+                    f"{subscription}/{{verb:pending|blocked-keys|hot-keys|assignments|delayed|parked}}", self._question
+                ),
                 web.post(f"{subscription}/delayed/{{what:cancel|reschedule}}", self._change_delayed),
+                web.post(f"{subscription}/parked/{{what:redrive|discard}}", self._decide_parked),
                 web.post(f"{subscription}/skip/{{number}}", self._verb("skip", "messages")),
                 web.post(f"{subscription}/skip_all", self._verb("clear_backlog")),
                 web.post(f"{subscription}/resetcursor/{{number}}", self._verb("seek", "time")),
@@ -362,15 +367,23 @@ class AdminHttp(Actor):
 
     async def _change_delayed(self, request: web.Request) -> web.Response:
         topic, subscription = _topic(request), _subscription(request)
+        chosen = await self._choice(request)
+        changes = DelayedChanges(self.ports, self._directory, lambda: self._subscriptions_of(topic))
+        verb = f"{request.match_info['what']}_delayed"
+        return web.json_response(await changes.change(topic, subscription, verb, chosen))
+
+    async def _decide_parked(self, request: web.Request) -> web.Response:
+        return web.json_response(await self._admin(request, request.match_info["what"], await self._choice(request)))
+
+    async def _choice(self, request: web.Request) -> dict[str, Any]:
+        """The body as a JSON object. Raises Invalid."""
         try:
             chosen = json.loads(await self._body(request))
         except ValueError:
             chosen = None
         if not isinstance(chosen, dict):
             raise Invalid('the body is JSON that says which messages, for example {"key": "invoice-7"}')
-        changes = DelayedChanges(self.ports, self._directory, lambda: self._subscriptions_of(topic))
-        verb = f"{request.match_info['what']}_delayed"
-        return web.json_response(await changes.change(topic, subscription, verb, chosen))
+        return chosen
 
     async def _expire(self, request: web.Request) -> web.Response:
         before = self.ports.clock.now() - _number(request.match_info["number"]) * 1000

@@ -51,6 +51,7 @@ class Backlog:
 
     def give_up(self, positions: Positions) -> None:
         """Messages that nobody can read count as done."""
+        self._core.acknowledge(positions)
         self._cursor.acknowledge(positions)
         self._advance()
 

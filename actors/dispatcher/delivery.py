@@ -10,7 +10,6 @@ from collections.abc import Callable
 from actors.backoff import Backoff
 from actors.dispatcher.backlog import Backlog
 from actors.dispatcher.consumers import ascending
-from actors.dispatcher.dead_letters import DeadLetters
 from actors.dispatcher.leases import Leases
 from actors.dispatcher.open_runs import OpenRuns, mark_overtook
 from actors.dispatcher.reader import Reader
@@ -42,15 +41,17 @@ class Deliverer:
         reader: Reader,
         backlog: Backlog,
         store: CursorStore,
-        dead_letters: DeadLetters,
+        look_at_failed: Callable[[], None],
         wakeups: Wakeups,
         ended: Callable[[], bool],
     ) -> None:
-        """ended: whether this dispatcher is one no more."""
+        """look_at_failed: told after a dispatch, some of which may have failed for good. ended: whether this dispatcher
+        is one no more.
+        """
         self._ports, self._state = ports, state
         self._core, self._runs, self._sessions = core, runs, sessions
         self._leases, self._rejoin, self._reader, self._backlog = leases, rejoin, reader, backlog
-        self._store, self._dead_letters, self._wakeups = store, dead_letters, wakeups
+        self._store, self._look_at_failed, self._wakeups = store, look_at_failed, wakeups
         self._ended = ended
         self._put_off = False
         """A pass waits until the interval is over."""
@@ -177,8 +178,7 @@ class Deliverer:
             if len(overtook := self._core.overtook(assignment.positions)):
                 mark_overtook(parts, overtook)
             session.push(parts)
-        if self._core.has_dead_letters():
-            self._dead_letters.wake()
+        self._look_at_failed()
         for number in self._core.untold():
             session = self._sessions.find(number)
             if session is not None:

@@ -9,12 +9,14 @@ concerns. The parts know nothing of the actor, and of each other only what they 
 * what comes next from the log: `reader`;
 * who is attached, and until when: `membership`, carried out by `consumers`, `leases` and `rejoin`;
 * what goes out: `delivery`; what comes back unfinished: `redelivery` and `dead_letters`;
+* which keys wait for somebody's decision: `parked_keys`;
 * which delayed messages are taken back, or come at another time: `delayed_messages`;
 * where the cursor is moved to: `seek`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from actors.actor import Actor
@@ -35,6 +37,7 @@ from actors.dispatcher.hot_keys import HotKeys
 from actors.dispatcher.inspection import Inspection
 from actors.dispatcher.leases import Leases
 from actors.dispatcher.open_runs import OpenRuns
+from actors.dispatcher.parked_keys import ParkedKeys, parked_record
 from actors.dispatcher.reader import Reader
 from actors.dispatcher.redelivery import Redelivery, durable_redeliveries
 from actors.dispatcher.rejoin import Rejoin
@@ -45,6 +48,7 @@ from actors.dispatcher.store import CursorStore
 from actors.dispatcher.subscription import PartitionSubscription
 from actors.dispatcher.takeover import Possession, take_over
 from actors.fenced_record import FencedRecord
+from actors.key_shared.dispatch import Dispatch
 from actors.messages import (
     Acknowledge,
     Acknowledged,
@@ -58,6 +62,7 @@ from actors.messages import (
     DeleteSubscription,
     Delivery,
     Detach,
+    Discard,
     Done,
     ExpireMessages,
     Explain,
@@ -67,12 +72,14 @@ from actors.messages import (
     ListBlockedKeys,
     ListDelayed,
     ListHotKeys,
+    ListParked,
     ListPending,
     NegativeAcknowledge,
     Pause,
     Paused,
     Poll,
     RedeliverUnacknowledged,
+    Redrive,
     RescheduleDelayed,
     Resume,
     Seek,
@@ -147,6 +154,11 @@ class Dispatcher(Actor):
         for session in parts.sessions.all():
             parts.sessions.close(session)
 
+    @property
+    def problem(self) -> str:
+        """See Actor: parked keys that are at their limit."""
+        return self._parts.parked.alarm() if self._parts is not None else ""
+
     def ended(self) -> bool:
         """Whether this dispatcher is one no more."""
         return self.stopped is not None
@@ -214,6 +226,14 @@ class Dispatcher(Actor):
         """See messages.RescheduleDelayed."""
         return document(await self._owning.delayed.reschedule(request))
 
+    async def on_redrive(self, request: Redrive) -> Text:
+        """See messages.Redrive."""
+        return document(await self._owning.parked.redrive(request))
+
+    async def on_discard(self, request: Discard) -> Text:
+        """See messages.Discard."""
+        return document(await self._owning.parked.discard(request))
+
     async def on_skip(self, request: Skip) -> Skipped:
         """See messages.Skip."""
         return _skipped(await self._owning.seeker.skip(request.messages))
@@ -260,7 +280,9 @@ class Dispatcher(Actor):
     async def on_stats(self, request: Stats) -> Text:
         """See `statistics`."""
         parts = self.parts
-        return document(await parts.statistics.tell() | parts.delayed.stats() | parts.hot_keys.stats())
+        return document(
+            await parts.statistics.tell() | parts.delayed.stats() | parts.hot_keys.stats() | parts.parked.stats()
+        )
 
     async def on_explain(self, request: Explain) -> Text:
         """See `explanation`."""
@@ -277,6 +299,10 @@ class Dispatcher(Actor):
     async def on_list_hot_keys(self, request: ListHotKeys) -> Text:
         """See messages.ListHotKeys."""
         return document(await self._owning.hot_keys.tell(request.top))
+
+    async def on_list_parked(self, request: ListParked) -> Text:
+        """See messages.ListParked."""
+        return document(self._owning.parked.listing(request))
 
     async def on_list_delayed(self, request: ListDelayed) -> Text:
         """See messages.ListDelayed."""
@@ -305,7 +331,8 @@ class Parts:
         runs, sessions, ended = OpenRuns(), Sessions(), actor.ended
 
         def snapshot() -> dict[str, Any]:
-            return state.record(durable_redeliveries(core, ports.log)) | own.changed_delays.record()
+            known = own.changed_delays.record() | parked_record(core)
+            return state.record(durable_redeliveries(core, ports.log)) | known
 
         def attended() -> bool:
             return len(sessions) > 0
@@ -317,23 +344,13 @@ class Parts:
         leases = Leases(ports, membership, sessions, core, store, wake)
         rejoin = Rejoin(ports, topic, core, membership, sessions, store, wake)
         dead_letters = DeadLetters(ports, actor.directory, of, state.settings, core, runs, backlog.done_elsewhere)
+        self.parked = parked = _parked_keys(actor, own, runs, store, backlog)
         self.consumers = Consumers(
             ports, epoch, membership, sessions, core, cursor, store, leases, rejoin, wakeups, actor.check_owner
         )
+        failed = _looking_at_what_failed(core, dead_letters, parked)
         self.deliverer = deliverer = Deliverer(
-            ports,
-            state,
-            core,
-            runs,
-            sessions,
-            leases,
-            rejoin,
-            reader,
-            backlog,
-            store,
-            dead_letters,
-            wakeups,
-            ended,
+            ports, state, core, runs, sessions, leases, rejoin, reader, backlog, store, failed, wakeups, ended
         )
         self.delayed = _delayed_messages(actor, own, reader, rejoin, sessions, backlog, store)
         self.due = DueMessages(ports, tracker, core, cursor, wakeups, attended, actor.end)
@@ -343,7 +360,9 @@ class Parts:
         )
         self.configuration = Configuration(of, state, store, wakeups, actor.end)
         self.statistics = Statistics(ports, of, epoch, state, core, runs, sessions, tracker, reader, backlog, deliverer)
-        self.explanation = Explanation(ports, of, state, core, tracker, own.changed_delays.now, reader, rejoin)
+        self.explanation = Explanation(
+            ports, of, state, core, tracker, own.changed_delays.now, reader, rejoin, self.parked
+        )
         self.inspection = Inspection(of, core, sessions, tracker)
         self.own, self.runs, self.sessions, self.store = own, runs, sessions, store
         self.reader, self.leases, self._spawn = reader, leases, ports.spawn
@@ -391,6 +410,34 @@ def _delayed_messages(
         store,
         own.wakeups,
     )
+
+
+def _parked_keys(
+    actor: Dispatcher, own: Possession, runs: OpenRuns, store: CursorStore, backlog: Backlog
+) -> ParkedKeys:
+    payloads = Payloads(actor.ports, actor.directory, actor.of.topic, actor.of.partition)
+    return ParkedKeys(
+        actor.ports,
+        actor.of,
+        actor.topic,
+        own.core,
+        own.state.cursor,
+        own.tracker,
+        runs,
+        payloads,
+        store,
+        backlog.done_elsewhere,
+        own.wakeups.route.set,
+    )
+
+
+def _looking_at_what_failed(core: Dispatch, dead_letters: DeadLetters, parked: ParkedKeys) -> Callable[[], None]:
+    def look() -> None:
+        if core.has_dead_letters():
+            dead_letters.wake()
+        parked.look()
+
+    return look
 
 
 def _skipped(moved: tuple[int, int]) -> Skipped:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from actors.delayed.tracker import DelayedTracker
+from actors.dispatcher.parked_keys import ParkedKeys
 from actors.dispatcher.reader import Reader
 from actors.dispatcher.rejoin import Rejoin
 from actors.dispatcher.state import SubscriptionState
@@ -33,10 +34,11 @@ class Explanation:
         changes: Changes,
         reader: Reader,
         rejoin: Rejoin,
+        parked: ParkedKeys,
     ) -> None:
         self._ports, self._of, self._state = ports, of, state
         self._core, self._tracker, self._changes = core, tracker, changes
-        self._reader, self._rejoin = reader, rejoin
+        self._reader, self._rejoin, self._parked = reader, rejoin, parked
 
     def explain(self, request: Explain) -> dict[str, Any]:
         """Run the dispatch predicate with reasons on, and add the outer gates."""
@@ -46,6 +48,8 @@ class Explanation:
         reasons = [*self._outer_gates(), *answer.get("reasons", [])]
         if request.position is not None:
             reasons = self._gates_of(request.position, reasons)
+        if parked := self._parked.gate(request.key, request.position):
+            reasons = [parked, *(reason for reason in reasons if reason["gate"] != "nothing_to_deliver")]
         verdict = reasons[0]["gate"] if reasons else answer.get("verdict")
         told = {"verdict": verdict, "reasons": reasons, "partition": self._of.partition, "key": request.key}
         return {**answer, **told}

@@ -15,6 +15,8 @@ from actors.delayed.tracker import make_tracker
 from actors.dispatcher.changed_delays import FIELD, ChangedDelays
 from actors.dispatcher.ends import read_ends
 from actors.dispatcher.history import AssignmentHistory
+from actors.dispatcher.parked_keys import FIELD as PARKED
+from actors.dispatcher.parked_keys import load_parked, parked_record
 from actors.dispatcher.progress import ProgressReporter
 from actors.dispatcher.redelivery import durable_redeliveries
 from actors.dispatcher.sessions import first_session
@@ -72,9 +74,11 @@ async def take_over(
     core = Dispatch(state.settings, first_consumer=first_session(record.epoch), history=history.history)
     if value is not None:
         core.remember(redeliveries.decode(value.get("redeliveries", b"")), ports.clock.now())
+        load_parked(core, value.get(PARKED), state.cursor)
     changed_delays = ChangedDelays(ports, of, record.epoch)
     await changed_delays.load(value and value.get(FIELD), state.cursor)
-    await record.save(state.record(durable_redeliveries(core, ports.log)) | changed_delays.record())
+    known = changed_delays.record() | parked_record(core)
+    await record.save(state.record(durable_redeliveries(core, ports.log)) | known)
     reporter = ProgressReporter(ports, topic, of, record.epoch, state)
     await reporter.introduce()
     wakeups = Wakeups()

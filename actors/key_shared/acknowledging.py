@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from actors.key_shared import parking
 from actors.key_shared.core import Core
-from actors.key_shared.window import DONE, PENDING
+from actors.key_shared.window import DONE, PENDING, REMOVED
 from actors.messages import NO_POSITIONS
 from storage.position import Positions
+from storage.redeliveries import NOTHING
 
 
 def acknowledge(core: Core, positions: Positions, consumer: int | None) -> Positions:
@@ -50,6 +52,7 @@ def acknowledge_all(core: Core, reports: list[tuple[Positions, int | None]]) -> 
 
 def _acknowledge(core: Core, positions: Positions) -> tuple[Positions, Positions]:
     """What of it was here, and what somebody held that was not read again yet; each ascending and once."""
+    parking.forget(core, positions)
     window = core.window
     rows, done = window.locate(positions)
     if len(core.unread.positions):
@@ -68,6 +71,32 @@ def _acknowledge(core: Core, positions: Positions) -> tuple[Positions, Positions
         done = done.copy()
     core.release(pending, DONE)
     return done, unread
+
+
+def remove(core: Core, positions: Positions | None, up_to: int | None) -> None:
+    """See Dispatch.remove."""
+    window = core.window
+    if positions is None:
+        parking.forget_up_to(core, up_to)
+    else:
+        parking.forget(core, positions)
+    rows = window.rows_live() if positions is None else window.find(positions)
+    if up_to is not None:
+        rows = rows[window.position[rows] <= up_to]
+    held = window.state[rows] == PENDING
+    core.drop(rows[~held])
+    if core.policy.ordered:
+        window.flags[rows[held]] |= REMOVED
+    else:
+        core.release(rows[held], DONE)
+    for member in core.members:
+        claims = member.claims
+        gone = claims if positions is None else claims[np.isin(claims, positions)]
+        core.finish_claims(member, gone if up_to is None else gone[gone <= up_to])
+    if positions is None and up_to is None:
+        core.unread = NOTHING
+    core.recheck = True
+    window.trim()
 
 
 def _credit(core: Core, consumer: int | None, count: int) -> None:

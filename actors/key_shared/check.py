@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from actors.key_shared import parking
 from actors.key_shared.core import Core
 from actors.key_shared.tables import NOTHING_HELD
 from actors.key_shared.window import (
@@ -48,6 +49,7 @@ def check(core: Core) -> None:
         _same("held_from", held_from, tables.held_from)
     if core.nack_ordered:
         _check_revoked(core, hashes, window.position[view], state)
+    parking.Parking(core).check()
     slots = max(members.slots, 1)
     _same("allowance", members.count_allowance(), members.allowance())
     _same("unacked", np.bincount(holders[held], minlength=slots)[: members.slots], members.unacked)

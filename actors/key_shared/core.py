@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from actors.key_shared.drains import Drains
 from actors.key_shared.history import History, drained
+from actors.key_shared.lot import Lot
 from actors.key_shared.members import Member, Members
 from actors.key_shared.policies import Unordered, held_elsewhere, make_policy
 from actors.key_shared.selectors import SingleActive, make_selector, reduce_for
@@ -27,6 +28,7 @@ from actors.key_shared.window import (
     DELIVERED,
     DONE,
     DUE,
+    EXAMINED,
     FRESH,
     HELD,
     MAX_REDELIVERIES,
@@ -72,6 +74,8 @@ class Core:
         _check(settings)
         self.settings = settings
         self.window = Window()
+        self.lot = Lot(settings)
+        self.parked_total = self.redriven_total = 0
         limited = settings.type in ("key_shared", "shared")
         self.members = Members(
             settings.max_unacked_messages_per_consumer if limited else 0,
@@ -120,6 +124,7 @@ class Core:
         new.next_dispatch = self.next_dispatch
         new.members.sent_to_leavers = self.members.sent_total
         new.revoked_total = self.revoked_total
+        new.parked_total, new.redriven_total = self.parked_total, self.redriven_total
         return new
 
     def reduce(self, masked: Hashes) -> Reduced:
@@ -137,10 +142,15 @@ class Core:
     def waiting(self) -> int:
         """Messages that were read and wait to be sent (again): what look-ahead limits (KS-40)."""
         count = self.window.count
-        waiting = count[FRESH] + count[REPLAY] + count[UNORDERED]
+        waiting = count[FRESH] + count[REPLAY] + count[UNORDERED] + self.held_for_decision
         if self.nack_ordered and count[REPLAY]:
             waiting -= int(np.count_nonzero(self.unreached(self.window.rows_in(REPLAY))))
         return waiting
+
+    @property
+    def held_for_decision(self) -> int:
+        """Messages that wait for somebody to decide, or to be looked at, and are not parked (`lot`)."""
+        return self.lot.counted + self.window.count[DEAD] if self.lot.on else 0
 
     def unreached(self, rows: Rows) -> Mask:
         """Which rows lie behind what was read forward, and wait for that: consumers held them from an earlier owner and
@@ -286,6 +296,7 @@ class Core:
         """Rows that are not PENDING are done; keeps the counts."""
         window = self.window
         state = window.state[rows]
+        self.lot.stale |= self.lot.on and window.count[DEAD] > 0 and bool((state == DEAD).any())
         for before in (FRESH, REPLAY, UNORDERED, WAITING, DEAD, HELD):
             if window.count[before]:
                 self.move_waiting(rows[state == before], before, DONE)
@@ -314,6 +325,11 @@ class Core:
         state = window.state[rows]
         for before in (FRESH, REPLAY, UNORDERED, WAITING):
             self.move_waiting(rows[state == before], before, DEAD)
+        if self.lot.on:
+            self.lot.stale = True
+            if self.lot.examined:  # it may be of the key that was another one
+                alike = np.isin(window.key[window.head : window.tail], window.key[rows])
+                window.flags[window.head : window.tail][alike] &= np.uint8(0xFF ^ EXAMINED)
         self.settle_limits()
 
     # -- claims -----------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ milliseconds). The dispatcher actor feeds it and carries out what `route` says. 
     routing     one pass of the dispatch
     assignments what it sends to whom, by column
     revoking    what is given back keeps its place (nack_order=key)
+    parking     keys that wait for a decision, held in the lot
     sentinel    checks every delivery against the promises, from its own books
     explain     the same gates with reasons
 """
@@ -23,8 +24,8 @@ from typing import Any, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from actors.key_shared import explain, redelivering, revoking, stats
-from actors.key_shared.acknowledging import acknowledge, acknowledge_all
+from actors.key_shared import explain, parking, redelivering, revoking, stats
+from actors.key_shared.acknowledging import acknowledge, acknowledge_all, remove
 from actors.key_shared.assignments import Assignments
 from actors.key_shared.check import check
 from actors.key_shared.core import Core
@@ -42,7 +43,6 @@ from actors.key_shared.window import (
     HELD,
     NO_SLOT,
     PENDING,
-    REMOVED,
     REPLAY,
     SENT,
     UNORDERED,
@@ -53,7 +53,7 @@ from actors.messages import NO_POSITIONS, Event, SubscriptionSettings
 from storage.errors import InvariantViolation
 from storage.hashing import Hashes
 from storage.position import Positions, show
-from storage.redeliveries import NOTHING, Redeliveries
+from storage.redeliveries import Redeliveries
 
 
 class Dispatch:
@@ -112,6 +112,8 @@ class Dispatch:
         member = core.members.add(slot, name, priority, now)
         member.ranges = tuple((int(low), int(high)) for low, high in ranges)
         if len(holding):
+            parking.bring_back(core, np.unique(holding))
+            core.lot.asks_back = True
             member.claims = np.unique(holding)
             core.finish_claims(member, finished)
             core.claiming = True
@@ -218,7 +220,10 @@ class Dispatch:
         blocked subscription does not stop them (KS-49); only what was due before and still waits does.
         """
         core = self._core
-        return max(min(core.members.allowed, core.look_ahead_limit() - core.window.count[UNORDERED]), 0)
+        return max(
+            min(core.members.allowed, core.look_ahead_limit() - core.window.count[UNORDERED] - core.held_for_decision),
+            0,
+        )
 
     @property
     def nack_ordered(self) -> bool:
@@ -273,6 +278,11 @@ class Dispatch:
     def _add(self, positions: Positions, hashes: Hashes, state: int, flags: int) -> None:
         core = self._core
         window = core.window
+        if core.lot.live:
+            new = ~core.lot.contains(positions)
+            positions, hashes = positions[new], hashes[new]
+            if not len(positions):
+                return
         behind = window.tail == window.head or bool(positions[0] > window.position[window.tail - 1])
         if not behind:
             new = np.isin(positions, window.position[window.rows_live()], invert=True)
@@ -345,8 +355,8 @@ class Dispatch:
         return redelivering.snapshot(self._core)
 
     def has_dead_letters(self) -> bool:
-        """Some message was redelivered more than max_redeliver_count times."""
-        return self._core.window.count[DEAD] > 0
+        """Some message was redelivered more than max_redeliver_count times, and goes to the dead letters."""
+        return self._core.window.count[DEAD] > 0 and not self._core.lot.on
 
     def dead_letters(self) -> Positions:
         """Positions that were redelivered more than max_redeliver_count times, ascending.
@@ -354,7 +364,12 @@ class Dispatch:
         They stay here, and are sent to nobody, until they are acknowledged.
         """
         window = self._core.window
-        return window.position[window.rows_in(DEAD)]
+        return NO_POSITIONS if self._core.lot.on else window.position[window.rows_in(DEAD)]
+
+    @property
+    def parking(self) -> parking.Parking:
+        """The keys that are parked or blocked (`dead_letter_policy`)."""
+        return parking.Parking(self._core)
 
     def remove(self, positions: Positions | None = None, up_to: int | None = None) -> None:
         """Skip, expire or clear: these positions, or all up to `up_to` inclusive, or everything.
@@ -362,25 +377,7 @@ class Dispatch:
         What a connected consumer holds stays with it, and keeps its hash draining, until it acknowledges or leaves;
         then it is dropped and not sent again (KS-45). In an unordered subscription it goes at once.
         """
-        core = self._core
-        window = core.window
-        rows = window.rows_live() if positions is None else window.find(positions)
-        if up_to is not None:
-            rows = rows[window.position[rows] <= up_to]
-        held = window.state[rows] == PENDING
-        core.drop(rows[~held])
-        if core.policy.ordered:
-            window.flags[rows[held]] |= REMOVED
-        else:
-            core.release(rows[held], DONE)
-        for member in core.members:
-            claims = member.claims
-            gone = claims if positions is None else claims[np.isin(claims, positions)]
-            core.finish_claims(member, gone if up_to is None else gone[gone <= up_to])
-        if positions is None and up_to is None:
-            core.unread = NOTHING
-        core.recheck = True
-        window.trim()
+        remove(self._core, positions, up_to)
 
     def mark_deleted(self, position: int) -> None:
         """Everything up to `position` is acknowledged; recently joined consumers may be released (LS-6)."""
@@ -409,7 +406,7 @@ class Dispatch:
 
     def idle(self) -> bool:
         """Nothing is pending, waiting or dead: all that was read is done."""
-        return self._core.window.live == 0
+        return self._core.window.live == 0 and self._core.lot.live == 0
 
     def stalled(self) -> bool:
         """Watchdog: a consumer has permits, something may go to it, and it was not sent. After `route` never true."""

@@ -89,6 +89,8 @@ def negative_acknowledge(
         here, _ = window.locate(positions)
         unread = np.union1d(unread, np.setdiff1d(positions, window.position[here]))
     unread = np.setdiff1d(unread, done)
+    if core.lot.live:  # what is parked has begun anew
+        unread = unread[~core.lot.contains(unread)]
     _note(core, unread, counted, until, _of(seen, positions, unread), np.isin(unread, overtook))
     window.flags[idle] |= DELIVERED  # by an owner before this one
     now_there = WAITING if until else UNORDERED if counted and not core.nack_ordered else REPLAY

@@ -20,7 +20,20 @@ import numpy as np
 
 from actors.key_shared.core import Core
 from actors.key_shared.members import Member
-from actors.key_shared.window import DUE, FRESH, HELD, OVERTOOK, PENDING, REPLAY, REVOKED, WAITING
+from actors.key_shared.window import (
+    DEAD,
+    DUE,
+    EXAMINED,
+    FRESH,
+    HELD,
+    OVERTOOK,
+    PENDING,
+    REMOVED,
+    REPLAY,
+    REVOKED,
+    WAITING,
+    Rows,
+)
 from storage.hashing import HASH_RANGE
 from storage.position import Positions
 
@@ -37,15 +50,42 @@ def revoke(core: Core) -> None:
     window = core.window
     if not core.nack_ordered or not window.count[PENDING]:
         return
+    if core.lot.stale:
+        close_hashes(core)
+        ask_back_closed(core)
     waits = window.rows_in(*_PLACED)
     if not len(waits):
         return
     first = np.full(HASH_RANGE, _NOWHERE, np.int64)
     np.minimum.at(first, window.hash[waits], window.position[waits])
     rows = window.rows_in(PENDING)
-    rows = rows[(window.position[rows] > first[window.hash[rows]]) & ((window.flags[rows] & (REVOKED | DUE)) == 0)]
+    ask_back(
+        core, rows[(window.position[rows] > first[window.hash[rows]]) & ((window.flags[rows] & (REVOKED | DUE)) == 0)]
+    )
+
+
+def close_hashes(core: Core) -> None:
+    """Of which hashes nothing behind some position goes out (`lot`): look again."""
+    dead = core.window.rows_in(DEAD)
+    core.lot.close(core.window.position[dead], core.window.key[dead])
+    core.recheck = True
+
+
+def ask_back_closed(core: Core) -> None:
+    """What consumers hold of a closed hash behind its failed message is asked back."""
+    window, lot = core.window, core.lot
+    lot.asks_back = False
+    if lot.closes_any and window.count[PENDING]:
+        rows = window.rows_in(PENDING)
+        rows = rows[lot.closed(window.key[rows], window.position[rows])]
+        ask_back(core, rows[(window.flags[rows] & (REVOKED | DUE | EXAMINED | REMOVED)) == 0])
+
+
+def ask_back(core: Core, rows: Rows) -> None:
+    """Revoke these PENDING rows."""
     if not len(rows):
         return
+    window = core.window
     window.flags[rows] |= REVOKED
     np.add.at(core.tables.revoked, window.hash[rows], np.int32(1))
     core.revoked += len(rows)

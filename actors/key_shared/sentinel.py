@@ -78,6 +78,10 @@ class Repeated:
                 self._unplaced = [np.setdiff1d(np.concatenate(self._unplaced), positions)]
         self._note(hashes, positions, -1)
 
+    def wanted_again(self, hashes: HashIndex, positions: Positions) -> None:
+        """These are not out, and will be, before anything behind them."""
+        np.minimum.at(self._next, hashes, positions)
+
     def _note(self, hashes: HashIndex, positions: Positions, change: int) -> None:
         self._changes.append((hashes, positions, change))
         self._gathered += len(positions)
@@ -203,6 +207,11 @@ class Sentinel:
         np.subtract.at(self._held, hashes, _ONE)
         if (self._held[hashes] < 0).any():
             raise InvariantViolation("more messages of a hash came back than were ever sent")
+
+    def wanted_again(self, hashes: HashIndex, positions: Positions) -> None:
+        """These were put aside, and go out before what follows them of their hash."""
+        if self._repeated is not None:
+            self._repeated.wanted_again(hashes, positions)
 
     def _open_books(self) -> None:
         if not len(self._held):

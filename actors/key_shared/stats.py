@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from actors.key_shared import parking
 from actors.key_shared.core import Core
 from actors.key_shared.members import Member
 from actors.key_shared.policies import RecentlyJoined, policy_stats
@@ -33,6 +34,7 @@ def stats(core: Core, now: int) -> dict[str, Any]:
         "keySharedPolicy": core.settings.policy if ordered else None,
         "allowOutOfOrderDelivery": core.settings.allow_out_of_order_delivery,
         "nackOrder": core.settings.nack_order,
+        "deadLetterPolicy": core.settings.dead_letter_policy,
         "msgInReplay": window.count[REPLAY] + window.count[UNORDERED],
         "msgDelayedRedelivery": window.count[WAITING],
         "msgRevoked": core.revoked,
@@ -47,6 +49,7 @@ def stats(core: Core, now: int) -> dict[str, Any]:
         "drainingHashesCount": tables.draining,
         "drainingHashesClearedTotal": core.drained_total,
         "drainingHashesUnackedMessages": int(tables.pending[tables.draining_mask()].sum()),
+        **parking.Parking(core).stats(),
         **core.drains.stats(),
         "heldBackByPolicyTotal": core.held_back,
         "assignmentEpoch": core.history.number,

@@ -60,6 +60,8 @@ REVOKED = 16
 """Flag: PENDING, and its consumer was asked to give it back (`revoking`)."""
 OVERTOOK = 32
 """Flag: the application had it before an earlier message of its key, which was given back, came again."""
+EXAMINED = 64
+"""Flag: its hash is that of a parked key, and its own key is another one (`lot`)."""
 
 NO_SLOT = 0xFFFF
 MAX_REDELIVERIES = 255
@@ -69,19 +71,22 @@ _COLUMNS = ("position", "key", "hash", "state", "flags", "redelivery", "consumer
 
 
 class Window:
-    """The table. Columns are valid in rows head .. tail-1; `count[state]` says how many rows are in each state."""
+    """The table. Columns are valid in rows head .. tail-1; `count[state]` says how many rows are in each state.
 
-    def __init__(self) -> None:
+    rows: for how many there is room at first.
+    """
+
+    def __init__(self, rows: int = _SMALLEST) -> None:
         self.head = 0
         self.tail = 0
-        self.position: Positions = np.zeros(_SMALLEST, np.int64)
-        self.key: Hashes = np.zeros(_SMALLEST, np.uint32)
-        self.hash: Reduced = np.zeros(_SMALLEST, np.uint16)
-        self.state: npt.NDArray[np.uint8] = np.zeros(_SMALLEST, np.uint8)
-        self.flags: npt.NDArray[np.uint8] = np.zeros(_SMALLEST, np.uint8)
-        self.redelivery: npt.NDArray[np.uint8] = np.zeros(_SMALLEST, np.uint8)
-        self.consumer: Reduced = np.zeros(_SMALLEST, np.uint16)
-        self.since: npt.NDArray[np.int64] = np.zeros(_SMALLEST, np.int64)
+        self.position: Positions = np.zeros(rows, np.int64)
+        self.key: Hashes = np.zeros(rows, np.uint32)
+        self.hash: Reduced = np.zeros(rows, np.uint16)
+        self.state: npt.NDArray[np.uint8] = np.zeros(rows, np.uint8)
+        self.flags: npt.NDArray[np.uint8] = np.zeros(rows, np.uint8)
+        self.redelivery: npt.NDArray[np.uint8] = np.zeros(rows, np.uint8)
+        self.consumer: Reduced = np.zeros(rows, np.uint16)
+        self.since: npt.NDArray[np.int64] = np.zeros(rows, np.int64)
         self.count = [0] * len(STATES)
         self.fresh_from = 0
         self.redelivered = False
@@ -128,6 +133,16 @@ class Window:
         self.count[state] += count
         if not behind:
             self._sort()
+
+    def put(self, positions: Positions, keys: Hashes, hashes: Reduced, state: int, flags: int, now: int) -> None:
+        """The same for positions of which some may have been here before: a hole becomes its row again."""
+        rows, known = self.locate(positions)
+        if len(known):
+            new = np.isin(positions, known, invert=True)
+            self.revive(rows, state)
+            self.flags[rows], self.consumer[rows], self.since[rows] = flags, NO_SLOT, now
+            positions, keys, hashes = positions[new], keys[new], hashes[new]
+        self.add(positions, keys, hashes, state, flags, now)
 
     def _sort(self) -> None:
         """Bring rows that were put at the end to their places; timsort merges the two ascending runs."""

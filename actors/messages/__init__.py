@@ -83,6 +83,7 @@ from actors.messages.dispatcher import (
     RedeliverUnacknowledged,
     Revocation,
 )
+from actors.messages.parking import Discard, ListParked, Redrive
 from actors.messages.settings import SubscriptionSettings, TopicSettings
 from actors.messages.topic import (
     AcceptLoss,
@@ -137,6 +138,7 @@ __all__ = [
     "DescribeCluster",
     "DescribeLedger",
     "Detach",
+    "Discard",
     "Done",
     "Ends",
     "Event",
@@ -158,6 +160,7 @@ __all__ = [
     "ListDelayed",
     "ListHotKeys",
     "ListLedgers",
+    "ListParked",
     "ListPending",
     "ListSubscriptions",
     "ListTopics",
@@ -183,6 +186,7 @@ __all__ = [
     "ReadRowIndex",
     "ReadRun",
     "RedeliverUnacknowledged",
+    "Redrive",
     "RemoveSubscription",
     "RemoveTopic",
     "Replicate",

@@ -17,6 +17,7 @@ from msgspec import Meta
 from actors.messages.common import Text
 from actors.messages.delayed import CancelDelayed, RescheduleDelayed
 from actors.messages.limits import MOST_ADDED, Name, Shown, Time
+from actors.messages.parking import Discard, ListParked, Redrive
 from actors.messages.settings import SubscriptionSettings
 from actors.wire import Reply, Request
 from storage.batch import MAX_KEY_BYTES
@@ -177,6 +178,9 @@ VERBS: dict[str, type[Request[Any]]] = {
     "hot_keys": ListHotKeys,
     "cancel_delayed": CancelDelayed,
     "reschedule_delayed": RescheduleDelayed,
+    "parked": ListParked,
+    "redrive": Redrive,
+    "discard": Discard,
     "assignments": ListAssignments,
     "owner": FindOwner,
     "what_if": WhatIf,

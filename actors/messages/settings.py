@@ -53,6 +53,12 @@ class SubscriptionSettings(msgspec.Struct, kw_only=True):
     nack_order: str = "none"
     """none: what is given back may be overtaken, as in Pulsar. key: it goes out before any later message of its key."""
     max_redeliver_count: int = 0
+    dead_letter_policy: str = "skip"
+    """What becomes of a key of which a message was redelivered too often. skip: the message goes to the dead letter
+    topic, and its key goes on, as in Pulsar. block: the key waits until somebody decides. park: it does not count as
+    waiting either, within the limits."""
+    park_max_keys: int = 1_000
+    park_max_bytes: int = 256 * 1024 * 1024
     dead_letter_topic: str = ""
     delayed_delivery_enabled: bool = True
     delayed_delivery_shared_index_enabled: bool = False
@@ -71,6 +77,7 @@ CHOICES = {
     "initial_position": ("latest", "earliest"),
     "delay_key_policy": ("pass", "block_key", "reject"),
     "nack_order": ("none", "key"),
+    "dead_letter_policy": ("skip", "block", "park"),
     "delayed_tracker": ("bucket", "memory"),
 }
 """The settings of a subscription that are one of a few words."""
@@ -104,6 +111,8 @@ LIMITS: dict[str, tuple[int, int]] = {
     "unblocking_interval_ms": (0, 60_000),
     "lease_ms": (SHORTEST_LEASE_MS, 24 * 3600 * 1000),
     "max_redeliver_count": (0, 254),
+    "park_max_keys": (1, 10_000),
+    "park_max_bytes": (1, _BYTES),
     "delayed_delivery_tick_time_millis": (0, 24 * 3600 * 1000),
     "delayed_delivery_min_index_count_per_bucket": (1, 10_000_000),
     "delayed_delivery_max_time_step_per_bucket_snapshot_segment_seconds": (1, _YEARS // 1000),
@@ -136,6 +145,20 @@ def check_subscription(settings: SubscriptionSettings) -> None:
             "allow_out_of_order_delivery, with policy draining_hashes), exclusive or failover"
         )
     _check_limits(settings)
+    if settings.dead_letter_policy != "skip":
+        _check_parking(settings)
+
+
+def _check_parking(settings: SubscriptionSettings) -> None:
+    chosen = f"dead_letter_policy = {settings.dead_letter_policy!r}"
+    if settings.nack_order != "key":
+        raise Invalid(f"{chosen} keeps the order of a key, which needs nack_order = 'key'")
+    if settings.max_redeliver_count == 0:
+        raise Invalid(
+            f"{chosen} needs max_redeliver_count, at least 1: after so many redeliveries a message has failed"
+        )
+    if settings.dead_letter_topic:
+        raise Invalid(f"{chosen} sends nothing to a dead letter topic; leave dead_letter_topic out")
 
 
 def keeps_keys(settings: SubscriptionSettings) -> bool:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cluster.cli import checkout, delayed, inspection, load, messages, running, subscriptions, topics, watching
+from cluster.cli import checkout, delayed, inspection, load, messages, parked, running, subscriptions, topics, watching
 
 _START, _USE, _PROVE = "Start and stop", "Topics and messages", "Prove it"
 
@@ -45,6 +45,9 @@ app.add_typer(running.config_app, name="config", rich_help_panel=_START)
 app.add_typer(topics.app, name="topics", rich_help_panel=_USE)
 subscriptions.app.command("cancel-delayed")(delayed.cancel_delayed)
 subscriptions.app.command("reschedule-delayed")(delayed.reschedule_delayed)
+subscriptions.app.command()(parked.parked)
+subscriptions.app.command()(parked.redrive)
+subscriptions.app.command()(parked.discard)
 app.add_typer(subscriptions.app, name="subscriptions", rich_help_panel=_USE)
 app.command(rich_help_panel=_USE)(messages.produce)
 app.command(rich_help_panel=_USE)(messages.consume)

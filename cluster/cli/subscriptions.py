@@ -193,7 +193,7 @@ def seek(
     """Move the subscription: messages after that place come (again). A message is sought in its own partition."""
     place: dict[str, object] = {"message_id": to}
     if to not in ("earliest", "latest"):
-        message_id = _message_id(to)
+        message_id = message_id_of(to)
         place = {"time": moment(to)} if message_id is None else message_id
     words = f"move {subscription} of {topic} to {to}"
     _change(topic, subscription, "seek", dry_run, json, (address, data_dir), words, **place)
@@ -248,7 +248,7 @@ def delete(
     say(f"deleted {subscription} of {topic}")
 
 
-def _message_id(text: str) -> dict[str, object] | None:
+def message_id_of(text: str) -> dict[str, object] | None:
     """The arguments that name LEDGER:ENTRY or LEDGER:ENTRY:PARTITION, None if the text is neither."""
     parts = text.split(":")
     if len(parts) not in (2, 3) or not all(part.isdecimal() for part in parts):

@@ -15,6 +15,7 @@ PROMISED = (
     "subscriptions blocked-keys", "subscriptions what-if", "subscriptions owner", "subscriptions seek",
     "subscriptions skip", "subscriptions clear-backlog", "subscriptions delete", "subscriptions delayed",
     "subscriptions cancel-delayed", "subscriptions reschedule-delayed", "subscriptions hot-keys",
+    "subscriptions parked", "subscriptions redrive", "subscriptions discard",
     "inspect ledger", "inspect cursor", "inspect journal", "inspect metadata",
 )  # fmt: skip
 

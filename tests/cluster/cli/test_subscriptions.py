@@ -27,6 +27,10 @@ from tests.cluster.cli.conftest import Cli, FakeClient
         ("seek T S 1970-01-01T00:00:01Z", "seek", {"time": 1000}),
         ("skip T S 3", "skip", {"messages": 3}),
         ("clear-backlog T S", "clear_backlog", {}),
+        ("parked T S -n 5", "parked", {"top": 5}),
+        ("redrive T S --all", "redrive", {"everything": True}),
+        ("redrive T S --message-id 1:2:3", "redrive", {"message_id": "1:2", "partition": 3}),
+        ("discard T S --key k --only-failed", "discard", {"key": "k", "only_failed": True}),
     ],
 )
 def test_verbs_and_arguments(cli: Cli, client: FakeClient, line: str, verb: str, arguments: dict[str, Any]) -> None:
@@ -35,6 +39,27 @@ def test_verbs_and_arguments(cli: Cli, client: FakeClient, line: str, verb: str,
     assert code == 0
     assert json.loads(out) == [{"answer": 1}]
     assert client.calls[1] == ("admin", "T", "S", verb, arguments)
+
+
+def test_parked_keys_are_shown_and_decided_of(cli: Cli, client: FakeClient) -> None:
+    row = {"key": "k", "state": "blocked", "since": 1, "failed": "1:2:0", "messages": 3, "bytes": 30}
+    client.answers["admin"] = [{"keys": [row], "alarm": "parking is at its limit"}, {"keys": [], "alarm": ""}]
+    code, out, err = cli("subscriptions", "parked", "T", "S")
+    assert code == 0
+    assert "blocked" in out
+    assert "alarm: parking is at its limit" in out + err
+    assert "would redrive" in "".join(cli("subscriptions", "redrive", "T", "S", "--key", "k", "--dry-run")[1:])
+    assert [call[3] for call in client.calls if call[0] == "admin"] == ["parked", "parked"], "nothing was done"
+    client.answers["admin"] = [{"keys": 1, "messages": 2}, {"keys": 1, "messages": 3}]
+    assert "redrive: 2 keys with 5 messages" in "".join(cli("subscriptions", "redrive", "T", "S", "--all")[1:])
+    client.answers["admin"] = [{"keys": 0, "messages": 0}]
+    assert "no such key" in "".join(cli("subscriptions", "discard", "T", "S", "--key", "x")[1:])
+
+
+@pytest.mark.parametrize("line", ["redrive T S", "discard T S --key k --all", "redrive T S --message-id x"])
+def test_which_keys_must_be_said_in_one_way(cli: Cli, client: FakeClient, line: str) -> None:
+    assert cli("subscriptions", *line.split())[0] == 2
+    assert not [call for call in client.calls if call[0] == "admin"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,304 @@
+"""Parked and blocked keys of a subscription: whose the held messages are, and what operators decide of them.
+
+The core holds messages by hash; here they are read, a few at a time and in ascending order, and their keys are told to
+it. What stands in the subscription's record is which keys they are and which of their messages failed; the messages
+stay where they are, in the log, which is kept from the mark-delete position on
+(`docs/decisions/0022-a-parked-key-stays-in-the-log.md`).
+
+A decision is answered when the version of the record is durable in which the key is gone, and with `discard` the
+messages are done: both in the same version, so whatever dies, a key is either parked, or decided of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from actors.backoff import Backoff
+from actors.consumer.held import Received
+from actors.consumer.payload import Payloads
+from actors.delayed.tracker import DelayedTracker
+from actors.dispatcher.ends import read_ends
+from actors.dispatcher.open_runs import OpenRuns
+from actors.dispatcher.store import CursorStore
+from actors.dispatcher.subscription import PartitionSubscription
+from actors.key_shared.dispatch import Dispatch
+from actors.key_shared.lot import ParkedKey
+from actors.messages import NO_POSITIONS, Discard, ListParked, ReadIndex, Redrive
+from actors.messages.parking import DecideParked
+from actors.ports import Ports
+from actors.topic_client import TopicClient
+from storage.cursor import Cursor
+from storage.errors import Corrupt, Invalid, SluiceError, Unavailable
+from storage.frame import index_columns
+from storage.hashing import Hashes
+from storage.position import Positions, parse, positions_of, run_positions, show
+
+RETRY_FIRST, RETRY_MOST = 100, 5_000
+AT_ONCE = 4_096
+"""Messages that are looked at together."""
+READ_MOST = 65_536
+READ_TIMEOUT = 10_000
+FIELD = "parked"
+"""Of the subscription's record."""
+_NO_COUNTS = np.empty(0, np.uint8)
+
+
+class ParkedKeys:
+    """See the module."""
+
+    def __init__(
+        self,
+        ports: Ports,
+        of: PartitionSubscription,
+        topic: TopicClient,
+        core: Dispatch,
+        cursor: Cursor,
+        tracker: DelayedTracker,
+        runs: OpenRuns,
+        payloads: Payloads,
+        store: CursorStore,
+        done: Callable[[Positions], None],
+        wake: Callable[[], None],
+    ) -> None:
+        """done: told of messages (int64 positions) that nobody shall get, or nobody can read any more."""
+        self._ports, self._of, self._topic, self._core, self._cursor = ports, of, topic, core, cursor
+        self._tracker, self._runs, self._payloads, self._store = tracker, runs, payloads, store
+        self._done, self._wake = done, wake
+        self._working = False
+        self.discarded = 0
+
+    # -- whose messages they are ------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Something failed, or lies behind it: find out whose it is, unless that is being done."""
+        if not self._working and self._core.parking.waits_for_reading:
+            self._working = True
+            self._ports.spawn(self._work(), "parked keys")
+
+    async def _work(self) -> None:
+        wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
+        while self._core.parking.waits_for_reading:
+            try:
+                await self._read(self._core.parking.failed(AT_ONCE), failed=True)
+                await self._read(self._core.parking.unknown(AT_ONCE), failed=False)
+                wait.reset()
+            except SluiceError as error:
+                self._ports.log("parked_keys_wait", error=str(error))
+                await wait.pause()
+        self._working = False
+
+    async def _read(self, positions: Positions, *, failed: bool) -> None:
+        """Read these messages, and tell the core their keys. Not after it was reset. Raises SluiceError."""
+        resets = self._core.resets
+        async for received in self._messages(positions):
+            if self._core.resets != resets:
+                return
+            if isinstance(received, Received):
+                self._tell(received, failed)
+            else:
+                self._done(received)
+
+    async def _messages(self, positions: Positions) -> AsyncIterator[Received | Positions]:
+        """These messages, and as positions those that the topic has no more. Raises SluiceError."""
+        if not len(positions):
+            return
+        parts = self._runs.parts(positions, _NO_COUNTS, 0)
+        self._payloads.expect(parts)
+        for part in parts:
+            gone = positions_of(part.ledger, part.first_entry + part.rows.astype(np.int64))
+            for received in await self._payloads.resolve(part, 0, 0):
+                gone = np.setdiff1d(gone, received.positions, assume_unique=True)
+                yield received
+            if len(gone):
+                yield gone
+
+    def _tell(self, received: Received, failed: bool) -> None:
+        parking = self._core.parking
+        keys, sizes = _keys(received.rows), _sizes(received.rows)
+        limited = parking.limited
+        if failed:
+            parking.park(received.positions, keys, sizes, self._ports.clock.now())
+            self._store.dirty()
+        else:
+            parking.examined(received.positions, keys, sizes)
+        if parking.limited and not limited:
+            self._ports.log("parking_limit_reached", **parking.stats())
+        self._wake()
+
+    # -- what operators see -------------------------------------------------------------------------------------------
+
+    def listing(self, request: ListParked) -> dict[str, Any]:
+        """See messages.ListParked. Messages and bytes: of what was read so far."""
+        parking = self._core.parking
+        counts = parking.counts()
+        rows = [self._row(each, *counts[each.number]) for each in parking.held()[: request.top]]
+        return {"keys": rows, "alarm": self.alarm(), **parking.stats()}
+
+    def _row(self, each: ParkedKey, messages: int, size: int) -> dict[str, Any]:
+        return {
+            "key": _name(each),
+            "state": "parked" if self._core.parking.is_parked(each.number) else "blocked",
+            "since": each.since,
+            "failed": f"{show(each.failed)}:{self._of.partition}",
+            "messages": messages,
+            "bytes": size,
+        }
+
+    def alarm(self) -> str:
+        """What is at its limit; empty if nothing is."""
+        parking = self._core.parking
+        if not parking.limited:
+            return ""
+        told = parking.stats()
+        return (
+            f"parking is at its limit: {told['parkedKeys']} keys of {told['parkedBytes']} bytes are parked, "
+            f"{told['msgBlockedByKey']} messages of parked keys count as waiting; redrive or discard some, or raise "
+            "park_max_keys or park_max_bytes"
+        )
+
+    def stats(self) -> dict[str, Any]:
+        """What was discarded since this owner began, and the alarm."""
+        return {"msgDiscardedTotal": self.discarded, "parkingAlarm": self.alarm()}
+
+    def gate(self, key: bytes | None, position: int | None) -> dict[str, Any] | None:
+        """The reason for an explanation, of a key or of a message; None: parking does not hold it."""
+        parking = self._core.parking
+        held = None if key is None else parking.find(key)
+        if position is not None:
+            held = parking.key_of(position)
+            if held is None and parking.contains(position):
+                text = "it lies behind a message that failed, of a key of the same hash, and its own key is being read"
+                return {"gate": "parked", "text": text, "unblocks": "nothing is needed"}
+        if held is None:
+            return None
+        parked = parking.is_parked(held.number)
+        since = datetime.fromtimestamp(held.since / 1000, UTC).isoformat(timespec="seconds")
+        failed = f"{show(held.failed)}:{self._of.partition}"
+        how = f"--message-id {failed}" if held.key is None else f"--key {_name(held)}"
+        return {
+            "gate": "parked" if parked else "blocked",
+            "text": f"{'parked' if parked else 'blocked'} since {since}: {failed} was redelivered too often"
+            + ("" if parked or not parking.limited else "; parking is at its limit"),
+            "unblocks": f"decide with `sluice subscriptions redrive {self._of.topic} {self._of.subscription} {how}`, "
+            "or discard",
+            "failed": failed,
+        }
+
+    # -- what they decide ---------------------------------------------------------------------------------------------
+
+    def _chosen(self, request: DecideParked) -> list[ParkedKey]:
+        """The keys that are meant. Raises Invalid."""
+        request.check()
+        parking = self._core.parking
+        if not parking.on:
+            raise Invalid("this subscription parks no keys: its dead_letter_policy is 'skip'")
+        if request.everything:
+            return parking.held()
+        if request.key is not None:
+            found = parking.find(request.key.encode("utf-8", "surrogateescape"))
+            return [] if found is None else [found]
+        at = parse(request.message_id or "")
+        return [each for each in parking.held() if each.failed == at]
+
+    async def redrive(self, request: Redrive) -> dict[str, Any]:
+        """See messages.Redrive; durable when it returns. Raises Invalid, Fenced."""
+        chosen = self._chosen(request)
+        messages = self._core.parking.redrive([each.number for each in chosen])
+        self._wake()
+        await self._store.barrier()
+        return {"keys": len(chosen), "messages": messages}
+
+    async def discard(self, request: Discard) -> dict[str, Any]:
+        """See messages.Discard; durable when it returns. Raises Invalid, Unavailable, Fenced."""
+        chosen = self._chosen(request)
+        resets = self._core.resets
+        gone = np.array(sorted(each.failed for each in chosen), np.int64)
+        if not request.only_failed and chosen:
+            ends = await read_ends(self._ports, self._topic)
+            found = [at async for at in self._of_keys(chosen, ends.last)]
+            gone = np.unique(np.concatenate([gone, *found]))
+        if self._core.resets != resets:
+            raise Unavailable("somebody moved the cursor meanwhile; ask again")
+        gone = gone[~self._cursor.is_acknowledged(gone)]
+        if len(gone):
+            self._done(gone)
+        self.discarded += len(gone)
+        await self._store.barrier()
+        return {"keys": len(chosen), "messages": len(gone)}
+
+    async def _of_keys(self, chosen: list[ParkedKey], end: int) -> AsyncIterator[Positions]:
+        """What is not done, nor delayed, of these keys from their failed messages to `end`. Raises SluiceError."""
+        named = [each for each in chosen if each.key is not None]
+        if not named:
+            return
+        hashes = np.unique(np.array([each.hash for each in named], np.uint32))
+        names = pa.array([each.key for each in named], pa.binary())
+        failed = np.array([*(each.failed for each in named), 0], np.int64)
+        at: int | None = int(failed[:-1].min())
+        while at is not None and at <= end:
+            positions, at = await self._index(at, end, hashes)
+            for start in range(0, len(positions), AT_ONCE):
+                async for received in self._messages(positions[start : start + AT_ONCE]):
+                    if isinstance(received, Received):
+                        place = pc.index_in(_keys(received.rows), names, skip_nulls=True).fill_null(len(named))
+                        place = place.to_numpy(zero_copy_only=False).astype(np.intp)
+                        yield received.positions[(place < len(named)) & (received.positions >= failed[place])]
+
+    async def _index(self, at: int, end: int, hashes: Hashes) -> tuple[Positions, int | None]:
+        """Open messages of some runs with these hashes, and where to read on; None: there is nothing more."""
+        reply = await self._topic.ask(ReadIndex(start=at, limit=READ_MOST), READ_TIMEOUT)
+        found = [NO_POSITIONS]
+        for run in reply.runs:
+            columns = await self._ports.net.fetch(run.columns)
+            if columns is None:
+                raise Unavailable("the index columns of a run were gone before they were read; ask again")
+            _, all_hashes = index_columns(columns, run.count, run.delayed)
+            positions = run_positions(run.ledger, run.first_entry, run.count)
+            wanted = np.isin(all_hashes, hashes) & (positions >= at) & (positions <= end)
+            wanted &= ~self._cursor.is_acknowledged(positions)
+            wanted &= ~self._tracker.contains(positions)
+            found.append(positions[wanted])
+        more = (reply.runs or reply.lost) and reply.resume > at
+        return np.concatenate(found), reply.resume if more else None
+
+
+def parked_record(core: Dispatch) -> dict[str, Any]:
+    """For the subscription's record; nothing if no key is parked."""
+    rows = core.parking.record()
+    return {FIELD: rows} if rows else {}
+
+
+def load_parked(core: Dispatch, stored: Any, cursor: Cursor) -> None:
+    """Begin with what the last owner left in the record. Raises Corrupt."""
+    try:
+        rows = msgspec.convert(stored or [], list[tuple[bytes | None, int, int, int]])
+    except msgspec.ValidationError as error:
+        raise Corrupt(f"the parked keys of the record cannot be read: {error}") from error
+    core.parking.load(row for row in rows if not cursor.is_acknowledged(np.array([row[3]], np.int64))[0])
+
+
+def _name(each: ParkedKey) -> str | None:
+    return None if each.key is None else each.key.decode("utf-8", "replace")
+
+
+def _keys(rows: pa.RecordBatch) -> pa.Array:
+    """What keeps each message in order, binary; null: nothing."""
+    if "ordering_key" in rows.schema.names:
+        return pc.coalesce(rows.column("ordering_key"), rows.column("key"))
+    return rows.column("key")
+
+
+def _sizes(rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
+    """About the bytes of each message: key and payload."""
+    names = [name for name in ("key", "payload") if name in rows.schema.names]
+    sizes = [pc.fill_null(pc.binary_length(rows.column(name)), 0).to_numpy(zero_copy_only=False) for name in names]
+    total: npt.NDArray[np.int64] = np.add.reduce([each.astype(np.int64) for each in sizes])
+    return total

@@ -1,0 +1,222 @@
+"""The parking lot: messages of keys of which one failed too often, held out of the window in columns.
+
+Keys are told apart exactly, and hashes are what is at hand: a hash is *closed* while a key of it is parked, or a
+message of it has failed and its key was not read yet. What lies behind the failed message of a closed hash comes
+here, first as UNKNOWN; when its key was read it is PARKED, or goes back because the key is another one. A key is parked
+as long as its failed message is not done, or until somebody lets it go.
+
+**Limits.** So many keys, and so many bytes, are PARKED. What is above them is BLOCKED, as is everything under
+`dead_letter_policy=block`, and so is UNKNOWN what nobody looked at: these count as waiting, so that reading forward
+stops when they are as many as may be looked ahead (KS-40). Nothing is dropped at a limit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from actors.key_shared.window import DONE, FRESH, HELD, WAITING, Mask, Window
+from actors.messages import NO_POSITIONS, SubscriptionSettings
+from storage.hashing import Hashes
+from storage.position import Positions
+
+UNKNOWN, PARKED, BLOCKED = FRESH, WAITING, HELD
+"""States of a row here; the numbers are the window's, the meanings are not."""
+MOST_KEYS = 10_000
+MOST_NAME_BYTES = 1 << 20
+"""So many keys, of so many bytes together, the subscription's record takes; a failed message beyond blocks its hash."""
+_NEAR = 1 << 16
+
+
+@dataclass(slots=True)
+class ParkedKey:
+    """One key. key None: a message without a key, which is alone. hash: masked. since: ms. failed: the position of the
+    first message that failed; what lies before it goes on.
+    """
+
+    number: int
+    key: bytes | None
+    hash: int
+    since: int
+    failed: int
+
+
+class Lot:
+    """See the module. In `table` the column `consumer` is the number of the key, `since` the bytes of the message."""
+
+    def __init__(self, settings: SubscriptionSettings) -> None:
+        self.on = settings.dead_letter_policy != "skip"
+        self.parks = settings.dead_letter_policy == "park"
+        self._keys_most = settings.park_max_keys if self.parks else 0
+        self._bytes_most = settings.park_max_bytes if self.parks else 0
+        self.table = Window(rows=16)
+        self.keys: dict[int, ParkedKey] = {}
+        """By number, in the order in which they failed."""
+        self._names: dict[bytes, int] = {}
+        self._name_bytes = 0
+        self.bytes = 0
+        """Of what is PARKED."""
+        self.stale = self.asks_back = False
+        """stale: other hashes are closed than `close` was told. asks_back: somebody may hold what lies behind."""
+        self.examined = False
+        """Some row of the window was here, and is of another key."""
+        self._closed: Hashes = np.empty(0, np.uint32)
+        self._from = NO_POSITIONS
+        self._near: Mask = np.zeros(0, np.bool_)
+        self._may_park: Mask = np.zeros(1, np.bool_)
+
+    # -- keys -------------------------------------------------------------------------------------------------------
+
+    @property
+    def full(self) -> bool:
+        """No further key fits into the record."""
+        return len(self.keys) >= MOST_KEYS or self._name_bytes >= MOST_NAME_BYTES
+
+    def find(self, key: bytes) -> ParkedKey | None:
+        """A key that is parked, or blocked."""
+        number = self._names.get(key)
+        return None if number is None else self.keys[number]
+
+    def open(self, key: bytes | None, masked: int, since: int, failed: int) -> ParkedKey | None:
+        """A message of this key failed; None if there is no room for its name."""
+        self.stale = True
+        known = None if key is None else self.find(key)
+        if known is not None:
+            known.failed = min(known.failed, failed)
+            return known
+        if self.full:
+            return None
+        number = next(free for free in range(len(self.keys) + 1) if free not in self.keys)
+        self.keys[number] = ParkedKey(number, key, masked, since, failed)
+        if key is not None:
+            self._names[key] = number
+            self._name_bytes += len(key)
+        self._allow()
+        return self.keys[number]
+
+    def close_key(self, number: int) -> None:
+        """It is parked no more; its rows are the caller's business."""
+        gone = self.keys.pop(number)
+        if gone.key is not None:
+            del self._names[gone.key]
+            self._name_bytes -= len(gone.key)
+        self.stale = True
+        self._allow()
+
+    def may_park(self, number: int) -> bool:
+        """Whether this key is among those that are parked; else it is blocked."""
+        return bool(self._may_park[number])
+
+    def _allow(self) -> None:
+        self._may_park = np.zeros(max(self.keys, default=0) + 1, np.bool_)
+        self._may_park[list(self.keys)[: self._keys_most]] = True
+
+    def numbers_failed_at(self, positions: Positions) -> list[int]:
+        """The keys whose failed message is among these."""
+        if not self.keys:
+            return []
+        failed = np.fromiter((each.failed for each in self.keys.values()), np.int64, len(self.keys))
+        return [number for number, hit in zip(self.keys, np.isin(failed, positions).tolist(), strict=True) if hit]
+
+    # -- hashes -----------------------------------------------------------------------------------------------------
+
+    def close(self, dead: Positions, dead_hashes: Hashes) -> None:
+        """Which hashes are closed: those of the keys, and those of messages that failed and wait to be read."""
+        self.stale = False
+        count = len(self.keys)
+        hashes = np.fromiter((each.hash for each in self.keys.values()), np.uint32, count)
+        failed = np.fromiter((each.failed for each in self.keys.values()), np.int64, count)
+        hashes, failed = np.concatenate([hashes, dead_hashes]), np.concatenate([failed, dead])
+        order = np.lexsort((failed, hashes))
+        hashes, failed = hashes[order], failed[order]
+        first = np.ones(len(hashes), np.bool_)
+        first[1:] = hashes[1:] != hashes[:-1]
+        self._closed, self._from = hashes[first], failed[first]
+        self._near = np.zeros(_NEAR, np.bool_)
+        self._near[self._closed & np.uint32(_NEAR - 1)] = True
+
+    @property
+    def closes_any(self) -> bool:
+        """Whether any hash is closed."""
+        return len(self._closed) > 0
+
+    def closed(self, hashes: Hashes, positions: Positions) -> npt.NDArray[np.intp]:
+        """Which of these messages (indices) lie behind a failed one of their closed hash."""
+        near = np.flatnonzero(self._near[hashes & np.uint32(_NEAR - 1)])
+        if not len(near):
+            return near
+        wanted = hashes[near]
+        at = np.minimum(np.searchsorted(self._closed, wanted), len(self._closed) - 1)
+        behind: npt.NDArray[np.intp] = near[(self._closed[at] == wanted) & (positions[near] >= self._from[at])]
+        return behind
+
+    # -- messages ---------------------------------------------------------------------------------------------------
+
+    @property
+    def live(self) -> int:
+        """Messages that are here."""
+        return self.table.live
+
+    @property
+    def counted(self) -> int:
+        """Those that count as waiting."""
+        return self.table.count[UNKNOWN] + self.table.count[BLOCKED]
+
+    def contains(self, positions: Positions) -> Mask:
+        """Which of these are here."""
+        if not self.live:
+            return np.zeros(len(positions), np.bool_)
+        found: Mask = np.isin(positions, self.table.position[self.table.find(positions)])
+        return found
+
+    def add(self, positions: Positions, hashes: Hashes, now: int) -> None:
+        """These (ascending, none of them here) come as UNKNOWN."""
+        self.table.put(positions, hashes, np.zeros(len(positions), np.uint16), UNKNOWN, 0, now)
+
+    def unknown(self, most: int) -> Positions:
+        """The first of those whose keys were not read."""
+        return self.table.position[self.table.rows_in(UNKNOWN)[:most]]
+
+    def known(self, positions: Positions, numbers: npt.NDArray[np.uint16], sizes: npt.NDArray[np.int64]) -> None:
+        """These (ascending, UNKNOWN) are of the keys with these numbers, and have so many bytes."""
+        table = self.table
+        rows = table.find(positions)
+        table.consumer[rows], table.since[rows] = numbers, sizes
+        parks = self._may_park[numbers]
+        parks &= self.bytes + np.cumsum(np.where(parks, sizes, 0)) <= self._bytes_most
+        table.move(rows[parks], int(np.count_nonzero(parks)), UNKNOWN, PARKED)
+        table.move(rows[~parks], int(np.count_nonzero(~parks)), UNKNOWN, BLOCKED)
+        self.bytes += int(sizes[parks].sum())
+
+    def positions_of(self, number: int) -> Positions:
+        """The messages of one key, and those of its hash that nobody looked at."""
+        table = self.table
+        rows = table.rows_live()
+        mine = (table.state[rows] != UNKNOWN) & (table.consumer[rows] == number)
+        mine |= (table.state[rows] == UNKNOWN) & (table.key[rows] == self.keys[number].hash)
+        positions: Positions = table.position[rows[mine]]
+        return positions
+
+    def take(self, positions: Positions) -> tuple[Positions, Hashes]:
+        """Take these out, as far as they are here; returns them with their hashes, ascending."""
+        table = self.table
+        rows = table.find(positions)
+        taken = table.position[rows].copy(), table.key[rows].copy()
+        state = table.state[rows]
+        self.bytes -= int(table.since[rows[state == PARKED]].sum())
+        for before in (UNKNOWN, PARKED, BLOCKED):
+            table.move(rows[state == before], int(np.count_nonzero(state == before)), before, DONE)
+        table.trim()
+        return taken
+
+    def settle(self) -> None:
+        """Room came free: park what was blocked at a limit, the earliest first."""
+        table = self.table
+        rows = table.rows_in(PARKED, BLOCKED)
+        sizes = np.where(self._may_park[table.consumer[rows]], table.since[rows], 0)
+        parks = self._may_park[table.consumer[rows]] & (np.cumsum(sizes) <= self._bytes_most)
+        table.state[rows] = np.where(parks, PARKED, BLOCKED)
+        table.count[PARKED], table.count[BLOCKED] = int(np.count_nonzero(parks)), int(np.count_nonzero(~parks))
+        self.bytes = int(sizes[parks].sum())

@@ -1,0 +1,316 @@
+"""Parking a key: what failed too often, and what follows it of its key, waits until somebody decides; others go on.
+
+Before each dispatch `collect` takes what lies behind a failed message of a closed hash out of the window and into the
+lot (`lot`). Whoever reads the messages tells their keys (`Parking.examined`): what is of a parked key stays, anything
+else goes back with its place. What consumers hold behind a failed message is asked back, as with every hand-back under
+`nack_order=key`, without which no key can be parked (`revoking`).
+
+A key is let go (`redrive`) by an operator, or because its failed message is done, however that came about. All of it
+waits then as what was given back does: by position, and before anything newer of its hash. It begins anew: no
+redelivery of it was ever counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from actors.key_shared import redelivering, revoking
+from actors.key_shared.core import Core
+from actors.key_shared.lot import BLOCKED, PARKED, UNKNOWN, ParkedKey
+from actors.key_shared.window import (
+    DEAD,
+    DELIVERED,
+    EXAMINED,
+    FRESH,
+    OVERTOOK,
+    REPLAY,
+    UNORDERED,
+    WAITING,
+    Mask,
+    Rows,
+)
+from actors.messages import NO_POSITIONS
+from storage import redeliveries
+from storage.errors import InvariantViolation
+from storage.hashing import Hashes
+from storage.position import Positions
+from storage.redeliveries import Redeliveries
+
+
+def collect(core: Core) -> None:
+    """Before a dispatch: what lies behind a failed message of a closed hash goes into the lot."""
+    lot, window = core.lot, core.window
+    if lot.stale:
+        revoking.close_hashes(core)
+    if not lot.closes_any:
+        return
+    if window.count[FRESH]:
+        fresh = window.rows_fresh()
+        _put_aside(core, np.arange(fresh.start, fresh.stop) if isinstance(fresh, slice) else fresh)
+    if core.recheck and (window.count[REPLAY] or window.count[UNORDERED] or window.count[WAITING]):
+        _put_aside(core, window.rows_in(REPLAY, UNORDERED, WAITING))
+    if lot.asks_back:
+        revoking.ask_back_closed(core)
+    window.trim()
+
+
+def _put_aside(core: Core, rows: Rows) -> None:
+    lot, window = core.lot, core.window
+    rows = rows[lot.closed(window.key[rows], window.position[rows])]
+    if not len(rows):
+        return
+    if lot.examined:
+        rows = rows[_not_known(core, rows)]
+    positions, hashes = window.position[rows].copy(), window.key[rows].copy()
+    _remember_overtaking(core, rows)
+    core.drop(rows)
+    lot.add(positions, hashes, core.now)
+
+
+def _not_known(core: Core, rows: Rows) -> Mask:
+    """Which rows have to be looked at (again): not what is known to be of another key, unless earlier ones of the same
+    hash are unknown, which may be of its key.
+    """
+    window, table = core.window, core.lot.table
+    unknown: Mask = (window.flags[rows] & EXAMINED) == 0
+    there = table.rows_in(UNKNOWN)
+    hashes = np.concatenate([table.key[there], window.key[rows[unknown]]])
+    positions = np.concatenate([table.position[there], window.position[rows[unknown]]])
+    order = np.lexsort((positions, hashes))
+    hashes, positions = hashes[order], positions[order]
+    wanted = window.key[rows]
+    first = np.minimum(np.searchsorted(hashes, wanted), max(len(hashes) - 1, 0))
+    if len(hashes):
+        unknown |= (hashes[first] == wanted) & (positions[first] < window.position[rows])
+    return unknown
+
+
+def _remember_overtaking(core: Core, rows: Rows) -> None:
+    """The marks of what applications saw too early outlast the stay in the lot, durably."""
+    seen = rows[(core.window.flags[rows] & OVERTOOK) != 0]
+    if len(seen):
+        count = len(seen)
+        marks = Redeliveries(
+            core.window.position[seen].copy(),
+            np.zeros(count, np.uint8),
+            np.zeros(count, np.int64),
+            np.ones(count, np.bool_),
+        )
+        core.unread = redeliveries.merged(core.unread, marks)
+
+
+def back(core: Core, positions: Positions, hashes: Hashes, flags: int = 0) -> None:
+    """Messages that are in the lot no more wait again, with their place (ascending)."""
+    if not len(positions):
+        return
+    window = core.window
+    reduced = core.reduce(hashes)
+    window.put(positions, hashes, reduced, REPLAY, DELIVERED | flags, core.now)
+    core.queue(window.find(positions))
+    core.sentinel.wanted_again(reduced, positions)
+    redelivering.recall(core, positions)
+    core.claim_all()
+    revoking.revoke(core)
+    core.lot.asks_back = True
+    core.recheck = True
+
+
+def bring_back(core: Core, positions: Positions) -> None:
+    """Whatever of these is in the lot is in the window again: somebody turned out to hold it."""
+    if core.lot.live:
+        back(core, *core.lot.take(positions))
+
+
+def forget(core: Core, positions: Positions) -> None:
+    """These (ascending) are done: they leave the lot, and keys whose failed message is among them are let go."""
+    lot = core.lot
+    if not (lot.live or lot.keys):
+        return
+    lot.take(positions)
+    redrive(core, lot.numbers_failed_at(positions))
+
+
+def forget_up_to(core: Core, position: int | None) -> None:
+    """The same for everything up to a position; None: everything."""
+    lot = core.lot
+    rows = lot.table.rows_live()
+    here = lot.table.position[rows]
+    lot.take(here if position is None else here[here <= position])
+    redrive(core, [each.number for each in lot.keys.values() if position is None or each.failed <= position])
+
+
+def redrive(core: Core, numbers: Iterable[int]) -> int:
+    """Let these keys go on; returns how many of their messages wait now."""
+    lot, count = core.lot, 0
+    for number in list(numbers):
+        mine = lot.positions_of(number)
+        count += len(mine)
+        lot.close_key(number)
+        back(core, *lot.take(mine))
+        lot.settle()
+    return count
+
+
+class Parking:
+    """What the owner of the subscription asks and tells of parked keys. core: as it is now."""
+
+    def __init__(self, core: Core) -> None:
+        self._core, self._lot = core, core.lot
+
+    # -- for the record ---------------------------------------------------------------------------------------------
+
+    def record(self) -> list[list[Any]]:
+        """The keys, as plain values."""
+        return [[each.key, each.hash, each.since, each.failed] for each in self._lot.keys.values()]
+
+    def load(self, rows: Iterable[Iterable[Any]]) -> None:
+        """What the last owner left; for a new object."""
+        if self._lot.on:
+            for key, masked, since, failed in rows:
+                self._lot.open(key, masked, since, failed)
+            self._lot.asks_back = self._core.recheck = True
+
+    # -- whose messages they are ------------------------------------------------------------------------------------
+
+    def failed(self, most: int) -> Positions:
+        """Messages that failed too often and whose keys are not known yet (ascending); none if no more keys fit."""
+        window = self._core.window
+        if not self._lot.on or self._lot.full:
+            return NO_POSITIONS
+        return window.position[window.rows_in(DEAD)[:most]]
+
+    def unknown(self, most: int) -> Positions:
+        """The first messages of closed hashes whose keys were not read (ascending)."""
+        return self._lot.unknown(most)
+
+    @property
+    def waits_for_reading(self) -> bool:
+        """Whether there is anything in `failed` or `unknown`."""
+        dead = self._lot.on and self._core.window.count[DEAD] > 0 and not self._lot.full
+        return dead or self._lot.table.count[UNKNOWN] > 0
+
+    def park(self, positions: Positions, keys: pa.Array, sizes: npt.NDArray[np.int64], now: int) -> None:
+        """These (ascending) failed, and are of these keys (binary, null: none), with so many bytes."""
+        core, lot, window = self._core, self._lot, self._core.window
+        rows = window.find(positions)
+        at = np.flatnonzero(np.isin(positions, window.position[rows[window.state[rows] == DEAD]]))
+        for place in at.tolist():
+            row = int(window.find(positions[place : place + 1])[0])
+            masked = int(window.key[row])
+            opened = lot.open(keys[place].as_py(), masked, now, int(positions[place]))
+            if opened is None:
+                break
+            core.drop(np.array([row]))
+            lot.add(positions[place : place + 1], np.array([masked], np.uint32), now)
+            lot.known(positions[place : place + 1], np.array([opened.number], np.uint16), sizes[place : place + 1])
+            core.parked_total += 1
+        window.trim()
+
+    def examined(self, positions: Positions, keys: pa.Array, sizes: npt.NDArray[np.int64]) -> None:
+        """The keys of messages that were `unknown`: those of parked keys stay, the others go back."""
+        core, lot = self._core, self._lot
+        here = np.isin(positions, lot.unknown(len(lot.table.state)))
+        positions, keys, sizes = positions[here], keys.filter(pa.array(here)), sizes[here]
+        named = [each for each in lot.keys.values() if each.key is not None]
+        numbers = np.array([each.number for each in named] + [0], np.uint16)
+        failed = np.array([each.failed for each in named] + [0], np.int64)
+        places = pc.index_in(keys, pa.array([each.key for each in named], keys.type))
+        place = places.fill_null(len(named)).to_numpy(zero_copy_only=False).astype(np.intp)
+        mine = np.asarray(keys.is_valid()) & (place < len(named)) & (positions >= failed[place])
+        number = numbers[place]
+        for alone in (each for each in lot.keys.values() if each.key is None):
+            number[positions == alone.failed] = alone.number
+            mine |= positions == alone.failed
+        lot.known(positions[mine], number[mine], sizes[mine])
+        if not mine.all():
+            lot.examined = True
+            back(core, *lot.take(positions[~mine]), EXAMINED)
+
+    # -- what operators see and do ----------------------------------------------------------------------------------
+
+    @property
+    def on(self) -> bool:
+        """Whether keys are parked or blocked at all."""
+        return self._lot.on
+
+    def held(self) -> list[ParkedKey]:
+        """Those that are parked or blocked, in the order in which they failed."""
+        return list(self._lot.keys.values())
+
+    def find(self, key: bytes) -> ParkedKey | None:
+        """A key that is parked or blocked."""
+        return self._lot.find(key)
+
+    def key_of(self, position: int) -> ParkedKey | None:
+        """The key of a message in the lot; None if it is not there, or its key was not read."""
+        table = self._lot.table
+        rows = table.find(np.array([position], np.int64))
+        if not len(rows) or table.state[rows[0]] == UNKNOWN:
+            return None
+        return self._lot.keys[int(table.consumer[rows[0]])]
+
+    def contains(self, position: int) -> bool:
+        """Whether a message is in the lot."""
+        return bool(self._lot.contains(np.array([position], np.int64))[0])
+
+    def is_parked(self, number: int) -> bool:
+        """Whether a key is parked and all of it is; else it is blocked."""
+        table = self._lot.table
+        rows = table.rows_in(BLOCKED)
+        return self._lot.may_park(number) and not bool((table.consumer[rows] == number).any())
+
+    def counts(self) -> dict[int, tuple[int, int]]:
+        """By number of a key: its messages, and their bytes, as far as they were read."""
+        table = self._lot.table
+        rows = table.rows_in(PARKED, BLOCKED)
+        numbers = table.consumer[rows]
+        messages = np.bincount(numbers, minlength=len(self._lot.keys))
+        sizes = np.bincount(numbers, table.since[rows], minlength=len(self._lot.keys))
+        return {number: (int(messages[number]), int(sizes[number])) for number in self._lot.keys}
+
+    def redrive(self, numbers: Iterable[int]) -> int:
+        """Let these keys go on: their messages go out in order, before newer ones. Returns how many wait now."""
+        count = redrive(self._core, numbers)
+        self._core.redriven_total += count
+        return count
+
+    @property
+    def limited(self) -> bool:
+        """Something that would be parked is blocked, because keys or bytes are at their limit."""
+        lot = self._lot
+        return lot.parks and (lot.table.count[BLOCKED] > 0 or (lot.full and self._core.window.count[DEAD] > 0))
+
+    def stats(self) -> dict[str, Any]:
+        """Counts; `parkingLimitReached` is the alarm."""
+        lot = self._lot
+        parks = sum(lot.may_park(number) for number in lot.keys)
+        dead = self._core.window.count[DEAD] if lot.on else 0
+        return {
+            "parkedKeys": parks,
+            "blockedKeys": len(lot.keys) - parks,
+            "msgParked": lot.table.count[PARKED],
+            "msgBlockedByKey": lot.counted + dead,
+            "parkedBytes": lot.bytes,
+            "parkingLimitReached": self.limited,
+            "keysParkedTotal": self._core.parked_total,
+            "msgRedrivenTotal": self._core.redriven_total,
+        }
+
+    def check(self) -> None:
+        """Count again; InvariantViolation on any difference."""
+        core, lot, table = self._core, self._lot, self._lot.table
+        rows = table.rows_live()
+        if len(core.window.find(table.position[rows])):
+            raise InvariantViolation("a message is in the window and in the parking lot")
+        parked = table.rows_in(PARKED)
+        if int(table.since[parked].sum()) != lot.bytes:
+            raise InvariantViolation(f"{int(table.since[parked].sum())} bytes are parked, the count says {lot.bytes}")
+        known = table.rows_in(PARKED, BLOCKED)
+        if not np.isin(table.consumer[known], list(lot.keys)).all():
+            raise InvariantViolation("a message is parked whose key is not")
