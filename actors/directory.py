@@ -22,7 +22,7 @@ from actors.messages import (
 )
 from actors.ports import Address, Ports, Unknown
 from actors.wire import R, Request
-from storage.errors import SluiceError, Unavailable
+from storage.errors import NotFound, SluiceError, Unavailable
 
 LOCATE_TIMEOUT = 30_000
 """Milliseconds that the controller may take to start an owner and let it recover."""
@@ -60,6 +60,17 @@ class Directory:
             request = LocateSubscription(topic=topic, subscription=subscription, settings=settings, partition=partition)
             self._dispatchers[key] = (await self._ask(request)).addresses
         return self._dispatchers[key][partition]
+
+    async def dispatcher_again(
+        self, topic: str, partition: int, subscription: str, settings: SubscriptionSettings
+    ) -> Address:
+        """The same for one who comes back, and asks for no settings: those in force are another's, or an operator's, by
+        now. A subscription that was deleted meanwhile is made again, as for one who comes for the first time.
+        """
+        try:
+            return await self.dispatcher(topic, partition, subscription)
+        except NotFound:
+            return await self.dispatcher(topic, partition, subscription, settings)
 
     async def create(self, topic: str, settings: TopicSettings) -> None:
         """Create a topic; fine if it exists with these settings. Raises Conflict, Invalid, Unavailable."""

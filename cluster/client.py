@@ -17,7 +17,6 @@ from actors.backoff import Backoff
 from actors.consumer.held import Received
 from actors.consumer.partition import PartitionConsumer
 from actors.consumer.payload import Payloads
-from actors.controller import check_dead_letters
 from actors.directory import Directory
 from actors.messages import (
     AcceptLoss,
@@ -50,6 +49,7 @@ from cluster.process_watch import this_process
 from cluster.producer import Batching, Producer
 from cluster.real import RealClock, StructuredLog, Tasks, TroubleLog, make_rng
 from cluster.stored import StoredRange, ranges_of, read_range
+from cluster.wanted import wanted_settings, wanted_subscription
 from storage.errors import Invalid, NotFound, Unavailable
 from storage.hashing import masked_hash
 from storage.position import entry_of, ledger_of, parse
@@ -101,7 +101,7 @@ class Client:
     def create_topic(self, topic: str, partitions: int = 1, **settings: Any) -> None:
         """Create a topic; fine if it exists with the same settings. Settings: actors.messages.TopicSettings."""
         topic = check_name("topic", topic)
-        wanted = _convert({"partitions": partitions, **settings}, TopicSettings)
+        wanted = wanted_settings({"partitions": partitions, **settings}, TopicSettings)
         self._ask(CONTROLLER, CreateTopic(topic=topic, settings=wanted))
 
     def topics(self) -> list[dict[str, Any]]:
@@ -218,7 +218,7 @@ class Client:
 
         receiver_queue_size: messages that may wait here, over all partitions. key_shared_ranges: this consumer's
         hash ranges when selector is "sticky". priority_level: 0 is served first, where the type is shared or failover.
-        timeout_ms: how long to try. Settings:
+        timeout_ms: how long to try. consumer_name: by which it comes back, with `grace_ms` to its own hashes. Settings:
         actors.messages.SubscriptionSettings, Key_Shared by default. Raises Unavailable with the reason.
         """
         topic = check_name("topic", topic)
@@ -228,13 +228,13 @@ class Client:
         if not 0 <= priority_level <= MOST_PRIORITY:
             raise Invalid(f"priority_level is 0 to {MOST_PRIORITY}, not {priority_level}")
         name = consumer_name or f"consumer-{secrets.token_hex(4)}"
-        wanted = _convert(settings, SubscriptionSettings)
-        _check_dead_letters(wanted, topic, subscription_name)
+        wanted = wanted_subscription(settings, topic, subscription_name, named=bool(consumer_name))
         consumer = Consumer(
             self._loop,
             topic,
             subscription_name,
             name,
+            named=bool(consumer_name),
             negative_ack_redelivery_delay_ms=negative_ack_redelivery_delay_ms,
             queue_size=receiver_queue_size,
             on_ranges=on_ranges,
@@ -270,10 +270,11 @@ class Client:
                 queue_size=max(queue_size // settings.partitions, 1),
                 received=consumer.received,
                 told=consumer.told,
-                before_poll=consumer.hand_over,
+                before_poll=consumer.tell_partitions,
                 process=this_process(),
                 priority=priority,
                 taking_back=consumer.taking_back,
+                keep_place=consumer.named,
             )
             for partition in range(settings.partitions)
         ]
@@ -478,22 +479,3 @@ class Client:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _check_dead_letters(wanted: SubscriptionSettings, topic: str, subscription: str) -> None:
-    """Give the dead letter topic its short name. Raises Invalid where nothing could ever be written to it."""
-    check_dead_letters(topic, subscription, wanted)
-    if wanted.max_redeliver_count and wanted.dead_letter_topic:
-        wanted.dead_letter_topic = check_name("topic", wanted.dead_letter_topic)
-
-
-def _convert(values: dict[str, Any], kind: Any) -> Any:
-    """Check settings by name and type. Raises Invalid naming the wrong one."""
-    known = {field.name for field in msgspec.structs.fields(kind)}
-    unknown = sorted(set(values) - known)
-    if unknown:
-        raise Invalid(f"unknown setting {unknown[0]!r}; there are {', '.join(sorted(known))}")
-    try:
-        return msgspec.convert(values, kind)
-    except msgspec.ValidationError as error:
-        raise Invalid(str(error)) from None

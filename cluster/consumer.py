@@ -55,8 +55,11 @@ class Consumer:
         queue_size: int,
         on_ranges: RangesCallback | None,
         close: Callable[[Consumer], None],
+        named: bool = True,
     ) -> None:
+        """named: somebody chose the name, and the consumer may come back under it."""
         self._loop, self._topic, self._subscription, self._name = loop, topic, subscription, name
+        self.named = named
         self._nack_delay = negative_ack_redelivery_delay_ms
         self._on_ranges = on_ranges
         self._on_close = close
@@ -87,9 +90,9 @@ class Consumer:
             self._arrived.notify()
         if len(part) <= FEW and not self._loop_told:
             self._loop_told = True
-            self._timer = self._loop.later(HAND_OVER_MS, partial(self.hand_over, waited=True))
+            self._timer = self._loop.later(HAND_OVER_MS, partial(self.tell_partitions, waited=True))
 
-    def hand_over(self, *, waited: bool = False) -> None:
+    def tell_partitions(self, *, waited: bool = False) -> None:
         """Tell the partitions what was taken and acknowledged, single messages as columns. Also before each poll.
 
         waited: long enough for acknowledgements not to wait for a poll any more.
@@ -119,7 +122,7 @@ class Consumer:
             with self._arrived:
                 self._failed = self.parts[partition].failed
                 self._arrived.notify_all()
-        elif self._on_ranges is not None and event.kind != "inactive":
+        elif self._on_ranges is not None and event.kind not in ("inactive", "handed_over"):
             self._on_ranges(partition, event.kind, event.ranges)
 
     # -- called by users ------------------------------------------------------------------------------------------
@@ -221,7 +224,7 @@ class Consumer:
 
     def _hand_over_now(self) -> None:
         self._loop_told = self._loop_called = True
-        self._loop.soon(self.hand_over)
+        self._loop.soon(self.tell_partitions)
 
     def acknowledge_cumulative(self, what: Message | MessageId) -> None:
         """Refused: a cumulative acknowledgement has no meaning when several consumers share a subscription (KS-56)."""
@@ -296,9 +299,24 @@ class Consumer:
         """Whether every partition's session stands."""
         return not self._closed and all(part.session for part in self.parts)
 
-    def close(self, drain_timeout_ms: int = 0) -> None:
+    def hand_over(self, to: str | None = None) -> None:
+        """Let the consumer that subscribes next under the name `to` (default: this one's own) take over all hashes, so
+        that a restart moves nobody's keys (`grace_ms`). Call it before that one subscribes; durable when it returns.
+
+        From then on this one goes on until it `is_handed_over`, and should then be closed: each key passes over when
+        what it holds of it is acknowledged. Raises Invalid, and Conflict if one of that name has hashes already.
+        """
+        for part in self.parts:
+            self._loop.run(part.handing_over.offer(to or self._name))
+
+    def is_handed_over(self) -> bool:
+        """Another consumer took over on every partition, and nothing is held here any more."""
+        return all(part.handing_over.done for part in self.parts) and not self.held()
+
+    def close(self, drain_timeout_ms: int = 0, *, for_good: bool = False) -> None:
         """Leave. With a drain time-out first wait so long for what is held to be acknowledged (from other threads);
-        the rest goes to the others in order, without counting as a redelivery.
+        the rest goes to the others in order, without counting as a redelivery. With `grace_ms` it waits for one of this
+        name instead, with the hashes; for_good: nobody will come back, and all goes to the others at once.
         """
         if self._closed:
             return
@@ -316,7 +334,7 @@ class Consumer:
         self._closed = True
         self._hand_over_now()
         for part in self.parts:
-            self._loop.run(part.close(), 30)
+            self._loop.run(part.close(for_good=for_good), 30)
         with self._arrived:
             self._arrived.notify_all()
         self._on_close(self)

@@ -88,6 +88,10 @@ SUBSCRIPTION = (
     Metric("sluice_subscription_revoked_messages", ("msgRevoked",), "Messages that consumers were asked to give back"),
     Metric("sluice_subscription_revoked_total", ("msgRevokedTotal",), "The same, all that ever were"),
     Metric("sluice_hashes_moved_total", ("hashesMovedTotal",), "Hashes that changed their consumer"),
+    Metric("sluice_kept_hashes", ("keptHashes",), "Hashes that are kept for consumers that left"),
+    Metric("sluice_places_returned_total", ("placesReturnedTotal",), "Consumers that came back in time"),
+    Metric("sluice_hand_overs_total", ("handOversTotal",), "Consumers whose hashes another one took over as they are"),
+    Metric("sluice_damped_consumers_total", ("dampedConsumersTotal",), "Times when a consumer that flaps had to wait"),
     Metric("sluice_dispatch_stalled_total", ("watchdogStalls",), "Times when something deliverable was not sent"),
 )
 """Of every subscription on every partition."""

@@ -87,7 +87,9 @@ class HandBacks:
         """The first position of all that is not confirmed."""
         return min((int(back.positions[0]) for back in self._open.values() if len(back.positions)), default=None)
 
-    def request(self, back: HandBack, session: int, *, again: bool, consumer_epoch: int = 0) -> NegativeAcknowledge:
+    def request(
+        self, back: HandBack, session: int, *, again: bool = False, consumer_epoch: int = 0
+    ) -> NegativeAcknowledge:
         """How it is said in a session; again: it was said in an earlier one, perhaps."""
         return NegativeAcknowledge(
             session=session,

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 
 from actors.backoff import Backoff
 from actors.consumer.hand_backs import CALL_TIMEOUT, RETRY_FIRST, RETRY_MOST, HandBack, HandBacks
+from actors.consumer.handing_over import HandingOver
 from actors.consumer.held import Holding, Received
 from actors.consumer.inbox import Inbox
 from actors.consumer.payload import Payloads
@@ -68,12 +68,14 @@ class PartitionConsumer:
         process: str = "",
         priority: int = 0,
         taking_back: TakingBack | None = None,
+        keep_place: bool = True,
     ) -> None:
         """before_poll: called when a poll is about to go, which takes what is acknowledged in it along."""
         self._ports = ports
         self._directory, self._topic, self.partition, self._subscription = directory, topic, partition, subscription
         self._name, self._incarnation, self._generation = name, incarnation, 0
-        self._process, self._priority = process, priority
+        self._process, self._priority, self._keep_place = process, priority, keep_place
+        self.handing_over = HandingOver(ports, lambda: None if self.closing else (self._address, self.session))
         self._settings, self._ranges, self._queue_size = settings, ranges, queue_size
         self._received, self._told, self._before_poll = received, told, before_poll
         self._holding = Holding()
@@ -160,11 +162,8 @@ class PartitionConsumer:
         if not len(positions):
             return True
         back = self._hand_backs.note(positions, seen, delay=delay)
-        await self._tell(self._request(back), back)
+        await self._tell(self._hand_backs.request(back, self.session, consumer_epoch=self._consumer_epoch), back)
         return back.confirmed
-
-    def _request(self, back: HandBack) -> NegativeAcknowledge:
-        return self._hand_backs.request(back, self.session, again=False, consumer_epoch=self._consumer_epoch)
 
     async def redeliver_all(self) -> None:
         """Give back everything that is not acknowledged, in order; what is on its way here is void from now on.
@@ -221,8 +220,10 @@ class PartitionConsumer:
             last = turn == self._ack_turn
             await self._send_acks(Acknowledge(session=self.session, ack_turn=turn, acks=positions, durable=last))
 
-    async def close(self) -> None:
-        """Send what is acknowledged, then leave; what is still held goes to the others in order."""
+    async def close(self, *, for_good: bool = False) -> None:
+        """Send what is acknowledged, then leave; what is still held goes to the others in order. for_good: nothing is
+        kept for one of its name (`grace_ms`).
+        """
         self.closing = True
         self._inbox.close()
         self._hand_backs.close()
@@ -230,7 +231,8 @@ class PartitionConsumer:
         try:
             if self._acks or self._unconfirmed:
                 await self._until_settled()
-            await self._ports.net.call(self._address, Detach(session=self.session), CALL_TIMEOUT)
+            leave = Detach(session=self.session, keep_place=not for_good)
+            await self._ports.net.call(self._address, leave, CALL_TIMEOUT)
         except SluiceError as error:
             self._ports.log("close_failed", partition=self.partition, error=str(error))
         self._holding.revoke()
@@ -253,7 +255,8 @@ class PartitionConsumer:
         wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
         while not self.closing:
             try:
-                self._address = await self._find(self._settings if first else None)
+                find = self._directory.dispatcher if first else self._directory.dispatcher_again
+                self._address = await find(self._topic, self.partition, self._subscription, self._settings)
                 request = Attach(
                     consumer=self._name,
                     incarnation=f"{self._incarnation}.{self._generation}",
@@ -261,6 +264,8 @@ class PartitionConsumer:
                     priority=self._priority,
                     holding=self._all_held(),
                     process=self._process,
+                    keep_place=self._keep_place,
+                    hands_over_to=self.handing_over.to,
                 )
                 sent = self._ports.clock.monotonic()
                 reply = await self._ports.net.call(self._address, request, ATTACH_TIMEOUT)
@@ -280,17 +285,6 @@ class PartitionConsumer:
             except Fenced:
                 await self._directory.suspect(self._address)
             await wait.pause()
-
-    async def _find(self, settings: SubscriptionSettings | None) -> Address:
-        """The dispatcher. Who comes back asks for no settings: those in force are another's, or an operator's, by now.
-
-        A subscription that was deleted meanwhile is made again, as for one who comes for the first time.
-        """
-        find = partial(self._directory.dispatcher, self._topic, self.partition, self._subscription)
-        try:
-            return await find(settings)
-        except NotFound:
-            return await find(self._settings)
 
     async def _say_given_back(self, attached: Attached) -> bool:
         """Tell a new session what was given back and not confirmed: no owner may know of it.
@@ -413,12 +407,16 @@ class PartitionConsumer:
         if delivery.parts:
             self._inbox.add(delivery.parts, self.epoch, self.session)
         for event in delivery.events:
+            self.handing_over.told(event)
             self._told(self.partition, event)
         if delivery.revocation is not None:
             back, unseen = self._revocations.carry_out(delivery.revocation)
             self._queued -= unseen
             if back is not None:
-                self._ports.spawn(self._tell(self._request(back), back), f"revoked-{self.partition}")
+                self._ports.spawn(
+                    self._tell(self._hand_backs.request(back, self.session, consumer_epoch=self._consumer_epoch), back),
+                    f"revoked-{self.partition}",
+                )
 
     def _came(self, messages: list[Received], trimmed: Positions) -> None:
         """Messages are complete; what was trimmed before its payload was fetched never comes, and frees its permits.

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from actors.dispatcher.grace import Grace
 from actors.dispatcher.leases import Leases
 from actors.dispatcher.membership import Membership
 from actors.dispatcher.rejoin import Rejoin
@@ -27,9 +28,6 @@ from actors.signal import Signal
 from storage.cursor import Cursor
 from storage.errors import Conflict, Invalid, Unavailable
 from storage.position import Positions
-
-LIVENESS_MS = 5_000
-"""Pulsar's connectionLivenessCheckTimeoutMillis."""
 
 
 class Consumers:
@@ -46,6 +44,7 @@ class Consumers:
         store: CursorStore,
         leases: Leases,
         rejoin: Rejoin,
+        grace: Grace,
         wakeups: Wakeups,
         check_owner: Callable[[], None],
     ) -> None:
@@ -53,7 +52,7 @@ class Consumers:
         self._ports, self._epoch = ports, epoch
         self._membership, self._sessions, self._core, self._cursor = membership, sessions, core, cursor
         self._store, self._leases, self._rejoin, self._wakeups = store, leases, rejoin, wakeups
-        self._check_owner = check_owner
+        self._grace, self._check_owner = grace, check_owner
         self._attaching: dict[str, Signal] = {}
 
     async def attach(self, request: Attach) -> Attached:
@@ -69,10 +68,13 @@ class Consumers:
         if session is None:
             done = self._attaching[request.incarnation] = Signal()
             try:
-                session = await self._join(request)
+                with self._grace.coming(request.consumer):
+                    session = await self._join(request)
             finally:
                 self._attaching.pop(request.incarnation, None)
                 done.set()
+            if self._grace.keeps_places:
+                await self._store.barrier()  # its place is in the record before it gets anything
         await self._store.be_certain()
         if not self._sessions.is_open(session):
             raise Unavailable("the session ended while its owner made sure of itself; attach again")
@@ -83,7 +85,7 @@ class Consumers:
         """See messages.Detach; a session that is over is fine."""
         session = self._sessions.find(request.session)
         if session is not None:
-            self._leases.end(session, "detached")
+            self._leases.end(session, "detached", keep_place=request.keep_place)
 
     def _attached(self, session: int) -> Attached:
         return Attached(
@@ -97,7 +99,7 @@ class Consumers:
             self._check_owner()
         try:
             number = await self._enter_core(request, now)
-        except (Conflict, Invalid):
+        except (Conflict, Invalid, Unavailable):
             self._membership.refuse(request.incarnation)
             self._store.dirty()
             raise
@@ -115,25 +117,33 @@ class Consumers:
         """Its number. Who finds its place taken asks those who have it, as Pulsar does (KS-15)."""
         holding = ascending(request.holding)
 
-        def join() -> int:
-            return self._core.join(
+        async def join() -> int:
+            entry = await self._grace.entry(request)
+            self._check_standing(request)
+            number = self._core.join(
                 request.consumer,
                 now=now,
                 ranges=request.ranges,
                 priority=request.priority,
                 holding=holding,
                 finished=holding[self._cursor.is_acknowledged(holding)],
+                entry=entry,
             )
+            self._grace.entered(number, request)
+            return number
 
         try:
-            return join()
+            return await join()
         except Conflict:
             if not await self._make_room(request.ranges):
                 raise
+        return await join()
+
+    def _check_standing(self, request: Attach) -> None:
+        """After an await. Raises Fenced, and Unavailable if it must begin another life first."""
         self._check_owner()
         if self._is_void(request):
             raise Unavailable("every session was ended meanwhile; attach again")
-        return join()
 
     def _is_void(self, request: Attach) -> bool:
         """Whether a consumer's earlier session was ended, so that it must begin another life."""
@@ -141,23 +151,12 @@ class Consumers:
 
     async def _make_room(self, ranges: Sequence[tuple[int, int]]) -> bool:
         """Ask those in whose place a newcomer would be; whoever does not answer loses it. False: somebody is there."""
-        until = self._ports.clock.monotonic() + LIVENESS_MS
         found = [self._sessions.find(number) for number in self._core.rivals(ranges)]
-        asked = [session for session in found if session is not None]
-        for session in asked:
-            session.heard.clear()
-            session.ready.set()
-        silent = []
-        for session in asked:
-            await session.heard.wait(self._ports, max(until - self._ports.clock.monotonic(), 0))
-            if self._sessions.is_open(session):
-                if session.heard.is_set():
-                    return False
-                silent.append(session)
-        for session in silent:
+        silent = await self._leases.silent([session for session in found if session is not None])
+        for session in silent or []:
             if self._sessions.is_open(session):
                 self._leases.retire(session)
-        return True
+        return silent is not None
 
 
 def ascending(positions: Positions) -> Positions:

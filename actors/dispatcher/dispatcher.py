@@ -17,7 +17,7 @@ concerns. The parts know nothing of the actor, and of each other only what they 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 from actors.actor import Actor
 from actors.consumer.payload import Payloads
@@ -33,13 +33,14 @@ from actors.dispatcher.delivery import Deliverer
 from actors.dispatcher.documents import document
 from actors.dispatcher.due import DueMessages
 from actors.dispatcher.explanation import Explanation
+from actors.dispatcher.grace import Grace
 from actors.dispatcher.hot_keys import HotKeys
 from actors.dispatcher.inspection import Inspection
 from actors.dispatcher.leases import Leases
 from actors.dispatcher.open_runs import OpenRuns
-from actors.dispatcher.parked_keys import ParkedKeys, parked_record
+from actors.dispatcher.parked_keys import ParkedKeys
 from actors.dispatcher.reader import Reader
-from actors.dispatcher.redelivery import Redelivery, durable_redeliveries
+from actors.dispatcher.redelivery import Redelivery
 from actors.dispatcher.rejoin import Rejoin
 from actors.dispatcher.seek import Seeker
 from actors.dispatcher.sessions import Session, Sessions
@@ -68,6 +69,7 @@ from actors.messages import (
     Explain,
     FindOwner,
     GivenBack,
+    HandOver,
     ListAssignments,
     ListBlockedKeys,
     ListDelayed,
@@ -179,6 +181,11 @@ class Dispatcher(Actor):
         self.parts.consumers.detach(request)
         return Done()
 
+    async def on_hand_over(self, request: HandOver) -> Done:
+        """See messages.HandOver."""
+        await self.parts.grace.hand_over(self._speaking(request.session), request)
+        return Done()
+
     async def on_poll(self, request: Poll) -> Delivery:
         """See messages.Poll."""
         return await self.parts.deliverer.poll(request)
@@ -281,7 +288,11 @@ class Dispatcher(Actor):
         """See `statistics`."""
         parts = self.parts
         return document(
-            await parts.statistics.tell() | parts.delayed.stats() | parts.hot_keys.stats() | parts.parked.stats()
+            await parts.statistics.tell()
+            | parts.delayed.stats()
+            | parts.hot_keys.stats()
+            | parts.parked.stats()
+            | parts.grace.stats()
         )
 
     async def on_explain(self, request: Explain) -> Text:
@@ -328,11 +339,8 @@ class Parts:
         ports, topic, of, epoch = actor.ports, actor.topic, actor.of, own.epoch
         state, core, tracker, wakeups = own.state, own.core, own.tracker, own.wakeups
         cursor, membership, wake = state.cursor, state.membership, wakeups.route.set
+        snapshot = partial(own.snapshot, ports.log)
         runs, sessions, ended = OpenRuns(), Sessions(), actor.ended
-
-        def snapshot() -> dict[str, Any]:
-            known = own.changed_delays.record() | parked_record(core)
-            return state.record(durable_redeliveries(core, ports.log)) | known
 
         def attended() -> bool:
             return len(sessions) > 0
@@ -341,12 +349,15 @@ class Parts:
         backlog = Backlog(cursor, core, runs, tracker, store, wakeups)
         self.hot_keys = hot = HotKeys(ports, core, Payloads(ports, actor.directory, of.topic, of.partition))
         reader = Reader(ports, topic, cursor, core, tracker, runs, wakeups, attended, backlog.give_up, hot.read)
-        leases = Leases(ports, membership, sessions, core, store, wake)
+        leases = Leases(ports, membership, sessions, core, store, wakeups.came_or_went)
+        self.grace = grace = Grace(
+            ports, state.settings, core, own.damping, membership, sessions, leases, store, wakeups, ended
+        )
         rejoin = Rejoin(ports, topic, core, membership, sessions, store, wake)
         dead_letters = DeadLetters(ports, actor.directory, of, state.settings, core, runs, backlog.done_elsewhere)
         self.parked = parked = _parked_keys(actor, own, runs, store, backlog)
         self.consumers = Consumers(
-            ports, epoch, membership, sessions, core, cursor, store, leases, rejoin, wakeups, actor.check_owner
+            ports, epoch, membership, sessions, core, cursor, store, leases, rejoin, grace, wakeups, actor.check_owner
         )
         failed = _looking_at_what_failed(core, dead_letters, parked)
         self.deliverer = deliverer = Deliverer(
@@ -364,8 +375,8 @@ class Parts:
             ports, of, state, core, tracker, own.changed_delays.now, reader, rejoin, self.parked
         )
         self.inspection = Inspection(of, core, sessions, tracker)
-        self.own, self.runs, self.sessions, self.store = own, runs, sessions, store
-        self.reader, self.leases, self._spawn = reader, leases, ports.spawn
+        self.own, self.runs, self.sessions, self.store, self._spawn = own, runs, sessions, store, ports.spawn
+        self.reader, self.leases = reader, leases
 
     def begin(self) -> None:
         """Let everything that goes on by itself begin."""
@@ -377,6 +388,7 @@ class Parts:
             ("route", self.deliverer.run()),
             ("due", self.due.run()),
             ("lease", self.leases.run(self.deliverer.look_if_stalled)),
+            ("places", self.grace.run()),
             ("progress", self.own.reporter.run(self.store, self.seeker.expire_old)),
             ("history", self.own.history.run()),
             ("delayed changes", self.own.changed_delays.remove_leftovers()),

@@ -6,13 +6,16 @@ where the world has one).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from actors.dispatcher.membership import Member, Membership, State
 from actors.dispatcher.sessions import Session, Sessions
 from actors.dispatcher.store import CursorStore
 from actors.key_shared.dispatch import Dispatch
 from actors.ports import Ports, Watch
+
+LIVENESS_MS = 5_000
+"""Pulsar's connectionLivenessCheckTimeoutMillis."""
 
 
 class Leases:
@@ -71,11 +74,14 @@ class Leases:
 
     # -- ends -----------------------------------------------------------------------------------------------------
 
-    def end(self, session: Session, reason: str, *, dismissed: bool = False) -> None:
-        """The consumer is out: its messages go to the others. dismissed: it does not know, and stays a member."""
+    def end(self, session: Session, reason: str, *, dismissed: bool = False, keep_place: bool = True) -> None:
+        """The consumer is out: its messages go to the others, or wait for it (`grace`).
+
+        dismissed: it does not know, and stays a member. keep_place False: it is gone for good.
+        """
         self._ports.log("session_ended", consumer=session.name, session=session.number, reason=reason)
         self._sessions.close(session)
-        self._core.leave(session.number, now=self._ports.clock.now())
+        self._core.leave(session.number, now=self._ports.clock.now(), keep=keep_place)
         if not dismissed:
             self._membership.leave(session.incarnation)
         self._changed()
@@ -89,10 +95,32 @@ class Leases:
         for member in attached:
             self._forget_when_ended(member)
 
-    def retire(self, session: Session) -> None:
-        """It does not answer: it loses its place, and as long as its lease may last it keeps what it holds."""
+    async def silent(self, asked: Sequence[Session]) -> list[Session] | None:
+        """Ask these whether they live, by ending their long polls: who lives polls again at once.
+
+        Returns those who do not within LIVENESS_MS, without those whose sessions ended; None: somebody lives.
+        """
+        until = self._ports.clock.monotonic() + LIVENESS_MS
+        for session in asked:
+            session.heard.clear()
+            session.ready.set()
+        silent = []
+        for session in asked:
+            await session.heard.wait(self._ports, max(until - self._ports.clock.monotonic(), 0))
+            if self._sessions.is_open(session):
+                if session.heard.is_set():
+                    return None
+                silent.append(session)
+        return silent
+
+    def retire(self, session: Session, *, succeeded: bool = False) -> None:
+        """It does not answer: it loses its place, and as long as its lease may last it keeps what it holds.
+
+        succeeded: somebody takes its place over at once, so that it stays as it is until then.
+        """
         self._ports.log("retired", consumer=session.name, session=session.number)
-        self._core.retire(session.number, now=self._ports.clock.now())
+        if not succeeded:
+            self._core.retire(session.number, now=self._ports.clock.now())
         self._sessions.close(session)
         member = self._membership.retire(session.incarnation)
         self._changed()
@@ -105,7 +133,7 @@ class Leases:
             if member.session:
                 reason = "it did not answer"
                 self._ports.log("session_ended", consumer=member.name, session=member.session, reason=reason)
-                self._core.leave(member.session, now=self._ports.clock.now())
+                self._core.leave(member.session, now=self._ports.clock.now(), keep=True)
             self._changed()
 
     def _changed(self) -> None:

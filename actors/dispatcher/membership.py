@@ -43,6 +43,17 @@ def trust_of(lease_ms: int) -> int:
     return lease_ms // 4
 
 
+def base_of(incarnation: str) -> str:
+    """What all lives of one consumer have in common."""
+    return incarnation.rpartition(".")[0] or incarnation
+
+
+def life_of(incarnation: str) -> int:
+    """Which life it is, from 0."""
+    life = incarnation.rpartition(".")[2]
+    return int(life) if life.isdecimal() else 0
+
+
 @dataclass(slots=True)
 class Member:
     """One consumer. process: where it runs, empty if that is not known. lease: ms that it may outlast its owner."""
@@ -98,6 +109,10 @@ class Membership:
     def all(self, state: State) -> list[Member]:
         """The members in a state, oldest first."""
         return [member for member in self._members.values() if member.state is state]
+
+    def awaits(self, base: str) -> bool:
+        """Whether a consumer may be alive that has not come back to this owner; `base`: see `base_of`."""
+        return any(base_of(member.incarnation) == base for member in self.all(State.AWAITED))
 
     def get(self, incarnation: str) -> Member | None:
         """The member of that incarnation."""

@@ -7,13 +7,17 @@ how far the subscription is and who was attached. Whom it waits for then: `rejoi
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from actors.delayed.manifest import last_epoch, manifest_key
 from actors.delayed.rescheduled import RescheduledTracker
 from actors.delayed.shared import SharedIndex
 from actors.delayed.tracker import make_tracker
-from actors.dispatcher.changed_delays import FIELD, ChangedDelays
+from actors.dispatcher.changed_delays import FIELD as DELAYS
+from actors.dispatcher.changed_delays import ChangedDelays
+from actors.dispatcher.damping import Damping
 from actors.dispatcher.ends import read_ends
+from actors.dispatcher.grace import FIELD, places_record, restore_places
 from actors.dispatcher.history import AssignmentHistory
 from actors.dispatcher.parked_keys import FIELD as PARKED
 from actors.dispatcher.parked_keys import load_parked, parked_record
@@ -26,7 +30,7 @@ from actors.dispatcher.wakeups import Wakeups
 from actors.fenced_record import FencedRecord
 from actors.key_shared.dispatch import Dispatch
 from actors.messages import SubscriptionSettings
-from actors.ports import Ports
+from actors.ports import Log, Ports
 from actors.topic_client import TopicClient
 from storage import redeliveries
 from storage.cursor import Cursor
@@ -47,8 +51,16 @@ class Possession:
     history: AssignmentHistory
     reporter: ProgressReporter
     changed_delays: ChangedDelays
+    damping: Damping
     tracker: RescheduledTracker
     wakeups: Wakeups
+
+    def snapshot(self, log: Log) -> dict[str, Any]:
+        """What the record is to say now."""
+        core = self.core
+        known = self.changed_delays.record() | parked_record(core)
+        known |= places_record(core, self.state.settings, self.damping)
+        return self.state.record(durable_redeliveries(core, log)) | known
 
 
 async def take_over(
@@ -76,8 +88,9 @@ async def take_over(
         core.remember(redeliveries.decode(value.get("redeliveries", b"")), ports.clock.now())
         load_parked(core, value.get(PARKED), state.cursor)
     changed_delays = ChangedDelays(ports, of, record.epoch)
-    await changed_delays.load(value and value.get(FIELD), state.cursor)
-    known = changed_delays.record() | parked_record(core)
+    await changed_delays.load(value and value.get(DELAYS), state.cursor)
+    damping = restore_places(core, state.settings, value and value.get(FIELD), ports)
+    known = changed_delays.record() | parked_record(core) | places_record(core, state.settings, damping)
     await record.save(state.record(durable_redeliveries(core, ports.log)) | known)
     reporter = ProgressReporter(ports, topic, of, record.epoch, state)
     await reporter.introduce()
@@ -94,7 +107,7 @@ async def take_over(
     )
     core.mark_deleted(state.cursor.mark_delete)
     delayed = RescheduledTracker(tracker, changed_delays.now)
-    return Possession(record.epoch, record, state, core, history, reporter, changed_delays, delayed, wakeups)
+    return Possession(record.epoch, record, state, core, history, reporter, changed_delays, damping, delayed, wakeups)
 
 
 async def _initial_cursor(ports: Ports, topic: TopicClient, settings: SubscriptionSettings) -> Cursor:

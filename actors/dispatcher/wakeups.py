@@ -14,11 +14,20 @@ from actors.signal import Signal
 
 @dataclass(frozen=True, slots=True)
 class Wakeups:
-    """route: messages may go out. due: delayed messages may be taken. read: there may be room to read."""
+    """route: messages may go out. due: delayed messages may be taken. read: there may be room to read.
+
+    places: a consumer came or went.
+    """
 
     route: Signal = field(default_factory=Signal)
     due: Signal = field(default_factory=Signal)
     read: Signal = field(default_factory=Signal)
+    places: Signal = field(default_factory=Signal)
+
+    def came_or_went(self) -> None:
+        """Consumers are others, or fewer, and messages may go elsewhere."""
+        self.places.set()
+        self.route.set()
 
     def all(self) -> None:
         """Something changed outside of the data path."""

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from actors.key_shared.drains import Drains
 from actors.key_shared.history import History, drained
 from actors.key_shared.lot import Lot
-from actors.key_shared.members import Member, Members
+from actors.key_shared.members import Kept, Member, Members
 from actors.key_shared.policies import Unordered, held_elsewhere, make_policy
 from actors.key_shared.selectors import SingleActive, make_selector, reduce_for
 from actors.key_shared.sentinel import Sentinel
@@ -45,6 +45,7 @@ from actors.key_shared.window import (
     Window,
 )
 from actors.messages import SubscriptionSettings
+from actors.messages.settings import keeps_places
 from storage.errors import Invalid
 from storage.hashing import HASH_RANGE, Hashes
 from storage.position import EARLIEST, Positions
@@ -75,7 +76,6 @@ class Core:
         self.settings = settings
         self.window = Window()
         self.lot = Lot(settings)
-        self.parked_total = self.redriven_total = 0
         limited = settings.type in ("key_shared", "shared")
         self.members = Members(
             settings.max_unacked_messages_per_consumer if limited else 0,
@@ -98,10 +98,12 @@ class Core:
             tracking=self.policy.strict, holding=self.holds_keys or self.nack_ordered, revoking=self.nack_ordered
         )
         self.sentinel = Sentinel(strict=self.policy.strict, name=self.describe, repeated=self.nack_ordered)
-        self.revoked = self.revoked_total = 0
+        self.revoked = self.revoked_total = self.parked_total = self.redriven_total = 0
         self.overtaken = False
         """Some row was ever OVERTOOK."""
         self.history = history or History()
+        self.keeps_places = settings.grace_ms > 0 and keeps_places(settings)
+        self.kept: dict[int, Kept] = {}  # by slot
         self.last_read = EARLIEST
         self.mark_delete = EARLIEST
         self.recheck = False
@@ -113,7 +115,7 @@ class Core:
         self.next_dispatch = 0
         self.turn = 0
         self.now = 0
-        self.drained_total = 0
+        self.drained_total = self.places_returned = self.hand_overs = 0
         self.drains = Drains()
         self.held_back = 0
         self.claiming = False
@@ -125,6 +127,7 @@ class Core:
         new.members.sent_to_leavers = self.members.sent_total
         new.revoked_total = self.revoked_total
         new.parked_total, new.redriven_total = self.parked_total, self.redriven_total
+        new.places_returned, new.hand_overs = self.places_returned, self.hand_overs
         return new
 
     def reduce(self, masked: Hashes) -> Reduced:
@@ -259,13 +262,14 @@ class Core:
         self.recheck = True
         return rows
 
-    def change_owners(self, *, now: int, cause: str, gone: Member | None = None) -> None:
-        """Follow a change of membership."""
+    def change_owners(self, *, now: int, cause: str, gone: Member | None = None, handed_over: bool = False) -> None:
+        """Follow a change of membership. handed_over: whoever gets hashes gets them as agreed."""
         before, drained_before = self.tables.owner, self.tables.drains
         self.tables.set_owners(self.selector.owners())
         self.drains.owners_changed(self.tables, now)
         self._count_returned(drained_before)
-        self.history.record(self.members, before, self.tables.owner, now=now, cause=cause, gone=gone)
+        after = self.tables.owner
+        self.history.record(self.members, before, after, now=now, cause=cause, gone=gone, handed_over=handed_over)
         self.recheck = True
         single = isinstance(self.selector, SingleActive) and not self.selector.exclusive
         if single and not (before == self.tables.owner).all():

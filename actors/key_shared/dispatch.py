@@ -10,6 +10,7 @@ milliseconds). The dispatcher actor feeds it and carries out what `route` says. 
     policies    the one gate in which the four ways of keeping order differ
     routing     one pass of the dispatch
     assignments what it sends to whom, by column
+    places      who comes and goes, and what becomes of its hashes
     revoking    what is given back keeps its place (nack_order=key)
     parking     keys that wait for a decision, held in the lot
     sentinel    checks every delivery against the promises, from its own books
@@ -24,13 +25,14 @@ from typing import Any, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from actors.key_shared import explain, parking, redelivering, revoking, stats
+from actors.key_shared import explain, parking, places, redelivering, revoking, stats
 from actors.key_shared.acknowledging import acknowledge, acknowledge_all, remove
 from actors.key_shared.assignments import Assignments
 from actors.key_shared.check import check
 from actors.key_shared.core import Core
-from actors.key_shared.history import History, take_events, tell_inactive
+from actors.key_shared.history import History, take_events
 from actors.key_shared.members import Member
+from actors.key_shared.places import NEW, Entry, Ring
 from actors.key_shared.policies import held_elsewhere
 from actors.key_shared.routing import route, would_send
 from actors.key_shared.selectors import Range
@@ -44,7 +46,6 @@ from actors.key_shared.window import (
     NO_SLOT,
     PENDING,
     REPLAY,
-    SENT,
     UNORDERED,
     Mask,
     Reduced,
@@ -85,7 +86,7 @@ class Dispatch:
 
     def reset(self) -> None:
         """Forget every message and consumer, because the cursor moved; numbers, history and totals go on."""
-        self._state, self._reports = self._state.successor(), []
+        self._state, self._reports = places.successor(self._state), []
         self.resets += 1
 
     # -- membership -------------------------------------------------------------------------------------------------
@@ -99,31 +100,23 @@ class Dispatch:
         priority: int = 0,
         holding: Positions = NO_POSITIONS,
         finished: Positions = NO_POSITIONS,
+        entry: Entry = NEW,
     ) -> int:
         """A consumer joins (KS-34); returns its number.
 
         holding: positions that it holds from before a change of owner. finished: those of them that are done by now,
-        which are never sent again. Raises Conflict or Invalid, and then nothing has changed.
+        which are never sent again. entry: which place it gets. Raises Conflict or Invalid; then nothing has changed.
         """
-        core = self._core
-        others = len(core.members)
-        slot = core.members.free_slot()
-        core.selector.add(slot, name, ranges=ranges, priority=priority)
-        member = core.members.add(slot, name, priority, now)
-        member.ranges = tuple((int(low), int(high)) for low, high in ranges)
-        if len(holding):
-            parking.bring_back(core, np.unique(holding))
-            core.lot.asks_back = True
-            member.claims = np.unique(holding)
-            core.finish_claims(member, finished)
-            core.claiming = True
-            core.claim(member)
-            revoking.revoke(core)
-        core.change_owners(now=now, cause=f"{name} joined")
-        core.policy.joined(slot, others, core.window, core.last_read)
-        if core.settings.type == "failover" and core.tables.owner[1] != slot:
-            tell_inactive(member, core.history.number)
-        return member.number
+        return places.join(
+            self._core,
+            name,
+            now=now,
+            ranges=ranges,
+            priority=priority,
+            holding=holding,
+            finished=finished,
+            entry=entry,
+        )
 
     @property
     def ordered(self) -> bool:
@@ -178,29 +171,23 @@ class Dispatch:
         """A consumer gives up its place and is sent nothing more; what it holds stays with it until it leaves."""
         core = self._core
         member = core.members.by_number.get(consumer)
-        if member is None:
-            return
-        core.selector.remove(member.slot)
-        core.members.stop(member)
-        core.change_owners(now=now, cause=f"{member.name} does not answer", gone=member)
+        if member is not None:
+            places.retire(core, member, now=now)
 
-    def leave(self, consumer: int, *, now: int) -> None:
-        """A consumer left, for whatever reason; what it held waits in order for the others (KS-35, KS-36)."""
+    def leave(self, consumer: int, *, now: int, keep: bool = False) -> None:
+        """A consumer left, for whatever reason; what it held waits in order for the others (KS-35, KS-36).
+
+        keep: its place is kept, if the subscription keeps places, and waits for it with what it held.
+        """
         core = self._core
         member = core.members.by_number.get(consumer)
-        if member is None:
-            return
-        core.selector.remove(member.slot)
-        held = core.window.rows_in(PENDING)
-        core.hand_back(held[core.window.consumer[held] == member.slot], REPLAY, now)
-        core.members.remove(member)
-        core.change_owners(now=now, cause=f"{member.name} left", gone=member)
-        core.policy.left(member.slot, len(core.members))
-        core.settle_limits()
-        if not core.members:
-            core.window.flags &= np.uint8(0xFF ^ SENT)
-            core.claiming = False
-        core.window.trim()
+        if member is not None:
+            places.leave(core, member, now=now, keep=keep)
+
+    @property
+    def ring(self) -> Ring:
+        """The places of consumers, for who decides who gets which."""
+        return Ring(self._core)
 
     # -- the log ----------------------------------------------------------------------------------------------------
 

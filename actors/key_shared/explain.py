@@ -227,6 +227,8 @@ def _permit_reasons(core: Core, row: int) -> list[Reason]:
         return [_reason("no_permits", "no consumer has permits", "a consumer asking for more or acknowledging")]
     if slot == NO_SLOT:
         return []
+    if slot in core.kept:
+        return [_kept(core, slot)]
     if allowance[slot] > 0:
         ahead = _ahead(core, row)
         if ahead < allowance[slot]:
@@ -257,6 +259,14 @@ def _permit_reasons(core: Core, row: int) -> list[Reason]:
             unacked=int(members.unacked[slot]),
         )
     ]
+
+
+def _kept(core: Core, slot: int) -> Reason:
+    member, until = core.members.at(slot), core.kept[slot].until
+    when = f"until {until}" if until else "until its lease and then grace_ms are over"
+    text = f"the hash is kept for its owner {member.name!r}, which left, {when}"
+    names = f"{member.name!r}" + (f" or {member.to!r}" if member.to else "")
+    return _reason("kept_for_owner", text, f"{names} coming back, or that time", until=until or None)
 
 
 def _ahead(core: Core, row: int) -> int:

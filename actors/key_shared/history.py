@@ -54,7 +54,8 @@ class History:
         self.changes: deque[Change] = deque(maxlen=KEPT)
         self.number = first
         self.hashes_moved = 0
-        """Hashes that changed from one consumer to another, ever."""
+        """Hashes that changed from one consumer to another, ever; without those that were handed over."""
+        self.hashes_handed_over = 0
         self._changed = changed
 
     def since(self, number: int) -> list[Change]:
@@ -68,19 +69,29 @@ class History:
         self.changes.extend(known[number] for number in sorted(known))
 
     def record(
-        self, members: Members, before: Reduced, after: Reduced, *, now: int, cause: str, gone: Member | None
+        self,
+        members: Members,
+        before: Reduced,
+        after: Reduced,
+        *,
+        now: int,
+        cause: str,
+        gone: Member | None,
+        handed_over: bool = False,
     ) -> None:
-        """Note a change and tell the consumers concerned; `gone` is one that just left."""
+        """Note a change and tell the consumers concerned; `gone` is one that just left. handed_over: as was agreed."""
         moved = difference(before, after)
         if not moved:
             return
         self.number += 1
-        names = {member.slot: f"{member.name}#{member.number}" for member in members}
+        names = {member.slot: f"{member.name}#{member.number}" for member in members.by_slot if member is not None}
         if gone is not None:
             names.setdefault(gone.slot, f"{gone.name}#{gone.number}")
         named = tuple((low, high, names.get(old, NOBODY), names.get(new, NOBODY)) for low, high, old, new in moved)
         self.changes.append(Change(self.number, now, cause, named))
-        self.hashes_moved += sum(high - low + 1 for low, high, old, new in named if old and new)
+        count = sum(high - low + 1 for low, high, old, new in named if old and new)
+        self.hashes_moved += count * (not handed_over)
+        self.hashes_handed_over += count * handed_over
         if self._changed is not None:
             self._changed()
         told: dict[tuple[int, str], list[Range]] = {}

@@ -41,7 +41,8 @@ class Member:
 
     claims: positions that it holds from before a change of owner and that were not read yet. finished: those of them
     that are done already (cleared, or acknowledged by somebody else): they keep their keys and are never sent again.
-    revoked: what it is to give back and was not told yet.
+    revoked: what it is to give back and was not told yet. base: what its incarnations have in common; to: whom it hands
+    its place over to; keeps_place: its place may be kept for it (`places`).
     """
 
     number: int
@@ -53,10 +54,24 @@ class Member:
     claims: Positions = field(default_factory=_none)
     finished: Positions = field(default_factory=_none)
     revoked: Positions = field(default_factory=_none)
+    base: str = ""
+    to: str = ""
+    keeps_place: bool = True
     messages_acked: int = 0
     drained_total: int = 0
     events: list[tuple[str, tuple[tuple[int, int], ...], int]] = field(default_factory=list)
     drained: list[npt.NDArray[np.intp]] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class Kept:
+    """A place that nobody is at. restored: kept from an earlier owner. over: when it is given up (monotonic ms), None
+    as long as that is not counted; until: the same by the clock, for people.
+    """
+
+    restored: bool = False
+    over: int | None = None
+    until: int = 0
 
 
 class Members:
@@ -103,7 +118,7 @@ class Members:
         return slot
 
     def add(self, slot: int, name: str, priority: int, now: int) -> Member:
-        """A new consumer in a free slot."""
+        """A new consumer in a slot that is free, or kept for it."""
         self.touch()
         if slot == len(self.by_slot):
             self.by_slot.append(None)
@@ -127,6 +142,16 @@ class Members:
         for column in _COLUMNS:
             getattr(self, column)[slot] = 0
         self.blocked[slot] = self.starved[slot] = False
+
+    def set_aside(self, member: Member) -> None:
+        """Forget a consumer, and not whose slot it is; `free` ends that."""
+        self.remove(member)
+        self.by_slot[member.slot] = member
+        member.claims, member.finished, member.revoked = _none(), _none(), _none()
+
+    def free(self, slot: int) -> None:
+        """A slot that was set aside may be anybody's."""
+        self.by_slot[slot] = None
 
     def at(self, slot: int) -> Member:
         """The consumer in a slot that is taken."""

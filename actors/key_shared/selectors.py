@@ -13,9 +13,9 @@ are two consumers. A refused consumer leaves no trace (KS-14).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from sortedcontainers import SortedDict
@@ -27,6 +27,10 @@ from storage.hashing import HASH_RANGE, Hashes, masked_hash, reduce_hash
 
 Range = tuple[int, int]
 """Start and end of a range of hashes, both inclusive."""
+
+
+Share = list[Any]
+"""What a consumer has of the hashes, as its selector describes it; of numbers, texts and lists."""
 
 
 class Selector(Protocol):
@@ -48,6 +52,15 @@ class Selector(Protocol):
 
     def owners(self) -> Reduced:
         """A new table of owners, uint16, shape (65536,)."""
+
+    def layout(self) -> list[tuple[int, Share]]:
+        """Each slot that takes part with its share, in the order in which `restore` makes the same of them."""
+
+    def restore(self, slot: int, share: Share) -> None:
+        """Let a slot have a share of a `layout`."""
+
+    def replace(self, slot: int, by: int) -> None:
+        """Another slot has from now on what this one had."""
 
 
 def reduce_for(selector: Selector, masked: Hashes) -> Reduced:
@@ -87,6 +100,14 @@ class NameIndexes:
         entry = self._used.get(name, {}).get(slot)
         return -1 if entry is None else entry[0]
 
+    def restore(self, name: str, slot: int, index: int, references: int) -> None:
+        """This consumer has this index, which is free."""
+        self._used.setdefault(name, {})[slot] = [index, references]
+
+    def replace(self, name: str, slot: int, by: int) -> None:
+        """Another consumer is tracked in its place."""
+        self._used[name][by] = self._used[name].pop(slot)
+
     def __len__(self) -> int:
         return len(self._used)
 
@@ -112,6 +133,9 @@ class ConsistentHashing:
             raise Invalid("ranges are for the sticky selector; this subscription uses consistent hashing")
         for _ in range(self.points):
             index = self.names.increase(name, slot)
+        self._place(slot, name, index)
+
+    def _place(self, slot: int, name: str, index: int) -> None:
         texts = [f"{name}\0{index}\0{point}".encode() for point in range(self.points)]
         masked = np.array([masked_hash(text) for text in texts], np.uint32)
         points = [int(point) for point in np.unique(reduce_for(self, masked))]
@@ -151,6 +175,25 @@ class ConsistentHashing:
             owner[1 : points[-1] + 1] = np.repeat(slots, np.diff(points, prepend=0))
             owner[points[-1] + 1 :] = slots[0]
         return owner
+
+    def layout(self) -> list[tuple[int, Share]]:
+        """A share is the name and its index, which say where the points are; who came first has those that collide."""
+        return [(slot, [name, self.names.index(name, slot)]) for slot, (name, _) in self._members.items()]
+
+    def restore(self, slot: int, share: Share) -> None:
+        """See Selector."""
+        name, index = str(share[0]), int(share[1])
+        self.names.restore(name, slot, index, self.points)
+        self._place(slot, name, index)
+
+    def replace(self, slot: int, by: int) -> None:
+        """See Selector; the points stay those of the name that they were made of."""
+        name, _ = self._members[slot]
+        self.names.replace(name, slot, by)
+        self._ring[self._ring == slot] = by
+        for line in self._line.values():
+            line[:] = [by if each == slot else each for each in line]
+        self._members = {by if each == slot else each: member for each, member in self._members.items()}
 
 
 class AutoSplit:
@@ -206,6 +249,20 @@ class AutoSplit:
             owner[first : last + 1] = slot
         return owner
 
+    def layout(self) -> list[tuple[int, Share]]:
+        """A share is the upper bound of the part."""
+        return [(slot, [upper]) for upper, slot in self._parts.items()]
+
+    def restore(self, slot: int, share: Share) -> None:
+        """See Selector."""
+        self._parts[int(share[0])] = slot
+
+    def replace(self, slot: int, by: int) -> None:
+        """See Selector."""
+        for upper, owner in self._parts.items():
+            if owner == slot:
+                self._parts[upper] = by
+
 
 class Sticky:
     """Each consumer brings its ranges (KS-14)."""
@@ -231,7 +288,7 @@ class Sticky:
             mine[start : end + 1] = True
         taken = np.flatnonzero(mine & (self._owner != NO_SLOT))
         if len(taken):
-            raise Conflict(f"hash {int(taken[0])} already belongs to a connected consumer")
+            raise Conflict(f"hash {int(taken[0])} already belongs to a connected consumer, or is kept for one")
         self._owner[mine] = slot
 
     def rivals(self, ranges: Sequence[Range]) -> list[int]:
@@ -247,8 +304,36 @@ class Sticky:
         """The ranges as they were given."""
         return self._owner.copy()
 
+    def layout(self) -> list[tuple[int, Share]]:
+        """A share is the list of ranges."""
+        slots = [slot for slot in np.unique(self._owner).tolist() if slot != NO_SLOT]
+        return [(slot, [list(pair) for pair in ranges_of(self._owner, slot)]) for slot in slots]
 
-class SingleActive:
+    def restore(self, slot: int, share: Share) -> None:
+        """See Selector."""
+        for start, end in share:
+            self._owner[int(start) : int(end) + 1] = slot
+
+    def replace(self, slot: int, by: int) -> None:
+        """See Selector."""
+        self._owner[self._owner == slot] = by
+
+
+class _Undivided:
+    """Where consumers have no shares of the hashes."""
+
+    def layout(self) -> list[tuple[int, Share]]:
+        """No share to tell of."""
+        return []
+
+    def restore(self, slot: int, share: Share) -> None:
+        """Nothing to have."""
+
+    def replace(self, slot: int, by: int) -> None:
+        """Nothing to pass on."""
+
+
+class SingleActive(_Undivided):
     """Exclusive and Failover: one consumer gets everything. Failover: lowest priority number, then longest here."""
 
     start = 1
@@ -280,7 +365,7 @@ class SingleActive:
         return np.full(HASH_RANGE, self._line[0][1] if self._line else NO_SLOT, np.uint16)
 
 
-class Nobody:
+class Nobody(_Undivided):
     """Shared: hashes play no part; messages are dealt out in turn (see routing)."""
 
     start = 1
@@ -325,6 +410,15 @@ def make_selector(settings: SubscriptionSettings) -> Selector:
 def ranges_of(owner: Reduced, slot: int) -> list[Range]:
     """The ranges of one slot in a table of owners, touching ones joined, ascending (KS-10)."""
     return mask_ranges(owner == slot)
+
+
+def same_ranges(one: Iterable[Sequence[int]], other: Iterable[Sequence[int]]) -> bool:
+    """Whether two lists of ranges mean the same hashes."""
+    masks = np.zeros((2, HASH_RANGE), np.bool_)
+    for mask, ranges in zip(masks, (one, other), strict=True):
+        for low, high in ranges:
+            mask[max(low, 0) : high + 1] = True
+    return bool((masks[0] == masks[1]).all())
 
 
 def mask_ranges(mask: np.ndarray) -> list[Range]:

@@ -9,6 +9,7 @@ import numpy as np
 from actors.key_shared import parking
 from actors.key_shared.core import Core
 from actors.key_shared.members import Member
+from actors.key_shared.places import kept_stats
 from actors.key_shared.policies import RecentlyJoined, policy_stats
 from actors.key_shared.selectors import ranges_of
 from actors.key_shared.window import DEAD, HELD, PENDING, REPLAY, UNORDERED, WAITING
@@ -51,6 +52,7 @@ def stats(core: Core, now: int) -> dict[str, Any]:
         "drainingHashesUnackedMessages": int(tables.pending[tables.draining_mask()].sum()),
         **parking.Parking(core).stats(),
         **core.drains.stats(),
+        **kept_stats(core),
         "heldBackByPolicyTotal": core.held_back,
         "assignmentEpoch": core.history.number,
         "consumers": consumers,

@@ -31,7 +31,9 @@ class Attach(Request[Attached], kw_only=True):
 
     incarnation is unique per consumer object and never reused; a repetition returns the same session. holding:
     unacknowledged positions from before the owner changed, which stay with this consumer. process: where it runs, for
-    `ports.Watch`; when that process has ended, nobody waits for the lease. Empty: the lease alone counts.
+    `ports.Watch`; when that process has ended, nobody waits for the lease. Empty: the lease alone counts. keep_place:
+    with `grace_ms`, its hashes may be kept for one of its name, because the name is not one that was made up for it.
+    hands_over_to: as in HandOver, said in this session or an earlier one.
     """
 
     reply: ClassVar[type[Reply]] = Attached
@@ -41,6 +43,8 @@ class Attach(Request[Attached], kw_only=True):
     priority: Annotated[int, Meta(ge=-(1 << 31), le=1 << 31)] = 0
     holding: np.ndarray = msgspec.field(default_factory=no_positions)
     process: Annotated[str, Meta(max_length=512)] = ""
+    keep_place: bool = True
+    hands_over_to: Annotated[str, Meta(max_length=512)] = ""
 
 
 class Part(msgspec.Struct, kw_only=True):
@@ -79,7 +83,8 @@ class Revocation(msgspec.Struct, kw_only=True):
 class Event(msgspec.Struct, kw_only=True):
     """Something a consumer is told: assigned, revoked or drained hash ranges (inclusive pairs).
 
-    inactive, without ranges: it has joined a Failover subscription behind another consumer, and waits.
+    inactive, without ranges: it has joined a Failover subscription behind another consumer, and waits. handed_over,
+    without ranges: all its hashes are with the consumer that it handed them over to.
     """
 
     kind: str
@@ -190,10 +195,26 @@ class RedeliverUnacknowledged(Request[Done], kw_only=True):
 
 
 class Detach(Request[Done], kw_only=True):
-    """The consumer leaves; what it holds goes to the others in order."""
+    """The consumer leaves; what it holds goes to the others in order.
+
+    keep_place: with `grace_ms`, its hashes wait for one of its name instead; False: it is gone for good.
+    """
 
     reply: ClassVar[type[Reply]] = Done
     session: int
+    keep_place: bool = True
+
+
+class HandOver(Request[Done], kw_only=True):
+    """With `grace_ms`: the consumer that attaches under the name `to` takes over all hashes of this one.
+
+    From then on this one gets nothing new, and finishes what it holds; it is told by an event `handed_over`. Answered
+    when the offer is durable. Raises Conflict if a consumer of that name has hashes already.
+    """
+
+    reply: ClassVar[type[Reply]] = Done
+    session: int
+    to: Annotated[str, Meta(min_length=1, max_length=512)]
 
 
 class Explain(Request[Text], kw_only=True):

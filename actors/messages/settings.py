@@ -52,6 +52,8 @@ class SubscriptionSettings(msgspec.Struct, kw_only=True):
     delay_key_policy: str = "pass"
     nack_order: str = "none"
     """none: what is given back may be overtaken, as in Pulsar. key: it goes out before any later message of its key."""
+    grace_ms: int = 0
+    """So long the hashes of a consumer that left are kept for one of its name; 0: they move at once, as in Pulsar."""
     max_redeliver_count: int = 0
     dead_letter_policy: str = "skip"
     """What becomes of a key of which a message was redelivered too often. skip: the message goes to the dead letter
@@ -110,6 +112,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "look_ahead_per_subscription": (0, _MANY),
     "unblocking_interval_ms": (0, 60_000),
     "lease_ms": (SHORTEST_LEASE_MS, 24 * 3600 * 1000),
+    "grace_ms": (0, 24 * 3600 * 1000),
     "max_redeliver_count": (0, 254),
     "park_max_keys": (1, 10_000),
     "park_max_bytes": (1, _BYTES),
@@ -144,6 +147,11 @@ def check_subscription(settings: SubscriptionSettings) -> None:
             "nack_order = 'key' needs a subscription that keeps its keys in order: type key_shared (without "
             "allow_out_of_order_delivery, with policy draining_hashes), exclusive or failover"
         )
+    if settings.grace_ms > 0 and not keeps_places(settings):
+        raise Invalid(
+            f"grace_ms = {settings.grace_ms} needs a subscription whose consumers own hashes in order: type key_shared "
+            "without allow_out_of_order_delivery"
+        )
     _check_limits(settings)
     if settings.dead_letter_policy != "skip":
         _check_parking(settings)
@@ -159,6 +167,11 @@ def _check_parking(settings: SubscriptionSettings) -> None:
         )
     if settings.dead_letter_topic:
         raise Invalid(f"{chosen} sends nothing to a dead letter topic; leave dead_letter_topic out")
+
+
+def keeps_places(settings: SubscriptionSettings) -> bool:
+    """Whether each consumer owns hashes that can be kept for it."""
+    return settings.type == "key_shared" and not settings.allow_out_of_order_delivery
 
 
 def keeps_keys(settings: SubscriptionSettings) -> bool:

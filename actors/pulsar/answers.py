@@ -240,7 +240,8 @@ class Answers:
                 settings.selector = "sticky"
                 ranges = [(each.start, each.end) for each in meta.hash_ranges]
         passing = not asked.durable and start is None
-        return Asked(subscription, check_name("consumer", name), settings, ranges, start, asked.priority_level, passing)
+        name, named = check_name("consumer", name), bool(asked.consumer_name)
+        return Asked(subscription, name, settings, ranges, start, asked.priority_level, passing, named)
 
     async def _start(self, asked: Any, place: Place) -> int:
         """Where a reader begins: after a seek there, else where it says, else at its initial position."""

@@ -50,7 +50,7 @@ Rows = npt.NDArray[np.int64]
 class Asked:
     """What a client wants of a subscription. start: a reader's first position, None for a durable subscription.
 
-    passing: the subscription goes with its last consumer.
+    passing: the subscription goes with its last consumer. named: the client chose the name.
     """
 
     subscription: str
@@ -60,6 +60,7 @@ class Asked:
     start: int | None
     priority: int = 0
     passing: bool = False
+    named: bool = True
 
 
 class _Sent(NamedTuple):
@@ -123,6 +124,7 @@ class WireConsumer:
             process=gateway.process,
             priority=self.asked.priority,
             taking_back=TakingBack(shown_too=False),
+            keep_place=self.asked.named,
         )
 
     def _reader(self, start: int) -> PartitionConsumer | LogReader:

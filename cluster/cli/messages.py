@@ -15,7 +15,9 @@ import typer
 
 from cluster.cli.options import (
     AddressOption,
+    ConsumerNameOption,
     DataDirOption,
+    GraceOption,
     JsonOption,
     NackOrderOption,
     SubscriptionOption,
@@ -99,6 +101,8 @@ def consume(
     ] = None,
     acknowledge: Annotated[bool, typer.Option("--ack/--no-ack", help="Acknowledge what was received.")] = True,
     nack_order: NackOrderOption = "none",
+    name: ConsumerNameOption = None,
+    grace_ms: GraceOption = None,
     json: JsonOption = False,
     address: AddressOption = None,
     data_dir: DataDirOption = None,
@@ -111,7 +115,8 @@ def consume(
     with joined(address, data_dir) as client:
         # No more is taken from the others than will be printed.
         room = min(count, QUEUE) or QUEUE
-        bound: dict[str, Any] = {} if patience is None else {"timeout_ms": patience}
+        given = {"timeout_ms": patience, "consumer_name": name, "grace_ms": grace_ms}
+        bound: dict[str, Any] = {option: value for option, value in given.items() if value is not None}
         with contextlib.ExitStack() as stack:
             waiting = stack.enter_context(Waiting(client).watched())
             consumer = stack.enter_context(

@@ -125,3 +125,11 @@ NackOrderOption = Annotated[
     Literal["none", "key"],
     typer.Option("--nack-order", help="key: what is given back goes out again before later messages of its key."),
 ]
+ConsumerNameOption = Annotated[
+    str | None,
+    typer.Option("--name", metavar="NAME", callback=_name("consumer"), help="The consumer's name, for coming back."),
+]
+GraceOption = Annotated[
+    int | None,
+    typer.Option("--grace-ms", min=0, help="Milliseconds for which hashes are kept for who comes back under its name."),
+]

@@ -107,7 +107,7 @@ def test_a_message_now_and_then_goes_with_the_next_poll() -> None:
         for _ in range(2):
             consumer.acknowledge(consumer.receive())
         assert len(loop.timers) == 1
-        consumer.hand_over()
+        consumer.tell_partitions()
         assert not loop.timers
     assert not loop.at_once
     assert len(told.took) == 3

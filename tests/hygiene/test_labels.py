@@ -6,7 +6,7 @@ import re
 
 from tests.hygiene.source import ROOT, modules
 
-_RULES = re.compile(r"(?<![\w-])(?:(?:KS|LS|RK|BD)-\d+|BK[1-9]|[SL][1-9]\d?)(?![\w-])")
+_RULES = re.compile(r"(?<![\w-])(?:(?:KS|LS|RK|BD|GR)-\d+|BK[1-9]|[SL][1-9]\d?)(?![\w-])")
 _SCENARIOS = re.compile(r"(?<![\w-])(?:KST|BO|BC|CL|RS|ST|CH|NI|AS|EX|SN|DH|PA|SD|RR|LA|MR|PM|FT|UA|OT)-T?\d+(?![\w-])")
 _A_STORE = "S3"
 """Not a label here: the protocol of object stores."""

@@ -1,0 +1,66 @@
+"""Consumers that come and go are given hashes later and later (GR-8), without any I/O.
+
+Each time that a place is given up because nobody came back to it within the grace, the hashes of all others move. A
+name of which that happens again and again waits for its next place: the first time not at all, then one grace, then
+twice as long each time, `MOST` graces at the most. Whoever had a place for `CALM` graces, or was not here for so long,
+begins anew. Within the grace nothing moves, so nobody is damped for coming back in time.
+
+Counts go from owner to owner, times do not: a new owner counts them from its beginning. Times are monotonic
+milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+MOST = 16
+"""Longest wait for a place, in graces."""
+CALM = 32
+"""After so many graces with a place, or away, nothing is held against a name."""
+REMEMBERED = 1_000
+"""Names that are remembered; the one that lost its place longest ago goes first."""
+
+
+@dataclass(slots=True)
+class _Flaps:
+    count: int
+    at: int
+    """When it lost its place last."""
+
+
+class Damping:
+    """Which names lost their places how often. rows: of the record (`rows`)."""
+
+    def __init__(self, grace_ms: int, rows: Iterable[Sequence[Any]] = (), now: int = 0) -> None:
+        self._grace = grace_ms
+        self._flaps = {str(name): _Flaps(int(count), now) for name, count in rows}
+        self._given: dict[str, int] = {}
+
+    def rows(self) -> list[list[Any]]:
+        """Names and counts, for the record."""
+        return [[name, flaps.count] for name, flaps in self._flaps.items()]
+
+    def given(self, name: str, now: int) -> None:
+        """A name has a place from now on."""
+        self._given[name] = now
+
+    def given_up(self, name: str, now: int) -> None:
+        """Its place was given up."""
+        calm = now - self._given.pop(name, now) >= CALM * self._grace
+        before = self._flaps.pop(name, None)
+        self._flaps[name] = _Flaps(1 if calm or before is None else before.count + 1, now)
+        while len(self._flaps) > REMEMBERED:
+            del self._flaps[next(iter(self._flaps))]
+
+    def delay(self, name: str, now: int) -> int:
+        """For how long it waits for a place, ms."""
+        flaps = self._flaps.get(name)
+        if flaps is None or flaps.count < 2:
+            return 0
+        if now - flaps.at >= CALM * self._grace:
+            del self._flaps[name]
+            return 0
+        wait = min(1 << min(flaps.count - 2, MOST.bit_length()), MOST)
+        return wait * self._grace

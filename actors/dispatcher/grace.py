@@ -1,0 +1,306 @@
+"""Which place a consumer gets, and for how long a place is kept for one that left (GR-1 to GR-8).
+
+A consumer that comes gets, in this order: the place of its own incarnation; the place that another one offered to its
+name; a place that is kept for its name; the place of one of its name that is attached and does not answer any more
+(what that one holds stays with it until its lease is over); a new one, which is the only case in which hashes of others
+move. What a place is, and that nobody else's hashes move in the other cases: `actors.key_shared.places`.
+
+**Durable.** The record holds the ring with every place. Whoever attaches is answered only when the version that has its
+place is written, so a consumer that got anything has the same place under the next owner. A new owner counts the grace
+anew, from when nobody who had the place may be alive any more: it never ends early, and may end later.
+
+**An earlier life** of a consumer, as it says itself, holds nothing any more: its session ends, its place is taken on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from actors.dispatcher.damping import Damping
+from actors.dispatcher.leases import Leases
+from actors.dispatcher.membership import Membership, base_of, life_of
+from actors.dispatcher.sessions import Session, Sessions
+from actors.dispatcher.store import CursorStore
+from actors.dispatcher.wakeups import Wakeups
+from actors.key_shared.dispatch import Dispatch
+from actors.key_shared.members import Member
+from actors.key_shared.places import NEW, Entry
+from actors.key_shared.selectors import same_ranges
+from actors.messages import Attach, HandOver, SubscriptionSettings
+from actors.names import check_name
+from actors.ports import Ports
+from storage.errors import Conflict, Invalid, Unavailable
+
+FIELD = "places"
+
+
+def places_record(core: Dispatch, settings: SubscriptionSettings, damping: Damping) -> dict[str, Any]:
+    """For the subscription's record; nothing where no places are kept."""
+    ring = core.ring
+    if not ring.keeps_places:
+        return {}
+    kind = [settings.selector, settings.replica_points]
+    return {FIELD: {"kind": kind, "rows": ring.layout(), "flaps": damping.rows()}}
+
+
+def restore_places(core: Dispatch, settings: SubscriptionSettings, value: Any, ports: Ports) -> Damping:
+    """Begin with the ring of the record (its `FIELD`, or None), unless hashes are divided otherwise now."""
+    now = ports.clock.monotonic()
+    ring = core.ring
+    if not ring.keeps_places or not value:
+        return Damping(settings.grace_ms)
+    if value["kind"] == [settings.selector, settings.replica_points]:
+        ring.restore(value["rows"], ports.clock.now())
+    return Damping(settings.grace_ms, value["flaps"], now)
+
+
+class Grace:
+    """See the module."""
+
+    def __init__(
+        self,
+        ports: Ports,
+        settings: SubscriptionSettings,
+        core: Dispatch,
+        damping: Damping,
+        membership: Membership,
+        sessions: Sessions,
+        leases: Leases,
+        store: CursorStore,
+        wakeups: Wakeups,
+        ended: Callable[[], bool],
+    ) -> None:
+        """ended: whether this dispatcher is one no more."""
+        self._ports, self._settings, self._core, self._damping = ports, settings, core, damping
+        self._membership, self._sessions, self._leases = membership, sessions, leases
+        self._store, self._wakeups, self._ended = store, wakeups, ended
+        self._damped: dict[int, tuple[str, int]] = {}
+        """Numbers of consumers that wait for a place, with their names, and until when (monotonic ms)."""
+        self._damped_total = 0
+        self._coming: Counter[str] = Counter()
+        """Names under which somebody attaches just now."""
+
+    @property
+    def keeps_places(self) -> bool:
+        """Whether this subscription keeps places."""
+        return self._core.ring.keeps_places
+
+    # -- coming ---------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def coming(self, name: str) -> Iterator[None]:
+        """Somebody of this name attaches: who came before the grace was over finds its place."""
+        self._coming[name] += 1
+        try:
+            yield
+        finally:
+            self._coming[name] -= 1
+            if not self._coming[name]:
+                del self._coming[name]
+            self._wakeups.places.set()
+
+    async def entry(self, request: Attach) -> Entry:
+        """Which place it gets; to be used before anything is awaited. Raises Invalid, Unavailable."""
+        if not self.keeps_places:
+            return NEW
+        heard: set[int] = set()
+        while True:
+            entry, rival = self._decide(request, heard)
+            if rival is None:
+                base = base_of(request.incarnation)
+                return entry._replace(base=base, keeps_place=request.keep_place)
+            silent = await self._leases.silent([rival])
+            if silent and self._sessions.is_open(rival) and self._core.ring.of(rival.number) is not None:
+                self._leases.retire(rival, succeeded=True)
+                return Entry(after=rival.number, base=base_of(request.incarnation), keeps_place=request.keep_place)
+            heard.add(rival.number)
+
+    def _decide(self, request: Attach, heard: set[int]) -> tuple[Entry, Session | None]:
+        """The entry, or a consumer of the same name who must be asked first whether it lives."""
+        entry = self._own_place(request)
+        if entry is None and request.hands_over_to:
+            entry = Entry(apart=True)
+        if entry is None:
+            entry = self._offered_place(request) or self._kept_place(request)
+        if entry is not None:
+            return entry, None
+        for place in self._live():
+            session = self._sessions.find(place.number)
+            if place.name == request.consumer and place.keeps_place and session and place.number not in heard:
+                return NEW, session
+        return self._new_place(request), None
+
+    def _own_place(self, request: Attach) -> Entry | None:
+        """That of its incarnation. Its earlier life, if it has it, is over; a late copy of an earlier life is apart."""
+        base = base_of(request.incarnation)
+        place = next((place for place in self._core.ring.places() if place.base == base), None)
+        if place is None:
+            return None
+        session = self._sessions.find(place.number) if place.slot not in self._core.ring.kept else None
+        if session is not None:
+            if life_of(session.incarnation) > life_of(request.incarnation):
+                return Entry(apart=True)
+            self._leases.end(session, "it began another life")
+        return self._into(place, request)
+
+    def _offered_place(self, request: Attach) -> Entry | None:
+        ring = self._core.ring
+        place = next((place for place in ring.places() if place.to and place.to == request.consumer), None)
+        if place is None:
+            return None
+        if self._settings.selector == "sticky" and not same_ranges(place.ranges, request.ranges):
+            raise Invalid(
+                f"{request.consumer!r} takes over from {place.name!r}, and must bring the same hash ranges: "
+                f"{', '.join(f'{low}-{high}' for low, high in place.ranges)}"
+            )
+        return Entry(into=place.slot) if place.slot in ring.kept else Entry(after=place.number)
+
+    def _kept_place(self, request: Attach) -> Entry | None:
+        """One that is kept for its name, unless who had it may still come back by itself."""
+        ring = self._core.ring
+        kept = [ring.place(slot) for slot in ring.kept]
+        mine = [place for place in kept if place.name == request.consumer and place.keeps_place]
+        free = [place for place in mine if not self._membership.awaits(place.base)]
+        if mine and not free:
+            raise Unavailable(f"consumer {request.consumer!r} may still be alive elsewhere; attach again")
+        return self._into(free[0], request) if free else None
+
+    def _into(self, place: Member, request: Attach) -> Entry | None:
+        """Its hashes, unless it wants others now."""
+        ring = self._core.ring
+        if place.slot not in ring.kept:
+            return None
+        if self._settings.selector == "sticky" and not same_ranges(place.ranges, request.ranges):
+            ring.give_up(place.slot, self._ports.clock.now())
+            return None
+        return Entry(into=place.slot)
+
+    def _new_place(self, request: Attach) -> Entry:
+        others = self._core.ring.places()
+        damped = self._settings.selector != "sticky" and self._delay(request.consumer) and others
+        return Entry(apart=True) if damped else NEW
+
+    def _delay(self, name: str) -> int:
+        return self._damping.delay(name, self._ports.clock.monotonic())
+
+    def _live(self) -> list[Member]:
+        """Who has a place and is attached."""
+        ring = self._core.ring
+        kept = ring.kept
+        return [place for place in ring.places() if place.slot not in kept]
+
+    def entered(self, number: int, request: Attach) -> None:
+        """A consumer came in as `entry` said."""
+        ring = self._core.ring
+        if not ring.keeps_places:
+            return
+        place, now = ring.of(number), self._ports.clock.monotonic()
+        if request.hands_over_to:
+            self._offer(number, request.hands_over_to)
+        elif place is None:
+            self._damped[number] = (request.consumer, now + self._delay(request.consumer))
+            self._damped_total += 1
+            self._ports.log("damped", consumer=request.consumer, millis=self._delay(request.consumer))
+        else:
+            self._damping.given(request.consumer, now)
+        self._wakeups.places.set()
+
+    # -- handing over ---------------------------------------------------------------------------------------------
+
+    async def hand_over(self, session: Session, request: HandOver) -> None:
+        """See messages.HandOver. Returns when the offer is durable."""
+        check_name("consumer", request.to)
+        if not self.keeps_places:
+            raise Invalid("this subscription keeps no places to hand over: it needs grace_ms > 0")
+        taken = any(place.name == request.to for place in self._live() if place.number != session.number)
+        if taken and request.to != session.name and self._core.ring.of(session.number) is not None:
+            raise Conflict(f"consumer {request.to!r} has hashes of its own already; hand over before it attaches")
+        self._offer(session.number, request.to)
+        await self._store.barrier()
+
+    def _offer(self, number: int, to: str) -> None:
+        ring = self._core.ring
+        place = ring.of(number)
+        if place is not None:
+            ring.offer(place, to)
+        else:
+            self._damped.pop(number, None)
+            ring.hand_over_told(number)
+            self._wakeups.route.set()
+
+    # -- time -----------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Give up what was kept for long enough, and give places to those who waited for one."""
+        while self.keeps_places:
+            await self._wakeups.places.wait(self._ports, self._look())
+            self._wakeups.places.clear()
+            if self._ended():
+                return
+
+    def _look(self) -> int | None:
+        """Do what is due; returns when to look again at the latest, ms from now."""
+        now, ring = self._ports.clock.monotonic(), self._core.ring
+        next_looks = []
+        for slot, kept in list(ring.kept.items()):
+            place = ring.place(slot)
+            if kept.over is None:
+                self._begin(slot, place, now)
+            if place.name in self._coming or place.to in self._coming:
+                continue
+            if kept.over is None:
+                next_looks.append(max(self._membership.trust_ms // 4, 1))
+            elif kept.over <= now:
+                self._give_up(slot, place, now)
+            else:
+                next_looks.append(kept.over - now)
+        for number, (name, until) in list(self._damped.items()):
+            if until <= now or not ring.places():
+                self._give_place(number, name, now)
+            else:
+                next_looks.append(until - now)
+        return min(next_looks, default=None)
+
+    def _begin(self, slot: int, place: Member, now: int) -> None:
+        """The grace begins when nobody who had the place may be alive."""
+        if self._membership.awaits(place.base):
+            return
+        grace = self._settings.grace_ms if place.keeps_place else 0
+        self._core.ring.keep(slot, now + grace, self._ports.clock.now() + grace)
+
+    def _give_up(self, slot: int, place: Member, now: int) -> None:
+        self._ports.log("place_given_up", consumer=place.name)
+        self._core.ring.give_up(slot, self._ports.clock.now())
+        if place.keeps_place:
+            self._damping.given_up(place.name, now)
+        self._changed()
+
+    def _give_place(self, number: int, name: str, now: int) -> None:
+        del self._damped[number]
+        try:
+            given = self._core.ring.give_place(number, self._ports.clock.now())
+        except Conflict as error:
+            self._ports.log("no_place", consumer=name, error=str(error))
+            return
+        if given:
+            self._damping.given(name, now)
+            self._changed()
+
+    def _changed(self) -> None:
+        self._store.dirty()
+        self._wakeups.all()
+
+    def stats(self) -> dict[str, Any]:
+        """For the subscription's statistics."""
+        if not self.keeps_places:
+            return {}
+        left = self._ports.clock.now() - self._ports.clock.monotonic()
+        waiting = [
+            {"consumerName": name, "until": until + left}
+            for number, (name, until) in self._damped.items()
+            if self._sessions.find(number) is not None
+        ]
+        return {"dampedConsumers": waiting, "dampedConsumersTotal": self._damped_total}

@@ -1,0 +1,271 @@
+"""Consumers come and go (KS-34 to KS-36), and what becomes of their places.
+
+A place is a consumer's share of the hashes, as its selector divides them. Without `grace_ms` it goes with the
+consumer. With it a place outlives who had it (GR-1 to GR-4):
+
+* **Kept.** Who left goes out of `members.by_number`, and its slot and its share stay. Its hashes still have that owner,
+  which has no permits: so their messages wait, and nobody else's hashes change hands. One of its name that comes while
+  it is kept gets the same slot, hence the same hashes. What it held was given back and waits in its order.
+* **Handed over.** Another consumer gets a slot of its own, and the share passes to it as it is. What the one before
+  holds drains like any hash whose owner changed: keys go over one by one as they fall empty.
+* **Apart.** A consumer may be here without a place: it has handed its place over, or is kept waiting for one because
+  it comes and goes too often (`actors.dispatcher.damping`).
+
+The ring of an owner can be written down (`layout`), so that the next one begins with the same; places are kept there
+until those who had them are back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from actors.key_shared import parking, revoking
+from actors.key_shared.core import Core
+from actors.key_shared.history import tell_inactive
+from actors.key_shared.members import Kept, Member
+from actors.key_shared.selectors import Range, ranges_of
+from actors.key_shared.window import PENDING, REPLAY, SENT
+from storage.position import Positions
+
+
+class Entry(NamedTuple):
+    """How a consumer comes in. into: the slot of a kept place that it takes. after: the number of the consumer whose
+    place it takes over. apart: it gets no place. None of these: a new place. base: what its incarnations have in
+    common; keeps_place: its place may be kept for it.
+    """
+
+    into: int | None = None
+    after: int = 0
+    apart: bool = False
+    base: str = ""
+    keeps_place: bool = True
+
+
+NEW = Entry()
+
+
+def join(
+    core: Core,
+    name: str,
+    *,
+    now: int,
+    ranges: Sequence[Range],
+    priority: int,
+    holding: Positions,
+    finished: Positions,
+    entry: Entry,
+) -> int:
+    """See `Dispatch.join`."""
+    others = len(core.members)
+    member, cause, fresh = _enter(core, name, now, ranges, priority, entry)
+    member.ranges = tuple((int(low), int(high)) for low, high in ranges)
+    member.base, member.keeps_place = entry.base, entry.keeps_place
+    if len(holding):
+        parking.bring_back(core, np.unique(holding))
+        core.lot.asks_back = True
+        member.claims = np.unique(holding)
+        core.finish_claims(member, finished)
+        core.claiming = True
+        core.claim(member)
+        revoking.revoke(core)
+    core.change_owners(now=now, cause=cause, handed_over=bool(entry.after))
+    if fresh:
+        core.policy.joined(member.slot, others, core.window, core.last_read)
+    if core.settings.type == "failover" and core.tables.owner[1] != member.slot:
+        tell_inactive(member, core.history.number)
+    return member.number
+
+
+def _enter(
+    core: Core, name: str, now: int, ranges: Sequence[Range], priority: int, entry: Entry
+) -> tuple[Member, str, bool]:
+    """The member, why owners may change, and whether others may hold earlier messages of its hashes."""
+    members, selector = core.members, core.selector
+    if entry.into is not None:
+        kept = core.kept.pop(entry.into)
+        member = members.add(entry.into, name, priority, now)
+        member.events.append(("assigned", tuple(ranges_of(core.tables.owner, member.slot)), core.history.number))
+        core.places_returned += not kept.restored
+        return member, f"{name} is back", kept.restored
+    slot = members.free_slot()
+    if entry.after:
+        before = members.by_number[entry.after]
+        selector.replace(before.slot, slot)
+        before.to = ""
+        before.events.append(("handed_over", (), core.history.number))
+        core.hand_overs += 1
+        return members.add(slot, name, priority, now), f"{name} took over from {before.name}", True
+    if not entry.apart:
+        selector.add(slot, name, ranges=ranges, priority=priority)
+    return members.add(slot, name, priority, now), f"{name} joined", True
+
+
+def give_place(core: Core, member: Member, *, now: int) -> None:
+    """A consumer that is apart gets a place now. Raises Conflict if there is none, and then nothing has changed."""
+    core.selector.add(member.slot, member.name, ranges=member.ranges, priority=member.priority)
+    core.change_owners(now=now, cause=f"{member.name} joined")
+    core.policy.joined(member.slot, len(core.members) - 1, core.window, core.last_read)
+
+
+def retire(core: Core, member: Member, *, now: int) -> None:
+    """See `Dispatch.retire`."""
+    core.selector.remove(member.slot)
+    core.members.stop(member)
+    core.change_owners(now=now, cause=f"{member.name} does not answer", gone=member)
+
+
+def leave(core: Core, member: Member, *, now: int, keep: bool) -> None:
+    """See `Dispatch.leave`."""
+    keep = keep and core.keeps_places and member.keeps_place and has_place(core, member.slot)
+    held = core.window.rows_in(PENDING)
+    if not keep:
+        core.selector.remove(member.slot)
+    core.hand_back(held[core.window.consumer[held] == member.slot], REPLAY, now)
+    if keep:
+        core.members.set_aside(member)
+        core.kept[member.slot] = Kept()
+    else:
+        core.members.remove(member)
+    core.change_owners(now=now, cause=f"{member.name} left", gone=member)
+    if not keep:
+        core.policy.left(member.slot, len(core.members) + len(core.kept))
+    core.settle_limits()
+    if not core.members:
+        core.window.flags &= np.uint8(0xFF ^ SENT)
+        core.claiming = False
+    core.window.trim()
+
+
+def give_up(core: Core, slot: int, *, now: int) -> None:
+    """A place is kept no longer: its hashes go where those of a consumer that leaves go."""
+    member = core.members.at(slot)
+    del core.kept[slot]
+    core.selector.remove(slot)
+    core.members.free(slot)
+    core.change_owners(now=now, cause=f"{member.name} did not come back", gone=member)
+    core.policy.left(slot, len(core.members) + len(core.kept))
+
+
+def has_place(core: Core, slot: int) -> bool:
+    """Whether this slot has a share of the hashes."""
+    return any(each == slot for each, _ in core.selector.layout())
+
+
+def layout(core: Core) -> list[list[Any]]:
+    """Every place for the record: name, base, to, keeps_place, and the share as its selector has it."""
+    rows = []
+    for slot, share in core.selector.layout():
+        member = core.members.at(slot)
+        rows.append([member.name, member.base, member.to, member.keeps_place, share])
+    return rows
+
+
+def restore(core: Core, rows: Iterable[Sequence[Any]], *, now: int) -> None:
+    """Begin with the places of an earlier owner, kept for those who had them. For a core without consumers."""
+    for name, base, to, keeps_place, share in rows:
+        slot = core.members.free_slot()
+        core.selector.restore(slot, list(share))
+        member = core.members.add(slot, str(name), 0, now)
+        member.base, member.to, member.keeps_place = str(base), str(to), bool(keeps_place)
+        if core.settings.selector == "sticky":
+            member.ranges = tuple((int(low), int(high)) for low, high in share)
+        core.members.set_aside(member)
+        core.kept[slot] = Kept(restored=True)
+    if core.kept:
+        core.change_owners(now=now, cause="places are kept")
+
+
+def successor(core: Core) -> Core:
+    """An empty state that goes on with this one's numbers, history and totals, and with the places."""
+    new = core.successor()
+    if core.keeps_places:
+        restore(new, layout(core), now=core.now)
+    return new
+
+
+def kept_stats(core: Core) -> dict[str, Any]:
+    """What is kept, and what became of places."""
+    owner = core.tables.owner
+    kept = [
+        {
+            "consumerName": core.members.at(slot).name,
+            "hashes": int((owner == slot).sum()),
+            "until": kept.until or None,
+            "handsOverTo": core.members.at(slot).to,
+        }
+        for slot, kept in core.kept.items()
+    ]
+    return {
+        "graceMillis": core.settings.grace_ms,
+        "keptConsumers": kept,
+        "keptHashes": sum(row["hashes"] for row in kept),
+        "placesReturnedTotal": core.places_returned,
+        "handOversTotal": core.hand_overs,
+        "hashesHandedOverTotal": core.history.hashes_handed_over,
+    }
+
+
+class Ring:
+    """The places as those see them who decide who gets which (`actors.dispatcher.grace`); made for one look."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    @property
+    def keeps_places(self) -> bool:
+        """Whether places outlive consumers here."""
+        return self._core.keeps_places
+
+    @property
+    def kept(self) -> dict[int, Kept]:
+        """Kept places by slot; for reading only."""
+        return self._core.kept
+
+    def keep(self, slot: int, over: int, until: int) -> None:
+        """Keep a place until then (monotonic ms, and by the clock)."""
+        kept = self._core.kept[slot]
+        kept.over, kept.until = over, until
+
+    def place(self, slot: int) -> Member:
+        """Who is at a place, or was."""
+        return self._core.members.at(slot)
+
+    def places(self) -> list[Member]:
+        """Who has a place or had the kept ones, in the order of the ring."""
+        return [self._core.members.at(slot) for slot, _ in self._core.selector.layout()]
+
+    def of(self, consumer: int) -> Member | None:
+        """The consumer of that number, if it has a place."""
+        member = self._core.members.by_number.get(consumer)
+        return member if member is not None and has_place(self._core, member.slot) else None
+
+    def offer(self, place: Member, to: str) -> None:
+        """Whoever comes under this name takes the place over."""
+        place.to = to
+
+    def give_place(self, consumer: int, now: int) -> bool:
+        """A consumer that is apart gets a place; False if it is not here. Raises Conflict."""
+        member = self._core.members.by_number.get(consumer)
+        if member is None or has_place(self._core, member.slot):
+            return False
+        give_place(self._core, member, now=now)
+        return True
+
+    def hand_over_told(self, consumer: int) -> None:
+        """Tell a consumer that is apart that its place is another's."""
+        self._core.members.by_number[consumer].events.append(("handed_over", (), self._core.history.number))
+
+    def give_up(self, slot: int, now: int) -> None:
+        """A kept place is kept no longer."""
+        give_up(self._core, slot, now=now)
+
+    def layout(self) -> list[list[Any]]:
+        """For the record."""
+        return layout(self._core) if self._core.keeps_places else []
+
+    def restore(self, rows: Iterable[Sequence[Any]], now: int) -> None:
+        """Begin with the places of an earlier owner."""
+        restore(self._core, rows, now=now)

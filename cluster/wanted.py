@@ -1,0 +1,38 @@
+"""Settings as users give them to the client: by name, of the right type, and such that they can work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from actors.controller import check_dead_letters
+from actors.messages import SubscriptionSettings
+from actors.names import check_name
+from storage.errors import Invalid
+
+
+def wanted_settings(values: dict[str, Any], kind: Any) -> Any:
+    """Check settings by name and type. Raises Invalid naming the wrong one."""
+    known = {field.name for field in msgspec.structs.fields(kind)}
+    unknown = sorted(set(values) - known)
+    if unknown:
+        raise Invalid(f"unknown setting {unknown[0]!r}; there are {', '.join(sorted(known))}")
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        raise Invalid(str(error)) from None
+
+
+def wanted_subscription(values: dict[str, Any], topic: str, subscription: str, *, named: bool) -> SubscriptionSettings:
+    """A subscription's settings; the dead letter topic gets its short name. named: the consumer has a name of its own.
+
+    Raises Invalid, also where nothing could ever be written to the dead letter topic.
+    """
+    wanted: SubscriptionSettings = wanted_settings(values, SubscriptionSettings)
+    if wanted.grace_ms > 0 and not named:
+        raise Invalid("grace_ms keeps hashes for a consumer that comes back under its name: give it a consumer_name")
+    check_dead_letters(topic, subscription, wanted)
+    if wanted.max_redeliver_count and wanted.dead_letter_topic:
+        wanted.dead_letter_topic = check_name("topic", wanted.dead_letter_topic)
+    return wanted
