@@ -64,6 +64,11 @@ SUBSCRIPTION = (
         ("hottestKeyShare",),
         "Part of the messages read lately that the heaviest key has, 0 to 1",
     ),
+    Metric(
+        "sluice_subscription_held_back_by_key",
+        ("heldBackByKey",),
+        "1 while one key holds the partition back; the alarm names it",
+    ),
     Metric("pulsar_out_messages_total", ("msgOutCounter",), "Messages sent to consumers"),
     Metric("pulsar_subscription_consumers_count", ("consumersCount",), "Attached consumers"),
     BUCKETS,

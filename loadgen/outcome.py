@@ -35,8 +35,9 @@ class Report:
     statistics, summed over partitions. troubles: sentences about what went wrong outside of the promises (a consumer
     that stopped, a drain that ended too soon). faults: at_s (seconds since the first message), kind, target.
     start_us: when the first message was sent. phases: seconds spent in each phase. acts: in order, the rest last.
-    planned: kinds of faults that were to come. drains: what each owner told of finished drains. strict: what was not
-    shown counts. untold: promises that this run could not judge, and why; what was counted of them is left out.
+    planned: kinds of faults that were to come. drains: what each owner told of finished drains. hot_keys: the heaviest
+    keys (loadgen.hot_keys). strict: what was not shown counts. untold: promises that this run could not judge, and why;
+    what was counted of them is left out.
     """
 
     seed: int
@@ -56,6 +57,7 @@ class Report:
     acts: list[Act] = field(default_factory=list)
     planned: list[str] = field(default_factory=list)
     drains: dict[tuple[int, int], dict[str, Any]] = field(default_factory=dict)
+    hot_keys: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     strict: bool = False
     rolling_restart: bool = False
     untold: dict[str, str] = field(default_factory=dict)
@@ -212,6 +214,7 @@ class Report:
             "not_shown": self.not_shown,
             "acts": self.told_acts(),
             "drains_by_consumer": self.told_drains(),
+            "hot_keys": self.hot_keys,
             "moves": self.moves.to_dict() if self.moves is not None else None,
             "rates": self.rates(),
             "latency_ms": percentiles(self.latency()),

@@ -17,7 +17,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from loadgen import charts
+from loadgen import charts, hot_keys
 from loadgen.memory import WARM_US, by_role, summarise
 from loadgen.outcome import BROKEN, OK, Report, percentiles
 
@@ -68,6 +68,9 @@ def render(report: Report) -> str:
                 "At rest",
                 _rest_table(report) + _drains_table(report),
                 "What the dispatchers said when everything was done.",
+            ),
+            _card(
+                "Heaviest keys", hot_keys.table(report.hot_keys), "What the dispatchers told; the share of all keys."
             ),
             _card("Recovery", _recovery_table(report), "Measured from the histories of producers and consumers."),
             _memory_card(report),
@@ -378,6 +381,7 @@ def summary(report: Report) -> RenderableType:
         ("draining", f"peak {draining['peak']:,}, cleared {draining['cleared_total']:,}, "
                      f"{draining['blocked_attempts']:,} attempts blocked, at the end {draining['at_end']:,}"),
         *_information_in_words(report),
+        *hot_keys.in_words(report.hot_keys),
         ("faults", _faults_in_words(report)),
         ("seed", str(report.seed)),
     ):  # fmt: skip

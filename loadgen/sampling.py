@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from loadgen.broker import Client
 from loadgen.history import STATS, Clock
+from loadgen.hot_keys import SHOWN
 from storage.errors import SluiceError
 
 _STOP_S = 20.0
@@ -88,6 +89,14 @@ class Sampler(Sampling):
     draining: list[int] = field(default_factory=list)
     drains: dict[tuple[int, int], dict[str, Any]] = field(default_factory=dict)
     """What each owner of each partition, by (partition, epoch), told last of finished drains, by consumer."""
+    hot_keys: list[dict[str, Any]] = field(default_factory=list)
+    """What each partition told of its heaviest keys in the end."""
+
+    def stop(self) -> pa.Table:
+        """See Sampling; asks for the heaviest keys, which nobody knows any more when the brokers have ended."""
+        with contextlib.suppress(SluiceError, CancelledError):
+            self.hot_keys = self.hot_keys or self.client.admin(self.topic, self.subscription, "hot_keys", top=SHOWN)
+        return super().stop()
 
     def sample(self) -> dict[str, int]:
         """Ask now. Raises SluiceError, and KeyError if a counter that must be zero at rest is not told at all."""

@@ -363,8 +363,7 @@ class PartitionConsumer:
         self._gathering = True  # it goes with this poll: nobody else need be woken
         self._before_poll()
         self._gathering = False
-        ack_turn, acks = self._take_acks()
-        session, epoch = self.session, self.epoch
+        (ack_turn, acks), session, epoch = self._take_acks(), self.session, self.epoch
         wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
         while not self.closing:
             self._granted_sent = self._granted()

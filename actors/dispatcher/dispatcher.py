@@ -34,6 +34,7 @@ from actors.dispatcher.documents import document
 from actors.dispatcher.due import DueMessages
 from actors.dispatcher.explanation import Explanation
 from actors.dispatcher.grace import Grace
+from actors.dispatcher.hot_key_watch import HotKeyWatch
 from actors.dispatcher.hot_keys import HotKeys
 from actors.dispatcher.inspection import Inspection
 from actors.dispatcher.leases import Leases
@@ -158,8 +159,9 @@ class Dispatcher(Actor):
 
     @property
     def problem(self) -> str:
-        """See Actor: parked keys that are at their limit."""
-        return self._parts.parked.alarm() if self._parts is not None else ""
+        """See Actor: parked keys that are at their limit, a key that holds the others back."""
+        parts = self._parts
+        return "" if parts is None else "; ".join(filter(None, (parts.parked.alarm(), parts.hot_key_watch.problem)))
 
     def ended(self) -> bool:
         """Whether this dispatcher is one no more."""
@@ -287,13 +289,10 @@ class Dispatcher(Actor):
     async def on_stats(self, request: Stats) -> Text:
         """See `statistics`."""
         parts = self.parts
-        return document(
-            await parts.statistics.tell()
-            | parts.delayed.stats()
-            | parts.hot_keys.stats()
-            | parts.parked.stats()
-            | parts.grace.stats()
-        )
+        told = await parts.statistics.tell()
+        for part in (parts.delayed, parts.hot_keys, parts.hot_key_watch, parts.parked, parts.grace):
+            told |= part.stats()
+        return document(told)
 
     async def on_explain(self, request: Explain) -> Text:
         """See `explanation`."""
@@ -342,13 +341,11 @@ class Parts:
         snapshot = partial(own.snapshot, ports.log)
         runs, sessions, ended = OpenRuns(), Sessions(), actor.ended
 
-        def attended() -> bool:
-            return len(sessions) > 0
-
         store = CursorStore(ports, own.record, snapshot, sessions.all, actor.end, membership.trust_ms)
         backlog = Backlog(cursor, core, runs, tracker, store, wakeups)
         self.hot_keys = hot = HotKeys(ports, core, Payloads(ports, actor.directory, of.topic, of.partition))
-        reader = Reader(ports, topic, cursor, core, tracker, runs, wakeups, attended, backlog.give_up, hot.read)
+        self.hot_key_watch = HotKeyWatch(ports, of, core, hot)
+        reader = Reader(ports, topic, cursor, core, tracker, runs, wakeups, sessions.any, backlog.give_up, hot.read)
         leases = Leases(ports, membership, sessions, core, store, wakeups.came_or_went)
         self.grace = grace = Grace(
             ports, state.settings, core, own.damping, membership, sessions, leases, store, wakeups, ended
@@ -364,7 +361,7 @@ class Parts:
             ports, state, core, runs, sessions, leases, rejoin, reader, backlog, store, failed, wakeups, ended
         )
         self.delayed = _delayed_messages(actor, own, reader, rejoin, sessions, backlog, store)
-        self.due = DueMessages(ports, tracker, core, cursor, wakeups, attended, actor.end)
+        self.due = DueMessages(ports, tracker, core, cursor, wakeups, sessions.any, actor.end)
         self.redelivery = Redelivery(ports, core, cursor, backlog, store, wake)
         self.seeker = Seeker(
             ports, topic, actor.directory, cursor, reader, backlog, leases, own.reporter, store, wakeups
@@ -387,13 +384,19 @@ class Parts:
             ("read", self.reader.run()),
             ("route", self.deliverer.run()),
             ("due", self.due.run()),
-            ("lease", self.leases.run(self.deliverer.look_if_stalled)),
+            ("lease", self.leases.run(self._look)),
             ("places", self.grace.run()),
             ("progress", self.own.reporter.run(self.store, self.seeker.expire_old)),
             ("history", self.own.history.run()),
             ("delayed changes", self.own.changed_delays.remove_leftovers()),
         ):
             self._spawn(work, name)
+
+    def _look(self) -> None:
+        """Every now and then, while nobody is awaited."""
+        self.deliverer.look_if_stalled()
+        self.hot_keys.look()
+        self.hot_key_watch.look(paused=self.own.state.paused)
 
 
 def _delayed_messages(

@@ -3,7 +3,11 @@
 What is read is counted by the hash of its key, in groups of many thousand messages: one sort of a column a group, and
 two summaries of a fixed size, by messages and by bytes. The index columns know hashes alone; what the key is called
 stands in the message, so one message of each of the heaviest hashes is remembered and read when somebody asks. Every
-million messages all counts are halved: what was heavy once fades.
+million messages these counts are halved: what was heavy once fades.
+
+A third summary is by the time for which consumers hold a key's messages, from their delivery until they are
+acknowledged. It is estimated: at every look, a few times in a lease, each message that is held then counts for the time
+since the look before. That costs the way of a message nothing, and what is held for long is seen at every look.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import numpy.typing as npt
 
 from actors.consumer.payload import Payloads
 from actors.key_shared.dispatch import Dispatch
+from actors.key_shared.heaviest import held_keys
 from actors.messages import Part
 from actors.ports import Ports
 from storage.errors import SluiceError
@@ -25,6 +30,8 @@ from storage.position import Positions, entry_of, ledger_of, show
 GROUP = 65_536
 """So many messages are counted together; until then 12 bytes of each are kept."""
 FADE = 1_000_000
+FADE_MS = 600_000
+"""After so long of looking the times held are halved."""
 NAMED = 256
 """So many heavy hashes have a message by which their key can be looked up."""
 
@@ -34,7 +41,9 @@ class HotKeys:
 
     def __init__(self, ports: Ports, core: Dispatch, payloads: Payloads) -> None:
         self._ports, self._core, self._payloads = ports, core, payloads
-        self._messages, self._bytes = HeavyHitters(), HeavyHitters()
+        self._messages, self._bytes, self._held = HeavyHitters(), HeavyHitters(), HeavyHitters()
+        self._looked = ports.clock.monotonic()
+        self._looked_for = 0
         self._hashes: list[Hashes] = []
         self._positions: list[Positions] = []
         self._sizes: list[tuple[int, int]] = []
@@ -54,18 +63,37 @@ class HotKeys:
         if self._gathered >= GROUP:
             self._count()
 
+    def look(self) -> None:
+        """See who holds what now; called every now and then."""
+        now = self._ports.clock.monotonic()
+        passed, self._looked = now - self._looked, now
+        hashes, positions = held_keys(self._core.window)
+        if not len(hashes) or passed <= 0:
+            return
+        distinct, first, number = np.unique(hashes, return_index=True, return_counts=True)
+        self._held.add(distinct, number.astype(np.int64) * passed)
+        self._remember(distinct, positions[first], number)
+        self._looked_for += passed
+        if self._looked_for >= FADE_MS:
+            self._looked_for = 0
+            self._held.halve()
+
     async def tell(self, top: int) -> dict[str, Any]:
-        """The `top` heaviest keys, by messages and by bytes, and the hashes that wait longest."""
+        """The `top` heaviest keys, by messages, by bytes and by the time held, and the hashes that wait longest."""
         self._count()
-        by_messages, by_bytes = self._messages.top(top), self._bytes.top(top)
-        wanted = dict([*by_messages, *by_bytes])
-        names = {one: await self._name(one) for one in wanted}
+        found = [(self._messages, "count"), (self._bytes, "count"), (self._held, "millis")]
+        wanted = {one for summary, _ in found for one, _ in summary.top(top)}
+        names = {one: await self._name(one) for one in sorted(wanted)}
+        messages, size, held = (self._rows(summary, top, names, unit) for summary, unit in found)
         return {
-            "messages": self._rows(self._messages, by_messages, names),
-            "bytes": self._rows(self._bytes, by_bytes, names),
+            "messages": messages,
+            "bytes": size,
+            "held": held,
             "waiting": self._core.blocked_keys(top, self._ports.clock.now()),
             "counted": self._messages.total,
-            "memoryBytes": self._messages.nbytes() + self._bytes.nbytes(),
+            "countedBytes": self._bytes.total,
+            "heldMillis": self._held.total,
+            "memoryBytes": sum(summary.nbytes() for summary, _ in found),
         }
 
     def stats(self) -> dict[str, Any]:
@@ -75,25 +103,29 @@ class HotKeys:
         share = first[0][1] / self._messages.total if first and self._messages.total else 0.0
         return {"hottestKeyShare": round(share, 4)}
 
-    def _rows(
-        self, found: HeavyHitters, top: list[tuple[int, int]], names: dict[int, str | None]
-    ) -> list[dict[str, Any]]:
+    def _rows(self, found: HeavyHitters, top: int, names: dict[int, str | None], unit: str) -> list[dict[str, Any]]:
         return [
             {
-                "key": names[wanted],
-                "hash": int(self._core.reduce(np.array([wanted], np.uint32))[0]),
-                "count": weight,
+                "key": names.get(wanted),
+                "hash": self.reduced(wanted),
+                unit: weight,
                 "share": round(weight / found.total, 4),
-                "countAtMost": weight + found.error,
+                f"{unit}AtMost": weight + found.error,
             }
-            for wanted, weight in top
+            for wanted, weight in found.top(top)
         ]
+
+    def reduced(self, masked: int) -> int:
+        """A masked hash as the subscription's selector sees it."""
+        return int(self._core.reduce(np.array([masked], np.uint32))[0])
 
     async def _name(self, wanted: int) -> str | None:
         """The key behind a hash; None if no message of it can be read now, or it has none."""
         at = self._examples.get(wanted)
-        if at is None:
-            return None
+        return None if at is None else await self.name_at(at)
+
+    async def name_at(self, at: int) -> str | None:
+        """The key of the message at a position; None if it cannot be read now, or has none."""
         rows = np.array([entry_of(at)], np.uint32)
         part = Part(ledger=ledger_of(at), first_entry=0, count=0, delayed=False, shape=0, crc=0, dispatch=0, rows=rows)
         try:
@@ -133,7 +165,7 @@ class HotKeys:
     def _remember(self, hashes: Hashes, positions: Positions, number: npt.NDArray[np.intp]) -> None:
         """Keep a message of each of the heaviest; the newest, for older ones are trimmed first."""
         top = np.argsort(-number, kind="stable")[:NAMED]
-        heavy = {wanted for found in (self._messages, self._bytes) for wanted, _ in found.top(NAMED)}
+        heavy = {wanted for found in (self._messages, self._bytes, self._held) for wanted, _ in found.top(NAMED)}
         seen = dict(zip(hashes[top].tolist(), positions[top].tolist(), strict=True))
         known = {wanted: at for wanted, at in self._examples.items() if wanted in heavy}
         self._examples = known | {wanted: at for wanted, at in seen.items() if wanted in heavy}

@@ -162,6 +162,10 @@ class Sessions:
     def __init__(self) -> None:
         self._open: dict[int, Session] = {}
 
+    def any(self) -> bool:
+        """Whether somebody is attached."""
+        return len(self) > 0
+
     def __len__(self) -> int:
         return len(self._open)
 

@@ -49,6 +49,7 @@ from actors.key_shared.window import (
     UNORDERED,
     Mask,
     Reduced,
+    Window,
 )
 from actors.messages import NO_POSITIONS, Event, SubscriptionSettings
 from storage.errors import InvariantViolation
@@ -164,8 +165,7 @@ class Dispatch:
 
     def rivals(self, ranges: Sequence[Range]) -> list[int]:
         """Numbers of the consumers in whose place one with these ranges would be."""
-        core = self._core
-        return [core.members.at(slot).number for slot in core.selector.rivals(ranges)]
+        return [self._core.members.at(slot).number for slot in self._core.selector.rivals(ranges)]
 
     def retire(self, consumer: int, *, now: int) -> None:
         """A consumer gives up its place and is sent nothing more; what it holds stays with it until it leaves."""
@@ -218,6 +218,11 @@ class Dispatch:
         return self._core.nack_ordered
 
     @property
+    def window(self) -> Window:
+        """The messages that are somebody's business; for reading only."""
+        return self._core.window
+
+    @property
     def holds_keys(self) -> bool:
         """`append` wants the delayed messages too, because they hold back their keys (`delay_key_policy=block_key`)."""
         return self._core.holds_keys
@@ -263,8 +268,7 @@ class Dispatch:
         core.recheck = True
 
     def _add(self, positions: Positions, hashes: Hashes, state: int, flags: int) -> None:
-        core = self._core
-        window = core.window
+        core, window = self._core, self.window
         if core.lot.live:
             new = ~core.lot.contains(positions)
             positions, hashes = positions[new], hashes[new]
@@ -350,8 +354,7 @@ class Dispatch:
 
         They stay here, and are sent to nobody, until they are acknowledged.
         """
-        window = self._core.window
-        return NO_POSITIONS if self._core.lot.on else window.position[window.rows_in(DEAD)]
+        return NO_POSITIONS if self._core.lot.on else self.window.position[self.window.rows_in(DEAD)]
 
     @property
     def parking(self) -> parking.Parking:
@@ -426,10 +429,9 @@ class Dispatch:
         """Positions that this consumer holds, ascending."""
         core = self._core
         member = core.members.by_number.get(consumer)
-        if member is None:
-            return NO_POSITIONS
         rows = core.window.rows_in(PENDING)
-        held: Positions = core.window.position[rows[core.window.consumer[rows] == member.slot]]
+        slot = NO_SLOT if member is None else member.slot
+        held: Positions = core.window.position[rows[core.window.consumer[rows] == slot]]
         return held
 
     def what_if(self, add: int = 0, remove: Sequence[str] = ()) -> dict[str, Any]:

@@ -135,7 +135,9 @@ class ListDelayed(Request[Text]):
 
 
 class ListHotKeys(Request[Text]):
-    """The `top` heaviest keys of what was read lately, by messages and by bytes, and the hashes that wait longest."""
+    """The `top` heaviest keys of what was read lately, by messages, by bytes and by the time that consumers held them
+    (`held`, milliseconds summed over messages), and the hashes that wait longest.
+    """
 
     reply: ClassVar[type[Reply]] = Text
     top: Shown = 10

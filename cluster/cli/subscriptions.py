@@ -128,7 +128,7 @@ def hot_keys(
     address: AddressOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
-    """Which keys are the heaviest, by messages and by bytes, and which hashes wait the longest?"""
+    """Which keys are the heaviest, by messages, bytes and time held, and which hashes wait the longest?"""
     _ask(topic, subscription, "hot_keys", json, (address, data_dir), top=top)
 
 

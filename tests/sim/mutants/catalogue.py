@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.sim.mutants import Mutant
+from tests.sim.mutants.counting import COUNTING
 from tests.sim.mutants.delaying import DELAYING
 from tests.sim.mutants.dispatching import DISPATCHING
 from tests.sim.mutants.giving_back import GIVING_BACK
@@ -23,5 +24,6 @@ GROUPS: dict[str, list[Mutant]] = {
     "giving back": GIVING_BACK,
     "placing": PLACING,
     "serving": SERVING,
+    "counting": COUNTING,
 }
 MUTANTS: list[Mutant] = [mutant for group in GROUPS.values() for mutant in group]

@@ -1,0 +1,59 @@
+"""Mutants of the heaviest keys: which are named, and when one is blamed."""
+
+from __future__ import annotations
+
+from tests.sim.mutants import Mutant
+
+_WATCH = "actors.dispatcher.hot_key_watch"
+_UNITS = "tests/actors/dispatcher/test_hot_keys.py"
+
+COUNTING: list[Mutant] = [
+    Mutant(
+        name="a key is blamed although its messages flow",
+        module=_WATCH,
+        old="return found.waiting > 0 or now - found.held_since >= HELD_BACK_MS",
+        new="return True",
+        world="broker",
+        test=f"{_UNITS}::test_no_key_is_blamed_for_what_it_does_not_do",
+    ),
+    Mutant(
+        name="a key is blamed at the first look",
+        module=_WATCH,
+        old="if now - self._since >= HELD_BACK_MS and not self._name:",
+        new="if not self._name:",
+        world="broker",
+        test=f"{_UNITS}::test_a_key_that_holds_a_partition_back_is_named",
+    ),
+    Mutant(
+        name="a key is blamed for ever",
+        module=_WATCH,
+        old='self._key, self._name, self.problem = -1, "", ""',
+        new="self._key = -1",
+        world="broker",
+        test=f"{_UNITS}::test_a_key_that_holds_a_partition_back_is_named",
+    ),
+    Mutant(
+        name="a key with a third of the messages is the heaviest",
+        module="actors.key_shared.heaviest",
+        old="if 2 * len(mine) <= len(rows):",
+        new="if 3 * len(mine) <= len(rows):",
+        world="broker",
+        test=f"{_UNITS}::test_the_heaviest_is_who_has_more_than_half",
+    ),
+    Mutant(
+        name="time held is that of all messages that wait",
+        module="actors.dispatcher.hot_keys",
+        old="self._held.add(distinct, number.astype(np.int64) * passed)",
+        new="self._held.add(distinct, np.ones(len(distinct), np.int64) * passed)",
+        world="broker",
+        test=f"{_UNITS}::test_the_key_that_is_held_longest_is_not_the_one_with_most",
+    ),
+    Mutant(
+        name="a counter that had no place is forgotten with what it weighed",
+        module="storage.heavy_hitters",
+        old="            self.error += cut\n",
+        new="",
+        world="broker",
+        test="tests/storage/test_heavy_hitters.py::test_the_heaviest_of_skewed_keys_are_named",
+    ),
+]
