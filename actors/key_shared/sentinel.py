@@ -20,6 +20,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from actors.key_shared.repeated import Repeated
 from actors.key_shared.window import HashIndex, Mask, Reduced
 from storage.errors import InvariantViolation
 from storage.hashing import HASH_RANGE
@@ -27,84 +28,6 @@ from storage.position import Positions, show
 
 _ONE = np.int32(1)
 _STORIES = 16
-_UNSORTED = 100_000
-"""Changes that `Repeated` gathers before it counts what is out; most are never asked for."""
-
-
-class Repeated:
-    """The books of the stronger promise: what is out, and how far each hash has come.
-
-    What is out is a bag of positions; changes are gathered, and counted when a delivery lies below the highest position
-    that was ever out of its hash.
-    """
-
-    def __init__(self) -> None:
-        self._next: Positions = np.zeros(HASH_RANGE, np.int64)
-        """No message of a hash below this may go out; lowered by what comes back."""
-        self._top: Positions = np.full(HASH_RANGE, -1, np.int64)
-        """Nothing above this is out of a hash."""
-        self._out: Positions = np.zeros(0, np.int64)
-        self._hashes: Reduced = np.zeros(0, np.uint16)
-        self._changes: list[tuple[HashIndex, Positions, int]] = []
-        self._unplaced: list[Positions] = []
-        """Of what is out, what has no place in the order."""
-        self._gathered = 0
-
-    def sent(self, hashes: HashIndex, positions: Positions, placed: Mask | None) -> Mask:
-        """Which of the messages that go out now may not; `take` follows."""
-        wrong: Mask = positions < self._next[hashes]
-        if (positions < self._top[hashes]).any():
-            self._count()
-            wrong |= positions < self._top[hashes]
-        if placed is not None:
-            wrong &= placed
-            hashes, positions = hashes[placed], positions[placed]
-        np.maximum.at(self._next, hashes, positions + 1)
-        return wrong
-
-    def take(self, hashes: HashIndex, positions: Positions, placed: Mask | None) -> None:
-        """These are out."""
-        self._note(hashes, positions, 1)
-        if placed is not None:
-            self._unplaced.append(positions[~placed])
-            hashes, positions = hashes[placed], positions[placed]
-        np.maximum.at(self._top, hashes, positions)
-
-    def given_back(self, hashes: HashIndex, positions: Positions, *, again: bool) -> None:
-        """These are out no more; again: they will be, and have a place then."""
-        if again:
-            np.minimum.at(self._next, hashes, positions)
-            if self._unplaced:
-                self._unplaced = [np.setdiff1d(np.concatenate(self._unplaced), positions)]
-        self._note(hashes, positions, -1)
-
-    def wanted_again(self, hashes: HashIndex, positions: Positions) -> None:
-        """These are not out, and will be, before anything behind them."""
-        np.minimum.at(self._next, hashes, positions)
-
-    def _note(self, hashes: HashIndex, positions: Positions, change: int) -> None:
-        self._changes.append((hashes, positions, change))
-        self._gathered += len(positions)
-        if self._gathered > _UNSORTED + 2 * len(self._out):
-            self._count()
-
-    def _count(self) -> None:
-        """Bring the changes in."""
-        changes = [(self._hashes, self._out, 1), *self._changes]
-        hashes = np.concatenate([each[0] for each in changes]).astype(np.uint16)
-        signs = np.concatenate([np.full(len(at), sign) for _, at, sign in changes])
-        every, first, homes = np.unique(
-            np.concatenate([each[1] for each in changes]), return_index=True, return_inverse=True
-        )
-        out = np.bincount(homes, signs, minlength=len(every)) > 0
-        self._out, self._hashes = every[out], hashes[first[out]]
-        self._changes, self._gathered = [], 0
-        placed = np.ones(len(self._out), np.bool_)
-        if self._unplaced:
-            self._unplaced = [np.intersect1d(np.concatenate(self._unplaced), self._out)]
-            placed = np.isin(self._out, self._unplaced[0], invert=True)
-        self._top[:] = -1
-        np.maximum.at(self._top, self._hashes[placed], self._out[placed])
 
 
 class Sentinel:
