@@ -166,10 +166,7 @@ class PartitionConsumer:
         return back.confirmed
 
     async def redeliver_all(self) -> None:
-        """Give back everything that is not acknowledged, in order; what is on its way here is void from now on.
-
-        Returns when the subscription has it durably.
-        """
+        """Give back everything that is not acknowledged, in order, durably; what is on its way is void from now on."""
         positions, seen = self._holding.close()
         backs = [self._hand_backs.note(positions, seen)] if len(positions) else []
         if len(self._inbox):

@@ -126,6 +126,21 @@ class GivenUp(msgspec.Struct, frozen=True, array_like=True):
         return self.first_entry + self.count
 
 
+class Holder(msgspec.Struct, frozen=True, array_like=True):
+    """The producer that has a partition to itself, and where it can be asked for."""
+
+    name: str
+    incarnation: str
+    home: str
+
+
+class Exclusivity(msgspec.Struct, frozen=True, array_like=True):
+    """What is durable of it. epoch: -1 before anybody had the partition to itself."""
+
+    epoch: int = -1
+    holder: Holder | None = None
+
+
 class PartitionRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Everything durable about a partition except its runs.
 
@@ -151,6 +166,7 @@ class PartitionRecord(msgspec.Struct, frozen=True, kw_only=True):
     deleted: bool = False
     released: tuple[int, ...] = ()
     given_up: tuple[GivenUp, ...] = ()
+    exclusivity: Exclusivity = Exclusivity()
 
     def lost_run(self, ledger_id: int, run: int) -> GivenUp | None:
         """What was given up of this run, if it was."""

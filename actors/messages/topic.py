@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import msgspec
 import numpy as np
@@ -10,21 +10,61 @@ import numpy as np
 from actors.messages.common import Done, Text, no_rows
 from actors.wire import Blob, Reply, Request
 
+AccessMode = Literal["shared", "exclusive", "wait_for_exclusive", "exclusive_with_fencing"]
+
 
 class ProducerOpened(Reply, kw_only=True):
-    """last_sequence: highest sequence of this producer that is stored, -1 for none. session fences older twins."""
+    """last_sequence: highest sequence of this producer that is stored, -1 for none. session fences older twins.
+
+    topic_epoch: of a producer that has the partition to itself, how often one has had it before; -1 of one that shares
+    it. session 0: others have it; the producer stands in line, and asks again.
+    """
 
     session: int
     last_sequence: int
     epoch: int
+    topic_epoch: int = -1
 
 
 class OpenProducer(Request[ProducerOpened], kw_only=True):
-    """Register a producer name. A newer session of the same name fences the older one."""
+    """Register a producer name. A newer session of the same name fences the older one.
+
+    home: who can be asked whether it is still there (`ProducersHere`); empty for nobody. access: Pulsar's access mode,
+    of a producer with a home. topic_epoch: what it was told when it had the partition to itself.
+    """
 
     reply: ClassVar[type[Reply]] = ProducerOpened
     producer: str
     incarnation: str
+    home: str = ""
+    access: AccessMode = "shared"
+    topic_epoch: int | None = None
+
+
+class CloseProducer(Request[Done], kw_only=True):
+    """A producer with a home is gone, or waits for its turn no more."""
+
+    reply: ClassVar[type[Reply]] = Done
+    producer: str
+    incarnation: str
+
+
+class ProducersPresent(Reply, kw_only=True):
+    """Those of the incarnations that are there."""
+
+    incarnations: list[str]
+
+
+class ProducersHere(Request[ProducersPresent], kw_only=True):
+    """Which of these producers on a partition does a home still serve? ended: somebody else has it to itself now, and
+    they are to give way.
+    """
+
+    reply: ClassVar[type[Reply]] = ProducersPresent
+    topic: str
+    partition: int
+    incarnations: list[str]
+    ended: bool
 
 
 class Published(Reply, kw_only=True):

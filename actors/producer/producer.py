@@ -9,6 +9,7 @@ sent again, unchanged, until it is answered, and the topic stores each sequence 
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ import pyarrow.compute as pc
 
 from actors.backoff import Backoff
 from actors.directory import Directory
-from actors.messages import OpenProducer, Publish, Published
+from actors.messages import AccessMode, CloseProducer, OpenProducer, Publish, Published
 from actors.ports import Address, Ports, Unknown
 from actors.signal import Signal
 from actors.wire import Blob
@@ -89,8 +90,21 @@ def _java_hashes(batch: Batch) -> Hashes:
     return np.where(keys.is_null().to_numpy(zero_copy_only=False), batch.hashes, hashes)
 
 
+@dataclass(slots=True)
+class Entrance:
+    """How a producer that somebody serves comes to a partition; see messages.OpenProducer.
+
+    waits: told when the producer has to wait until it has the partition to itself.
+    """
+
+    home: Address
+    access: AccessMode = "shared"
+    topic_epoch: int | None = None
+    waits: Callable[[], None] = lambda: None
+
+
 class PartitionProducer:
-    """The appends of one producer to one partition, in order."""
+    """The appends of one producer to one partition, in order. entrance: of one that others may ask for."""
 
     def __init__(
         self,
@@ -101,8 +115,10 @@ class PartitionProducer:
         name: str,
         incarnation: str,
         compression: str | None = None,
+        entrance: Entrance | None = None,
     ) -> None:
         self._ports = ports
+        self._entrance = entrance or Entrance("")
         self._directory = directory
         self._topic = topic
         self._partition = partition
@@ -144,6 +160,18 @@ class PartitionProducer:
             outgoing.done(outgoing.rows, 0, self.closed)
         self._idle.set()
         self._signal.set()  # or the one who publishes would wait for ever
+
+    @property
+    def topic_epoch(self) -> int | None:
+        """How often somebody had the partition to himself before this producer has; None of one that shares it."""
+        return None if self._entrance.access == "shared" else self._entrance.topic_epoch
+
+    async def leave(self) -> None:
+        """Say that the producer is gone; whoever does not hear it will ask."""
+        if self._address:
+            request = CloseProducer(producer=self._name, incarnation=self._incarnation)
+            with contextlib.suppress(SluiceError):
+                await self._ports.net.call(self._address, request, PUBLISH_TIMEOUT)
 
     async def _work(self) -> None:
         while self.closed is None:
@@ -224,16 +252,32 @@ class PartitionProducer:
                 raise self.closed
             await wait.pause()
 
+    def _opening(self) -> OpenProducer:
+        way = self._entrance
+        return OpenProducer(
+            producer=self._name,
+            incarnation=self._incarnation,
+            home=way.home,
+            access=way.access,
+            topic_epoch=way.topic_epoch,
+        )
+
     async def _reopen(self, attempts: int) -> None:
         """Find the owner and open a session there. attempts 0: go on until it works or we are fenced."""
-        wait, tries = Backoff(self._ports, RETRY_FIRST, RETRY_MOST), 0
+        wait, tries, told = Backoff(self._ports, RETRY_FIRST, RETRY_MOST), 0, False
         while self.closed is None:
             tries += 1
             try:
                 self._address = await self._directory.topic(self._topic, self._partition)
-                request = OpenProducer(producer=self._name, incarnation=self._incarnation)
-                reply = await self._ports.net.call(self._address, request, PUBLISH_TIMEOUT)
+                reply = await self._ports.net.call(self._address, self._opening(), PUBLISH_TIMEOUT)
                 if not isinstance(reply, Unknown):
+                    if not reply.session:
+                        if not told:
+                            self._entrance.waits()
+                        tries, told = 0, True
+                        continue
+                    if reply.topic_epoch >= 0:
+                        self._entrance.topic_epoch = reply.topic_epoch
                     self._session = reply.session
                     self.last_sequence = max(self.last_sequence, reply.last_sequence)
                     return

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 from actors.consumer.payload import DecodedRun
 from actors.messages import (
+    AccessMode,
     Ends,
     FindTime,
     ListTopics,
@@ -17,7 +19,7 @@ from actors.messages import (
     SubscriptionSettings,
 )
 from actors.names import TENANT_NAMESPACE, check_name
-from actors.pulsar import access
+from actors.producer.producer import Entrance
 from actors.pulsar.columns import UNSIGNED
 from actors.pulsar.consuming import Asked, WireConsumer, position_of
 from actors.pulsar.fields import ServerError
@@ -31,6 +33,7 @@ from actors.topic_client import TopicClient
 from storage.errors import Conflict, Invalid, NotFound, SluiceError
 from storage.position import EARLIEST, entry_of, ledger_of, show
 
+ACCESS_MODES: tuple[AccessMode, ...] = ("shared", "exclusive", "wait_for_exclusive", "exclusive_with_fencing")
 EXCLUSIVE, SHARED, FAILOVER, KEY_SHARED = range(4)
 TYPES = ("exclusive", "shared", "failover", "key_shared")
 STICKY = 1
@@ -118,7 +121,15 @@ class Answers:
         name = asked.producer_name or self._g.fresh("sluice")
         self._check_name(place, name, asked)
         deduplicate = (await self._g.directory.settings(place.topic)).deduplication_enabled
-        await access.admit(self._c, place, asked, name)
+        if not 0 <= asked.access_mode < len(ACCESS_MODES):
+            raise Refused(ServerError.NOT_ALLOWED, f"there is no access mode {asked.access_mode}")
+        waiting = {"request_id": asked.request_id, "producer_name": name, "producer_ready": False}
+        entrance = Entrance(
+            self._g.ports.me,
+            ACCESS_MODES[asked.access_mode],
+            asked.topic_epoch if asked.HasField("topic_epoch") else None,
+            waits=partial(self._c.say, "producer_success", **waiting),
+        )
         made = WireProducer(
             self._g,
             place,
@@ -129,7 +140,7 @@ class Answers:
             settled=self._c.settled,
             fails_by=self._c.fails_by,
             deduplicate=deduplicate,
-            exclusive=asked.access_mode != access.SHARED,
+            entrance=entrance,
         )
         self._c.add_producer(made)
         try:
@@ -157,7 +168,9 @@ class Answers:
                 raise Refused(ServerError.PRODUCER_BUSY, text)
 
     async def _produce(self, asked: Any, producer: WireProducer) -> None:
-        version = b""
+        version, own = b"", {}
+        if producer.topic_epoch is not None:
+            own = {"topic_epoch": producer.topic_epoch}
         if asked.HasField("schema"):
             version = await self._g.schemas.put(producer.place.topic, asked.schema)
         self._c.say(
@@ -167,7 +180,7 @@ class Answers:
             last_sequence_id=producer.last_sequence_id,
             schema_version=version,
             producer_ready=True,
-            **access.epoch_of(self._g, producer),
+            **own,
         )
 
     async def close_producer(self, asked: Any) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from actors.directory import Directory
+from actors.messages import ProducersHere, ProducersPresent
 from actors.ports import Address, Ports, Unknown
 from actors.pulsar.pieces import Pieces
 from actors.pulsar.schemas import Schemas
@@ -84,7 +85,7 @@ class ProducerHere(Protocol):
 
     place: Place
     name: str
-    exclusive: bool
+    incarnation: str
 
     def give_way(self) -> None:
         """Another producer has the topic to itself from now on."""
@@ -125,18 +126,20 @@ class Gateway:
         """Subscriptions that are being moved, by topic, partition and name: set when that is over."""
         self.by_index: set[tuple[str, str]] = set()
         """Subscriptions, by topic and name, whose clients acknowledge single messages of a batch."""
-        self.topic_epochs: dict[tuple[str, int], int] = {}
-        """How often a producer has had a partition to itself."""
-        self.queues: dict[tuple[str, int], list[object]] = {}
-        """Who waits to have a partition to himself, by topic and partition."""
-        self.left = Signal()
-        """A producer has left."""
         self._made = 0
 
     def fresh(self, word: str) -> str:
         """A name that nobody else has."""
         self._made += 1
         return f"{word}-{self.ports.rng.randrange(1 << 48):012x}-{self._made}"
+
+    def producers_here(self, request: ProducersHere) -> ProducersPresent:
+        """See messages.ProducersHere: which of these are connected. Those that are to give way do so."""
+        here = self.producers.get((request.topic, request.partition), [])
+        meant = [producer for producer in here if producer.incarnation in request.incarnations]
+        for producer in meant if request.ended else []:
+            producer.give_way()
+        return ProducersPresent(incarnations=[producer.incarnation for producer in meant])
 
     async def ask(self, address: Address, request: Request[Any]) -> Any:
         """One question. Raises Unavailable if there is no answer."""

@@ -19,16 +19,16 @@ from collections.abc import Callable
 
 import numpy as np
 
-from actors.producer.producer import Outgoing, PartitionProducer
+from actors.producer.producer import Entrance, Outgoing, PartitionProducer
 from actors.pulsar.abreast import Sends
 from actors.pulsar.columns import UNSIGNED
 from actors.pulsar.fields import ServerError, command
 from actors.pulsar.frames import encode
 from actors.pulsar.gateway import Gateway
-from actors.pulsar.refusals import code_of
+from actors.pulsar.refusals import Refused, code_of
 from actors.pulsar.sends import Send, decode_sends, run_of
 from actors.pulsar.topics import Place
-from storage.errors import Fenced, SluiceError
+from storage.errors import Conflict, Fenced, SluiceError
 from storage.position import entry_of, ledger_of
 
 SHIFT = 16
@@ -68,30 +68,34 @@ class WireProducer:
         settled: Callable[[int], None],
         fails_by: int = ServerError.NOT_ALLOWED,
         deduplicate: bool = False,
-        exclusive: bool = False,
+        entrance: Entrance,
     ) -> None:
         self._gateway = gateway
         self.place, self.number, self.name = place, number, name
         self._write, self._fenced, self._settled = write, fenced, settled
         self._fails_by = fails_by
         self._waiting: deque[Send | Sends] = deque()
+        self.incarnation = gateway.fresh("gateway")
         self._part = PartitionProducer(
             gateway.ports,
             gateway.directory,
             place.topic,
             place.partition,
             stored_name(name),
-            gateway.fresh("gateway"),
+            self.incarnation,
+            entrance=entrance,
         )
         self._next = 0
         self._deduplicate, self._last = deduplicate, -1
-        self.exclusive = exclusive
         self.ready = False
         self.closed = False
 
     async def open(self) -> None:
-        """Register at the partition's owner. Raises SluiceErrors."""
-        await self._part.open()
+        """Register at the partition's owner, which may take until others have left. Raises SluiceErrors."""
+        try:
+            await self._part.open()
+        except Conflict as error:
+            raise Refused(ServerError.PRODUCER_BUSY, str(error)) from None
         self._next = self._part.last_sequence + 1
         if self._deduplicate:
             self._last = self._part.last_sequence >> SHIFT
@@ -101,6 +105,11 @@ class WireProducer:
     def last_sequence_id(self) -> int:
         """The client's last number that is stored, -1 if that is not remembered: only with deduplication it is."""
         return self._last
+
+    @property
+    def topic_epoch(self) -> int | None:
+        """What a client that has the topic to itself is told; None to others."""
+        return self._part.topic_epoch
 
     def send(self, sends: list[Send], size: int) -> None:
         """Frames of one read. size: their bytes."""
@@ -230,5 +239,7 @@ class WireProducer:
 
     def close(self) -> None:
         """Send no more; what is on its way may still be stored."""
-        self.closed = True
-        self._part.close()
+        if not self.closed:
+            self.closed = True
+            self._part.close()
+            self._gateway.ports.spawn(self._part.leave(), "leave")

@@ -119,7 +119,6 @@ class Session:
         if self.producers.get(producer.number) is producer:
             del self.producers[producer.number]
         _discard(self.gateway.producers, (producer.place.topic, producer.place.partition), producer)
-        self.gateway.left.set()
 
     def send_away(self, consumer: WireConsumer) -> None:
         """The client has to come back with this consumer: it drops what it was sent, and subscribes again."""
@@ -158,7 +157,6 @@ class Session:
         if self.closed:
             return
         self.closed = True
-        self.gateway.left.set()
         for producer in list(self.producers.values()):
             producer.close()
             self.remove_producer(producer)

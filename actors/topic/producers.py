@@ -125,6 +125,24 @@ class Producers:
         producer.incarnation = incarnation
         return producer
 
+    def end(self, name: str, incarnation: str) -> None:
+        """This incarnation writes no more."""
+        producer = self._known.get(name)
+        if producer is not None and producer.session and producer.incarnation == incarnation:
+            producer.replaced.append(incarnation)
+            producer.session, producer.incarnation = 0, ""
+
+    def end_others(self, name: str) -> None:
+        """Nobody but this producer writes any more."""
+        for other, producer in self._known.items():
+            if other != name:
+                self.end(other, producer.incarnation)
+
+    def is_replaced(self, name: str, incarnation: str) -> bool:
+        """Whether this incarnation has given way to somebody."""
+        producer = self._known.get(name)
+        return producer is not None and incarnation in producer.replaced
+
     @staticmethod
     def believe(producer: Producer, follows: int) -> None:
         """A producer says that it was answered up to a sequence: where runs were given up, nobody else may know it."""

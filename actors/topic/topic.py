@@ -26,6 +26,7 @@ from actors.ledger.bookies import Bookies
 from actors.messages import (
     AcceptLoss,
     BookieList,
+    CloseProducer,
     DeleteTopic,
     Done,
     Ends,
@@ -51,6 +52,7 @@ from actors.messages import (
 )
 from actors.ports import Ports
 from actors.signal import Signal
+from actors.topic.admission import Admission
 from actors.topic.log import PartitionLog
 from actors.topic.producers import Join, NotYet, Producer, Producers, Store, Stored, Tail
 from actors.topic.reads import LogReads
@@ -90,6 +92,7 @@ class Topic(Actor):
         self._producers = Producers()
         known = Bookies(ports, bookies)
         self._log = PartitionLog(ports, known, topic, partition, settings, self._producers, self._halt)
+        self._admission = Admission(ports, self._log, self._producers, topic, partition)
         self._reads = LogReads(ports, self._log)
         self._giving_up = GivingUp(ports, known, self._log)
         self._upkeep = Upkeep(ports, known, self._log, self._reads)
@@ -128,6 +131,7 @@ class Topic(Actor):
             self._halt(f"the log cannot be recovered: {error}")
             return
         self._upkeep.restore()
+        self._admission.restore()
         self._serving.set()
         work = self._delayed.run(self._log.epoch, lambda: self._upkeep.marks, lambda: self._log.last_confirmed)
         self.ports.spawn(work, "delayed index")
@@ -157,7 +161,13 @@ class Topic(Actor):
     async def on_open_producer(self, request: OpenProducer) -> ProducerOpened:
         """Register a producer; what it sent before is settled first, so that last_sequence is exact."""
         await self._ready()
-        now = self.ports.clock.now()
+        now, exclusive = self.ports.clock.now(), -1
+        if not self._producers.is_replaced(request.producer, request.incarnation):  # else `open` refuses it
+            admitted = await self._admission.admit(request)
+            await self._ready()
+            if admitted is None:
+                return ProducerOpened(session=0, last_sequence=-1, epoch=self._log.epoch)
+            exclusive = admitted
         producer = self._producers.open(request.producer, request.incarnation, self._log.epoch, now)
         session = producer.session
         while producer.pending and self.stopped is None:
@@ -165,7 +175,14 @@ class Topic(Actor):
         await self._ready()
         if producer.session != session:
             raise ProducerFenced(f"producer {request.producer!r} was opened again by somebody newer")
-        return ProducerOpened(session=session, last_sequence=producer.stored, epoch=self._log.epoch)
+        stored, epoch = producer.stored, self._log.epoch
+        return ProducerOpened(session=session, last_sequence=stored, epoch=epoch, topic_epoch=exclusive)
+
+    async def on_close_producer(self, request: CloseProducer) -> Done:
+        """A producer with a home is gone; whoever waits for it goes on."""
+        await self._ready()
+        self._admission.leave(request.incarnation)
+        return Done()
 
     async def on_publish(self, request: Publish) -> Published:
         """Append a run, once. Raises Fenced, Conflict (a gap), Overloaded, Unavailable, Invalid."""

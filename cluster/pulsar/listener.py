@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from actors.actor import Actor
+from actors.messages import ProducersHere, ProducersPresent
 from actors.ports import Address, Ports
 from actors.pulsar.connection import Connection
 from actors.pulsar.gateway import Gateway
@@ -69,6 +70,10 @@ class PulsarGateway(Actor):
         await self._listen()
         if self._missing:
             self.ports.spawn(self._listen_later(), "listen")
+
+    async def on_producers_here(self, request: ProducersHere) -> ProducersPresent:
+        """See messages.ProducersHere."""
+        return self.gateway.producers_here(request)
 
     async def _listen(self) -> None:
         loop = asyncio.get_running_loop()

@@ -7,7 +7,7 @@ import socket
 import ssl
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jwt
 import pulsar
@@ -16,8 +16,10 @@ import pytest
 import cluster
 from actors.pulsar.fields import Command, command, parse
 from actors.pulsar.frames import Cutter, encode
+from actors.pulsar.gateway import Gateway
 from cluster.embedded import running
 from cluster.options import ClusterOptions
+from cluster.pulsar.listener import _Socket
 from cluster.pulsar.ports import PLAIN, TLS, port_of, service_url
 from cluster.pulsar.tls import context_of
 from tests.cluster.pulsar.clients import EARLIEST, PATIENCE
@@ -150,6 +152,14 @@ def test_what_comes_in_many_records_at_once_is_read(both: Path, authority: Autho
         for _ in range(50):
             sealed.write(encode(command("ping")))
         assert all(answer.HasField("pong") for answer in said(50))
+
+
+def test_what_is_read_in_slices_lies_in_one_buffer() -> None:
+    """As asyncio reads what is there in several records."""
+    one = _Socket(cast(Gateway, None), {}, lambda *_: None)
+    for at, piece in enumerate((b"or", b"de", b"rs")):
+        one.get_buffer(-1)[2 * at :][:2] = piece
+    assert bytes(one.get_buffer(-1)[:6]) == b"orders"
 
 
 def test_a_client_that_trusts_others_does_not_connect(both: Path, folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.sim.mutants import Mutant
 
 GATEWAY = "gateway"
+ACCESS = "tests/actors/pulsar/test_access_modes.py"
 
 SERVING: list[Mutant] = [
     Mutant(
@@ -13,7 +14,7 @@ SERVING: list[Mutant] = [
         old="                    first += send.rows\n",
         new="",
         world=GATEWAY,
-        seed=0,
+        seed=2,
     ),
     Mutant(
         name="a part of a batch acknowledges all of it",
@@ -69,6 +70,42 @@ SERVING: list[Mutant] = [
         old='            self.remove_consumer(consumer)\n            self.begin(self.leave(consumer), "close")\n',
         new="            self.remove_consumer(consumer)\n",
         world=GATEWAY,
-        seed=1,
+        seed=3,
+    ),
+    Mutant(
+        name="the epoch of a topic dies with its owner",
+        module="actors.topic.admission",
+        old="        return msgspec.structs.replace(record, exclusivity=self._access.durable)",
+        new="        return record",
+        world=GATEWAY,
+        test=ACCESS,
+    ),
+    Mutant(
+        name="who comes back after somebody else has the topic to itself again",
+        module="actors.topic.access",
+        old="request.topic_epoch < self.epoch:",
+        new="False:",
+        world=GATEWAY,
+        test=ACCESS,
+    ),
+    Mutant(
+        name="a producer that gave way writes on",
+        module="actors.topic.admission",
+        old="        self._producers.end_others(request.producer)\n",
+        new="",
+        world=GATEWAY,
+        test=ACCESS,
+    ),
+    Mutant(
+        name="what TLS reads is a copy of the buffer",
+        module="cluster.pulsar.listener",
+        old="memoryview(bytearray(READ_BYTES))",
+        new="bytearray(READ_BYTES)",
+        also=(
+            "    def get_buffer(self, sizehint: int) -> memoryview:",
+            "    def get_buffer(self, sizehint: int) -> bytearray:",
+        ),
+        world=GATEWAY,
+        test="tests/cluster/pulsar/test_tls.py::test_what_is_read_in_slices_lies_in_one_buffer",
     ),
 ]

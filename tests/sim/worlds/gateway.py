@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from actors.actor import Actor
-from actors.messages import SubscriptionSettings
+from actors.messages import ProducersHere, ProducersPresent, SubscriptionSettings
 from actors.ports import Ports
 from actors.pulsar.connection import Connection
 from actors.pulsar.fields import FIELD_OF, Command, parse
@@ -63,6 +63,10 @@ class SimGateway(Actor):
     def __init__(self, ports: Ports, name: str) -> None:
         super().__init__(ports)
         self.gateway = Gateway(ports, CONTROLLER, url=f"pulsar://{name}", process=name, abreast_from=2)
+
+    async def on_producers_here(self, request: ProducersHere) -> ProducersPresent:
+        """See messages.ProducersHere."""
+        return self.gateway.producers_here(request)
 
     async def accept(self, end: End, stamps: list[Stamp]) -> None:
         """Somebody has connected. stamps: what the judge wants to know of each MESSAGE frame."""

@@ -1,0 +1,133 @@
+"""Which producers may write to a partition: Pulsar's access modes, decided where the partition is owned.
+
+The partition's *epoch* counts how often a producer has had it to itself; it stands in the partition's record, and so
+does whose it is. Who had it once and comes back after somebody else knows by that number that its time is over.
+
+Only producers with a *home* are counted, that of the gateway which serves them: a home can be asked whether a producer
+is still there, and one that does not answer has lost it. Producers without one are not in the way of somebody who wants
+the partition for itself, but they write no more from then on, either.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from actors.ledger.record import Exclusivity, Holder
+from actors.messages import OpenProducer
+from storage.errors import Conflict, ProducerFenced
+
+LINE_MS = 10_000
+"""Who waits and has not asked for so long waits no more."""
+PUT_OUT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """It may write."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Its turn has not come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Somebody is in the way: ask the homes whether these are still there."""
+
+    holders: list[Holder]
+
+
+@dataclass(slots=True)
+class Access:
+    """Who is there, who waits. No I/O; times are milliseconds."""
+
+    epoch: int = -1
+    holder: Holder | None = None
+    _present: dict[str, Holder] = field(default_factory=dict)
+    _line: dict[str, int] = field(default_factory=dict)
+    _put_out: deque[str] = field(default_factory=lambda: deque(maxlen=PUT_OUT))
+
+    def restore(self, saved: Exclusivity) -> None:
+        """Take over what the record says."""
+        self.epoch, self.holder = saved.epoch, saved.holder
+        if saved.holder is not None:
+            self._present[saved.holder.incarnation] = saved.holder
+
+    @property
+    def durable(self) -> Exclusivity:
+        """What the record is to say."""
+        return Exclusivity(self.epoch, self.holder)
+
+    def judge(self, request: OpenProducer, now: int, *, asked: bool) -> Admit | Wait | Ask:
+        """What becomes of a producer that wants to write. asked: who is in the way has been asked just now.
+
+        Raises Conflict if the partition is somebody else's, ProducerFenced if it was this producer's and is not any
+        more, or cannot be.
+        """
+        me = request.incarnation
+        if me in self._put_out:
+            raise ProducerFenced(f"producer {request.producer!r} has given way to one that has the topic to itself")
+        self._line = {who: until for who, until in self._line.items() if until > now}
+        if request.access == "shared":
+            return self._judge_shared(request, asked=asked)
+        if request.topic_epoch is not None and request.topic_epoch < self.epoch:
+            raise ProducerFenced(f"Topic epoch {request.topic_epoch} is over; it is {self.epoch}")
+        if self._is_holder(request) or request.access == "exclusive_with_fencing":
+            return Admit()
+        others = [other for other in self._present.values() if other.name != request.producer or other is self.holder]
+        if request.access == "wait_for_exclusive":
+            self._line[me] = now + LINE_MS
+            if not others and next(iter(self._line)) == me:
+                return Admit()
+            return Ask(others) if others and not asked else Wait()
+        if others and not asked:
+            return Ask(others)
+        if others or self._line:
+            raise ProducerFenced("Topic has existing producers")
+        return Admit()
+
+    def _judge_shared(self, request: OpenProducer, *, asked: bool) -> Admit | Ask:
+        if self.holder is None and not self._line:
+            return Admit()
+        if self.holder is not None and not asked:
+            return Ask([self.holder])
+        raise Conflict("Topic has an existing exclusive producer")
+
+    def _is_holder(self, request: OpenProducer) -> bool:
+        """Whether it has the partition, perhaps from an earlier connection: only the holder knows the epoch."""
+        holder = self.holder
+        if holder is None:
+            return False
+        again = holder.name == request.producer and request.topic_epoch == self.epoch
+        return holder.incarnation == request.incarnation or again
+
+    def enter(self, request: OpenProducer) -> list[Holder]:
+        """A producer was admitted; returns those that are not any more."""
+        me = Holder(request.producer, request.incarnation, request.home)
+        if request.access == "shared":
+            self._present = {who: other for who, other in self._present.items() if other.name != me.name}
+            if request.home:
+                self._present[me.incarnation] = me
+            return []
+        if not self._is_holder(request):
+            told = request.topic_epoch
+            self.epoch = self.epoch + 1 if told is None else max(told, self.epoch)
+        self._line.pop(me.incarnation, None)
+        if request.access == "exclusive_with_fencing":
+            self._put_out.extend(self._line)
+            self._line.clear()
+        ended = [other for other in self._present.values() if other.incarnation != me.incarnation]
+        self._put_out.extend(other.incarnation for other in ended)
+        self._present, self.holder = {me.incarnation: me}, me
+        return ended
+
+    def leave(self, incarnation: str) -> bool:
+        """A producer is gone, or waits no more; whether it had been there."""
+        if incarnation in self._line:
+            self._put_out.append(incarnation)  # what it asked may still be under way
+        if self.holder is not None and self.holder.incarnation == incarnation:
+            self.holder = None
+        there = self._present.pop(incarnation, None) is not None
+        return self._line.pop(incarnation, None) is not None or there

@@ -1,0 +1,101 @@
+"""Letting producers in: asks who is in the way, writes down whose the partition is, and tells those who lost it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from actors.ledger.record import Holder, PartitionRecord
+from actors.messages import OpenProducer, ProducersHere
+from actors.ports import Ports, Unknown
+from actors.signal import Signal
+from actors.topic.access import Access, Ask, Wait
+from actors.topic.log import PartitionLog
+from actors.topic.producers import Producers
+from storage.errors import SluiceError
+
+LIVENESS_MS = 2_000
+"""Who is asked whether a producer is still there has so long to answer."""
+WAIT_MS = 2_000
+"""A producer that waits for its turn is answered after so long, and asks again."""
+
+
+class Admission:
+    """The doorkeeper of one partition."""
+
+    def __init__(self, ports: Ports, log: PartitionLog, producers: Producers, topic: str, partition: int) -> None:
+        self._ports, self._log, self._producers = ports, log, producers
+        self._topic, self._partition = topic, partition
+        self._access = Access()
+        self._left = Signal()
+
+    def restore(self) -> None:
+        """Take over what the record says."""
+        self._access.restore(self._log.record.exclusivity)
+
+    async def admit(self, request: OpenProducer) -> int | None:
+        """Let a producer in; the partition's epoch if it has that to itself, -1 if it shares it, None: it has to wait,
+        and to ask again. Raises Conflict, Fenced, Unavailable.
+        """
+        clock, asked = self._ports.clock, False
+        until = clock.monotonic() + WAIT_MS
+        while True:
+            verdict = self._access.judge(request, clock.monotonic(), asked=asked)
+            if isinstance(verdict, Ask):
+                await self._look_after(verdict.holders)
+                asked = True
+            elif isinstance(verdict, Wait):
+                left = until - clock.monotonic()
+                if left <= 0:
+                    return None
+                self._left.clear()
+                await self._left.wait(self._ports, left)
+            else:
+                return await self._enter(request)
+
+    async def _enter(self, request: OpenProducer) -> int:
+        before = self._access.durable
+        ended = self._access.enter(request)
+        if request.access == "shared":
+            return -1
+        self._producers.end_others(request.producer)
+        for home in sorted({other.home for other in ended}):
+            self._ports.spawn(self._tell(home, [other for other in ended if other.home == home]), "ended")
+        epoch = self._access.epoch
+        if self._access.durable != before:
+            try:
+                await self._log.metadata.update(self._with_access)
+            except SluiceError:
+                self.leave(request.incarnation)
+                raise
+        return epoch
+
+    def _with_access(self, record: PartitionRecord) -> PartitionRecord:
+        return msgspec.structs.replace(record, exclusivity=self._access.durable)
+
+    def leave(self, incarnation: str) -> None:
+        """A producer is gone, or waits no more."""
+        if self._access.leave(incarnation):
+            self._left.set()
+
+    async def _look_after(self, holders: list[Holder]) -> None:
+        """Forget those who are not there any more."""
+        for home in sorted({holder.home for holder in holders}):
+            mine = [holder for holder in holders if holder.home == home]
+            there = await self._ask(home, mine, ended=False)
+            for holder in mine:
+                if holder.incarnation not in there:
+                    self._producers.end(holder.name, holder.incarnation)
+                    self.leave(holder.incarnation)
+
+    async def _tell(self, home: str, ended: list[Holder]) -> None:
+        await self._ask(home, ended, ended=True)
+
+    async def _ask(self, home: str, holders: list[Holder], *, ended: bool) -> list[str]:
+        request = ProducersHere(
+            topic=self._topic, partition=self._partition, incarnations=[one.incarnation for one in holders], ended=ended
+        )
+        try:
+            reply = await self._ports.net.call(home, request, LIVENESS_MS)
+        except SluiceError:  # it is none, or none any more
+            return []
+        return [] if isinstance(reply, Unknown) else reply.incarnations
