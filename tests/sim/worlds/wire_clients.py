@@ -109,6 +109,8 @@ class WireProducerModel:
         await self._wire.ask(
             "producer", topic=topic, producer_id=partition, producer_name=self.name, user_provided_name=False, **epoch
         )
+        if not self._wire.up:
+            raise Gone  # the connection ended behind the answer
         self._open.add(partition)
         self._wire.write(b"".join(pending.frame for pending in self._pending[partition]))
 
