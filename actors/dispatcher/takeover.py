@@ -83,7 +83,8 @@ async def take_over(
     else:
         state = SubscriptionState.stored(value, ports.log)
     history = AssignmentHistory(ports, of.topic, of.partition, of.subscription, record.epoch)
-    core = Dispatch(state.settings, first_consumer=first_session(record.epoch), history=history.history)
+    number = first_session(record.epoch)
+    core = Dispatch(state.settings, partition=of.partition, first_consumer=number, history=history.history)
     if value is not None:
         core.remember(redeliveries.decode(value.get("redeliveries", b"")), ports.clock.now())
         load_parked(core, value.get(PARKED), state.cursor)

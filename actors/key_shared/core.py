@@ -70,10 +70,15 @@ class Core:
     """Everything that is known; see the modules for each part."""
 
     def __init__(
-        self, settings: SubscriptionSettings, *, first_consumer: int = 1, history: History | None = None
+        self,
+        settings: SubscriptionSettings,
+        partition: int = 0,
+        *,
+        first_consumer: int = 1,
+        history: History | None = None,
     ) -> None:
         _check(settings)
-        self.settings = settings
+        self.settings, self.partition = settings, partition
         self.window = Window()
         self.lot = Lot(settings)
         limited = settings.type in ("key_shared", "shared")
@@ -82,7 +87,7 @@ class Core:
             settings.max_unacked_messages_per_subscription if limited else 0,
             first_consumer,
         )
-        self.selector = make_selector(settings)
+        self.selector = make_selector(settings, partition)
         policy = make_policy(settings.policy, remember_unacked_keys=settings.remember_unacked_keys)
         self.shared = settings.type == "shared"
         unordered = self.shared or (settings.type == "key_shared" and settings.allow_out_of_order_delivery)
@@ -122,7 +127,7 @@ class Core:
 
     def successor(self) -> Core:
         """An empty state that goes on with the numbers, the history and the totals of this one."""
-        new = Core(self.settings, first_consumer=self.members.next_number, history=self.history)
+        new = Core(self.settings, self.partition, first_consumer=self.members.next_number, history=self.history)
         new.next_dispatch = self.next_dispatch
         new.members.sent_to_leavers = self.members.sent_total
         new.revoked_total = self.revoked_total

@@ -59,16 +59,18 @@ from storage.redeliveries import Redeliveries
 
 
 class Dispatch:
-    """See the module.
-
-    first_consumer: number of the first consumer that joins. history: goes on with the history of another. resets: how
-    often everything was forgotten; what was decided before such a moment counts no more.
-    """
+    """See the module. resets: how often everything was forgotten; what was decided before counts no more."""
 
     def __init__(
-        self, settings: SubscriptionSettings, *, first_consumer: int = 1, history: History | None = None
+        self,
+        settings: SubscriptionSettings,
+        *,
+        partition: int = 0,
+        first_consumer: int = 1,
+        history: History | None = None,
     ) -> None:
-        self._state = Core(settings, first_consumer=first_consumer, history=history)
+        """partition: which one of the topic. first_consumer: number of the first to join. history: goes on with it."""
+        self._state = Core(settings, partition, first_consumer=first_consumer, history=history)
         self.resets = 0
         self._reports: list[tuple[Positions, int | None]] = []
 

@@ -334,14 +334,18 @@ class _Undivided:
 
 
 class SingleActive(_Undivided):
-    """Exclusive and Failover: one consumer gets everything. Failover: lowest priority number, then longest here."""
+    """Exclusive and Failover: one consumer gets everything.
+
+    Failover: of the consumers of the lowest priority number, by their names, the one whose turn the partition's number
+    is. So Pulsar divides the partitions of a topic among consumers of one level, whatever order they come in.
+    """
 
     start = 1
     size = HASH_RANGE - 1
 
-    def __init__(self, *, exclusive: bool) -> None:
-        self.exclusive = exclusive
-        self._line: list[tuple[int, int]] = []
+    def __init__(self, *, exclusive: bool, partition: int = 0) -> None:
+        self.exclusive, self._partition = exclusive, partition
+        self._line: list[tuple[int, str, int]] = []
 
     def add(self, slot: int, name: str, *, ranges: Sequence[Range] = (), priority: int = 0) -> None:
         """Join the line; an exclusive subscription refuses a second consumer with Conflict."""
@@ -349,20 +353,21 @@ class SingleActive(_Undivided):
             raise Invalid("ranges are for Key_Shared subscriptions with the sticky selector")
         if self.exclusive and self._line:
             raise Conflict("the subscription is exclusive and already has a consumer")
-        self._line.append((priority, slot))
-        self._line.sort(key=lambda member: member[0])
+        self._line.append((priority, name, slot))
+        self._line.sort(key=lambda member: member[:2])
 
     def rivals(self, ranges: Sequence[Range]) -> list[int]:
         """The one consumer of an exclusive subscription."""
-        return [slot for _, slot in self._line] if self.exclusive else []
+        return [slot for *_, slot in self._line] if self.exclusive else []
 
     def remove(self, slot: int) -> None:
         """Leave the line."""
-        self._line = [member for member in self._line if member[1] != slot]
+        self._line = [member for member in self._line if member[2] != slot]
 
     def owners(self) -> Reduced:
-        """Everything to the first in line."""
-        return np.full(HASH_RANGE, self._line[0][1] if self._line else NO_SLOT, np.uint16)
+        """Everything to one of the first level."""
+        first = [slot for priority, _, slot in self._line if priority == self._line[0][0]]
+        return np.full(HASH_RANGE, first[self._partition % len(first)] if first else NO_SLOT, np.uint16)
 
 
 class Nobody(_Undivided):
@@ -396,12 +401,12 @@ SELECTORS: dict[str, Callable[[SubscriptionSettings], Selector]] = {
 """How each selector of Key_Shared is made. The same names stand among the settings' choices."""
 
 
-def make_selector(settings: SubscriptionSettings) -> Selector:
-    """Who divides the hashes of a subscription. Raises Invalid for a name that is none."""
+def make_selector(settings: SubscriptionSettings, partition: int = 0) -> Selector:
+    """Who divides the hashes of a subscription on a partition. Raises Invalid for a name that is none."""
     if settings.type == "shared":
         return Nobody()
     if settings.type != "key_shared":
-        return SingleActive(exclusive=settings.type == "exclusive")
+        return SingleActive(exclusive=settings.type == "exclusive", partition=partition)
     if settings.selector not in SELECTORS:
         raise Invalid(f"selector is {', '.join(SELECTORS)}, not {settings.selector!r}")
     return SELECTORS[settings.selector](settings)

@@ -6,6 +6,8 @@ import random
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from actors.key_shared.history import History, take_events
 from actors.key_shared.members import Members
@@ -402,6 +404,22 @@ def test_exclusive_takes_one_and_failover_the_first_by_priority() -> None:
     assert line.owners()[7] == 2
     line.remove(2)
     assert line.owners()[7] == 0
+
+
+@given(st.permutations(range(5)), st.integers(0, 20))
+def test_failover_divides_partitions_by_name_within_a_level(order: list[int], partition: int) -> None:
+    """As in Pulsar, whoever came first; those of other levels wait."""
+    names, priorities = ["b", "e", "a", "d", "c"], [1, 1, 1, 2, 2]
+    line = SingleActive(exclusive=False, partition=partition)
+    assert line.owners()[7] == NO_SLOT
+    for slot in order:
+        line.add(slot, names[slot], priority=priorities[slot])
+    assert line.owners()[7] == [2, 0, 1][partition % 3]
+    line.remove(0)
+    assert line.owners()[7] == [2, 1][partition % 2]
+    line.remove(1)
+    line.remove(2)
+    assert line.owners()[7] == [4, 3][partition % 2]
 
 
 def test_every_selector_can_be_chosen_and_every_choice_made() -> None:

@@ -145,13 +145,27 @@ def test_a_passing_subscription_goes_with_its_last_consumer(server: Client, raw:
 def test_who_is_active_is_told(raw: Raw) -> None:
     raw.greet()
     told = []
-    subscribe(raw, "relay", 0, type=FAILOVER)
+    subscribe(raw, "relay", 0, type=FAILOVER, consumer_name="a")
     told.append(raw.next("active_consumer"))
-    subscribe(raw, "relay", 1, type=FAILOVER)
+    subscribe(raw, "relay", 1, type=FAILOVER, consumer_name="b")
     told.append(raw.next("active_consumer"))
     raw.say("close_consumer", consumer_id=0, request_id=5)
     told.append(raw.next("active_consumer"))
     assert [(each.consumer_id, each.is_active) for each in told] == [(0, True), (1, False), (1, True)]
+
+
+def test_who_is_active_changes_with_who_comes(server: Client, raw: Raw) -> None:
+    """The second partition belongs to the second name, of the first level of priorities."""
+    server.create_topic("turns", partitions=2)
+    raw.greet()
+    told: dict[int, bool] = {}
+    for number, (name, level) in enumerate([("c", 1), ("b", 0), ("a", 0)]):
+        options = {"type": FAILOVER, "consumer_name": name, "priority_level": level}
+        subscribe(raw, "turns-partition-1", number, **options)
+        while told.get(number) is None or list(told.values()).count(True) != 1:
+            said = raw.next("active_consumer")
+            told[said.consumer_id] = said.is_active
+        assert told == [{0: True}, {0: False, 1: True}, {0: False, 1: True, 2: False}][number]
 
 
 def test_permits_without_measure_are_given_a_little_at_a_time(raw: Raw, client: pulsar.Client) -> None:

@@ -81,6 +81,28 @@ def test_an_id_of_an_earlier_connection_is_acknowledged(server: Client, client: 
     until(lambda: backlog(server, "early", "s") == 0)
 
 
+def test_a_line_divides_the_partitions(server: Client, client: pulsar.Client) -> None:
+    """By the names of the consumers, as Pulsar does; who stays gets what the other had."""
+    server.create_topic("lines", partitions=4)
+    consumers = {
+        name: client.subscribe("lines", "s", initial_position=EARLIEST, consumer_type=FAILOVER, consumer_name=name)
+        for name in ("b", "a")
+    }
+    producers = [client.create_producer(f"lines-partition-{partition}") for partition in range(4)]
+    for producer in producers:
+        producer.send(b"first")
+    for name, mine in (("a", [0, 2]), ("b", [1, 3])):
+        got = received(consumers[name], 2)
+        assert sorted(message.message_id().partition() for message in got) == mine
+        for message in got:
+            consumers[name].acknowledge(message)
+    until(lambda: backlog(server, "lines", "s") == 0)
+    consumers["a"].close()
+    for producer in producers:
+        producer.send(b"second")
+    assert {message.message_id().partition() for message in received(consumers["b"], 4)} == {0, 1, 2, 3}
+
+
 def test_the_next_in_line_takes_over(client: pulsar.Client) -> None:
     first, second = (
         client.subscribe("line", "s", initial_position=EARLIEST, consumer_type=FAILOVER, consumer_name=name)

@@ -49,6 +49,14 @@ DISPATCHING: list[Mutant] = [
         test="tests/actors/dispatcher/test_redelivery.py",
     ),
     Mutant(
+        name="one consumer of a failover subscription has every partition",
+        module="actors.key_shared.selectors",
+        old="first[self._partition % len(first)]",
+        new="first[0]",
+        world=BROKER,
+        test="tests/actors/key_shared/test_selectors.py",
+    ),
+    Mutant(
         name="draining hashes are not held back",
         module="actors.key_shared.policies",
         old="        return Gate.DRAINING, tables.drains[rows.hashes]",
