@@ -436,10 +436,9 @@ def mask_ranges(mask: np.ndarray) -> list[Range]:
 
 def difference(before: Reduced, after: Reduced) -> list[tuple[int, int, int, int]]:
     """(first, last, old slot, new slot) of every stretch that changed hands, ascending (KS-17)."""
-    pair = before.astype(np.int64) << 16 | after
-    edges = np.flatnonzero(np.diff(pair)) + 1
+    edges = np.flatnonzero((before[1:] != before[:-1]) | (after[1:] != after[:-1])) + 1
     firsts = np.concatenate(([0], edges))
-    ends = np.concatenate((edges, [len(pair)]))
+    ends = np.concatenate((edges, [len(before)]))
     moved = before[firsts] != after[firsts]
     return [
         (int(first), int(end) - 1, int(before[first]), int(after[first]))
