@@ -41,24 +41,39 @@ def connect(
         return in_process.connect(folder, pulsar_port=-1 if pulsar_port is None else pulsar_port)
     if pulsar_port is not None:
         raise Invalid("pulsar_port is for a cluster in this process: give embedded=True, or `./sluice up` its own")
-    from cluster import launch, standalone
+    from cluster import standalone
     from cluster.discovery import find
 
     if "SLUICE_INTERNAL_ADDRESS" not in os.environ and (client := standalone.join(folder, address)) is not None:
         return client
+    found = find(folder)
+    if address is not None or found is not None:
+        return _join(folder, address, found)
+    from cluster import launch
+    from cluster.client import Client
+
     cleanup = contextlib.ExitStack()
-    if address is not None:
-        found = find(folder)
-        launch.join(address, found[1] if found else None)
-    elif (found := find(folder)) is not None:
-        launch.join(*found)
-    elif _uses_ray():
+    if _uses_ray():
         launch.inside(folder or Path("sluice-data"))
     else:
         cleanup.enter_context(launch.local(folder or Path("sluice-data")))
+    return Client(cleanup)
+
+
+def _join(folder: Path | None, address: str | None, found: tuple[str, Path | None] | None) -> Client:
+    """A client of a cluster that runs: through its door, or else attached to its Ray. found: as discovery.find says."""
+    from cluster import naming
     from cluster.client import Client
 
-    return Client(cleanup)
+    known, token_file = found or ("", None)
+    inherited = os.environ.get("SLUICE_INTERNAL_DATA_DIR")
+    at = folder or Path(inherited or "sluice-data")
+    net = naming.through(at, address or known)
+    if net is None:
+        from cluster.attach import join
+
+        join(address or known, token_file)
+    return Client(None, net)
 
 
 def _uses_ray() -> bool:

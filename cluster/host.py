@@ -19,6 +19,7 @@ import logging
 import os
 import threading
 import time
+from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
@@ -31,6 +32,7 @@ from actors.host import Answer
 from actors.messages import Stats, Text
 from actors.ports import Address, Meta, Objects, Ports, Unknown
 from actors.wire import Packed, pack_error
+from cluster import naming
 from cluster.arrow import without_pandas
 from cluster.environment import LOOPBACK, NAMESPACE
 from cluster.metrics import EVERY_S, Exporter
@@ -141,6 +143,8 @@ class Host:
             self._exporting = asyncio.get_running_loop().create_task(self._export())
         for kind, actor, settings in self._boot:
             await self.start(kind, actor, settings)
+        if self.name == naming.HOST:
+            await self.endpoint()
 
     async def start(self, kind: str, actor: str, settings: dict[str, Any]) -> Address:
         """Start an actor here and return its address. Raises what its start raises."""
@@ -167,6 +171,9 @@ class Host:
             self._endpoint, self._listener = open_endpoint(
                 self.name, self, session_folder(), bind_address, tls=self._tls
             )
+            if self.name == naming.HOST:
+                address = str(ray.get_runtime_context().gcs_address)
+                naming.open_door(Path(self._settings["data_dir"]), address, self._endpoint)
         return msgspec.structs.astuple(self._endpoint)
 
     async def answer(self, actor: str, kind: str, packed: Packed) -> Answer:
@@ -178,6 +185,8 @@ class Host:
                 return pack_error(error)
             except Exception as error:
                 return Unknown(f"{self.name} does not start: {error!r}")
+        if actor == naming.ACTOR:
+            return await naming.answer(packed)
         return await self.actors.answer_here(actor, kind, packed)
 
     async def introduce(self) -> tuple[str, str, list[tuple[str, str, str]]]:

@@ -89,6 +89,7 @@ def _session(wanted: ClusterOptions) -> Iterator[str]:
         context = _init_ray(sessions, wanted)
         address = str(context.address_info["gcs_address"])
         os.environ["SLUICE_INTERNAL_ADDRESS"] = address
+        os.environ["SLUICE_INTERNAL_DATA_DIR"] = str(wanted.data_dir.resolve())
         start_controller(wanted.settings())
         yield address
     except (KeyboardInterrupt, SystemExit) as error:
@@ -100,6 +101,7 @@ def _session(wanted: ClusterOptions) -> Iterator[str]:
         raise
     finally:
         os.environ.pop("SLUICE_INTERNAL_ADDRESS", None)
+        os.environ.pop("SLUICE_INTERNAL_DATA_DIR", None)
         os.environ.pop("RAY_TMPDIR", None)
         try:
             if any(count_nodes(session) for session in sessions):

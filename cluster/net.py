@@ -150,7 +150,7 @@ def cluster_token() -> bytes:
         headers = raylet.AuthenticationTokenLoader.instance().get_token_for_http_header()
     except ray.exceptions.AuthenticationError:
         return b""
-    return "".join(str(value) for value in headers.values()).encode()
+    return "".join(str(value).removeprefix("Bearer ") for value in headers.values()).encode()
 
 
 async def find(host: str) -> Endpoint | Unknown:

@@ -124,11 +124,13 @@ class ClusterConnect:
     """Connects to a running cluster from any process, Spark's and Ray's workers included.
 
     address: `host:port` of Ray, None for the cluster that this process runs in. token_file: where its token is;
-    empty leaves it to the environment (a worker may have inherited that of another cluster).
+    empty leaves it to the environment (a worker may have inherited that of another cluster). data_dir: the cluster's
+    data folder, where it is seen: then nobody needs to attach to Ray.
     """
 
     address: str | None
     token_file: str = ""
+    data_dir: str = ""
 
     def __call__(self) -> Any:
         """A client, to be used as a context manager. Raises Unavailable if nothing answers."""
@@ -136,4 +138,4 @@ class ClusterConnect:
             os.environ["RAY_AUTH_TOKEN_PATH"] = self.token_file
         import cluster
 
-        return cluster.connect(self.address)
+        return cluster.connect(self.address, data_dir=self.data_dir or None)

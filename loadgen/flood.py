@@ -23,6 +23,7 @@ import pyarrow as pa
 from rich.console import Console
 
 from cluster.arrow import without_pandas
+from cluster.attach import join
 from loadgen import pulsar_client
 from loadgen.acts import FAST, LOADED, REST, Act, Pace, Reserve, second_rate
 from loadgen.breaking import Breaker
@@ -84,7 +85,9 @@ def flood_command(**values: Any) -> int:
         began = time.monotonic()
         with own_signals():
             address = options.address or stack.enter_context(_local_cluster(folder, options))
-        connect = ClusterConnect(address, os.environ.get("RAY_AUTH_TOKEN_PATH", ""))
+            join(address)  # this process looks at the cluster's processes, which Ray knows
+        home = _data_dir(options, folder).resolve()
+        connect = ClusterConnect(address, os.environ.get("RAY_AUTH_TOKEN_PATH", ""), str(home))
         clients = pulsar_client.connect_to(_data_dir(options, folder)) if options.client == PULSAR else None
         boot = time.monotonic() - began
         page = None

@@ -10,7 +10,7 @@ import pyspark.worker  # noqa: F401 - what Spark's own worker imports
 from pyspark.daemon import manager
 
 import cluster.client
-import cluster.launch  # noqa: F401 - what a publishing task needs to connect
+import cluster.naming  # noqa: F401 - what a publishing task needs to connect
 import loadgen.publish
 import loadgen.verdict  # noqa: F401 - what a judging task needs
 from cluster.arrow import without_pandas

@@ -19,7 +19,7 @@ from actors.key_shared.drains import Drains
 from actors.key_shared.history import History, drained
 from actors.key_shared.lot import Lot
 from actors.key_shared.members import Kept, Member, Members
-from actors.key_shared.policies import Unordered, held_elsewhere, make_policy
+from actors.key_shared.policies import Policy, Unordered, held_elsewhere, make_policy
 from actors.key_shared.selectors import SingleActive, make_selector, reduce_for
 from actors.key_shared.sentinel import Sentinel
 from actors.key_shared.tables import NOTHING_HELD, HashTables
@@ -66,6 +66,15 @@ def _check(settings: SubscriptionSettings) -> None:
         raise Invalid(f"delay_key_policy is {', '.join(DELAY_KEY_POLICIES)}, not {settings.delay_key_policy!r}")
 
 
+def _policy(settings: SubscriptionSettings) -> Policy:
+    """What keeps the order of keys, by the type of the subscription."""
+    if settings.type in ("exclusive", "failover"):
+        return make_policy("draining_hashes")
+    if settings.type == "shared" or settings.allow_out_of_order_delivery:
+        return Unordered()
+    return make_policy(settings.policy, remember_unacked_keys=settings.remember_unacked_keys)
+
+
 class Core:
     """Everything that is known; see the modules for each part."""
 
@@ -88,13 +97,10 @@ class Core:
             first_consumer,
         )
         self.selector = make_selector(settings, partition)
-        policy = make_policy(settings.policy, remember_unacked_keys=settings.remember_unacked_keys)
         self.shared = settings.type == "shared"
-        unordered = self.shared or (settings.type == "key_shared" and settings.allow_out_of_order_delivery)
-        self.policy = Unordered() if unordered else policy
-        if settings.type in ("exclusive", "failover"):
-            self.policy = make_policy("draining_hashes")
-        self.holds_keys = settings.delay_key_policy == "block_key" and settings.type == "key_shared" and not unordered
+        self.policy = _policy(settings)
+        ordered = settings.type == "key_shared" and not settings.allow_out_of_order_delivery
+        self.holds_keys = settings.delay_key_policy == "block_key" and ordered
         self.nack_ordered = settings.nack_order == "key" and self.policy.strict
         """What is given back keeps its place among the messages of its key (`revoking`)."""
         self.holding = (HELD, WAITING) if self.nack_ordered else (HELD,)

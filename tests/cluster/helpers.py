@@ -15,9 +15,11 @@ import pyarrow as pa
 
 import cluster
 from actors.ports import Ports
+from cluster import launch
 from cluster.client import Client
 from cluster.config import load
 from cluster.consumer import Consumer
+from cluster.discovery import find
 from cluster.folder import STATE_FILE
 from cluster.real import RealClock, StructuredLog, Tasks, make_rng
 from cluster.sessions import processes_of
@@ -55,9 +57,11 @@ def admin_ports(net: Any = None, me: str = "host/admin") -> Ports:
 
 @contextlib.contextmanager
 def attached(folder: Path) -> Iterator[Client]:
-    """A client of the cluster of a folder; afterwards this process is free again."""
+    """A client of the cluster of a folder, while this process is attached to its Ray; afterwards it is free again."""
     import ray
 
+    address, token_file = find(folder) or ("", None)
+    launch.join(address, token_file)
     try:
         with cluster.connect(data_dir=folder) as client:
             yield client

@@ -107,6 +107,7 @@ def test_down_and_kill_9_keep_everything(folder: Path) -> None:
     up(folder, bookies=2)
     with attached(folder) as client:
         assert_found_again(client, left)
+    assert_ray_is_not_needed(folder)
     kill_everything(session_of(folder))
     up(folder, bookies=2)
     with attached(folder) as client:
@@ -124,6 +125,17 @@ def test_down_and_kill_9_keep_everything(folder: Path) -> None:
         again.send_batch(batch(20, 10)).result(PATIENCE_S)
         assert rows(client, "orders", "audit", "msgBacklog") == 202, "a producer's sequences were forgotten"
         consumer.close()
+
+
+def assert_ray_is_not_needed(folder: Path) -> None:
+    """Another process that sees the data folder is a client without importing Ray."""
+    program = (
+        f"import sys, cluster; client = cluster.connect(data_dir={str(folder)!r});"
+        "print(client.subscriptions('orders'));"
+        "client.create_producer('orders').close(); client.close(); print('ray' in sys.modules)"
+    )
+    ran = subprocess.run([PYTHON, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert ran.stdout.splitlines() == ["['audit', 'billing']", "False"]
 
 
 def assert_found_again(client: cluster.client.Client, left: int) -> None:

@@ -50,7 +50,7 @@ def test_only_the_doors_of_a_process_know_the_carrier() -> None:
         for name, _ in module.imports()
         if name.startswith("cluster.wire.") and not module.path.startswith("cluster/wire/")
     }
-    assert users == {"cluster/net.py", "cluster/host.py", "cluster/standalone.py"}
+    assert users == {"cluster/net.py", "cluster/host.py", "cluster/naming.py", "cluster/standalone.py"}
 
 
 def _rows(heading: str) -> list[list[str]]:
