@@ -146,6 +146,9 @@ class Configuration(BaseSettings):
     pulsar_port: int = Field(
         6650, ge=-1, le=65535, description="where clients of Apache Pulsar connect; 0 chooses a free port, -1 is none"
     )
+    pulsar_advertised_address: str = Field(
+        "", description="host that clients of Apache Pulsar are told to connect to; empty is 127.0.0.1"
+    )
     pulsar_token_key_file: str = Field(
         "", description="file with the secret or public key of the tokens that clients of Apache Pulsar must present"
     )

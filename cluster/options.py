@@ -29,8 +29,9 @@ class ClusterOptions:
 
     bookie_lost_after_ms: a bookie that cannot be started for so long is given up, and its copies are made again.
     cluster: the id that disks and metadata must have (cluster.identity), filled in at the start.
-    pulsar_port: where Pulsar's clients connect; 0 chooses a free port, -1 serves none. pulsar_token_key_file: the key
-    that their tokens are signed with; empty lets everybody of this machine in.
+    pulsar_port: where Pulsar's clients connect; 0 chooses a free port, -1 serves none. pulsar_advertised_address: the
+    host that lookups answer with; empty is the loopback. pulsar_token_key_file: the key that their tokens are signed
+    with; empty lets everybody of this machine in.
     pulsar_tls_port: the same with TLS, where pulsar_tls_certificate_file and pulsar_tls_key_file name a certificate and
     its key; pulsar_tls_trust_certs_file: the authority whose certificates clients must then show.
     tls_trust_certs_file, tls_certificate_file, tls_key_file: what processes of several machines speak TLS with, at the
@@ -49,6 +50,7 @@ class ClusterOptions:
     s3_endpoint_url: str | None = None
     admin_port: int = 0
     pulsar_port: int = -1
+    pulsar_advertised_address: str = ""
     pulsar_token_key_file: str = ""
     pulsar_tls_port: int = 6651
     pulsar_tls_certificate_file: str = ""
@@ -76,6 +78,7 @@ class ClusterOptions:
             "s3_endpoint_url": self.s3_endpoint_url,
             "admin_port": self.admin_port,
             "pulsar_port": self.pulsar_port,
+            "pulsar_advertised_address": self.pulsar_advertised_address,
             "pulsar_tls_port": self.pulsar_tls_port,
             **{name: _resolved(getattr(self, name)) for name in FILES},
             "bookie_lost_after_ms": self.bookie_lost_after_ms,

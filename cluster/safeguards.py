@@ -1,15 +1,18 @@
-"""The files that keep strangers out, looked at before anything is started: one line, where a person still reads it."""
+"""The files that keep strangers out, and where Pulsar's clients are sent to, looked at before anything is started.
+
+What is wrong is one line, where a person still reads it.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from cluster.options import ClusterOptions
-from cluster.pulsar.ports import wanted_ports
+from cluster.pulsar.ports import advertised_host, wanted_ports
 
 
 def check_safeguards(options: ClusterOptions) -> None:
-    """Raises Invalid if a key or a certificate that the options name cannot be used."""
+    """Raises Invalid if a key, a certificate or an address that the options name cannot be used."""
     settings = options.settings()
     if any(settings[name] for name in ("tls_trust_certs_file", "tls_certificate_file", "tls_key_file")):
         from cluster.net import check_tls
@@ -19,6 +22,7 @@ def check_safeguards(options: ClusterOptions) -> None:
         from cluster.pulsar.tls import context_of
 
         context_of(settings)
+        advertised_host(settings)
     if settings["pulsar_token_key_file"]:
         from cluster.pulsar.tokens import TokenAuthenticator
 

@@ -18,7 +18,7 @@ from actors.pulsar.connection import Connection
 from actors.pulsar.gateway import Gateway
 from cluster.environment import LOOPBACK
 from cluster.process_watch import this_process
-from cluster.pulsar.ports import PLAIN, TLS, wanted_ports, write_port
+from cluster.pulsar.ports import PLAIN, TLS, advertised_host, wanted_ports, write_port
 from cluster.pulsar.tls import context_of, role_of
 from cluster.pulsar.tokens import TokenAuthenticator
 
@@ -52,6 +52,7 @@ class PulsarGateway(Actor):
         self._data_dir = Path(settings["data_dir"])
         self._contexts = {PLAIN: None, TLS: context_of(settings)}
         self._missing = wanted_ports(settings)
+        self._host = advertised_host(settings)
         self._servers: dict[str, asyncio.Server] = {}
         self._connections: dict[_Socket, None] = {}
         self._http: HttpLookups | None = None
@@ -91,11 +92,11 @@ class PulsarGateway(Actor):
             self._tell(scheme, int(server.sockets[0].getsockname()[1]))
 
     def _tell(self, scheme: str, port: int) -> None:
-        """Say where clients connect."""
+        """Say where clients connect; they may reach this port by another name than the loopback's."""
         if scheme == TLS:
-            self.gateway.url_tls = f"{TLS}://{LOOPBACK}:{port}"
+            self.gateway.url_tls = f"{TLS}://{self._host}:{port}"
         else:
-            self.gateway.url = f"{PLAIN}://{LOOPBACK}:{port}"
+            self.gateway.url = f"{PLAIN}://{self._host}:{port}"
         write_port(self._data_dir, scheme, port)
 
     async def _listen_later(self) -> None:

@@ -6,16 +6,18 @@ The gateway leaves the latter in files of the data folder.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from cluster.environment import LOOPBACK
-from storage.errors import Unavailable
+from storage.errors import Invalid, Unavailable
 
 PLAIN, TLS = "pulsar", "pulsar+ssl"
 """The two ways to connect, as they stand at the beginning of a service URL."""
 _FILES = {PLAIN: "pulsar-port", TLS: "pulsar-tls-port"}
+_HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]{0,62})(\.[A-Za-z0-9][A-Za-z0-9-]{0,62})*")
 _SETTINGS = {PLAIN: "pulsar_port", TLS: "pulsar_tls_port"}
 
 
@@ -25,6 +27,16 @@ def wanted_ports(settings: Mapping[str, Any]) -> dict[str, int]:
     if settings.get("pulsar_tls_certificate_file"):
         wanted[TLS] = int(settings.get("pulsar_tls_port", -1))
     return {scheme: port for scheme, port in wanted.items() if port >= 0}
+
+
+def advertised_host(settings: Mapping[str, Any]) -> str:
+    """The host that clients are told to connect to. Raises Invalid if it is neither a name nor an IPv4 address."""
+    host = str(settings.get("pulsar_advertised_address") or LOOPBACK)
+    if not _HOST.fullmatch(host):
+        raise Invalid(
+            f"pulsar_advertised_address is the name or the IPv4 address of a host, without port or scheme, not {host!r}"
+        )
+    return host
 
 
 def write_port(data_dir: Path, scheme: str, port: int) -> None:

@@ -11,8 +11,10 @@ import pulsar
 import pytest
 
 from cluster import launch, standalone
+from storage.errors import Invalid
 from tests.cluster.helpers import values
 from tests.cluster.pulsar.clients import EARLIEST, PATIENCE
+from tests.cluster.pulsar.raw import Raw
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -52,6 +54,24 @@ def test_a_taken_port_is_said_in_one_line(folder: Path) -> None:
         said = standalone.up(values(folder, pulsar_port=port))["pulsar"]
     assert f"port {port} is in use" in said
     assert "\n" not in said
+
+
+def test_clients_are_told_the_advertised_address(folder: Path) -> None:
+    said = standalone.up(values(folder, pulsar_port=0, pulsar_advertised_address="localhost"))["pulsar"]
+    assert round_trip(said) == b"paid"
+    raw = Raw(said.split()[-1])
+    raw.greet()
+    raw.say("lookup", topic="orders", request_id=1)
+    told = raw.next("lookup_answer").url
+    raw.close()
+    assert told == said.split()[-1].replace("127.0.0.1", "localhost")
+
+
+@pytest.mark.parametrize("wrong", ["pulsar://broker", "broker:6650", "a b", "-x", "a..b", "::1", "x" * 254])
+def test_what_is_no_host_is_refused_in_one_line(tmp_path: Path, wrong: str) -> None:
+    with pytest.raises(Invalid, match=r"pulsar_advertised_address is the name") as refused:
+        standalone.up(values(tmp_path, pulsar_port=0, pulsar_advertised_address=wrong))
+    assert "\n" not in str(refused.value)
 
 
 def test_who_wants_none_is_told_nothing(folder: Path) -> None:
