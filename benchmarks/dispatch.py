@@ -1,6 +1,6 @@
 """How many messages a second the Key_Shared decisions handle on one core, and what draining costs.
 
-    python benchmarks/dispatch.py [--small] [--messages N] [--queue N]
+    python benchmarks/dispatch.py [--small] [--messages N] [--queue N] [--nack-order]
 
 Each case reads forward in batches of 10,000, routes them, and lets every consumer acknowledge its messages in groups
 of at most 1,000 (`--queue`), as a consumer with a queue of that size does. So 256 consumers have 26 times as many
@@ -8,6 +8,8 @@ messages in flight as one, which is more memory than the caches of a core hold; 
 equal messages in flight. Reading obeys `room`. The draining cases begin with so many hashes draining: one message of
 each is held by consumers that stay, and newcomers own the hashes now; of those hashes one message in a hundred is
 published on, so that blocked messages wait and are asked about. Keys are equally likely. The sentinel is on, as always.
+With `--nack-order` each case without draining is run with `nack_order=key` as well, one after the other, and
+`plain_to_nack_order` is how many times as fast it is without; nothing is given back.
 
 The result is one JSON object on standard output. `messages_per_second` counts append, route and acknowledge together,
 against processor time (the decisions never wait), the best of the repetitions. `messages_per_second_cut` counts also
@@ -38,10 +40,11 @@ PIP_379_BYTES_A_HASH = 80
 Column = npt.NDArray[np.uint32]
 
 
-def make(consumers: int) -> tuple[Dispatch, list[int]]:
+def make(consumers: int, nack_order: str) -> tuple[Dispatch, list[int]]:
     """A subscription without limits that would end the run, and its consumers."""
     dispatch = Dispatch(
         SubscriptionSettings(
+            nack_order=nack_order,
             max_unacked_messages_per_consumer=0,
             max_unacked_messages_per_subscription=0,
             look_ahead_per_consumer=0,
@@ -125,9 +128,11 @@ class Consumers:
         return [(held[at : at + self.queue], consumer) for at in range(0, len(held), self.queue)]
 
 
-def run(consumers: int, keys: int, draining: int, messages: int, queue: int = QUEUE) -> dict[str, Any]:
+def run(
+    consumers: int, keys: int, draining: int, messages: int, queue: int = QUEUE, nack_order: str = "none"
+) -> dict[str, Any]:
     """One case, once."""
-    dispatch, members = make(consumers)
+    dispatch, members = make(consumers, nack_order)
     drained, others = np.empty(0, np.uint32), np.empty(0, np.uint32)
     if draining:
         members, drained, others = drain(dispatch, members, draining)
@@ -181,12 +186,28 @@ def measure(consumers: int, keys: int, draining: int, messages: int, repeat: int
     }
 
 
+def compare(consumers: int, keys: int, messages: int, repeat: int, queue: int) -> dict[str, Any]:
+    """The best of several runs with `nack_order=key`, between as many without."""
+    seconds: dict[str, list[float]] = {"none": [], "key": []}
+    for _ in range(repeat):
+        for order, took in seconds.items():
+            took.append(float(run(consumers, keys, 0, messages, queue, order)["seconds"]))
+    plain, ordered = min(seconds["none"]), min(seconds["key"])
+    return {
+        "consumers": consumers,
+        "keys": keys,
+        "messages_per_second": round(messages / ordered),
+        "plain_to_nack_order": round(ordered / plain, 2),
+    }
+
+
 def main() -> None:
     """Run all cases and print the result."""
     parser = argparse.ArgumentParser(description="Throughput of the Key_Shared decisions")
     parser.add_argument("--small", action="store_true", help="a few batches only, to see that it runs")
     parser.add_argument("--messages", type=int, default=2_000_000)
     parser.add_argument("--queue", type=int, default=QUEUE, help="messages that a consumer gathers")
+    parser.add_argument("--nack-order", action="store_true", help="also with nack_order=key")
     options = parser.parse_args()
     messages, repeat = (30_000, 1) if options.small else (options.messages, 3)
     cases = []
@@ -194,11 +215,18 @@ def main() -> None:
         for keys in (10, 1_000_000):
             cases.append(measure(consumers, keys, 0, messages, repeat, options.queue))
             cases.append(measure(max(consumers // 2, 1), keys, 10_000, messages, repeat, options.queue))
+    ordered = [
+        compare(consumers, keys, messages, repeat, options.queue)
+        for consumers in (1, 16, 256)
+        for keys in (10, 100_000)
+        if options.nack_order
+    ]
     rates = [case["messages_per_second"] for case in cases]
     cut = [case["messages_per_second_cut"] for case in cases]
     table = HashTables()
     result = {
         "cases": cases,
+        "nack_order": ordered,
         "best_to_worst": round(max(rates) / min(rates), 2),
         "best_to_worst_cut": round(max(cut) / min(cut), 2),
         "hash_table_bytes": table.nbytes,
