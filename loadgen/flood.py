@@ -35,6 +35,7 @@ from loadgen.effects import PATIENCE_S
 from loadgen.faults import Fleet, Spawn, processes_needed
 from loadgen.guard import Watch, data_folder, finish_undisturbed, given_up, own_signals
 from loadgen.history import Clock, write_parquet
+from loadgen.hot_keys import merged
 from loadgen.memory import MemorySampler, consumers, own
 from loadgen.memory import spark as spark_memory
 from loadgen.nursery import Nursery
@@ -319,6 +320,7 @@ class Flood:
             acts=self._acts,
             planned=self._planned,
             drains=sampler.drains,
+            hot_keys=merged(sampler.hot_keys),
             strict=options.strict,
             rolling_restart=bool(options.scenario),
             delays_expected=options.delayed > 0,

@@ -129,13 +129,24 @@ def test_flood_with_pulsars_client_keeps_every_promise(
 
 def test_flood_of_delayed_messages_delivers_none_early(connect: ClusterConnect, spark: Any, tmp_path: Path) -> None:
     options = FloodOptions.of(
-        messages=20_000, keys=500, seed=22, consumers=2, partitions=2, restarts=0, delayed=0.2, delay_max_ms=3_000
+        messages=20_000,
+        keys=500,
+        skew=1.5,
+        seed=22,
+        consumers=2,
+        partitions=2,
+        restarts=0,
+        delayed=0.2,
+        delay_max_ms=3_000,
     )
     report = run_flood(options, connect, folder=tmp_path, spark=spark.sparkContext)
     assert report.reasons == []
     # The first act delays none; of what the second one sends, two thirds of all, it is a fifth.
     assert report.judgement.findings.checked["delayed"] > 2_000
     assert report.judgement.measures.lateness.get_total_count() > 2_000
+    heaviest = report.to_dict()["hot_keys"]
+    assert heaviest["messages"][0]["key"] == heaviest["bytes"][0]["key"] == "key-000", "the first of a skewed load"
+    assert 0.3 < heaviest["messages"][0]["share"] < 0.5
 
 
 def test_flood_of_a_file(connect: ClusterConnect, spark: Any, tmp_path: Path) -> None:
