@@ -12,20 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from actors.pulsar.batches import Found, Heads, find_messages, starts_of, table_of
-from actors.pulsar.columns import (
-    UNSIGNED,
-    Bytes,
-    Fields,
-    Ints,
-    encode_fields,
-    encode_u32,
-    joined,
-    lengths_of,
-    read_fields,
-)
+from actors.pulsar.batches import Found, Heads, find_messages, of_one_size, starts_of, table_of
+from actors.pulsar.cells import Ints, of_u32, side_by_side
+from actors.pulsar.columns import UNSIGNED, Bytes, Field, Fields, encode_numbers, read_fields
 from actors.pulsar.fields import Metadata
 from actors.pulsar.frames import CHECKSUMMED, Cut, checksums
 from storage.batch import LAST_TIME, MAX_RUN_MESSAGES
@@ -68,19 +58,18 @@ class Sends:
 
     def receipts(self, producer: int, partition: int) -> bytes:
         """The answers to all of them."""
-        place: list[tuple[int, Ints | int | None]]
+        place: list[Field]
         if self.first >= 0:
             entries = entry_of(self.first) + np.cumsum(self.rows) - self.rows
             place = [(0x08, ledger_of(self.first)), (0x10, entries)]
         else:
             place = [(0x08, UNSIGNED), (0x10, UNSIGNED)]
         count = len(self)
-        at = encode_fields(count, [*place, (0x18, partition & UNSIGNED)])
-        answer = encode_fields(count, [(0x08, producer), (0x10, self.sequence), (0x1A, at), (0x20, self.highest)])
-        commands = encode_fields(count, [(0x08, 7), (0x3A, answer)])
-        length = lengths_of(commands)
-        frames = pc.binary_join_element_wise(encode_u32(length + 4), encode_u32(length), commands, b"")
-        return joined(frames)
+        at = encode_numbers(count, [*place, (0x18, partition & UNSIGNED)])
+        answer = encode_numbers(count, [(0x08, producer), (0x10, self.sequence), (0x1A, at), (0x20, self.highest)])
+        told = encode_numbers(count, [(0x08, 7), (0x3A, answer)])
+        length = told.lengths()
+        return side_by_side(count, [of_u32(length + 4), of_u32(length), told]).joined()
 
 
 @dataclass(slots=True)
@@ -168,11 +157,14 @@ def _messages(data: bytes, read: _Read, taken: Ints) -> tuple[Found, Ints, npt.N
     counts = np.maximum(given, 1)
     at, end = read.at[taken], read.end[taken]
     odd = np.zeros(len(taken), bool)
-    starts = [at]
-    for number in np.flatnonzero(given > 1).tolist():
+    even, evenly = of_one_size(read.source, at, end, given)
+    starts = [at[given <= 1], evenly]
+    walked = given > 1
+    walked[even] = False
+    for number in np.flatnonzero(walked).tolist():
         inside = starts_of(data[at[number] : end[number]], int(given[number]))
         odd[number] = inside is None
-        starts.append(np.array((inside or [0] * int(given[number]))[1:], np.int64) + at[number])
+        starts.append(np.array(inside or [0] * int(given[number]), np.int64) + at[number])
     begin = np.sort(np.concatenate(starts), kind="stable")
     of_frame = np.repeat(np.arange(len(taken)), counts)
     last = np.append(of_frame[1:] != of_frame[:-1], True)

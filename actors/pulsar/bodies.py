@@ -10,15 +10,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from actors.pulsar.columns import Ints, encode_u32, encode_varints, lengths_of, sliced
+from actors.pulsar.cells import Ints, of_u32
+from actors.pulsar.columns import Field, Some, encode_fields, join, lengths_of
 from actors.pulsar.fields import Metadata
 from actors.pulsar.sends import OF_ONE
 
 MOST_BYTES = 512 * 1024 * 1024
 """Arrow's offsets have 31 bits."""
-_NOTHING = pa.scalar(b"", pa.binary())
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +39,15 @@ def bodies_of(rows: pa.RecordBatch) -> Bodies | None:
     key, payload = rows.column("key"), rows.column("payload")
     if rows.nbytes > MOST_BYTES or "pulsar" not in names or not is_text(key):
         return None
-    fields = [*sliced(key, b"\x12"), encode_varints(lengths_of(payload), b"\x18")]
+    fields: list[Field] = [(0x12, key), (0x18, lengths_of(payload))]
     if "event_time" in names:
-        fields += _numbers(rows.column("event_time"), b"\x28")
+        fields += _numbers(rows.column("event_time"), 0x28)
     if "ordering_key" in names:
-        fields += sliced(rows.column("ordering_key"), b"\x3a")
+        fields.append((0x3A, rows.column("ordering_key")))
     if "sequence_id" in names:
-        fields += _numbers(rows.column("sequence_id"), b"\x40", zero=True)
-    size = np.sum([lengths_of(field) for field in fields], axis=0)
-    joined = pc.binary_join_element_wise(encode_u32(size), *fields, payload, _NOTHING)
+        fields += _numbers(rows.column("sequence_id"), 0x40, zero=True)
+    columns, size = encode_fields(rows.num_rows, fields)
+    joined = join(of_u32(size).column(), *columns, payload)
     offsets = np.frombuffer(joined.buffers()[1], np.int32)[joined.offset : joined.offset + len(joined) + 1]
     data = joined.buffers()[2]
     return Bodies(memoryview(b"" if data is None else data).cast("B"), offsets.astype(np.int64), _odd(rows))
@@ -74,10 +73,10 @@ def _odd(rows: pa.RecordBatch) -> npt.NDArray[np.bool_]:
     return odd
 
 
-def _numbers(column: pa.Array, tag: bytes, *, zero: bool = False) -> list[pa.Array]:
+def _numbers(column: pa.Array, tag: int, *, zero: bool = False) -> list[Field]:
     """A field of a number where it is not null, and not 0 unless `zero` is one too."""
     if column.null_count == len(column):
         return []
     values = column.fill_null(0).to_numpy().view(np.uint64)
-    there = column.is_valid() if zero else pa.array(values != 0)
-    return [pc.if_else(there, encode_varints(values, tag), _NOTHING)]
+    there = column.is_valid().to_numpy(zero_copy_only=False) if zero else values != 0
+    return [(tag, Some(values, there))]

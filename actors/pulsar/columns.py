@@ -7,16 +7,16 @@ three steps. Longer varints (more than 56 bits) are not read here; whoever finds
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-Ints = npt.NDArray[np.int64]
-Words = npt.NDArray[np.uint64]
+from actors.pulsar.cells import Cells, Flags, Ints, Words, field, side_by_side
 
 UNSIGNED = (1 << 64) - 1
 """The largest number of 64 bits; as an id, Pulsar's word for none."""
@@ -28,6 +28,7 @@ _INLINE = 12
 _HIGH = np.uint64(0x8080808080808080)
 _LOW = np.uint64(0x7F7F7F7F7F7F7F7F)
 _ONE = np.uint64(1)
+_NOTHING = pa.scalar(b"", pa.binary())
 
 
 class Bytes:
@@ -49,6 +50,9 @@ class Bytes:
 
     def varints(self, at: Ints) -> tuple[Ints, Ints]:
         """(values, lengths); length 0 where it has more than eight bytes."""
+        byte = self.data[at]
+        if not (byte & 0x80).any():
+            return byte.astype(np.int64), np.ones(len(at), np.int64)
         word = self._words[at]
         ends = ~word & _HIGH
         last = ends & (~ends + _ONE)
@@ -105,89 +109,114 @@ def read_fields(source: Bytes, at: Ints, stop: Ints, known: Collection[int]) -> 
     begins = {tag: np.zeros(count, np.int64) for tag in known if tag & 7 == 2}
     odd = (stop > source.size) | (at > stop)
     live = np.flatnonzero(~odd & (at < stop))
-    place = at.copy()
+    here, limit = at[live], stop[live]
     for _ in range(MOST_FIELDS):
         if not len(live):
             break
-        here = place[live]
         tag = source.data[here].astype(np.int64)
-        long = tag > 127
-        tag += np.where(long, source.data[here + 1].astype(np.int64) << 8, 0)
-        here += 1 + long
+        if (tag > 127).any():
+            long = tag > 127
+            tag += np.where(long, source.data[here + 1].astype(np.int64) << 8, 0)
+            here = here + 1 + long
+        else:
+            here = here + 1
         number, length = source.varints(here)
         after = here + length
         behind = np.where(tag & 7 == 2, after + number, after)
-        wrong = (length == 0) | (number < 0) | (number > 1 << 55) | (behind > stop[live])
-        for one in np.unique(tag).tolist():
-            chosen = tag == one
-            rows = live[chosen]
+        wrong = (length == 0) | (number < 0) | (number > 1 << 55) | (behind > limit)
+        for one, chosen in _alike(tag):
+            rows = live if chosen is None else live[chosen]
             if one not in value:
-                odd[rows] = True
+                wrong[slice(None) if chosen is None else chosen] = True
                 continue
-            value[one][rows] = number[chosen]
+            value[one][rows] = number if chosen is None else number[chosen]
             if one in begins:
-                begins[one][rows] = after[chosen]
+                begins[one][rows] = after if chosen is None else after[chosen]
         odd[live[wrong]] = True
-        place[live] = behind
-        live = live[~odd[live] & (behind < stop[live])]
+        left = ~wrong & (behind < limit)
+        if left.all():
+            here = behind
+        else:
+            live, here, limit = live[left], behind[left], limit[left]
     odd[live] = True
     return Fields(value, begins, odd)
 
 
-def encode_varints(values: Words | Ints, tag: bytes) -> pa.Array:
-    """A field of each message: its tag and its value as a varint, a binary column."""
-    count = len(values)
-    bits = np.zeros(count, np.int64)
-    left = values.astype(np.uint64)
-    groups = []
+def _alike(tags: Ints) -> Iterator[tuple[int, npt.NDArray[np.bool_] | None]]:
+    """Each tag that occurs, and who has it; None: all. There are few, so looking for each is faster than sorting."""
+    first = int(tags[0])
+    chosen = tags == first
+    if chosen.all():
+        yield first, None
+        return
+    left = np.ones(len(tags), bool)
     while True:
-        groups.append((left & np.uint64(0x7F)).astype(np.uint8))
-        left = left >> np.uint64(7)
-        bits += 1
-        if not left.any():
-            break
-    width = np.ones(count, np.int64)
-    for place, group in enumerate(groups):
-        width = np.where(group > 0, place + 1, width)
-    matrix = np.zeros((count, len(tag) + len(groups)), np.uint8)
-    matrix[:, : len(tag)] = np.frombuffer(tag, np.uint8)
-    for place, group in enumerate(groups):
-        matrix[:, len(tag) + place] = group | np.where(place + 1 < width, 0x80, 0).astype(np.uint8)
-    lengths = width + len(tag)
-    data = matrix[np.arange(matrix.shape[1]) < lengths[:, None]]
-    offsets = np.concatenate([np.zeros(1, np.int32), np.cumsum(lengths).astype(np.int32)])
-    return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+        yield first, chosen
+        left &= ~chosen
+        place = int(left.argmax())
+        if not left[place]:
+            return
+        first = int(tags[place])
+        chosen = tags == first
 
 
-def encode_u32(values: Ints) -> pa.Array:
-    """Numbers of four bytes, big-endian, as a binary column."""
-    data = values.astype(">u4")
-    kind = pa.binary(4)
-    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(data)]).cast(pa.binary())
+class Some(NamedTuple):
+    """Numbers of 64 bits, and who has one."""
+
+    values: Words
+    there: Flags
 
 
-def encode_fields(count: int, fields: list[tuple[int, Ints | int | pa.Array | None]]) -> pa.Array:
-    """Messages of these fields, as a binary column of n rows, n at least 1.
+Field = tuple[int, Ints | int | Some | Cells | pa.Array | None]
+"""A tag, and a number for all, a number for each (negative: it has none), a nested message, or a slice for each that is
+not null; None: nobody has it."""
 
-    Each field: its tag, and a number for all, a number for each (negative: it has none), or a slice for each that is
-    not null; None: nobody has it.
-    """
-    parts: list[pa.Array | pa.Scalar] = []
+
+def encode_fields(count: int, fields: list[Field]) -> tuple[list[pa.Array], Ints]:
+    """Messages of these fields: binary columns of n rows, to be put side by side, and the bytes of each message."""
+    columns: list[pa.Array] = []
+    waiting: list[bytes | Cells] = []
+    size = np.zeros(count, np.int64)
     for tag, value in fields:
-        written = bytes([tag & 0xFF, tag >> 8] if tag > 0xFF else [tag])
-        if isinstance(value, int):
-            parts.append(pa.scalar(encode_varints(np.array([value], np.uint64), written)[0].as_py(), pa.binary()))
-        elif isinstance(value, np.ndarray):
-            parts += _present(value, written)
-        elif value is not None:
-            parts += sliced(value, written)
-    whole = [part for part in parts if isinstance(part, pa.Array)] or [pa.array([b""] * count, pa.binary())]
-    assert all(len(part) == count for part in whole)
-    if len(parts) == 1:
-        return whole[0]
-    if not any(isinstance(part, pa.Array) for part in parts):
-        parts.append(whole[0])
-    return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.binary()))
+        if isinstance(value, pa.Array):
+            if value.null_count == count:
+                continue
+            lengths = lengths_of(value)
+            waiting += field(
+                tag, lengths, value.is_valid().to_numpy(zero_copy_only=False) if value.null_count else None
+            )
+            value = pc.fill_null(value, b"") if value.null_count else value
+            numbers = side_by_side(count, waiting)
+            columns += [numbers.column(), value]
+            size += numbers.lengths() + lengths
+            waiting = []
+        else:
+            waiting += field_of(tag, value)
+    if waiting:
+        numbers = side_by_side(count, waiting)
+        columns.append(numbers.column())
+        size += numbers.lengths()
+    return columns, size
+
+
+def encode_numbers(count: int, fields: list[Field]) -> Cells:
+    """Messages of these fields, none of which is a slice."""
+    return side_by_side(count, [part for tag, value in fields for part in field_of(tag, value)])
+
+
+def field_of(tag: int, value: Ints | int | Some | Cells | None) -> list[bytes | Cells]:
+    """A field that is no slice."""
+    if isinstance(value, Some):
+        return field(tag, value.values, value.there) if value.there.any() else []
+    if isinstance(value, np.ndarray):
+        there = value >= 0
+        return field(tag, np.maximum(value, 0), there) if there.any() else []
+    return [] if value is None else field(tag, value)
+
+
+def join(*columns: pa.Array) -> pa.Array:
+    """Binary columns side by side, as one."""
+    return pc.binary_join_element_wise(*columns, _NOTHING) if len(columns) > 1 else columns[0]
 
 
 def lengths_of(column: pa.Array) -> Ints:
@@ -200,23 +229,3 @@ def joined(column: pa.Array) -> bytes:
     """All values of a binary column that is no slice, one behind the other."""
     data = column.buffers()[2]
     return b"" if data is None else bytes(data.to_pybytes())
-
-
-def sliced(column: pa.Array, tag: bytes) -> list[pa.Array]:
-    """A field of bytes where it is not null: its tag and length, and itself."""
-    if column.null_count == len(column):
-        return []
-    head = encode_varints(lengths_of(column), tag)
-    if column.null_count:
-        nothing = pa.scalar(b"", pa.binary())
-        head, column = pc.if_else(column.is_valid(), head, nothing), pc.fill_null(column, nothing)
-    return [head, column]
-
-
-def _present(values: Ints, written: bytes) -> list[pa.Array]:
-    """A field that only those have whose value is not negative."""
-    there = values >= 0
-    if not there.any():
-        return []
-    encoded = encode_varints(np.maximum(values, 0).astype(np.uint64), written)
-    return [encoded if there.all() else pc.if_else(pa.array(there), encoded, pa.scalar(b"", pa.binary()))]

@@ -23,7 +23,8 @@ import pyarrow as pa
 
 from actors.consumer.held import Received
 from actors.pulsar.bodies import bodies_of
-from actors.pulsar.columns import UNSIGNED, Ints, joined
+from actors.pulsar.cells import Ints
+from actors.pulsar.columns import UNSIGNED, joined
 from actors.pulsar.fields import Metadata, Single, command
 from actors.pulsar.frames import U32, encode_message
 from actors.pulsar.outgoing import NATIVE, Addressee, encode_pieces

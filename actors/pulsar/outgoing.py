@@ -15,7 +15,8 @@ import pyarrow.compute as pc
 
 from actors.consumer.held import Received
 from actors.pulsar.bodies import MOST_BYTES, Bodies, bodies_of, is_text
-from actors.pulsar.columns import UNSIGNED, Ints, encode_fields, encode_u32, joined, lengths_of
+from actors.pulsar.cells import Cells, Ints, of_u32, side_by_side
+from actors.pulsar.columns import UNSIGNED, Field, encode_fields, encode_numbers, join, joined, lengths_of
 from actors.pulsar.fields import Metadata
 from actors.pulsar.frames import CHECKSUMMED, checksums
 from actors.pulsar.sends import OF_ONE
@@ -43,18 +44,17 @@ def encode_pieces(part: Received, starts: Ints, to: Addressee) -> pa.Array | Non
     bodies = bodies_of(part.rows) if not alone.all() else None
     if (bodies is None and not alone.all()) or (bodies is not None and bodies.odd.any()):
         return None
-    metadata = _metadata(part, rows, starts, alone)
-    if metadata is None:
+    encoded = _metadata(part, rows, starts, alone)
+    if encoded is None:
         return None
-    payload = _payload(part, rows, starts, alone, bodies)
-    body = pc.binary_join_element_wise(encode_u32(lengths_of(metadata)), metadata, payload, _NOTHING)
-    command = _commands(part, starts, to)
-    head = lengths_of(command)
-    ends = np.cumsum(lengths_of(body))
-    sums = encode_u32(checksums(joined(body), ends - lengths_of(body), ends))
-    total = encode_u32(lengths_of(body) + head + 10)
-    magic = pa.scalar(CHECKSUMMED, pa.binary())
-    return pc.binary_join_element_wise(total, encode_u32(head), command, magic, sums, body, _NOTHING)
+    metadata, size = encoded
+    body = join(of_u32(size).column(), *metadata, _payload(part, rows, starts, alone, bodies))
+    told = _commands(part, starts, to)
+    head, length = told.lengths(), lengths_of(body)
+    ends = np.cumsum(length)
+    sums = of_u32(checksums(joined(body), ends - length, ends))
+    front = side_by_side(len(starts), [of_u32(length + head + 10), of_u32(head), told, CHECKSUMMED, sums])
+    return join(front.column(), body)
 
 
 def _alone(rows: pa.RecordBatch) -> npt.NDArray[np.bool_]:
@@ -65,21 +65,23 @@ def _alone(rows: pa.RecordBatch) -> npt.NDArray[np.bool_]:
     return alone
 
 
-def _commands(part: Received, starts: Ints, to: Addressee) -> pa.Array:
+def _commands(part: Received, starts: Ints, to: Addressee) -> Cells:
     count, positions = len(starts), part.positions[starts]
-    place = [(0x08, positions >> ENTRY_BITS), (0x10, positions & MAX_ENTRY), (0x18, to.partition & UNSIGNED)]
+    place: list[Field] = [(0x08, positions >> ENTRY_BITS), (0x10, positions & MAX_ENTRY)]
     counts = part.redeliveries[starts].astype(np.int64)
-    fields: list[tuple[int, Ints | int | pa.Array | None]] = [
+    fields: list[Field] = [
         (0x08, to.consumer_id),
-        (0x12, encode_fields(count, place)),
+        (0x12, encode_numbers(count, [*place, (0x18, to.partition & UNSIGNED)])),
         (0x18, np.where(counts, counts, -1)),
         (0x28, to.epoch),
     ]
-    return encode_fields(count, [(0x08, 9), (0x4A, encode_fields(count, fields))])
+    return encode_numbers(count, [(0x08, 9), (0x4A, encode_numbers(count, fields))])
 
 
-def _metadata(part: Received, rows: pa.RecordBatch, starts: Ints, alone: npt.NDArray[np.bool_]) -> pa.Array | None:
-    """The metadata of each piece; None if some of them are seldom."""
+def _metadata(
+    part: Received, rows: pa.RecordBatch, starts: Ints, alone: npt.NDArray[np.bool_]
+) -> tuple[list[pa.Array], Ints] | None:
+    """The metadata of each piece, as encode_fields gives them; None if some of them are seldom."""
     names, count = rows.schema.names, len(starts)
     key = rows.column("key")
     if not is_text(key) or ("properties" in names and rows.column("properties").null_count < count):
@@ -94,23 +96,20 @@ def _metadata(part: Received, rows: pa.RecordBatch, starts: Ints, alone: npt.NDA
     if order is not None and not alone.all():
         order = pc.if_else(pa.array(alone), order, pa.scalar(None, pa.binary()))
     due = part.deliver_at[starts]
-    return pc.binary_join_element_wise(
-        encode_fields(
-            count,
-            [
-                (0x0A, producer),
-                (0x10, number),
-                (0x18, rows.column("publish_time").to_numpy()),
-                (0x32, key),
-                (0x58, np.where(alone, -1, ends - starts)),
-                (0x60, _event_times(rows, alone)),
-                (0x0192, order),
-                (0x0198, np.where(due, due, -1)),
-            ],
-        ),
-        rest,
-        _NOTHING,
+    columns, size = encode_fields(
+        count,
+        [
+            (0x0A, producer),
+            (0x10, number),
+            (0x18, rows.column("publish_time").to_numpy()),
+            (0x32, key),
+            (0x58, np.where(alone, -1, ends - starts)),
+            (0x60, _event_times(rows, alone)),
+            (0x0192, order),
+            (0x0198, np.where(due, due, -1)),
+        ],
     )
+    return [*columns, rest], size + lengths_of(rest)
 
 
 def _sequence(part: Received, rows: pa.RecordBatch, starts: Ints) -> Ints:

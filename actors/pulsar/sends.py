@@ -26,7 +26,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from actors.pulsar.batches import Found, Heads, find_messages, starts_of, table_of
-from actors.pulsar.columns import UNSIGNED, Bytes, Ints
+from actors.pulsar.cells import Ints
+from actors.pulsar.columns import UNSIGNED, Bytes
 from actors.pulsar.fields import Malformed, Metadata, ServerError, Single, parse
 from actors.pulsar.frames import U32, Body
 from actors.pulsar.inflating import NONE, inflate
