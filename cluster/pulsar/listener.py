@@ -32,7 +32,7 @@ HTTP = b"GET "
 """What a request of HTTP begins with, and no frame: it would be longer than any may be."""
 HANDSHAKE_S = 10.0
 """Seconds in which TLS stands, or the connection ends."""
-READ_BYTES = 256 * 1024
+READ_BYTES = 1024 * 1024
 """Read so much at once: frames that are there together are decoded together."""
 WRITE_BYTES = 4 * 1024 * 1024
 """So much may wait to be sent before no more messages are handed to a connection."""
@@ -56,6 +56,8 @@ class PulsarGateway(Actor):
         self._servers: dict[str, asyncio.Server] = {}
         self._connections: dict[_Socket, None] = {}
         self._http: HttpLookups | None = None
+        self._buffer = memoryview(bytearray(READ_BYTES))  # asyncio's TLS reads into slices of it
+        """Where all connections read to, in turn: what was read is taken out before anybody reads again."""
 
     @property
     def problem(self) -> str:
@@ -116,7 +118,7 @@ class PulsarGateway(Actor):
             connection.abort()
 
     def _accept(self) -> asyncio.BaseProtocol:
-        return _Socket(self.gateway, self._connections, self._serve_http)
+        return _Socket(self.gateway, self._connections, self._serve_http, self._buffer)
 
     def _serve_http(self, transport: asyncio.Transport, begun: bytes) -> None:
         """This client asks by HTTP."""
@@ -136,11 +138,12 @@ class _Socket(asyncio.BufferedProtocol):
         gateway: Gateway,
         all_of_them: dict[_Socket, None],
         http: Callable[[asyncio.Transport, bytes], None],
+        buffer: memoryview,
     ) -> None:
         self.gateway, self._all, self._http = gateway, all_of_them, http
         self._head: bytes | None = b""
         """The first bytes, while they do not tell yet which protocol is spoken."""
-        self._buffer = memoryview(bytearray(READ_BYTES))  # asyncio's TLS reads into slices of it
+        self._buffer = buffer
         self._transport: asyncio.Transport | None = None
         self._conversation: Connection | None = None
         self.peer = ""
