@@ -16,6 +16,7 @@
     POST   .../{topic}/subscription/{sub}/parked/redrive | parked/discard; the body says which keys:
            {"key": K} or {"everything": true}, and for discard "only_failed": true
     DELETE .../{topic}/subscription/{sub}?force=true
+    Schemas of topics, and PUT .../{topic}/subscription/{sub}: see cluster.pulsar.admin.
 
     GET    /watch                                                       the live page (needs no token: it holds nothing)
     GET    /watch/events?topic=T&subscription=S                         what the page shows, as server-sent events
@@ -63,6 +64,7 @@ from cluster.delayed import DelayedChanges
 from cluster.environment import LOOPBACK
 from cluster.http_guard import Handler, guard
 from cluster.metrics import Distribution, Metric, distributions, series
+from cluster.pulsar.admin import PulsarAdmin
 from cluster.tokens import ensure_token
 from cluster.watch.http import PAGE_PATHS, WatchHttp
 from storage.errors import Fenced, Invalid, NotFound, SluiceError, Unavailable
@@ -100,6 +102,9 @@ class AdminHttp(Actor):
         self._wanted_port = port
         self._connection_seconds = connection_seconds
         self._watch = WatchHttp(ports, self)
+        self._pulsar = PulsarAdmin(
+            ports, self._directory, body=self._body, subscriptions=self._subscriptions_of, ask=self._ask
+        )
         self._runner: web.AppRunner | None = None
         self._answering: list[Any] = []
         self.port = 0
@@ -147,6 +152,7 @@ class AdminHttp(Actor):
             [
                 web.get("/healthz", self._health),
                 *self._watch.routes(),
+                *self._pulsar.routes(subscription),
                 web.get("/metrics", self._metrics),
                 web.get(BASE, self._topics),
                 web.get(f"{BASE}/partitioned", self._partitioned),

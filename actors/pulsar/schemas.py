@@ -1,8 +1,9 @@
 """Schemas of topics, as opaque versions: what clients registered, in order, each once.
 
 A record per topic, `schema/<topic>`, whose value is the list of its versions; whoever adds one writes the record's next
-number, and of two who do that at once the second looks again. Every schema is compatible with every other: what
-Pulsar calls ALWAYS_COMPATIBLE.
+number, and of two who do that at once the second looks again. Two schemas are the same if kind and definition are.
+Every schema is compatible with every other: what Pulsar calls ALWAYS_COMPATIBLE. That a topic's schema was deleted is
+an empty version: what was registered before it can be read by its number, and is new when it is registered again.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from storage.errors import Corrupt, Invalid, NotFound, Unavailable
 VERSION = struct.Struct(">q")
 MAX_SCHEMA_BYTES = 256 * 1024
 MAX_VERSIONS = 1_000
+DELETED = b""
+"""The version that says that there is none."""
 _TRIES = 20
 
 
@@ -30,15 +33,40 @@ class Schemas:
 
     async def put(self, topic: str, schema: Any) -> bytes:
         """The version of a schema, which is added if it is new. Raises Invalid, Unavailable."""
-        encoded = _comparable(schema)
+        return await self._add(topic, _encoded(schema))
+
+    async def delete(self, topic: str) -> bytes:
+        """From now on the topic has no schema; the version that says so. Raises NotFound, Invalid, Unavailable."""
+        await self.get(topic, b"")
+        return await self._add(topic, DELETED)
+
+    async def _add(self, topic: str, encoded: bytes) -> bytes:
         for _ in range(_TRIES):
             number, versions = await self._read(topic)
-            if encoded in versions:
-                return VERSION.pack(versions.index(encoded))
+            place = _place_of(encoded, versions)
+            if place is not None:
+                return VERSION.pack(place)
             if len(versions) >= MAX_VERSIONS:
                 raise Invalid(f"topic {topic} has {len(versions)} schemas already")
             await self._ports.meta.create(schema_key(topic), number + 1, msgpack.packb([*versions, encoded]))
         raise Unavailable(f"the schemas of {topic} are being changed by others; try again")
+
+    async def version_of(self, topic: str, schema: Any) -> bytes:
+        """The version of a schema that is there. Raises NotFound, Invalid, Unavailable."""
+        _, versions = await self._read(topic)
+        place = _place_of(_encoded(schema), versions)
+        if place is None:
+            raise NotFound(f"topic {topic} has no such schema")
+        return VERSION.pack(place)
+
+    async def all_of(self, topic: str) -> list[tuple[Any, bytes]]:
+        """Every version and its number, those before a deletion included. Raises Unavailable."""
+        _, versions = await self._read(topic)
+        return [
+            (parse(Schema, version), VERSION.pack(place))
+            for place, version in enumerate(versions)
+            if version != DELETED
+        ]
 
     async def get(self, topic: str, version: bytes) -> tuple[Any, bytes]:
         """A version and its number; the newest if none is named. Raises NotFound, Invalid, Unavailable."""
@@ -46,7 +74,7 @@ class Schemas:
             raise Invalid(f"a schema version has {VERSION.size} bytes, not {len(version)}")
         _, versions = await self._read(topic)
         place = VERSION.unpack(version)[0] if version else len(versions) - 1
-        if not 0 <= place < len(versions):
+        if not 0 <= place < len(versions) or versions[place] == DELETED:
             raise NotFound(f"topic {topic} has no such schema")
         return parse(Schema, versions[place]), VERSION.pack(place)
 
@@ -66,12 +94,26 @@ def schema_key(topic: str) -> str:
     return f"schema/{topic}"
 
 
-def _comparable(schema: Any) -> bytes:
-    """A schema as bytes that are equal where the schemas are. Raises Invalid if it is too large."""
-    pairs = sorted((pair.key, pair.value) for pair in schema.properties)
+def _place_of(encoded: bytes, versions: list[bytes]) -> int | None:
+    """Where a version is among those since the last deletion; None if it is new."""
+    last = max((place for place, version in enumerate(versions) if version == DELETED), default=-1)
+    if encoded == DELETED:
+        return last if last >= 0 and last == len(versions) - 1 else None
+    wanted = _meaning(encoded)
+    return next((place for place in range(last + 1, len(versions)) if _meaning(versions[place]) == wanted), None)
+
+
+def _meaning(encoded: bytes) -> tuple[int, bytes]:
+    """What makes schemas the same."""
+    schema = parse(Schema, encoded)
+    return schema.type, schema.data
+
+
+def _encoded(schema: Any) -> bytes:
+    """A schema as it is kept. Raises Invalid if it is too large."""
     plain = Schema(name=schema.name, data=schema.data, type=schema.type)
-    for key, value in pairs:
-        plain.properties.add(key=key, value=value)
+    for pair in schema.properties:
+        plain.properties.add(key=pair.key, value=pair.value)
     encoded: bytes = plain.SerializeToString()
     if len(encoded) > MAX_SCHEMA_BYTES:
         raise Invalid(f"a schema has at most {MAX_SCHEMA_BYTES} bytes, not {len(encoded)}")
