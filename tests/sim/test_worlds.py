@@ -24,6 +24,7 @@ SEEDS = {
     "ledger": 70,
     "nack_order": 30,
     "owners": 20,
+    "parking": 30,
     "placement": 100,
     "redeliveries": 30,
     "restless": 40,

@@ -12,6 +12,7 @@ from tests.sim.worlds.gateway import GatewayWorld
 from tests.sim.worlds.ledger import LedgerWorld
 from tests.sim.worlds.nack_order import NackOrderWorld
 from tests.sim.worlds.owners import OwnersWorld
+from tests.sim.worlds.parking import ParkingWorld
 from tests.sim.worlds.placement import PlacementWorld
 from tests.sim.worlds.redeliveries import RedeliveriesWorld
 from tests.sim.worlds.restless import RestlessWorld
@@ -30,6 +31,7 @@ WORLDS: dict[str, Scenario] = {
         DelaysWorld(),
         GatewayWorld(),
         OwnersWorld(),
+        ParkingWorld(),
         PlacementWorld(),
         RedeliveriesWorld(),
         NackOrderWorld(),

@@ -72,6 +72,10 @@ class History:
         self._open |= messages
         return len(messages)
 
+    def open_messages(self) -> set[tuple[bytes, int]]:
+        """The confirmed messages that nobody has acknowledged yet."""
+        return set(self._open)
+
     def unfinished(self) -> int:
         """How many confirmed messages nobody has acknowledged yet."""
         return len(self._open)
@@ -135,6 +139,8 @@ class Traffic:
     think_ms: int
     negative_delays: tuple[int, ...] = (0, 50, 1000)
     """What is given back comes again after one of these."""
+    poison: int = 0
+    """During the trouble a message whose number this divides is given back by everybody; 0: none is."""
     pauses_ms: tuple[int, ...] = (0, 2, 30, 400)
     """A producer waits one of these between two batches."""
 
@@ -326,16 +332,26 @@ class SimConsumer:
             rows = self.rng.sample(range(len(part)), len(part)) if self.rng.random() < 0.3 else list(range(len(part)))
             cut = self.rng.randrange(len(rows) + 1) if not self.calm else len(rows)
             for piece in (rows[:cut], rows[cut:]):
-                if piece:
-                    await self._finish(consumer, part, np.array(piece, np.int64))
+                for rotten in self._sorted_out(part, np.array(piece, np.int64)):
+                    await self._finish(consumer, part, *rotten)
 
-    async def _finish(self, consumer: PartitionConsumer, part: Received, rows: npt.NDArray[np.int64]) -> None:
+    def _sorted_out(self, part: Received, rows: npt.NDArray[np.int64]) -> list[tuple[npt.NDArray[np.int64], bool]]:
+        """The rows, and those that are poison apart."""
+        if not self.traffic.poison or self.calm:
+            return [(rows, False)]
+        numbers = np.array([int(number) for number in part.rows.column("payload").to_pylist()])
+        bad = numbers[rows] % self.traffic.poison == 0
+        return [(rows[bad], True), (rows[~bad], False)]
+
+    async def _finish(
+        self, consumer: PartitionConsumer, part: Received, rows: npt.NDArray[np.int64], poison: bool
+    ) -> None:
         rows = rows[part.open[rows]]
         if not len(rows):
             return
         keys = part.rows.column("key").to_pylist()
         numbers = part.rows.column("payload").to_pylist()
-        negative = not self.calm and self.rng.random() < self.traffic.negative
+        negative = poison or (not self.calm and self.rng.random() < self.traffic.negative)
         moment = self.past.stamp()
         for position in part.positions[rows].tolist():
             ack = [self.name, part.session, part.partition, position, moment, 0, negative]
