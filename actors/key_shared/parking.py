@@ -270,8 +270,9 @@ class Parking:
         table = self._lot.table
         rows = table.rows_in(PARKED, BLOCKED)
         numbers = table.consumer[rows]
-        messages = np.bincount(numbers, minlength=len(self._lot.keys))
-        sizes = np.bincount(numbers, table.since[rows], minlength=len(self._lot.keys))
+        slots = max(self._lot.keys, default=0) + 1
+        messages = np.bincount(numbers, minlength=slots)
+        sizes = np.bincount(numbers, table.since[rows], minlength=slots)
         return {number: (int(messages[number]), int(sizes[number])) for number in self._lot.keys}
 
     def redrive(self, numbers: Iterable[int]) -> int:

@@ -41,6 +41,7 @@ ONCE_FAILED = [
     ("nack_order", 23),  # what came back to an earlier owner, and what is read again and lies before it
     ("nack_order", 293),  # a new owner that has not read yet what was given back to the one before
     ("nack_order", 105),  # what lies before a message that came back, and was not read yet; what came again in between
+    ("parking", 1029),  # a new owner that has read nothing yet of a key that is parked
     ("ledger", 310411),  # a bookie that is still starting when it is asked for its copies
 ]
 """Seeds that showed a defect of the broker or of its judge, with what it was about."""

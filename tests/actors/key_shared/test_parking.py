@@ -238,6 +238,17 @@ def test_the_next_owner_keeps_them() -> None:
     assert new.dispatch.overtook(at("1:0", "1:2", "1:3")).tolist() == at("1:2").tolist()
 
 
+def test_what_the_next_owner_has_not_read_is_not_counted() -> None:
+    driver = parking()
+    driver.send("k", "j")
+    fail(driver, "1:0")
+    fail(driver, "1:1")
+    parked = taken_over(driver).dispatch.parking
+    first, second = parked.held()
+    parked.redrive([first.number])
+    assert parked.counts() == {second.number: (0, 0)}
+
+
 def test_a_consumer_that_comes_back_has_what_it_holds() -> None:
     driver = parking()
     driver.send("k", "k", "k")

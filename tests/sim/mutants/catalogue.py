@@ -11,6 +11,7 @@ from tests.sim.mutants.holding import HOLDING
 from tests.sim.mutants.keeping_order import KEEPING_ORDER
 from tests.sim.mutants.placing import PLACING
 from tests.sim.mutants.serving import SERVING
+from tests.sim.mutants.setting_aside import SETTING_ASIDE
 from tests.sim.mutants.storing import STORING
 from tests.sim.mutants.talking import TALKING
 
@@ -25,5 +26,6 @@ GROUPS: dict[str, list[Mutant]] = {
     "placing": PLACING,
     "serving": SERVING,
     "counting": COUNTING,
+    "setting aside": SETTING_ASIDE,
 }
 MUTANTS: list[Mutant] = [mutant for group in GROUPS.values() for mutant in group]

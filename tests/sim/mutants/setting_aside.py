@@ -1,0 +1,110 @@
+"""Mutants of parked and blocked keys: what waits for somebody's decision, and what must not."""
+
+from __future__ import annotations
+
+from tests.sim.mutants import Mutant
+
+PARKING = "parking"
+_UNITS = "tests/actors/key_shared/test_parking.py"
+_CLIENT = "tests/cluster/test_parking.py"
+
+SETTING_ASIDE: list[Mutant] = [
+    Mutant(
+        name="later messages of a parked key go on",
+        module="actors.key_shared.parking",
+        old="    if window.count[FRESH]:\n",
+        new="    if False:\n",
+        world=PARKING,
+        seed=0,
+    ),
+    Mutant(
+        name="what is redriven does not ask back what follows it",
+        module="actors.key_shared.parking",
+        old="    revoking.revoke(core)\n",
+        new="",
+        world=PARKING,
+        seed=0,
+    ),
+    Mutant(
+        name="what comes back does not go past the lot",
+        module="actors.key_shared.parking",
+        old="        _put_aside(core, window.rows_in(REPLAY, UNORDERED, WAITING))\n",
+        new="        pass\n",
+        world=PARKING,
+        seed=0,
+    ),
+    Mutant(
+        name="a discard is answered before it is durable",
+        module="actors.dispatcher.parked_keys",
+        old="        self.discarded += len(gone)\n        await self._store.barrier()\n",
+        new="        self.discarded += len(gone)\n",
+        world=PARKING,
+        seed=0,
+    ),
+    Mutant(
+        name="a key is parked for another of its hash",
+        module="actors.key_shared.parking",
+        old="places.fill_null(len(named))",
+        new="places.fill_null(0)",
+        world=PARKING,
+        test=f"{_UNITS}::test_a_key_of_the_same_hash_goes_on",
+    ),
+    Mutant(
+        name="a key that was another one's twin fails unseen",
+        module="actors.key_shared.core",
+        old="            if self.lot.examined:  #",
+        new="            if False:  #",
+        world=PARKING,
+        test=f"{_UNITS}::test_a_key_of_the_same_hash_goes_on",
+    ),
+    Mutant(
+        name="parked keys are in no record",
+        module="actors.dispatcher.parked_keys",
+        old="    return {FIELD: rows} if rows else {}\n",
+        new="    return {}\n",
+        world=PARKING,
+        test=f"{_CLIENT}::test_the_next_start_keeps_them",
+    ),
+    Mutant(
+        name="consumers keep what they hold behind a failed message",
+        module="actors.key_shared.revoking",
+        old="    if core.lot.stale:\n",
+        new="    if False:\n",
+        world=PARKING,
+        test=f"{_UNITS}::test_the_key_waits_and_others_go_on",
+    ),
+    Mutant(
+        name="a key stays parked although its failed message is done",
+        module="actors.key_shared.acknowledging",
+        old="def _acknowledge(core: Core, positions: Positions) -> tuple[Positions, Positions]:\n"
+        '    """What of it was here, and what somebody held that was not read again yet; each ascending and once."""\n'
+        "    parking.forget(core, positions)\n",
+        new="def _acknowledge(core: Core, positions: Positions) -> tuple[Positions, Positions]:\n",
+        world=PARKING,
+        test=f"{_UNITS}::test_a_key_whose_failed_message_is_done_goes_on",
+    ),
+    Mutant(
+        name="room that came free in the lot is not used",
+        module="actors.key_shared.parking",
+        old="        lot.settle()\n",
+        new="",
+        world=PARKING,
+        test=f"{_UNITS}::test_above_the_bytes_the_key_blocks_until_there_is_room",
+    ),
+    Mutant(
+        name="what a consumer brings back is parked as well",
+        module="actors.key_shared.dispatch",
+        old="            parking.bring_back(core, np.unique(holding))\n",
+        new="",
+        world=PARKING,
+        test=f"{_UNITS}::test_a_consumer_that_comes_back_has_what_it_holds",
+    ),
+    Mutant(
+        name="what is parked uses up the look-ahead",
+        module="actors.key_shared.lot",
+        old="        return self.table.count[UNKNOWN] + self.table.count[BLOCKED]\n",
+        new="        return self.table.live\n",
+        world=PARKING,
+        test=f"{_UNITS}::test_blocked_keys_count_as_waiting_and_parked_ones_do_not",
+    ),
+]
