@@ -5,8 +5,9 @@ it. What stands in the subscription's record is which keys they are and which of
 stay where they are, in the log, which is kept from the mark-delete position on
 (`docs/decisions/0022-a-parked-key-stays-in-the-log.md`).
 
-A decision is answered when the version of the record is durable in which the key is gone, and with `discard` the
-messages are done: both in the same version, so whatever dies, a key is either parked, or decided of.
+A decision is answered when the version of the record is durable that holds it. Of a key that is redriven that is the
+one in which it is gone. What is discarded is done first, and durably; only then its key goes on, since nobody would
+tell a later owner of it, which would send the failed message again, behind what followed it.
 """
 
 from __future__ import annotations
@@ -228,10 +229,14 @@ class ParkedKeys:
         if self._core.resets != resets:
             raise Unavailable("somebody moved the cursor meanwhile; ask again")
         gone = gone[~self._cursor.is_acknowledged(gone)]
+        for each in chosen:
+            each.decided = True
         if len(gone):
             self._done(gone)
         self.discarded += len(gone)
         await self._store.barrier()
+        self._core.parking.let_go(chosen)
+        self._wake()
         return {"keys": len(chosen), "messages": len(gone)}
 
     async def _of_keys(self, chosen: list[ParkedKey], end: int) -> AsyncIterator[Positions]:

@@ -33,7 +33,7 @@ _NEAR = 1 << 16
 @dataclass(slots=True)
 class ParkedKey:
     """One key. key None: a message without a key, which is alone. hash: masked. since: ms. failed: the position of the
-    first message that failed; what lies before it goes on.
+    first message that failed; what lies before it goes on. decided: it is let go by who decided, when that is durable.
     """
 
     number: int
@@ -41,6 +41,7 @@ class ParkedKey:
     hash: int
     since: int
     failed: int
+    decided: bool = False
 
 
 class Lot:
@@ -118,7 +119,8 @@ class Lot:
         if not self.keys:
             return []
         failed = np.fromiter((each.failed for each in self.keys.values()), np.int64, len(self.keys))
-        return [number for number, hit in zip(self.keys, np.isin(failed, positions).tolist(), strict=True) if hit]
+        hits = np.isin(failed, positions).tolist()
+        return [each.number for each, hit in zip(self.keys.values(), hits, strict=True) if hit and not each.decided]
 
     # -- hashes -----------------------------------------------------------------------------------------------------
 
@@ -175,10 +177,6 @@ class Lot:
         """These (ascending, none of them here) come as UNKNOWN."""
         self.table.put(positions, hashes, np.zeros(len(positions), np.uint16), UNKNOWN, 0, now)
 
-    def unknown(self, most: int) -> Positions:
-        """The first of those whose keys were not read."""
-        return self.table.position[self.table.rows_in(UNKNOWN)[:most]]
-
     def known(self, positions: Positions, numbers: npt.NDArray[np.uint16], sizes: npt.NDArray[np.int64]) -> None:
         """These (ascending, UNKNOWN) are of the keys with these numbers, and have so many bytes."""
         table = self.table
@@ -190,12 +188,13 @@ class Lot:
         table.move(rows[~parks], int(np.count_nonzero(~parks)), UNKNOWN, BLOCKED)
         self.bytes += int(sizes[parks].sum())
 
-    def positions_of(self, number: int) -> Positions:
-        """The messages of one key, and those of its hash that nobody looked at."""
+    def positions_of(self, numbers: list[int]) -> Positions:
+        """The messages of these keys, and those of their hashes that nobody looked at."""
         table = self.table
         rows = table.rows_live()
-        mine = (table.state[rows] != UNKNOWN) & (table.consumer[rows] == number)
-        mine |= (table.state[rows] == UNKNOWN) & (table.key[rows] == self.keys[number].hash)
+        unknown = table.state[rows] == UNKNOWN
+        mine = ~unknown & np.isin(table.consumer[rows], numbers)
+        mine |= unknown & np.isin(table.key[rows], [self.keys[number].hash for number in numbers])
         positions: Positions = table.position[rows[mine]]
         return positions
 

@@ -147,14 +147,15 @@ def forget_up_to(core: Core, position: int | None) -> None:
 
 def redrive(core: Core, numbers: Iterable[int]) -> int:
     """Let these keys go on; returns how many of their messages wait now."""
-    lot, count = core.lot, 0
-    for number in list(numbers):
-        mine = lot.positions_of(number)
-        count += len(mine)
+    lot, chosen = core.lot, list(numbers)
+    if not chosen:
+        return 0
+    mine = lot.positions_of(chosen)
+    for number in chosen:
         lot.close_key(number)
-        back(core, *lot.take(mine))
-        lot.settle()
-    return count
+    back(core, *lot.take(mine))
+    lot.settle()
+    return len(mine)
 
 
 class Parking:
@@ -186,36 +187,51 @@ class Parking:
         return window.position[window.rows_in(DEAD)[:most]]
 
     def unknown(self, most: int) -> Positions:
-        """The first messages of closed hashes whose keys were not read (ascending)."""
-        return self._lot.unknown(most)
+        """The first messages of closed hashes whose keys were not read (ascending).
+
+        Not those behind a message of their hash that failed and whose key is not known either: it may be theirs.
+        """
+        table, window = self._lot.table, self._core.window
+        rows = table.rows_in(UNKNOWN)
+        if len(rows) and window.count[DEAD]:
+            dead = window.rows_in(DEAD)
+            order = np.lexsort((window.position[dead], window.key[dead]))
+            hashes, failed = window.key[dead[order]], window.position[dead[order]]
+            first = np.minimum(np.searchsorted(hashes, table.key[rows]), len(hashes) - 1)
+            rows = rows[(hashes[first] != table.key[rows]) | (failed[first] > table.position[rows])]
+        positions: Positions = table.position[rows[:most]]
+        return positions
 
     @property
     def waits_for_reading(self) -> bool:
         """Whether there is anything in `failed` or `unknown`."""
         dead = self._lot.on and self._core.window.count[DEAD] > 0 and not self._lot.full
-        return dead or self._lot.table.count[UNKNOWN] > 0
+        return dead or (self._lot.table.count[UNKNOWN] > 0 and len(self.unknown(1)) > 0)
 
     def park(self, positions: Positions, keys: pa.Array, sizes: npt.NDArray[np.int64], now: int) -> None:
         """These (ascending) failed, and are of these keys (binary, null: none), with so many bytes."""
         core, lot, window = self._core, self._lot, self._core.window
-        rows = window.find(positions)
-        at = np.flatnonzero(np.isin(positions, window.position[rows[window.state[rows] == DEAD]]))
-        for place in at.tolist():
-            row = int(window.find(positions[place : place + 1])[0])
-            masked = int(window.key[row])
-            opened = lot.open(keys[place].as_py(), masked, now, int(positions[place]))
+        here = np.isin(positions, window.position[window.rows_in(DEAD)])
+        numbers: list[int] = []
+        for position, key in zip(positions[here].tolist(), keys.filter(pa.array(here)).to_pylist(), strict=True):
+            row = window.find(np.array([position], np.int64))
+            opened = lot.open(key, int(window.key[row[0]]), now, position)
             if opened is None:
                 break
-            core.drop(np.array([row]))
-            lot.add(positions[place : place + 1], np.array([masked], np.uint32), now)
-            lot.known(positions[place : place + 1], np.array([opened.number], np.uint16), sizes[place : place + 1])
-            core.parked_total += 1
+            numbers.append(opened.number)
+        positions, sizes = positions[here][: len(numbers)], sizes[here][: len(numbers)]
+        rows = window.find(positions)
+        hashes = window.key[rows].copy()
+        core.drop(rows)
+        lot.add(positions, hashes, now)
+        lot.known(positions, np.array(numbers, np.uint16), sizes)
+        core.parked_total += len(numbers)
         window.trim()
 
     def examined(self, positions: Positions, keys: pa.Array, sizes: npt.NDArray[np.int64]) -> None:
         """The keys of messages that were `unknown`: those of parked keys stay, the others go back."""
         core, lot = self._core, self._lot
-        here = np.isin(positions, lot.unknown(len(lot.table.state)))
+        here = np.isin(positions, self.unknown(lot.live))
         positions, keys, sizes = positions[here], keys.filter(pa.array(here)), sizes[here]
         named = [each for each in lot.keys.values() if each.key is not None]
         numbers = np.array([each.number for each in named] + [0], np.uint16)
@@ -280,6 +296,10 @@ class Parking:
         count = redrive(self._core, numbers)
         self._core.redriven_total += count
         return count
+
+    def let_go(self, keys: Iterable[ParkedKey]) -> None:
+        """Let these go on, as far as they are still parked."""
+        redrive(self._core, [each.number for each in keys if self._lot.keys.get(each.number) is each])
 
     @property
     def limited(self) -> bool:

@@ -42,6 +42,8 @@ ONCE_FAILED = [
     ("nack_order", 293),  # a new owner that has not read yet what was given back to the one before
     ("nack_order", 105),  # what lies before a message that came back, and was not read yet; what came again in between
     ("parking", 1029),  # a new owner that has read nothing yet of a key that is parked
+    ("parking", 1285),  # a discard that was not durable when its key went on
+    ("parking", 1449),  # a message was told apart before the failed one before it, which was of its key
     ("ledger", 310411),  # a bookie that is still starting when it is asked for its copies
 ]
 """Seeds that showed a defect of the broker or of its judge, with what it was about."""

@@ -149,6 +149,21 @@ def test_a_key_of_the_same_hash_goes_on(monkeypatch: pytest.MonkeyPatch) -> None
     assert driver.pending("a") == ["1:0", "1:1", "1:2", "1:4"]
 
 
+def test_what_lies_behind_a_failed_message_waits_for_its_key() -> None:
+    driver = parking()
+    driver.send("k", "k")
+    for _ in range(2):
+        driver.nack("a", "1:0")
+        driver.nack("a", *asked_back(driver), counted=False)
+        driver.route()
+    parked = driver.dispatch.parking
+    assert parked.unknown(10).tolist() == []
+    parked.examined(at("1:1"), pa.array([b"k"], pa.binary()), np.array([10]))
+    assert driver.route() == {}, "the key that failed may be its own"
+    look(driver)
+    assert stats(driver)["msgParked"] == 2
+
+
 def test_a_message_without_a_key_is_alone() -> None:
     driver = parking()
     driver.send("", "", "k")
