@@ -24,6 +24,7 @@ from actors.ports import Ports, Unknown
 from loadgen import history
 from storage import batch
 from storage.errors import SluiceError
+from storage.hashing import hash_column
 from storage.position import parse
 from tests.sim.faults import Fault
 from tests.sim.world import World
@@ -45,9 +46,9 @@ class ParkingWorld(RedeliveriesWorld):
     def __call__(self, world: World, faults: list[Fault], options: dict[str, str]) -> dict[str, int]:
         """Play a run; in a third of them there are four hashes, and few messages are looked at together."""
         rng = random.Random(f"short/{world.seed}")
-        bits, true_hashes = rng.choice((31, 31, 2)), batch.hash_column
+        bits = rng.choice((31, 31, 2))
         with (
-            patch.object(batch, "hash_column", lambda keys: true_hashes(keys) & ((1 << bits) - 1)),
+            patch.object(batch, "hash_column", lambda keys: hash_column(keys) & ((1 << bits) - 1)),
             patch.object(parked_keys, "AT_ONCE", rng.choice((2, 4_096))),
         ):
             return super().__call__(world, faults, options)
