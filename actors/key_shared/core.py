@@ -115,20 +115,15 @@ class Core:
         self.history = history or History()
         self.keeps_places = settings.grace_ms > 0 and keeps_places(settings)
         self.kept: dict[int, Kept] = {}  # by slot
-        self.last_read = EARLIEST
-        self.mark_delete = EARLIEST
+        self.last_read = self.mark_delete = EARLIEST
         self.recheck = False
         self.later: list[tuple[int, int, Positions]] = []
         self.unread = NOTHING
         """What is known of redeliveries of messages that were not read yet; see `redelivering`."""
-        self.not_durable = 0
-        self.waits = 0
-        self.next_dispatch = 0
-        self.turn = 0
-        self.now = 0
+        self.not_durable = self.waits = self.held_back = 0
+        self.next_dispatch = self.turn = self.now = 0
         self.drained_total = self.places_returned = self.hand_overs = 0
         self.drains = Drains()
-        self.held_back = 0
         self.claiming = False
 
     def successor(self) -> Core:
