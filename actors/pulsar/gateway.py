@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from actors.actor import Actor
 from actors.directory import Directory
 from actors.messages import ProducersHere, ProducersPresent
 from actors.ports import Address, Ports, Unknown
@@ -148,3 +149,13 @@ class Gateway:
             await self.directory.suspect(address)
             raise Unavailable(f"{address} does not answer: {reply.reason}")
         return reply
+
+
+class GatewayActor(Actor):
+    """What others ask of a gateway."""
+
+    gateway: Gateway
+
+    async def on_producers_here(self, request: ProducersHere) -> ProducersPresent:
+        """See messages.ProducersHere."""
+        return self.gateway.producers_here(request)

@@ -11,11 +11,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from actors.actor import Actor
-from actors.messages import ProducersHere, ProducersPresent
 from actors.ports import Address, Ports
 from actors.pulsar.connection import Connection
-from actors.pulsar.gateway import Gateway
+from actors.pulsar.gateway import Gateway, GatewayActor
 from cluster.environment import LOOPBACK
 from cluster.process_watch import this_process
 from cluster.pulsar.ports import PLAIN, TLS, advertised_host, wanted_ports, write_port
@@ -38,7 +36,7 @@ WRITE_BYTES = 4 * 1024 * 1024
 """So much may wait to be sent before no more messages are handed to a connection."""
 
 
-class PulsarGateway(Actor):
+class PulsarGateway(GatewayActor):
     """Listens for Pulsar's clients at the ports that settings name (cluster.pulsar.ports).
 
     Raises Invalid if a file that they name cannot be used.
@@ -73,10 +71,6 @@ class PulsarGateway(Actor):
         await self._listen()
         if self._missing:
             self.ports.spawn(self._listen_later(), "listen")
-
-    async def on_producers_here(self, request: ProducersHere) -> ProducersPresent:
-        """See messages.ProducersHere."""
-        return self.gateway.producers_here(request)
 
     async def _listen(self) -> None:
         loop = asyncio.get_running_loop()

@@ -12,6 +12,7 @@ from actors.bookie import Bookie
 from actors.controller import Controller
 from actors.dispatcher import Dispatcher
 from actors.messages import Done, SubscriptionSettings, TopicSettings
+from actors.pulsar.gateway import GatewayActor
 from actors.topic.topic import Topic
 from actors.wire import Reply, pack, unpack
 
@@ -30,7 +31,7 @@ def test_every_request_names_its_reply(name: str) -> None:
 
 def test_every_request_is_handled_by_some_actor() -> None:
     """By the method that its name gives."""
-    kinds: list[type[Actor]] = [Bookie, Topic, Dispatcher, Controller]
+    kinds: list[type[Actor]] = [Bookie, Topic, Dispatcher, Controller, GatewayActor]
     handled = {name for kind in kinds for name in dir(kind) if name.startswith("on_")}
     wanted = {
         "on_" + "".join("_" + letter.lower() if letter.isupper() else letter for letter in name).lstrip("_")

@@ -17,13 +17,12 @@ from typing import Any
 
 import msgspec
 
-from actors.actor import Actor
-from actors.messages import ProducersHere, ProducersPresent, SubscriptionSettings
+from actors.messages import SubscriptionSettings
 from actors.ports import Ports
 from actors.pulsar.connection import Connection
 from actors.pulsar.fields import FIELD_OF, Command, parse
 from actors.pulsar.frames import Cutter
-from actors.pulsar.gateway import Gateway
+from actors.pulsar.gateway import Gateway, GatewayActor
 from loadgen import history
 from storage.position import position
 from tests.sim.faults import Fault
@@ -57,16 +56,12 @@ class GatewayWorld(BrokerWorld):
         return GatewayCourse(world, faults, options, size, manner)
 
 
-class SimGateway(Actor):
+class SimGateway(GatewayActor):
     """A gateway in a process of its own."""
 
     def __init__(self, ports: Ports, name: str) -> None:
         super().__init__(ports)
         self.gateway = Gateway(ports, CONTROLLER, url=f"pulsar://{name}", process=name, abreast_from=2)
-
-    async def on_producers_here(self, request: ProducersHere) -> ProducersPresent:
-        """See messages.ProducersHere."""
-        return self.gateway.producers_here(request)
 
     async def accept(self, end: End, stamps: list[Stamp]) -> None:
         """Somebody has connected. stamps: what the judge wants to know of each MESSAGE frame."""
