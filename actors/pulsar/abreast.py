@@ -1,6 +1,6 @@
 """The SEND frames of one read, decoded abreast: a few dozen steps, however many frames there are.
 
-That is how nearly all frames come: with a checksum, unencrypted, not compressed, without properties. A producer of
+That is how nearly all frames come: with a checksum, unencrypted, not compressed. A producer of
 which one frame is otherwise has all of its frames of that read decoded one by one (actors.pulsar.sends), so that their
 order stays. Either way gives the same rows.
 """
@@ -15,15 +15,17 @@ import pyarrow as pa
 
 from actors.pulsar.batches import Found, Heads, find_messages, of_one_size, starts_of, table_of
 from actors.pulsar.cells import Ints, of_u32, side_by_side
-from actors.pulsar.columns import UNSIGNED, Bytes, Field, Fields, encode_numbers, read_fields
+from actors.pulsar.columns import UNSIGNED, Bytes, Field, Fields, Slices, encode_numbers, read_fields
 from actors.pulsar.fields import Metadata
 from actors.pulsar.frames import CHECKSUMMED, Cut, checksums
+from actors.pulsar.properties import read_pairs
 from storage.batch import LAST_TIME, MAX_RUN_MESSAGES
 from storage.position import entry_of, ledger_of
 
 SEND_COMMAND = b"\x08\x06"
 """How the command of a SEND begins, whoever writes it: its type."""
 _TYPE, _SEND = 0x08, 0x32
+_PROPERTIES = 0x22
 _PRODUCER, _SEQUENCE, _COUNT, _HIGHEST = 0x08, 0x10, 0x18, 0x30
 _OF_SEND = (_PRODUCER, _SEQUENCE, _COUNT, _HIGHEST)
 _NAME, _NUMBER, _PUBLISHED, _KEY, _CODEC, _SIZE, _MESSAGES, _EVENT = 0x0A, 0x10, 0x18, 0x32, 0x40, 0x48, 0x58, 0x60
@@ -114,10 +116,18 @@ def read_sends(cut: Cut, first: int, end: int) -> dict[int, Sends | None] | None
         if not len(taken):
             break
         found, counts, odd = _messages(cut.data, read, taken)
+        pairs, wrong = read_pairs(read.source, found.several, len(found.key_at))
+        odd[np.repeat(np.arange(len(taken)), counts)[wrong]] = True
         if not odd.any():
             break
         slow |= dict.fromkeys(producers[taken[odd]].tolist())
-    fast = _by_producer(read, producers, taken, found, counts, ends - starts) if len(taken) else {}
+    fast = (
+        _by_producer(
+            read, taken, table_of(read.source, found, _heads(read, taken, counts), pairs), counts, ends - starts
+        )
+        if len(taken)
+        else {}
+    )
     return fast | slow
 
 
@@ -138,7 +148,7 @@ def _read(data: bytes, starts: Ints, ends: Ints) -> _Read | None:
     length = source.u32(np.maximum(at - 4, 0))
     payload = at + length
     odd = (at == ends) | (payload > ends)
-    metadata = read_fields(source, at, np.where(odd, at, payload), _OF_METADATA)
+    metadata = read_fields(source, at, np.where(odd, at, payload), _OF_METADATA, _PROPERTIES)
     value = metadata.value
     odd |= metadata.odd | (value[_CODEC] > 0)
     for flag in _FLAGS:
@@ -194,14 +204,24 @@ def _singles(read: _Read, frames: Ints) -> Found:
         payload_size=(read.end - read.at)[frames],
         event_time=value[_EVENT][frames],
         sequence=value[_NUMBER][frames],
+        several=_their(read, frames),
     )
 
 
-def _by_producer(
-    read: _Read, producers: Ints, taken: Ints, found: Found, counts: Ints, sizes: Ints
-) -> dict[int, Sends | None]:
+def _their(read: _Read, frames: Ints) -> list[Slices]:
+    """The properties of frames that are one message each, by their places among these."""
+    place = np.full(len(read.at), -1, np.int64)
+    place[frames] = np.arange(len(frames))
+    found = []
+    for each in read.metadata.several:
+        mine = place[each.rows] >= 0
+        found.append(Slices(place[each.rows[mine]], each.at[mine], each.size[mine]))
+    return found
+
+
+def _heads(read: _Read, taken: Ints, counts: Ints) -> Heads:
     value = read.metadata.value
-    heads = Heads(
+    return Heads(
         counts=counts,
         alone=value[_MESSAGES][taken] < 0,
         sequence=value[_NUMBER][taken],
@@ -209,8 +229,10 @@ def _by_producer(
         deliver_at=np.maximum(value[_DUE][taken], 0),
         pulsar=_rests(read, taken),
     )
-    table = table_of(read.source, found, heads)
-    mine = producers[taken]
+
+
+def _by_producer(read: _Read, taken: Ints, table: pa.RecordBatch, counts: Ints, sizes: Ints) -> dict[int, Sends | None]:
+    mine = read.command.value[_PRODUCER][taken]
     made: dict[int, Sends | None] = {}
     for producer in np.unique(mine).tolist():
         frames = mine == producer

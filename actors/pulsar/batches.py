@@ -1,8 +1,8 @@
 """The messages of many frames at once, as columns.
 
 Where the messages begin is found by a short loop that looks only for their sizes. Then every field of all messages is
-read abreast (actors.pulsar.columns). What is seldom goes the slow way, a frame at a time, by protobuf: properties,
-null values, keys in base64, fields that are not known here, and everything that is malformed, which is refused there.
+read abreast (actors.pulsar.columns). What is seldom goes the slow way, a frame at a time, by protobuf: null values,
+keys in base64, fields that are not known here, and everything that is malformed, which is refused there.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from actors.pulsar.cells import Ints
-from actors.pulsar.columns import Bytes, read_fields
+from actors.pulsar.columns import Bytes, Slices, read_fields
+from actors.pulsar.properties import KIND, Pairs
 from storage.batch import MAX_KEY_BYTES, MAX_MESSAGE_BYTES
 
 PROPERTIES, KEY, SIZE, EVENT_TIME, ORDERING_KEY, SEQUENCE = 0x0A, 0x12, 0x18, 0x28, 0x3A, 0x40
@@ -38,6 +39,8 @@ class Found:
     payload_size: Ints
     event_time: Ints
     sequence: Ints
+    several: list[Slices]
+    """Properties."""
 
     def odd(self) -> npt.NDArray[np.bool_]:
         """Those with a key or payload that is too long."""
@@ -46,13 +49,15 @@ class Found:
 
     def put(self, rows: Ints, other: Found) -> None:
         """Take over what another one has, at these rows."""
-        for name in self.__slots__:
+        for name in self.__slots__[:-1]:
             getattr(self, name)[rows] = getattr(other, name)
+        self.several += [Slices(rows[each.rows], each.at, each.size) for each in other.several]
 
     @staticmethod
     def nothing(count: int) -> Found:
         """Messages of which nothing is known yet."""
-        return Found(*(np.full(count, -1, np.int64) for _ in range(8)))
+        none = np.full((8, count), -1, np.int64)
+        return Found(none[0], none[1], none[2], none[3], none[4], none[5], none[6], none[7], [])
 
 
 def of_one_size(source: Bytes, at: Ints, end: Ints, counts: Ints) -> tuple[Ints, Ints]:
@@ -149,7 +154,7 @@ def _alike(payload: bytes, at: int, size: int, marks: list[int], most: int) -> i
 def find_messages(source: Bytes, begin: Ints, end: Ints) -> tuple[Found, npt.NDArray[np.bool_]]:
     """The messages of batches that begin and end at these places, and which of them have to go the slow way."""
     stop = begin + 4 + source.u32(begin)
-    read = read_fields(source, begin + 4, stop, (KEY, SIZE, EVENT_TIME, ORDERING_KEY, SEQUENCE, *FLAGS))
+    read = read_fields(source, begin + 4, stop, (KEY, SIZE, EVENT_TIME, ORDERING_KEY, SEQUENCE, *FLAGS), PROPERTIES)
     odd = read.odd
     for flag in FLAGS:
         odd |= read.value[flag] > 0
@@ -163,6 +168,7 @@ def find_messages(source: Bytes, begin: Ints, end: Ints) -> tuple[Found, npt.NDA
         payload_size=size,
         event_time=read.value[EVENT_TIME],
         sequence=read.value[SEQUENCE],
+        several=read.several,
     )
     return found, odd | (size != end - stop) | found.odd()
 
@@ -181,8 +187,8 @@ class Heads:
     pulsar: pa.Array
 
 
-def table_of(source: Bytes, found: Found, heads: Heads) -> pa.RecordBatch:
-    """The rows of frames, in order."""
+def table_of(source: Bytes, found: Found, heads: Heads, pairs: Pairs | None) -> pa.RecordBatch:
+    """The rows of frames, in order. pairs: their properties."""
     counts, total = heads.counts, len(found.key_at)
     index = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
     sequence = np.where(found.sequence >= 0, found.sequence, np.repeat(heads.sequence, counts) + index)
@@ -192,7 +198,7 @@ def table_of(source: Bytes, found: Found, heads: Heads) -> pa.RecordBatch:
         "payload": source.slices(found.payload_at, found.payload_size),
         "publish_time": pa.array(np.repeat(heads.publish_time, counts)),
         "ordering_key": _slices(source, found.order_at, found.order_size),
-        "properties": pa.nulls(total, pa.map_(pa.string(), pa.string())),
+        "properties": pa.nulls(total, KIND) if pairs is None else pairs.column(total),
         "event_time": pa.array(found.event_time, mask=found.event_time <= 0),
         "deliver_at": pa.array(np.repeat(heads.deliver_at, counts)),
         "sequence_id": pa.array(sequence),

@@ -1,6 +1,6 @@
 """Messages of batches on their way out, encoded abreast with Arrow's kernels: for each row its metadata and payload.
 
-What is seldom is left to a loop: rows with properties, null values, and keys that are or must be base64.
+What is seldom is left to a loop: null values, and keys that are or must be base64.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import pyarrow as pa
 from actors.pulsar.cells import Ints, of_u32
 from actors.pulsar.columns import Field, Some, encode_fields, join, lengths_of
 from actors.pulsar.fields import Metadata
+from actors.pulsar.properties import encode_pairs, plain
 from actors.pulsar.sends import OF_ONE
 
 MOST_BYTES = 512 * 1024 * 1024
@@ -39,6 +40,8 @@ def bodies_of(rows: pa.RecordBatch) -> Bodies | None:
     key, payload = rows.column("key"), rows.column("payload")
     if rows.nbytes > MOST_BYTES or "pulsar" not in names or not is_text(key):
         return None
+    if "properties" in names and not plain(rows.column("properties")):
+        return None
     fields: list[Field] = [(0x12, key), (0x18, lengths_of(payload))]
     if "event_time" in names:
         fields += _numbers(rows.column("event_time"), 0x28)
@@ -47,6 +50,9 @@ def bodies_of(rows: pa.RecordBatch) -> Bodies | None:
     if "sequence_id" in names:
         fields += _numbers(rows.column("sequence_id"), 0x40, zero=True)
     columns, size = encode_fields(rows.num_rows, fields)
+    if "properties" in names and rows.column("properties").null_count < rows.num_rows:
+        columns.insert(0, encode_pairs(rows.column("properties"), 0x0A))
+        size = size + lengths_of(columns[0])
     joined = join(of_u32(size).column(), *columns, payload)
     offsets = np.frombuffer(joined.buffers()[1], np.int32)[joined.offset : joined.offset + len(joined) + 1]
     data = joined.buffers()[2]
@@ -63,13 +69,11 @@ def is_text(key: pa.Array) -> bool:
 
 
 def _odd(rows: pa.RecordBatch) -> npt.NDArray[np.bool_]:
-    """Rows with properties, or with a flag of their own."""
+    """Rows with a flag of their own."""
     rest = rows.column("pulsar").dictionary_encode()
     kinds = [Metadata.FromString(kind or b"") for kind in rest.dictionary.to_pylist()]
     flagged = np.array([any(getattr(kind, name) for name in OF_ONE) for kind in kinds] + [True])
     odd: npt.NDArray[np.bool_] = flagged[rest.indices.fill_null(len(kinds)).to_numpy(zero_copy_only=False)]
-    if "properties" in rows.schema.names:
-        odd = odd | rows.column("properties").is_valid().to_numpy(zero_copy_only=False)
     return odd
 
 

@@ -97,14 +97,26 @@ class Fields:
     value: dict[int, Ints]
     at: dict[int, Ints]
     odd: npt.NDArray[np.bool_]
+    several: list[Slices]
+    """The repeated field, each time that it occurs, as it came first, second and so on in its message."""
 
 
-def read_fields(source: Bytes, at: Ints, stop: Ints, known: Collection[int]) -> Fields:
+class Slices(NamedTuple):
+    """Slices of some messages, m of them. rows: whose each is; at, size: where it lies; int64."""
+
+    rows: Ints
+    at: Ints
+    size: Ints
+
+
+def read_fields(source: Bytes, at: Ints, stop: Ints, known: Collection[int], repeated: int = -1) -> Fields:
     """The fields of messages that begin and end at these places.
 
     known: tags, field and kind, as they are written: the second byte of one that has two stands 8 bits higher.
+    repeated: the tag of a field that a message may have several times.
     """
     count = len(at)
+    several: list[Slices] = []
     value = {tag: np.full(count, -1, np.int64) for tag in known}
     begins = {tag: np.zeros(count, np.int64) for tag in known if tag & 7 == 2}
     odd = (stop > source.size) | (at > stop)
@@ -126,6 +138,10 @@ def read_fields(source: Bytes, at: Ints, stop: Ints, known: Collection[int]) -> 
         wrong = (length == 0) | (number < 0) | (number > 1 << 55) | (behind > limit)
         for one, chosen in _alike(tag):
             rows = live if chosen is None else live[chosen]
+            if one == repeated:
+                which = slice(None) if chosen is None else chosen
+                several.append(Slices(rows, after[which], number[which]))
+                continue
             if one not in value:
                 wrong[slice(None) if chosen is None else chosen] = True
                 continue
@@ -139,7 +155,7 @@ def read_fields(source: Bytes, at: Ints, stop: Ints, known: Collection[int]) -> 
         else:
             live, here, limit = live[left], behind[left], limit[left]
     odd[live] = True
-    return Fields(value, begins, odd)
+    return Fields(value, begins, odd, several)
 
 
 def _alike(tags: Ints) -> Iterator[tuple[int, npt.NDArray[np.bool_] | None]]:

@@ -1,6 +1,6 @@
 """MESSAGE frames abreast: the pieces of a part, encoded with Arrow's kernels in a few dozen steps.
 
-What is seldom is left to the loop of actors.pulsar.deliveries: rows with properties, null values, keys that are or must
+What is seldom is left to the loop of actors.pulsar.deliveries: null values, keys that are or must
 be base64, numbers of more than 63 bits. Either way gives the same frames.
 """
 
@@ -19,6 +19,7 @@ from actors.pulsar.cells import Cells, Ints, of_u32, side_by_side
 from actors.pulsar.columns import UNSIGNED, Field, encode_fields, encode_numbers, join, joined, lengths_of
 from actors.pulsar.fields import Metadata
 from actors.pulsar.frames import CHECKSUMMED, checksums
+from actors.pulsar.properties import encode_pairs, plain
 from actors.pulsar.sends import OF_ONE
 from storage.position import ENTRY_BITS, MAX_ENTRY
 
@@ -84,7 +85,10 @@ def _metadata(
     """The metadata of each piece, as encode_fields gives them; None if some of them are seldom."""
     names, count = rows.schema.names, len(starts)
     key = rows.column("key")
-    if not is_text(key) or ("properties" in names and rows.column("properties").null_count < count):
+    if not is_text(key):
+        return None
+    pairs = _properties(rows, alone)
+    if pairs is None:
         return None
     kinds = _kinds(rows)
     number = _sequence(part, rows, starts)
@@ -109,7 +113,18 @@ def _metadata(
             (0x0198, np.where(due, due, -1)),
         ],
     )
-    return [*columns, rest], size + lengths_of(rest)
+    return [*columns, *pairs, rest], size + np.sum([lengths_of(each) for each in [*pairs, rest]], axis=0)
+
+
+def _properties(rows: pa.RecordBatch, alone: npt.NDArray[np.bool_]) -> list[pa.Array] | None:
+    """Those of messages that travel alone, if there are any; None if they have to be encoded one by one."""
+    if "properties" not in rows.schema.names or rows.column("properties").null_count == rows.num_rows:
+        return []
+    column = rows.column("properties")
+    if not plain(column):
+        return None
+    pairs = encode_pairs(column, 0x22)
+    return [pairs if alone.all() else pc.if_else(pa.array(alone), pairs, _NOTHING)]
 
 
 def _sequence(part: Received, rows: pa.RecordBatch, starts: Ints) -> Ints:

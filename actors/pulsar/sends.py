@@ -31,6 +31,7 @@ from actors.pulsar.columns import UNSIGNED, Bytes
 from actors.pulsar.fields import Malformed, Metadata, ServerError, Single, parse
 from actors.pulsar.frames import U32, Body
 from actors.pulsar.inflating import NONE, inflate
+from actors.pulsar.properties import read_pairs
 from storage.batch import (
     GIVEN_BY_CLIENTS,
     LAST_TIME,
@@ -252,8 +253,10 @@ def _abreast(packed: list[_Packed]) -> tuple[pa.RecordBatch | None, dict[int, tu
     while plain:
         counts = np.array([one.count for one, _ in plain])
         source, found, odd = _found_plain(plain, counts)
+        pairs, no_text = read_pairs(source, found.several, len(odd))
+        odd = odd | no_text
         if not odd.any():
-            return table_of(source, found, _heads_of([one for one, _ in plain], counts)), _ranges(plain, counts)
+            return table_of(source, found, _heads_of([one for one, _ in plain], counts), pairs), _ranges(plain, counts)
         wrong = np.unique(np.searchsorted(np.cumsum(counts), np.flatnonzero(odd), side="right")).tolist()
         plain = [pair for number, pair in enumerate(plain) if number not in wrong]
     return None, {}

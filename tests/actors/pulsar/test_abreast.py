@@ -19,6 +19,8 @@ from tests.actors.pulsar.made import NOW, batch, frame, single
 
 UNSIGNED = (1 << 64) - 1
 
+text = st.text(max_size=4).map(str.encode)
+
 messages = st.fixed_dictionaries(
     {"payload": st.binary(max_size=20)},
     optional={
@@ -27,7 +29,7 @@ messages = st.fixed_dictionaries(
         "event_time": st.integers(0, LAST_TIME),
         "null_value": st.booleans(),
         "key_is_base64": st.just(False),
-        "properties": st.just([(b"a", b"1")]),
+        "properties": st.lists(st.tuples(text, st.sampled_from([b"1", "ä".encode(), b"\xff"])), max_size=3),
     },
 )
 common = st.fixed_dictionaries(
@@ -42,7 +44,12 @@ common = st.fixed_dictionaries(
 )
 plain = st.fixed_dictionaries(
     {"payload": st.binary(max_size=20), "partition_key": st.binary(max_size=15)},
-    optional={"key_is_base64": st.just(False), "null_value": st.just(False), "null_partition_key": st.just(False)},
+    optional={
+        "key_is_base64": st.just(False),
+        "null_value": st.just(False),
+        "null_partition_key": st.just(False),
+        "properties": st.lists(st.tuples(text, text), max_size=3),
+    },
 )
 
 
