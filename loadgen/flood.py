@@ -33,7 +33,15 @@ from loadgen.consume import ConsumeJob
 from loadgen.display import Display, Progress, make_display
 from loadgen.effects import PATIENCE_S
 from loadgen.faults import Fleet, Spawn, processes_needed
-from loadgen.guard import Watch, data_folder, finish_undisturbed, given_up, own_signals
+from loadgen.guard import (
+    Watch,
+    broker_folder,
+    data_folder,
+    finish_undisturbed,
+    given_up,
+    local_cluster,
+    own_signals,
+)
 from loadgen.history import Clock, write_parquet
 from loadgen.hot_keys import merged
 from loadgen.memory import MemorySampler, consumers, own
@@ -85,15 +93,17 @@ def flood_command(**values: Any) -> int:
         display.show(Progress(phase="starting the cluster" if options.address is None else "joining the cluster"))
         began = time.monotonic()
         with own_signals():
-            address = options.address or stack.enter_context(_local_cluster(folder, options))
+            address = options.address or stack.enter_context(local_cluster(folder, options))
             join(address)  # this process looks at the cluster's processes, which Ray knows
-        home = _data_dir(options, folder).resolve()
+        home = broker_folder(options, folder).resolve()
         connect = ClusterConnect(address, os.environ.get("RAY_AUTH_TOKEN_PATH", ""), str(home))
-        clients = pulsar_client.connect_to(_data_dir(options, folder)) if options.client == PULSAR else None
+        clients = pulsar_client.connect_to(broker_folder(options, folder)) if options.client == PULSAR else None
         boot = time.monotonic() - began
         page = None
         if options.watch:
-            page = Page(_data_dir(options, folder), lambda url: console.print(f"the live page: {url}", soft_wrap=True))
+            page = Page(
+                broker_folder(options, folder), lambda url: console.print(f"the live page: {url}", soft_wrap=True)
+            )
         report = Flood(options, connect, folder, display, helpers, page, clients).run()
         report.phases = {"cluster": boot, **report.phases}
         if options.json is not None:
@@ -482,20 +492,3 @@ class Flood:
 def _drained(sampler: Sampler, since: int) -> bool:
     """A sample that was begun after publishing ended says that nothing is left."""
     return sampler.taken_at >= since and sampler.latest.get("backlog") == 0
-
-
-def _data_dir(options: FloodOptions, folder: Path) -> Path:
-    """The data folder of the cluster: the run's own, or the configured one of a cluster that runs already."""
-    from cluster.config import load
-
-    return folder / "broker" if options.address is None else load().values.data_dir
-
-
-@contextlib.contextmanager
-def _local_cluster(folder: Path, options: FloodOptions) -> Iterator[str]:
-    from cluster import launch
-
-    more = {"objects": options.objects or "", "s3_endpoint_url": options.s3_endpoint_url}
-    port = pulsar_client.free_port() if options.client == PULSAR else -1
-    with launch.local(folder / "broker", bookies=options.bookies, pulsar_port=port, **more) as running:
-        yield running.address

@@ -1,4 +1,4 @@
-"""What surrounds a flood: its folder, signals that end it in order, and whether it still moves.
+"""What surrounds a flood: its folder and its cluster, signals that end it in order, and whether it still moves.
 
 The first signal interrupts; from then on signals are ignored until everything that was started has been ended.
 """
@@ -20,9 +20,10 @@ from typing import Any
 from cluster.alarms import condition
 from cluster.environment import SESSION_PREFIX, SHORT_ROOT
 from cluster.leftovers import claim, clear
+from loadgen import pulsar_client
 from loadgen.display import Progress
 from loadgen.faults import Fleet
-from loadgen.options import FloodOptions
+from loadgen.options import PULSAR, FloodOptions
 from storage.errors import Invalid, SluiceError
 
 FLOOD_PREFIX = "sluice-flood-"
@@ -63,6 +64,24 @@ def data_folder(options: FloodOptions) -> Iterator[Path]:
             else:
                 for part in ("histories", "broker"):
                     shutil.rmtree(folder / part, ignore_errors=True)
+
+
+def broker_folder(options: FloodOptions, folder: Path) -> Path:
+    """The data folder of the cluster: the run's own, or the configured one of a cluster that runs already."""
+    from cluster.config import load
+
+    return folder / "broker" if options.address is None else load().values.data_dir
+
+
+@contextlib.contextmanager
+def local_cluster(folder: Path, options: FloodOptions) -> Iterator[str]:
+    """The address of a cluster of the run's own, for the length of a `with` block."""
+    from cluster import launch
+
+    more = {"objects": options.objects or "", "s3_endpoint_url": options.s3_endpoint_url}
+    port = pulsar_client.free_port() if options.client == PULSAR else -1
+    with launch.local(folder / "broker", bookies=options.bookies, pulsar_port=port, **more) as running:
+        yield running.address
 
 
 @contextlib.contextmanager
