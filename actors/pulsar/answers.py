@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from functools import partial
 from typing import Any
@@ -356,18 +357,15 @@ class Answers:
                 other.come_back()
 
     async def get_last_id(self, asked: Any) -> None:
-        """GET_LAST_MESSAGE_ID: of the last message, with its place in its batch."""
+        """GET_LAST_MESSAGE_ID: of the last message, with its place in its batch; of none if that was deleted."""
         consumer = self._consumer(asked.consumer_id)
         ends = await self._topic(consumer.place).ask(ReadEnds())
         last: dict[str, int] = {"ledger": UNSIGNED, "entry": UNSIGNED, "batch_index": -1}
-        if ends.last >= 0:
-            at, index = ends.last, -1
-            try:
+        if (at := ends.last) >= max(ends.first, 0):
+            with contextlib.suppress(NotFound):
                 run = await consumer.payloads.run(ledger_of(at), entry_of(at))
                 index = _index(run, at)
-            except NotFound:
-                pass
-            last = {"ledger": ledger_of(at), "entry": entry_of(at) - max(index, 0), "batch_index": index}
+                last = {"ledger": ledger_of(at), "entry": entry_of(at) - max(index, 0), "batch_index": index}
         answer = {"last": {**last, "partition": consumer.place.told}}
         if consumer.asked.start is not None:
             answer["mark_delete"] = _before(consumer.asked.start, ends, last)

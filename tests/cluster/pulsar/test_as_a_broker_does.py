@@ -91,6 +91,29 @@ def test_a_reader_begins_at_the_last_message_or_behind_it(client: pulsar.Client)
     reader.close()
 
 
+def test_a_reader_waits_for_nothing_that_is_gone(server: Client, client: pulsar.Client) -> None:
+    """What every subscription has passed is deleted, and is not the last message any more."""
+    server.create_topic("gone", roll_entries=5, retention_ms=0)
+    consumer = client.subscribe("gone", "s", initial_position=EARLIEST)
+    producer = client.create_producer("gone")
+    reader = client.create_reader("gone", pulsar.MessageId.earliest)
+    for number in range(5):
+        producer.send(b"%d" % number)
+    assert reader.has_message_available()
+    for message in received(consumer, 5):
+        consumer.acknowledge(message)
+
+    def nothing_is_left() -> bool:
+        later = client.create_reader("gone", pulsar.MessageId.earliest)
+        left = later.has_message_available()
+        later.close()
+        return not left
+
+    until(nothing_is_left)
+    producer.send(b"next")
+    assert client.create_reader("gone", pulsar.MessageId.earliest).read_next(PATIENCE).data() == b"next"
+
+
 def test_a_reader_is_told_what_lies_before_its_start(client: pulsar.Client, raw: Raw) -> None:
     sent_batch(client, "before", 3)
     raw.greet()
@@ -171,6 +194,7 @@ def test_who_is_active_changes_with_who_comes(server: Client, raw: Raw) -> None:
 def test_permits_without_measure_are_given_a_little_at_a_time(raw: Raw, client: pulsar.Client) -> None:
     raw.greet()
     subscribe(raw, "greedy", 0)
+    raw.next("success")  # what is granted before is granted to nobody
     for _ in range(3):
         raw.say("flow", consumer_id=0, permits=(1 << 32) - 1)
     sent_batch(client, "greedy", 5)
