@@ -211,8 +211,8 @@ DISPATCHING: list[Mutant] = [
     ),
     Mutant(
         name="what a leaver held is sent to nobody",
-        module="actors.key_shared.dispatch",
-        old="        core.hand_back(held[core.window.consumer[held] == member.slot], REPLAY, now)\n",
+        module="actors.key_shared.places",
+        old="    core.hand_back(held[core.window.consumer[held] == member.slot], REPLAY, now)\n",
         new="",
         world=BROKER,
         seed=6,
@@ -243,8 +243,8 @@ DISPATCHING: list[Mutant] = [
     ),
     Mutant(
         name="hashes keep their owner when it leaves",
-        module="actors.key_shared.dispatch",
-        old='        core.change_owners(now=now, cause=f"{member.name} left", gone=member)\n',
+        module="actors.key_shared.places",
+        old='    core.change_owners(now=now, cause=f"{member.name} left", gone=member)\n',
         new="",
         world=BROKER,
         seed=6,
@@ -277,7 +277,7 @@ DISPATCHING: list[Mutant] = [
     Mutant(
         name="a session that ended stays in the core",
         module="actors.dispatcher.leases",
-        old="        self._core.leave(session.number, now=self._ports.clock.now())\n",
+        old="        self._core.leave(session.number, now=self._ports.clock.now(), keep=keep_place)\n",
         new="",
         world=BROKER,
         seed=6,
@@ -341,9 +341,9 @@ DISPATCHING: list[Mutant] = [
     ),
     Mutant(
         name="what is skipped goes although a consumer holds it",
-        module="actors.key_shared.dispatch",
-        old="            window.flags[rows[held]] |= REMOVED\n",
-        new="            core.release(rows[held], DONE)\n",
+        module="actors.key_shared.acknowledging",
+        old="        window.flags[rows[held]] |= REMOVED\n",
+        new="        core.release(rows[held], DONE)\n",
         world=SKIPS,
         seed=122,
     ),
