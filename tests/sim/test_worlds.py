@@ -21,6 +21,7 @@ SEEDS = {
     "dead_letters": 30,
     "delays": 30,
     "gateway": 40,
+    "grace": 40,
     "ledger": 70,
     "nack_order": 30,
     "owners": 20,
@@ -44,6 +45,7 @@ ONCE_FAILED = [
     ("parking", 1029),  # a new owner that has read nothing yet of a key that is parked
     ("parking", 1285),  # a discard that was not durable when its key went on
     ("parking", 1449),  # a message was told apart before the failed one before it, which was of its key
+    ("grace", 285),  # a hand-over before the consumer has a place to hand over
     ("ledger", 310411),  # a bookie that is still starting when it is asked for its copies
 ]
 """Seeds that showed a defect of the broker or of its judge, with what it was about."""

@@ -9,6 +9,7 @@ from tests.sim.mutants.dispatching import DISPATCHING
 from tests.sim.mutants.giving_back import GIVING_BACK
 from tests.sim.mutants.holding import HOLDING
 from tests.sim.mutants.keeping_order import KEEPING_ORDER
+from tests.sim.mutants.keeping_places import KEEPING_PLACES
 from tests.sim.mutants.placing import PLACING
 from tests.sim.mutants.serving import SERVING
 from tests.sim.mutants.setting_aside import SETTING_ASIDE
@@ -21,6 +22,7 @@ GROUPS: dict[str, list[Mutant]] = {
     "delaying": DELAYING,
     "holding": HOLDING,
     "keeping order": KEEPING_ORDER,
+    "keeping places": KEEPING_PLACES,
     "talking": TALKING,
     "giving back": GIVING_BACK,
     "placing": PLACING,

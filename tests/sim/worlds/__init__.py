@@ -9,6 +9,7 @@ from tests.sim.worlds.cancels import CancelsWorld
 from tests.sim.worlds.dead_letters import DeadLettersWorld
 from tests.sim.worlds.delays import DelaysWorld
 from tests.sim.worlds.gateway import GatewayWorld
+from tests.sim.worlds.grace import GraceWorld
 from tests.sim.worlds.ledger import LedgerWorld
 from tests.sim.worlds.nack_order import NackOrderWorld
 from tests.sim.worlds.owners import OwnersWorld
@@ -30,6 +31,7 @@ WORLDS: dict[str, Scenario] = {
         DeadLettersWorld(),
         DelaysWorld(),
         GatewayWorld(),
+        GraceWorld(),
         OwnersWorld(),
         ParkingWorld(),
         PlacementWorld(),

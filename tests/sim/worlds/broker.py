@@ -156,10 +156,7 @@ class Course:
         watch(world, self.past, TOPIC, self.consumers)
         world.background(watch_bounds(world), "bounds")
         await self._build()
-        for number in range(self.size.producers):
-            self.producers.append(self._produce(number))
-        for _ in range(self.size.consumers):
-            self._join()
+        await self._begin_clients()
         self.nemesis.begin()
         self.begun()
         await world.loop.pause(self.size.trouble_ms)
@@ -173,6 +170,13 @@ class Course:
             await world.loop.pause(self.linger_ms)
             await world.within(HEALED_MS, self._rest(), lambda: f"L3: no rest any more; {self._told}")
         self._judge()
+
+    async def _begin_clients(self) -> None:
+        """Producers and consumers begin."""
+        for number in range(self.size.producers):
+            self.producers.append(self._produce(number))
+        for _ in range(self.size.consumers):
+            self._join()
 
     # -- building --
 

@@ -232,6 +232,9 @@ class SimConsumer:
     traffic: Traffic
     number: int
     calm: bool = False
+    called: str = ""
+    """Its name for the broker, if it is one of its own."""
+    ranges: list[tuple[int, int]] = field(default_factory=list)
     parts: list[PartitionConsumer] = field(default_factory=list)
     gone: bool = False
 
@@ -255,10 +258,10 @@ class SimConsumer:
                     partition=partition,
                     subscription=self.traffic.subscription,
                     # Names repeat; consumers are told apart by incarnation alone.
-                    name=f"worker-{self.number % 4}",
+                    name=self.called or f"worker-{self.number % 4}",
                     incarnation=f"{self.name}-1",
                     settings=self.traffic.settings,
-                    ranges=[],
+                    ranges=self.ranges,
                     queue_size=queue_size,
                     received=self.received,
                     told=partial(self.told),
