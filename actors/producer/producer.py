@@ -47,6 +47,8 @@ class Outgoing:
 
     rows: where its messages stand in the caller's batch, int64. done: called once with (rows, first position) or
     with (rows, error). size: about how many bytes the batch takes; None where the sender has not counted them.
+    only_end: of its sequences the last one counts, and there are MAX_RUN_MESSAGES of its own up to that: what is queued
+    before it and is so too may be stored under the sequences right before its own.
     """
 
     batch: Batch
@@ -54,6 +56,7 @@ class Outgoing:
     rows: npt.NDArray[np.int64]
     done: Callable[[npt.NDArray[np.int64], int, SluiceError | None], None]
     size: int | None = None
+    only_end: bool = False
 
     @property
     def bytes(self) -> int:
@@ -196,7 +199,8 @@ class PartitionProducer:
             following = self._queue[0]
             messages += len(following.batch)
             size += following.bytes
-            fits = messages <= RUN_MESSAGES and size <= RUN_BYTES and following.first_sequence == follows
+            joins = following.first_sequence == follows or (first.only_end and following.only_end)
+            fits = messages <= RUN_MESSAGES and size <= RUN_BYTES and joins
             follows += len(following.batch)
             if not fits or not following.batch.rows.schema.equals(first.batch.rows.schema):
                 break
@@ -207,10 +211,12 @@ class PartitionProducer:
         batch = _join([outgoing.batch for outgoing in gathered])
         keyed_delay = has_keyed_delay(batch.rows, batch.deliver_at)
         run = make_run(batch, self._compression)
-        published = await self._append(run, gathered[0].first_sequence, keyed_delay)
+        last = gathered[-1]
+        first_sequence = last.first_sequence + len(last.batch) - run.count
+        published = await self._append(run, first_sequence, keyed_delay)
         if published.count != run.count:
             raise InvariantViolation(f"{run.count} messages were published, {published.count} confirmed")
-        self.last_sequence = gathered[0].first_sequence + run.count - 1
+        self.last_sequence = first_sequence + run.count - 1
         first = position(published.ledger, published.first_entry) if published.ledger else -1
         self._report(gathered, first, None)
 

@@ -124,7 +124,8 @@ class WireProducer:
             left -= share
             first = self._numbered(sequence_of(group.sends[-1]), len(group.batch))
             done = self._outcome(group.sends, share)
-            self._part.send(Outgoing(group.batch, first, np.arange(len(group.batch)), done))
+            rows = np.arange(len(group.batch))
+            self._part.send(Outgoing(group.batch, first, rows, done, only_end=self._deduplicate))
         if not groups:
             self._settled(size)
         self._answer()
@@ -147,7 +148,7 @@ class WireProducer:
                 sends.error = (code_of(error), str(error))
             self._done(sends.size, error)
 
-        self._part.send(Outgoing(batch, first, np.arange(count), done))
+        self._part.send(Outgoing(batch, first, np.arange(count), done, only_end=self._deduplicate))
 
     def _first_of(self, sends: Sends) -> int:
         """The sequence of the first row at the topic."""
