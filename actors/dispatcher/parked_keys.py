@@ -229,8 +229,7 @@ class ParkedKeys:
         if self._core.resets != resets:
             raise Unavailable("somebody moved the cursor meanwhile; ask again")
         gone = gone[~self._cursor.is_acknowledged(gone)]
-        for each in chosen:
-            each.decided = True
+        self._core.parking.decide(chosen)
         if len(gone):
             self._done(gone)
         self.discarded += len(gone)

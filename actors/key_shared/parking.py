@@ -297,6 +297,11 @@ class Parking:
         self._core.redriven_total += count
         return count
 
+    def decide(self, keys: Iterable[ParkedKey]) -> None:
+        """Somebody discards these: that their failed message is done does not let them go by itself."""
+        for each in keys:
+            each.decided = True
+
     def let_go(self, keys: Iterable[ParkedKey]) -> None:
         """Let these go on, as far as they are still parked."""
         redrive(self._core, [each.number for each in keys if self._lot.keys.get(each.number) is each])

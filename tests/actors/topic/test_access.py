@@ -71,7 +71,7 @@ def test_who_comes_back_after_somebody_else_is_fenced(again: AccessMode) -> None
     assert later.epoch == 1
 
 
-def test_the_holder_comes_back_at_once_over_owners_and_connections() -> None:
+def test_the_holder_comes_back_at_once_over_owners() -> None:
     access = Access()
     let_in(access, wants("a", EXCLUSIVE))
     later = Access()
