@@ -22,6 +22,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,7 @@ class Sink(threading.Thread):
         self.acknowledged: set[tuple[int, int]] = set()
         self.out_of_order = self.twice = self.well = 0
         self.over = threading.Event()
+        self._giving_back = ThreadPoolExecutor(1)
 
     def run(self) -> None:
         """Receive until it is over."""
@@ -102,11 +104,13 @@ class Sink(threading.Thread):
         self.took[self.phase].append(time.perf_counter() * 1e6 - rows[well, 3])
         self.well += int(np.count_nonzero(well))
         if self.rejecting and not well.all():
-            self._consumer.negative_acknowledge(batch, rows=np.flatnonzero(~well), delay_ms=0)
-        else:
-            gone = batch.taken_back
-            for row in np.flatnonzero(~well & ~gone).tolist():
-                self._done(int(rows[row, 1]), int(rows[row, 2]))
+            # It returns when it is durable, and when what follows is taken back: nobody else waits for that.
+            self._giving_back.submit(
+                self._consumer.negative_acknowledge, batch, rows=np.flatnonzero(~well), delay_ms=0
+            ).add_done_callback(lambda _: self._consumer.acknowledge(batch))
+            return
+        for row in np.flatnonzero(~well & ~batch.taken_back).tolist():
+            self._done(int(rows[row, 1]), int(rows[row, 2]))
         self._consumer.acknowledge(batch)
 
     def _done(self, key: int, number: int) -> None:
@@ -139,7 +143,9 @@ def measure(client: Client, options: argparse.Namespace) -> dict[str, Any]:
     time.sleep(options.seconds)
     sink.phase, sink.rejecting = "while keys fail", True
     told["parked_after_s"] = _until(lambda: _stats(client)["parkedKeys"] == options.keys)
-    sink.phase, sink.rejecting = "parked", False
+    sink.phase, sink.rejecting = "settling", False
+    time.sleep(options.seconds / 5)
+    sink.phase = "parked"
     time.sleep(options.seconds)
     told["msgParked"] = _stats(client)["msgParked"]
     sink.phase = "killed"
@@ -160,7 +166,9 @@ def measure(client: Client, options: argparse.Namespace) -> dict[str, Any]:
     sink.join(PATIENCE_S)
     lost = int(load.sent.sum()) - len(sink.acknowledged)
     told |= {"messages": int(load.sent.sum()), "out_of_order": sink.out_of_order, "twice": sink.twice, "lost": lost}
-    told["delivered_ms"] = {phase: _quantiles(took) for phase, took in sink.took.items() if phase != "warming up"}
+    told["delivered_ms"] = {
+        phase: _quantiles(took) for phase, took in sink.took.items() if phase not in ("warming up", "settling")
+    }
     return told
 
 

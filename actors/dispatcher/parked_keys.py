@@ -3,7 +3,7 @@
 The core holds messages by hash; here they are read, a few at a time and in ascending order, and their keys are told to
 it. What stands in the subscription's record is which keys they are and which of their messages failed; the messages
 stay where they are, in the log, which is kept from the mark-delete position on
-(`docs/decisions/0022-a-parked-key-stays-in-the-log.md`).
+(`docs/decisions/0024-a-parked-key-stays-in-the-log.md`).
 
 A decision is answered when the version of the record is durable that holds it. Of a key that is redriven that is the
 one in which it is gone. What is discarded is done first, and durably; only then its key goes on, since nobody would

@@ -18,14 +18,17 @@ from actors.messages import (
     ClearBacklog,
     CreateTopic,
     DescribeCluster,
+    Discard,
     Done,
     Explain,
     ListBookies,
+    ListParked,
     ListSubscriptions,
     ListTopics,
     Located,
     LocateTopic,
     Ping,
+    Redrive,
     RemoveSubscription,
     RemoveTopic,
     RescheduleDelayed,
@@ -218,6 +221,19 @@ async def test_verbs_reach_every_partition(session: aiohttp.ClientSession, actor
     for wrong in ("no json", "[]", "{}", '{"due_to": "soon"}', '{"keys": 1}', '{"message_id": 5}'):
         assert (await session.post(f"{path}/cancel", data=wrong)).status == 412
     assert (await session.put(f"{BASE}/orders/partitions", data="3")).status == 204
+
+
+async def test_parked_keys_are_shown_and_decided_of(session: aiohttp.ClientSession, actors: Actors) -> None:
+    path = f"{BASE}/orders/subscription/billing/parked"
+    assert (await session.get(path)).status == 200
+    assert actors.asked[-2:] == [ListParked()] * 2
+    answer = await session.post(f"{path}/redrive", json={"key": "k"})
+    assert (answer.status, await answer.json()) == (200, [{"gates": []}] * 2)
+    assert actors.asked[-2:] == [Redrive(key="k")] * 2
+    assert (await session.post(f"{path}/discard", json={"everything": True, "only_failed": True})).status == 200
+    assert actors.asked[-2:] == [Discard(everything=True, only_failed=True)] * 2
+    for wrong in ("no json", "[]", '{"key": 5}'):
+        assert (await session.post(f"{path}/redrive", data=wrong)).status == 412
 
 
 @pytest.mark.parametrize(
