@@ -167,6 +167,7 @@ def test_the_grace_begins_when_nobody_may_be_alive() -> None:
         crash_dispatcher(broker)
         assert (await broker.stats())["awaitedConsumers"]
         await broker.quiet(LEASE_MS // 3)
+        assert [row["consumerName"] for row in (await broker.stats())["keptConsumers"]].count("b") == 1
         broker.world.resume("b")
         assert await attached(broker, *"abc") == before
 
