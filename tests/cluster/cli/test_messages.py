@@ -124,6 +124,14 @@ def test_consume_prints_and_acknowledges(cli: Cli, client: FakeClient) -> None:
     assert client.closed == 2
 
 
+def test_consume_under_a_name_that_comes_back(cli: Cli, client: FakeClient) -> None:
+    client.inbox = deque([Message(b"a", b"k", 2)])
+    code, _, _ = cli("consume", "T", "-s", "S", "--name", "worker-1", "--grace-ms", "30000")
+    assert code == 0
+    asked = next(call[3] for call in client.calls if call[0] == "subscribe")
+    assert (asked["consumer_name"], asked["grace_ms"]) == ("worker-1", 30_000)
+
+
 def test_consume_as_json_without_acknowledging(cli: Cli, client: FakeClient) -> None:
     client.inbox = deque([Message(b"a", b"k", 2)])
     code, out, _ = cli("consume", "T", "-s", "S", "--json", "--no-ack")
