@@ -35,6 +35,7 @@ from benchmarks._peer_servers import GatewaySide, Missing, PulsarSide, Side, hea
 from benchmarks.peers import Figures, table
 
 SOURCE = Path(__file__).parent / "java" / "Flood.java"
+SIDES = ("gateway", "cluster", "pulsar")
 PARTITIONS, PRODUCERS, CONSUMERS, SIZE = 4, 2, 2, 100
 
 
@@ -143,6 +144,8 @@ def main() -> None:
     parser.add_argument("--pulsar", metavar="FOLDER", help="Pulsar's unpacked distribution")
     parser.add_argument("--small", action="store_true", help="a few seconds; the figures mean nothing")
     options = parser.parse_args()
+    if unknown := [name for name in options.sides if name not in SIDES]:
+        parser.error(f"there is no side {unknown[0]!r}; there are {', '.join(SIDES)}")
     if options.small:
         options.sides, options.rounds, options.warm, options.messages = ["gateway"], 1, 0, 5_000
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # the brokers are ended on that way as well
