@@ -81,10 +81,16 @@ class Leases:
         """
         self._ports.log("session_ended", consumer=session.name, session=session.number, reason=reason)
         self._sessions.close(session)
-        self._core.leave(session.number, now=self._ports.clock.now(), keep=keep_place)
+        keep = keep_place and not self._is_late_copy(session)
+        self._core.leave(session.number, now=self._ports.clock.now(), keep=keep)
         if not dismissed:
             self._membership.leave(session.incarnation)
         self._changed()
+
+    def _is_late_copy(self, session: Session) -> bool:
+        """It never asked for anything, and one of its name is here: who sent its first request had ended before."""
+        namesakes = [other for other in self._sessions.all() if other.name == session.name and other is not session]
+        return session.turn == 0 and bool(namesakes)
 
     def dismiss(self, reason: str) -> None:
         """End every session; see `Membership.dismiss`."""

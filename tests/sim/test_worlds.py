@@ -45,6 +45,7 @@ ONCE_FAILED = [
     ("parking", 1029),  # a new owner that has read nothing yet of a key that is parked
     ("parking", 1285),  # a discard that was not durable when its key went on
     ("parking", 1449),  # a message was told apart before the failed one before it, which was of its key
+    ("grace", 204),  # the first request of a consumer that had ended, behind the one that came in its stead
     ("grace", 285),  # a hand-over before the consumer has a place to hand over
     ("ledger", 310411),  # a bookie that is still starting when it is asked for its copies
 ]
