@@ -135,7 +135,7 @@ DISPATCHING: list[Mutant] = [
         old="                    holding=self._all_held(),",
         new="                    holding=self._all_held()[:0],",
         world=BROKER,
-        test="tests/actors/dispatcher/test_rejoin.py::test_what_is_no_answer_keeps_dispatch_closed",
+        seed=1866,
     ),
     Mutant(
         name="a lost acknowledgement is told to nobody",
