@@ -43,6 +43,7 @@ class SparkStart:
     def __init__(self, folder: Path, *, cores: int = 2, attempts: int = 3, memory: str = "1g") -> None:
         """Begin at once. folder: where Spark may keep its shuffle files, its warehouse and its log."""
         self._settings = _settings(folder, cores, attempts, memory)
+        self._others = {process.pid for process in launched()}
         self._log = folder / "spark.log"
         self._context: Any = None
         self._failure: BaseException | None = None
@@ -67,11 +68,21 @@ class SparkStart:
         """Stop Spark and end its Java process, also one that is still starting. Safe to repeat."""
         self._given_up.set()
         while self._thread.is_alive():
-            _end_launched()
+            self._end_launched()
             self._thread.join(0.1)
         if self._context is not None:
             close_spark(self._context)
             self._context = None
+
+    def _end_launched(self) -> None:
+        """Kill a Java process whose start was interrupted: PySpark does not know it yet, so nobody else would.
+
+        It is not waited for here: PySpark polls it, and takes a child that somebody else has reaped for one that runs.
+        """
+        for process in launched():
+            if process.pid not in self._others:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
 
     def _run(self) -> None:
         try:
@@ -79,7 +90,7 @@ class SparkStart:
         except BaseException as error:
             # Whatever it was, it is raised to who asks for the context.
             self._failure = error
-            _end_launched()
+            self._end_launched()
 
     def _start(self) -> Any:
         from pyspark import SparkConf, SparkContext
@@ -170,15 +181,14 @@ def close_spark(context: Any) -> None:
         process.wait()
 
 
-def _end_launched() -> None:
-    """Kill a Java process whose start was interrupted: PySpark does not know it yet, so nobody else would.
-
-    It is not waited for here: PySpark polls it, and takes a child that somebody else has reaped for one that runs.
-    """
+def launched() -> list[psutil.Process]:
+    """The Java processes of Spark that this process has launched."""
+    found = []
     for process in psutil.Process().children():
         with contextlib.suppress(psutil.NoSuchProcess):
             if any("SparkSubmit" in word or "spark-submit" in word for word in process.cmdline()):
-                process.kill()
+                found.append(process)
+    return found
 
 
 def _environment() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import psutil
 import pytest
 
 from loadgen.session import SparkStart
-from tests.cluster.helpers import eventually
+from tests.cluster.helpers import PYTHON, ROOT
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -25,24 +26,31 @@ def test_no_port_but_loopback_is_open(spark: Any) -> None:
     assert spark.conf.get("spark.authenticate") == "true"
 
 
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("launched", [False, True])
-def test_a_start_that_is_given_up_ends(tmp_path: Path, launched: bool) -> None:
+GIVEN_UP = """
+import sys, time
+from pathlib import Path
+from loadgen.session import SparkStart, launched
+start = SparkStart(Path(sys.argv[1]))
+while sys.argv[2] == "launched" and not start.up and not launched():
+    time.sleep(0.01)
+start.close()
+print(len(launched()))
+"""
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("when", ["at once", "launched"])
+def test_a_start_that_is_given_up_ends(tmp_path: Path, when: str) -> None:
     """Whether Java is not launched yet, or is being launched: nothing hangs, and nothing runs on."""
-    start = SparkStart(tmp_path)
-    if launched:
-        eventually(lambda: start.up or _launched(), "Java is not launched")
+    command = [PYTHON, "-c", GIVEN_UP, str(tmp_path), when]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, cwd=ROOT)
+    assert (ran.returncode, ran.stdout) == (0, "0\n"), ran.stderr
+
+
+def test_a_start_that_is_given_up_leaves_others_alone(spark: Any, tmp_path: Path) -> None:
+    start = SparkStart(tmp_path)  # fails or not: this process has a Spark already
     start.close()
-    assert not _launched()
-
-
-def _launched() -> list[str]:
-    """Command lines of the Java processes that are being launched for Spark."""
-    found = []
-    for process in psutil.Process().children():
-        with contextlib.suppress(psutil.Error):
-            found += [word for word in process.cmdline() if "SparkSubmit" in word or "spark-submit" in word]
-    return found
+    assert spark.range(10).count() == 10
 
 
 def _listening(process: psutil.Process) -> list[tuple[str, int]]:

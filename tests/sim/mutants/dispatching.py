@@ -269,7 +269,7 @@ DISPATCHING: list[Mutant] = [
     Mutant(
         name="a session that ended stays in the core",
         module="actors.dispatcher.leases",
-        old="        self._core.leave(session.number, now=self._ports.clock.now(), keep=keep_place)\n",
+        old="        self._core.leave(session.number, now=self._ports.clock.now(), keep=keep)\n",
         new="",
         world=BROKER,
         seed=6,
