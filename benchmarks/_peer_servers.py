@@ -252,14 +252,7 @@ class Worker:
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
-        try:
-            self._process.wait(30)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        end_by_input(self._process)
 
     def tell(self, do: str, **arguments: Any) -> None:
         """Give a command."""
@@ -275,6 +268,18 @@ class Worker:
         """Both."""
         self.tell(do, **arguments)
         return self.hear()
+
+
+def end_by_input(process: subprocess.Popen[str]) -> None:
+    """End a process that serves until its input ends."""
+    assert process.stdin is not None
+    with contextlib.suppress(OSError):
+        process.stdin.close()
+    try:
+        process.wait(30)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def heard(stream: IO[str] | None, log: Path) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks._java import compiled
-from benchmarks._peer_servers import GatewaySide, Missing, PulsarSide, Side, heard
+from benchmarks._peer_servers import GatewaySide, Missing, PulsarSide, Side, end_by_input, heard
 from benchmarks.peers import Figures, table
 
 SOURCE = Path(__file__).parent / "java" / "Flood.java"
@@ -65,14 +65,7 @@ class Client:
 
     def end(self) -> None:
         """No more of it."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
-        try:
-            self._process.wait(30)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        end_by_input(self._process)
 
 
 def measured(side: Side, client: Client, messages: int, properties: int) -> Figures:

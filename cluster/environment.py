@@ -19,6 +19,8 @@ from cluster.tokens import ensure_token
 
 NAMESPACE = "sluice"
 LOOPBACK = "127.0.0.1"
+CONTROLLER_HOST = "controller"
+"""The host that is not placed: Ray knows it by this name, and starts it again itself."""
 
 _SETTINGS = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",

@@ -82,7 +82,13 @@ def read_state(data_dir: Path) -> dict[str, Any] | None:
 
 def write_state(root: Path, state: dict[str, Any]) -> None:
     """Replace the state file, whole."""
-    fresh = root / f"{STATE_FILE}.new"
+    replace_file(root / STATE_FILE, json.dumps(state).encode())
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Replace a file, whole; only this user can read it."""
+    fresh = path.with_name(f"{path.name}.new")
+    fresh.unlink(missing_ok=True)  # of one that was killed, perhaps with another mode
     fresh.touch(mode=0o600)
-    fresh.write_text(json.dumps(state))
-    fresh.replace(root / STATE_FILE)
+    fresh.write_bytes(data)
+    fresh.replace(path)

@@ -34,7 +34,7 @@ from actors.ports import Address, Meta, Objects, Ports, Unknown
 from actors.wire import Packed, pack_error
 from cluster import naming
 from cluster.arrow import without_pandas
-from cluster.environment import LOOPBACK, NAMESPACE
+from cluster.environment import CONTROLLER_HOST, LOOPBACK, NAMESPACE
 from cluster.metrics import EVERY_S, Exporter
 from cluster.net import DirectNet, open_endpoint, session_folder
 from cluster.process import ProcessActors
@@ -143,7 +143,7 @@ class Host:
             self._exporting = asyncio.get_running_loop().create_task(self._export())
         for kind, actor, settings in self._boot:
             await self.start(kind, actor, settings)
-        if self.name == naming.HOST:
+        if self.name == CONTROLLER_HOST:
             await self.endpoint()
 
     async def start(self, kind: str, actor: str, settings: dict[str, Any]) -> Address:
@@ -171,7 +171,7 @@ class Host:
             self._endpoint, self._listener = open_endpoint(
                 self.name, self, session_folder(), bind_address, tls=self._tls
             )
-            if self.name == naming.HOST:
+            if self.name == CONTROLLER_HOST:
                 address = str(ray.get_runtime_context().gcs_address)
                 naming.open_door(Path(self._settings["data_dir"]), address, self._endpoint)
         return msgspec.structs.astuple(self._endpoint)

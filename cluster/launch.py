@@ -29,7 +29,7 @@ from cluster.attach import answers, check_order, first_line
 from cluster.attach import join as join  # part of this module's interface
 from cluster.bare import bare_nodes
 from cluster.discovery import refuse_running, runs, token_of
-from cluster.environment import LOOPBACK, NAMESPACE, prepare, ray_folder, short_folder
+from cluster.environment import CONTROLLER_HOST, LOOPBACK, NAMESPACE, prepare, ray_folder, short_folder
 from cluster.folder import STATE_FILE, TOKEN_FILE, claimed, prepare_folder, read_state, write_state
 from cluster.nodes import SLOW_START, START_TRIES, add_node, alive_nodes, start_head
 from cluster.options import ClusterOptions, identified
@@ -44,7 +44,6 @@ from storage.errors import Invalid, NotFound, SluiceError, Unavailable
 if TYPE_CHECKING:
     from cluster.config import Configuration
 
-CONTROLLER_NAME = "controller"
 STOP_SECONDS = 20.0
 """How long the processes of a cluster are asked to end before they are ended."""
 READY_TIMEOUT = 300.0
@@ -143,7 +142,7 @@ def _controller() -> Any:
     import ray
 
     try:
-        return ray.get_actor(CONTROLLER_NAME, NAMESPACE)
+        return ray.get_actor(CONTROLLER_HOST, NAMESPACE)
     except ValueError:
         return None
 
@@ -198,7 +197,7 @@ def start_controller(settings: dict[str, Any]) -> None:
         boot.append(("pulsar", "pulsar", {}))
     try:
         found = _controller()
-        handle = found or make_host(CONTROLLER_NAME, settings, boot=boot, restarts=-1)
+        handle = found or make_host(CONTROLLER_HOST, settings, boot=boot, restarts=-1)
         ray.get(handle.ready.remote(), timeout=READY_TIMEOUT)
         if found:
             _add_bookies(settings["bookies"])
@@ -232,7 +231,7 @@ def stop_hosts() -> None:
         ]
     except RayError:
         return
-    for name in sorted(names, key=lambda name: (name != CONTROLLER_NAME, name.startswith("bookie"), name)):
+    for name in sorted(names, key=lambda name: (name != CONTROLLER_HOST, name.startswith("bookie"), name)):
         with contextlib.suppress(ValueError, RayError):
             ray.kill(ray.get_actor(name, NAMESPACE))
 

@@ -8,7 +8,6 @@ attaches itself to Ray.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from pathlib import Path
 from typing import ClassVar
@@ -18,14 +17,14 @@ import msgspec
 from actors.host import Answer
 from actors.ports import Unknown
 from actors.wire import Packed, Reply, Request, pack, pack_error, unpack
+from cluster.environment import CONTROLLER_HOST
+from cluster.folder import replace_file
 from cluster.net import DirectNet, cluster_token, find
 from cluster.tokens import ensure_token
 from cluster.wire.endpoint import Endpoint
 from storage.errors import SluiceError
 
 DOOR_FILE = "door.json"
-HOST = "controller"
-"""The process that keeps the door."""
 ACTOR = "naming"
 """What is asked there; it is no actor, but the process itself."""
 ASK_TIMEOUT = 10_000
@@ -74,12 +73,7 @@ def open_door(data_dir: Path, address: str, endpoint: Endpoint) -> None:
     token_file = os.environ.get("RAY_AUTH_TOKEN_PATH", "")
     if cluster_token() and not token_file:
         return
-    fresh = data_dir / f"{DOOR_FILE}.new"
-    with contextlib.suppress(FileNotFoundError):
-        fresh.unlink()
-    with open(os.open(fresh, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "wb") as file:
-        file.write(msgspec.json.encode(Door(address, endpoint, token_file)))
-    fresh.replace(data_dir / DOOR_FILE)
+    replace_file(data_dir / DOOR_FILE, msgspec.json.encode(Door(address, endpoint, token_file)))
 
 
 def read_door(data_dir: Path) -> Door | None:
@@ -114,10 +108,10 @@ class _Asking:
         self._data_dir, self._door = data_dir, door
 
     async def __call__(self, host: str) -> Endpoint | Unknown:
-        if host == HOST:
+        if host == CONTROLLER_HOST:
             self._door = read_door(self._data_dir) or self._door
             return self._door.endpoint
-        told = await self.net.call(f"{HOST}/{ACTOR}", Whereabouts(host=host), ASK_TIMEOUT)
+        told = await self.net.call(f"{CONTROLLER_HOST}/{ACTOR}", Whereabouts(host=host), ASK_TIMEOUT)
         if isinstance(told, Unknown):
             return Unknown(f"where {host} is cannot be asked: {told.reason}")
         return told.endpoint or Unknown(told.reason, gone=told.gone)

@@ -14,11 +14,9 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from actors.ports import Address, Introduction, Node, Unknown
 from cluster.attach import answers, first_line
-from cluster.environment import NAMESPACE
+from cluster.environment import CONTROLLER_HOST, NAMESPACE
 from storage.errors import SluiceError, Unavailable
 
-CONTROLLER = "controller"
-"""The host that is not placed."""
 LOST_NODES_S = 1.0
 """Seconds between two looks for lost nodes."""
 CONNECT_TIMEOUT = 0.5
@@ -59,7 +57,7 @@ class RayProcesses:
     async def names(self) -> list[str]:
         """See actors.ports.Processes."""
         listed = await asyncio.to_thread(ray.util.list_named_actors, True)
-        return sorted(row["name"] for row in listed if row["namespace"] == NAMESPACE and row["name"] != CONTROLLER)
+        return sorted(row["name"] for row in listed if row["namespace"] == NAMESPACE and row["name"] != CONTROLLER_HOST)
 
     async def make(self, name: str, node: str | None, timeout: int) -> str:
         """See actors.ports.Processes."""

@@ -32,12 +32,10 @@ def merged(told: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
 
 def in_words(heaviest: dict[str, list[dict[str, Any]]]) -> list[tuple[str, str]]:
     """A line a kind, for the terminal."""
-    lines = ((kind, "  ".join(f"{_name(row)} {row['share']:.1%}" for row in rows)) for kind, rows in heaviest.items())
-    return (
-        [("hot keys", "\n".join(f"{_TITLES[kind]}: {line}" for kind, line in lines if line))]
-        if any(heaviest.values())
-        else []
-    )
+    if not any(heaviest.values()):
+        return []
+    shares = ((kind, "  ".join(f"{_name(row)} {row['share']:.1%}" for row in rows)) for kind, rows in heaviest.items())
+    return [("hot keys", "\n".join(f"{_TITLES[kind]}: {line}" for kind, line in shares if line))]
 
 
 def table(heaviest: dict[str, list[dict[str, Any]]]) -> str:

@@ -31,7 +31,7 @@ from actors.ports import Ports
 from actors.producer.producer import RUN_BYTES, Outgoing, PartitionProducer, split
 from storage.batch import Batch, make_batch
 from storage.errors import Conflict, SluiceError
-from storage.position import ENTRY_BITS, Positions, entries_of, ledgers_of
+from storage.position import Positions, entries_of, ledgers_of, positions_of
 
 RETRY_FIRST, RETRY_MOST = 100, 5_000
 AT_ONCE = 1_000
@@ -100,7 +100,7 @@ class DeadLetters:
             if self._core.resets == resets:
                 self._done(received.positions)
         if self._core.resets == resets:
-            self._done((part.ledger << ENTRY_BITS) + part.first_entry + part.rows.astype(np.int64))
+            self._done(positions_of(part.ledger, part.first_entry + part.rows.astype(np.int64)))
 
     async def _publish(self, batch: Batch) -> None:
         """Store a batch in the dead letter topic, each message in the partition of its key. Raises SluiceError."""

@@ -15,18 +15,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from actors.consumer.payload import Payloads
-from actors.messages import DELAY_ID, Part, ReadIndex, RunIndex, SelectDelayed
+from actors.dispatcher.log_index import READ_MOST, read_index
+from actors.messages import DELAY_ID, Part, RunIndex, SelectDelayed
 from actors.ports import Ports
 from actors.topic_client import TopicClient
 from storage.delayed.changes import Changes
 from storage.delayed.entries import EMPTY, Entries, Mask, concat
-from storage.errors import Unavailable
 from storage.frame import index_columns
 from storage.hashing import Hashes, hash_column
 from storage.position import Positions, entries_of, ledgers_of, parse, position
 
-READ_MOST = 65_536
-READ_TIMEOUT = 10_000
 _NO_NAMES: list[str] = []
 
 
@@ -79,15 +77,9 @@ class DelayedSelection:
 
     async def _read(self, start: int, limit: int, hashes: Hashes | None = None) -> tuple[Entries, int | None]:
         """The delayed messages of some runs (hashes: only those), and where to read on; None: there is nothing more."""
-        reply = await self._topic.ask(ReadIndex(start=start, limit=limit), READ_TIMEOUT)
-        parts = []
-        for run in reply.runs:
-            columns = await self._ports.net.fetch(run.columns)
-            if columns is None:
-                raise Unavailable("the index columns of a run were gone before they were read; ask again")
-            parts.append(_delayed_rows(run, columns, hashes))
-        more = (reply.runs or reply.lost) and reply.resume > start
-        return concat([part for part in parts if len(part)]), reply.resume if more else None
+        runs, resume = await read_index(self._ports, self._topic, start, limit)
+        parts = [_delayed_rows(run, columns, hashes) for run, columns in runs]
+        return concat([part for part in parts if len(part)]), resume
 
     def _fits(self, wanted: SelectDelayed, entries: Entries) -> Mask:
         due = self._changes.due(entries.positions, entries.deliver_at)

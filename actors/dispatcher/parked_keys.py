@@ -27,12 +27,13 @@ from actors.consumer.held import Received
 from actors.consumer.payload import Payloads
 from actors.delayed.tracker import DelayedTracker
 from actors.dispatcher.ends import read_ends
+from actors.dispatcher.log_index import read_index
 from actors.dispatcher.open_runs import OpenRuns
 from actors.dispatcher.store import CursorStore
 from actors.dispatcher.subscription import PartitionSubscription
 from actors.key_shared.dispatch import Dispatch
 from actors.key_shared.lot import ParkedKey
-from actors.messages import NO_POSITIONS, Discard, ListParked, ReadIndex, Redrive
+from actors.messages import NO_POSITIONS, Discard, ListParked, Redrive
 from actors.messages.parking import DecideParked
 from actors.ports import Ports
 from actors.topic_client import TopicClient
@@ -45,8 +46,6 @@ from storage.position import Positions, parse, positions_of, run_positions, show
 RETRY_FIRST, RETRY_MOST = 100, 5_000
 AT_ONCE = 4_096
 """Messages that are looked at together."""
-READ_MOST = 65_536
-READ_TIMEOUT = 10_000
 FIELD = "parked"
 """Of the subscription's record."""
 _NO_COUNTS = np.empty(0, np.uint8)
@@ -258,20 +257,16 @@ class ParkedKeys:
 
     async def _index(self, at: int, end: int, hashes: Hashes) -> tuple[Positions, int | None]:
         """Open messages of some runs with these hashes, and where to read on; None: there is nothing more."""
-        reply = await self._topic.ask(ReadIndex(start=at, limit=READ_MOST), READ_TIMEOUT)
+        runs, resume = await read_index(self._ports, self._topic, at)
         found = [NO_POSITIONS]
-        for run in reply.runs:
-            columns = await self._ports.net.fetch(run.columns)
-            if columns is None:
-                raise Unavailable("the index columns of a run were gone before they were read; ask again")
+        for run, columns in runs:
             _, all_hashes = index_columns(columns, run.count, run.delayed)
             positions = run_positions(run.ledger, run.first_entry, run.count)
             wanted = np.isin(all_hashes, hashes) & (positions >= at) & (positions <= end)
             wanted &= ~self._cursor.is_acknowledged(positions)
             wanted &= ~self._tracker.contains(positions)
             found.append(positions[wanted])
-        more = (reply.runs or reply.lost) and reply.resume > at
-        return np.concatenate(found), reply.resume if more else None
+        return np.concatenate(found), resume
 
 
 def parked_record(core: Dispatch) -> dict[str, Any]:

@@ -224,10 +224,7 @@ def _running() -> str | None:
                 f"the cluster on {values.data_dir} is one process, and this needs one of several; "
                 "end it with `./sluice down`, or name another --data-dir"
             )
-        address, token = found
-        if token is not None:
-            os.environ.setdefault("RAY_AUTH_TOKEN_PATH", str(token.absolute()))
-        return address
+        return _use_token(*found)
     return values.address
 
 
@@ -238,8 +235,15 @@ def _joined(address: str | None) -> str | None:
         from cluster.config import load
 
         found = discovery.find(load().values.data_dir)
-        if found is not None and found[0] == address and found[1] is not None:
-            os.environ.setdefault("RAY_AUTH_TOKEN_PATH", str(found[1].absolute()))
+        if found is not None and found[0] == address:
+            _use_token(*found)
+    return address
+
+
+def _use_token(address: str, token: Path | None) -> str:
+    """The address of a cluster that was found, whose token is used from now on, unless one is named already."""
+    if token is not None:
+        os.environ.setdefault("RAY_AUTH_TOKEN_PATH", str(token.absolute()))
     return address
 
 

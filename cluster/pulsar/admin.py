@@ -80,7 +80,7 @@ class PulsarAdmin:
 
     async def _topic(self, request: web.Request) -> str:
         """The topic that a path names, which is there; all partitions have its schemas."""
-        topic, _ = split_name("persistent://{tenant}/{namespace}/{topic}".format(**request.match_info))
+        topic, _ = _named(request)
         await settings_of(self._directory, topic, create=False)
         return topic
 
@@ -120,7 +120,7 @@ class PulsarAdmin:
     # -- subscriptions --------------------------------------------------------------------------------------------
 
     async def _subscribe(self, request: web.Request) -> web.Response:
-        topic, partition = split_name("persistent://{tenant}/{namespace}/{topic}".format(**request.match_info))
+        topic, partition = _named(request)
         count = (await settings_of(self._directory, topic, create=False)).partitions
         name = check_name("subscription", request.match_info["subscription"])
         start = _start_of(await self._body(request))
@@ -136,6 +136,11 @@ class PulsarAdmin:
         if isinstance(start, str):
             await self._ask(addresses[partition or 0], Seek(message_id=start))
         return web.Response(status=204)
+
+
+def _named(request: web.Request) -> tuple[str, int | None]:
+    """The topic that a path names, and the partition if it names one. Raises Invalid, NotFound."""
+    return split_name("persistent://{tenant}/{namespace}/{topic}".format(**request.match_info))
 
 
 def _shown(schema: Any, version: bytes) -> dict[str, Any]:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pyarrow as pa
 import pytest
 
-import cluster
 from cluster.client import Client
 from cluster.consumer import Consumer
 from storage.errors import Invalid
@@ -20,14 +16,6 @@ WORKERS = 12
 GRACE_MS = 3_600_000
 """Longer than any test takes: what is kept is kept."""
 KEYS = [b"key-%d" % number for number in range(500)]
-
-
-@pytest.fixture
-def client(tmp_path: Path) -> Iterator[Client]:
-    """A cluster of its own."""
-    with cluster.connect(embedded=True, data_dir=tmp_path / "data") as client:
-        client.create_topic("orders", 1)
-        yield client
 
 
 def worker(client: Client, name: str) -> Consumer:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-import cluster
 from cluster.client import Client
 from cluster.consumer import Consumer
 from cluster.message import Message, MessageId
@@ -17,14 +14,6 @@ from storage.errors import Invalid, Unavailable
 from tests.cluster.helpers import eventually
 
 pytestmark = pytest.mark.timeout(300)
-
-
-@pytest.fixture
-def client(tmp_path: Path) -> Iterator[Client]:
-    """A cluster of its own."""
-    with cluster.connect(embedded=True, data_dir=tmp_path / "data") as client:
-        client.create_topic("orders", 1)
-        yield client
 
 
 def consumer_of(client: Client, nack_order: str) -> Consumer:

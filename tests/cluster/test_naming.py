@@ -13,6 +13,7 @@ from actors.host import Answer
 from actors.ports import Unknown
 from actors.wire import Packed
 from cluster import naming
+from cluster.environment import CONTROLLER_HOST
 from cluster.naming import DOOR_FILE, Listening, Whereabouts, open_door, read_door, through
 from cluster.net import DirectNet, open_endpoint
 from cluster.wire.endpoint import Endpoint
@@ -46,13 +47,13 @@ def ray_that_knows_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def keep(folder: Path) -> Listener:
     """Begin a new incarnation of the process that keeps the door."""
-    endpoint, listener = open_endpoint(naming.HOST, Keeper(), str(folder), "127.0.0.1", b"t" * 64)
+    endpoint, listener = open_endpoint(CONTROLLER_HOST, Keeper(), str(folder), "127.0.0.1", b"t" * 64)
     open_door(folder, ADDRESS, endpoint)
     return listener
 
 
 async def ask(net: DirectNet, host: str) -> Listening | Unknown:
-    return await net.call(f"{naming.HOST}/{naming.ACTOR}", Whereabouts(host=host), TIMEOUT)
+    return await net.call(f"{CONTROLLER_HOST}/{naming.ACTOR}", Whereabouts(host=host), TIMEOUT)
 
 
 async def answers(net: DirectNet, kind: type[Listening | Unknown]) -> None:

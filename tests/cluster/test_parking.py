@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,6 @@ from storage.errors import Invalid, Unavailable
 from tests.cluster.helpers import eventually
 
 pytestmark = pytest.mark.timeout(300)
-
-
-@pytest.fixture
-def client(tmp_path: Path) -> Iterator[Client]:
-    """A cluster of its own."""
-    with cluster.connect(embedded=True, data_dir=tmp_path / "data") as client:
-        client.create_topic("orders", 1)
-        yield client
 
 
 def consumer_of(client: Client, policy: str = "park", **settings: Any) -> Consumer:

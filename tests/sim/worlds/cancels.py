@@ -17,17 +17,15 @@ import msgspec
 
 from actors.directory import Directory
 from actors.dispatcher import changed_delays
-from actors.messages import request_of, shown
 from actors.messages.delayed import CANCELLED, RESCHEDULED, TOO_LATE_AT, TOO_LATE_DELIVERED, TOO_LATE_DUE, UNKNOWN
-from actors.ports import Ports, Unknown
+from actors.ports import Ports
 from loadgen import history
-from storage.errors import Invalid, SluiceError
 from storage.position import show
 from tests.sim.faults import Fault
 from tests.sim.world import World
-from tests.sim.worlds.broker import CONTROLLER, SUBSCRIPTION, TOPIC, BrokerWorld, Course, Size
+from tests.sim.worlds.broker import CONTROLLER, BrokerWorld, Course, Size
+from tests.sim.worlds.operators import insist
 
-ASK_TIMEOUT = 5_000
 Message = tuple[bytes, int]
 
 
@@ -109,7 +107,7 @@ class CancelsCourse(Course):
             targets = [send for send in known if send[2] == key.encode()]
             chosen = rng.choice(({"key": key}, {"key": key, "due_from": 1}))
             self._swept.update([] if time else [key.encode()])
-            answer = await self._ask(ports, directory, partition, verb, {**chosen, **time})
+            answer = await insist(ports, directory, self.size.traffic.settings, partition, verb, {**chosen, **time})
             # Also what was sent while the question was under way.
             self._expect([s for s in self.past.sends if s[1] == partition and s[2] == key.encode()], time)
             self._add(f"{verb} by key", int(answer[CANCELLED]) + int(answer[RESCHEDULED]))
@@ -135,7 +133,7 @@ class CancelsCourse(Course):
         places = {f"{show(send[5])}:{partition}": send for send in targets}
         self._expect(list(places.values()), time)
         wanted = {"message_ids": [place.rpartition(":")[0] for place in places]}
-        answer = await self._ask(ports, directory, partition, verb, {**wanted, **time})
+        answer = await insist(ports, directory, self.size.traffic.settings, partition, verb, {**wanted, **time})
         assert {row["messageId"] for row in answer["messages"]} == set(places), "somebody was not answered"
         for row in answer["messages"]:
             self._judge_answer(places[row["messageId"]], row["answer"], time.get("deliver_at", 0))
@@ -149,23 +147,6 @@ class CancelsCourse(Course):
             if time and send[9] > 0:
                 send[9] = min(send[9], time["deliver_at"])
                 self._asked_again[send[2], send[3]] = self.past.stamp()
-
-    async def _ask(
-        self, ports: Ports, directory: Directory, partition: int, verb: str, arguments: dict[str, Any]
-    ) -> dict[str, Any]:
-        """Ask until there is an answer: asking again changes nothing."""
-        while True:
-            try:
-                address = await directory.dispatcher(TOPIC, partition, SUBSCRIPTION, self.size.traffic.settings)
-                reply = await ports.net.call(address, request_of(verb, arguments), ASK_TIMEOUT)
-                if not isinstance(reply, Unknown):
-                    return dict(shown(reply))
-                await directory.suspect(address)
-            except Invalid:
-                raise
-            except SluiceError as error:
-                ports.log("not changed", error=str(error))
-            await ports.clock.sleep(50)
 
     # -- judgement --
 

@@ -19,19 +19,17 @@ import msgspec
 
 from actors.directory import Directory
 from actors.dispatcher import parked_keys
-from actors.messages import request_of, shown
-from actors.ports import Ports, Unknown
+from actors.ports import Ports
 from loadgen import history
 from storage import batch
-from storage.errors import SluiceError
 from storage.hashing import hash_column
 from storage.position import parse
 from tests.sim.faults import Fault
 from tests.sim.world import World
-from tests.sim.worlds.broker import CONTROLLER, HEALED_MS, SUBSCRIPTION, TOPIC, Course, Size
+from tests.sim.worlds.broker import CONTROLLER, HEALED_MS, Course, Size
+from tests.sim.worlds.operators import insist
 from tests.sim.worlds.redeliveries import RedeliveriesCourse, RedeliveriesWorld, size_of
 
-ASK_TIMEOUT = 5_000
 LOOKED_AT_MS = 6_000
 """A consumer may look so late at what it held when that was discarded."""
 Message = tuple[bytes, int]
@@ -105,7 +103,7 @@ class ParkingCourse(RedeliveriesCourse):
         while self.nemesis.active:
             await self.world.loop.pause(rng.randrange(100, 2_000))
             partition = rng.randrange(self.size.traffic.partitions)
-            listed = (await self._ask(ports, directory, partition, "parked", {}))["keys"]
+            listed = (await insist(ports, directory, self.size.traffic.settings, partition, "parked", {}))["keys"]
             if listed and self.nemesis.active:
                 await self._decide(rng, ports, directory, partition, rng.choice(listed))
 
@@ -120,7 +118,7 @@ class ParkingCourse(RedeliveriesCourse):
             arguments = {"key": key, "only_failed": alone}
             # Whatever is stored now, or will be until it is answered, may be discarded.
             before = [send for send in self.past.sends if send[2] == key.encode() and 0 <= send[5] >= failed]
-        answer = await self._ask(ports, directory, partition, verb, arguments)
+        answer = await insist(ports, directory, self.size.traffic.settings, partition, verb, arguments)
         self._add(f"{verb}: keys", int(answer["keys"]))
         self._add(f"{verb}: messages", int(answer["messages"]))
         if verb == "discard":
@@ -138,21 +136,6 @@ class ParkingCourse(RedeliveriesCourse):
             if keys and due and (not alone or send[5] == failed):
                 self._gone.setdefault((send[2], send[3]), moment)
 
-    async def _ask(
-        self, ports: Ports, directory: Directory, partition: int, verb: str, arguments: dict[str, Any]
-    ) -> dict[str, Any]:
-        """Ask until there is an answer: asking again changes nothing."""
-        while True:
-            try:
-                address = await directory.dispatcher(TOPIC, partition, SUBSCRIPTION, self.size.traffic.settings)
-                reply = await ports.net.call(address, request_of(verb, arguments), ASK_TIMEOUT)
-                if not isinstance(reply, Unknown):
-                    return dict(shown(reply))
-                await directory.suspect(address)
-            except SluiceError as error:
-                ports.log("not decided", error=str(error))
-            await ports.clock.sleep(50)
-
     async def _rest(self) -> None:
         """First others come to an end alone; then all is redriven until nothing is left."""
         ports = self.world.client("end operator")
@@ -165,7 +148,9 @@ class ParkingCourse(RedeliveriesCourse):
             )
         while self.past.unfinished():
             for partition in partitions:
-                answer = await self._ask(ports, directory, partition, "redrive", {"everything": True})
+                answer = await insist(
+                    ports, directory, self.size.traffic.settings, partition, "redrive", {"everything": True}
+                )
                 self._add("redriven in the end", int(answer["messages"]))
             await ports.clock.sleep(200)
         await super()._rest()
@@ -174,7 +159,9 @@ class ParkingCourse(RedeliveriesCourse):
         while True:
             held: set[bytes] = set()
             for partition in range(self.size.traffic.partitions):
-                answer = await self._ask(ports, directory, partition, "parked", {"top": 10_000})
+                answer = await insist(
+                    ports, directory, self.size.traffic.settings, partition, "parked", {"top": 10_000}
+                )
                 held |= {row["key"].encode() for row in answer["keys"]}
             left = [message for message in self.past.open_messages() if message[0] not in held]
             self._told = f"{len(left)} messages of keys that nobody holds are open, {sorted(left)[:5]}"
