@@ -17,6 +17,7 @@ from storage.objects import make_private
 
 STATE_FILE = "cluster.json"
 TOKEN_FILE = "token"
+DOOR_FILE = "door.json"
 LOCK_FILE = ".cluster.lock"
 
 

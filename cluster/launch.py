@@ -30,7 +30,7 @@ from cluster.attach import join as join  # part of this module's interface
 from cluster.bare import bare_nodes
 from cluster.discovery import refuse_running, runs, token_of
 from cluster.environment import CONTROLLER_HOST, LOOPBACK, NAMESPACE, prepare, ray_folder, short_folder
-from cluster.folder import STATE_FILE, TOKEN_FILE, claimed, prepare_folder, read_state, write_state
+from cluster.folder import DOOR_FILE, STATE_FILE, TOKEN_FILE, claimed, prepare_folder, read_state, write_state
 from cluster.nodes import SLOW_START, START_TRIES, add_node, alive_nodes, start_head
 from cluster.options import ClusterOptions, identified
 from cluster.pulsar.ports import pulsar_of, wanted_ports
@@ -350,5 +350,6 @@ def _forget(data_dir: Path, state: dict[str, Any]) -> int:
     if state.get("session"):
         ended = stop_session(state["session"])
         shutil.rmtree(state["session"], ignore_errors=True)
-    (data_dir / STATE_FILE).unlink(missing_ok=True)
+    for trace in (STATE_FILE, DOOR_FILE):
+        (data_dir / trace).unlink(missing_ok=True)
     return ended

@@ -18,13 +18,12 @@ from actors.host import Answer
 from actors.ports import Unknown
 from actors.wire import Packed, Reply, Request, pack, pack_error, unpack
 from cluster.environment import CONTROLLER_HOST
-from cluster.folder import replace_file
+from cluster.folder import DOOR_FILE, replace_file
 from cluster.net import DirectNet, cluster_token, find
 from cluster.tokens import ensure_token
 from cluster.wire.endpoint import Endpoint
 from storage.errors import SluiceError
 
-DOOR_FILE = "door.json"
 ACTOR = "naming"
 """What is asked there; it is no actor, but the process itself."""
 ASK_TIMEOUT = 10_000

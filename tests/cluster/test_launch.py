@@ -20,7 +20,7 @@ import pytest
 import cluster
 from cluster import discovery, launch
 from cluster.environment import is_session_folder, short_folder
-from cluster.folder import STATE_FILE, claimed
+from cluster.folder import DOOR_FILE, STATE_FILE, claimed
 from cluster.nodes import free_port
 from cluster.sessions import count_nodes, processes_of, runs
 from cluster.status import describe
@@ -429,6 +429,8 @@ def test_a_state_file_of_a_dead_cluster_is_cleared_away(tmp_path: Path) -> None:
     session = short_folder()
     state = {"address": f"127.0.0.1:{free_port()}", "session": session, "token_file": ""}
     (tmp_path / STATE_FILE).write_text(json.dumps(state))
+    (tmp_path / DOOR_FILE).write_text("{}")  # where its controller listened
     assert launch.down(tmp_path) == {"ended": 0}
     assert not Path(session).exists()
     assert not (tmp_path / STATE_FILE).exists()
+    assert not (tmp_path / DOOR_FILE).exists()

@@ -14,7 +14,8 @@ from actors.ports import Unknown
 from actors.wire import Packed
 from cluster import naming
 from cluster.environment import CONTROLLER_HOST
-from cluster.naming import DOOR_FILE, Listening, Whereabouts, open_door, read_door, through
+from cluster.folder import DOOR_FILE
+from cluster.naming import Listening, Whereabouts, open_door, read_door, through
 from cluster.net import DirectNet, open_endpoint
 from cluster.wire.endpoint import Endpoint
 from cluster.wire.listener import Listener

@@ -121,15 +121,9 @@ def placed(client: Client, topic: str) -> dict[str, str]:
     return {f"{row['name']} at {row['address']}": node_of(row["address"]) for row in found}
 
 
-OPEN = pytest.mark.xfail(
-    strict=False,
-    reason="not mended: what ran on a node whose raylet froze is seldom not placed anew in four minutes",
-)
-
-
 @ray_test
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["killed", pytest.param("frozen", marks=OPEN)])
+@pytest.mark.parametrize("how", ["killed", "frozen"])
 def test_the_loss_of_a_node_loses_nothing(client: Client, data: Path, how: str) -> None:
     """Under load. SIGKILL of a raylet, or SIGSTOP until its node is declared dead.
 
