@@ -303,9 +303,11 @@ class Fleet:
             stopped = Episode([victim.pid], _LONGEST_STOP_S)
             self._episodes.append(stopped)
         more: dict[str, Any] = dict(until(victim.name))
+        helper = None
         if fault.kind == HANG:
             more["helper"] = self._new_name()
-            self._await_help(self._join(self._spare(), more["helper"]))
+            helper = self._join(self._spare(), more["helper"])
+            self._await_help(helper)
             more["hung_s"] = round(time.monotonic() - began, 3)
         with self._changing:
             self._note(fault, victim.name, incarnation=victim.incarnation, **more)
@@ -315,6 +317,16 @@ class Fleet:
             dead = self.strike([victim.pid])
         stopped.end()
         self.replace(dead)  # nobody, if it went with its node meanwhile: then its replacement has been seen to
+        if helper is not None:
+            self._thank(helper)
+
+    def _thank(self, helper: Member) -> None:
+        """One who helped leaves cleanly if there are more consumers than may join for good; else it stays."""
+        with self._changing:
+            if len(self.working) <= self._most or helper not in self.working:
+                return
+            self._part(helper)
+        self._stop(helper)
 
     def _await_help(self, helper: Member) -> None:
         """Wait until one who joins is in, JOIN_S at most, and has received something, HELP_S at most from then on."""

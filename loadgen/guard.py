@@ -19,6 +19,7 @@ from typing import Any
 
 from cluster.alarms import condition
 from cluster.environment import SESSION_PREFIX, SHORT_ROOT
+from cluster.identity import ID_FILE
 from cluster.leftovers import claim, clear
 from loadgen import pulsar_client
 from loadgen.display import Progress
@@ -46,6 +47,8 @@ def data_folder(options: FloodOptions) -> Iterator[Path]:
             claim(folder)
     else:
         folder = options.data_dir
+        if (folder / ID_FILE).exists():
+            raise Invalid(f"{folder} is the data folder of a cluster; name another --data-dir for the data of the run")
         try:
             folder.mkdir(parents=True, exist_ok=True)
             # A second flood in the same folder must not judge the first one's histories.

@@ -12,7 +12,9 @@ stops when they are as many as may be looked ahead (KS-40). Nothing is dropped a
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -66,7 +68,9 @@ class Lot:
         self._closed: Hashes = np.empty(0, np.uint32)
         self._from = NO_POSITIONS
         self._near: Mask = np.zeros(0, np.bool_)
-        self._may_park: Mask = np.zeros(1, np.bool_)
+        self._free: list[int] = []  # numbers below the highest that no key has; a heap
+        self._may_park: Mask = np.zeros(16, np.bool_)
+        self._may_park_stale = False
 
     # -- keys -------------------------------------------------------------------------------------------------------
 
@@ -89,12 +93,14 @@ class Lot:
             return known
         if self.full:
             return None
-        number = next(free for free in range(len(self.keys) + 1) if free not in self.keys)
+        number = heapq.heappop(self._free) if self._free else len(self.keys)
         self.keys[number] = ParkedKey(number, key, masked, since, failed)
         if key is not None:
             self._names[key] = number
             self._name_bytes += len(key)
-        self._allow()
+        if number >= len(self._may_park):
+            self._may_park = np.concatenate([self._may_park, np.zeros_like(self._may_park)])
+        self._may_park[number] = len(self.keys) <= self._keys_most
         return self.keys[number]
 
     def close_key(self, number: int) -> None:
@@ -103,16 +109,20 @@ class Lot:
         if gone.key is not None:
             del self._names[gone.key]
             self._name_bytes -= len(gone.key)
-        self.stale = True
-        self._allow()
+        heapq.heappush(self._free, number)
+        self.stale = self._may_park_stale = True
 
     def may_park(self, number: int) -> bool:
         """Whether this key is among those that are parked; else it is blocked."""
-        return bool(self._may_park[number])
+        return bool(self._allowed()[number])
 
-    def _allow(self) -> None:
-        self._may_park = np.zeros(max(self.keys, default=0) + 1, np.bool_)
-        self._may_park[list(self.keys)[: self._keys_most]] = True
+    def _allowed(self) -> Mask:
+        """By number, the keys that are parked: so many of those that failed first."""
+        if self._may_park_stale:
+            self._may_park_stale = False
+            self._may_park[:] = False
+            self._may_park[list(islice(self.keys, self._keys_most))] = True
+        return self._may_park
 
     def numbers_failed_at(self, positions: Positions) -> list[int]:
         """The keys whose failed message is among these."""
@@ -182,7 +192,7 @@ class Lot:
         table = self.table
         rows = table.find(positions)
         table.consumer[rows], table.since[rows] = numbers, sizes
-        parks = self._may_park[numbers]
+        parks = self._allowed()[numbers]
         parks &= self.bytes + np.cumsum(np.where(parks, sizes, 0)) <= self._bytes_most
         table.move(rows[parks], int(np.count_nonzero(parks)), UNKNOWN, PARKED)
         table.move(rows[~parks], int(np.count_nonzero(~parks)), UNKNOWN, BLOCKED)
@@ -214,8 +224,9 @@ class Lot:
         """Room came free: park what was blocked at a limit, the earliest first."""
         table = self.table
         rows = table.rows_in(PARKED, BLOCKED)
-        sizes = np.where(self._may_park[table.consumer[rows]], table.since[rows], 0)
-        parks = self._may_park[table.consumer[rows]] & (np.cumsum(sizes) <= self._bytes_most)
+        allowed = self._allowed()[table.consumer[rows]]
+        sizes = np.where(allowed, table.since[rows], 0)
+        parks = allowed & (np.cumsum(sizes) <= self._bytes_most)
         table.state[rows] = np.where(parks, PARKED, BLOCKED)
         table.count[PARKED], table.count[BLOCKED] = int(np.count_nonzero(parks)), int(np.count_nonzero(~parks))
         self.bytes = int(sizes[parks].sum())

@@ -41,6 +41,10 @@ BookiesOption = Annotated[int, typer.Option("--bookies", min=2, help="Bookies of
 PolicyOption = Annotated[Policy, typer.Option("--policy", help="Key_Shared policy to test.")]
 MinutesOption = Annotated[float | None, typer.Option("--minutes", min=0.1, help="How long, in place of --messages.")]
 DataOption = Annotated[Path | None, typer.Option("--data-dir", metavar="DIR", help="Where to put the data.")]
+BrokenOption = Annotated[
+    Path | None,
+    typer.Option("--data-dir", metavar="DIR", help="Data folder of the running cluster; else where to put the data."),
+]
 KeepOption = Annotated[bool, typer.Option("--keep", help="Keep the data and the histories afterwards.")]
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the report as JSON.")]
 ReportFile = Annotated[Path | None, typer.Option("--report", metavar="FILE", help="Write the report as one HTML page.")]
@@ -161,7 +165,7 @@ def chaos(
     seed: SeedOption = None,
     policy: PolicyOption = "draining_hashes",
     bookies: BookiesOption = 3,
-    data_dir: DataOption = None,
+    data_dir: BrokenOption = None,
     keep: KeepOption = False,
     json: JsonFile = None,
     report: ReportFile = None,
@@ -187,9 +191,10 @@ def chaos(
         minutes = max(5.0, consumers * rounds * max(period / 1000, RESTART_S) / 60) if scenario else 5.0
     return _flood(
         minutes=minutes, faults=names, fault_every_ms=period, partitions=partitions, size=size,
-        keys=keys, consumers=consumers, rate=rate, seed=seed, policy=policy, bookies=bookies, data_dir=data_dir,
-        keep=keep, json=json, report=report, address=_joined(address) or _running(), scenario=scenario or "",
-        rounds=rounds, s3_endpoint_url=_s3_endpoint(), watch=watch, client=client,
+        keys=keys, consumers=consumers, rate=rate, seed=seed, policy=policy, bookies=bookies,
+        data_dir=_beside_a_cluster(data_dir), keep=keep, json=json, report=report,
+        address=_joined(address) or _running(), scenario=scenario or "", rounds=rounds,
+        s3_endpoint_url=_s3_endpoint(), watch=watch, client=client,
     )  # fmt: skip
 
 
@@ -209,6 +214,16 @@ def _s3_endpoint() -> str | None:
     values = load().values
     uses = any((url or "").startswith("s3://") for url in (values.metadata, values.objects))
     return values.s3_endpoint_url if uses else None
+
+
+def _beside_a_cluster(data_dir: Path | None) -> Path | None:
+    """Where the data of the run go. A folder on which a cluster runs says which cluster, and not where they go."""
+    from cluster import discovery
+
+    if data_dir is None or not (data_dir.is_dir() and discovery.find(data_dir)):
+        return data_dir
+    os.environ["SLUICE_DATA_DIR"] = str(data_dir.absolute())
+    return None
 
 
 def _running() -> str | None:

@@ -9,7 +9,19 @@ import pyarrow.parquet as pq
 import pytest
 
 from loadgen.consume import ConsumeJob, ConsumerProgress
-from loadgen.faults import HANG, JOIN, KILL, KINDS, RESTART, Fault, Fleet, plan_by_share, plan_by_time, processes_needed
+from loadgen.faults import (
+    HANG,
+    JOIN,
+    KILL,
+    KINDS,
+    MOST_MORE,
+    RESTART,
+    Fault,
+    Fleet,
+    plan_by_share,
+    plan_by_time,
+    processes_needed,
+)
 from loadgen.history import DEATH, EVENTS, EXPIRED, Clock
 from storage.errors import Invalid, Unavailable
 from tests.loadgen.fakes import ListClient, ListConsumer
@@ -130,6 +142,18 @@ def test_who_hangs_gets_help_before_it_is_killed(tmp_path: Path, killed: list[in
     row = fleet.history[-1]
     assert (row["kind"], row["target"], row["helper"], row["held"]) == (HANG, "consumer-3", "consumer-4", 40)
     assert processes_needed([Fault(JOIN), Fault(HANG)]) == 3
+
+
+def test_who_helped_leaves_when_there_are_enough(tmp_path: Path, killed: list[int]) -> None:
+    """However long a run is, it has no more consumers than may join for good."""
+    fleet = make_fleet(tmp_path)
+    fleet.begin(2, spares=0)
+    for _ in range(3 * MOST_MORE):
+        fleet.inject(Fault(HANG), lambda name: {"held": 40, "behind": 9})
+        assert len(fleet.working) <= 2 + MOST_MORE
+    helper = fleet.history[-1]["helper"]
+    (process,) = [made for made in PretendedProcess.made if made.incarnation == f"{helper}.1"]
+    assert process.calls == ["stop", "end"], "cleanly"
 
 
 def test_who_hung_for_long_may_have_lost_its_lease(

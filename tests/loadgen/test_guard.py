@@ -1,4 +1,4 @@
-"""When a run is given up: nothing moves, and somebody was there to see it."""
+"""When a run is given up: nothing moves, and somebody was there to see it. And where its data must not lie."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from cluster.identity import ID_FILE
 from loadgen.consume import ConsumeJob
 from loadgen.display import Progress
 from loadgen.faults import Fleet
-from loadgen.guard import Watch
+from loadgen.guard import Watch, data_folder
 from loadgen.history import Clock
 from loadgen.options import FloodOptions
+from storage.errors import Invalid
 from tests.loadgen.fakes import ListClient, ListConsumer
 from tests.loadgen.test_faults import PretendedProcess
 
@@ -51,3 +53,15 @@ def test_time_in_which_nobody_looked_does_not_count(tmp_path: Path, now: list[fl
     assert watch.trouble(progress, fleet) == ""
     now[0] += 60
     assert watch.trouble(progress, fleet) == ""
+
+
+def test_the_data_of_a_cluster_are_no_place_for_those_of_a_run(tmp_path: Path) -> None:
+    """A run clears its folder: what a cluster has there, its log for one, must not go with that."""
+    for name in (ID_FILE, "ray.log"):
+        (tmp_path / name).write_text("")
+    with (
+        pytest.raises(Invalid, match="is the data folder of a cluster"),
+        data_folder(FloodOptions.of(data_dir=tmp_path)),
+    ):
+        raise AssertionError
+    assert sorted(path.name for path in tmp_path.iterdir()) == [ID_FILE, "ray.log"]

@@ -109,6 +109,20 @@ def test_chaos_joins_the_cluster_that_is_running(
     assert [options["address"] for options in flood] == ["127.0.0.1:1", "127.0.0.1:2"]
 
 
+def test_chaos_breaks_the_cluster_on_the_folder_that_is_named(
+    cli: Cli, flood: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Where none runs on the folder, it is for the data of the run."""
+    monkeypatch.setenv("SLUICE_DATA_DIR", str(tmp_path / "configured"))
+    (tmp_path / "runs").mkdir()
+    found = {tmp_path / "runs": ("127.0.0.1:3", None)}
+    monkeypatch.setattr("cluster.discovery.find", found.get)
+    cli("chaos", "--data-dir", str(tmp_path / "new"))
+    cli("chaos", "--data-dir", str(tmp_path / "runs"))
+    told = [(options["address"], options["data_dir"]) for options in flood]
+    assert told == [(None, tmp_path / "new"), ("127.0.0.1:3", None)]
+
+
 @pytest.mark.parametrize(("address", "token"), [("127.0.0.1:2", "here"), ("127.0.0.1:3", "")])
 def test_the_configured_clusters_token_is_used_for_it_alone(
     cli: Cli, flood: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, address: str, token: str
