@@ -41,10 +41,25 @@ class Directory:
     async def topic(self, topic: str, partition: int) -> Address:
         """The owner of a partition. Raises NotFound, Unavailable."""
         if not _known(self._topics.get(topic), partition):
-            reply = await self._ask(LocateTopic(topic=topic, partition=partition))
-            self._topics[topic] = reply.addresses
-            self._settings[topic] = msgspec.json.decode(reply.settings, type=TopicSettings)
+            await self._locate(topic, partition)
         return self._topics[topic][partition]
+
+    async def _locate(self, topic: str, partition: int) -> None:
+        reply = await self._ask(LocateTopic(topic=topic, partition=partition))
+        self._topics[topic] = reply.addresses
+        self._settings[topic] = msgspec.json.decode(reply.settings, type=TopicSettings)
+
+    async def settings_now(self, topic: str) -> TopicSettings:
+        """The same as `settings`, of a topic that may have been deleted meanwhile, and made again."""
+        before = self._settings.get(topic)
+        try:
+            await self._locate(topic, 0)
+        except NotFound:
+            self.forget(topic)
+            raise
+        if before not in (None, self._settings[topic]):
+            self._forget_dispatchers(topic)
+        return self._settings[topic]
 
     async def settings(self, topic: str) -> TopicSettings:
         """The settings of a topic, with its number of partitions. Raises NotFound, Unavailable."""
@@ -85,6 +100,16 @@ class Directory:
         if isinstance(reply, Unknown):
             raise Unavailable(f"the controller does not answer: {reply.reason}")
         return reply
+
+    def forget(self, topic: str) -> None:
+        """The topic was deleted, or is another one now."""
+        self._topics.pop(topic, None)
+        self._settings.pop(topic, None)
+        self._forget_dispatchers(topic)
+
+    def _forget_dispatchers(self, topic: str) -> None:
+        for key in [key for key in self._dispatchers if key[0] == topic]:
+            del self._dispatchers[key]
 
     async def suspect(self, address: Address) -> None:
         """Forget an address that did not answer and let the controller look at it; fine if that one cannot now."""

@@ -111,7 +111,7 @@ def measure(messages: int, pace: int) -> dict[str, Any]:
     """All of it, on a cluster of its own."""
     with tempfile.TemporaryDirectory(prefix="sluice_") as folder:
         data = Path(folder) / "data"
-        values = load(None, data_dir=data, pulsar_port=0).values
+        values = load(None, data_dir=data, pulsar_port=0, pulsar_web_port=-1).values
         standalone.up(values)
         try:
             state = json.loads((data / "cluster.json").read_text())

@@ -146,6 +146,12 @@ class Configuration(BaseSettings):
     pulsar_port: int = Field(
         6650, ge=-1, le=65535, description="where clients of Apache Pulsar connect; 0 chooses a free port, -1 is none"
     )
+    pulsar_web_port: int = Field(
+        8080,
+        ge=-1,
+        le=65535,
+        description="where pulsar-admin connects; 0 chooses, -1 is none, as where pulsar_port is -1",
+    )
     pulsar_advertised_address: str = Field(
         "", description="host that clients of Apache Pulsar are told to connect to; empty is 127.0.0.1"
     )

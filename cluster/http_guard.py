@@ -1,6 +1,8 @@
-"""What every HTTP request to this machine passes first: its Host header, its token, and errors as one line of JSON.
+"""What every HTTP request to this machine passes first: where it comes from, its token, and errors as one line of JSON.
 
-A Host header that is not the loopback's is refused: no page in a browser can reach a server by a made-up name.
+No page in a browser reaches a server here. A Host header that is not the loopback's, nor a name that the server is told
+to have, is refused: that is how a made-up name would look that a page points here. So is an Origin header of anywhere
+else: browsers send it with whatever a page sends to change something.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any
+from urllib.parse import urlsplit
 
 from aiohttp import web
 
@@ -26,6 +29,8 @@ STATUS: tuple[tuple[type[SluiceError], int], ...] = (
     (Unavailable, 503),
 )
 """HTTP status of each error, as Pulsar's clients expect them."""
+HERE = (LOOPBACK, "localhost", "[::1]")
+"""How the loopback is called."""
 
 
 def guard(token: str, open_paths: Collection[str], where: str) -> Any:
@@ -46,10 +51,16 @@ def guard(token: str, open_paths: Collection[str], where: str) -> Any:
     return checked
 
 
-async def answered(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """What a handler answers; what it raises, and a Host header that is not this machine's, as one line of JSON."""
-    if request.host.rpartition(":")[0] not in (LOOPBACK, "localhost"):
+async def answered(request: web.Request, handler: Handler, *names: str) -> web.StreamResponse:
+    """What a handler answers; what it raises, and requests from pages of elsewhere, as one line of JSON.
+
+    names: further hosts that this server may be called by.
+    """
+    if _host(request.host) not in (*HERE, *names):
         return web.json_response({"reason": "ask for 127.0.0.1"}, status=421)
+    origin = request.headers.get("Origin")
+    if origin is not None and _netloc(origin) != request.host:
+        return web.json_response({"reason": "pages of other origins are not answered"}, status=403)
     try:
         return await handler(request)
     except SluiceError as error:
@@ -60,3 +71,16 @@ async def answered(request: web.Request, handler: Handler) -> web.StreamResponse
     except Exception as error:
         logger.exception("%s %s failed", request.method, request.path)
         return web.json_response({"reason": f"internal error: {type(error).__name__}"}, status=500)
+
+
+def _host(given: str) -> str:
+    """A Host header without its port."""
+    name, colon, port = given.rpartition(":")
+    return (name if colon and port.isdecimal() else given).lower()
+
+
+def _netloc(origin: str) -> str:
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return ""

@@ -56,6 +56,7 @@ from actors.messages import (
     Acknowledged,
     Attach,
     Attached,
+    BacklogFound,
     CancelDelayed,
     ClearBacklog,
     Configure,
@@ -68,6 +69,7 @@ from actors.messages import (
     Done,
     ExpireMessages,
     Explain,
+    FindBacklog,
     FindOwner,
     GivenBack,
     HandOver,
@@ -302,6 +304,10 @@ class Dispatcher(Actor):
         """See messages.ListPending."""
         return document(self._owning.inspection.pending(request))
 
+    async def on_find_backlog(self, request: FindBacklog) -> BacklogFound:
+        """See messages.FindBacklog."""
+        return BacklogFound(position=await self._owning.inspection.backlog(request))
+
     async def on_list_blocked_keys(self, request: ListBlockedKeys) -> Text:
         """See messages.ListBlockedKeys."""
         return document(self._owning.own.core.blocked_keys(request.top, self.ports.clock.now()))
@@ -371,7 +377,7 @@ class Parts:
         self.explanation = Explanation(
             ports, of, state, core, tracker, own.changed_delays.now, reader, rejoin, self.parked
         )
-        self.inspection = Inspection(of, core, sessions, tracker)
+        self.inspection = Inspection(of, core, sessions, tracker, cursor, reader)
         self.own, self.runs, self.sessions, self.store, self._spawn = own, runs, sessions, store, ports.spawn
         self.reader, self.leases = reader, leases
 

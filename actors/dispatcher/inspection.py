@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 
 from actors.delayed.tracker import DelayedTracker
+from actors.dispatcher.reader import Reader
 from actors.dispatcher.sessions import Sessions
 from actors.dispatcher.subscription import PartitionSubscription
 from actors.key_shared.dispatch import Dispatch
-from actors.messages import FindOwner, ListDelayed, ListPending
-from storage.errors import Invalid
+from actors.messages import FindBacklog, FindOwner, ListDelayed, ListPending
+from storage.cursor import Cursor
+from storage.errors import Invalid, Unavailable
 from storage.hashing import masked_hash
 from storage.position import show
 
@@ -19,8 +21,25 @@ from storage.position import show
 class Inspection:
     """See the module."""
 
-    def __init__(self, of: PartitionSubscription, core: Dispatch, sessions: Sessions, tracker: DelayedTracker) -> None:
+    def __init__(
+        self,
+        of: PartitionSubscription,
+        core: Dispatch,
+        sessions: Sessions,
+        tracker: DelayedTracker,
+        cursor: Cursor,
+        reader: Reader,
+    ) -> None:
         self._of, self._core, self._sessions, self._tracker = of, core, sessions, tracker
+        self._cursor, self._reader = cursor, reader
+
+    async def backlog(self, request: FindBacklog) -> int:
+        """See messages.BacklogFound. Raises Unavailable while the end of the topic is not known."""
+        at = self._cursor.next_unacknowledged(request.start)
+        if at > self._reader.reach and not await self._reader.look():
+            raise Unavailable(f"how far partition {self._of.partition} of {self._of.topic!r} reaches is not known yet")
+        at = self._cursor.next_unacknowledged(request.start)
+        return at if at <= self._reader.reach else -1
 
     def pending(self, request: ListPending) -> list[dict[str, Any]]:
         """See messages.ListPending; a row a consumer."""

@@ -8,12 +8,14 @@ int64 (storage.position); times are milliseconds; counts are messages.
 from __future__ import annotations
 
 from actors.messages.administration import (
+    BacklogFound,
     ClearBacklog,
     Configure,
     Configured,
     Deleted,
     DeleteSubscription,
     ExpireMessages,
+    FindBacklog,
     FindOwner,
     ListAssignments,
     ListBlockedKeys,
@@ -89,6 +91,7 @@ from actors.messages.settings import SubscriptionSettings, TopicSettings
 from actors.messages.topic import (
     AcceptLoss,
     AccessMode,
+    ClientsHere,
     CloseProducer,
     DeleteTopic,
     Ends,
@@ -111,6 +114,7 @@ from actors.messages.topic import (
     Replicated,
     RowIndex,
     RunIndex,
+    SendAway,
 )
 
 __all__ = [
@@ -129,10 +133,12 @@ __all__ = [
     "Alive",
     "Attach",
     "Attached",
+    "BacklogFound",
     "BookieList",
     "BookiesAdded",
     "CancelDelayed",
     "ClearBacklog",
+    "ClientsHere",
     "CloseProducer",
     "Configure",
     "Configured",
@@ -153,6 +159,7 @@ __all__ = [
     "Explain",
     "FenceLedger",
     "FenceState",
+    "FindBacklog",
     "FindOwner",
     "FindTime",
     "Found",
@@ -209,6 +216,7 @@ __all__ = [
     "RunRead",
     "Seek",
     "SelectDelayed",
+    "SendAway",
     "Skip",
     "Skipped",
     "Sought",

@@ -149,6 +149,19 @@ class ListAssignments(Request[Text]):
     reply: ClassVar[type[Reply]] = Text
 
 
+class BacklogFound(Reply):
+    """position: of a message, -1 if there is none."""
+
+    position: int
+
+
+class FindBacklog(Request[BacklogFound]):
+    """The first message at or after a position that is not done."""
+
+    reply: ClassVar[type[Reply]] = BacklogFound
+    start: int
+
+
 class FindOwner(Request[Text]):
     """Who owns the hash of this key, or this hash, now or at a time (ms)."""
 

@@ -67,6 +67,22 @@ class ProducersHere(Request[ProducersPresent], kw_only=True):
     ended: bool
 
 
+class ClientsHere(Request[Text], kw_only=True):
+    """Which clients of Pulsar's protocol a gateway serves on a partition: its producers and consumers, as JSON."""
+
+    reply: ClassVar[type[Reply]] = Text
+    topic: str
+    partition: int
+
+
+class SendAway(Request[Done], kw_only=True):
+    """The clients on a topic, or on one partition, are to connect again with their producers and consumers."""
+
+    reply: ClassVar[type[Reply]] = Done
+    topic: str
+    partition: int | None = None
+
+
 class Published(Reply, kw_only=True):
     """Where the run stands: entries first_entry .. first_entry+count-1 of the ledger, durable on ack_quorum bookies.
 

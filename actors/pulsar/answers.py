@@ -143,7 +143,7 @@ class Answers:
             deduplicate=deduplicate,
             entrance=entrance,
         )
-        self._c.add_producer(made)
+        self._c.add_producer(made, asked, entrance.access)
         try:
             await made.open()
         except SluiceError:
@@ -219,7 +219,7 @@ class Answers:
             write=self._c.write,
             lost=self._c.send_away,
         )
-        self._c.add_consumer(made)
+        self._c.add_consumer(made, asked)
         if asked.HasField("consumer_epoch"):
             made.epoch = asked.consumer_epoch
         try:

@@ -48,14 +48,15 @@ _TABLE = {
     "KeySharedMeta": "mode:1:i32 hash_ranges:3:*IntRange allow_out_of_order:4:bool",
     "Subscribe": (
         "topic:1:str subscription:2:str type:3:i32 consumer_id:4:u64 request_id:5:u64 consumer_name:6:str "
-        "priority_level:7:i32 durable:8:bool:true start_message_id:9:MessageId read_compacted:11:bool schema:12:Schema "
+        "priority_level:7:i32 durable:8:bool:true start_message_id:9:MessageId metadata:10:*KeyValue "
+        "read_compacted:11:bool schema:12:Schema "
         "initial_position:13:i32 force_topic_creation:15:bool:true start_rollback_seconds:16:u64 "
         "key_shared:17:KeySharedMeta consumer_epoch:19:u64"
     ),
     "Producer": (
-        "topic:1:str producer_id:2:u64 request_id:3:u64 producer_name:4:str encrypted:5:bool schema:7:Schema "
-        "epoch:8:u64 user_provided_name:9:bool:true access_mode:10:i32 topic_epoch:11:u64 txn_enabled:12:bool "
-        "initial_subscription:13:str"
+        "topic:1:str producer_id:2:u64 request_id:3:u64 producer_name:4:str encrypted:5:bool metadata:6:*KeyValue "
+        "schema:7:Schema epoch:8:u64 user_provided_name:9:bool:true access_mode:10:i32 topic_epoch:11:u64 "
+        "txn_enabled:12:bool initial_subscription:13:str"
     ),
     "Send": (
         "producer_id:1:u64 sequence_id:2:u64 num_messages:3:i32:1 txn_least:4:u64 txn_most:5:u64 "

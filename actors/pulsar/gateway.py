@@ -6,14 +6,16 @@ it dies, its clients connect again and its consumers' leases give back what they
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from actors.actor import Actor
 from actors.directory import Directory
-from actors.messages import ProducersHere, ProducersPresent
+from actors.messages import ClientsHere, Done, ProducersHere, ProducersPresent, SendAway, Text
 from actors.ports import Address, Ports, Unknown
+from actors.pulsar.clients import Introduction, clients_here, send_away
 from actors.pulsar.pieces import Pieces
 from actors.pulsar.schemas import Schemas
 from actors.pulsar.topics import Place
@@ -69,10 +71,30 @@ class Link(Protocol):
         """Read again."""
 
 
+class AskedHere(Protocol):
+    """What others want to know of a consumer's wishes. start: of a reader, None of a subscription's consumer."""
+
+    @property
+    def name(self) -> str:
+        """The consumer's name."""
+
+    @property
+    def subscription(self) -> str:
+        """The subscription's."""
+
+    @property
+    def start(self) -> int | None:
+        """See above."""
+
+
 class ConsumerHere(Protocol):
     """A consumer that is connected here, as others see it."""
 
     place: Place
+
+    @property
+    def asked(self) -> AskedHere:
+        """What its client wants."""
 
     def come_back(self) -> None:
         """Its client has to subscribe again."""
@@ -87,6 +109,7 @@ class ProducerHere(Protocol):
     place: Place
     name: str
     incarnation: str
+    ready: bool
 
     def give_way(self) -> None:
         """Another producer has the topic to itself from now on."""
@@ -121,6 +144,8 @@ class Gateway:
         """Those that are connected here, by topic and subscription."""
         self.producers: dict[tuple[str, int], list[ProducerHere]] = {}
         """Those that are connected here, by topic and partition."""
+        self.introductions: dict[object, Introduction] = {}
+        """What clients said of the producers and consumers that are connected here."""
         self.sought: dict[tuple[str, int, str], int] = {}
         """Where readers go on that were moved and are coming back, by topic, partition and subscription."""
         self.moving: dict[tuple[str, int, str], Signal] = {}
@@ -159,3 +184,12 @@ class GatewayActor(Actor):
     async def on_producers_here(self, request: ProducersHere) -> ProducersPresent:
         """See messages.ProducersHere."""
         return self.gateway.producers_here(request)
+
+    async def on_clients_here(self, request: ClientsHere) -> Text:
+        """See messages.ClientsHere."""
+        return Text(json=json.dumps(clients_here(self.gateway, request.topic, request.partition)))
+
+    async def on_send_away(self, request: SendAway) -> Done:
+        """See messages.SendAway."""
+        send_away(self.gateway, request.topic, request.partition)
+        return Done()

@@ -7,6 +7,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from actors.messages import RemoveSubscription
+from actors.pulsar.clients import Introduction, metadata_of
 from actors.pulsar.consuming import WireConsumer
 from actors.pulsar.fields import ServerError, command
 from actors.pulsar.frames import encode
@@ -37,6 +38,8 @@ class Session:
         self.identity: Identity | None = None
         self.certified = ""
         """Whom the client's certificate names, if it showed one of a trusted authority."""
+        self.version = ""
+        """How the client names itself."""
         self.greeted = self.closed = False
         self.fails_by = ServerError.NOT_ALLOWED
         self._pending = 0
@@ -75,7 +78,7 @@ class Session:
 
     def greet(self, asked: Any, identity: Identity | None) -> None:
         """The client may go on."""
-        self.greeted, self.identity = True, identity
+        self.greeted, self.identity, self.version = True, identity, asked.client_version
         if asked.client_version.startswith(CPP):
             self.fails_by = ServerError.CHECKSUM
         version = min(asked.protocol_version, PROTOCOL)
@@ -83,13 +86,20 @@ class Session:
 
     # -- who is here ----------------------------------------------------------------------------------------------
 
-    def add_consumer(self, consumer: WireConsumer) -> None:
-        """One more. Raises Refused if there are too many."""
+    def _introduce(self, one: object, number: int, asked: Any, access_mode: str = "") -> None:
+        told = metadata_of(asked.metadata)
+        now = self.gateway.ports.clock.now()
+        made = Introduction(number, self.link.peer, self.version, now, told, access_mode)
+        self.gateway.introductions[one] = made
+
+    def add_consumer(self, consumer: WireConsumer, asked: Any) -> None:
+        """One more, and what its client said. Raises Refused if there are too many."""
         if len(self.consumers) + len(self.producers) >= MOST_HANDLES:
             raise Refused(ServerError.TOO_MANY_REQUESTS, f"a connection has at most {MOST_HANDLES} consumers")
         self.consumers[consumer.number] = consumer
         key = (consumer.place.topic, consumer.asked.subscription)
         self.gateway.consumers.setdefault(key, []).append(consumer)
+        self._introduce(consumer, consumer.number, asked)
         consumer.choke(self._choked)
 
     def remove_consumer(self, consumer: WireConsumer) -> None:
@@ -97,6 +107,7 @@ class Session:
         if self.consumers.get(consumer.number) is consumer:
             del self.consumers[consumer.number]
         _discard(self.gateway.consumers, (consumer.place.topic, consumer.asked.subscription), consumer)
+        self.gateway.introductions.pop(consumer, None)
 
     async def leave(self, consumer: WireConsumer) -> None:
         """A consumer that was removed does not come back; what was there for as long as it goes with the last one."""
@@ -107,18 +118,20 @@ class Session:
                 remove = RemoveSubscription(topic=topic, subscription=subscription)
                 await self.gateway.ask(self.gateway.controller, remove)
 
-    def add_producer(self, producer: WireProducer) -> None:
-        """One more. Raises Refused if there are too many."""
+    def add_producer(self, producer: WireProducer, asked: Any, access_mode: str) -> None:
+        """One more, and what its client said. Raises Refused if there are too many."""
         if len(self.consumers) + len(self.producers) >= MOST_HANDLES:
             raise Refused(ServerError.TOO_MANY_REQUESTS, f"a connection has at most {MOST_HANDLES} producers")
         self.producers[producer.number] = producer
         self.gateway.producers.setdefault((producer.place.topic, producer.place.partition), []).append(producer)
+        self._introduce(producer, producer.number, asked, access_mode)
 
     def remove_producer(self, producer: WireProducer) -> None:
         """One less."""
         if self.producers.get(producer.number) is producer:
             del self.producers[producer.number]
         _discard(self.gateway.producers, (producer.place.topic, producer.place.partition), producer)
+        self.gateway.introductions.pop(producer, None)
 
     def send_away(self, consumer: WireConsumer) -> None:
         """The client has to come back with this consumer: it drops what it was sent, and subscribes again."""

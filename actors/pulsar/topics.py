@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from actors.directory import Directory
-from actors.messages import TopicSettings
+from actors.messages import BookieList, TopicSettings
 from actors.names import TENANT_NAMESPACE, check_name
 from storage.errors import Conflict, Invalid, NotFound
 
@@ -61,10 +61,15 @@ async def settings_of(directory: Directory, topic: str, *, create: bool) -> Topi
     except NotFound:
         if not create:
             raise
-    copies = min(2, len((await directory.bookies()).ids)) or 1
+    copies = copies_of(await directory.bookies())
     with contextlib.suppress(Conflict):  # somebody else was first
         await directory.create(topic, TopicSettings(ensemble=copies, write_quorum=copies, ack_quorum=copies))
     return await directory.settings(topic)
+
+
+def copies_of(bookies: BookieList) -> int:
+    """How many copies a topic keeps that nobody chose that for: two, where there are as many bookies."""
+    return min(2, len(bookies.ids)) or 1
 
 
 async def find_place(directory: Directory, name: str, *, create: bool) -> Place:

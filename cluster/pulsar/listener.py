@@ -1,4 +1,5 @@
-"""The ports that Pulsar's clients connect to, on the loopback: one in clear text, one with TLS, or one of them.
+"""The ports that Pulsar's clients connect to, on the loopback: one in clear text, one with TLS, or one of them; and,
+beside that in clear text, the one of Pulsar's tools.
 
 The actor is started with the cluster. A port that somebody else has is no reason for the cluster not to start: the
 actor lives, says so in `problem`, and the port's file in the data folder holds 0.
@@ -16,17 +17,18 @@ from actors.pulsar.connection import Connection
 from actors.pulsar.gateway import Gateway, GatewayActor
 from cluster.environment import LOOPBACK
 from cluster.process_watch import this_process
-from cluster.pulsar.ports import PLAIN, TLS, advertised_host, wanted_ports, write_port
+from cluster.pulsar.admin.addresses import Addresses
+from cluster.pulsar.ports import PLAIN, TLS, WEB, advertised_host, refusal, wanted_ports, write_port
 from cluster.pulsar.tls import context_of, role_of
 from cluster.pulsar.tokens import TokenAuthenticator
 
 if TYPE_CHECKING:
-    from cluster.pulsar.http import HttpLookups
+    from cluster.pulsar.http import GatewayHttp
 
 MOST_CONNECTIONS = 1_000
 AGAIN_S = 1.0
 """Between attempts to have a port."""
-HTTP = b"GET "
+HTTP = (b"GET ", b"HEAD", b"PUT ", b"POST", b"DELE")
 """What a request of HTTP begins with, and no frame: it would be longer than any may be."""
 HANDSHAKE_S = 10.0
 """Seconds in which TLS stands, or the connection ends."""
@@ -48,25 +50,24 @@ class PulsarGateway(GatewayActor):
         known = TokenAuthenticator(Path(key_file)) if key_file else None
         self.gateway = Gateway(ports, controller, process=this_process(), authenticate=known)
         self._data_dir = Path(settings["data_dir"])
-        self._contexts = {PLAIN: None, TLS: context_of(settings)}
+        self._contexts = {PLAIN: None, TLS: context_of(settings), WEB: None}
         self._missing = wanted_ports(settings)
         self._host = advertised_host(settings)
         self._servers: dict[str, asyncio.Server] = {}
         self._connections: dict[_Socket, None] = {}
-        self._http: HttpLookups | None = None
+        self._at = Addresses()
+        self._http: GatewayHttp | None = None
         self._buffer = memoryview(bytearray(READ_BYTES))  # asyncio's TLS reads into slices of it
         """Where all connections read to, in turn: what was read is taken out before anybody reads again."""
 
     @property
     def problem(self) -> str:
         """Why no client can connect; empty if they can."""
-        return "; ".join(
-            f"no Pulsar client can connect: port {port} is in use" for port in self._missing.values() if port
-        )
+        return "; ".join(refusal(scheme, port) for scheme, port in self._missing.items() if port)
 
     async def start(self) -> None:
         """Listen, where the ports are free."""
-        for scheme in (PLAIN, TLS):
+        for scheme in (PLAIN, TLS, WEB):
             write_port(self._data_dir, scheme, 0)
         await self._listen()
         if self._missing:
@@ -77,9 +78,10 @@ class PulsarGateway(GatewayActor):
         for scheme, port in list(self._missing.items()):
             context = self._contexts[scheme]
             late = None if context is None else HANDSHAKE_S
+            accept = self._accept_http if scheme == WEB else self._accept
             try:
                 server = await loop.create_server(
-                    self._accept, LOOPBACK, port, backlog=256, ssl=context, ssl_handshake_timeout=late
+                    accept, LOOPBACK, port, backlog=256, ssl=context, ssl_handshake_timeout=late
                 )
             except OSError:
                 continue
@@ -89,10 +91,13 @@ class PulsarGateway(GatewayActor):
 
     def _tell(self, scheme: str, port: int) -> None:
         """Say where clients connect; they may reach this port by another name than the loopback's."""
-        if scheme == TLS:
-            self.gateway.url_tls = f"{TLS}://{self._host}:{port}"
+        url = f"{scheme}://{self._host}:{port}"
+        if scheme == WEB:
+            self._at.http = url
+        elif scheme == TLS:
+            self.gateway.url_tls = self._at.pulsar_tls = url
         else:
-            self.gateway.url = f"{PLAIN}://{self._host}:{port}"
+            self.gateway.url = self._at.pulsar = url
         write_port(self._data_dir, scheme, port)
 
     async def _listen_later(self) -> None:
@@ -114,14 +119,28 @@ class PulsarGateway(GatewayActor):
     def _accept(self) -> asyncio.BaseProtocol:
         return _Socket(self.gateway, self._connections, self._serve_http, self._buffer)
 
+    def _accept_http(self) -> asyncio.BaseProtocol:
+        return _Door(self._serve_http)
+
     def _serve_http(self, transport: asyncio.Transport, begun: bytes) -> None:
         """This client asks by HTTP."""
         if self._http is None:
-            from cluster.pulsar.http import HttpLookups  # only who asks by HTTP pays for a web server
+            from cluster.pulsar.http import GatewayHttp  # only who asks by HTTP pays for a web server
 
-            self._http = HttpLookups(self.gateway)
+            self._http = GatewayHttp(self.gateway, self._at, self._host)
         transport.pause_reading()
         self.ports.spawn(self._http.take(transport, begun), "http")
+
+
+class _Door(asyncio.Protocol):
+    """A connection to the port of Pulsar's tools."""
+
+    def __init__(self, http: Callable[[asyncio.Transport, bytes], None]) -> None:
+        self._http = http
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Hand it over."""
+        self._http(cast(asyncio.Transport, transport), b"")
 
 
 class _Socket(asyncio.BufferedProtocol):
@@ -165,14 +184,14 @@ class _Socket(asyncio.BufferedProtocol):
         data = bytes(self._buffer[:count])
         if self._head is not None:
             data, self._head = self._head + data, None
-            if HTTP.startswith(data[: len(HTTP)]):
+            if data[:4] in HTTP or any(word.startswith(data) for word in HTTP):
                 self._not_binary(data)
                 return
         self._conversation.data(data)
 
     def _not_binary(self, data: bytes) -> None:
         """What came begins like a request of HTTP, as far as it goes."""
-        if len(data) < len(HTTP):
+        if len(data) < 4:
             self._head = data
         elif self._transport is not None:
             self.connection_lost(None)

@@ -1,4 +1,4 @@
-"""Which ports Pulsar's clients connect to: those that settings want, and those that the gateway has.
+"""Which ports Pulsar's clients and tools connect to: those that settings want, and those that the gateway has.
 
 The gateway leaves the latter in files of the data folder.
 """
@@ -14,18 +14,23 @@ from typing import Any
 from cluster.environment import LOOPBACK
 from storage.errors import Invalid, Unavailable
 
-PLAIN, TLS = "pulsar", "pulsar+ssl"
-"""The two ways to connect, as they stand at the beginning of a service URL."""
-_FILES = {PLAIN: "pulsar-port", TLS: "pulsar-tls-port"}
+PLAIN, TLS, WEB = "pulsar", "pulsar+ssl", "http"
+"""The ways to connect, as they stand at the beginning of a service URL; the last is that of Pulsar's tools."""
+_FILES = {PLAIN: "pulsar-port", TLS: "pulsar-tls-port", WEB: "pulsar-web-port"}
 _HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]{0,62})(\.[A-Za-z0-9][A-Za-z0-9-]{0,62})*")
-_SETTINGS = {PLAIN: "pulsar_port", TLS: "pulsar_tls_port"}
+_SETTINGS = {PLAIN: "pulsar_port", TLS: "pulsar_tls_port", WEB: "pulsar_web_port"}
+_WHO = {PLAIN: "client", TLS: "client", WEB: "tool"}
 
 
 def wanted_ports(settings: Mapping[str, Any]) -> dict[str, int]:
-    """The port of each way that settings want; none with TLS unless they name a certificate. 0 is any free one."""
+    """The port of each way that settings want; none with TLS unless they name a certificate, and none for tools where
+    clients have none in clear text. 0 is any free one.
+    """
     wanted = {PLAIN: int(settings.get("pulsar_port", -1))}
     if settings.get("pulsar_tls_certificate_file"):
         wanted[TLS] = int(settings.get("pulsar_tls_port", -1))
+    if wanted[PLAIN] >= 0:
+        wanted[WEB] = int(settings.get("pulsar_web_port", -1))
     return {scheme: port for scheme, port in wanted.items() if port >= 0}
 
 
@@ -65,12 +70,15 @@ def pulsar_of(data_dir: Path, settings: Mapping[str, Any]) -> dict[str, str]:
     if not wanted:
         return {}
     ports = {scheme: port_of(data_dir, scheme) for scheme in wanted}
-    urls = [f"{scheme}://{LOOPBACK}:{port}" for scheme, port in ports.items() if port]
-    told = [f"clients of Apache Pulsar connect to {' or '.join(urls)}"] if urls else []
-    told += [_refused(scheme, wanted[scheme]) for scheme, port in ports.items() if not port]
+    urls = {scheme: f"{scheme}://{LOOPBACK}:{port}" for scheme, port in ports.items() if port}
+    tools = urls.pop(WEB, "")
+    told = [f"clients of Apache Pulsar connect to {' or '.join(urls.values())}"] if urls else []
+    told += [f"its tools to {tools}"] if tools else []
+    told += [refusal(scheme, wanted[scheme]) for scheme, port in ports.items() if not port]
     return {"pulsar": "; ".join(told)}
 
 
-def _refused(scheme: str, wanted: int) -> str:
-    setting = _SETTINGS[scheme]
-    return f"no client of Apache Pulsar can connect: port {wanted} is in use; choose another with --set {setting}=PORT"
+def refusal(scheme: str, wanted: int) -> str:
+    """One line for a port that could not be had."""
+    who, setting = _WHO[scheme], _SETTINGS[scheme]
+    return f"no {who} of Apache Pulsar can connect: port {wanted} is in use; choose another with --set {setting}=PORT"

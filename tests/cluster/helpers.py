@@ -38,7 +38,8 @@ PYTHON = sys.executable
 
 def values(folder: Path, **more: Any) -> Any:
     """A configuration without this machine's files."""
-    return load(None, data_dir=folder, **({"brokers": 1} | SMALL | more)).values
+    nowhere = {"pulsar_port": -1, "pulsar_web_port": -1}
+    return load(None, data_dir=folder, **({"brokers": 1} | SMALL | nowhere | more)).values
 
 
 def admin_ports(net: Any = None, me: str = "host/admin") -> Ports:

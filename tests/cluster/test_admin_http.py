@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 
 from actors.messages import (
+    BookieList,
     CancelDelayed,
     ClearBacklog,
     CreateTopic,
@@ -45,7 +46,7 @@ from actors.messages.administration import VERBS
 from actors.ports import Unknown
 from actors.wire import Request
 from cluster.admin_http import PORT_FILE, TOKEN_FILE, AdminHttp
-from storage.errors import Conflict, Unavailable
+from storage.errors import Conflict, NotFound, Unavailable
 from tests.cluster.helpers import admin_ports
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
@@ -65,7 +66,7 @@ class Actors:
             return Unknown("away", gone=True)
         if isinstance(request, Ping | CreateTopic):
             if isinstance(request, CreateTopic) and request.settings.partitions == 9:
-                raise Conflict("topic orders exists with other settings")
+                raise Conflict("topic late exists with other settings")
             return Done()
         if isinstance(request, ListTopics):
             return TopicList(topics={"orders": TopicSettings(partitions=2)})
@@ -75,7 +76,11 @@ class Actors:
             return Text(json=json.dumps({"actors": [{"kind": "dispatcher", "address": "host/d-0"}]}))
         if isinstance(request, RemoveTopic | RemoveSubscription):
             return Done()
+        if isinstance(request, ListBookies):
+            return BookieList(ids=["b-0", "b-1"], addresses=["host/b-0", "host/b-1"])
         if isinstance(request, LocateTopic):
+            if request.topic != "orders":
+                raise NotFound(f"there is no topic {request.topic!r}")
             return Located(addresses=["host/t-0", "host/t-1"], settings='{"partitions": 2}')
         if type(request).__name__ == "LocateSubscription":
             return Located(addresses=["host/d-0", "host/d-1"])
@@ -146,7 +151,7 @@ async def test_a_token_of_any_letters_is_only_wrong(session: aiohttp.ClientSessi
 async def test_an_unknown_charset_is_nobodys_error(session: aiohttp.ClientSession) -> None:
     """The body is digits, whatever the client calls them."""
     headers = {"Content-Type": "text/plain; charset=klingon"}
-    assert (await session.put(f"{BASE}/orders/partitions", data=b"3", headers=headers)).status == 204
+    assert (await session.put(f"{BASE}/new/partitions", data=b"3", headers=headers)).status == 204
 
 
 HALF = (
@@ -178,12 +183,13 @@ async def test_a_made_up_host_name_is_refused(session: aiohttp.ClientSession) ->
 
 async def test_topics_and_their_totals(session: aiohttp.ClientSession) -> None:
     """Counters are summed over the partitions; epochs are not."""
-    assert await (await session.get(BASE)).json() == ["persistent://public/default/orders"]
+    names = [f"persistent://public/default/orders-partition-{number}" for number in range(2)]
+    assert await (await session.get(BASE)).json() == names
     stats = await (await session.get(f"{BASE}/orders/stats")).json()
     assert stats["msgInCounter"] == 21
-    assert stats["partitions"]["orders-partition-1"]["msgInCounter"] == 11
+    assert stats["partitions"][names[1]]["msgInCounter"] == 11
     billing = stats["subscriptions"]["billing"]
-    assert (billing["msgBacklog"], billing["type"]) == (10, "key_shared")
+    assert (billing["msgBacklog"], billing["type"]) == (10, "Key_Shared")
     assert [consumer["consumerName"] for consumer in billing["consumers"]] == ["c0", "c1"]
     assert "epoch" not in stats
 
@@ -193,7 +199,7 @@ async def test_paths_of_pulsars_own_tool(session: aiohttp.ClientSession, actors:
     assert await (await session.get(f"{BASE}/partitioned")).json() == ["persistent://public/default/orders"]
     names = await (await session.get("/admin/v2/namespaces/public/default/topics")).json()
     assert names == [f"persistent://public/default/orders-partition-{number}" for number in range(2)]
-    assert await (await session.get(f"{BASE}/orders/partitions")).json() == {"partitions": 2}
+    assert (await (await session.get(f"{BASE}/orders/partitions")).json())["partitions"] == 2
     assert (await session.put(f"{BASE}/plain")).status == 204
     assert actors.asked[-1] == CreateTopic(topic="plain", settings=TopicSettings())
     assert (await session.get("/admin/v2/namespaces/other/one/topics")).status == 404
@@ -220,7 +226,7 @@ async def test_verbs_reach_every_partition(session: aiohttp.ClientSession, actor
     assert actors.asked[-2:] == [RescheduleDelayed(due_to=9, deliver_at=5)] * 2
     for wrong in ("no json", "[]", "{}", '{"due_to": "soon"}', '{"keys": 1}', '{"message_id": 5}'):
         assert (await session.post(f"{path}/cancel", data=wrong)).status == 412
-    assert (await session.put(f"{BASE}/orders/partitions", data="3")).status == 204
+    assert (await session.put(f"{BASE}/new/partitions", data="3")).status == 204
 
 
 async def test_parked_keys_are_shown_and_decided_of(session: aiohttp.ClientSession, actors: Actors) -> None:
@@ -240,7 +246,8 @@ async def test_parked_keys_are_shown_and_decided_of(session: aiohttp.ClientSessi
     ("method", "path", "body", "status"),
     [
         ("PUT", f"{BASE}/orders/partitions", "many", 412),
-        ("PUT", f"{BASE}/orders/partitions", "9", 409),
+        ("PUT", f"{BASE}/orders/partitions", "2", 409),
+        ("PUT", f"{BASE}/late/partitions", "9", 409),
         ("GET", "/admin/v2/persistent/other/place/orders/stats", None, 404),
         ("GET", f"{BASE}/orders/subscription/billing/explain", None, 412),
         ("POST", f"{BASE}/orders/subscription/billing/skip/x", None, 412),

@@ -47,9 +47,8 @@ def test_defaults_are_those_of_the_actors() -> None:
     values = load().values
     assert values.topic_settings() == TopicSettings()
     assert values.subscription_settings() == SubscriptionSettings()
-    plain = ClusterOptions(
-        Path("sluice-data"), pulsar_port=6650, bookie_settings=msgspec.structs.asdict(BookieSettings())
-    )
+    bookies = msgspec.structs.asdict(BookieSettings())
+    plain = ClusterOptions(Path("sluice-data"), pulsar_port=6650, pulsar_web_port=8080, bookie_settings=bookies)
     assert values.cluster_options() == plain
 
 

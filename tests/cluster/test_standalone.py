@@ -119,7 +119,8 @@ VERBS = """
 import json, sys
 from cluster.cli.outcome import run
 codes = [run([*words, "--data-dir", sys.argv[1]]) for words in (
-    ["up", "--embedded"], ["topics", "create", "orders"], ["produce", "orders", "-k", "k", "-m", "paid"],
+    ["up", "--embedded", "--set", "pulsar_port=-1"], ["topics", "create", "orders"],
+    ["produce", "orders", "-k", "k", "-m", "paid"],
     ["consume", "orders", "-s", "billing", "-p", "earliest", "--timeout", "60s"], ["status", "--json"],
     ["subscriptions", "explain", "orders", "billing", "--key", "k"], ["down"], ["status"],
 )]

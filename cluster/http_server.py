@@ -1,0 +1,145 @@
+"""An HTTP server on this machine whose connections are bounded in number and in the time that they may be idle.
+
+A connection that brings no request for so long is closed, whether or not one has come and however much of one: clients
+that send half a request, or none, hold nothing for long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any, cast
+
+from aiohttp import web
+
+from actors.ports import Ports
+from cluster.environment import LOOPBACK
+from cluster.http_guard import Handler
+from storage.errors import Invalid, Unavailable
+
+CONNECTION_SECONDS = 30.0
+MOST_CONNECTIONS = 200
+MAX_BODY = 64 * 1024
+MAX_NUMBER = 2**63 - 1
+_BODY_SECONDS = web.AppKey("body_seconds", float)
+_SHOWN = 40
+
+
+class HttpServer:
+    """Serves routes behind a guard (a middleware of aiohttp).
+
+    connection_seconds: how long a client may keep a connection without a request, or take to send a body. Who comes
+    when `most` connections are there is sent away.
+    """
+
+    def __init__(
+        self,
+        ports: Ports,
+        routes: Iterable[web.AbstractRouteDef],
+        guard: Any,
+        *,
+        connection_seconds: float = CONNECTION_SECONDS,
+        most: int = MOST_CONNECTIONS,
+    ) -> None:
+        self._ports, self._seconds, self._most = ports, connection_seconds, most
+        application = web.Application(middlewares=[self._noted, guard], client_max_size=MAX_BODY)
+        application[_BODY_SECONDS] = connection_seconds
+        application.add_routes(routes)
+        self._runner = web.AppRunner(application, access_log=None)
+        self._listening: asyncio.Server | None = None
+        self._ready = asyncio.Lock()
+        self._answering: list[Any] = []
+        self._asked: dict[Any, None] = {}
+        """Connections on which a request came since they were last looked at."""
+
+    async def listen(self, port: int) -> int:
+        """Listen on the loopback; returns the port, which is any free one for 0. Raises Unavailable if it is in use."""
+        try:
+            listening = await asyncio.get_running_loop().create_server(self.door, LOOPBACK, port)
+        except OSError as error:
+            raise Unavailable(f"port {port} is in use: {error.strerror}") from error
+        self._listening = listening
+        return int(listening.sockets[0].getsockname()[1])
+
+    def door(self) -> asyncio.BaseProtocol:
+        """For who listens: what makes a connection that was just accepted one of this server's."""
+        return _Door(self._ports, self)
+
+    async def take(self, transport: asyncio.Transport, begun: bytes = b"") -> None:
+        """Serve a connection that somebody else accepted, which reads nothing now and on which these bytes came."""
+        await self._begin()
+        server = self._runner.server
+        if server is None or len(server.connections) >= self._most or transport.is_closing():
+            transport.abort()
+            return
+        protocol: Any = server()
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
+        if begun:
+            protocol.data_received(begun)
+        transport.resume_reading()
+
+    async def close(self) -> None:
+        """Listen no more, and end every connection."""
+        if self._listening is not None:
+            self._listening.close()
+        await self._runner.cleanup()
+
+    async def _begin(self) -> None:
+        async with self._ready:
+            if self._runner.server is None:
+                await self._runner.setup()
+                self._ports.spawn(self._close_silent_connections(), "connections")
+
+    async def _close_silent_connections(self) -> None:
+        """aiohttp waits without limit for a first request, and for the rest of one."""
+        known: list[Any] = []
+        while (server := self._runner.server) is not None:
+            await asyncio.sleep(self._seconds)
+            present = server.connections
+            for connection in present:
+                asked = connection in self._asked or connection in self._answering
+                if connection in known and not asked:
+                    connection.force_close()
+            known, self._asked = present, {}
+
+    @web.middleware
+    async def _noted(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Remember the connections on which something is asked, and being answered."""
+        self._asked[request.protocol] = None
+        self._answering.append(request.protocol)
+        try:
+            return await handler(request)
+        finally:
+            self._answering.remove(request.protocol)
+
+
+class _Door(asyncio.Protocol):
+    """A connection of which nothing is known yet."""
+
+    def __init__(self, ports: Ports, server: HttpServer) -> None:
+        self._ports, self._server = ports, server
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Hand it over."""
+        accepted = cast(asyncio.Transport, transport)
+        accepted.pause_reading()
+        self._ports.spawn(self._server.take(accepted), "http")
+
+
+async def body_of(request: web.Request) -> str:
+    """The body as text, whatever charset the client names. Raises Invalid if it does not come in time."""
+    seconds = request.app[_BODY_SECONDS]
+    try:
+        async with asyncio.timeout(seconds):
+            return (await request.read()).decode("utf-8", "replace")
+    except TimeoutError:
+        raise Invalid(f"the body did not come within {seconds:g} s") from None
+
+
+def number_of(text: str, complaint: str = "{} is no number") -> int:
+    """Digits as a number that fits into 64 bits. Raises Invalid with the beginning of the text."""
+    digits = text.strip()
+    if digits.isascii() and digits.isdecimal() and len(digits) < _SHOWN and int(digits) <= MAX_NUMBER:
+        return int(digits)
+    raise Invalid(complaint.format(repr(text) if len(text) < _SHOWN else f"{text[:_SHOWN]!r}..."))

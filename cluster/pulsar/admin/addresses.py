@@ -1,0 +1,19 @@
+"""Where Pulsar's clients and tools find this broker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class Addresses:
+    """Where clients and tools connect; empty where they cannot."""
+
+    pulsar: str = ""
+    pulsar_tls: str = ""
+    http: str = ""
+
+    @property
+    def broker(self) -> str:
+        """Host and port, by which Pulsar knows a broker."""
+        return (self.http or self.pulsar or self.pulsar_tls).partition("://")[2]

@@ -1,0 +1,151 @@
+"""What those ask who answer by HTTP: topics, subscriptions, owners, and which clients are connected."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from aiohttp import web
+
+from actors.directory import Directory
+from actors.messages import CreateTopic, ListSubscriptions, ListTopics, Stats, TopicSettings, shown
+from actors.names import TENANT_NAMESPACE, check_name
+from actors.ports import Address, Ports, Unknown
+from actors.pulsar.topics import copies_of, split_name
+from actors.wire import Request
+from storage.errors import Conflict, Fenced, Invalid, NotFound, Unavailable
+
+CALL_TIMEOUT = 15_000
+
+
+class Named(NamedTuple):
+    """A topic that a path names, and which of its partitions, if it names one."""
+
+    topic: str
+    partition: int | None
+
+
+class Broker:
+    """Asks the controller and the owners. gateways: where Pulsar's clients are connected, as far as that is known."""
+
+    def __init__(
+        self,
+        ports: Ports,
+        controller: Address,
+        directory: Directory | None = None,
+        gateways: Callable[[], Sequence[Address]] = tuple,
+    ) -> None:
+        self.ports, self.controller, self.gateways = ports, controller, gateways
+        self.directory = directory or Directory(ports, controller)
+
+    async def ask(self, address: Address, request: Request[Any]) -> Any:
+        """An answer. Raises Unavailable if there is none, and what is refused."""
+        reply = await self.ports.net.call(address, request, CALL_TIMEOUT)
+        if isinstance(reply, Unknown):
+            await self.directory.suspect(address)
+            raise Unavailable(f"{address} does not answer: {reply.reason}")
+        return reply
+
+    # -- topics ---------------------------------------------------------------------------------------------------
+
+    async def topics(self) -> dict[str, TopicSettings]:
+        """Every topic."""
+        return dict((await self.ask(self.controller, ListTopics())).topics)
+
+    async def settings(self, named: Named) -> TopicSettings:
+        """The settings of a topic that is there now, with the partition that is named. Raises NotFound."""
+        settings = await self.directory.settings_now(named.topic)
+        if named.partition is not None and named.partition >= settings.partitions:
+            raise NotFound(f"topic {named.topic} has no partition {named.partition}")
+        return settings
+
+    async def create(self, topic: str, partitions: int) -> None:
+        """Make a topic. Raises Conflict if there is one of that name, Invalid."""
+        with contextlib.suppress(NotFound):
+            await self.directory.settings_now(topic)
+            raise Conflict(f"This topic already exists: {topic}")
+        copies = copies_of(await self.directory.bookies())
+        settings = TopicSettings(partitions=partitions, ensemble=copies, write_quorum=copies, ack_quorum=copies)
+        await self.ask(self.controller, CreateTopic(topic=topic, settings=settings))
+
+    async def subscriptions(self, topic: str) -> list[str]:
+        """The names of a topic's. Raises NotFound."""
+        return list((await self.ask(self.controller, ListSubscriptions(topic=topic))).names)
+
+    # -- owners ---------------------------------------------------------------------------------------------------
+
+    async def owner(self, topic: str, partition: int, subscription: str | None = None) -> Address:
+        """Who owns a partition, or a subscription on it. Raises NotFound."""
+        if subscription is None:
+            return await self.directory.topic(topic, partition)
+        return await self.directory.dispatcher(topic, partition, subscription)
+
+    async def ask_owner(self, topic: str, partition: int, subscription: str | None, request: Request[Any]) -> Any:
+        """What an owner answers; if the one that is known is none any more, the one after it."""
+        address = await self.owner(topic, partition, subscription)
+        try:
+            return await self.ask(address, request)
+        except (Unavailable, Fenced):
+            after = await self.owner(topic, partition, subscription)
+            if after == address:
+                raise
+            return await self.ask(after, request)
+
+    async def rows(self, named: Named, subscription: str | None, request: Request[Any]) -> list[Any]:
+        """What the owners of all partitions answer, or that of the one that is named, asked at once."""
+        count = (await self.settings(named)).partitions
+        partitions = range(count) if named.partition is None else [named.partition]
+        asked = [self.ask_owner(named.topic, partition, subscription, request) for partition in partitions]
+        return [shown(reply) for reply in await asyncio.gather(*asked)]
+
+    async def some(self, topic: str, subscription: str | None, request: Request[Any]) -> list[dict[str, Any] | None]:
+        """The answers of all owners, asked at once; None of those that do not answer now."""
+        count = (await self.directory.settings(topic)).partitions
+
+        async def one(partition: int) -> dict[str, Any] | None:
+            try:
+                return dict(shown(await self.ask(await self.owner(topic, partition, subscription), request)))
+            except (Unavailable, Fenced):
+                return None
+
+        return list(await asyncio.gather(*(one(partition) for partition in range(count))))
+
+    async def statistics(self, named: Named, subscription: str | None = None) -> list[dict[str, Any]]:
+        """The statistics of the partitions that are named, or of a subscription on them."""
+        return await self.rows(named, subscription, Stats())
+
+
+# -- what a path names ------------------------------------------------------------------------------------------------
+
+
+def check_namespace(request: web.Request) -> None:
+    """Raises NotFound unless the path names the only namespace."""
+    space = "{tenant}/{namespace}".format(**request.match_info)
+    if space != TENANT_NAMESPACE:
+        raise NotFound(f"Namespace {space[:40]} does not exist: there is only {TENANT_NAMESPACE}")
+
+
+def named(request: web.Request) -> Named:
+    """The topic that a path names, and the partition if it names one. Raises Invalid, NotFound."""
+    check_namespace(request)
+    if "/" in request.match_info["topic"]:
+        raise Invalid("a topic's name has no slash")
+    return Named(*split_name("persistent://{tenant}/{namespace}/{topic}".format(**request.match_info)))
+
+
+def topic_of(request: web.Request) -> str:
+    """The same where a partition is not enough. Raises Invalid, NotFound."""
+    check_namespace(request)
+    return check_name("topic", request.match_info["topic"])
+
+
+def subscription_of(request: web.Request) -> str:
+    """The subscription that a path names. Raises Invalid."""
+    return check_name("subscription", request.match_info["subscription"])
+
+
+def forced(request: web.Request) -> bool:
+    """Whether a deletion is to be done also where somebody is connected."""
+    return request.query.get("force", "").lower() == "true"

@@ -1,0 +1,149 @@
+"""What there is one of here: a tenant, a namespace, a cluster, a broker.
+
+GET  /admin/v2/tenants | tenants/public
+GET  /admin/v2/namespaces/public
+GET  /admin/v2/namespaces/public/default        its policies: what Pulsar calls the defaults
+GET  .../namespaces/public/default/bundles | clusters | permissions
+PUT  .../namespaces/public/default/unload       all clients connect again
+GET  /admin/v2/clusters | clusters/sluice
+GET  /admin/v2/brokers | brokers/{cluster} | brokers/leaderBroker | health | ready | version
+GET  /admin/v2/brokers/configuration | configuration/values | configuration/runtime
+GET  /lookup/v2/topic/persistent/public/default/{topic}[/bundle]
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any
+
+from aiohttp import web
+
+from actors.messages import Ping, SendAway
+from cluster.pulsar.admin.addresses import Addresses
+from cluster.pulsar.admin.broker import Broker, check_namespace, named
+from cluster.pulsar.admin.topics import NAMESPACE
+from storage.errors import NotFound
+
+CLUSTER = "sluice"
+TENANT = "public"
+BUNDLE = ("0x00000000", "0xffffffff")
+"""All hashes are in one."""
+LOOKUP = "/lookup/v2/topic/persistent/{tenant}/{namespace}/{topic}"
+
+
+class Fixed:
+    """These routes."""
+
+    def __init__(self, broker: Broker, addresses: Addresses) -> None:
+        self._broker, self._at = broker, addresses
+
+    def routes(self) -> list[web.RouteDef]:
+        """See the module."""
+        brokers = "/admin/v2/brokers"
+        return [
+            _said("/admin/v2/tenants", [TENANT]),
+            web.get("/admin/v2/tenants/{tenant}", self._tenant),
+            web.get("/admin/v2/namespaces/{tenant}", self._namespaces),
+            web.get(NAMESPACE, self._policies),
+            web.get(f"{NAMESPACE}/bundles", self._bundles),
+            web.get(f"{NAMESPACE}/clusters", self._clusters_of),
+            web.get(f"{NAMESPACE}/permissions", self._permissions),
+            web.put(f"{NAMESPACE}/unload", self._unload),
+            _said("/admin/v2/clusters", [CLUSTER]),
+            web.get("/admin/v2/clusters/{cluster}", self._cluster),
+            web.get(f"{brokers}/leaderBroker", self._leader),
+            web.get(f"{brokers}/health", self._health),
+            web.get(f"{brokers}/ready", self._health),
+            web.get(f"{brokers}/version", self._version),
+            _said(f"{brokers}/configuration", []),
+            _said(f"{brokers}/configuration/values", {}),
+            _said(f"{brokers}/configuration/runtime", {}),
+            web.get(brokers, self._brokers),
+            web.get(f"{brokers}/{{cluster}}", self._brokers),
+            web.get(LOOKUP, self._lookup),
+            web.get(f"{LOOKUP}/bundle", self._bundle),
+        ]
+
+    # -- tenants, namespaces, clusters ----------------------------------------------------------------------------
+
+    async def _tenant(self, request: web.Request) -> web.Response:
+        _check("tenant", request.match_info["tenant"], TENANT)
+        return web.json_response({"adminRoles": [], "allowedClusters": [CLUSTER]})
+
+    async def _namespaces(self, request: web.Request) -> web.Response:
+        _check("tenant", request.match_info["tenant"], TENANT)
+        return web.json_response([f"{TENANT}/default"])
+
+    async def _policies(self, request: web.Request) -> web.Response:
+        check_namespace(request)
+        told = {"auth_policies": {}, "replication_clusters": [CLUSTER], "bundles": _bundles(), "deleted": False}
+        return web.json_response({**told, "schema_compatibility_strategy": "ALWAYS_COMPATIBLE"})
+
+    async def _bundles(self, request: web.Request) -> web.Response:
+        check_namespace(request)
+        return web.json_response(_bundles())
+
+    async def _clusters_of(self, request: web.Request) -> web.Response:
+        check_namespace(request)
+        return web.json_response([CLUSTER])
+
+    async def _permissions(self, request: web.Request) -> web.Response:
+        check_namespace(request)
+        return web.json_response({})
+
+    async def _unload(self, request: web.Request) -> web.Response:
+        check_namespace(request)
+        for topic in await self._broker.topics():
+            for gateway in self._broker.gateways():
+                await self._broker.ask(gateway, SendAway(topic=topic))
+        return web.Response(status=204)
+
+    async def _cluster(self, request: web.Request) -> web.Response:
+        _check("cluster", request.match_info["cluster"], CLUSTER)
+        urls = {"serviceUrl": self._at.http, "brokerServiceUrl": self._at.pulsar}
+        return web.json_response({**urls, "brokerServiceUrlTls": self._at.pulsar_tls, "peerClusterNames": None})
+
+    # -- brokers --------------------------------------------------------------------------------------------------
+
+    async def _brokers(self, request: web.Request) -> web.Response:
+        _check("cluster", request.match_info.get("cluster", CLUSTER), CLUSTER)
+        return web.json_response([self._at.broker])
+
+    async def _leader(self, request: web.Request) -> web.Response:
+        return web.json_response({"brokerId": self._at.broker, "serviceUrl": self._at.http})
+
+    async def _health(self, request: web.Request) -> web.Response:
+        await self._broker.ask(self._broker.controller, Ping())
+        return web.Response(text="ok")
+
+    async def _version(self, request: web.Request) -> web.Response:
+        return web.Response(text=f"sluice-{version('sluice')}")
+
+    # -- lookups --------------------------------------------------------------------------------------------------
+
+    async def _lookup(self, request: web.Request) -> web.Response:
+        """This broker, whichever topic it is; who produces or subscribes makes it."""
+        named(request)
+        urls = {"brokerUrl": self._at.pulsar, "brokerUrlTls": self._at.pulsar_tls, "nativeUrl": self._at.pulsar}
+        return web.json_response({**urls, "httpUrl": self._at.http, "httpUrlTls": ""})
+
+    async def _bundle(self, request: web.Request) -> web.Response:
+        named(request)
+        return web.Response(text="_".join(BUNDLE))
+
+
+def _bundles() -> dict[str, Any]:
+    return {"boundaries": list(BUNDLE), "numBundles": 1}
+
+
+def _check(kind: str, given: str, known: str) -> None:
+    """Raises NotFound for everything but the one that there is."""
+    if given != known:
+        raise NotFound(f"{kind.capitalize()} {given[:40]} does not exist: there is only {known}")
+
+
+def _said(path: str, answer: Any) -> web.RouteDef:
+    async def handle(request: web.Request) -> web.Response:
+        return web.json_response(answer)
+
+    return web.get(path, handle)

@@ -1,0 +1,236 @@
+"""Single messages by HTTP, out of the log; paths below /admin/v2/persistent/public/default/{topic}.
+
+    GET .../ledger/{ledger}/entry/{entry}      the message, or the client's batch, of an id
+    GET .../subscription/{sub}/position/{n}    the n-th that is not acknowledged, from 1; a batch counts once
+    GET .../examinemessage?initialPosition=earliest|latest&messagePosition=n
+    GET .../lastMessageId                      {"ledgerId": L, "entryId": E, "partitionIndex": P}
+    GET .../messageid/{ms}                     that of the first message published at or after a time
+
+The body of a message is its payload, of a batch what the client packed, without compression; the headers say what else
+is known of it, as Pulsar's do.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from aiohttp import web
+
+from actors.consumer.held import Received
+from actors.consumer.payload import Payloads
+from actors.messages import Ends, FindBacklog, FindTime, ReadEnds
+from cluster.http_server import number_of
+from cluster.pulsar.admin.broker import Broker, Named, named, subscription_of
+from cluster.pulsar.admin.statistics import moment
+from cluster.pulsar.admin.topics import TOPIC
+from storage.errors import Invalid, NotFound
+from storage.position import MAX_ENTRY, MAX_LEDGER, entry_of, ledger_of, position, run_positions
+
+MOST_STEPS = 1_000
+"""So far into a backlog or a log somebody may look this way: a question a message."""
+PREFIX = "X-Pulsar-"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A message or a client's batch. first: its entry; count: its messages, as rows. batched: whether it was one."""
+
+    ledger: int
+    first: int
+    count: int
+    batched: bool
+    part: Received
+
+
+class Messages:
+    """These routes."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def routes(self) -> list[web.RouteDef]:
+        """See the module."""
+        return [
+            web.get(f"{TOPIC}/ledger/{{ledger}}/entry/{{entry}}", self._by_id),
+            web.get(f"{TOPIC}/subscription/{{subscription}}/position/{{number}}", self._peek),
+            web.get(f"{TOPIC}/examinemessage", self._examine),
+            web.get(f"{TOPIC}/lastMessageId", self._last_id),
+            web.get(f"{TOPIC}/messageid/{{time}}", self._id_at),
+        ]
+
+    async def _by_id(self, request: web.Request) -> web.Response:
+        which = await self._one(request)
+        ledger, entry = (number_of(request.match_info[name]) for name in ("ledger", "entry"))
+        return _told(await entry_at(self._broker, which, ledger, entry))
+
+    async def _peek(self, request: web.Request) -> web.Response:
+        which, name = await self._one(request), subscription_of(request)
+        number = number_of(request.match_info["number"])
+        at, found = -1, None
+        for _ in range(_bounded(number)):
+            owner = await self._broker.ask_owner(which.topic, which.partition or 0, name, FindBacklog(start=at))
+            if owner.position < 0:
+                raise NotFound("Message not found: the backlog is shorter")
+            found = await entry_at(self._broker, which, ledger_of(owner.position), entry_of(owner.position))
+            at = position(found.ledger, found.first) + found.count
+        assert found is not None
+        return _told(found)
+
+    async def _examine(self, request: web.Request) -> web.Response:
+        """Counted from the end as Pulsar counts: the first from the end is the last one."""
+        which = await self._one(request)
+        edge = request.query.get("initialPosition", "latest")
+        number = _bounded(number_of(request.query.get("messagePosition", "1")))
+        ends = await self._ends(which)
+        if edge not in ("latest", "earliest"):
+            raise Invalid("initialPosition is latest or earliest")
+        at = ends.last if edge == "latest" else max(ends.first, 0)
+        found = await self._entry(which, at, ends)
+        for _ in range(number - 1):
+            behind = position(found.ledger, found.first) + found.count
+            if edge == "latest":
+                if position(found.ledger, found.first) <= max(ends.first, 0):
+                    break  # Pulsar answers with the farthest there is
+                at = _before(position(found.ledger, found.first), ends)
+            else:
+                if behind > ends.last:
+                    break
+                at = _after(behind, ends)
+            found = await self._entry(which, at, ends)
+        return _told(found)
+
+    async def _last_id(self, request: web.Request) -> web.Response:
+        which = await self._one(request)
+        ends = await self._ends(which)
+        told: dict[str, Any] = {"ledgerId": -1, "entryId": -1}
+        if ends.last >= max(ends.first, 0):
+            found = await self._entry(which, ends.last, ends)
+            told = {"ledgerId": found.ledger, "entryId": found.first}
+            if found.batched:
+                told |= {"batchIndex": found.count - 1, "batchSize": found.count}
+        return web.json_response({**told, "partitionIndex": await self._index(which)})
+
+    async def _id_at(self, request: web.Request) -> web.Response:
+        which = await self._one(request)
+        asked = FindTime(time=number_of(request.match_info["time"]))
+        at = (await self._broker.ask_owner(which.topic, which.partition or 0, None, asked)).position
+        told = {"ledgerId": ledger_of(at), "entryId": entry_of(at), "partitionIndex": await self._index(which)}
+        return web.json_response(told)
+
+    async def _one(self, request: web.Request) -> Named:
+        """A topic of one partition, or a partition. Raises Invalid, NotFound."""
+        which = named(request)
+        settings = await self._broker.settings(which)
+        if which.partition is None and settings.partitions > 1:
+            raise Invalid(f"topic {which.topic} has {settings.partitions} partitions; name one of them")
+        return which
+
+    async def _index(self, which: Named) -> int:
+        """The partition as ids have it."""
+        several = (await self._broker.settings(which)).partitions > 1
+        return (which.partition or 0) if several or which.partition is not None else -1
+
+    async def _ends(self, which: Named) -> Ends:
+        ends: Ends = await self._broker.ask_owner(which.topic, which.partition or 0, None, ReadEnds())
+        return ends
+
+    async def _entry(self, which: Named, at: int, ends: Ends) -> Found:
+        if ends.last < max(ends.first, 0):
+            raise NotFound("Could not examine messages: the topic is empty")
+        return await entry_at(self._broker, which, ledger_of(at), entry_of(at))
+
+
+async def entry_at(broker: Broker, which: Named, ledger: int, entry: int) -> Found:
+    """The message or batch that an entry belongs to. Raises NotFound, Unavailable."""
+    if ledger > MAX_LEDGER or entry > MAX_ENTRY:
+        raise NotFound("Message not found: there is no such ledger")
+    payloads = Payloads(broker.ports, broker.directory, which.topic, which.partition or 0)
+    run = await payloads.run(ledger, entry)
+    row = entry - run.first_entry
+    first, end, batched = row, row + 1, False
+    if "batch_index" in run.rows.schema.names:
+        index = run.rows.column("batch_index").fill_null(-1).to_numpy(zero_copy_only=False)
+        if index[row] >= 0:
+            batched, first = True, row - int(index[row])
+            others = np.flatnonzero(index[row + 1 :] != np.arange(index[row] + 1, index[row] + len(index) - row))
+            end = row + 1 + int(others[0]) if len(others) else len(index)
+    first = max(first, 0)
+    count = end - first
+    part = Received(
+        rows=run.rows.slice(first, count),
+        partition=which.partition or 0,
+        positions=run_positions(ledger, run.first_entry + first, count),
+        dispatch=np.zeros(count, np.int64),
+        redeliveries=np.zeros(count, np.uint8),
+        deliver_at=np.zeros(count, np.int64) if run.due is None else run.due[first:end],
+        epoch=0,
+        session=0,
+    )
+    return Found(ledger, run.first_entry + first, count, batched, part)
+
+
+def _told(found: Found) -> web.Response:
+    """A message as Pulsar's broker tells it."""
+    from actors.pulsar.deliveries import encode_part  # only who asks for messages pays for protobuf
+    from actors.pulsar.fields import Metadata, parse
+    from actors.pulsar.frames import Cutter, body_of
+    from actors.pulsar.outgoing import Addressee
+
+    frame = Cutter().feed(encode_part(found.part, Addressee(0, -1, None)).data)[0]
+    body = body_of(frame.rest)
+    said = parse(Metadata, body.metadata)
+    headers: dict[str, str] = {}
+    headers[f"{PREFIX}Message-ID"] = f"{found.ledger}:{found.first}"
+    headers[f"{PREFIX}publish-time"] = str(moment(said.publish_time))
+    headers[f"{PREFIX}producer-name"] = said.producer_name.decode("utf-8", "replace")
+    headers[f"{PREFIX}sequence-id"] = str(said.sequence_id)
+    if said.event_time:
+        headers[f"{PREFIX}event-time"] = str(moment(said.event_time))
+    if said.deliver_at_time:
+        headers[f"{PREFIX}deliver-at-time"] = str(moment(said.deliver_at_time))
+    if said.HasField("partition_key") and not found.batched:
+        headers[f"{PREFIX}partition-key"] = _line(said.partition_key)
+        headers[f"{PREFIX}partition-key-b64-encoded"] = str(said.key_is_base64).lower()
+    if said.null_value:
+        headers[f"{PREFIX}null-value"] = "true"
+    if found.batched:
+        headers[f"{PREFIX}num-batch-message"] = str(said.num_messages)
+        headers[f"{PREFIX}batch-size"] = str(len(body.payload))
+    properties = {_line(pair.key): _line(pair.value) for pair in said.properties}
+    if properties:
+        headers[f"{PREFIX}PROPERTY"] = json.dumps(properties)
+    return web.Response(body=bytes(body.payload), headers=headers, content_type="application/octet-stream")
+
+
+def _line(data: bytes) -> str:
+    """Text that may stand in a header."""
+    return "".join(letter if letter.isprintable() else "?" for letter in data.decode("utf-8", "replace"))
+
+
+def _bounded(number: int) -> int:
+    if not 1 <= number <= MOST_STEPS:
+        raise Invalid(f"messages are counted from 1 to {MOST_STEPS} here, not {number}")
+    return number
+
+
+def _before(at: int, ends: Ends) -> int:
+    """The position before one, of the ledger before if it is the first of its own."""
+    if entry_of(at) > 0:
+        return at - 1
+    filled = [
+        (ledger, last) for ledger, last in ends.ledgers if ledger < ledger_of(at) and last is not None and last >= 0
+    ]
+    return position(*filled[-1]) if filled else at
+
+
+def _after(at: int, ends: Ends) -> int:
+    """A position, or the first of the next ledger that holds something if it is behind the end of its own."""
+    for ledger, last in ends.ledgers:
+        if ledger == ledger_of(at) and (last is None or entry_of(at) <= last):
+            return at
+        if ledger > ledger_of(at) and (last is None or last >= 0):
+            return position(ledger, 0)
+    return at

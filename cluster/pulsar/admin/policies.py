@@ -1,0 +1,65 @@
+"""Policies by HTTP: those that a topic has here are told, none can be changed, and none is silently accepted.
+
+GET    .../{topic}/deduplicationEnabled | messageTTL | retention         from the topic's settings
+GET    .../{topic}/{policy}, /admin/v2/namespaces/public/default/{policy}   204: it is not set
+DELETE of the same                                                        204: it is not set any more
+everything else                                                           405, in one line
+"""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from cluster.pulsar.admin.broker import Broker, check_namespace, named
+from cluster.pulsar.admin.topics import NAMESPACE, TOPIC, settings_shown
+
+SETTINGS = ("deduplicationEnabled", "messageTTL", "retention")
+POLICIES = (
+    "autoSubscriptionCreation", "autoTopicCreation", "backlogQuotaMap", "backlogQuota", "compactionThreshold",
+    "deduplicationSnapshotInterval", "delayedDelivery", "dispatchRate", "dispatcherPauseOnAckStatePersistent",
+    "entryFilters", "inactiveTopicPolicies", "maxConsumers", "maxConsumersPerSubscription", "maxConsumersPerTopic",
+    "maxMessageSize", "maxProducers", "maxProducersPerTopic", "maxSubscriptionsPerTopic", "maxTopicsPerNamespace",
+    "maxUnackedMessagesOnConsumer", "maxUnackedMessagesOnSubscription", "maxUnackedMessagesPerConsumer",
+    "maxUnackedMessagesPerSubscription", "offloadPolicies", "persistence", "publishRate", "replication",
+    "replicatorDispatchRate", "resourcegroup", "schemaCompatibilityStrategy", "schemaValidationEnforced",
+    "subscribeRate", "subscriptionDispatchRate", "subscriptionExpirationTime", "subscriptionTypesEnabled", "properties",
+    "shadowTopics", "deduplication", "subscriptionAuthMode", "antiAffinity", "encryptionRequired",
+)  # fmt: skip
+"""Those that are never set here."""
+
+
+class Policies:
+    """These routes. The last one answers whatever no other does."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def routes(self) -> list[web.RouteDef]:
+        """See the module."""
+        names = f"{{policy:{'|'.join(POLICIES)}}}"
+        known = f"{{policy:{'|'.join(SETTINGS)}}}"
+        return [
+            web.get(f"{TOPIC}/{known}", self._setting),
+            web.get(f"{TOPIC}/{names}", self._unset),
+            web.delete(f"{TOPIC}/{names}", self._unset),
+            web.get(f"{NAMESPACE}/{{policy:{'|'.join((*POLICIES, 'messageTTL', 'retention'))}}}", self._unset_for_all),
+            web.delete(f"{NAMESPACE}/{names}", self._unset_for_all),
+            web.route("*", "/admin/{rest:.*}", self._not_offered),
+            web.route("*", "/lookup/{rest:.*}", self._not_offered),
+        ]
+
+    async def _setting(self, request: web.Request) -> web.Response:
+        told = settings_shown(await self._broker.settings(named(request)))[request.match_info["policy"]]
+        return web.Response(status=204) if told is None else web.json_response(told)
+
+    async def _unset(self, request: web.Request) -> web.Response:
+        await self._broker.settings(named(request))
+        return web.Response(status=204)
+
+    async def _unset_for_all(self, request: web.Request) -> web.Response:
+        check_namespace(request)
+        return web.Response(status=204)
+
+    async def _not_offered(self, request: web.Request) -> web.Response:
+        reason = f"Sluice does not offer {request.method} {request.path[:200]}"
+        return web.json_response({"reason": reason}, status=405)

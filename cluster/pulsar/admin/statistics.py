@@ -1,0 +1,242 @@
+"""Statistics with the names and the shape that Pulsar's tools read, made from what the owners tell.
+
+What Sluice counts besides stands beside Pulsar's names. What it does not count (bytes that went out, rates of single
+clients) is left out, and the tools show their 0 for it. A rate is the mean since somebody asked here before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from actors.messages import TopicSettings
+from cluster.pulsar.admin.addresses import Addresses
+
+Row = dict[str, Any]
+TYPES = {"key_shared": "Key_Shared", "shared": "Shared", "exclusive": "Exclusive", "failover": "Failover"}
+SHORTEST_MS, LONGEST_MS = 1_000, 600_000
+"""Rates are of no shorter time, and who asked longer ago is forgotten."""
+_NO_COUNTERS = ("partition", "epoch", "producers")
+_NOT_COMPACTED = {
+    "lastCompactionRemovedEventCount": 0,
+    "lastCompactionSucceedTimestamp": 0,
+    "lastCompactionFailedTimestamp": 0,
+    "lastCompactionDurationTimeInMills": 0,
+}
+ACCESS = {
+    "shared": "Shared",
+    "exclusive": "Exclusive",
+    "wait_for_exclusive": "WaitForExclusive",
+    "exclusive_with_fencing": "ExclusiveWithFencing",
+}
+
+
+class Rates:
+    """What counters rose by in a second, between questions."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[int, int, float]] = {}
+
+    def of(self, name: str, counter: int, now: int) -> float:
+        """The rate of a counter. now: milliseconds."""
+        since, before, rate = self._seen.get(name, (now, counter, 0.0))
+        if counter < before or now - since > LONGEST_MS:
+            since, before, rate = now, counter, 0.0
+        if now - since >= SHORTEST_MS:
+            since, before, rate = now, counter, (counter - before) * 1000 / (now - since)
+        self._seen = {key: seen for key, seen in self._seen.items() if now - seen[0] <= LONGEST_MS}
+        self._seen[name] = (since, before, rate)
+        return round(rate, 3)
+
+
+@dataclass
+class Partition:
+    """What is known of one partition. clients: see actors.messages.ClientsHere."""
+
+    name: str
+    row: Row
+    subscriptions: dict[str, Row]
+    clients: Row = field(default_factory=lambda: {"producers": [], "consumers": []})
+
+
+class Shapes:
+    """Makes Pulsar's objects. addresses: of the broker that has the topics."""
+
+    def __init__(self, addresses: Addresses) -> None:
+        self._at = addresses
+        self._rates = Rates()
+
+    def topic(self, of: Partition, settings: TopicSettings, now: int) -> Row:
+        """TopicStats of one partition."""
+        row, rate = of.row, self._rates.of
+        messages, size = int(row.get("msgInCounter", 0)), int(row.get("bytesInCounter", 0))
+        subscriptions = {name: self._subscription(of, name, each, now) for name, each in of.subscriptions.items()}
+        publishers = [_publisher(each) for each in of.clients["producers"]]
+        return {
+            **totals([row]),
+            "msgRateIn": rate(f"in:{of.name}", messages, now),
+            "msgThroughputIn": rate(f"bytes:{of.name}", size, now),
+            "msgRateOut": round(sum(each["msgRateOut"] for each in subscriptions.values()), 3),
+            "msgInCounter": messages,
+            "bytesInCounter": size,
+            "msgOutCounter": _sum(subscriptions.values(), "msgOutCounter"),
+            "averageMsgSize": round(size / messages, 3) if messages else 0.0,
+            "storageSize": int(row.get("storageSize", 0)),
+            "publishers": publishers,
+            "waitingPublishers": sum(1 for each in of.clients["producers"] if not each["ready"]),
+            "subscriptions": subscriptions,
+            "replication": {},
+            "deduplicationStatus": "Enabled" if settings.deduplication_enabled else "Disabled",
+            "nonContiguousDeletedMessagesRanges": _sum(subscriptions.values(), "nonContiguousDeletedMessagesRanges"),
+            "delayedMessageIndexSizeInBytes": _sum(subscriptions.values(), "delayedMessageIndexSizeInBytes"),
+            "compaction": _NOT_COMPACTED,
+            "ownerBroker": self._at.broker,
+        }
+
+    def _subscription(self, of: Partition, name: str, row: Row, now: int) -> Row:
+        kind = TYPES.get(str(row.get("type")), str(row.get("type")))
+        sent = int(row.get("msgOutCounter", 0))
+        consumers = [self._consumer(of, name, each, now) for each in row.get("consumers", ())]
+        active = [each["consumerName"] for each in consumers if each.get("keyHashRangeArrays")]
+        told = [each.get("lastAckedTimestamp", 0) for each in consumers]
+        return {
+            **{key: value for key, value in row.items() if key not in ("partition", "epoch", "subscription", "topic")},
+            "type": kind,
+            "msgOutCounter": sent,
+            "msgRateOut": self._rates.of(f"out:{of.name}:{name}", sent, now),
+            "activeConsumerName": active[0] if active and kind in ("Failover", "Exclusive") else None,
+            "consumers": consumers,
+            "lastAckedTimestamp": max(told, default=0),
+            "lastConsumedTimestamp": max((each.get("lastConsumedTimestamp", 0) for each in consumers), default=0),
+            "isDurable": True,
+            "durable": True,
+            "isReplicated": False,
+            "replicated": False,
+            "subscriptionProperties": {},
+        }
+
+    def _consumer(self, of: Partition, subscription: str, row: Row, now: int) -> Row:
+        """ConsumerStats; address and version are known of those that are connected by Pulsar's protocol."""
+        name = row.get("consumerName")
+        here = [
+            each
+            for each in of.clients["consumers"]
+            if each["consumerName"] == name and each["subscription"] == subscription
+        ]
+        told = {key: here[0][key] for key in ("address", "clientVersion", "metadata")} if here else {"metadata": {}}
+        sent = int(row.get("msgOutCounter", 0))
+        ranges = row.get("keyHashRangeArrays", [])
+        return {
+            **row,
+            **told,
+            "msgRateOut": self._rates.of(f"out:{of.name}:{subscription}:{name}", sent, now),
+            "connectedSince": moment(row.get("connectedSince", 0)),
+            "keyHashRanges": [f"[{first}, {last}]" for first, last in ranges],
+        }
+
+
+def merged(partitions: Mapping[str, Row], *, shown: bool) -> Row:
+    """PartitionedTopicStats: sums over partitions by their full names. shown: each of them as well."""
+    rows = list(partitions.values())
+    names = list(dict.fromkeys(name for row in rows for name in row["subscriptions"]))
+    subscriptions = {name: _one_of([row["subscriptions"][name] for row in rows]) for name in names}
+    size, messages = _sum(rows, "bytesInCounter"), _sum(rows, "msgInCounter")
+    return {
+        **_one_of(rows),
+        "averageMsgSize": round(size / messages, 3) if messages else 0.0,
+        "publishers": [publisher for row in rows for publisher in row["publishers"]],
+        "subscriptions": subscriptions,
+        "metadata": {"partitions": len(rows), "deleted": False},
+        "partitions": dict(partitions) if shown else {},
+    }
+
+
+def _one_of(rows: list[Row]) -> Row:
+    """Sums of the numbers and lists of all; of everything else the first one's."""
+    made = dict(rows[0])
+    for name, value in rows[0].items():
+        if type(value) in (int, float):
+            last = name.startswith("last") and name.endswith("Timestamp")
+            known = [row.get(name, 0) for row in rows]
+            made[name] = max(known) if last else round(sum(known), 3)
+        elif isinstance(value, list):
+            made[name] = [each for row in rows for each in row.get(name, ())]
+    return made
+
+
+def internal(row: Row, cursors: Mapping[str, Row]) -> Row:
+    """PersistentTopicInternalStats of one partition. cursors: by subscription, what its owner tells."""
+    ledgers = row.get("ledgers", [])
+    last: Row = ledgers[-1] if ledgers else {"entries": 0, "size": 0, "openedAt": 0, "state": ""}
+    return {
+        **{key: value for key, value in row.items() if key not in ("subscriptions", "producers")},
+        "entriesAddedCounter": int(row.get("msgInCounter", 0)),
+        "numberOfEntries": int(row.get("numberOfEntries", 0)),
+        "totalSize": int(row.get("storageSize", 0)),
+        "currentLedgerEntries": last["entries"],
+        "currentLedgerSize": last["size"],
+        "lastLedgerCreatedTimestamp": moment(last["openedAt"]),
+        "lastLedgerCreationFailureTimestamp": None,
+        "waitingCursorsCount": sum(1 for each in cursors.values() if each.get("pendingRead")),
+        "pendingAddEntriesCount": int(row.get("addsInFlight", 0)),
+        "lastConfirmedEntry": row.get("lastConfirmedEntry", "-1:-1"),
+        "state": "LedgerOpened" if last["state"] == "OPEN" else "ClosedLedger",
+        "ledgers": [_ledger(each) for each in ledgers],
+        "cursors": {name: _cursor(each) for name, each in cursors.items()},
+        "schemaLedgers": [],
+        "compactedLedger": {"ledgerId": -1, "entries": -1, "size": -1, "offloaded": False, "underReplicated": False},
+    }
+
+
+def _ledger(row: Row) -> Row:
+    bookies = [address for _, copies in row.get("fragments", ()) for address in copies]
+    return {**row, "offloaded": False, "metadata": ", ".join(dict.fromkeys(bookies)), "underReplicated": False}
+
+
+def _cursor(row: Row) -> Row:
+    return {
+        "markDeletePosition": row.get("markDeletePosition"),
+        "readPosition": row.get("readPosition"),
+        "waitingReadOp": bool(row.get("pendingRead")),
+        "pendingReadOps": int(bool(row.get("pendingRead"))),
+        "totalNonContiguousDeletedMessagesRange": row.get("nonContiguousDeletedMessagesRanges", 0),
+        "numberOfEntriesSinceFirstNotAckedMessage": row.get("msgBacklog", 0),
+        "subscriptionHavePendingRead": bool(row.get("pendingRead")),
+        "subscriptionHavePendingReplayRead": False,
+        "active": row.get("consumersCount", 0) > 0,
+        "state": "Open",
+        "properties": {},
+    }
+
+
+def totals(rows: list[Row]) -> Row:
+    """Sums of the counters of several partitions."""
+    names = [key for key, value in rows[0].items() if type(value) is int and key not in _NO_COUNTERS]
+    return {name: sum(int(row.get(name, 0)) for row in rows) for name in names}
+
+
+def _publisher(row: Row) -> Row:
+    return {
+        "accessMode": ACCESS.get(row["accessMode"], "Shared"),
+        "producerId": row["producerId"],
+        "producerName": row["producerName"],
+        "address": row["address"],
+        "connectedSince": moment(row["connectedSince"]),
+        "clientVersion": row["clientVersion"],
+        "metadata": row["metadata"],
+        "supportsPartialProducer": False,
+    }
+
+
+def _sum(rows: Iterable[Row], name: str) -> int:
+    return sum(int(row.get(name, 0)) for row in rows)
+
+
+def moment(at: int) -> str | None:
+    """Milliseconds since 1970 as Pulsar writes them."""
+    if not at:
+        return None
+    text = datetime.fromtimestamp(at / 1000, UTC).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "Z")

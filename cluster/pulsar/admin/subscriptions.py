@@ -1,0 +1,146 @@
+"""Subscriptions by HTTP; paths below /admin/v2/persistent/public/default/{topic}.
+
+    PUT    .../subscription/{sub}              create, from where the body says: {"ledgerId": L, "entryId": E}; earliest
+           is -1 twice, latest 2^63-1 twice, and so is no body. 409 if there is one of that name. It is on all
+           partitions: with an id, which wants the name of one, it begins at the latest on the others.
+    DELETE .../subscription/{sub}?force=true   412 while consumers are connected, unless forced
+    POST   .../subscription/{sub}/skip/{n} | skip_all
+    POST   .../subscription/{sub}/resetcursor/{ms}    to a time
+    POST   .../subscription/{sub}/resetcursor         to an id; with "isExcluded": true behind it
+    POST   .../subscription/{sub}/expireMessages/{seconds}
+    POST   .../all_subscription/expireMessages/{seconds}
+
+What moves a cursor is answered with the new positions, a row a partition.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from aiohttp import web
+
+from actors.messages import RemoveSubscription, Seek, SubscriptionSettings, request_of
+from cluster.http_guard import Handler
+from cluster.http_server import body_of, number_of
+from cluster.pulsar.admin.broker import Broker, Named, forced, named, subscription_of
+from cluster.pulsar.admin.topics import TOPIC
+from storage.errors import Conflict, Invalid
+from storage.position import MAX_ENTRY, MAX_LEDGER
+
+SUBSCRIPTION = f"{TOPIC}/subscription/{{subscription}}"
+EARLIEST, LATEST = -1, (1 << 63) - 1
+
+
+class Subscriptions:
+    """These routes."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def routes(self) -> list[web.RouteDef]:
+        """See the module."""
+        return [
+            web.put(SUBSCRIPTION, self._create),
+            web.delete(SUBSCRIPTION, self._remove),
+            web.post(f"{SUBSCRIPTION}/skip/{{number}}", self._verb("skip", "messages")),
+            web.post(f"{SUBSCRIPTION}/skip_all", self._verb("clear_backlog")),
+            web.post(f"{SUBSCRIPTION}/resetcursor/{{number}}", self._verb("seek", "time")),
+            web.post(f"{SUBSCRIPTION}/resetcursor", self._reset),
+            web.post(f"{SUBSCRIPTION}/expireMessages/{{number}}", self._expire),
+            web.post(f"{TOPIC}/all_subscription/expireMessages/{{number}}", self._expire_all),
+        ]
+
+    async def admin(self, request: web.Request, verb: str, arguments: dict[str, Any]) -> list[Any]:
+        """What the owners of the subscription that a path names say to a verb."""
+        return await self._broker.rows(named(request), subscription_of(request), request_of(verb, arguments))
+
+    def _verb(self, verb: str, argument: str | None = None) -> Handler:
+        async def handle(request: web.Request) -> web.Response:
+            arguments = {} if argument is None else {argument: number_of(request.match_info["number"])}
+            return web.json_response(await self.admin(request, verb, arguments))
+
+        return handle
+
+    async def _create(self, request: web.Request) -> web.Response:
+        which, name = named(request), subscription_of(request)
+        count = (await self._broker.settings(which)).partitions
+        start, excluded = _start_of(await body_of(request))
+        if isinstance(start, str) and which.partition is None and count > 1:
+            raise Invalid("a message id begins a subscription on one partition: name it, or give earliest or latest")
+        if name in await self._broker.subscriptions(which.topic):
+            raise Conflict(f"Subscription already exists for topic: {name}")
+        first = "earliest" if start == EARLIEST else "latest"
+        settings = SubscriptionSettings(initial_position=first)
+        for partition in range(count):
+            await self._broker.directory.dispatcher(which.topic, partition, name, settings)
+        if isinstance(start, str):
+            await self._seek(Named(which.topic, which.partition or 0), name, start, excluded=excluded)
+        return web.Response(status=204)
+
+    async def _remove(self, request: web.Request) -> web.Response:
+        which, name = named(request), subscription_of(request)
+        await self._broker.settings(which)
+        remove = RemoveSubscription(topic=which.topic, subscription=name, force=forced(request))
+        await self._broker.ask(self._broker.controller, remove)
+        self._broker.directory.forget(which.topic)
+        return web.Response(status=204)
+
+    async def _reset(self, request: web.Request) -> web.Response:
+        which, name = named(request), subscription_of(request)
+        start, excluded = _start_of(await body_of(request))
+        if isinstance(start, str) and which.partition is None and (await self._broker.settings(which)).partitions > 1:
+            raise Invalid("a message id is one on a partition: name that, or give earliest or latest")
+        if not isinstance(start, str):
+            start = "earliest" if start == EARLIEST else "latest"
+        return web.json_response(await self._seek(which, name, start, excluded=excluded))
+
+    async def _seek(self, which: Named, subscription: str, start: str, *, excluded: bool) -> list[Any]:
+        if excluded and start.partition(":")[1]:
+            start = await self._behind(which, start)
+        return await self._broker.rows(which, subscription, Seek(message_id=start))
+
+    async def _behind(self, which: Named, start: str) -> str:
+        """The id behind that of a message, or behind those of a batch."""
+        from cluster.pulsar.admin.messages import entry_at
+
+        ledger, _, entry = start.partition(":")
+        found = await entry_at(self._broker, which, int(ledger), int(entry))
+        return f"{ledger}:{found.first + found.count}"
+
+    async def _expire(self, request: web.Request) -> web.Response:
+        return web.json_response(await self.admin(request, "expire", self._before(request)))
+
+    async def _expire_all(self, request: web.Request) -> web.Response:
+        which, before = named(request), self._before(request)
+        await self._broker.settings(which)
+        for name in await self._broker.subscriptions(which.topic):
+            await self._broker.rows(which, name, request_of("expire", before))
+        return web.Response(status=204)
+
+    def _before(self, request: web.Request) -> dict[str, Any]:
+        age = number_of(request.match_info["number"]) * 1000
+        return {"before": max(self._broker.ports.clock.now() - age, 0)}
+
+
+def _start_of(body: str) -> tuple[int | str, bool]:
+    """Where a cursor goes: EARLIEST, LATEST or a message id as verbs have it; and whether behind it. Raises Invalid."""
+    try:
+        given = json.loads(body) if body.strip() else None
+        if given is None:
+            given = {"ledgerId": LATEST, "entryId": LATEST}
+        if given in ("earliest", "latest"):
+            return (EARLIEST if given == "earliest" else LATEST), False
+        ledger, entry, index = given["ledgerId"], given["entryId"], given.get("batchIndex") or 0
+        excluded = given.get("isExcluded") is True or given.get("excluded") is True
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise Invalid('the body is a message id, for example {"ledgerId": -1, "entryId": -1}') from None
+    for edge in (EARLIEST, LATEST):
+        if ledger == entry == edge:
+            return edge, False
+    if not all(type(number) is int for number in (ledger, entry, index)):
+        raise Invalid("a message id is made of numbers")
+    row = entry + max(index, 0)
+    if not (0 <= ledger <= MAX_LEDGER and 0 <= row <= MAX_ENTRY):
+        raise Invalid("there is no such message id")
+    return f"{ledger}:{row}", excluded

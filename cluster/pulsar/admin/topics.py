@@ -1,0 +1,229 @@
+"""Topics by HTTP.
+
+GET    /admin/v2/persistent/public/default                    topics, partitions by their names
+GET    .../partitioned                                        topics of several partitions
+GET    /admin/v2/non-persistent/public/default[/partitioned]  none: there is nothing that is not durable
+GET    /admin/v2/namespaces/public/default/topics             as the first
+PUT    .../{topic}                                            create, with one partition; 409 if it is there
+PUT    .../{topic}/partitions                                 create; the body is the number of partitions
+GET    .../{topic}/partitions                                 their number; 0 is a topic of one
+DELETE .../{topic}[/partitions]?force=true                    412 while clients are connected, unless forced
+GET    .../{topic}/stats | partitioned-stats                  of a topic of several partitions both are the sums
+GET    .../{topic}/internalStats | partitioned-internalStats | internal-info
+GET    .../{topic}/subscriptions
+PUT    .../{topic}/unload                                     its clients connect again
+GET    .../{topic}/compaction                                 that there was none
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from aiohttp import web
+
+from actors.messages import ClientsHere, RemoveTopic, SendAway, TopicSettings
+from actors.ports import Unknown
+from actors.pulsar.topics import full_name, full_names
+from cluster.http_server import body_of, number_of
+from cluster.pulsar.admin.broker import Broker, Named, check_namespace, forced, named, topic_of
+from cluster.pulsar.admin.statistics import Partition, Shapes, internal, merged
+from storage.errors import Invalid, NotFound
+
+BASE = "/admin/v2/persistent/{tenant}/{namespace}"
+TOPIC = f"{BASE}/{{topic}}"
+OTHERS = "/admin/v2/non-persistent/{tenant}/{namespace}"
+NAMESPACE = "/admin/v2/namespaces/{tenant}/{namespace}"
+CLIENTS_TIMEOUT = 5_000
+
+
+class Topics:
+    """These routes."""
+
+    def __init__(self, broker: Broker, shapes: Shapes) -> None:
+        self._broker, self._shapes = broker, shapes
+
+    def routes(self) -> list[web.RouteDef]:
+        """See the module."""
+        return [
+            web.get(BASE, self._list),
+            web.get(f"{BASE}/partitioned", self._partitioned),
+            web.get(OTHERS, self._none),
+            web.get(f"{OTHERS}/partitioned", self._none),
+            web.get(f"{NAMESPACE}/topics", self._list),
+            web.put(TOPIC, self._create_plain),
+            web.put(f"{TOPIC}/partitions", self._create),
+            web.get(f"{TOPIC}/partitions", self._partitions),
+            web.delete(TOPIC, self._delete),
+            web.delete(f"{TOPIC}/partitions", self._delete),
+            web.get(f"{TOPIC}/stats", self._stats),
+            web.get(f"{TOPIC}/partitioned-stats", self._stats),
+            web.get(f"{TOPIC}/internalStats", self._internal),
+            web.get(f"{TOPIC}/partitioned-internalStats", self._internal),
+            web.get(f"{TOPIC}/internal-info", self._internal),
+            web.get(f"{TOPIC}/subscriptions", self._subscriptions),
+            web.put(f"{TOPIC}/unload", self._unload),
+            web.get(f"{TOPIC}/compaction", self._compaction),
+        ]
+
+    # -- which there are ------------------------------------------------------------------------------------------
+
+    async def _list(self, request: web.Request) -> web.Response:
+        check_namespace(request)
+        return web.json_response(full_names(await self._broker.topics()))
+
+    async def _partitioned(self, request: web.Request) -> web.Response:
+        check_namespace(request)
+        known = await self._broker.topics()
+        return web.json_response([full_name(name) for name, settings in known.items() if settings.partitions > 1])
+
+    async def _none(self, request: web.Request) -> web.Response:
+        check_namespace(request)
+        return web.json_response([])
+
+    async def _partitions(self, request: web.Request) -> web.Response:
+        which, count = named(request), 0
+        try:
+            settings = await self._broker.settings(which)
+            count = settings.partitions if settings.partitions > 1 and which.partition is None else 0
+        except NotFound:
+            if request.query.get("checkAllowAutoCreation", "").lower() != "true":
+                raise
+        return web.json_response({"partitions": count, "deleted": False})
+
+    async def _create_plain(self, request: web.Request) -> web.Response:
+        topic = topic_of(request)
+        _no_properties(await body_of(request))
+        await self._broker.create(topic, 1)
+        return web.Response(status=204)
+
+    async def _create(self, request: web.Request) -> web.Response:
+        topic, body = topic_of(request), await body_of(request)
+        if body.lstrip().startswith("{"):
+            body = _partitions_in(body)
+        partitions = number_of(body, "the body is the number of partitions, not {}")
+        if partitions == 0:
+            raise Invalid("Number of partitions should be more than 0")
+        await self._broker.create(topic, partitions)
+        return web.Response(status=204)
+
+    async def _delete(self, request: web.Request) -> web.Response:
+        """As with Pulsar, subscriptions go with their topic, and who is connected keeps it unless that is forced."""
+        which, force = named(request), forced(request)
+        settings = await self._broker.settings(which)
+        if which.partition is not None and settings.partitions > 1:
+            raise Invalid(f"a partition cannot be deleted alone: delete topic {which.topic}")
+        if not force:
+            await self._check_unused(which)
+        await self._broker.ask(self._broker.controller, RemoveTopic(topic=which.topic, force=True))
+        self._broker.directory.forget(which.topic)
+        return web.Response(status=204)
+
+    async def _check_unused(self, which: Named) -> None:
+        producers = consumers = 0
+        for partition in await self._known(which):
+            producers += len(partition.clients["producers"])
+            consumers += sum(int(row.get("consumersCount", 0)) for row in partition.subscriptions.values())
+        if producers or consumers:
+            raise Invalid(f"Topic has {producers} connected producers and {consumers} connected consumers; use force")
+
+    async def _unload(self, request: web.Request) -> web.Response:
+        which = named(request)
+        await self._broker.settings(which)
+        for gateway in self._broker.gateways():
+            await self._broker.ask(gateway, SendAway(topic=which.topic, partition=which.partition))
+        return web.Response(status=204)
+
+    async def _compaction(self, request: web.Request) -> web.Response:
+        await self._broker.settings(named(request))
+        return web.json_response({"status": "NOT_RUN", "lastError": ""})
+
+    # -- statistics -----------------------------------------------------------------------------------------------
+
+    async def _subscriptions(self, request: web.Request) -> web.Response:
+        which = named(request)
+        await self._broker.settings(which)
+        return web.json_response(await self._broker.subscriptions(which.topic))
+
+    async def _stats(self, request: web.Request) -> web.Response:
+        which = named(request)
+        settings = await self._broker.settings(which)
+        known, now = await self._known(which), self._broker.ports.clock.now()
+        made = {each.name: self._shapes.topic(each, settings, now) for each in known}
+        if which.partition is not None or (settings.partitions == 1 and request.path.endswith("/stats")):
+            return web.json_response(next(iter(made.values())))
+        shown = request.query.get("perPartition", "true").lower() == "true"
+        return web.json_response(merged(made, shown=shown))
+
+    async def _internal(self, request: web.Request) -> web.Response:
+        which = named(request)
+        settings = await self._broker.settings(which)
+        made = {each.name: internal(each.row, each.subscriptions) for each in await self._known(which)}
+        if which.partition is not None or settings.partitions == 1:
+            return web.json_response(next(iter(made.values())))
+        return web.json_response(
+            {"metadata": {"partitions": settings.partitions, "deleted": False}, "partitions": made}
+        )
+
+    async def _known(self, which: Named) -> list[Partition]:
+        """Everything that is known of the partitions that are named."""
+        rows = await self._broker.statistics(which)
+        names = await self._broker.subscriptions(which.topic)
+        several = (await self._broker.settings(which)).partitions > 1
+        answers = await asyncio.gather(*(self._broker.statistics(which, name) for name in names))
+        made = []
+        for number, row in enumerate(rows):
+            partition = int(row["partition"])
+            subscriptions = {name: told[number] for name, told in zip(names, answers, strict=True)}
+            name = full_name(which.topic, partition if several else None)
+            made.append(Partition(name, row, subscriptions, await self._clients(which.topic, partition)))
+        return made
+
+    async def _clients(self, topic: str, partition: int) -> dict[str, Any]:
+        """Who is connected, as far as the gateways answer."""
+        found: dict[str, Any] = {"producers": [], "consumers": []}
+        for gateway in self._broker.gateways():
+            asked = ClientsHere(topic=topic, partition=partition)
+            reply = await self._broker.ports.net.call(gateway, asked, CLIENTS_TIMEOUT)
+            if not isinstance(reply, Unknown):
+                for kind, rows in json.loads(reply.json).items():
+                    found[kind] += rows
+        return found
+
+
+def _no_properties(body: str) -> None:
+    """Raises Invalid where properties of a topic are given, which nobody would keep."""
+    try:
+        given = json.loads(body) if body.strip() else None
+    except ValueError:
+        raise Invalid("the body is empty, or the properties of the topic as JSON") from None
+    if given:
+        raise Invalid("properties of topics are not kept")
+
+
+def _partitions_in(body: str) -> str:
+    """The number of partitions where they come with properties. Raises Invalid."""
+    try:
+        given = json.loads(body)
+    except ValueError:
+        given = {}
+    _no_properties(json.dumps(given.get("properties")))
+    return str(given.get("partitions"))
+
+
+def settings_shown(settings: TopicSettings) -> dict[str, Any]:
+    """Policies of a topic that are settings of it here, by Pulsar's paths."""
+    return {
+        "deduplicationEnabled": settings.deduplication_enabled,
+        "messageTTL": settings.ttl_ms // 1000 if settings.ttl_ms else None,
+        "retention": _retention(settings),
+    }
+
+
+def _retention(settings: TopicSettings) -> dict[str, int] | None:
+    if not settings.retention_ms and not settings.retention_bytes:
+        return None
+    minutes = settings.retention_ms // 60_000 if settings.retention_ms > 0 else settings.retention_ms
+    megabytes = settings.retention_bytes >> 20 if settings.retention_bytes > 0 else settings.retention_bytes
+    return {"retentionTimeInMinutes": minutes, "retentionSizeInMB": megabytes}
