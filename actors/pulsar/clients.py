@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from actors.pulsar.gateway import Gateway
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +19,20 @@ class Introduction:
     access_mode: str = ""
 
 
+class Connected(Protocol):
+    """What a gateway has: producers by topic and partition, consumers by topic and subscription."""
+
+    producers: dict[tuple[str, int], list[Any]]
+    consumers: dict[tuple[str, str], list[Any]]
+    introductions: dict[object, Introduction]
+
+
 def metadata_of(pairs: Iterable[Any]) -> dict[str, str]:
     """Properties as a client gave them."""
     return {pair.key.decode("utf-8", "replace"): pair.value.decode("utf-8", "replace") for pair in pairs}
 
 
-def clients_here(gateway: Gateway, topic: str, partition: int) -> dict[str, list[dict[str, Any]]]:
+def clients_here(gateway: Connected, topic: str, partition: int) -> dict[str, list[dict[str, Any]]]:
     """See messages.ClientsHere."""
     producers = [
         {"producerName": one.name, "ready": one.ready, **_told(gateway, one, "producerId")}
@@ -48,7 +53,7 @@ def clients_here(gateway: Gateway, topic: str, partition: int) -> dict[str, list
     return {"producers": producers, "consumers": consumers}
 
 
-def send_away(gateway: Gateway, topic: str, partition: int | None) -> None:
+def send_away(gateway: Connected, topic: str, partition: int | None) -> None:
     """See messages.SendAway."""
     for (known, at), producers in list(gateway.producers.items()):
         if known == topic and partition in (None, at):
@@ -60,7 +65,7 @@ def send_away(gateway: Gateway, topic: str, partition: int | None) -> None:
                 consumer.come_back()
 
 
-def _told(gateway: Gateway, one: object, number: str) -> dict[str, Any]:
+def _told(gateway: Connected, one: object, number: str) -> dict[str, Any]:
     of = gateway.introductions.get(one)
     if of is None:
         return {}

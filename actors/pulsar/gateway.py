@@ -71,30 +71,10 @@ class Link(Protocol):
         """Read again."""
 
 
-class AskedHere(Protocol):
-    """What others want to know of a consumer's wishes. start: of a reader, None of a subscription's consumer."""
-
-    @property
-    def name(self) -> str:
-        """The consumer's name."""
-
-    @property
-    def subscription(self) -> str:
-        """The subscription's."""
-
-    @property
-    def start(self) -> int | None:
-        """See above."""
-
-
 class ConsumerHere(Protocol):
     """A consumer that is connected here, as others see it."""
 
     place: Place
-
-    @property
-    def asked(self) -> AskedHere:
-        """What its client wants."""
 
     def come_back(self) -> None:
         """Its client has to subscribe again."""
@@ -109,7 +89,6 @@ class ProducerHere(Protocol):
     place: Place
     name: str
     incarnation: str
-    ready: bool
 
     def give_way(self) -> None:
         """Another producer has the topic to itself from now on."""

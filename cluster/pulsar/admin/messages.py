@@ -12,6 +12,7 @@ is known of it, as Pulsar's do.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -23,11 +24,11 @@ from actors.consumer.held import Received
 from actors.consumer.payload import Payloads
 from actors.messages import Ends, FindBacklog, FindTime, ReadEnds
 from cluster.http_server import number_of
-from cluster.pulsar.admin.broker import Broker, Named, named, subscription_of
+from cluster.pulsar.admin.broker import CALL_TIMEOUT, Broker, Named, named, subscription_of
 from cluster.pulsar.admin.statistics import moment
 from cluster.pulsar.admin.topics import TOPIC
-from storage.errors import Invalid, NotFound
-from storage.position import MAX_ENTRY, MAX_LEDGER, entry_of, ledger_of, position, run_positions
+from storage.errors import Invalid, NotFound, Unavailable
+from storage.position import entry_of, ledger_of, position, run_positions
 
 MOST_STEPS = 1_000
 """So far into a backlog or a log somebody may look this way: a question a message."""
@@ -145,10 +146,18 @@ class Messages:
 
 async def entry_at(broker: Broker, which: Named, ledger: int, entry: int) -> Found:
     """The message or batch that an entry belongs to. Raises NotFound, Unavailable."""
-    if ledger > MAX_LEDGER or entry > MAX_ENTRY:
-        raise NotFound("Message not found: there is no such ledger")
+    ends: Ends = await broker.ask_owner(which.topic, which.partition or 0, None, ReadEnds())
+    last = dict(ends.ledgers).get(ledger, -1)
+    if last is None:  # it is open
+        last = entry_of(ends.last) if ledger_of(ends.last) == ledger else -1
+    if entry > last:
+        raise NotFound("Message not found: there is none of this id any more, or not yet")
     payloads = Payloads(broker.ports, broker.directory, which.topic, which.partition or 0)
-    run = await payloads.run(ledger, entry)
+    try:
+        async with asyncio.timeout(CALL_TIMEOUT / 1000):
+            run = await payloads.run(ledger, entry)
+    except TimeoutError:
+        raise Unavailable(f"message {ledger}:{entry} cannot be read now") from None
     row = entry - run.first_entry
     first, end, batched = row, row + 1, False
     if "batch_index" in run.rows.schema.names:

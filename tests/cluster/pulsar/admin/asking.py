@@ -1,0 +1,44 @@
+"""Asking as Pulsar's tools do."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from dataclasses import dataclass
+from email.message import Message
+from typing import Any, NamedTuple
+
+BASE = "/admin/v2/persistent/public/default"
+
+
+class Answer(NamedTuple):
+    """Status, body (JSON where it is some) and headers."""
+
+    status: int
+    body: Any
+    headers: Message
+
+
+@dataclass(frozen=True)
+class Tool:
+    """port: where tools connect. service_url: where clients do."""
+
+    port: int
+    service_url: str
+
+    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
+        """The answer to a request, whose body goes as JSON."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+        sent = None if body is None else json.dumps(body)
+        connection.request(method, path, sent, {"Content-Type": "application/json", **headers})
+        answer = connection.getresponse()
+        data = answer.read()
+        connection.close()
+        kind = answer.headers.get_content_type()
+        return Answer(answer.status, json.loads(data) if kind == "application/json" and data else data, answer.headers)
+
+    def get(self, path: str) -> Any:
+        """The body of what is there."""
+        answer = self.ask("GET", path)
+        assert answer.status in (200, 204), answer
+        return answer.body

@@ -1,0 +1,151 @@
+"""Topics, subscriptions and their figures, as Pulsar's tools ask for them."""
+
+from __future__ import annotations
+
+import pulsar
+import pytest
+
+from tests.cluster.pulsar.admin.asking import BASE, Tool
+from tests.cluster.pulsar.clients import EARLIEST, PATIENCE
+
+pytestmark = pytest.mark.timeout(240)
+NAME = "persistent://public/default/"
+
+
+def test_topics_are_made_listed_and_deleted(tool: Tool) -> None:
+    assert tool.ask("PUT", f"{BASE}/made").status == 204
+    assert tool.ask("PUT", f"{BASE}/made").status == 409
+    assert tool.ask("PUT", f"{BASE}/made-3/partitions", 3).status == 204
+    assert tool.ask("PUT", f"{BASE}/made-3/partitions", 3).status == 409
+    assert tool.ask("PUT", f"{BASE}/made-0/partitions", 0).status == 412
+    assert tool.get(f"{BASE}/made/partitions")["partitions"] == 0
+    assert tool.get(f"{BASE}/made-3/partitions")["partitions"] == 3
+    listed = tool.get(BASE)
+    assert {f"{NAME}made", f"{NAME}made-3-partition-2"} <= set(listed)
+    assert f"{NAME}made-3" in tool.get(f"{BASE}/partitioned")
+    assert tool.get("/admin/v2/non-persistent/public/default") == []
+    for path in ("made", "made-3/partitions"):
+        assert tool.ask("DELETE", f"{BASE}/{path}").status == 204
+        assert tool.ask("DELETE", f"{BASE}/{path}").status == 404
+    assert not [name for name in tool.get(BASE) if "made" in name]
+
+
+def test_a_topic_may_come_back_with_other_partitions(tool: Tool, client: pulsar.Client) -> None:
+    """Clients that ask the same gateway are told of the new ones."""
+    tool.ask("PUT", f"{BASE}/again/partitions", 2)
+    assert len(client.get_topic_partitions("again")) == 2
+    tool.ask("DELETE", f"{BASE}/again/partitions")
+    tool.ask("PUT", f"{BASE}/again/partitions", 4)
+    assert len(client.get_topic_partitions("again")) == 4
+
+
+def test_who_is_connected_keeps_a_topic(tool: Tool, client: pulsar.Client) -> None:
+    producer = client.create_producer("kept")
+    assert tool.ask("DELETE", f"{BASE}/kept").status == 412
+    producer.close()
+    consumer = client.subscribe("kept", "s")
+    assert tool.ask("DELETE", f"{BASE}/kept").status == 412
+    assert tool.ask("DELETE", f"{BASE}/kept/subscription/s").status == 412
+    consumer.close()
+    assert tool.ask("DELETE", f"{BASE}/kept").status == 204
+
+
+def test_figures_are_true(tool: Tool, client: pulsar.Client) -> None:
+    consumer = client.subscribe(
+        "figures",
+        "s",
+        pulsar.ConsumerType.KeyShared,
+        consumer_name="c",
+        properties={"who": "me"},
+        initial_position=EARLIEST,
+    )
+    producer = client.create_producer("figures", "p", properties={"where": "here"})
+    for number in range(10):
+        producer.send(b"0123456789", partition_key=str(number % 3))
+    for _ in range(4):
+        consumer.acknowledge(consumer.receive(PATIENCE))
+    stats = tool.get(f"{BASE}/figures/stats")
+    assert (stats["msgInCounter"], stats["deduplicationStatus"]) == (10, "Disabled")
+    assert stats["storageSize"] >= 100
+    [publisher] = stats["publishers"]
+    assert (publisher["producerName"], publisher["metadata"]) == ("p", {"where": "here"})
+    assert publisher["clientVersion"].startswith("Pulsar-CPP")
+    assert (publisher["accessMode"], publisher["address"][:11]) == ("Shared", "/127.0.0.1:")
+    told = stats["subscriptions"]["s"]
+    assert (told["type"], told["msgOutCounter"], told["isDurable"]) == ("Key_Shared", 10, True)
+    [one] = told["consumers"]
+    assert (one["consumerName"], one["metadata"], one["keyHashRanges"]) == ("c", {"who": "me"}, ["[1, 65535]"])
+    assert told["msgBacklog"] == tool.get(f"{BASE}/figures/partitioned-stats")["subscriptions"]["s"]["msgBacklog"]
+    internal = tool.get(f"{BASE}/figures/internalStats")
+    assert (internal["entriesAddedCounter"], internal["state"]) == (10, "LedgerOpened")
+    assert internal["ledgers"][-1]["entries"] == internal["currentLedgerEntries"] == 10
+    assert set(internal["cursors"]) == {"s"}
+    consumer.close()
+    producer.close()
+
+
+def test_partitions_are_summed_up(tool: Tool, client: pulsar.Client) -> None:
+    tool.ask("PUT", f"{BASE}/sums/partitions", 2)
+    tool.ask("PUT", f"{BASE}/sums/subscription/s", {"ledgerId": -1, "entryId": -1})
+    producer = client.create_producer("sums", message_routing_mode=pulsar.PartitionsRoutingMode.RoundRobinDistribution)
+    for number in range(6):
+        producer.send(str(number).encode())
+    whole = tool.get(f"{BASE}/sums/partitioned-stats?perPartition=true")
+    parts = [whole["partitions"][f"{NAME}sums-partition-{number}"] for number in range(2)]
+    assert whole["msgInCounter"] == sum(part["msgInCounter"] for part in parts) == 6
+    assert whole["subscriptions"]["s"]["msgBacklog"] == 6
+    assert whole["metadata"]["partitions"] == 2
+    assert tool.get(f"{BASE}/sums/partitioned-stats?perPartition=false")["partitions"] == {}
+    assert set(tool.get(f"{BASE}/sums/partitioned-internalStats")["partitions"]) == set(whole["partitions"])
+    assert tool.get(f"{BASE}/sums-partition-1/stats") == parts[1]
+    assert tool.ask("GET", f"{BASE}/sums-partition-7/stats").status == 404
+    producer.close()
+
+
+def test_clients_are_sent_away_and_come_back(tool: Tool, client: pulsar.Client) -> None:
+    consumer = client.subscribe("moved", "s", initial_position=EARLIEST)
+    producer = client.create_producer("moved")
+    producer.send(b"before")
+    before = tool.get(f"{BASE}/moved/stats")["publishers"][0]["connectedSince"]
+    assert tool.ask("PUT", f"{BASE}/moved/unload").status == 204
+    producer.send(b"after")
+    got = {consumer.receive(PATIENCE).data() for _ in range(2)}
+    assert got == {b"before", b"after"}
+    [publisher] = tool.get(f"{BASE}/moved/stats")["publishers"]
+    assert publisher["connectedSince"] > before
+    producer.close()
+    consumer.close()
+
+
+def test_subscriptions_are_made_moved_and_removed(tool: Tool, client: pulsar.Client) -> None:
+    producer = client.create_producer("cursor")
+    ids = [producer.send(str(number).encode()) for number in range(6)]
+    path = f"{BASE}/cursor/subscription/s"
+    assert tool.ask("PUT", path, {"ledgerId": -1, "entryId": -1}).status == 204
+    assert tool.ask("PUT", path).status == 409
+
+    def backlog() -> int:
+        return int(tool.get(f"{BASE}/cursor/stats")["subscriptions"]["s"]["msgBacklog"])
+
+    def place(number: int, **more: bool) -> dict[str, int | bool]:
+        return {"ledgerId": ids[number].ledger_id(), "entryId": ids[number].entry_id(), "partitionIndex": -1, **more}
+
+    assert backlog() == 6
+    assert tool.ask("POST", f"{path}/skip/2").status == 200
+    assert backlog() == 4
+    assert tool.ask("POST", f"{path}/resetcursor", place(1)).status == 200
+    assert backlog() == 5
+    assert tool.ask("POST", f"{path}/resetcursor", place(1, isExcluded=True)).status == 200
+    assert backlog() == 4
+    assert tool.ask("POST", f"{path}/resetcursor/1").status == 200
+    assert backlog() == 6
+    assert tool.ask("POST", f"{path}/skip_all").status == 200
+    assert backlog() == 0
+    assert tool.ask("POST", f"{path}/resetcursor", {"ledgerId": -1, "entryId": -1}).status == 200
+    assert tool.ask("POST", f"{BASE}/cursor/all_subscription/expireMessages/3600").status == 204
+    assert backlog() == 6
+    assert tool.get(f"{BASE}/cursor/subscriptions") == ["s"]
+    assert tool.ask("DELETE", path).status == 204
+    assert tool.ask("DELETE", path).status == 404
+    assert tool.ask("POST", f"{path}/skip/2").status == 404
+    producer.close()

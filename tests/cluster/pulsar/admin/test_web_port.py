@@ -1,0 +1,135 @@
+"""The port of Pulsar's tools: who may ask, and what becomes of a port that is taken."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+from pathlib import Path
+
+import jwt
+import pytest
+
+from cluster import launch, standalone
+from cluster.embedded import running
+from cluster.options import ClusterOptions
+from cluster.pulsar.ports import WEB, port_of, wanted_ports
+from tests.cluster.helpers import values
+from tests.cluster.pulsar.admin.asking import BASE, Tool
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def test_no_page_in_a_browser_is_answered(tool: Tool) -> None:
+    """Neither one of elsewhere, nor one that has pointed a name of its own here."""
+    here = f"http://127.0.0.1:{tool.port}"
+    assert tool.ask("PUT", f"{BASE}/framed", Origin="https://evil.example").status == 403
+    assert tool.ask("PUT", f"{BASE}/framed", Origin="null").status == 403
+    assert tool.ask("PUT", f"{BASE}/framed", Origin="http://127.0.0.1:1").status == 403
+    assert tool.ask("PUT", f"{BASE}/framed", Host="evil.example").status == 421
+    assert tool.ask("GET", f"{BASE}/framed/stats").status == 404
+    assert tool.ask("PUT", f"{BASE}/framed", Origin=here).status == 204
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost:8080", "127.0.0.1", "[::1]:8080"])
+def test_the_loopback_has_several_names(tool: Tool, host: str) -> None:
+    assert tool.ask("GET", "/admin/v2/clusters", Host=host).status == 200
+
+
+def test_what_is_not_offered_is_refused_at_once(tool: Tool) -> None:
+    tool.ask("PUT", f"{BASE}/plain")
+    for method, path in (
+        ("POST", f"{BASE}/plain/terminate"),
+        ("PUT", f"{BASE}/plain/compaction"),
+        ("POST", f"{BASE}/plain/retention"),
+        ("POST", "/admin/v2/namespaces/public/default/retention"),
+        ("GET", "/admin/v2/broker-stats/metrics"),
+        ("GET", "/admin/v3/functions/public/default"),
+        ("PUT", "/admin/v2/clusters/other"),
+    ):
+        answer = tool.ask(method, path)
+        assert answer.status == 405, path
+        assert "Sluice does not offer" in answer.body["reason"]
+
+
+def test_what_nobody_set_is_not_set(tool: Tool) -> None:
+    tool.ask("PUT", f"{BASE}/unset")
+    assert tool.ask("GET", f"{BASE}/unset/retention").status == 204
+    assert tool.ask("GET", f"{BASE}/unset/maxProducers").status == 204
+    assert tool.ask("GET", f"{BASE}/nowhere/maxProducers").status == 404
+    assert tool.get(f"{BASE}/unset/deduplicationEnabled") is False
+    assert tool.ask("GET", "/admin/v2/namespaces/public/default/backlogQuotaMap").status == 204
+
+
+def test_there_is_one_of_each(tool: Tool) -> None:
+    assert tool.get("/admin/v2/tenants") == ["public"]
+    assert tool.get("/admin/v2/namespaces/public") == ["public/default"]
+    assert tool.get("/admin/v2/brokers") == [f"127.0.0.1:{tool.port}"]
+    assert tool.get("/admin/v2/brokers/health") == b"ok"
+    [cluster] = tool.get("/admin/v2/clusters")
+    assert tool.get(f"/admin/v2/clusters/{cluster}")["brokerServiceUrl"] == tool.service_url
+    assert tool.get("/lookup/v2/topic/persistent/public/default/new")["brokerUrl"] == tool.service_url
+    assert tool.ask("GET", "/admin/v2/tenants/other").status == 404
+
+
+def test_a_body_that_is_too_large_is_refused(tool: Tool) -> None:
+    assert tool.ask("POST", "/admin/v2/schemas/public/default/plain/schema", {"schema": "x" * 100_000}).status == 413
+
+
+async def test_many_connections_hold_nothing_for_ever(tool: Tool) -> None:
+    """Who comes when all places are taken is sent away, and so the port answers when they are free again."""
+    opened = [await asyncio.open_connection("127.0.0.1", tool.port) for _ in range(230)]
+    ends = [asyncio.ensure_future(reader.read()) for reader, _ in opened]
+    done, _ = await asyncio.wait(ends, timeout=60, return_when=asyncio.FIRST_COMPLETED)
+    assert done
+    for _, writer in opened:
+        writer.close()
+    await asyncio.wait(ends)
+    answer = await asyncio.to_thread(tool.ask, "GET", "/admin/v2/clusters")
+    assert answer.status == 200
+
+
+def test_a_token_is_wanted_where_clients_need_one(tmp_path: Path) -> None:
+    key = tmp_path / "token.key"
+    key.write_bytes(secrets.token_bytes(32))
+    key.chmod(0o600)
+    token = jwt.encode({"sub": "till"}, key.read_bytes(), "HS256")
+    options = ClusterOptions(
+        tmp_path / "data",
+        pulsar_port=0,
+        pulsar_web_port=0,
+        pulsar_token_key_file=str(key),
+        pulsar_advertised_address="a.b",
+    )
+    with running(options):
+        tool = Tool(port_of(options.data_dir, WEB), "")
+        assert tool.ask("GET", "/admin/v2/clusters").status == 401
+        assert tool.ask("GET", "/admin/v2/clusters", Authorization="Bearer x").status == 401
+        assert tool.ask("GET", "/admin/v2/clusters", Authorization=f"Bearer {token}").status == 200
+        named = tool.ask("GET", "/admin/v2/clusters", Authorization=f"Bearer {token}", Host="a.b:8080")
+        assert named.status == 200
+
+
+def test_who_serves_no_client_serves_no_tool() -> None:
+    assert wanted_ports({"pulsar_port": -1, "pulsar_web_port": 8080}) == {}
+    assert WEB not in wanted_ports({"pulsar_port": 0, "pulsar_web_port": -1})
+
+
+def test_a_taken_port_keeps_nothing_from_starting(tmp_path: Path) -> None:
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            said = standalone.up(values(tmp_path, pulsar_port=0, pulsar_web_port=port))["pulsar"]
+        assert "clients of Apache Pulsar connect to pulsar://" in said
+        assert f"no tool of Apache Pulsar can connect: port {port} is in use" in said
+        assert "\n" not in said
+    finally:
+        launch.down(tmp_path)
+
+
+def test_where_tools_connect_is_said(tmp_path: Path) -> None:
+    try:
+        said = standalone.up(values(tmp_path, pulsar_port=0, pulsar_web_port=0))["pulsar"]
+        assert f"its tools to http://127.0.0.1:{port_of(tmp_path, WEB)}" in said
+    finally:
+        launch.down(tmp_path)
