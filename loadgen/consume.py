@@ -136,7 +136,7 @@ class FloodConsumer:
         self._error = ""
         self._joined = False
         self._told_last, self._told_at = ConsumerProgress(), 0.0
-        self._received = self._redelivered = 0
+        self._received = self._redelivered = self._handed_over = 0
         self._sessions: dict[int, tuple[int, int]] = {}
 
     def ready(self) -> int:
@@ -159,7 +159,7 @@ class FloodConsumer:
         self._stopping.clear()
         self._error, self._joined = "", False
         self._told_last = ConsumerProgress()
-        self._received = self._redelivered = 0
+        self._received = self._redelivered = self._handed_over = 0
         self._sessions = {}
         self._thread = threading.Thread(target=self._run, name="consumer", daemon=True)
         self._thread.start()
@@ -246,6 +246,7 @@ class FloodConsumer:
         let_go[let_go == 0] = self._job.clock.now()
         deliveries.append(self._record(batch, received_at, let_go))
         consumer.acknowledge(batch)
+        self._handed_over = max(int(let_go.max()), self._handed_over)
         self._received += count
         self._redelivered += int(np.count_nonzero(batch.redeliveries))
 
@@ -304,12 +305,14 @@ class FloodConsumer:
             self._ask(consumer, events)
 
     def _ask(self, consumer: Consumer, events: Journal) -> None:
-        asked = self._job.clock.now()
+        # Not the time of asking: what is written down by then may still have to be handed to the client.
+        upto = self._handed_over
         try:
             consumer.wait_acknowledged(timeout_ms=_CONFIRM_MS)
         except SluiceError:
             return  # not in time, or void with a session that was lost
-        self._event(events, CONFIRMED, self._job.clock.now(), upto=asked)
+        if upto:
+            self._event(events, CONFIRMED, self._job.clock.now(), upto=upto)
 
     def _event(
         self, events: Journal, event: str, at: int, *, session: int = -1, partition: int = -1, upto: int = 0

@@ -41,6 +41,8 @@ BookiesOption = Annotated[int, typer.Option("--bookies", min=2, help="Bookies of
 PolicyOption = Annotated[Policy, typer.Option("--policy", help="Key_Shared policy to test.")]
 MinutesOption = Annotated[float | None, typer.Option("--minutes", min=0.1, help="How long, in place of --messages.")]
 DataOption = Annotated[Path | None, typer.Option("--data-dir", metavar="DIR", help="Where to put the data.")]
+CHAOS_STALL_S = 120.0
+"""So long nothing may move: a busy machine takes a minute until the bookies of a lost node are back."""
 BrokenOption = Annotated[
     Path | None,
     typer.Option("--data-dir", metavar="DIR", help="Data folder of the running cluster; else where to put the data."),
@@ -194,7 +196,7 @@ def chaos(
         keys=keys, consumers=consumers, rate=rate, seed=seed, policy=policy, bookies=bookies,
         data_dir=_beside_a_cluster(data_dir), keep=keep, json=json, report=report,
         address=_joined(address) or _running(), scenario=scenario or "", rounds=rounds,
-        s3_endpoint_url=_s3_endpoint(), watch=watch, client=client,
+        s3_endpoint_url=_s3_endpoint(), watch=watch, client=client, stall_s=CHAOS_STALL_S,
     )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from pathlib import Path
 
@@ -93,6 +94,29 @@ def test_rows_are_on_disk_before_the_acknowledgement_leaves(tmp_path: Path) -> N
     consumer.look = lambda: read_journal(job.journals / "deliveries-c.1", DELIVERIES).num_rows
     run(job, consumer)
     assert consumer.seen_on_acknowledge == [4, 8, 12]
+
+
+def test_only_what_was_handed_over_counts_as_confirmed(tmp_path: Path) -> None:
+    """Between its row and its acknowledgement a consumer may be stopped for long, and then be killed."""
+    consumer = ListConsumer(deque(make_batch(number) for number in range(2)))
+    asked = threading.Event()
+
+    def acknowledge(batch: ListBatch) -> None:
+        asked.clear()
+        assert asked.wait(30), "nobody asks what is durable"
+        if consumer.acknowledged:
+            consumer.empty.set()
+            raise Unavailable("killed")
+        consumer.acknowledged.append(batch)
+
+    consumer.acknowledge = acknowledge  # type: ignore[method-assign]
+    consumer.wait_acknowledged = lambda timeout_ms=None: asked.set()  # type: ignore[method-assign]
+    job = make_job(tmp_path, consumer)
+    run(job, consumer)
+    seal_journals(job, "c.1")
+    handed_over = pq.read_table(job.deliveries / "c.1.parquet").column("acked_at").to_pylist()[:4]
+    events = pq.read_table(job.events / "c.1.parquet").to_pylist()
+    assert {row["upto"] for row in events if row["event"] == CONFIRMED} == {handed_over[0]}
 
 
 def test_a_lost_session_ends_with_its_last_batch(tmp_path: Path) -> None:
