@@ -338,6 +338,7 @@ class Flood:
             moves=chaos.moves,
             memory=held,
             untold=pulsar_client.untold([f["kind"] for f in fleet.history]) if options.client == PULSAR else {},
+            cut_off=self._failure is not None,
         )
 
     @property

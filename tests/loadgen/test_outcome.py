@@ -188,6 +188,15 @@ def test_a_check_that_checked_nothing_is_a_failure() -> None:
     assert "restarts tested nothing" in still.reasons[0]
 
 
+def test_publishing_that_was_cut_off_accuses_nobody_of_what_was_not_written_down() -> None:
+    """A run that was given up lost the list of what was sent: its reason is why it was given up, and nothing else."""
+    empty = Judgement(Findings(), Measures(Span.over(0, 1)))
+    empty.findings.found("unexpected", 5_588_100, ["message 0 of key b'k' was delivered, nobody sent it"])
+    report = make_report(judgement=empty, troubles=["nothing moved for 30 s, 0 messages are left"], cut_off=True)
+    assert (report.verdict, report.reasons) == ("broken", ["nothing moved for 30 s, 0 messages are left"])
+    assert report.not_shown[0].startswith("unexpected: publishing was cut off")
+
+
 def test_json_has_the_fixed_names(tmp_path: Path) -> None:
     make_report().write_json(tmp_path / "r.json")
     told = json.loads((tmp_path / "r.json").read_text())
