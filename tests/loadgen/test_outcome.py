@@ -188,7 +188,7 @@ def test_a_check_that_checked_nothing_is_a_failure() -> None:
     assert "restarts tested nothing" in still.reasons[0]
 
 
-def test_publishing_that_was_cut_off_accuses_nobody_of_what_was_not_written_down() -> None:
+def test_publishing_that_was_cut_off_accuses_nobody() -> None:
     """A run that was given up lost the list of what was sent: its reason is why it was given up, and nothing else."""
     empty = Judgement(Findings(), Measures(Span.over(0, 1)))
     empty.findings.found("unexpected", 5_588_100, ["message 0 of key b'k' was delivered, nobody sent it"])
