@@ -83,6 +83,11 @@ class Net(Protocol):
     async def fetch(self, blob: Blob) -> memoryview | None:
         """The payload of a blob, without a copy where possible; None if its sharer is gone."""
 
+    def rows_from(self, to: Address) -> int:
+        """Bytes from which on a run that this peer sends should be cut down to the rows that are wanted, because it
+        would travel whole; 0 where it is shared, or that is not known.
+        """
+
 
 class Disk(Protocol):
     """Append-only files of one node. Names are flat. Raises DiskFailed when the device fails; that is final."""

@@ -63,6 +63,10 @@ class Direct:
         """The bytes are always there."""
         return blob.data
 
+    def rows_from(self, to: str) -> int:
+        """Everybody is near."""
+        return 0
+
 
 class AtOnce(Actor):
     """A bookie that forgets everything."""

@@ -365,8 +365,9 @@ class PartitionConsumer:
         while not self.closing:
             self._granted_sent = self._granted()
             request = Poll(
-                session=session, turn=self._turn, granted=self._granted_sent, wait=1_000, ack_turn=ack_turn, acks=acks
-            )
+                session=session, turn=self._turn, granted=self._granted_sent, ack_turn=ack_turn, acks=acks,
+                rows_from=self._ports.net.rows_from(self._address),
+            )  # fmt: skip
             sent = self._ports.clock.monotonic()
             reply = await self._ports.net.call(self._address, request, CALL_TIMEOUT)
             if (session, epoch) != (self.session, self.epoch):

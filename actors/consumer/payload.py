@@ -18,7 +18,7 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,7 @@ import pyarrow as pa
 from actors.backoff import Backoff
 from actors.consumer.held import Received
 from actors.directory import Directory
-from actors.messages import Part, PayloadRead, ReadPayload
+from actors.messages import NO_ROWS, Part, PayloadRead, ReadPayload
 from actors.ports import Ports
 from actors.topic_client import TopicClient
 from actors.wire import Blob, owned
@@ -50,7 +50,8 @@ JOIN_ROWS = 4_096
 class DecodedRun:
     """A run whose checksum was verified. rows: its stored columns. due: int64 ms (count,), None if none is delayed.
 
-    bytes: what it takes in memory, inflated.
+    bytes: what it takes in memory, inflated. held: the entries of the run that are here (int64, ascending), if it was
+    cut down to some of them.
     """
 
     ledger: int
@@ -58,11 +59,28 @@ class DecodedRun:
     rows: pa.RecordBatch
     due: npt.NDArray[np.int64] | None
     bytes: int
+    held: npt.NDArray[np.int64] | None = None
 
     @property
     def end(self) -> int:
-        """The entry behind the last one."""
-        return int(self.first_entry + self.rows.num_rows)
+        """The entry behind the last one that is here."""
+        return int(self.first_entry + self.rows.num_rows if self.held is None else self.held[-1] + 1)
+
+    def holds(self, entry: int) -> bool:
+        """Whether an entry, not before the first one of the run, is here."""
+        return entry < self.end and (self.held is None or entry in self.held)
+
+    def leading(self, entries: npt.NDArray[np.int64]) -> int:
+        """How many of these (ascending, the first is here) are here without a gap."""
+        inside = int(entries.searchsorted(self.end))
+        if self.held is None:
+            return inside
+        missing = np.flatnonzero(~np.isin(entries[:inside], self.held))
+        return int(missing[0]) if len(missing) else inside
+
+    def rows_of(self, entries: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Where these entries, which must be here, stand in the columns."""
+        return entries - self.first_entry if self.held is None else self.held.searchsorted(entries)
 
 
 class DecodedRuns:
@@ -80,7 +98,7 @@ class DecodedRuns:
         if at < 0:
             return None
         run = self._runs[self._firsts[at]]
-        if run.ledger != ledger or entry >= run.end:
+        if run.ledger != ledger or not run.holds(entry):
             return None
         self._runs.move_to_end(self._firsts[at])
         return run
@@ -99,10 +117,14 @@ class DecodedRuns:
     def add(self, run: DecodedRun) -> None:
         """Keep a run; those not used for the longest time go."""
         key = (run.ledger, run.first_entry)
-        if key in self._runs:
+        known = self._runs.get(key)
+        if known is None:
+            insort(self._firsts, key)
+        elif known.held is None:
             return
+        else:  # other rows of it are wanted now, or all of them
+            self._bytes -= known.bytes
         self._runs[key] = run
-        insort(self._firsts, key)
         self._bytes += run.bytes
         while self._bytes > self._limit and len(self._runs) > 1:
             oldest, gone = self._runs.popitem(last=False)
@@ -136,22 +158,28 @@ class Payloads:
         start = 0
         while start < len(entries):
             try:
-                run = await self._run(part, int(entries[start]))
+                run = await self._run(part, entries[start:])
             except NotFound:
                 self._ports.log("trimmed", ledger=part.ledger, entry=int(entries[start]))
                 start += 1
                 continue
-            stop = int(entries.searchsorted(run.end))
+            stop = start + run.leading(entries[start:])
             found.append(self._cut(part, run, entries[start:stop], start, epoch, session))
             start = stop
         return found
 
     async def run(self, ledger: int, entry: int) -> DecodedRun:
         """The run that holds an entry, for who reads the log itself. Raises NotFound if it was trimmed."""
-        return self._decoded.find(ledger, entry) or await self._from_topic(ledger, entry, again=False)
+        known = self._decoded.find(ledger, entry)
+        if known is not None and known.held is None:
+            return known
+        return await self._from_topic(ledger, entry, again=False)
 
-    async def _run(self, part: Part, entry: int) -> DecodedRun:
-        """The decoded run that holds an entry: kept, by the part's handle, or from the topic. Raises NotFound."""
+    async def _run(self, part: Part, entries: npt.NDArray[np.int64]) -> DecodedRun:
+        """The decoded run that holds the first of a part's entries: kept, by the part's handle, or from the topic.
+        Raises NotFound.
+        """
+        entry = int(entries[0])
         known = self._decoded.find(part.ledger, entry)
         if known is not None:
             return known
@@ -159,13 +187,11 @@ class Payloads:
         if part.count and part.blob is not None:
             payload = await self._sent_along(part.ledger, part.blob)
             if payload is not None:
-                if len(part.rows) == part.count:  # of a piece, the rows that are taken out are a copy anyway
-                    payload = owned(payload)
-                run = _decode(part.ledger, part.first_entry, part.count, part.delayed, part.shape, part.crc, payload)
+                run = _sent(part, payload)
                 if run is not None:
                     return run
                 damaged = True
-        return await self._from_topic(part.ledger, entry, again=damaged)
+        return await self._from_topic(part.ledger, entry, again=damaged, wanted=entries.astype(np.uint32))
 
     async def _sent_along(self, ledger: int, blob: Blob) -> memoryview | None:
         """The payload that came with a part, None if its handle is gone.
@@ -181,13 +207,21 @@ class Payloads:
             self._gone_ledger, self._gone_until = ledger, now + GONE_MS
         return payload
 
-    async def _from_topic(self, ledger: int, entry: int, *, again: bool) -> DecodedRun:
-        """The run that holds an entry, asked of the topic for as long as it takes. Raises NotFound."""
+    async def _from_topic(
+        self, ledger: int, entry: int, *, again: bool, wanted: npt.NDArray[np.uint32] | None = None
+    ) -> DecodedRun:
+        """The run that holds an entry, asked of the topic for as long as it takes; where it would travel whole between
+        machines, the wanted entries of it. Raises NotFound.
+        """
+        request = ReadPayload(ledger=ledger, entry=entry, again=again)
+        if wanted is not None:
+            request.wanted = wanted
         wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
-        while (run := await self._read(ledger, entry, again)) is None:
-            again = True
+        while (run := await self._read(request)) is None:
+            request.again = True
             await wait.pause()
-        self._decoded.add(run)
+        if run.held is None:
+            self._decoded.add(run)
         return run
 
     def _next(self, ledger: int, entry: int) -> npt.NDArray[np.uint32]:
@@ -196,13 +230,15 @@ class Payloads:
         first = int(entries.searchsorted(entry, side="right"))
         return self._decoded.missing(ledger, entries[first : first + AHEAD_ENTRIES]).astype(np.uint32)
 
-    async def _read(self, ledger: int, entry: int, again: bool) -> DecodedRun | None:
+    async def _read(self, request: ReadPayload) -> DecodedRun | None:
         """One try to get a run from the topic; `again` says that an earlier copy could not be used."""
-        request = ReadPayload(ledger=ledger, entry=entry, again=again)
-        if not again:  # else something is out of reach, and what is wanted now does not wait for more of that
-            request.ahead = self._next(ledger, entry)
+        ledger, entry = request.ledger, request.entry
+        # If something is out of reach, what is wanted now does not wait for more of that.
+        request.ahead = NO_ROWS if request.again else self._next(ledger, entry)
         try:
-            reply = await self._topic.ask(request, READ_TIMEOUT)
+            owner = await self._topic.owner()
+            request.rows_from = self._ports.net.rows_from(owner) if len(request.wanted) else 0
+            reply = await self._topic.ask(request, READ_TIMEOUT, to=owner)
             for ahead in reply.ahead:
                 run = await self._fetched(ledger, ahead)
                 if run is not None:  # else it is asked for when its turn comes
@@ -216,12 +252,12 @@ class Payloads:
         payload = await self._ports.net.fetch(read.payload)
         if payload is None:
             return None
-        return _decode(ledger, read.first_entry, read.count, read.delayed, read.shape, read.crc, owned(payload))
+        return _piece(ledger, read, owned(payload))
 
     def _cut(
         self, part: Part, run: DecodedRun, entries: npt.NDArray[np.int64], start: int, epoch: int, session: int
     ) -> Received:
-        rows = entries - run.first_entry
+        rows = run.rows_of(entries)
         count = len(rows)
         counts = part.redeliveries[start : start + count]
         return Received(
@@ -269,6 +305,19 @@ def _concatenate(group: list[Received]) -> Received:
         session=first.session,
         overtook=np.concatenate([piece.overtook for piece in group]),
     )
+
+
+def _sent(part: Part, payload: memoryview) -> DecodedRun | None:
+    """The run that came with a part, None if its checksum does not fit."""
+    if len(part.rows) == (len(part.cut) or part.count):  # of a piece, the rows that are taken out are a copy anyway
+        payload = owned(payload)
+    return _piece(part.ledger, part, payload)
+
+
+def _piece(ledger: int, of: Part | PayloadRead, payload: memoryview) -> DecodedRun | None:
+    """The run of a payload, or those of its rows that were cut out; None if its checksum does not fit."""
+    run = _decode(ledger, of.first_entry, len(of.cut) or of.count, of.delayed, of.shape, of.crc, payload)
+    return replace(run, held=of.first_entry + of.cut.astype(np.int64)) if run is not None and len(of.cut) else run
 
 
 def _decode(

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from actors.backoff import Backoff
+from actors.cutting import cut_delivery
 from actors.dispatcher.backlog import Backlog
 from actors.dispatcher.consumers import ascending
 from actors.dispatcher.leases import Leases
@@ -73,10 +74,20 @@ class Deliverer:
                 await session.ready.wait(self._ports, request.wait)
         await self._store.be_certain()
         self._check_open(session)
+        self._check_turn(session, request)
+        self._leases.renew(session)
+        delivery = session.answered or session.deliver()
+        if not request.rows_from:
+            return delivery
+        delivery = await cut_delivery(self._ports, delivery, request.rows_from)
+        self._check_open(session)
+        self._check_turn(session, request)
+        return delivery
+
+    @staticmethod
+    def _check_turn(session: Session, request: Poll) -> None:
         if request.turn != session.turn:
             raise Conflict(f"turn {request.turn} was overtaken by {session.turn}")
-        self._leases.renew(session)
-        return session.answered or session.deliver()
 
     async def acknowledge(self, request: Acknowledge) -> Acknowledged:
         """See messages.Acknowledge."""

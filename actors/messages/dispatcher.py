@@ -53,6 +53,8 @@ class Part(msgspec.Struct, kw_only=True):
     rows: uint32 offsets from first_entry, ascending. redeliveries: uint8 counts of redelivery, empty = all zero.
     dispatch: the dispatcher's number of the first row, the others follow. blob None: ask the topic (ReadPayload).
     overtook: those of the rows that the application had before an earlier message of their key came again (uint32).
+    cut: the rows that the blob holds (uint32, ascending, all of `rows` among them), whose checksum crc is then; empty:
+    the blob is the whole run.
     """
 
     ledger: int
@@ -65,6 +67,7 @@ class Part(msgspec.Struct, kw_only=True):
     rows: np.ndarray
     redeliveries: np.ndarray = msgspec.field(default_factory=no_counts)
     overtook: np.ndarray = msgspec.field(default_factory=no_rows)
+    cut: np.ndarray = msgspec.field(default_factory=no_rows)
     blob: Blob | None = None
 
 
@@ -112,6 +115,7 @@ class Poll(Request[Delivery], kw_only=True):
 
     granted: messages that this consumer was ever ready to take, cumulative over the session (permits are the
     difference to what was ever sent). acks: positions done; ack_turn numbers this group of acknowledgements.
+    rows_from: of runs of at least so many bytes the consumer's rows are enough (Part.cut); 0: it wants whole runs.
     """
 
     reply: ClassVar[type[Reply]] = Delivery
@@ -121,6 +125,7 @@ class Poll(Request[Delivery], kw_only=True):
     wait: int = 1000
     ack_turn: int = 0
     acks: np.ndarray = msgspec.field(default_factory=no_positions)
+    rows_from: int = 0
 
 
 class Acknowledged(Reply, kw_only=True):

@@ -163,7 +163,10 @@ class ReadIndex(Request[IndexRead], kw_only=True):
 
 
 class PayloadRead(Reply, kw_only=True):
-    """The payload of one run. ahead: others that came along, by first entry; they bring none themselves."""
+    """The payload of one run. ahead: others that came along, by first entry; they bring none themselves.
+
+    cut: the rows that the payload holds (uint32, ascending), whose checksum crc is then; empty: it is the whole run.
+    """
 
     count: int
     delayed: bool
@@ -172,6 +175,7 @@ class PayloadRead(Reply, kw_only=True):
     first_entry: int
     payload: Blob
     ahead: list[PayloadRead] = []
+    cut: np.ndarray = msgspec.field(default_factory=no_rows)
 
 
 class ReadPayload(Request[PayloadRead], kw_only=True):
@@ -180,6 +184,8 @@ class ReadPayload(Request[PayloadRead], kw_only=True):
     again: an earlier answer could not be used (its handle is gone, its checksum wrong), so read a verified copy anew.
     ahead: entries of the ledger (uint32, ascending) that are wanted next. Small runs of them come along, as many as
     one answer may carry; what cannot be read now is left out.
+    wanted: of the ledger's entries (uint32, ascending), those for which the run is read. rows_from: of runs of at least
+    so many bytes these rows, and those in `ahead`, are enough (PayloadRead.cut); 0: whole runs are wanted.
     """
 
     reply: ClassVar[type[Reply]] = PayloadRead
@@ -187,6 +193,8 @@ class ReadPayload(Request[PayloadRead], kw_only=True):
     entry: int
     again: bool = False
     ahead: np.ndarray = msgspec.field(default_factory=no_rows)
+    wanted: np.ndarray = msgspec.field(default_factory=no_rows)
+    rows_from: int = 0
 
 
 class RowIndex(Reply, kw_only=True):

@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable
 import pyarrow as pa
 
 from actors.actor import Actor
+from actors.cutting import cut_read
 from actors.delayed.owner import IndexOwner
 from actors.delayed.shared import SharedIndex
 from actors.ledger.bookies import Bookies
@@ -322,7 +323,10 @@ class Topic(Actor):
         await self._ready()
         reply = await self._reads.payload(request.ledger, request.entry, again=request.again)
         reply.ahead = await self._reads.ahead(request.ledger, request.ahead)
-        return reply
+        if not (least := request.rows_from):
+            return reply
+        reply.ahead = [await cut_read(self.ports, read, request.ahead, least) for read in reply.ahead]
+        return await cut_read(self.ports, reply, request.wanted, least)
 
     async def on_read_row_index(self, request: ReadRowIndex) -> RowIndex:
         """Index columns of single messages."""

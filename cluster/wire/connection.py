@@ -40,6 +40,11 @@ class Connection:
         """Whether requests can be sent."""
         return self._carrier.is_open
 
+    @property
+    def passes(self) -> bool:
+        """Whether descriptors can be passed: both sides are on one machine."""
+        return self._carrier.passes
+
     async def welcome(self) -> None:
         """Wait until both sides have proved themselves. Raises Refused, Invalid, OSError, TimeoutError."""
         try:

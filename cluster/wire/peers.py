@@ -67,6 +67,11 @@ class Peers:
             timer.cancel()
             connection.forget(number)
 
+    def is_far(self, host: str) -> bool:
+        """Whether it was reached over a connection that cannot pass descriptors: payloads travel to us whole."""
+        peer = self._peers.get(host)
+        return peer is not None and peer.connection is not None and not peer.connection.passes
+
     def part(self, host: str) -> None:
         """End the connection to a process, if there is one, and forget where it listens."""
         peer = self._peers.get(host)

@@ -176,6 +176,9 @@ class NoNet:
     async def fetch(self, blob: Blob) -> memoryview | None:
         return blob.data
 
+    def rows_from(self, to: str) -> int:
+        return 0
+
 
 class SeededRng:
     """Repeatable randomness."""

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from actors.consumer.payload import GONE_MS, Payloads
+from actors.cutting import cut_read
 from actors.messages import Part, PayloadRead, ReadPayload
 from actors.wire import Blob
 from storage.batch import make_batch
@@ -30,6 +31,7 @@ class Machine:
         self.asked = self.fetched = 0
         self.time = 0
         self.again = False
+        self.least = 0
         self.net = self.clock = self
 
     def share(self) -> Blob:
@@ -41,6 +43,9 @@ class Machine:
 
     def monotonic(self) -> int:
         return self.time
+
+    def rows_from(self, to: str) -> int:
+        return self.least
 
     async def fetch(self, blob: Blob) -> memoryview | None:
         self.fetched += blob.data is None
@@ -217,3 +222,69 @@ def test_a_second_try_asks_for_nothing_more() -> None:
     topic.call = refuse_once  # type: ignore[method-assign]
     assert asyncio.run(resolved(payloads, [due([0, 3])])) == [0, 3]
     assert topic.wanted == [[3], [], []]
+
+
+LARGE = make_run(
+    make_batch(
+        pa.record_batch({"key": [f"k{row}" for row in range(90)], "payload": [f"{row}" * 9 for row in range(90)]}),
+        now=9,
+        producer="p",
+    )
+)
+
+
+class Far(Machine):
+    """The topic is on another machine. It has runs of 90 messages, in one ledger, and cuts them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.least = 1
+        self.requests: list[ReadPayload] = []
+
+    def run(self, number: int) -> PayloadRead:
+        payload = Blob(bytes(LARGE.payload))
+        return PayloadRead(
+            count=90, delayed=False, shape=LARGE.shape, crc=LARGE.crc, first_entry=90 * number, payload=payload
+        )
+
+    async def call(self, to: str, request: ReadPayload, timeout: int) -> PayloadRead:
+        self.requests.append(request)
+        own = request.entry // 90
+        ports = cast(Any, self)
+        ahead = [self.run(number) for number in np.unique(request.ahead // 90).tolist() if number != own]
+        reply = await cut_read(ports, self.run(own), request.wanted, request.rows_from)
+        reply.ahead = [await cut_read(ports, read, request.ahead, request.rows_from) for read in ahead]
+        return reply
+
+
+def wanted_of(number: int, rows: list[int]) -> Part:
+    """A part without a payload, of run `number`."""
+    return Part(
+        ledger=1, first_entry=90 * number, count=90, delayed=False, shape=LARGE.shape, crc=LARGE.crc, dispatch=0,
+        rows=np.array(rows, np.uint32),
+    )  # fmt: skip
+
+
+def test_of_a_topic_far_away_the_wanted_rows_are_asked_for() -> None:
+    """Those of the next runs come along; what was not asked for then is asked for later; an unknown run is cut too."""
+    machine = Far()
+    payloads = Payloads(cast(Any, machine), cast(Any, machine), "t", 0)
+    parts = [wanted_of(0, [1, 5]), wanted_of(1, [0, 80]), wanted_of(1, [0, 7, 80])]
+    unknown = wanted_of(0, [185, 190])
+    unknown.first_entry = unknown.count = 0
+
+    async def scenario() -> list[list[bytes]]:
+        payloads.expect(parts[:2])
+        seen = []
+        for part in [*parts, unknown]:
+            got = await payloads.resolve(part, 1, 1)
+            seen.append([value for piece in got for value in piece.rows.column("payload").to_pylist()])
+            assert sum(len(piece) for piece in got) == len(part.rows)
+        return seen
+
+    def values(*rows: int) -> list[bytes]:
+        return [(f"{row}" * 9).encode() for row in rows]
+
+    assert asyncio.run(scenario()) == [values(1, 5), values(0, 80), values(0, 7, 80), values(5, 10)]
+    assert [request.entry for request in machine.requests] == [1, 97, 185]
+    assert [request.wanted.tolist() for request in machine.requests] == [[1, 5], [97, 170], [185, 190]]
