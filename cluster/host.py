@@ -19,6 +19,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -65,6 +66,31 @@ class Parts(Protocol):
         """An actor of a kind, not yet started."""
 
 
+class Requests:
+    """Whom requests from other processes are handed to: they wait until this one has booted.
+
+    It stands beside the host because Ray wraps every method of an actor's class, also for who calls it directly.
+    """
+
+    def __init__(self, actors: ProcessActors, ready: Callable[[], Awaitable[object]]) -> None:
+        self._actors, self._ready = actors, ready
+        self._booted = False
+
+    async def answer(self, actor: str, kind: str, packed: Packed) -> Answer:
+        """See cluster.wire.listener.Answers."""
+        if not self._booted:
+            try:
+                await self._ready()
+            except SluiceError as error:
+                return pack_error(error)
+            except Exception as error:
+                return Unknown(f"{self._actors.name} does not start: {error!r}")
+            self._booted = True
+        if actor == naming.ACTOR:
+            return await naming.answer(packed)
+        return await self._actors.answer_here(actor, kind, packed)
+
+
 class Host:
     """Runs actors. Becomes a Ray actor at one place only, `remote_host`."""
 
@@ -91,7 +117,6 @@ class Host:
         self._exporter = Exporter(str(settings.get("cluster", "sluice")))
         self._ready: asyncio.Task[None] | None = None
         self._exporting: asyncio.Task[None] | None = None
-        self._booted = False
         self._endpoint: Endpoint | None = None
         self._listener: Listener | None = None
         if boot:
@@ -104,7 +129,6 @@ class Host:
         if self._ready is None or (self._ready.done() and self._ready.exception() is not None):
             self._ready = asyncio.get_running_loop().create_task(self._start_boot())
         await asyncio.shield(self._ready)
-        self._booted = True
         return os.getpid()
 
     async def wake(self) -> None:
@@ -169,25 +193,12 @@ class Host:
         if self._endpoint is None:
             bind_address = str(self._settings.get("bind_address", LOOPBACK))
             self._endpoint, self._listener = open_endpoint(
-                self.name, self, session_folder(), bind_address, tls=self._tls
+                self.name, Requests(self.actors, self.ready), session_folder(), bind_address, tls=self._tls
             )
             if self.name == CONTROLLER_HOST:
                 address = str(ray.get_runtime_context().gcs_address)
                 naming.open_door(Path(self._settings["data_dir"]), address, self._endpoint)
         return msgspec.structs.astuple(self._endpoint)
-
-    async def answer(self, actor: str, kind: str, packed: Packed) -> Answer:
-        """What becomes of a request from another process; it waits until this one has booted."""
-        if not self._booted:
-            try:
-                await self.ready()
-            except SluiceError as error:
-                return pack_error(error)
-            except Exception as error:
-                return Unknown(f"{self.name} does not start: {error!r}")
-        if actor == naming.ACTOR:
-            return await naming.answer(packed)
-        return await self.actors.answer_here(actor, kind, packed)
 
     async def introduce(self) -> tuple[str, str, list[tuple[str, str, str]]]:
         """What a controller that starts anew must know: slot, node, and what runs here.

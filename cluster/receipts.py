@@ -17,6 +17,9 @@ SendCallback = Callable[[SluiceError | None, MessageId | None], None]
 """Called with (error, None) or (None, message id), on the client's own thread: it must not block."""
 
 _OPEN, _CONFIRMED, _FAILED = 0, 1, 2
+_NO_PARTITIONS: npt.NDArray[np.uint16] = np.empty(0, np.uint16)
+_NO_STATES: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
+_NO_NUMBERS: npt.NDArray[np.int64] = np.empty(0, np.int64)
 
 
 class Receipt:
@@ -33,10 +36,11 @@ class Receipt:
 
     def grow(self, count: int) -> None:
         """Say how many messages there are, where that was not known at first; before any of them is settled."""
-        self.partitions: npt.NDArray[np.uint16] = np.zeros(count, np.uint16)
-        self.positions: Positions = np.full(count, -1, np.int64)
-        self.confirmed_at: npt.NDArray[np.int64] = np.zeros(count, np.int64)
-        self._states: npt.NDArray[np.uint8] = np.zeros(count, np.uint8)
+        self.partitions: npt.NDArray[np.uint16] = np.zeros(count, np.uint16) if count else _NO_PARTITIONS
+        self.positions: Positions = np.empty(count, np.int64) if count else _NO_NUMBERS
+        self.positions.fill(-1)
+        self.confirmed_at: npt.NDArray[np.int64] = np.zeros(count, np.int64) if count else _NO_NUMBERS
+        self._states: npt.NDArray[np.uint8] = np.zeros(count, np.uint8) if count else _NO_STATES
         self._open = count
 
     def settle(self, rows: npt.NDArray[np.int64], first: int, error: SluiceError | None) -> None:
@@ -80,9 +84,10 @@ class Receipt:
 
     def wait_row(self, row: int, timeout_s: float | None) -> None:
         """Wait for one message. Raises its error, or Unavailable after `timeout_s`."""
-        with self._changed:
-            if not self._changed.wait_for(lambda: self.is_settled(row), timeout_s):
-                raise Unavailable(f"the message was not confirmed within {timeout_s} s; its outcome is unknown")
+        if not self.is_settled(row):  # else there is nothing to wait for, and the lock costs more than the look
+            with self._changed:
+                if not self._changed.wait_for(lambda: self.is_settled(row), timeout_s):
+                    raise Unavailable(f"the message was not confirmed within {timeout_s} s; its outcome is unknown")
         error = self.error_of(row)
         if error is not None:
             raise error

@@ -92,6 +92,7 @@ class Header:
 
 _VALUES = attrgetter(*(field.name for field in fields(Header)))
 """The header's values in order (dataclasses.astuple would copy each of them deeply)."""
+_TYPES = tuple({"str": str, "bool": bool, "int": int}[str(field.type)] for field in fields(Header))
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,10 +211,9 @@ def decode_frame(data: Buffer, *, verify: bool = True) -> Frame:
 
 
 def _check_header(header: Header, columns_bytes: int) -> None:
-    for field in fields(Header):
-        value = getattr(header, field.name)
-        wanted: type = str if field.name == "producer" else bool if field.name == "delayed" else int
-        if type(value) is not wanted:
-            raise Corrupt(f"the header's {field.name} is {value!r}")
+    values = _VALUES(header)
+    if tuple(map(type, values)) != _TYPES:
+        wrong = next(place for place, value in enumerate(values) if type(value) is not _TYPES[place])
+        raise Corrupt(f"the header's {fields(Header)[wrong].name} is {values[wrong]!r}")
     if not 0 < header.count <= MAX_RUN_MESSAGES or header.columns_bytes != columns_bytes:
         raise Corrupt("the header's count does not fit its columns")

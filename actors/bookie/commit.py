@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from actors.bookie.settings import BookieSettings
 from actors.ports import Disk, DiskFailed, DiskFull
@@ -163,7 +163,7 @@ class CommitLog:
         start = at - OVERHEAD if parts else at
         placed = []
         for waiting in group:
-            record = replace(waiting.record, segment=segment, offset=at, durable=start)
+            record = waiting.record.placed(segment, at, start)
             head, foot = encode_envelope(record, self._salt)
             parts += [head, *waiting.body, foot]
             placed.append(record)

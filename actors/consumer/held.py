@@ -15,6 +15,8 @@ import pyarrow as pa
 from actors.messages import NO_POSITIONS
 from storage.position import Positions
 
+NONE_OVERTOOK: npt.NDArray[np.bool_] = np.empty(0, np.bool_)
+
 
 @dataclass(eq=False, slots=True)
 class Received:
@@ -35,7 +37,7 @@ class Received:
     deliver_at: npt.NDArray[np.int64]
     epoch: int
     session: int
-    overtook: npt.NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, np.bool_))
+    overtook: npt.NDArray[np.bool_] = field(default_factory=lambda: NONE_OVERTOOK)
     revoked: bool = False
     shown: int = 0
     taken_back: npt.NDArray[np.bool_] | None = None

@@ -25,7 +25,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from actors.backoff import Backoff
-from actors.consumer.held import Received
+from actors.consumer.held import NONE_OVERTOOK, Received
 from actors.directory import Directory
 from actors.messages import NO_ROWS, Part, PayloadRead, ReadPayload
 from actors.ports import Ports
@@ -269,7 +269,7 @@ class Payloads:
             deliver_at=np.zeros(count, np.int64) if run.due is None else run.due[rows],
             epoch=epoch,
             session=session,
-            overtook=np.isin(part.rows[start : start + count], part.overtook),
+            overtook=np.isin(part.rows[start : start + count], part.overtook) if len(part.overtook) else NONE_OVERTOOK,
         )
 
 

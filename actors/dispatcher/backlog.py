@@ -36,6 +36,10 @@ class Backlog:
             return 0
         return self._cursor.unacknowledged_in(self._cursor.mark_delete + 1, end)
 
+    def any_delayed(self) -> bool:
+        """Whether a message waits for its time."""
+        return self._tracker.count() > 0
+
     def acknowledge(self, positions: Positions, consumer: int) -> None:
         """A consumer says that these (int64, ascending) are done."""
         self._core.acknowledge_soon(positions, consumer)

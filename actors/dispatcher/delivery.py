@@ -178,7 +178,7 @@ class Deliverer:
                 self._route()
             if self._core.room() > 0:
                 self._wakeups.read.set()
-            if self._core.due_room() > 0:
+            if self._backlog.any_delayed() and self._core.due_room() > 0:
                 self._wakeups.due.set()
 
     def _route(self) -> None:

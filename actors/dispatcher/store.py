@@ -30,6 +30,8 @@ LINGER_MS = 100
 An owner that dies meanwhile forgets them, and the consumers, who know what was not confirmed, say them again to the
 next one. Only who loses owner and consumer at once gets those messages a second time.
 """
+MOST_REST_MS = 500
+"""Between two versions passes as much time as the first took to write, at the most this, unless somebody waits."""
 RETRY_MS = 50
 
 
@@ -125,4 +127,6 @@ class CursorStore:
         self._completed = asked
         self._done.set()
         took = self._ports.clock.monotonic() - began
-        await self._ports.clock.sleep(max(GROUP_MS, min(took, 500)))
+        await self._ports.clock.sleep(GROUP_MS)
+        if took > GROUP_MS:  # a slow store has a rest, but nobody who waits for a version waits for that as well
+            await self._urgent.wait(self._ports, min(took, MOST_REST_MS) - GROUP_MS)

@@ -135,3 +135,23 @@ def test_what_arrives_during_a_write_goes_with_the_next() -> None:
         assert session.durable == 2
 
     World(1).play(scenario)
+
+
+def test_the_rest_after_a_slow_write_holds_up_nobody_who_waits() -> None:
+    """Whoever attaches waits for the version that is being written and for its own, and for no pause between them."""
+
+    async def scenario(world: World) -> None:
+        owner = Owner(world, "owner")
+        await owner.begin()
+        await world.loop.pause(TRUST_MS)
+        world.meta.trouble.faults.delay_ms = (200, 200)
+        for during in (10, 250, 500):
+            owner.store.dirty()
+            await world.loop.pause(during)
+            began = world.loop.now
+            await owner.store.barrier()
+            written = 2 if during < 400 else 1  # there and back
+            assert world.loop.now - began <= written * 400 - min(during, 400) * (written - 1) + GROUP_MS + 5
+            await world.loop.pause(2 * TRUST_MS)
+
+    World(1).play(scenario)

@@ -77,7 +77,7 @@ DISPATCHING: list[Mutant] = [
         module="actors.dispatcher.delivery",
         old="        if session.answered is None:\n",
         new="        if True:\n",
-        also=("        return session.answered or session.deliver()", "        return session.deliver()"),
+        also=("        delivery = session.answered or session.deliver()", "        delivery = session.deliver()"),
         world=BROKER,
         seed=21,
     ),
