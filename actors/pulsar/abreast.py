@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from actors.pulsar.batches import Found, Heads, find_messages, of_one_size, starts_of, table_of
+from actors.pulsar.bodies import is_text
 from actors.pulsar.cells import Ints, of_u32, side_by_side
 from actors.pulsar.columns import UNSIGNED, Bytes, Field, Fields, Slices, encode_numbers, read_fields
 from actors.pulsar.fields import Metadata
@@ -42,7 +43,8 @@ _OF_METADATA = (
 class Sends:
     """Frames of one producer, in order; n frames. sequence, highest: the client's numbers, highest -1: it said none.
 
-    rows: how many rows each became. first: position of the first row, once it is confirmed; -1 if it is not known.
+    rows: how many rows each became. bodies: what follows the command of each, None where that is not for consumers as
+    it is. first: position of the first row, once it is confirmed; -1 if it is not known.
     error: why all of them were refused.
     """
 
@@ -51,6 +53,7 @@ class Sends:
     rows: Ints
     table: pa.RecordBatch
     size: int
+    bodies: pa.Array | None = None
     error: tuple[int, str] | None = None
     first: int = -1
     settled: bool = False
@@ -76,7 +79,10 @@ class Sends:
 
 @dataclass(slots=True)
 class _Read:
-    """What was found of n frames. at, end: the payload. odd: those that are decoded one by one."""
+    """What was found of n frames. at, end: the payload. odd: those that are decoded one by one.
+
+    rests: of each what comes up to the end of its command, and what follows it; binary (2 n,).
+    """
 
     source: Bytes
     command: Fields
@@ -84,6 +90,7 @@ class _Read:
     at: Ints
     end: Ints
     odd: npt.NDArray[np.bool_]
+    rests: pa.Array
 
 
 def sends_in(cut: Cut) -> npt.NDArray[np.bool_]:
@@ -158,7 +165,11 @@ def _read(data: bytes, starts: Ints, ends: Ints) -> _Read | None:
     odd |= (value[_PUBLISHED] > LAST_TIME) | (value[_DUE] > LAST_TIME)
     odd |= (value[_MESSAGES] == 0) | (value[_MESSAGES] > MAX_RUN_MESSAGES)
     odd |= checksums(data, stop + 6, ends) != source.u32(stop + 2)
-    return _Read(source, command, metadata, payload, ends, odd)
+    offsets = np.append(np.stack([starts, stop], axis=1).ravel(), ends[-1]).astype(np.int32)
+    rests = pa.Array.from_buffers(
+        pa.binary(), 2 * len(starts), [None, pa.py_buffer(offsets), pa.py_buffer(source.data)]
+    )
+    return _Read(source, command, metadata, payload, ends, odd, rests)
 
 
 def _messages(data: bytes, read: _Read, taken: Ints) -> tuple[Found, Ints, npt.NDArray[np.bool_]]:
@@ -242,8 +253,19 @@ def _by_producer(read: _Read, taken: Ints, table: pa.RecordBatch, counts: Ints, 
         rows = table if frames.all() else table.filter(pa.array(np.repeat(frames, counts)))
         chosen = taken[frames]
         sequence, highest = (read.command.value[tag][chosen] for tag in (_SEQUENCE, _HIGHEST))
-        made[producer] = Sends(sequence, highest, counts[frames], rows, int(sizes[chosen].sum()))
+        made[producer] = Sends(
+            sequence, highest, counts[frames], rows, int(sizes[chosen].sum()), _bodies(read, chosen, rows.column("key"))
+        )
     return made
+
+
+def _bodies(read: _Read, frames: Ints, keys: pa.Array) -> pa.Array | None:
+    """What follows the commands of frames; None if it may have to be made anew: some are delayed, of which the time may
+    be changed, or have a key that is no text.
+    """
+    if (read.metadata.value[_DUE][frames] > 0).any() or not is_text(keys):
+        return None
+    return read.rests.take(pa.array(frames * 2 + 1))
 
 
 def _rests(read: _Read, taken: Ints) -> pa.Array:

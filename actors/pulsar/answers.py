@@ -22,9 +22,10 @@ from actors.messages import (
 from actors.names import TENANT_NAMESPACE, check_name
 from actors.producer.producer import Entrance
 from actors.pulsar.columns import UNSIGNED
-from actors.pulsar.consuming import Asked, WireConsumer, position_of
+from actors.pulsar.consuming import Asked, WireConsumer
 from actors.pulsar.fields import ServerError
 from actors.pulsar.gateway import Certified, Identity
+from actors.pulsar.ids import position_of
 from actors.pulsar.producing import WireProducer
 from actors.pulsar.refusals import Refused, code_of
 from actors.pulsar.session import Session

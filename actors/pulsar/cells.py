@@ -20,54 +20,61 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """Bytes of n rows of at most w. data: uint8 (n, w). there: bool (n, w), which of them a row has."""
+    """Bytes of n rows of at most w. data: uint8 (n, w). there: bool (n, w), which of them a row has; None: all."""
 
     data: npt.NDArray[np.uint8]
-    there: Flags
+    there: Flags | None
 
     def __len__(self) -> int:
         return len(self.data)
 
     def lengths(self) -> Ints:
         """Bytes of each row, int64 (n,)."""
+        if self.there is None:
+            return np.full(len(self), self.data.shape[1], np.int64)
         lengths: Ints = np.count_nonzero(self.there, axis=1).astype(np.int64)
         return lengths
 
     def joined(self) -> bytes:
         """All rows, one behind the other."""
-        return self.data[self.there].tobytes()
+        return (self.data if self.there is None else self.data[self.there]).tobytes()
 
     def column(self) -> pa.Array:
         """A binary column of n rows."""
-        offsets = np.zeros(len(self) + 1, np.int32)
-        np.cumsum(self.lengths(), out=offsets[1:])
-        return pa.Array.from_buffers(
-            pa.binary(), len(self), [None, pa.py_buffer(offsets), pa.py_buffer(self.data[self.there])]
-        )
+        count, width = self.data.shape
+        if self.there is None:
+            offsets = (
+                np.arange(0, (count + 1) * width, width, dtype=np.int32) if width else np.zeros(count + 1, np.int32)
+            )
+        else:
+            offsets = np.zeros(count + 1, np.int32)
+            np.cumsum(self.lengths(), out=offsets[1:])
+        values = self.data if self.there is None else self.data[self.there]
+        return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(values)])
 
 
 def varints(values: Words | Ints) -> Cells:
     """Each value as a varint. values: uint64 or int64 (n,), the latter not negative."""
-    left = values.astype(np.uint64)
-    largest = int(left.max()) if len(left) else 0
-    width = max(-(-largest.bit_length() // 7), 1)
-    data = np.empty((len(left), width), np.uint8)
-    there = np.ones((len(left), width), bool)
-    for place in range(width):
-        data[:, place] = left | np.uint64(0x80)
-        left = left >> np.uint64(7)
-        if place + 1 < width:
-            there[:, place + 1] = left != 0
-            data[:, place] &= np.where(there[:, place + 1], 0xFF, 0x7F).astype(np.uint8)
-        else:
-            data[:, place] &= 0x7F
+    count = len(values)
+    least, largest = (int(values.min()), int(values.max())) if count else (0, 0)
+    width, narrowest = (max(-(-each.bit_length() // 7), 1) for each in (largest, least))
+    left = values.astype(np.uint64)[:, None] >> _SHIFTS[:width]
+    data = (left & np.uint64(0x7F)).astype(np.uint8)
+    if width == narrowest:
+        data[:, :-1] |= 0x80
+        return Cells(data, None)
+    there = left != 0
+    there[:, 0] = True
+    data[:, :-1] |= there[:, 1:].view(np.uint8) << 7
     return Cells(data, there)
+
+
+_SHIFTS = np.arange(0, 70, 7, dtype=np.uint64)
 
 
 def of_u32(values: Ints) -> Cells:
     """Numbers of four bytes, big-endian."""
-    data = np.ascontiguousarray(values.astype(">u4")).view(np.uint8).reshape(-1, 4)
-    return Cells(data, np.ones(data.shape, bool))
+    return Cells(np.ascontiguousarray(values.astype(">u4")).view(np.uint8).reshape(-1, 4), None)
 
 
 def field(tag: int, value: Ints | Words | int | Cells, there: Flags | None = None) -> list[bytes | Cells]:
@@ -77,26 +84,41 @@ def field(tag: int, value: Ints | Words | int | Cells, there: Flags | None = Non
     """
     written = bytes([tag & 0xFF, tag >> 8] if tag > 0xFF else [tag])
     if isinstance(value, int):
-        return [written + varints(np.array([value], np.uint64)).joined()]
+        return [written + _varint(value)]
     parts: list[bytes | Cells] = [written]
-    parts += [varints(value.lengths()), value] if isinstance(value, Cells) else [varints(value)]
+    if isinstance(value, Cells):
+        length = _varint(value.data.shape[1]) if value.there is None else varints(value.lengths())
+        parts += [length, value]
+    else:
+        parts.append(varints(value))
     if there is None or there.all():
         return parts
     laid = side_by_side(len(value), parts)
-    return [Cells(laid.data, laid.there & there[:, None])]
+    mine = np.broadcast_to(there[:, None], laid.data.shape)
+    return [Cells(laid.data, mine if laid.there is None else laid.there & mine)]
+
+
+def _varint(value: int) -> bytes:
+    groups = [value & 0x7F]
+    while value := value >> 7:
+        groups[-1] |= 0x80
+        groups.append(value & 0x7F)
+    return bytes(groups)
 
 
 def side_by_side(count: int, parts: Sequence[bytes | Cells]) -> Cells:
     """One row of each part after the other; bytes are the same in all of them."""
     sizes = [len(part) if isinstance(part, bytes) else part.data.shape[1] for part in parts]
     data = np.empty((count, sum(sizes)), np.uint8)
-    there = np.ones((count, sum(sizes)), bool)
+    whole = all(isinstance(part, bytes) or part.there is None for part in parts)
+    there = None if whole else np.ones(data.shape, bool)
     at = 0
     for part, size in zip(parts, sizes, strict=True):
         if isinstance(part, bytes):
             data[:, at : at + size] = np.frombuffer(part, np.uint8)
         else:
             data[:, at : at + size] = part.data
-            there[:, at : at + size] = part.there
+            if there is not None and part.there is not None:
+                there[:, at : at + size] = part.there
         at += size
     return Cells(data, there)

@@ -237,8 +237,11 @@ def join(*columns: pa.Array) -> pa.Array:
 
 def lengths_of(column: pa.Array) -> Ints:
     """Bytes of each value of a binary column, int64; 0 where it is null."""
-    lengths: Ints = pc.fill_null(pc.binary_length(column), 0).to_numpy().astype(np.int64)
-    return lengths
+    if column.null_count:
+        lengths: Ints = pc.fill_null(pc.binary_length(column), 0).to_numpy().astype(np.int64)
+        return lengths
+    offsets = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
+    return np.diff(offsets).astype(np.int64)
 
 
 def joined(column: pa.Array) -> bytes:

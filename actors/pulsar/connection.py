@@ -15,7 +15,7 @@ import numpy as np
 from actors.pulsar.abreast import read_sends, sends_in
 from actors.pulsar.answers import Answers
 from actors.pulsar.consuming import WireConsumer
-from actors.pulsar.fields import FIELD_OF, Command, Malformed, ServerError, command, parse
+from actors.pulsar.fields import FIELD_OF, AckCommand, Command, Malformed, ServerError, command, parse
 from actors.pulsar.frames import Cut, Cutter, Frame, body_of, encode
 from actors.pulsar.gateway import Gateway, Link
 from actors.pulsar.producing import WireProducer
@@ -102,7 +102,7 @@ class Connection(Session):
                 self._send(asked, frame)
 
     def _frame(self, frame: Frame) -> None:
-        asked = parse(Command, frame.command)
+        asked = _parsed(frame.command)
         name = FIELD_OF.get(asked.type, "")
         if not self.greeted and name != "connect":
             raise Malformed("the first command of a connection is CONNECT")
@@ -177,7 +177,7 @@ class Connection(Session):
         elif consumer is None:
             self._acknowledged(asked, ServerError.CONSUMER_NOT_FOUND, "there is no such consumer")
         else:
-            unknown = consumer.acknowledge_sent(list(asked.message_id), cumulative=asked.ack_type == CUMULATIVE)
+            unknown = consumer.acknowledge_sent(asked.message_id, cumulative=asked.ack_type == CUMULATIVE)
             if unknown or asked.HasField("request_id"):
                 self.begin(self._confirm(consumer, asked, unknown), "ack")
 
@@ -228,5 +228,16 @@ class Connection(Session):
                 self.write(_PING)
 
 
+def _parsed(data: memoryview) -> Any:
+    """A command. Raises Malformed."""
+    if data[:2] == _ACK:
+        acknowledged = parse(AckCommand, data)
+        if acknowledged.type == _ACK[1]:
+            return acknowledged
+    return parse(Command, data)
+
+
+_ACK = b"\x08\x0a"
+"""How the command of an ACK begins, whoever writes it: its type."""
 _PING = encode(command("ping"))
 _PONG = encode(command("pong"))

@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import repeat
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,15 +24,17 @@ from actors.consumer.payload import DecodedRun, Payloads
 from actors.consumer.revocations import TakingBack
 from actors.messages import Event, SubscriptionSettings
 from actors.pulsar.deliveries import encode_part
-from actors.pulsar.fields import command
+from actors.pulsar.fields import MessageId, command
 from actors.pulsar.frames import encode
 from actors.pulsar.gateway import Gateway
+from actors.pulsar.ids import parsed, position_of, read_ids
 from actors.pulsar.outgoing import Addressee
-from actors.pulsar.pieces import acknowledged_rows, open_rows
+from actors.pulsar.pieces import acknowledged_rows
 from actors.pulsar.reading import LogReader
+from actors.pulsar.sent import Sent
 from actors.pulsar.topics import Place
 from storage.errors import NotFound, SluiceError
-from storage.position import MAX_ENTRY, MAX_LEDGER, entry_of, ledger_of, position
+from storage.position import entry_of, ledger_of
 
 LATE_MS = 20
 """Milliseconds between two looks while it is not known whether the lease still stands."""
@@ -63,21 +64,6 @@ class Asked:
     named: bool = True
 
 
-class _Sent(NamedTuple):
-    """Rows of a part that are at the client under one id. places: with holes, each one's index in the batch."""
-
-    part: Received
-    first: int
-    size: int
-    places: Rows | None = None
-
-    def rows(self, ack_set: Sequence[int] = ()) -> Rows:
-        """The rows that an acknowledgement of this id means: all, or those whose bit is not set."""
-        every = np.arange(self.first, self.first + self.size)
-        places = every - self.first if self.places is None else self.places
-        return every[~_still_open(places, ack_set)] if ack_set else every
-
-
 class WireConsumer:
     """One consumer of one connection. write: sends bytes. lost: told when the client has to come back."""
 
@@ -95,7 +81,7 @@ class WireConsumer:
         self.place, self.number, self.asked = place, number, asked
         self._key = place.topic, place.partition, asked.subscription
         self._write, self._lost = write, lost
-        self._sent: dict[int, _Sent] = {}
+        self._sent = Sent()
         self._unsent: deque[Received] = deque()
         self._cumulative = -1
         self._waiting = self._choked = self._subscribed = False
@@ -207,10 +193,9 @@ class WireConsumer:
         part.shown = len(part)
         by_index = (self.place.topic, self.asked.subscription) in self._gateway.by_index
         to = Addressee(self.number, self.place.told, self.epoch)
-        pieces = encode_part(part, to, self._sent if by_index else None)
-        self._sent.update(zip(pieces.positions, map(_Sent, repeat(part), pieces.firsts, pieces.counts), strict=False))
-        for number, places in pieces.places.items():
-            self._sent[pieces.positions[number]] = _Sent(part, pieces.firsts[number], len(places), places)
+        known, gateway = self._sent if by_index else None, self._gateway
+        pieces = encode_part(part, to, known, gateway.recent, abreast=gateway.abreast_from)
+        self._sent.add(part, pieces.firsts, pieces.counts, pieces.positions, pieces.places)
         self.permits -= pieces.messages
         self._write(pieces.data)
 
@@ -229,7 +214,7 @@ class WireConsumer:
         Returns the positions that may stand for more messages than is known here; of those the first is acknowledged.
         """
         unsure: list[int] = []
-        for one in self.acknowledge_sent(ids, cumulative=cumulative):
+        for one in self._acknowledge_each(ids, cumulative=cumulative):
             at = position_of(one)
             if at is None:
                 continue
@@ -263,19 +248,31 @@ class WireConsumer:
                 return False
         return True
 
-    def _forget(self, at: int) -> None:
-        """It is not at the client any more, which may still say its id."""
-        self._gateway.pieces.remember(self._key, at, self._sent.pop(at).size)
+    def _forget(self, positions: Rows) -> list[tuple[Received, Rows]]:
+        """These are not at the client any more, which may still say their ids; returns the rows, by part."""
+        rows, counts = self._sent.take(positions)
+        known = counts > 0
+        if known.any():
+            self._gateway.pieces.remember(self._key, positions[known], counts[known])
+        return rows
 
-    def _forget_all(self) -> None:
-        for at in list(self._sent):
-            self._forget(at)
+    def acknowledge_sent(self, ids: Sequence[bytes], *, cumulative: bool) -> list[Any]:
+        """The client is done with these, which are as it sent them; returns those that it was not sent here."""
+        if cumulative:
+            return self._acknowledge_each(parsed(ids), cumulative=True)
+        positions, others = read_ids(ids, self._gateway.abreast_from)
+        unknown = self._acknowledge_each(others, cumulative=False)
+        if len(positions):
+            known = self._sent.known(positions)
+            for part, rows in self._forget(positions[known]):
+                self._part.acknowledge(part, rows)
+            unknown += [MessageId(ledger=ledger_of(at), entry=entry_of(at)) for at in positions[~known].tolist()]
+        return unknown
 
-    def acknowledge_sent(self, ids: list[Any], *, cumulative: bool) -> list[Any]:
-        """The client is done with these; returns those that it was not sent here."""
+    def _acknowledge_each(self, ids: list[Any], *, cumulative: bool) -> list[Any]:
+        """The same, one id after the other."""
         unknown: list[Any] = []
-        whole: dict[Received, list[_Sent]] = {}
-        partly: dict[Received, list[Rows]] = {}
+        rows_of: dict[Received, list[Rows]] = {}
         for one in ids:
             at = position_of(one)
             sent = None if at is None else self._sent.get(at)
@@ -285,31 +282,30 @@ class WireConsumer:
                 unknown.append(one)
                 if cumulative and at is not None:
                     self._acknowledge_up_to(at - 1)
-            elif cumulative:
-                rows = sent.rows(one.ack_set)
+                continue
+            rows = sent.rows(one.ack_set)
+            if cumulative:
                 self._acknowledge_up_to(int(sent.part.positions[rows[-1]]) if len(rows) else at - 1)
-            elif not one.ack_set:
-                self._forget(at)
-                whole.setdefault(sent.part, []).append(sent)
-            else:
-                rows = sent.rows(one.ack_set)
-                if len(rows) == sent.size:
-                    self._forget(at)
-                partly.setdefault(sent.part, []).append(rows)
-        for part in {**whole, **partly}:
-            self._part.acknowledge(part, np.concatenate([_rows_of(whole.get(part, [])), *partly.get(part, [])]))
+                continue
+            if len(rows) == sent.size:
+                self._sent.pop(at)
+                self._gateway.pieces.remember(self._key, np.array([at]), np.array([sent.size]))
+            rows_of.setdefault(sent.part, []).append(rows)
+        for part, several in rows_of.items():
+            self._part.acknowledge(part, np.concatenate(several))
         return unknown
 
     def _acknowledge_up_to(self, last: int) -> None:
         """Everything up to this position is done."""
         self._cumulative = max(self._cumulative, last)
         for entry in [entry for entry in self._sent if entry <= self._cumulative]:
-            sent = self._sent[entry]
+            sent = self._sent.get(entry)
+            assert sent is not None
             rows = sent.rows()
             rows = rows[sent.part.positions[rows] <= self._cumulative]
             self._part.acknowledge(sent.part, rows)
             if len(rows) == sent.size:
-                del self._sent[entry]
+                self._sent.pop(entry)
 
     async def confirmed(self) -> None:
         """Wait until every acknowledgement so far is durable. Raises Fenced if a session was lost before they were."""
@@ -318,7 +314,7 @@ class WireConsumer:
     async def redeliver(self, ids: list[Any]) -> None:
         """Give messages back, to be sent again; without ids everything that is not acknowledged."""
         if not ids:
-            self._forget_all()
+            self._forget(np.array(list(self._sent), np.int64))
             for part in self._unsent:
                 part.close()
                 self._granted -= len(part)
@@ -326,14 +322,9 @@ class WireConsumer:
             self._grant()
             await self._part.redeliver_all()
             return
-        back: dict[Received, list[Rows]] = {}
-        for one in ids:
-            at = position_of(one)
-            sent = None if at is None else self._sent.pop(at, None)
-            if sent is not None:
-                back.setdefault(sent.part, []).append(sent.rows())
-        for part, pieces in back.items():
-            await self._part.negative_acknowledge(part, np.concatenate(pieces), 0)
+        named = [at for one in ids if (at := position_of(one)) is not None]
+        for part, rows in self._sent.take(np.array(named, np.int64))[0]:
+            await self._part.negative_acknowledge(part, rows, 0)
 
     def come_back(self) -> None:
         """The client has to subscribe again."""
@@ -344,31 +335,14 @@ class WireConsumer:
         if self.closed:
             return
         self.closed = True
-        self._forget_all()
+        self._forget(np.array(list(self._sent), np.int64))
         self._unsent.clear()
         if self.opened:
             await self._part.close()
 
     def unacknowledged(self) -> int:
         """Messages that the client has and is not done with."""
-        return sum(sent.size for sent in self._sent.values())
-
-
-def _rows_of(several: list[_Sent]) -> Rows:
-    """The rows of these, one after the other."""
-    if not several:
-        return np.empty(0, np.int64)
-    firsts = np.array([sent.first for sent in several])
-    sizes = np.array([sent.size for sent in several])
-    ends = np.cumsum(sizes)
-    rows: Rows = np.arange(ends[-1]) + np.repeat(firsts - ends + sizes, sizes)
-    return rows
-
-
-def position_of(one: Any) -> int | None:
-    """The position of an id's entry; None where there can be none (earliest, latest)."""
-    ledger, entry = one.ledger, one.entry
-    return position(ledger, entry) if 0 < ledger <= MAX_LEDGER and entry <= MAX_ENTRY else None
+        return self._sent.messages()
 
 
 def _rows_behind(run: DecodedRun, at: int, one: Any) -> Rows:
@@ -380,12 +354,3 @@ def _rows_behind(run: DecodedRun, at: int, one: Any) -> Rows:
         if len(index) and index[0] >= 0:
             count = int(np.argmin(np.append(np.diff(index) == 1, False))) + 1
     return at + acknowledged_rows(count, one.ack_set)
-
-
-def _still_open(index: Rows, ack_set: Sequence[int]) -> npt.NDArray[np.bool_]:
-    """Which of these messages of a batch an acknowledgement leaves open; without `ack_set` none."""
-    bits = open_rows(ack_set)
-    still = np.zeros(len(index), bool)
-    there = index < len(bits)
-    still[there] = bits[index[there]]
-    return still

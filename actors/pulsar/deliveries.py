@@ -27,8 +27,10 @@ from actors.pulsar.cells import Ints
 from actors.pulsar.columns import UNSIGNED, joined
 from actors.pulsar.fields import Metadata, Single, command
 from actors.pulsar.frames import U32, encode_message
-from actors.pulsar.outgoing import NATIVE, Addressee, encode_pieces
+from actors.pulsar.outgoing import NATIVE, Addressee, encode_pieces, repeat_bodies
+from actors.pulsar.recent import Recent
 from actors.pulsar.sends import OF_ONE
+from actors.pulsar.sent import ranges
 from storage.position import entry_of, ledger_of
 
 ABREAST = 32
@@ -40,22 +42,22 @@ _HOLE = U32.pack(len(_EMPTY)) + _EMPTY
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Rows of a part in frames, n of them; each has the rows first .. first+count-1 of the part.
+    """Rows of a part in frames, n of them; each has the rows first .. first+count-1 of the part; int64, n each.
 
     positions: of each one's entry, packed: that of its first row, but for those with holes. data: the frames, one
     behind the other. places: of those with holes, by their number, each row's index in the batch; int64, ascending.
     """
 
-    firsts: list[int]
-    counts: list[int]
-    positions: list[int]
+    firsts: Ints
+    counts: Ints
+    positions: Ints
     data: bytes
     places: dict[int, Ints] = field(default_factory=dict)
 
     @property
     def messages(self) -> int:
         """How many messages clients count, holes included."""
-        return sum(self.counts) + sum(int(each[-1]) + 1 - len(each) for each in self.places.values())
+        return int(self.counts.sum()) + sum(int(each[-1]) + 1 - len(each) for each in self.places.values())
 
 
 def first_rows(part: Received, *, holes: bool = False) -> Ints:
@@ -78,25 +80,73 @@ def _indexes(part: Received) -> Ints:
     return np.asarray(column.fill_null(-1).to_numpy(zero_copy_only=False), np.int64)
 
 
-def encode_part(part: Received, to: Addressee, known: Container[int] | None = None) -> Pieces:
+def encode_part(
+    part: Received,
+    to: Addressee,
+    known: Container[int] | None = None,
+    recent: Recent | None = None,
+    *,
+    abreast: int = ABREAST,
+) -> Pieces:
     """The frames of a part, without pieces that begin with a row that is done.
 
     known: of a client that acknowledges single messages of batches, the entries that it has: of others it is sent what
-    is left of them with holes. None where the client is not known to do that.
+    is left of them with holes. None where the client is not known to do that. recent: frames to be sent as they came,
+    where there are so many pieces: `abreast`.
     """
     if known is not None and "batch_index" in part.rows.schema.names:
         return _with_holes(part, to, known)
     starts = first_rows(part)
     ends = np.append(starts[1:], len(part))
     wanted = part.open[starts]
-    frames = encode_pieces(part, starts, to) if len(starts) >= ABREAST else None
-    starts_left, ends_left = starts[wanted], ends[wanted]
-    if frames is None:
-        data = _one_by_one(part, starts_left, ends_left, to)
-    else:
-        data = b"".join(frames.filter(pa.array(wanted)).to_pylist()) if not wanted.all() else joined(frames)
-    counts = (ends_left - starts_left).tolist()
-    return Pieces(starts_left.tolist(), counts, part.positions[starts_left].tolist(), data)
+    starts, ends = starts[wanted], ends[wanted]
+    data = _repeated(part, starts, ends, to, recent) if recent is not None and len(starts) >= abreast else None
+    if data is None:
+        data = joined(_made(part, starts, ends, to))
+    return Pieces(starts, ends - starts, part.positions[starts], data)
+
+
+def _made(part: Received, starts: Ints, ends: Ints, to: Addressee) -> pa.Array:
+    """The frames of these pieces, a binary column."""
+    if len(starts) >= ABREAST:
+        some, firsts = (
+            (part, starts) if ends[-1] == len(part) == int((ends - starts).sum()) else _only(part, starts, ends)
+        )
+        frames = encode_pieces(some, firsts, to)
+        if frames is not None:
+            return frames
+    return pa.array(_one_by_one(part, starts, ends, to), pa.binary())
+
+
+def _repeated(part: Received, starts: Ints, ends: Ints, to: Addressee, recent: Recent) -> bytes | None:
+    """The same as bytes, of pieces of which some are sent as they came; None if there are no such pieces."""
+    found, bodies = recent.find(part.positions[starts], ends - starts)
+    if not found.any():
+        return None
+    frames = repeat_bodies(part, starts[found], to, bodies)
+    if found.all():
+        return joined(frames)
+    others = _made(part, starts[~found], ends[~found], to)
+    order = np.empty(len(starts), np.int64)
+    order[np.concatenate([np.flatnonzero(found), np.flatnonzero(~found)])] = np.arange(len(starts))
+    return joined(pa.concat_arrays([frames, others]).take(pa.array(order)))
+
+
+def _only(part: Received, starts: Ints, ends: Ints) -> tuple[Received, Ints]:
+    """(A part that is these pieces alone, where they begin in it.)"""
+    counts = ends - starts
+    rows = ranges(starts, counts)
+    some = Received(
+        rows=part.rows.take(pa.array(rows)),
+        partition=part.partition,
+        positions=part.positions[rows],
+        dispatch=part.dispatch[rows],
+        redeliveries=part.redeliveries[rows],
+        deliver_at=part.deliver_at[rows],
+        epoch=part.epoch,
+        session=part.session,
+    )
+    return some, np.cumsum(counts) - counts
 
 
 def _with_holes(part: Received, to: Addressee, known: Container[int]) -> Pieces:
@@ -123,8 +173,9 @@ def _with_holes(part: Received, to: Addressee, known: Container[int]) -> Pieces:
         firsts += [first + cut for cut in cuts[:-1]]
         ends += [first + cut for cut in cuts[1:]]
         entries += [at, *part.positions[firsts[len(entries) + 1 :]].tolist()]
-    data = _one_by_one(part, np.array(firsts, np.int64), np.array(ends, np.int64), to, places)
-    return Pieces(firsts, [end - first for first, end in zip(firsts, ends, strict=True)], entries, data, places)
+    begin, stop = np.array(firsts, np.int64), np.array(ends, np.int64)
+    data = b"".join(_one_by_one(part, begin, stop, to, places))
+    return Pieces(begin, stop - begin, np.array(entries, np.int64), data, places)
 
 
 def _words(index: Ints) -> list[int]:
@@ -137,7 +188,7 @@ def _words(index: Ints) -> list[int]:
 
 def _one_by_one(
     part: Received, starts: Ints, ends: Ints, to: Addressee, places: Mapping[int, Ints] = MappingProxyType({})
-) -> bytes:
+) -> list[bytes]:
     bodies = bodies_of(part.rows) if len(part) >= ABREAST and len(starts) * 2 <= len(part) else None
     cells = _Cells(part, columns=bodies is not None)
     frames = []
@@ -163,7 +214,7 @@ def _one_by_one(
         else:
             metadata, payload = cells.batch(first, np.arange(end - first))
         frames.append(encode_message(told.SerializeToString(), metadata.SerializeToString(), payload))
-    return b"".join(frames)
+    return frames
 
 
 class _Cells:

@@ -71,6 +71,11 @@ _TABLE = {
         "consumer_id:1:u64 ack_type:2:i32 message_id:3:*MessageId validation_error:4:i32 txn_least:6:u64 "
         "txn_most:7:u64 request_id:8:u64"
     ),
+    "AckOfBytes": (
+        "consumer_id:1:u64 ack_type:2:i32 message_id:3:*bytes validation_error:4:i32 txn_least:6:u64 txn_most:7:u64 "
+        "request_id:8:u64"
+    ),
+    "AckCommand": "type:1:i32 ack:10:AckOfBytes",
     "AckResponse": "consumer_id:1:u64 error:4:i32 message:5:str request_id:6:u64",
     "Flow": "consumer_id:1:u64 permits:2:u32",
     "Unsubscribe": "consumer_id:1:u64 request_id:2:u64 force:3:bool",
@@ -155,6 +160,9 @@ def _build() -> dict[str, Any]:
 _CLASSES = _build()
 Command: Any = _CLASSES["Command"]
 """The envelope of every command: `type`, and the field of that number."""
+AckCommand: Any = _CLASSES["AckCommand"]
+"""The envelope of an acknowledgement, which leaves its ids as the bytes that they are: there may be thousands."""
+MessageId: Any = _CLASSES["MessageId"]
 Metadata: Any = _CLASSES["Metadata"]
 """What stands before the payload of a frame: a message's, or a batch's."""
 Single: Any = _CLASSES["Single"]

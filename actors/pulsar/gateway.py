@@ -17,6 +17,7 @@ from actors.messages import ClientsHere, Done, ProducersHere, ProducersPresent, 
 from actors.ports import Address, Ports, Unknown
 from actors.pulsar.clients import Introduction, clients_here, send_away
 from actors.pulsar.pieces import Pieces
+from actors.pulsar.recent import Recent
 from actors.pulsar.schemas import Schemas
 from actors.pulsar.topics import Place
 from actors.signal import Signal
@@ -111,7 +112,9 @@ class Gateway:
     ) -> None:
         self.ports = ports
         self.abreast_from = abreast_from
-        """So many SENDs of one read are worth being decoded abreast: for fewer the loop is faster."""
+        """So many SENDs of one read, ids of one ACK, frames of one delivery are worth being taken together: for fewer
+        the loop is faster.
+        """
         self.controller = controller
         self.url, self.url_tls = url, ""
         self.process = process
@@ -119,6 +122,7 @@ class Gateway:
         self.directory = Directory(ports, controller)
         self.schemas = Schemas(ports)
         self.pieces = Pieces()
+        self.recent = Recent()
         self.consumers: dict[tuple[str, str], list[ConsumerHere]] = {}
         """Those that are connected here, by topic and subscription."""
         self.producers: dict[tuple[str, int], list[ProducerHere]] = {}

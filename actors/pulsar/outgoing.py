@@ -58,6 +58,14 @@ def encode_pieces(part: Received, starts: Ints, to: Addressee) -> pa.Array | Non
     return join(front.column(), body)
 
 
+def repeat_bodies(part: Received, starts: Ints, to: Addressee, bodies: pa.Array) -> pa.Array:
+    """Frames of the pieces that begin at these rows, a binary column. bodies: of each what follows the command."""
+    told = _commands(part, starts, to)
+    head = told.lengths()
+    front = side_by_side(len(starts), [of_u32(lengths_of(bodies) + head + 4), of_u32(head), told])
+    return join(front.column(), bodies)
+
+
 def _alone(rows: pa.RecordBatch) -> npt.NDArray[np.bool_]:
     """Which rows travel alone, bool (n,)."""
     if "batch_index" not in rows.schema.names:
@@ -68,12 +76,14 @@ def _alone(rows: pa.RecordBatch) -> npt.NDArray[np.bool_]:
 
 def _commands(part: Received, starts: Ints, to: Addressee) -> Cells:
     count, positions = len(starts), part.positions[starts]
-    place: list[Field] = [(0x08, positions >> ENTRY_BITS), (0x10, positions & MAX_ENTRY)]
+    ledgers = positions >> ENTRY_BITS
+    ledger = int(ledgers[0]) if (ledgers == ledgers[0]).all() else ledgers
+    place: list[Field] = [(0x08, ledger), (0x10, positions & MAX_ENTRY)]
     counts = part.redeliveries[starts].astype(np.int64)
     fields: list[Field] = [
         (0x08, to.consumer_id),
         (0x12, encode_numbers(count, [*place, (0x18, to.partition & UNSIGNED)])),
-        (0x18, np.where(counts, counts, -1)),
+        (0x18, np.where(counts, counts, -1) if counts.any() else None),
         (0x28, to.epoch),
     ]
     return encode_numbers(count, [(0x08, 9), (0x4A, encode_numbers(count, fields))])

@@ -8,7 +8,7 @@ have, would lose messages, while one that comes again is only a duplicate.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable
 
 import numpy as np
@@ -16,21 +16,45 @@ import numpy.typing as npt
 
 MOST = 50_000
 """So many ids are remembered; the oldest are forgotten first."""
+MOST_REPORTS = 1_000
+"""Reports that may wait until somebody asks."""
 Rows = npt.NDArray[np.int64]
 Key = tuple[str, int, str]
 """Topic, partition and subscription."""
 
 
 class Pieces:
-    """Counts by the position of the first row, of all subscriptions."""
+    """Counts by the position of the first row, of all subscriptions.
+
+    What is reported is brought in when somebody asks: nearly nobody does.
+    """
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most
         # A plain dict looks for its first entry past all that were deleted before it.
         self._counts: OrderedDict[tuple[Key, int], tuple[int, bool]] = OrderedDict()
+        self._reports: deque[tuple[Key, Rows, Rows]] = deque()
+        self._reported = 0
 
-    def remember(self, key: Key, position: int, count: int) -> None:
-        """What began there had so many rows; if it is said to have had other numbers of them, the least counts."""
+    def remember(self, key: Key, positions: Rows, counts: Rows) -> None:
+        """What began at each of these had so many rows, int64; if it is said again with another number of them, the
+        least counts.
+        """
+        self._reports.append((key, positions, counts))
+        self._reported += len(positions)
+        while self._reported - len(self._reports[0][1]) >= self._most:
+            self._reported -= len(self._reports.popleft()[1])
+        if len(self._reports) > MOST_REPORTS:
+            self._bring_in()
+
+    def _bring_in(self) -> None:
+        for key, positions, counts in self._reports:
+            for position, count in zip(positions.tolist(), counts.tolist(), strict=True):
+                self._remember(key, position, count)
+        self._reports.clear()
+        self._reported = 0
+
+    def _remember(self, key: Key, position: int, count: int) -> None:
         known, sure = self._counts.pop((key, position), (count, True))
         self._counts[key, position] = min(known, count), sure and known == count
         while len(self._counts) > self._most:
@@ -41,6 +65,7 @@ class Pieces:
 
         ack_set: its last open bit is one of its rows, if there is one.
         """
+        self._bring_in()
         known = self._counts.get((key, position))
         return known or (max(len(open_rows(ack_set)), 1), False)
 

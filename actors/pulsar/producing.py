@@ -146,6 +146,8 @@ class WireProducer:
             sends.settled, sends.first = True, first
             if error is not None:
                 sends.error = (code_of(error), str(error))
+            elif first >= 0 and sends.bodies is not None:
+                self._gateway.recent.keep(first, sends.rows, sends.bodies)
             self._done(sends.size, error)
 
         self._part.send(Outgoing(batch, first, np.arange(count), done, only_end=self._deduplicate))

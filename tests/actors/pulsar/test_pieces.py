@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from actors.pulsar.pieces import Pieces, acknowledged_rows
 
 KEY = ("orders", 0, "s")
+
+
+def remember(pieces: Pieces, at: int, count: int) -> None:
+    pieces.remember(KEY, np.array([at]), np.array([count]))
 
 
 def test_an_id_that_nobody_knows_is_its_first_row() -> None:
@@ -22,7 +28,7 @@ def test_the_last_open_bit_of_an_unknown_id_is_one_of_its_rows() -> None:
 
 def test_what_was_sent_is_known_again() -> None:
     pieces = Pieces()
-    pieces.remember(KEY, 7, 5)
+    remember(pieces, 7, 5)
     assert pieces.count(KEY, 7, ()) == (5, True)
     assert pieces.count(("orders", 1, "s"), 7, ()) == (1, False)
     assert acknowledged_rows(5, (0b00010,)).tolist() == [0, 2, 3, 4]
@@ -31,15 +37,15 @@ def test_what_was_sent_is_known_again() -> None:
 def test_of_two_lengths_the_shorter_counts() -> None:
     """Who was sent the shorter one is done with no more than that."""
     pieces = Pieces()
-    pieces.remember(KEY, 7, 2)
-    pieces.remember(KEY, 7, 5)
+    remember(pieces, 7, 2)
+    remember(pieces, 7, 5)
     assert pieces.count(KEY, 7, ()) == (2, False)
 
 
 def test_the_oldest_are_forgotten_first() -> None:
     pieces = Pieces(most=2)
     for at in (1, 2, 3):
-        pieces.remember(KEY, at, 4)
+        remember(pieces, at, 4)
     assert [pieces.count(KEY, at, ()) for at in (1, 2, 3)] == [(1, False), (4, True), (4, True)]
 
 

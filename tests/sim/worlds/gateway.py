@@ -79,7 +79,8 @@ def _stamps(conversation: Connection, data: bytes) -> list[Stamp]:
             continue
         one = told.message
         at = position(one.message_id.ledger, one.message_id.entry)
-        sent = conversation.consumers[one.consumer_id]._sent[at]
+        sent = conversation.consumers[one.consumer_id]._sent.get(at)
+        assert sent is not None
         rows = slice(sent.first, sent.first + sent.size)
         found.append(Stamp(sent.part.session, sent.part.epoch, sent.part.dispatch[rows].tolist()))
     return found

@@ -1,0 +1,126 @@
+"""Frames that go out as they came in say what those say that are made of the columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from actors.consumer.held import Received
+from actors.pulsar.abreast import Sends, read_sends
+from actors.pulsar.deliveries import encode_part
+from actors.pulsar.fields import Single
+from actors.pulsar.outgoing import Addressee
+from actors.pulsar.recent import Recent
+from actors.pulsar.sends import run_of
+from tests.actors.pulsar.made import NOW, U32, part, taken
+from tests.actors.pulsar.test_abreast import cut_of, plain, sent_frames
+from tests.actors.pulsar.test_outgoing import told
+
+TO = Addressee(3, 1, None)
+FIRST = 5 << 32
+
+
+def stored(frames: list[bytes]) -> Sends:
+    """The frames of one producer, decoded."""
+    read = read_sends(cut_of(frames), 0, len(frames))
+    assert read is not None
+    (sends,) = read.values()
+    assert sends is not None
+    return sends
+
+
+def said(data: bytes) -> list[Any]:
+    """Of each frame what a consumer sees: its command, and of each message key, properties, number and payload."""
+    seen: list[Any] = []
+    for command, metadata, payload in told(data):
+        if not metadata.HasField("num_messages"):
+            pairs = [(pair.key, pair.value) for pair in metadata.properties]
+            seen.append((command, metadata.sequence_id, metadata.partition_key, pairs, payload))
+            continue
+        at, messages = 0, []
+        for _ in range(metadata.num_messages):
+            size = U32.unpack_from(payload, at)[0]
+            one = Single.FromString(payload[at + 4 : at + 4 + size])
+            at += 4 + size
+            pairs = [(pair.key, pair.value) for pair in one.properties]
+            messages.append((one.partition_key, pairs, one.sequence_id, payload[at : at + one.payload_size]))
+            at += one.payload_size
+        assert at == len(payload)
+        seen.append((command, metadata.num_messages, messages))
+    return seen
+
+
+def given_of(sends: Sends) -> Received:
+    return part(run_of(sends.table, now=NOW, producer="till", first_sequence=0), first=FIRST)
+
+
+@given(st.lists(sent_frames(plain, st.just({})), min_size=1, max_size=40), st.data())
+def test_what_is_sent_as_it_came_is_what_is_made(frames: list[tuple[int, bytes]], data: st.DataObject) -> None:
+    """Of any rows, with some frames remembered and others not, in two stretches; done pieces are left out."""
+    mine = [one for number, one in frames if number == frames[0][0]]
+    sends = stored(mine)
+    whole = given_of(sends)
+    rows = sorted(data.draw(st.sets(st.sampled_from(range(len(whole))), min_size=1)))
+    some = taken(whole, rows) if data.draw(st.booleans()) else whole
+    done = data.draw(st.sets(st.sampled_from(range(len(some)))))
+    some.close(np.array(sorted(done), np.int64))
+    bodies = sends.bodies
+    assume(bodies is not None)
+    assert bodies is not None
+    recent, half = Recent(), data.draw(st.integers(0, len(mine)))
+    begins = np.cumsum(sends.rows) - sends.rows
+    if half:
+        recent.keep(FIRST, sends.rows[:half], bodies[:half])
+    if half < len(mine) and data.draw(st.booleans()):
+        recent.keep(FIRST + int(begins[half]), sends.rows[half:], bodies[half:])
+    repeated, made = encode_part(some, TO, recent=recent, abreast=1), encode_part(some, TO)
+    assert said(repeated.data) == said(made.data)
+    for one, other in zip(
+        (repeated.firsts, repeated.counts, repeated.positions), (made.firsts, made.counts, made.positions), strict=True
+    ):
+        assert one.tolist() == other.tolist()
+
+
+def test_bytes_are_those_that_came() -> None:
+    from actors.pulsar.fields import command
+    from tests.actors.pulsar.made import batch, frame
+
+    asked = command("send", producer_id=1, sequence_id=0)
+    body = batch({"payload": b"a"}, {"payload": b"b"}, uncompressed_size=7).body
+    mine = [frame(asked, bytes(body.metadata), bytes(body.payload))] * 40
+    sends, recent = stored(mine), Recent()
+    recent.keep(FIRST, sends.rows, sends.bodies)
+    frames = told(encode_part(given_of(sends), TO, recent=recent).data)
+    assert [metadata.uncompressed_size for _, metadata, _ in frames] == [7] * 40
+
+
+def test_what_is_delayed_is_not_remembered() -> None:
+    from actors.pulsar.fields import command
+    from tests.actors.pulsar.made import batch, frame
+
+    asked = command("send", producer_id=1, sequence_id=0)
+    body = batch({"payload": b"a"}, deliver_at_time=NOW).body
+    assert stored([frame(asked, bytes(body.metadata), bytes(body.payload))]).bodies is None
+
+
+def test_the_oldest_go_first() -> None:
+    recent, bodies, counts = Recent(most=250), pa.array([b"x" * 96], pa.binary()), np.array([2])
+    for number in range(3):
+        recent.keep(FIRST + 10 * number, counts, bodies)
+    positions = FIRST + np.array([0, 10, 20])
+    found, kept = recent.find(positions, np.array([2, 2, 2]))
+    assert found.tolist() == [False, True, True]
+    assert len(kept) == 2
+
+
+def test_a_part_of_a_frame_is_not_the_frame() -> None:
+    recent = Recent()
+    recent.keep(FIRST, np.array([2, 3]), pa.array([b"a", b"b"], pa.binary()))
+    positions = FIRST + np.array([0, 2])
+    assert recent.find(positions, np.array([2, 2]))[0].tolist() == [True, False]
+    assert recent.find(positions + 1, np.array([1, 3]))[0].tolist() == [False, False]
+    assert recent.find(positions[::-1], np.array([3, 2]))[0].tolist() == [False, False]
