@@ -35,8 +35,7 @@ class Inspection:
 
     async def backlog(self, request: FindBacklog) -> int:
         """See messages.BacklogFound. Raises Unavailable while the end of the topic is not known."""
-        at = self._cursor.next_unacknowledged(request.start)
-        if at > self._reader.reach and not await self._reader.look():
+        if not await self._reader.look():  # it tells the cursor which ledgers there are
             raise Unavailable(f"how far partition {self._of.partition} of {self._of.topic!r} reaches is not known yet")
         at = self._cursor.next_unacknowledged(request.start)
         return at if at <= self._reader.reach else -1

@@ -207,15 +207,14 @@ async def test_paths_of_pulsars_own_tool(session: aiohttp.ClientSession, actors:
 
 async def test_verbs_reach_every_partition(session: aiohttp.ClientSession, actors: Actors) -> None:
     """Pulsar's paths become our verbs."""
-    skipped = {"skipped": 5, "position": "1:5"}
-    for path, request, shown in (
-        ("skip/5", Skip(messages=5), skipped),
-        ("skip_all", ClearBacklog(), skipped),
-        ("resetcursor/1700", Seek(time=1700), {"position": "1:0"}),
+    for path, request in (
+        ("skip/5", Skip(messages=5)),
+        ("skip_all", ClearBacklog()),
+        ("resetcursor/1700", Seek(time=1700)),
     ):
         actors.asked.clear()
         answer = await session.post(f"{BASE}/orders/subscription/billing/{path}")
-        assert (answer.status, await answer.json()) == (200, [shown] * 2)
+        assert (answer.status, await answer.read()) == (204, b"")
         assert [sent for sent in actors.asked if isinstance(sent, type(request))] == [request] * 2
     assert (await session.get(f"{BASE}/orders/subscription/billing/explain?key=k")).status == 200
     path = f"{BASE}/orders/subscription/billing/delayed"

@@ -146,6 +146,12 @@ def subscription_of(request: web.Request) -> str:
     return check_name("subscription", request.match_info["subscription"])
 
 
+async def not_offered(request: web.Request) -> web.Response:
+    """The answer to what there is not here."""
+    reason = f"Sluice does not offer {request.method} {request.path[:200]}"
+    return web.json_response({"reason": reason}, status=405)
+
+
 def forced(request: web.Request) -> bool:
     """Whether a deletion is to be done also where somebody is connected."""
     return request.query.get("force", "").lower() == "true"

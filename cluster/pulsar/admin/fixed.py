@@ -20,7 +20,7 @@ from aiohttp import web
 
 from actors.messages import Ping, SendAway
 from cluster.pulsar.admin.addresses import Addresses
-from cluster.pulsar.admin.broker import Broker, check_namespace, named
+from cluster.pulsar.admin.broker import Broker, check_namespace, named, not_offered
 from cluster.pulsar.admin.topics import NAMESPACE
 from storage.errors import NotFound
 
@@ -46,7 +46,7 @@ class Fixed:
             web.get("/admin/v2/namespaces/{tenant}", self._namespaces),
             web.get(NAMESPACE, self._policies),
             web.get(f"{NAMESPACE}/bundles", self._bundles),
-            web.get(f"{NAMESPACE}/clusters", self._clusters_of),
+            web.get(f"{NAMESPACE}/{{what:clusters|replication}}", self._clusters_of),
             web.get(f"{NAMESPACE}/permissions", self._permissions),
             web.put(f"{NAMESPACE}/unload", self._unload),
             _said("/admin/v2/clusters", [CLUSTER]),
@@ -58,6 +58,7 @@ class Fixed:
             _said(f"{brokers}/configuration", []),
             _said(f"{brokers}/configuration/values", {}),
             _said(f"{brokers}/configuration/runtime", {}),
+            web.get(f"{brokers}/internal-configuration", not_offered),
             web.get(brokers, self._brokers),
             web.get(f"{brokers}/{{cluster}}", self._brokers),
             web.get(LOOKUP, self._lookup),
@@ -106,7 +107,7 @@ class Fixed:
     # -- brokers --------------------------------------------------------------------------------------------------
 
     async def _brokers(self, request: web.Request) -> web.Response:
-        _check("cluster", request.match_info.get("cluster", CLUSTER), CLUSTER)
+        """Whichever cluster is named, as with Pulsar."""
         return web.json_response([self._at.broker])
 
     async def _leader(self, request: web.Request) -> web.Response:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from cluster.pulsar.admin.broker import Broker, check_namespace, named
+from cluster.pulsar.admin.broker import Broker, check_namespace, named, not_offered
 from cluster.pulsar.admin.topics import NAMESPACE, TOPIC, settings_shown
 
 SETTINGS = ("deduplicationEnabled", "messageTTL", "retention")
@@ -20,12 +20,18 @@ POLICIES = (
     "entryFilters", "inactiveTopicPolicies", "maxConsumers", "maxConsumersPerSubscription", "maxConsumersPerTopic",
     "maxMessageSize", "maxProducers", "maxProducersPerTopic", "maxSubscriptionsPerTopic", "maxTopicsPerNamespace",
     "maxUnackedMessagesOnConsumer", "maxUnackedMessagesOnSubscription", "maxUnackedMessagesPerConsumer",
-    "maxUnackedMessagesPerSubscription", "offloadPolicies", "persistence", "publishRate", "replication",
+    "maxUnackedMessagesPerSubscription", "offloadPolicies", "persistence", "publishRate",
     "replicatorDispatchRate", "resourcegroup", "schemaCompatibilityStrategy", "schemaValidationEnforced",
     "subscribeRate", "subscriptionDispatchRate", "subscriptionExpirationTime", "subscriptionTypesEnabled", "properties",
     "shadowTopics", "deduplication", "subscriptionAuthMode", "antiAffinity", "encryptionRequired",
 )  # fmt: skip
 """Those that are never set here."""
+_OF_NOTHING: dict[str, object] = {
+    "backlogQuotaMap": {},
+    "properties": {},
+    "schemaCompatibilityStrategy": "ALWAYS_COMPATIBLE",
+}
+"""What is answered where it is not nothing: the first two are empty, and the last is always so."""
 
 
 class Policies:
@@ -44,8 +50,8 @@ class Policies:
             web.delete(f"{TOPIC}/{names}", self._unset),
             web.get(f"{NAMESPACE}/{{policy:{'|'.join((*POLICIES, 'messageTTL', 'retention'))}}}", self._unset_for_all),
             web.delete(f"{NAMESPACE}/{names}", self._unset_for_all),
-            web.route("*", "/admin/{rest:.*}", self._not_offered),
-            web.route("*", "/lookup/{rest:.*}", self._not_offered),
+            web.route("*", "/admin/{rest:.*}", not_offered),
+            web.route("*", "/lookup/{rest:.*}", not_offered),
         ]
 
     async def _setting(self, request: web.Request) -> web.Response:
@@ -54,12 +60,14 @@ class Policies:
 
     async def _unset(self, request: web.Request) -> web.Response:
         await self._broker.settings(named(request))
-        return web.Response(status=204)
+        return _not_set(request)
 
     async def _unset_for_all(self, request: web.Request) -> web.Response:
         check_namespace(request)
-        return web.Response(status=204)
+        return _not_set(request)
 
-    async def _not_offered(self, request: web.Request) -> web.Response:
-        reason = f"Sluice does not offer {request.method} {request.path[:200]}"
-        return web.json_response({"reason": reason}, status=405)
+
+def _not_set(request: web.Request) -> web.Response:
+    """Some of Pulsar's tools do not know what to do with nothing."""
+    told = _OF_NOTHING.get(request.match_info["policy"]) if request.method == "GET" else None
+    return web.Response(status=204) if told is None else web.json_response(told)

@@ -83,7 +83,7 @@ class SchemasByHttp:
 
     async def _delete(self, request: web.Request) -> web.Response:
         version = await self._schemas.delete(await self._topic(request))
-        return web.json_response({"version": {"version": _number(version)}})
+        return web.json_response({"version": _number(version)})
 
     async def _compatible(self, request: web.Request) -> web.Response:
         _schema_of(await body_of(request))

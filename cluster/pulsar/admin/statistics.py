@@ -19,6 +19,7 @@ TYPES = {"key_shared": "Key_Shared", "shared": "Shared", "exclusive": "Exclusive
 SHORTEST_MS, LONGEST_MS = 1_000, 600_000
 """Rates are of no shorter time, and who asked longer ago is forgotten."""
 _NO_COUNTERS = ("partition", "epoch", "producers")
+_NO_QUOTA = {"backlogQuotaLimitSize": -1, "backlogQuotaLimitTime": -1, "oldestBacklogMessageAgeSeconds": -1}
 _NOT_COMPACTED = {
     "lastCompactionRemovedEventCount": 0,
     "lastCompactionSucceedTimestamp": 0,
@@ -84,6 +85,8 @@ class Shapes:
             "msgOutCounter": _sum(subscriptions.values(), "msgOutCounter"),
             "averageMsgSize": round(size / messages, 3) if messages else 0.0,
             "storageSize": int(row.get("storageSize", 0)),
+            "backlogSize": max((each["backlogSize"] for each in subscriptions.values()), default=0),
+            **_NO_QUOTA,
             "publishers": publishers,
             "waitingPublishers": sum(1 for each in of.clients["producers"] if not each["ready"]),
             "subscriptions": subscriptions,
@@ -104,6 +107,7 @@ class Shapes:
         return {
             **{key: value for key, value in row.items() if key not in ("partition", "epoch", "subscription", "topic")},
             "type": kind,
+            "backlogSize": _stored(of.row, int(row.get("msgBacklog", 0))),
             "msgOutCounter": sent,
             "msgRateOut": self._rates.of(f"out:{of.name}:{name}", sent, now),
             "activeConsumerName": active[0] if active and kind in ("Failover", "Exclusive") else None,
@@ -181,8 +185,8 @@ def internal(row: Row, cursors: Mapping[str, Row]) -> Row:
         "lastLedgerCreationFailureTimestamp": None,
         "waitingCursorsCount": sum(1 for each in cursors.values() if each.get("pendingRead")),
         "pendingAddEntriesCount": int(row.get("addsInFlight", 0)),
-        "lastConfirmedEntry": row.get("lastConfirmedEntry", "-1:-1"),
-        "state": "LedgerOpened" if last["state"] == "OPEN" else "ClosedLedger",
+        "lastConfirmedEntry": _position(row.get("lastConfirmedEntry")),
+        "state": "LedgerOpened" if last["state"] in ("", "OPEN") else "ClosedLedger",
         "ledgers": [_ledger(each) for each in ledgers],
         "cursors": {name: _cursor(each) for name, each in cursors.items()},
         "schemaLedgers": [],
@@ -197,8 +201,8 @@ def _ledger(row: Row) -> Row:
 
 def _cursor(row: Row) -> Row:
     return {
-        "markDeletePosition": row.get("markDeletePosition"),
-        "readPosition": row.get("readPosition"),
+        "markDeletePosition": _position(row.get("markDeletePosition")),
+        "readPosition": _position(row.get("readPosition")),
         "waitingReadOp": bool(row.get("pendingRead")),
         "pendingReadOps": int(bool(row.get("pendingRead"))),
         "totalNonContiguousDeletedMessagesRange": row.get("nonContiguousDeletedMessagesRanges", 0),
@@ -215,6 +219,17 @@ def totals(rows: list[Row]) -> Row:
     """Sums of the counters of several partitions."""
     names = [key for key, value in rows[0].items() if type(value) is int and key not in _NO_COUNTERS]
     return {name: sum(int(row.get(name, 0)) for row in rows) for name in names}
+
+
+def _position(text: str | None) -> str:
+    """A position as Pulsar writes it: that before the first is -1 of the ledger -1."""
+    return "-1:-1" if text in (None, "earliest") else str(text)
+
+
+def _stored(row: Row, messages: int) -> int:
+    """What so many messages take on a disk, by the mean of all that are there: nobody counts it for each."""
+    entries = int(row.get("numberOfEntries", 0))
+    return round(messages * int(row.get("storageSize", 0)) / entries) if entries else 0
 
 
 def _publisher(row: Row) -> Row:

@@ -10,7 +10,7 @@
     POST   .../subscription/{sub}/expireMessages/{seconds}
     POST   .../all_subscription/expireMessages/{seconds}
 
-What moves a cursor is answered with the new positions, a row a partition.
+All of them are answered without a body, as Pulsar's tools want it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class Subscriptions:
     def _verb(self, verb: str, argument: str | None = None) -> Handler:
         async def handle(request: web.Request) -> web.Response:
             arguments = {} if argument is None else {argument: number_of(request.match_info["number"])}
-            return web.json_response(await self.admin(request, verb, arguments))
+            await self.admin(request, verb, arguments)
+            return web.Response(status=204)
 
         return handle
 
@@ -93,12 +94,13 @@ class Subscriptions:
             raise Invalid("a message id is one on a partition: name that, or give earliest or latest")
         if not isinstance(start, str):
             start = "earliest" if start == EARLIEST else "latest"
-        return web.json_response(await self._seek(which, name, start, excluded=excluded))
+        await self._seek(which, name, start, excluded=excluded)
+        return web.Response(status=204)
 
-    async def _seek(self, which: Named, subscription: str, start: str, *, excluded: bool) -> list[Any]:
+    async def _seek(self, which: Named, subscription: str, start: str, *, excluded: bool) -> None:
         if excluded and start.partition(":")[1]:
             start = await self._behind(which, start)
-        return await self._broker.rows(which, subscription, Seek(message_id=start))
+        await self._broker.rows(which, subscription, Seek(message_id=start))
 
     async def _behind(self, which: Named, start: str) -> str:
         """The id behind that of a message, or behind those of a batch."""
@@ -109,7 +111,8 @@ class Subscriptions:
         return f"{ledger}:{found.first + found.count}"
 
     async def _expire(self, request: web.Request) -> web.Response:
-        return web.json_response(await self.admin(request, "expire", self._before(request)))
+        await self.admin(request, "expire", self._before(request))
+        return web.Response(status=204)
 
     async def _expire_all(self, request: web.Request) -> web.Response:
         which, before = named(request), self._before(request)

@@ -29,7 +29,7 @@ from actors.pulsar.topics import full_name, full_names
 from cluster.http_server import body_of, number_of
 from cluster.pulsar.admin.broker import Broker, Named, check_namespace, forced, named, topic_of
 from cluster.pulsar.admin.statistics import Partition, Shapes, internal, merged
-from storage.errors import Invalid, NotFound
+from storage.errors import Conflict, Invalid, NotFound
 
 BASE = "/admin/v2/persistent/{tenant}/{namespace}"
 TOPIC = f"{BASE}/{{topic}}"
@@ -112,6 +112,11 @@ class Topics:
         """As with Pulsar, subscriptions go with their topic, and who is connected keeps it unless that is forced."""
         which, force = named(request), forced(request)
         settings = await self._broker.settings(which)
+        if which.partition is None and settings.partitions > 1 and not request.path.endswith("/partitions"):
+            raise Conflict(
+                f"{full_name(which.topic)} is a partitioned topic, instead of calling delete topic, please call "
+                "delete-partitioned-topic."
+            )
         if which.partition is not None and settings.partitions > 1:
             raise Invalid(f"a partition cannot be deleted alone: delete topic {which.topic}")
         if not force:

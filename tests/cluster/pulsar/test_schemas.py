@@ -111,7 +111,7 @@ def test_a_deleted_schema_is_there_by_its_number(client: pulsar.Client, folder: 
     """Messages that were stored with it can be read; registered again it is a new version."""
     client.create_producer("deleted", schema=JsonSchema(Order)).close()
     base = "schemas/public/default/deleted"
-    assert ask(folder, "DELETE", f"{base}/schema?force=false") == (200, {"version": {"version": 1}})
+    assert ask(folder, "DELETE", f"{base}/schema?force=false") == (200, {"version": 1})
     assert ask(folder, "GET", f"{base}/schema")[0] == 404
     assert ask(folder, "DELETE", f"{base}/schema")[0] == 404
     assert ask(folder, "GET", f"{base}/schema/0")[1]["type"] == "JSON"

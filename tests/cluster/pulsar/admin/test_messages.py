@@ -62,6 +62,12 @@ def test_what_waits_is_seen_without_taking_it(tool: Tool, ids: list[pulsar.Messa
     assert tool.get(f"{path}/1") == b"1"
 
 
+def test_what_waits_for_nobody_yet_is_seen(tool: Tool, ids: list[pulsar.MessageId]) -> None:
+    path = f"{BASE}/seen/subscription/nobody"
+    assert tool.ask("PUT", path, {"ledgerId": -1, "entryId": -1}).status == 204
+    assert tool.get(f"{path}/position/2") == b"1"
+
+
 def test_the_ends_of_a_topic(tool: Tool, ids: list[pulsar.MessageId]) -> None:
     path = f"{BASE}/seen/examinemessage"
     assert tool.get(f"{path}?initialPosition=earliest&messagePosition=1") == b"0"

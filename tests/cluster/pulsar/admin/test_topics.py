@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pulsar
 import pytest
 
@@ -24,6 +26,7 @@ def test_topics_are_made_listed_and_deleted(tool: Tool) -> None:
     assert {f"{NAME}made", f"{NAME}made-3-partition-2"} <= set(listed)
     assert f"{NAME}made-3" in tool.get(f"{BASE}/partitioned")
     assert tool.get("/admin/v2/non-persistent/public/default") == []
+    assert tool.ask("DELETE", f"{BASE}/made-3").status == 409
     for path in ("made", "made-3/partitions"):
         assert tool.ask("DELETE", f"{BASE}/{path}").status == 204
         assert tool.ask("DELETE", f"{BASE}/{path}").status == 404
@@ -67,6 +70,7 @@ def test_figures_are_true(tool: Tool, client: pulsar.Client) -> None:
     stats = tool.get(f"{BASE}/figures/stats")
     assert (stats["msgInCounter"], stats["deduplicationStatus"]) == (10, "Disabled")
     assert stats["storageSize"] >= 100
+    assert 0 < stats["backlogSize"] <= stats["storageSize"]
     [publisher] = stats["publishers"]
     assert (publisher["producerName"], publisher["metadata"]) == ("p", {"where": "here"})
     assert publisher["clientVersion"].startswith("Pulsar-CPP")
@@ -80,6 +84,7 @@ def test_figures_are_true(tool: Tool, client: pulsar.Client) -> None:
     assert (internal["entriesAddedCounter"], internal["state"]) == (10, "LedgerOpened")
     assert internal["ledgers"][-1]["entries"] == internal["currentLedgerEntries"] == 10
     assert set(internal["cursors"]) == {"s"}
+    assert re.fullmatch(r"-?\d+:-?\d+", internal["cursors"]["s"]["markDeletePosition"])
     consumer.close()
     producer.close()
 
@@ -131,17 +136,17 @@ def test_subscriptions_are_made_moved_and_removed(tool: Tool, client: pulsar.Cli
         return {"ledgerId": ids[number].ledger_id(), "entryId": ids[number].entry_id(), "partitionIndex": -1, **more}
 
     assert backlog() == 6
-    assert tool.ask("POST", f"{path}/skip/2").status == 200
+    assert tool.ask("POST", f"{path}/skip/2").status == 204
     assert backlog() == 4
-    assert tool.ask("POST", f"{path}/resetcursor", place(1)).status == 200
+    assert tool.ask("POST", f"{path}/resetcursor", place(1)).status == 204
     assert backlog() == 5
-    assert tool.ask("POST", f"{path}/resetcursor", place(1, isExcluded=True)).status == 200
+    assert tool.ask("POST", f"{path}/resetcursor", place(1, isExcluded=True)).status == 204
     assert backlog() == 4
-    assert tool.ask("POST", f"{path}/resetcursor/1").status == 200
+    assert tool.ask("POST", f"{path}/resetcursor/1").status == 204
     assert backlog() == 6
-    assert tool.ask("POST", f"{path}/skip_all").status == 200
+    assert tool.ask("POST", f"{path}/skip_all").status == 204
     assert backlog() == 0
-    assert tool.ask("POST", f"{path}/resetcursor", {"ledgerId": -1, "entryId": -1}).status == 200
+    assert tool.ask("POST", f"{path}/resetcursor", {"ledgerId": -1, "entryId": -1}).status == 204
     assert tool.ask("POST", f"{BASE}/cursor/all_subscription/expireMessages/3600").status == 204
     assert backlog() == 6
     assert tool.get(f"{BASE}/cursor/subscriptions") == ["s"]

@@ -46,6 +46,7 @@ def test_what_is_not_offered_is_refused_at_once(tool: Tool) -> None:
         ("GET", "/admin/v2/broker-stats/metrics"),
         ("GET", "/admin/v3/functions/public/default"),
         ("PUT", "/admin/v2/clusters/other"),
+        ("GET", "/admin/v2/brokers/internal-configuration"),
     ):
         answer = tool.ask(method, path)
         assert answer.status == 405, path
@@ -58,7 +59,8 @@ def test_what_nobody_set_is_not_set(tool: Tool) -> None:
     assert tool.ask("GET", f"{BASE}/unset/maxProducers").status == 204
     assert tool.ask("GET", f"{BASE}/nowhere/maxProducers").status == 404
     assert tool.get(f"{BASE}/unset/deduplicationEnabled") is False
-    assert tool.ask("GET", "/admin/v2/namespaces/public/default/backlogQuotaMap").status == 204
+    assert tool.get("/admin/v2/namespaces/public/default/backlogQuotaMap") == {}
+    assert tool.get("/admin/v2/namespaces/public/default/replication") == tool.get("/admin/v2/clusters")
 
 
 def test_there_is_one_of_each(tool: Tool) -> None:
