@@ -149,7 +149,7 @@ class Payloads:
         for part in parts:
             if part.blob is None:
                 wanted.setdefault(part.ledger, []).append(part.first_entry + part.rows.astype(np.int64))
-        self._expected = {ledger: np.unique(np.concatenate(entries)) for ledger, entries in wanted.items()}
+        self._expected = {ledger: _ascending(entries) for ledger, entries in wanted.items()}
 
     async def resolve(self, part: Part, epoch: int, session: int) -> list[Received]:
         """The part's messages, in order, one `Received` a run. Messages that were trimmed are left out."""
@@ -271,6 +271,12 @@ class Payloads:
             session=session,
             overtook=np.isin(part.rows[start : start + count], part.overtook) if len(part.overtook) else NONE_OVERTOOK,
         )
+
+
+def _ascending(several: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
+    """All of them in order, each once: nearly always that is how they come."""
+    entries = several[0] if len(several) == 1 else np.concatenate(several)
+    return entries if bool((np.diff(entries) > 0).all()) else np.unique(entries)
 
 
 def join(pieces: list[Received]) -> list[Received]:

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from actors.pulsar.batches import Found, Heads, find_messages, of_one_size, starts_of, table_of
 from actors.pulsar.bodies import is_text
-from actors.pulsar.cells import Ints, of_u32, side_by_side
+from actors.pulsar.cells import Ints, of_u32, ranges, side_by_side
 from actors.pulsar.columns import UNSIGNED, Bytes, Field, Fields, Slices, encode_numbers, read_fields
 from actors.pulsar.fields import Metadata
 from actors.pulsar.frames import CHECKSUMMED, Cut, checksums
@@ -128,14 +128,21 @@ def read_sends(cut: Cut, first: int, end: int) -> dict[int, Sends | None] | None
         if not odd.any():
             break
         slow |= dict.fromkeys(producers[taken[odd]].tolist())
-    fast = (
-        _by_producer(
-            read, taken, table_of(read.source, found, _heads(read, taken, counts), pairs), counts, ends - starts
-        )
-        if len(taken)
-        else {}
-    )
-    return fast | slow
+    if not len(taken):
+        return dict(slow)
+    if pairs is None:
+        found, taken, counts = _side_by_side(found, producers, taken, counts)
+    table = table_of(read.source, found, _heads(read, taken, counts), pairs)
+    return _by_producer(read, taken, table, counts, ends - starts) | slow
+
+
+def _side_by_side(found: Found, producers: Ints, taken: Ints, counts: Ints) -> tuple[Found, Ints, Ints]:
+    """The same with each producer's frames one behind the other, so that its rows are a slice of all rows."""
+    order = np.argsort(producers[taken], kind="stable")
+    if bool((np.diff(order) > 0).all()):
+        return found, taken, counts
+    firsts = np.cumsum(counts) - counts
+    return found.take(ranges(firsts[order], counts[order])), taken[order], counts[order]
 
 
 def _read(data: bytes, starts: Ints, ends: Ints) -> _Read | None:
@@ -250,7 +257,12 @@ def _by_producer(read: _Read, taken: Ints, table: pa.RecordBatch, counts: Ints, 
         if int(counts[frames].sum()) > MAX_RUN_MESSAGES:
             made[producer] = None
             continue
-        rows = table if frames.all() else table.filter(pa.array(np.repeat(frames, counts)))
+        first, last = int(frames.argmax()), len(frames) - int(frames[::-1].argmax())
+        if frames[first:last].all():
+            before = int(counts[:first].sum())
+            rows = table.slice(before, int(counts[first:last].sum()))
+        else:
+            rows = table.filter(pa.array(np.repeat(frames, counts)))
         chosen = taken[frames]
         sequence, highest = (read.command.value[tag][chosen] for tag in (_SEQUENCE, _HIGHEST))
         made[producer] = Sends(
@@ -274,6 +286,9 @@ def _rests(read: _Read, taken: Ints) -> pa.Array:
     kinds = []
     for tag in (_NAME, _SCHEMA):
         size = value[tag][taken]
+        if (size < 0).all():
+            kinds.append(pa.nulls(len(taken), pa.binary()).dictionary_encode())
+            continue
         kinds.append(read.source.slices(at[tag][taken], np.maximum(size, 0), null=size < 0).dictionary_encode())
     names, versions = kinds
     width = len(versions.dictionary) + 1

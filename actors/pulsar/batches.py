@@ -47,6 +47,10 @@ class Found:
         long = np.maximum(self.key_size, self.order_size) > MAX_KEY_BYTES
         return long | (self.payload_size > MAX_MESSAGE_BYTES)
 
+    def take(self, rows: Ints) -> Found:
+        """These messages alone, in this order; of messages without properties."""
+        return Found(**{name: getattr(self, name)[rows] for name in self.__slots__[:-1]}, several=[])
+
     def put(self, rows: Ints, other: Found) -> None:
         """Take over what another one has, at these rows."""
         for name in self.__slots__[:-1]:

@@ -122,3 +122,10 @@ def side_by_side(count: int, parts: Sequence[bytes | Cells]) -> Cells:
                 there[:, at : at + size] = part.there
         at += size
     return Cells(data, there)
+
+
+def ranges(firsts: Ints, sizes: Ints) -> Ints:
+    """first .. first+size-1 of each, one behind the other."""
+    ends = np.cumsum(sizes)
+    numbers: Ints = np.arange(int(sizes.sum())) + np.repeat(firsts - ends + sizes, sizes)
+    return numbers

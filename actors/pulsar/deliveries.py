@@ -23,14 +23,13 @@ import pyarrow as pa
 
 from actors.consumer.held import Received
 from actors.pulsar.bodies import bodies_of
-from actors.pulsar.cells import Ints
+from actors.pulsar.cells import Ints, ranges
 from actors.pulsar.columns import UNSIGNED, joined
 from actors.pulsar.fields import Metadata, Single, command
 from actors.pulsar.frames import U32, encode_message
 from actors.pulsar.outgoing import NATIVE, Addressee, encode_pieces, repeat_bodies
 from actors.pulsar.recent import Recent
 from actors.pulsar.sends import OF_ONE
-from actors.pulsar.sent import ranges
 from storage.position import entry_of, ledger_of
 
 ABREAST = 32
@@ -108,14 +107,10 @@ def encode_part(
 
 def _made(part: Received, starts: Ints, ends: Ints, to: Addressee) -> pa.Array:
     """The frames of these pieces, a binary column."""
-    if len(starts) >= ABREAST:
-        some, firsts = (
-            (part, starts) if ends[-1] == len(part) == int((ends - starts).sum()) else _only(part, starts, ends)
-        )
-        frames = encode_pieces(some, firsts, to)
-        if frames is not None:
-            return frames
-    return pa.array(_one_by_one(part, starts, ends, to), pa.binary())
+    if len(part) != int((ends - starts).sum()):
+        part, starts, ends = _only(part, starts, ends)
+    frames = encode_pieces(part, starts, to) if len(starts) >= ABREAST else None
+    return pa.array(_one_by_one(part, starts, ends, to), pa.binary()) if frames is None else frames
 
 
 def _repeated(part: Received, starts: Ints, ends: Ints, to: Addressee, recent: Recent) -> bytes | None:
@@ -132,8 +127,8 @@ def _repeated(part: Received, starts: Ints, ends: Ints, to: Addressee, recent: R
     return joined(pa.concat_arrays([frames, others]).take(pa.array(order)))
 
 
-def _only(part: Received, starts: Ints, ends: Ints) -> tuple[Received, Ints]:
-    """(A part that is these pieces alone, where they begin in it.)"""
+def _only(part: Received, starts: Ints, ends: Ints) -> tuple[Received, Ints, Ints]:
+    """(A part that is these pieces alone, where they begin and end in it.)"""
     counts = ends - starts
     rows = ranges(starts, counts)
     some = Received(
@@ -146,7 +141,8 @@ def _only(part: Received, starts: Ints, ends: Ints) -> tuple[Received, Ints]:
         epoch=part.epoch,
         session=part.session,
     )
-    return some, np.cumsum(counts) - counts
+    behind = np.cumsum(counts)
+    return some, behind - counts, behind
 
 
 def _with_holes(part: Received, to: Addressee, known: Container[int]) -> Pieces:

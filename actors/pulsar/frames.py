@@ -124,8 +124,8 @@ def body_of(rest: memoryview) -> Body:
 
 def checksums(data: bytes, begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """CRC32C of these slices of what was read or is to be sent."""
-    view, one = memoryview(data), google_crc32c.value
-    return np.array([one(bytes(view[a:b])) for a, b in zip(begins.tolist(), ends.tolist(), strict=True)], np.int64)
+    one = google_crc32c.value
+    return np.array([one(data[a:b]) for a, b in zip(begins.tolist(), ends.tolist(), strict=True)], np.int64)
 
 
 def encode(command: Any) -> bytes:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from actors.consumer.held import Received
-from actors.pulsar.cells import Ints
+from actors.pulsar.cells import Ints, ranges
 from actors.pulsar.pieces import open_rows
 
 _BITS = 20
@@ -123,13 +123,6 @@ class Sent:
     def messages(self) -> int:
         """How many messages all of them are."""
         return sum(piece.size for at in self if (piece := self.get(at)) is not None)
-
-
-def ranges(firsts: Ints, sizes: Ints) -> Ints:
-    """first .. first+size-1 of each, one behind the other."""
-    ends = np.cumsum(sizes)
-    numbers: Ints = np.arange(int(sizes.sum())) + np.repeat(firsts - ends + sizes, sizes)
-    return numbers
 
 
 def _still_open(index: Ints, ack_set: Sequence[int]) -> npt.NDArray[np.bool_]:
