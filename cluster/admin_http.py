@@ -63,7 +63,8 @@ class AdminHttp(Actor):
     ) -> None:
         super().__init__(ports)
         self._controller = controller
-        self._broker = Broker(ports, controller)
+        process = controller.partition("/")[0]
+        self._broker = Broker(ports, controller, gateways=lambda: [f"{process}/pulsar"])
         self._subscriptions = Subscriptions(self._broker)
         self._data_dir = data_dir
         self._wanted_port = port

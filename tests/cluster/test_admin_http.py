@@ -17,6 +17,7 @@ from actors.messages import (
     BookieList,
     CancelDelayed,
     ClearBacklog,
+    ClientsHere,
     CreateTopic,
     DescribeCluster,
     Discard,
@@ -76,6 +77,8 @@ class Actors:
             return Text(json=json.dumps({"actors": [{"kind": "dispatcher", "address": "host/d-0"}]}))
         if isinstance(request, RemoveTopic | RemoveSubscription):
             return Done()
+        if isinstance(request, ClientsHere):
+            return Unknown("no gateway", gone=True)
         if isinstance(request, ListBookies):
             return BookieList(ids=["b-0", "b-1"], addresses=["host/b-0", "host/b-1"])
         if isinstance(request, LocateTopic):

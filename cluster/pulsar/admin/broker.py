@@ -48,6 +48,11 @@ class Broker:
             raise Unavailable(f"{address} does not answer: {reply.reason}")
         return reply
 
+    async def ask_gateways(self, request: Request[Any]) -> list[Any]:
+        """The answers of the gateways that there are: who serves no client has none."""
+        asked = [self.ports.net.call(gateway, request, CALL_TIMEOUT) for gateway in self.gateways()]
+        return [reply for reply in await asyncio.gather(*asked) if not isinstance(reply, Unknown)]
+
     # -- topics ---------------------------------------------------------------------------------------------------
 
     async def topics(self) -> dict[str, TopicSettings]:

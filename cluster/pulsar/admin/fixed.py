@@ -95,8 +95,7 @@ class Fixed:
     async def _unload(self, request: web.Request) -> web.Response:
         check_namespace(request)
         for topic in await self._broker.topics():
-            for gateway in self._broker.gateways():
-                await self._broker.ask(gateway, SendAway(topic=topic))
+            await self._broker.ask_gateways(SendAway(topic=topic))
         return web.Response(status=204)
 
     async def _cluster(self, request: web.Request) -> web.Response:

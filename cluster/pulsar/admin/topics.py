@@ -24,7 +24,6 @@ from typing import Any
 from aiohttp import web
 
 from actors.messages import ClientsHere, RemoveTopic, SendAway, TopicSettings
-from actors.ports import Unknown
 from actors.pulsar.topics import full_name, full_names
 from cluster.http_server import body_of, number_of
 from cluster.pulsar.admin.broker import Broker, Named, check_namespace, forced, named, topic_of
@@ -35,7 +34,6 @@ BASE = "/admin/v2/persistent/{tenant}/{namespace}"
 TOPIC = f"{BASE}/{{topic}}"
 OTHERS = "/admin/v2/non-persistent/{tenant}/{namespace}"
 NAMESPACE = "/admin/v2/namespaces/{tenant}/{namespace}"
-CLIENTS_TIMEOUT = 5_000
 
 
 class Topics:
@@ -136,8 +134,7 @@ class Topics:
     async def _unload(self, request: web.Request) -> web.Response:
         which = named(request)
         await self._broker.settings(which)
-        for gateway in self._broker.gateways():
-            await self._broker.ask(gateway, SendAway(topic=which.topic, partition=which.partition))
+        await self._broker.ask_gateways(SendAway(topic=which.topic, partition=which.partition))
         return web.Response(status=204)
 
     async def _compaction(self, request: web.Request) -> web.Response:
@@ -188,12 +185,9 @@ class Topics:
     async def _clients(self, topic: str, partition: int) -> dict[str, Any]:
         """Who is connected, as far as the gateways answer."""
         found: dict[str, Any] = {"producers": [], "consumers": []}
-        for gateway in self._broker.gateways():
-            asked = ClientsHere(topic=topic, partition=partition)
-            reply = await self._broker.ports.net.call(gateway, asked, CLIENTS_TIMEOUT)
-            if not isinstance(reply, Unknown):
-                for kind, rows in json.loads(reply.json).items():
-                    found[kind] += rows
+        for reply in await self._broker.ask_gateways(ClientsHere(topic=topic, partition=partition)):
+            for kind, rows in json.loads(reply.json).items():
+                found[kind] += rows
         return found
 
 

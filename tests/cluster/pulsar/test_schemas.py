@@ -65,6 +65,15 @@ def ask(folder: Path, method: str, path: str, body: Any = None) -> tuple[int, An
     return answer.status, json.loads(text) if text else None
 
 
+def test_the_admin_port_knows_who_is_connected(client: pulsar.Client, folder: Path) -> None:
+    producer = client.create_producer("known", "p")
+    _, stats = ask(folder, "GET", "persistent/public/default/known/stats")
+    assert [each["producerName"] for each in stats["publishers"]] == ["p"]
+    assert ask(folder, "DELETE", "persistent/public/default/known")[0] == 412
+    producer.close()
+    assert ask(folder, "DELETE", "persistent/public/default/known")[0] == 204
+
+
 @pytest.mark.parametrize("kind", [JsonSchema, AvroSchema])
 def test_records_come_as_they_were_sent(client: pulsar.Client, folder: Path, kind: Any) -> None:
     topic = f"records-{kind.__name__}"
