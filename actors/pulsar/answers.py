@@ -19,17 +19,18 @@ from actors.messages import (
     Stats,
     SubscriptionSettings,
 )
-from actors.names import TENANT_NAMESPACE, check_name
+from actors.names import check_name
 from actors.producer.producer import Entrance
 from actors.pulsar.columns import UNSIGNED
 from actors.pulsar.consuming import Asked, WireConsumer
 from actors.pulsar.fields import ServerError
 from actors.pulsar.gateway import Certified, Identity
 from actors.pulsar.ids import position_of
+from actors.pulsar.namespaces import Namespaces
 from actors.pulsar.producing import WireProducer
 from actors.pulsar.refusals import Refused, code_of
 from actors.pulsar.session import Session
-from actors.pulsar.topics import Place, find_place, full_names, settings_of, split_name
+from actors.pulsar.topics import Place, find_place, full_names, settings_of, split_name, topics_in
 from actors.signal import Signal
 from actors.topic_client import TopicClient
 from storage.errors import Conflict, Invalid, NotFound, SluiceError
@@ -87,10 +88,10 @@ class Answers:
         topic, partition = split_name(asked.topic)
         count = 0
         if partition is None:
-            settings = await settings_of(self._g.directory, topic, create=asked.allow_creation)
+            settings = await settings_of(self._g.directory, topic, create=self._making(asked.allow_creation))
             count = settings.partitions if settings.partitions > 1 else 0
         else:
-            await find_place(self._g.directory, asked.topic, create=False)
+            await find_place(self._g.directory, asked.topic, create=None)
         self._c.say("partition_metadata_answer", request_id=asked.request_id, partitions=count, response=SUCCESS)
 
     async def lookup(self, asked: Any) -> None:
@@ -98,17 +99,21 @@ class Answers:
         if asked.listener:
             raise Refused(ServerError.NOT_ALLOWED, f"the broker has no listener {asked.listener!r}")
         topic, partition = split_name(asked.topic)
-        await settings_of(self._g.directory, topic, create=partition is None)
+        await settings_of(self._g.directory, topic, create=self._making(partition is None))
         urls = {"url": self._g.url, "url_tls": self._g.url_tls}
         known = {name: url for name, url in urls.items() if url}
         self._c.say("lookup_answer", request_id=asked.request_id, response=CONNECT, authoritative=True, **known)
+
+    def _making(self, wanted: bool = True) -> Namespaces | None:
+        """Where a topic that is not there is made, if it is."""
+        return self._g.namespaces if wanted else None
 
     async def topics_of(self, asked: Any) -> None:
         """The topics of a namespace, partitions by their names: none of one that there is not, as with Pulsar."""
         names: list[str] = []
         known = await self._g.ask(self._g.controller, ListTopics())
-        if asked.mode != NON_PERSISTENT and asked.namespace == TENANT_NAMESPACE:
-            names = full_names(known.topics)
+        if asked.mode != NON_PERSISTENT:
+            names = full_names(topics_in(asked.namespace, known.topics))
         self._c.say("topics_of_answer", request_id=asked.request_id, topics=names, filtered=False, changed=True)
 
     # -- producers ------------------------------------------------------------------------------------------------
@@ -119,7 +124,7 @@ class Answers:
         if known is not None and known.ready:
             await self._produce(asked, known)
             return
-        place = await find_place(self._g.directory, asked.topic, create=True)
+        place = await find_place(self._g.directory, asked.topic, create=self._making())
         name = asked.producer_name or self._g.fresh("sluice")
         self._check_name(place, name, asked)
         deduplicate = (await self._g.directory.settings(place.topic)).deduplication_enabled
@@ -207,9 +212,9 @@ class Answers:
         if asked.read_compacted and (asked.durable or asked.type not in (EXCLUSIVE, FAILOVER)):
             # A reader gets what Pulsar gives it of a topic that nobody has compacted: every message.
             raise Refused(ServerError.NOT_ALLOWED, "compaction is not offered")
-        place = await find_place(self._g.directory, asked.topic, create=asked.force_topic_creation)
+        place = await find_place(self._g.directory, asked.topic, create=self._making(asked.force_topic_creation))
         if asked.HasField("schema"):
-            await self._g.schemas.put(place.topic, asked.schema)
+            await self._g.schemas.check_reader(place.topic, asked.schema)
         if (moving := self._g.moving.get((place.topic, place.partition, asked.subscription))) is not None:
             await moving.wait(self._g.ports)
         made = WireConsumer(

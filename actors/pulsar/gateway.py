@@ -16,6 +16,7 @@ from actors.directory import Directory
 from actors.messages import ClientsHere, Done, ProducersHere, ProducersPresent, SendAway, Text
 from actors.ports import Address, Ports, Unknown
 from actors.pulsar.clients import Introduction, clients_here, send_away
+from actors.pulsar.namespaces import Namespaces
 from actors.pulsar.pieces import Pieces
 from actors.pulsar.recent import Recent
 from actors.pulsar.schemas import Schemas
@@ -120,6 +121,7 @@ class Gateway:
         self.process = process
         self.authenticate = authenticate
         self.directory = Directory(ports, controller)
+        self.namespaces = Namespaces(ports.meta)
         self.schemas = Schemas(ports)
         self.pieces = Pieces()
         self.recent = Recent()

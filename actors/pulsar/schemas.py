@@ -1,9 +1,9 @@
-"""Schemas of topics, as opaque versions: what clients registered, in order, each once.
+"""Schemas of topics: what clients registered, in order, each once.
 
 A record per topic, `schema/<topic>`, whose value is the list of its versions; whoever adds one writes the record's next
 number, and of two who do that at once the second looks again. Two schemas are the same if kind and definition are.
-Every schema is compatible with every other: what Pulsar calls ALWAYS_COMPATIBLE. That a topic's schema was deleted is
-an empty version: what was registered before it can be read by its number, and is new when it is registered again.
+A new one must go with what is there, by the namespace's strategy (`compatibility.py`). That a topic's schema was
+deleted is an empty version: what was before it can be read by its number, and is new when it is registered again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from typing import Any
 import msgpack
 
 from actors.ports import Ports
-from actors.pulsar.fields import Schema, parse
+from actors.pulsar.compatibility import ALWAYS, NEVER, compatible
+from actors.pulsar.fields import Schema, ServerError, parse
+from actors.pulsar.namespaces import Namespaces
+from actors.pulsar.refusals import Refused
 from storage.errors import Corrupt, Invalid, NotFound, Unavailable
 
 VERSION = struct.Struct(">q")
@@ -22,6 +25,9 @@ MAX_SCHEMA_BYTES = 256 * 1024
 MAX_VERSIONS = 1_000
 DELETED = b""
 """The version that says that there is none."""
+UNCHECKED = (0, 21)
+"""Kinds of schemas that go with every other: bytes, and whatever the topic has."""
+BACKWARD, ALL = "BACKWARD", "_TRANSITIVE"
 _TRIES = 20
 
 
@@ -30,22 +36,41 @@ class Schemas:
 
     def __init__(self, ports: Ports) -> None:
         self._ports = ports
+        self._namespaces = Namespaces(ports.meta)
 
     async def put(self, topic: str, schema: Any) -> bytes:
-        """The version of a schema, which is added if it is new. Raises Invalid, Unavailable."""
-        return await self._add(topic, _encoded(schema))
+        """The version of a schema, which is added if it is new. Raises Refused, Invalid, Unavailable."""
+        return await self._add(topic, _encoded(schema), await self.strategy(topic))
+
+    async def strategy(self, topic: str) -> str:
+        """By which a schema must go with those before it. Raises Unavailable."""
+        return (await self._namespaces.of_topic(topic)).compatibility
+
+    async def check_reader(self, topic: str, schema: Any) -> None:
+        """A consumer comes with this, which must read the newest; where there is none, it is added. Raises as put."""
+        if schema.type in UNCHECKED:
+            return
+        _, versions = await self._read(topic)
+        earlier = _pairs(versions[_begin(versions) :])
+        if not earlier:
+            await self.put(topic, schema)
+        elif (schema.type, schema.data) not in earlier:
+            strategy = await self.strategy(topic)
+            weaker = strategy if strategy in (ALWAYS, NEVER) or strategy.endswith(ALL) else BACKWARD
+            _check(topic, weaker, schema, earlier)
 
     async def delete(self, topic: str) -> bytes:
         """From now on the topic has no schema; the version that says so. Raises NotFound, Invalid, Unavailable."""
         await self.get(topic, b"")
-        return await self._add(topic, DELETED)
+        return await self._add(topic, DELETED, ALWAYS)
 
-    async def _add(self, topic: str, encoded: bytes) -> bytes:
+    async def _add(self, topic: str, encoded: bytes, strategy: str) -> bytes:
         for _ in range(_TRIES):
             number, versions = await self._read(topic)
             place = _place_of(encoded, versions)
             if place is not None:
                 return VERSION.pack(place)
+            _check(topic, strategy, parse(Schema, encoded), _pairs(versions[_begin(versions) :]))
             if len(versions) >= MAX_VERSIONS:
                 raise Invalid(f"topic {topic} has {len(versions)} schemas already")
             await self._ports.meta.create(schema_key(topic), number + 1, msgpack.packb([*versions, encoded]))
@@ -96,11 +121,28 @@ def schema_key(topic: str) -> str:
 
 def _place_of(encoded: bytes, versions: list[bytes]) -> int | None:
     """Where a version is among those since the last deletion; None if it is new."""
-    last = max((place for place, version in enumerate(versions) if version == DELETED), default=-1)
+    begin = _begin(versions)
     if encoded == DELETED:
-        return last if last >= 0 and last == len(versions) - 1 else None
+        return begin - 1 if 0 < begin == len(versions) else None
     wanted = _meaning(encoded)
-    return next((place for place in range(last + 1, len(versions)) if _meaning(versions[place]) == wanted), None)
+    return next((place for place in range(begin, len(versions)) if _meaning(versions[place]) == wanted), None)
+
+
+def _begin(versions: list[bytes]) -> int:
+    """The first place after the last deletion."""
+    return max((place + 1 for place, version in enumerate(versions) if version == DELETED), default=0)
+
+
+def _pairs(versions: list[bytes]) -> list[tuple[int, bytes]]:
+    meanings = (_meaning(version) for version in versions)
+    return [(kind, data) for kind, data in meanings if kind not in UNCHECKED]
+
+
+def _check(topic: str, strategy: str, schema: Any, earlier: list[tuple[int, bytes]]) -> None:
+    """Raises Refused if a schema does not go with the earlier ones."""
+    if schema.type not in UNCHECKED and not compatible(strategy, schema.type, schema.data, earlier):
+        text = f"the schema does not go with that of topic {topic}: the strategy of its namespace is {strategy}"
+        raise Refused(ServerError.INCOMPATIBLE_SCHEMA, text)
 
 
 def _meaning(encoded: bytes) -> tuple[int, bytes]:

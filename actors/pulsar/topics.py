@@ -1,7 +1,7 @@
 """Topics as Pulsar's clients name them, and where they are here.
 
 `persistent://public/default/orders-partition-3` is the fourth partition of `orders`. A topic of one partition is a
-plain topic to clients: its ids carry no partition.
+plain topic to clients: its ids carry no partition. Names in other namespaces are those of `actors/names.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from actors.directory import Directory
 from actors.messages import BookieList, TopicSettings
-from actors.names import TENANT_NAMESPACE, check_name
+from actors.names import TENANT_NAMESPACE, check_name, namespace_of
+from actors.pulsar.namespaces import Namespaces, Policies
 from storage.errors import Conflict, Invalid, NotFound
 
 _PERSISTENT = "persistent://"
@@ -30,10 +31,7 @@ class Place:
 
 
 def split_name(text: str) -> tuple[str, int | None]:
-    """The topic's short name, and which of its partitions is meant. Raises Invalid; NotFound in another namespace."""
-    space, _, _ = text.removeprefix(_PERSISTENT).rpartition("/")
-    if text.startswith(_PERSISTENT) and space != TENANT_NAMESPACE:
-        raise NotFound(f"tenant and namespace {space[:40]!r} do not exist; there is only {TENANT_NAMESPACE}")
+    """The topic's short name, and which of its partitions is meant. Raises Invalid."""
     found = _PARTITION.fullmatch(text)
     if found is None:
         return check_name("topic", text), None
@@ -42,11 +40,25 @@ def split_name(text: str) -> tuple[str, int | None]:
 
 def full_name(topic: str, partition: int | None = None) -> str:
     """The name that clients know a topic, or a partition of it, by."""
-    return f"{_PERSISTENT}{TENANT_NAMESPACE}/{topic}" + ("" if partition is None else f"-partition-{partition}")
+    space, own = namespace_of(topic)
+    return f"{_PERSISTENT}{space}/{own}" + ("" if partition is None else f"-partition-{partition}")
+
+
+def topics_in(space: str, topics: Mapping[str, TopicSettings]) -> dict[str, TopicSettings]:
+    """Those of a namespace, which stands like `public/default`."""
+    return {name: settings for name, settings in topics.items() if namespace_of(name)[0] == space}
+
+
+def listed(topics: Mapping[str, TopicSettings], space: str) -> dict[str, TopicSettings]:
+    """Those of a namespace for who asks by HTTP. Raises NotFound if it has none and is not the first one."""
+    found = topics_in(space, topics)
+    if not found and space != TENANT_NAMESPACE:
+        raise NotFound(f"there is no namespace {space[:80]!r}: it is there when a topic is in it")
+    return found
 
 
 def full_names(topics: Mapping[str, TopicSettings]) -> list[str]:
-    """Every topic as clients know it, those of several partitions by the names of these."""
+    """Topics as clients know them, those of several partitions by the names of these."""
     names: list[str] = []
     for name, settings in topics.items():
         count = settings.partitions
@@ -54,28 +66,36 @@ def full_names(topics: Mapping[str, TopicSettings]) -> list[str]:
     return names
 
 
-async def settings_of(directory: Directory, topic: str, *, create: bool) -> TopicSettings:
-    """The settings of a topic, which is made if it is not there. Raises NotFound unless `create`, and Unavailable."""
+async def settings_of(directory: Directory, topic: str, *, create: Namespaces | None) -> TopicSettings:
+    """The settings of a topic. create: it is made if it is not there, in one of these. Raises NotFound, Unavailable."""
     try:
         return await directory.settings(topic)
     except NotFound:
-        if not create:
+        if create is None:
             raise
-    copies = copies_of(await directory.bookies())
+    policies = await create.policies(namespace_of(topic)[0])
+    settings = new_settings(await directory.bookies(), policies)
     with contextlib.suppress(Conflict):  # somebody else was first
-        await directory.create(topic, TopicSettings(ensemble=copies, write_quorum=copies, ack_quorum=copies))
+        await directory.create(topic, settings)
     return await directory.settings(topic)
 
 
-def copies_of(bookies: BookieList) -> int:
-    """How many copies a topic keeps that nobody chose that for: two, where there are as many bookies."""
-    return min(2, len(bookies.ids)) or 1
+def new_settings(bookies: BookieList, policies: Policies, partitions: int = 1) -> TopicSettings:
+    """Those of a topic for which nobody chose any: with two copies, where there are as many bookies."""
+    copies = min(2, len(bookies.ids)) or 1
+    return TopicSettings(
+        partitions=partitions,
+        ensemble=copies,
+        write_quorum=copies,
+        ack_quorum=copies,
+        deduplication_enabled=policies.deduplication,
+    )
 
 
-async def find_place(directory: Directory, name: str, *, create: bool) -> Place:
+async def find_place(directory: Directory, name: str, *, create: Namespaces | None) -> Place:
     """The partition that a client wants to write to, or read. Raises Invalid, NotFound, Unavailable."""
     topic, partition = split_name(name)
-    settings = await settings_of(directory, topic, create=create and partition is None)
+    settings = await settings_of(directory, topic, create=create if partition is None else None)
     if partition is None:
         if settings.partitions > 1:
             raise Invalid(f"topic {topic} has {settings.partitions} partitions; name one of them")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.names import MAX_NAME, check_name
+from actors.names import MAX_NAME, check_name, check_space, namespace_of
 from storage.errors import Invalid
 
 
@@ -40,14 +40,46 @@ def test_full_topic_names_of_the_one_namespace_are_shortened(full: str) -> None:
 @pytest.mark.parametrize(
     "full",
     [
-        "persistent://other/default/orders", "non-persistent://public/default/orders", "persistent://orders",
-        "persistent://public/default/", "persistent://public/default/../x", "public/default/a/b", "orders-partition-3",
-        "persistent://public/default/orders-partition-0",
+        "non-persistent://public/default/orders", "persistent://orders", "persistent://public/default/",
+        "persistent://public/default/../x", "public/default/a/b", "orders-partition-3", "a..b", "a..b..c..d", "..a..b",
+        "public..default..a",
+        "persistent://public/default/orders-partition-0", "persistent://sales/eu/orders-partition-0", "sales/orders",
+        "sales/eu/west/orders", "sales./eu/orders", "sales/eu./orders", "sales/.eu/orders", "sales..eu/orders",
+        "sales//orders", "/eu/orders", "sales/eu/", "persistent://sales/eu/a..b", "sales/eu/persistent://a/b/c",
     ],
 )  # fmt: skip
 def test_other_topic_names_are_refused(full: str) -> None:
     with pytest.raises(Invalid):
         check_name("topic", full)
+
+
+@pytest.mark.parametrize("full", ["persistent://sales/eu/orders", "sales/eu/orders", "sales..eu..orders"])
+def test_a_topic_of_another_namespace_has_a_name_of_its_own(full: str) -> None:
+    assert check_name("topic", full) == "sales..eu..orders"
+    assert namespace_of("sales..eu..orders") == ("sales/eu", "orders")
+    assert namespace_of("orders") == ("public/default", "orders")
+
+
+_PART = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,8}", fullmatch=True)
+
+
+@given(_PART, _PART, _PART)
+def test_no_two_topics_share_a_name(tenant: str, namespace: str, own: str) -> None:
+    try:
+        name = check_name("topic", f"persistent://{tenant}/{namespace}/{own}")
+    except Invalid:
+        return
+    assert namespace_of(name) == (f"{tenant}/{namespace}", own)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"), [("tenant", "a/b"), ("tenant", "a."), ("tenant", ""), ("tenant", "a..b"), ("namespace", "a")]
+)
+def test_names_of_tenants_and_namespaces_are_as_narrow(kind: str, text: str) -> None:
+    check_space("tenant", "sales")
+    check_space("namespace", "sales/eu")
+    with pytest.raises(Invalid):
+        check_space(kind, text)
 
 
 @given(st.text(max_size=200))

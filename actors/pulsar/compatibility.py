@@ -1,0 +1,133 @@
+"""Whether a schema may follow another one on a topic.
+
+Two schemas of different kinds never go together. Of those whose definition is Avro's, strategies ask who can read what
+was written with whom, by the rules of Avro's schema resolution; other kinds have nothing to compare, as with Pulsar.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+JSON, AVRO = 2, 4
+"""Kinds of schemas, by their number on the wire, that Avro's rules decide."""
+ALWAYS, NEVER = "ALWAYS_COMPATIBLE", "ALWAYS_INCOMPATIBLE"
+DEFAULT = "FULL"
+STRATEGIES = (
+    ALWAYS, NEVER, "BACKWARD", "BACKWARD_TRANSITIVE", "FORWARD", "FORWARD_TRANSITIVE", "FULL", "FULL_TRANSITIVE",
+)  # fmt: skip
+_WIDER = {
+    "int": {"long", "float", "double"},
+    "long": {"float", "double"},
+    "float": {"double"},
+    "string": {"bytes"},
+    "bytes": {"string"},
+}
+"""What else a reader may take a written value for."""
+_NAMED = ("record", "error", "enum", "fixed")
+
+
+def compatible(strategy: str, kind: int, new: bytes, earlier: list[tuple[int, bytes]]) -> bool:
+    """Whether a schema may follow those that a topic has, the newest last; kind: its number on the wire."""
+    if strategy == ALWAYS or not earlier:
+        return True
+    if strategy == NEVER or earlier[-1][0] != kind:
+        return False
+    if kind not in (JSON, AVRO):
+        return True
+    before = earlier if strategy.endswith("_TRANSITIVE") else earlier[-1:]
+    return all(_goes_with(strategy, new, definition) for known, definition in before if known == kind)
+
+
+def _goes_with(strategy: str, new: bytes, old: bytes) -> bool:
+    try:
+        after, before = Definition(json.loads(new)), Definition(json.loads(old))
+        backward = strategy.startswith("FORWARD") or after.reads(before)
+        return backward and (strategy.startswith("BACKWARD") or before.reads(after))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return new == old  # it is none of Avro's definitions
+
+
+class Definition:
+    """A schema in Avro's JSON. Raises TypeError, KeyError and the like where it is none."""
+
+    def __init__(self, schema: Any) -> None:
+        self._schema = schema
+        self._names: dict[str, Any] = {}
+        self._learn(schema)
+
+    def _learn(self, schema: Any) -> None:
+        """Remember what names stand for: where a named type comes again, only its name does."""
+        if isinstance(schema, list):
+            for branch in schema:
+                self._learn(branch)
+        elif isinstance(schema, dict):
+            if schema["type"] in _NAMED:
+                self._names[_own(schema["name"])] = schema
+            for inner in (schema["type"], schema.get("items"), schema.get("values"), *schema.get("fields", ())):
+                if isinstance(inner, dict | list):
+                    self._learn(inner)
+
+    def whole(self, schema: Any) -> Any:
+        """A type as a list of branches, a name, or an object whose type is a word."""
+        if isinstance(schema, str):
+            return self._names.get(_own(schema), schema)
+        if isinstance(schema, dict) and not isinstance(schema["type"], str):
+            return self.whole(schema["type"])
+        return schema
+
+    def reads(self, writer: Definition) -> bool:
+        """Whether what was written with the other can be read with this one."""
+        return _Reading(self, writer).can(self._schema, writer._schema)
+
+
+class _Reading:
+    """One schema reads another. Types that contain themselves are assumed to go together while that is looked at."""
+
+    def __init__(self, reader: Definition, writer: Definition) -> None:
+        self._reader, self._writer = reader, writer
+        self._found: dict[tuple[str, str], bool] = {}
+
+    def can(self, reader: Any, writer: Any) -> bool:
+        to, of = self._reader.whole(reader), self._writer.whole(writer)
+        if isinstance(of, list):
+            return all(self.can(to, branch) for branch in of)
+        if isinstance(to, list):
+            return any(self.can(branch, of) for branch in to)
+        kinds = _kind(to), _kind(of)
+        if kinds[0] != kinds[1]:
+            return kinds[0] in _WIDER.get(kinds[1], ())
+        match kinds[0]:
+            case "record" | "error":
+                return self._record(to, of)
+            case "array":
+                return self.can(to["items"], of["items"])
+            case "map":
+                return self.can(to["values"], of["values"])
+            case "enum":
+                return "default" in to or set(of["symbols"]) <= set(to["symbols"])
+            case "fixed":
+                return bool(to["size"] == of["size"])
+        return True
+
+    def _record(self, to: Any, of: Any) -> bool:
+        pair = _own(to["name"]), _own(of["name"])
+        if pair not in self._found:
+            self._found[pair] = True
+            written = {field["name"]: field for field in of["fields"]}
+            self._found[pair] = all(self._field(field, written) for field in to["fields"])
+        return self._found[pair]
+
+    def _field(self, field: Any, written: dict[str, Any]) -> bool:
+        names = [field["name"], *field.get("aliases", ())]
+        found = next((written[name] for name in names if name in written), None)
+        return "default" in field if found is None else self.can(field["type"], found["type"])
+
+
+def _kind(schema: Any) -> str:
+    return schema if isinstance(schema, str) else str(schema["type"])
+
+
+def _own(name: str) -> str:
+    """A name without its namespace."""
+    return name.rpartition(".")[2]

@@ -1,0 +1,114 @@
+"""Which namespaces there are: `public/default`, and those that an operator has made.
+
+A record each, `namespace/<tenant>/<namespace>`, which holds its policies, and one for each tenant that was made by
+itself, `tenant/<tenant>`. In a namespace that there is not clients make no topics, so that a mistake in a name is told,
+as with Pulsar. `public/default` has a record as soon as it has policies.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from actors.names import TENANT_NAMESPACE, check_space, namespace_of
+from actors.ports import Meta
+from actors.pulsar.compatibility import DEFAULT, STRATEGIES
+from storage.errors import Conflict, Corrupt, Invalid, NotFound, Unavailable
+
+_SPACES, _TENANTS = "namespace/", "tenant/"
+_TRIES = 20
+
+
+class Policies(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What holds for the topics of a namespace.
+
+    deduplication: topics that clients make from now on drop what a producer sends again. compatibility: the strategy
+    by which a schema must go with those before it.
+    """
+
+    deduplication: bool = False
+    compatibility: str = DEFAULT
+
+    def __post_init__(self) -> None:
+        if self.compatibility not in STRATEGIES:
+            raise Invalid(f"there is no strategy {self.compatibility[:40]!r}: use one of {', '.join(STRATEGIES)}")
+
+
+class Namespaces:
+    """The records. Every method may raise Unavailable."""
+
+    def __init__(self, meta: Meta) -> None:
+        self._meta = meta
+
+    async def policies(self, space: str) -> Policies:
+        """Those of a namespace. Raises NotFound if there is none."""
+        return (await self._read(space))[1]
+
+    async def of_topic(self, topic: str) -> Policies:
+        """Those that hold for a topic, whoever made it. Raises Unavailable."""
+        space, _ = namespace_of(topic)
+        try:
+            return await self.policies(space)
+        except NotFound:
+            return Policies()
+
+    async def change(self, space: str, **values: bool | str) -> None:
+        """Set policies of a namespace. Raises NotFound, Invalid."""
+        for _ in range(_TRIES):
+            number, known = await self._read(space)
+            wanted = msgspec.structs.replace(known, **values)
+            if await self._meta.create(_SPACES + space, number + 1, msgspec.json.encode(wanted)):
+                return
+        raise Unavailable(f"the policies of {space} are being changed by others; try again")
+
+    async def _read(self, space: str) -> tuple[int, Policies]:
+        found = await self._meta.read(_SPACES + space)
+        if found is None:
+            if space == TENANT_NAMESPACE:
+                return 0, Policies()
+            text = f"Namespace {space[:80]} does not exist: make it with `pulsar-admin namespaces create {space[:80]}`"
+            raise NotFound(text)
+        try:
+            return found.number, msgspec.json.decode(found.value, type=Policies)
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            raise Corrupt(f"the policies of {space} cannot be read: {error}") from error
+
+    async def all_of(self, tenant: str = "") -> list[str]:
+        """Every namespace, or those of a tenant."""
+        known = [key.removeprefix(_SPACES) for key in await self._meta.keys(_SPACES)]
+        return [space for space in sorted({TENANT_NAMESPACE, *known}) if not tenant or space.startswith(f"{tenant}/")]
+
+    async def tenants(self) -> list[str]:
+        """Every tenant."""
+        known = [key.removeprefix(_TENANTS) for key in await self._meta.keys(_TENANTS)]
+        return sorted({*known, *(space.partition("/")[0] for space in await self.all_of())})
+
+    async def create(self, space: str) -> None:
+        """Make a namespace, which stands like `sales/eu`. Raises Invalid, Conflict if it is there."""
+        await self._create(space, _SPACES, "namespace")
+
+    async def create_tenant(self, tenant: str) -> None:
+        """Make a tenant. Raises Invalid, Conflict if it is there."""
+        await self._create(tenant, _TENANTS, "tenant")
+
+    async def _create(self, name: str, prefix: str, kind: str) -> None:
+        check_space(kind, name)
+        there = await (self.tenants() if prefix == _TENANTS else self.all_of())
+        if name in there or not await self._meta.create(prefix + name, 1, b"{}"):
+            raise Conflict(f"{kind} {name} exists already")
+
+    async def remove(self, space: str) -> None:
+        """Forget a namespace, whose topics are gone. Raises NotFound, Conflict."""
+        await self._remove(space, _SPACES, "namespace")
+
+    async def remove_tenant(self, tenant: str) -> None:
+        """Forget a tenant. Raises NotFound, Conflict while it has namespaces."""
+        if await self.all_of(tenant):
+            raise Conflict(f"tenant {tenant} has namespaces")
+        await self._remove(tenant, _TENANTS, "tenant")
+
+    async def _remove(self, name: str, prefix: str, kind: str) -> None:
+        if name == TENANT_NAMESPACE:
+            raise Conflict(f"{name} is always there")
+        if prefix + name not in await self._meta.keys(prefix):
+            raise NotFound(f"{kind} {name} does not exist")
+        await self._meta.remove(prefix + name)
