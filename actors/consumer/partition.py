@@ -10,7 +10,7 @@ same incarnation and says what it holds.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -157,11 +157,16 @@ class PartitionConsumer:
         """Give messages back, to be delivered again after `delay` ms. Returns when the subscription has it durably,
         whatever becomes of its owner; False if this consumer ended, or got some of them again, before.
         """
-        seen = part.counts(rows)
-        positions = part.close(rows)
+        return await self.give_back([(part, rows)], delay)
+
+    async def give_back(self, given: Sequence[tuple[Received, np.ndarray | None]], delay: int) -> bool:
+        """The same of several parts at once, which come again in the order of the log."""
+        seen = np.concatenate([part.counts(rows) for part, rows in given])
+        positions = np.concatenate([part.close(rows) for part, rows in given])
         if not len(positions):
             return True
-        back = self._hand_backs.note(positions, seen, delay=delay)
+        order = np.argsort(positions)
+        back = self._hand_backs.note(positions[order], seen[order], delay=delay)
         await self._tell(self._hand_backs.request(back, self.session, consumer_epoch=self._consumer_epoch), back)
         return back.confirmed
 

@@ -292,9 +292,10 @@ class Answers:
         return found
 
     async def close_consumer(self, asked: Any) -> None:
-        """CLOSE_CONSUMER: what it holds goes to the others."""
+        """CLOSE_CONSUMER: what it holds goes to the others, after what it acknowledged before is said."""
         consumer = self._c.consumers.get(asked.consumer_id)
         if consumer is not None:
+            await consumer.looked_up()
             self._c.remove_consumer(consumer)
             await self._c.leave(consumer)
         self._c.say("success", request_id=asked.request_id)

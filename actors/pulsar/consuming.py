@@ -33,6 +33,7 @@ from actors.pulsar.pieces import acknowledged_rows
 from actors.pulsar.reading import LogReader
 from actors.pulsar.sent import Sent
 from actors.pulsar.topics import Place
+from actors.signal import Signal
 from storage.errors import NotFound, SluiceError
 from storage.position import entry_of, ledger_of
 
@@ -85,6 +86,7 @@ class WireConsumer:
         self._unsent: deque[Received] = deque()
         self._cumulative = -1
         self._waiting = self._choked = self._subscribed = False
+        self._lookups, self._looked_up = 0, Signal()
         self._active: bool | None = None
         self.epoch: int | None = None
         self.permits = self._granted = 0
@@ -213,6 +215,20 @@ class WireConsumer:
 
         Returns the positions that may stand for more messages than is known here; of those the first is acknowledged.
         """
+        self._lookups += 1
+        try:
+            return await self._acknowledge(ids, cumulative=cumulative)
+        finally:
+            self._lookups -= 1
+            self._looked_up.set()
+
+    async def looked_up(self) -> None:
+        """Wait until nothing that was acknowledged is being looked up any more."""
+        while self._lookups:
+            self._looked_up.clear()
+            await self._looked_up.wait(self._gateway.ports)
+
+    async def _acknowledge(self, ids: list[Any], *, cumulative: bool) -> list[int]:
         unsure: list[int] = []
         for one in self._acknowledge_each(ids, cumulative=cumulative):
             at = position_of(one)
@@ -323,8 +339,8 @@ class WireConsumer:
             await self._part.redeliver_all()
             return
         named = [at for one in ids if (at := position_of(one)) is not None]
-        for part, rows in self._sent.take(np.array(named, np.int64))[0]:
-            await self._part.negative_acknowledge(part, rows, 0)
+        if back := self._sent.take(np.array(named, np.int64))[0]:
+            await self._part.give_back(back, 0)
 
     def come_back(self) -> None:
         """The client has to subscribe again."""

@@ -6,7 +6,7 @@ messages are among the others, at their places, as for every exclusive consumer 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -71,10 +71,10 @@ class LogReader:
     def acknowledge_positions(self, positions: Positions) -> None:
         """Nothing is remembered."""
 
-    async def negative_acknowledge(self, part: Received, rows: np.ndarray | None, delay: int) -> bool:
-        """Hand these out again."""
-        rows = np.flatnonzero(part.open) if rows is None else rows[part.open[rows]]
-        self._hand_again(part, rows)
+    async def give_back(self, given: Sequence[tuple[Received, np.ndarray | None]], delay: int) -> bool:
+        """Hand these out again, in the order of the log."""
+        for part, rows in sorted(given, key=lambda one: int(one[0].positions[0])):
+            self._hand_again(part, np.flatnonzero(part.open) if rows is None else rows[part.open[rows]])
         return True
 
     async def redeliver_all(self) -> None:

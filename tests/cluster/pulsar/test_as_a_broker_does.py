@@ -8,7 +8,8 @@ import pulsar
 import pytest
 
 from actors.pulsar.consuming import MOST_GRANTED
-from actors.pulsar.fields import ServerError
+from actors.pulsar.fields import ServerError, command
+from actors.pulsar.frames import encode
 from cluster.client import Client
 from tests.cluster.pulsar.clients import EARLIEST, PATIENCE, backlog, nothing_comes, received, until
 from tests.cluster.pulsar.raw import Raw
@@ -230,3 +231,39 @@ def test_nothing_is_read_twice_after_a_seek(client: pulsar.Client) -> None:
     consumer.seek(pulsar.MessageId.earliest)
     assert [message.data() for message in received(consumer, 3)] == [message.data() for message in messages]
     assert nothing_comes(consumer)
+
+
+def test_what_is_acknowledged_before_a_consumer_closes_is_done(server: Client, client: pulsar.Client, raw: Raw) -> None:
+    """Also by ids of an earlier connection, which are looked up first."""
+    producer = client.create_producer("closes", batching_enabled=False)
+    consumer = client.subscribe("closes", "s")
+    ids = [producer.send(b"%d" % number) for number in range(20)]
+    consumer.close()
+    raw.greet()
+    subscribe(raw, "closes")
+    raw.next("success")
+    known = [{"ledger": one.ledger_id(), "entry": one.entry_id()} for one in ids]
+    acknowledge = command("ack", consumer_id=0, message_id=known)
+    raw.send(encode(acknowledge) + encode(command("close_consumer", consumer_id=0, request_id=1)))
+    assert raw.next("success").request_id == 1
+    until(lambda: backlog(server, "closes", "s") == 0)
+
+
+def test_what_is_given_back_together_comes_again_in_order(client: pulsar.Client, raw: Raw) -> None:
+    producer = client.create_producer("in-order", batching_enabled=False)
+    for number in range(6):
+        producer.send(b"%d" % number)
+    raw.greet()
+    subscribe(raw, "in-order", type=SHARED)
+    raw.next("success")
+    entries = []
+    for _ in range(6):  # one by one, as a client without a queue
+        raw.say("flow", consumer_id=0, permits=1)
+        entries.append(raw.next("message").message_id)
+    back = [{"ledger": one.ledger, "entry": one.entry} for one in reversed(entries)]
+    raw.say("redeliver", consumer_id=0, message_ids=back)
+    again = []
+    for _ in range(6):
+        raw.say("flow", consumer_id=0, permits=1)
+        again.append(raw.next("message").message_id.entry)
+    assert again == [one.entry for one in entries]
