@@ -72,7 +72,7 @@ def test_an_alias_names_a_field_as_it_was() -> None:
     assert compatible("BACKWARD", AVRO, json.dumps(new).encode(), [(AVRO, json.dumps(OLD).encode())])
 
 
-def test_all_that_went_before_count_only_where_the_strategy_says_so() -> None:
+def test_all_earlier_ones_count_where_the_strategy_says_so() -> None:
     first, second, third = (json.dumps(one).encode() for one in (OLD, record(("a", "int", 0)), record()))
     earlier = [(AVRO, first), (AVRO, second)]
     assert compatible("FORWARD", AVRO, third, earlier)
