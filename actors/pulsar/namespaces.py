@@ -65,7 +65,7 @@ class Namespaces:
         if found is None:
             if space == TENANT_NAMESPACE:
                 return 0, Policies()
-            text = f"Namespace {space[:80]} does not exist: make it with `pulsar-admin namespaces create {space[:80]}`"
+            text = f"Namespace {space[:80]} does not exist: see `pulsar-admin namespaces create`"
             raise NotFound(text)
         try:
             return found.number, msgspec.json.decode(found.value, type=Policies)

@@ -46,6 +46,15 @@ class Schemas:
         """By which a schema must go with those before it. Raises Unavailable."""
         return (await self._namespaces.of_topic(topic)).compatibility
 
+    async def goes_with(self, topic: str, schema: Any) -> bool:
+        """Whether a schema may follow those of a topic. Raises Unavailable."""
+        _, versions = await self._read(topic)
+        try:
+            _check(topic, await self.strategy(topic), schema, _pairs(versions[_begin(versions) :]))
+        except Refused:
+            return False
+        return True
+
     async def check_reader(self, topic: str, schema: Any) -> None:
         """A consumer comes with this, which must read the newest; where there is none, it is added. Raises as put."""
         if schema.type in UNCHECKED:

@@ -11,9 +11,10 @@ from aiohttp import web
 
 from actors.directory import Directory
 from actors.messages import CreateTopic, ListSubscriptions, ListTopics, Stats, TopicSettings, shown
-from actors.names import TENANT_NAMESPACE, check_name
+from actors.names import check_name, namespace_of
 from actors.ports import Address, Ports, Unknown
-from actors.pulsar.topics import copies_of, split_name
+from actors.pulsar.namespaces import Namespaces
+from actors.pulsar.topics import listed, new_settings, split_name, topics_in
 from actors.wire import Request
 from storage.errors import Conflict, Fenced, Invalid, NotFound, Unavailable
 
@@ -39,6 +40,7 @@ class Broker:
     ) -> None:
         self.ports, self.controller, self.gateways = ports, controller, gateways
         self.directory = directory or Directory(ports, controller)
+        self.namespaces = Namespaces(ports.meta)
 
     async def ask(self, address: Address, request: Request[Any]) -> Any:
         """An answer. Raises Unavailable if there is none, and what is refused."""
@@ -59,6 +61,12 @@ class Broker:
         """Every topic."""
         return dict((await self.ask(self.controller, ListTopics())).topics)
 
+    async def topics_in(self, space: str) -> dict[str, TopicSettings]:
+        """Those of a namespace. Raises NotFound if it is not there."""
+        if space in await self.namespaces.all_of():
+            return topics_in(space, await self.topics())
+        return listed(await self.topics(), space)
+
     async def settings(self, named: Named) -> TopicSettings:
         """The settings of a topic that is there now, with the partition that is named. Raises NotFound."""
         settings = await self.directory.settings_now(named.topic)
@@ -71,8 +79,8 @@ class Broker:
         with contextlib.suppress(NotFound):
             await self.directory.settings_now(topic)
             raise Conflict(f"This topic already exists: {topic}")
-        copies = copies_of(await self.directory.bookies())
-        settings = TopicSettings(partitions=partitions, ensemble=copies, write_quorum=copies, ack_quorum=copies)
+        policies = await self.namespaces.policies(namespace_of(topic)[0])
+        settings = new_settings(await self.directory.bookies(), policies, partitions)
         await self.ask(self.controller, CreateTopic(topic=topic, settings=settings))
 
     async def subscriptions(self, topic: str) -> list[str]:
@@ -125,16 +133,13 @@ class Broker:
 # -- what a path names ------------------------------------------------------------------------------------------------
 
 
-def check_namespace(request: web.Request) -> None:
-    """Raises NotFound unless the path names the only namespace."""
-    space = "{tenant}/{namespace}".format(**request.match_info)
-    if space != TENANT_NAMESPACE:
-        raise NotFound(f"Namespace {space[:40]} does not exist: there is only {TENANT_NAMESPACE}")
+def space_of(request: web.Request) -> str:
+    """The namespace that a path names, which may not be there."""
+    return "{tenant}/{namespace}".format(**request.match_info)
 
 
 def named(request: web.Request) -> Named:
     """The topic that a path names, and the partition if it names one. Raises Invalid, NotFound."""
-    check_namespace(request)
     if "/" in request.match_info["topic"]:
         raise Invalid("a topic's name has no slash")
     return Named(*split_name("persistent://{tenant}/{namespace}/{topic}".format(**request.match_info)))
@@ -142,8 +147,7 @@ def named(request: web.Request) -> Named:
 
 def topic_of(request: web.Request) -> str:
     """The same where a partition is not enough. Raises Invalid, NotFound."""
-    check_namespace(request)
-    return check_name("topic", request.match_info["topic"])
+    return check_name("topic", "{tenant}/{namespace}/{topic}".format(**request.match_info))
 
 
 def subscription_of(request: web.Request) -> str:

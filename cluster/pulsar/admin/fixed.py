@@ -20,12 +20,11 @@ from aiohttp import web
 
 from actors.messages import Ping, SendAway
 from cluster.pulsar.admin.addresses import Addresses
-from cluster.pulsar.admin.broker import Broker, check_namespace, named, not_offered
+from cluster.pulsar.admin.broker import Broker, named, not_offered, space_of
+from cluster.pulsar.admin.namespaces import CLUSTER
 from cluster.pulsar.admin.topics import NAMESPACE
 from storage.errors import NotFound
 
-CLUSTER = "sluice"
-TENANT = "public"
 BUNDLE = ("0x00000000", "0xffffffff")
 """All hashes are in one."""
 LOOKUP = "/lookup/v2/topic/persistent/{tenant}/{namespace}/{topic}"
@@ -41,9 +40,6 @@ class Fixed:
         """See the module."""
         brokers = "/admin/v2/brokers"
         return [
-            _said("/admin/v2/tenants", [TENANT]),
-            web.get("/admin/v2/tenants/{tenant}", self._tenant),
-            web.get("/admin/v2/namespaces/{tenant}", self._namespaces),
             web.get(NAMESPACE, self._policies),
             web.get(f"{NAMESPACE}/bundles", self._bundles),
             web.get(f"{NAMESPACE}/{{what:clusters|replication}}", self._clusters_of),
@@ -67,34 +63,26 @@ class Fixed:
 
     # -- tenants, namespaces, clusters ----------------------------------------------------------------------------
 
-    async def _tenant(self, request: web.Request) -> web.Response:
-        _check("tenant", request.match_info["tenant"], TENANT)
-        return web.json_response({"adminRoles": [], "allowedClusters": [CLUSTER]})
-
-    async def _namespaces(self, request: web.Request) -> web.Response:
-        _check("tenant", request.match_info["tenant"], TENANT)
-        return web.json_response([f"{TENANT}/default"])
-
     async def _policies(self, request: web.Request) -> web.Response:
-        check_namespace(request)
+        policies = await self._broker.namespaces.policies(space_of(request))
         told = {"auth_policies": {}, "replication_clusters": [CLUSTER], "bundles": _bundles(), "deleted": False}
-        return web.json_response({**told, "schema_compatibility_strategy": "ALWAYS_COMPATIBLE"})
+        own = {"schema_compatibility_strategy": policies.compatibility, "deduplicationEnabled": policies.deduplication}
+        return web.json_response({**told, **own})
 
     async def _bundles(self, request: web.Request) -> web.Response:
-        check_namespace(request)
+        await self._broker.namespaces.policies(space_of(request))
         return web.json_response(_bundles())
 
     async def _clusters_of(self, request: web.Request) -> web.Response:
-        check_namespace(request)
+        await self._broker.namespaces.policies(space_of(request))
         return web.json_response([CLUSTER])
 
     async def _permissions(self, request: web.Request) -> web.Response:
-        check_namespace(request)
+        await self._broker.namespaces.policies(space_of(request))
         return web.json_response({})
 
     async def _unload(self, request: web.Request) -> web.Response:
-        check_namespace(request)
-        for topic in await self._broker.topics():
+        for topic in await self._broker.topics_in(space_of(request)):
             await self._broker.ask_gateways(SendAway(topic=topic))
         return web.Response(status=204)
 

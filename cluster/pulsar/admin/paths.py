@@ -8,6 +8,7 @@ from cluster.pulsar.admin.addresses import Addresses
 from cluster.pulsar.admin.broker import Broker
 from cluster.pulsar.admin.fixed import Fixed
 from cluster.pulsar.admin.messages import Messages
+from cluster.pulsar.admin.namespaces import NamespacesByHttp
 from cluster.pulsar.admin.policies import Policies
 from cluster.pulsar.admin.schemas import SchemasByHttp
 from cluster.pulsar.admin.statistics import Shapes
@@ -23,5 +24,6 @@ def pulsar_routes(broker: Broker, addresses: Addresses) -> list[web.RouteDef]:
         *Messages(broker).routes(),
         *SchemasByHttp(broker).routes(),
         *Fixed(broker, addresses).routes(),
+        *NamespacesByHttp(broker).routes(),
         *Policies(broker).routes(),
     ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from cluster.pulsar.admin.broker import Broker, check_namespace, named, not_offered
+from cluster.pulsar.admin.broker import Broker, named, not_offered, space_of
 from cluster.pulsar.admin.topics import NAMESPACE, TOPIC, settings_shown
 
 SETTINGS = ("deduplicationEnabled", "messageTTL", "retention")
@@ -63,7 +63,7 @@ class Policies:
         return _not_set(request)
 
     async def _unset_for_all(self, request: web.Request) -> web.Response:
-        check_namespace(request)
+        await self._broker.namespaces.policies(space_of(request))
         return _not_set(request)
 
 

@@ -4,7 +4,7 @@ GET    /admin/v2/schemas/public/default/{topic}/schema    the newest; 404 if the
 GET    .../{topic}/schema/{version}                       an earlier one, also if it was deleted since
 GET    .../{topic}/schemas                                all of them
 POST   .../{topic}/schema                                 {"type": "AVRO", "schema": "...", "properties": {}}
-POST   .../{topic}/compatibility | version                the same body; any two schemas are compatible
+POST   .../{topic}/compatibility | version                the same body; 409 if it does not go with what is there
 DELETE .../{topic}/schema                                 what was stored under it can be read all the same
 """
 
@@ -18,7 +18,7 @@ from aiohttp import web
 
 from cluster.http_server import body_of
 from cluster.pulsar.admin.broker import Broker, named
-from storage.errors import Invalid
+from storage.errors import Conflict, Invalid
 
 if TYPE_CHECKING:
     from actors.pulsar.schemas import Schemas
@@ -77,8 +77,10 @@ class SchemasByHttp:
         return web.json_response({"getSchemaResponses": [_shown(schema, version) for schema, version in found]})
 
     async def _put(self, request: web.Request) -> web.Response:
-        schema = _schema_of(await body_of(request))
-        version = await self._schemas.put(await self._topic(request), schema)
+        schema, topic = _schema_of(await body_of(request)), await self._topic(request)
+        if not await self._schemas.goes_with(topic, schema):
+            raise Conflict(f"Incompatible schema for topic {topic}: see its namespace's schemaCompatibilityStrategy")
+        version = await self._schemas.put(topic, schema)
         return web.json_response({"version": {"version": _number(version)}}, status=202)
 
     async def _delete(self, request: web.Request) -> web.Response:
@@ -86,9 +88,9 @@ class SchemasByHttp:
         return web.json_response({"version": _number(version)})
 
     async def _compatible(self, request: web.Request) -> web.Response:
-        _schema_of(await body_of(request))
-        await self._topic(request)
-        return web.json_response({"compatibility": True, "schemaCompatibilityStrategy": "ALWAYS_COMPATIBLE"})
+        schema, topic = _schema_of(await body_of(request)), await self._topic(request)
+        goes, strategy = await self._schemas.goes_with(topic, schema), await self._schemas.strategy(topic)
+        return web.json_response({"compatibility": goes, "schemaCompatibilityStrategy": strategy})
 
     async def _version_of(self, request: web.Request) -> web.Response:
         schema = _schema_of(await body_of(request))

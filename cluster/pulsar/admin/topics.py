@@ -26,7 +26,7 @@ from aiohttp import web
 from actors.messages import ClientsHere, RemoveTopic, SendAway, TopicSettings
 from actors.pulsar.topics import full_name, full_names
 from cluster.http_server import body_of, number_of
-from cluster.pulsar.admin.broker import Broker, Named, check_namespace, forced, named, topic_of
+from cluster.pulsar.admin.broker import Broker, Named, forced, named, space_of, topic_of
 from cluster.pulsar.admin.statistics import Partition, Shapes, internal, merged
 from storage.errors import Conflict, Invalid, NotFound
 
@@ -68,16 +68,14 @@ class Topics:
     # -- which there are ------------------------------------------------------------------------------------------
 
     async def _list(self, request: web.Request) -> web.Response:
-        check_namespace(request)
-        return web.json_response(full_names(await self._broker.topics()))
+        return web.json_response(full_names(await self._broker.topics_in(space_of(request))))
 
     async def _partitioned(self, request: web.Request) -> web.Response:
-        check_namespace(request)
-        known = await self._broker.topics()
+        known = await self._broker.topics_in(space_of(request))
         return web.json_response([full_name(name) for name, settings in known.items() if settings.partitions > 1])
 
     async def _none(self, request: web.Request) -> web.Response:
-        check_namespace(request)
+        await self._broker.topics_in(space_of(request))
         return web.json_response([])
 
     async def _partitions(self, request: web.Request) -> web.Response:
@@ -100,7 +98,7 @@ class Topics:
         topic, body = topic_of(request), await body_of(request)
         if body.lstrip().startswith("{"):
             body = _partitions_in(body)
-        partitions = number_of(body, "the body is the number of partitions, not {}")
+        partitions = number_of(body.strip().strip('"'), "the body is the number of partitions, not {}")
         if partitions == 0:
             raise Invalid("Number of partitions should be more than 0")
         await self._broker.create(topic, partitions)

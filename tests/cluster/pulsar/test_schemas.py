@@ -42,6 +42,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A cluster's data folder."""
     made = tmp_path_factory.mktemp("schemas")
     with running(ClusterOptions(data_dir=made, pulsar_port=0), boot=BOOT):
+        anything = ask(made, "PUT", "namespaces/public/default/schemaCompatibilityStrategy", "ALWAYS_COMPATIBLE")
+        assert anything == (204, None)
         yield made
 
 

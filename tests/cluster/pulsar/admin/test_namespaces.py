@@ -1,0 +1,136 @@
+"""Tenants and namespaces besides the first, and the policies that a namespace has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pulsar
+import pytest
+from pulsar.schema import AvroSchema, JsonSchema, Record, String, StringSchema
+from pulsar.schema import Integer as Number
+
+from cluster.embedded import running
+from cluster.options import ClusterOptions
+from cluster.pulsar.ports import WEB, port_of, service_url
+from tests.cluster.pulsar.admin.asking import Tool
+from tests.cluster.pulsar.clients import EARLIEST, nothing_comes, received
+
+pytestmark = pytest.mark.timeout(240)
+
+FIRST = "/admin/v2/namespaces/public/default"
+STRATEGY = "schemaCompatibilityStrategy"
+
+
+class Order(Record):  # type: ignore[misc]
+    article = String()
+
+
+class Counted(Record):  # type: ignore[misc]
+    article = Number()
+
+
+class Larger(Record):  # type: ignore[misc]
+    article = String()
+    colour = String(required=True)
+
+
+@pytest.fixture
+def strategy(tool: Tool) -> Iterator[None]:
+    """Whatever a test sets holds for it alone."""
+    yield
+    assert tool.ask("DELETE", f"{FIRST}/{STRATEGY}").status == 204
+
+
+def test_clients_make_topics_in_a_namespace_that_is_there(tool: Tool, client: pulsar.Client) -> None:
+    topic = "persistent://sales/eu/orders"
+    with pytest.raises(pulsar.TopicNotFound):
+        client.create_producer(topic)
+    assert tool.ask("PUT", "/admin/v2/namespaces/sales/eu", {}).status == 404
+    assert tool.ask("PUT", "/admin/v2/tenants/sales", {"allowedClusters": ["sluice"]}).status == 204
+    assert tool.ask("PUT", "/admin/v2/tenants/sales").status == 409
+    assert tool.ask("PUT", "/admin/v2/namespaces/sales/eu", {}).status == 204
+    assert tool.ask("PUT", "/admin/v2/namespaces/sales/eu").status == 409
+    assert tool.get("/admin/v2/tenants") == ["public", "sales"]
+    assert tool.get("/admin/v2/namespaces/sales") == ["sales/eu"]
+    here = client.subscribe("orders", "s", initial_position=EARLIEST)
+    there = client.subscribe(topic, "s", initial_position=EARLIEST)
+    client.create_producer(topic).send(b"of the other")
+    [message] = received(there, 1)
+    assert (message.data(), message.topic_name()) == (b"of the other", topic)
+    assert nothing_comes(here)
+    assert tool.get("/admin/v2/persistent/sales/eu") == [topic]
+    assert topic not in tool.get("/admin/v2/persistent/public/default")
+    assert tool.get("/admin/v2/persistent/sales/eu/orders/subscriptions") == ["s"]
+    there.close()
+    here.close()
+
+
+def test_a_namespace_goes_when_it_is_empty(tool: Tool, client: pulsar.Client) -> None:
+    for path in ("tenants/short", "namespaces/short/lived"):
+        assert tool.ask("PUT", f"/admin/v2/{path}").status == 204
+    assert tool.ask("PUT", "/admin/v2/persistent/short/lived/parts/partitions", 3).status == 204
+    names = [f"persistent://short/lived/parts-partition-{number}" for number in range(3)]
+    assert client.get_topic_partitions("short/lived/parts") == names
+    assert tool.get("/admin/v2/persistent/short/lived") == names
+    other = "/admin/v2/persistent/short/lived/other/partitions"
+    assert tool.ask("PUT", other, "2").status == 204  # some clients send the number as a word
+    assert tool.get(other)["partitions"] == 2
+    assert tool.ask("DELETE", other).status == 204
+    assert tool.ask("DELETE", "/admin/v2/namespaces/short/lived").status == 409
+    assert tool.ask("DELETE", "/admin/v2/tenants/short").status == 409
+    assert tool.ask("DELETE", "/admin/v2/persistent/short/lived/parts/partitions").status == 204
+    assert tool.ask("DELETE", "/admin/v2/namespaces/short/lived").status == 204
+    assert tool.ask("DELETE", "/admin/v2/tenants/short").status == 204
+    assert tool.ask("GET", "/admin/v2/persistent/short/lived").status == 404
+    assert tool.ask("DELETE", FIRST).status == 409
+    assert tool.ask("PUT", "/admin/v2/namespaces/public/two..dots").status == 412
+
+
+def test_topics_made_while_a_namespace_deduplicates_do_so(tool: Tool, client: pulsar.Client) -> None:
+    assert tool.get(f"{FIRST}/deduplication") is False
+    assert tool.ask("POST", f"{FIRST}/deduplication", True).status == 204
+    client.create_producer("once").close()
+    assert tool.ask("PUT", "/admin/v2/persistent/public/default/parts/partitions", 2).status == 204
+    assert tool.ask("POST", f"{FIRST}/deduplication", False).status == 204
+    client.create_producer("twice").close()
+    for topic, expected in (("once", True), ("parts", True), ("twice", False)):
+        assert tool.get(f"/admin/v2/persistent/public/default/{topic}/deduplicationEnabled") is expected
+    assert tool.ask("POST", f"{FIRST}/deduplication", "yes").status == 412
+    assert tool.ask("POST", f"{FIRST}/deduplication", {}).status == 412
+    assert tool.ask("POST", "/admin/v2/namespaces/no/where/deduplication", True).status == 404
+
+
+@pytest.mark.usefixtures("strategy")
+def test_schemas_that_do_not_go_together_are_refused(tool: Tool, client: pulsar.Client) -> None:
+    assert tool.get(f"{FIRST}/{STRATEGY}") == "FULL"
+    client.create_producer("typed", schema=AvroSchema(Order)).close()
+    for wrong in (AvroSchema(Counted), AvroSchema(Larger), JsonSchema(Order), StringSchema()):
+        with pytest.raises(pulsar.IncompatibleSchema):
+            client.create_producer("typed", schema=wrong)
+    for wrong in (AvroSchema(Counted), AvroSchema(Larger), StringSchema()):
+        with pytest.raises(pulsar.IncompatibleSchema):
+            client.subscribe("typed", "s", schema=wrong)
+    client.subscribe("typed", "s", schema=AvroSchema(Order)).close()
+    client.subscribe("typed", "s").close()
+    assert tool.ask("PUT", f"{FIRST}/{STRATEGY}", "FORWARD").status == 204
+    assert tool.get(f"{FIRST}/{STRATEGY}") == "FORWARD"
+    client.create_producer("typed", schema=AvroSchema(Larger)).close()
+    assert tool.ask("PUT", f"{FIRST}/{STRATEGY}", "SOMETIMES").status == 412
+    base = "/admin/v2/schemas/public/default/typed"
+    posted = {"type": "STRING", "schema": "", "properties": {}}
+    assert tool.get(f"{base}/schemas")["getSchemaResponses"][-1]["version"] == 1
+    assert tool.ask("POST", f"{base}/schema", posted).status == 409
+    known = {"compatibility": False, "schemaCompatibilityStrategy": "FORWARD"}
+    assert tool.ask("POST", f"{base}/compatibility", posted).body == known
+
+
+def test_policies_outlive_the_process(tmp_path_factory: pytest.TempPathFactory) -> None:
+    data = tmp_path_factory.mktemp("kept")
+    for first in (True, False):
+        with running(ClusterOptions(data_dir=data, pulsar_port=0, pulsar_web_port=0)):
+            tool = Tool(port_of(data, WEB), service_url(data, 0))
+            if first:
+                assert tool.ask("PUT", "/admin/v2/namespaces/public/kept").status == 204
+                assert tool.ask("POST", "/admin/v2/namespaces/public/kept/deduplication", True).status == 204
+            assert tool.get("/admin/v2/namespaces/public") == ["public/default", "public/kept"]
+            assert tool.get("/admin/v2/namespaces/public/kept/deduplication") is True
