@@ -24,6 +24,7 @@ from cluster.folder import STATE_FILE
 from cluster.real import RealClock, StructuredLog, Tasks, make_rng
 from cluster.sessions import processes_of
 from storage.errors import SluiceError
+from tests.kit.meta import MemoryMeta
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 240.0
@@ -43,13 +44,13 @@ def values(folder: Path, **more: Any) -> Any:
 
 
 def admin_ports(net: Any = None, me: str = "host/admin") -> Ports:
-    """The real clock and tasks for what serves administrators: it has no stores and no disk."""
+    """The real clock and tasks for what serves administrators: it has records in memory, no other store and no disk."""
     return Ports(
         me=me,
         clock=RealClock(),
         net=net,
         objects=None,  # type: ignore[arg-type]
-        meta=None,  # type: ignore[arg-type]
+        meta=MemoryMeta(),
         rng=make_rng(),
         spawn=Tasks(me),
         log=StructuredLog(me),
