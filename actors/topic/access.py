@@ -88,6 +88,10 @@ class Access:
             raise ProducerFenced("Topic has existing producers")
         return Admit()
 
+    def in_line(self, incarnation: str) -> bool:
+        """Whether a producer waits, and so was told that it does."""
+        return incarnation in self._line
+
     def _judge_shared(self, request: OpenProducer, *, asked: bool) -> Admit | Ask:
         if self.holder is None and not self._line:
             return Admit()
