@@ -26,12 +26,8 @@ POLICIES = (
     "shadowTopics", "deduplication", "subscriptionAuthMode", "antiAffinity", "encryptionRequired",
 )  # fmt: skip
 """Those that are never set here."""
-_OF_NOTHING: dict[str, object] = {
-    "backlogQuotaMap": {},
-    "properties": {},
-    "schemaCompatibilityStrategy": "ALWAYS_COMPATIBLE",
-}
-"""What is answered where it is not nothing: the first two are empty, and the last is always so."""
+_OF_NOTHING: dict[str, object] = {"backlogQuotaMap": {}, "properties": {}}
+"""What is answered where it is not nothing but empty."""
 
 
 class Policies:
