@@ -163,9 +163,8 @@ class PartitionConsumer:
         """The same of several parts at once, which come again in the order of the log."""
         seen = np.concatenate([part.counts(rows) for part, rows in given])
         positions = np.concatenate([part.close(rows) for part, rows in given])
-        if not len(positions):
+        if not len(order := np.argsort(positions)):
             return True
-        order = np.argsort(positions)
         back = self._hand_backs.note(positions[order], seen[order], delay=delay)
         await self._tell(self._hand_backs.request(back, self.session, consumer_epoch=self._consumer_epoch), back)
         return back.confirmed
