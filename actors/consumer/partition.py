@@ -93,6 +93,7 @@ class PartitionConsumer:
         self._inbox = Inbox(ports, Payloads(ports, directory, topic, partition), self._came)
         self._revocations = Revocations(ports, self._holding, self._inbox, self._hand_backs, taking_back)
         self._paused = self._asking = self._gathering = self.closing = False
+        self.by_index = False  # see messages.Poll
         self.failed: SluiceError | None = None
 
     async def open(self) -> None:
@@ -372,6 +373,7 @@ class PartitionConsumer:
                 session=session, turn=self._turn, granted=self._granted_sent, ack_turn=ack_turn, acks=acks,
                 rows_from=self._ports.net.rows_from(self._address),
             )  # fmt: skip
+            request.by_index = self.by_index
             sent = self._ports.clock.monotonic()
             reply = await self._ports.net.call(self._address, request, CALL_TIMEOUT)
             if (session, epoch) != (self.session, self.epoch):
@@ -402,6 +404,7 @@ class PartitionConsumer:
         if delivery.turn != self._turn:
             return
         self._taken_turn = delivery.turn
+        self.by_index |= delivery.by_index
         self._confirm(delivery.confirmed)
         came = sum(len(part.rows) for part in delivery.parts)
         self._got, self._queued = self._got + came, self._queued + came
@@ -471,6 +474,7 @@ class PartitionConsumer:
         while request.session == self.session:
             try:
                 sent = self._ports.clock.monotonic()
+                request.by_index = self.by_index
                 reply = await self._ports.net.call(self._address, request, CALL_TIMEOUT)
                 if not isinstance(reply, Unknown):
                     if request.session == self.session:

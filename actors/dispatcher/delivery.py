@@ -64,7 +64,7 @@ class Deliverer:
         """See messages.Poll."""
         session = self._sessions.get(request.session)
         self._leases.heard(session)
-        self._acknowledge(session, request.ack_turn, request.acks)
+        self._acknowledge(session, request)
         session.begin_turn(request.turn)
         if session.answered is None:
             self._core.grant(session.number, request.granted)
@@ -77,6 +77,7 @@ class Deliverer:
         self._check_turn(session, request)
         self._leases.renew(session)
         delivery = session.answered or session.deliver()
+        delivery.by_index = self._state.by_index
         if not request.rows_from:
             return delivery
         delivery = await cut_delivery(self._ports, delivery, request.rows_from)
@@ -93,7 +94,7 @@ class Deliverer:
         """See messages.Acknowledge."""
         session = self._sessions.get(request.session)
         self._leases.heard(session)
-        self._acknowledge(session, request.ack_turn, request.acks)
+        self._acknowledge(session, request)
         if request.granted and self._core.grant(session.number, request.granted):
             self._wakeups.route.set()
         while request.durable and session.durable < request.ack_turn:
@@ -109,7 +110,10 @@ class Deliverer:
         if not self._sessions.is_open(session):
             raise Fenced(f"session {session.number} is over")
 
-    def _acknowledge(self, session: Session, turn: int, positions: Positions) -> None:
+    def _acknowledge(self, session: Session, request: Poll | Acknowledge) -> None:
+        turn, positions = request.ack_turn, request.acks
+        if request.by_index:
+            self._state.acknowledged_by_index()
         if not len(positions) or not session.arrived(turn):
             return
         positions = ascending(positions)

@@ -18,7 +18,7 @@ from storage.cursor import Cursor
 @dataclass(slots=True)
 class SubscriptionState:
     """settings: those in force, which an owner keeps as it began with them. next_settings: those of the next owner, if
-    they differ. known: the topic has a durable note of this subscription.
+    they differ. known: the topic has a durable note of this subscription. by_index: see messages.Poll.
     """
 
     settings: SubscriptionSettings
@@ -26,6 +26,7 @@ class SubscriptionState:
     membership: Membership
     paused: bool = False
     known: bool = False
+    by_index: bool = False
     next_settings: SubscriptionSettings | None = None
 
     @classmethod
@@ -45,6 +46,7 @@ class SubscriptionState:
             Membership(value["members"], lease_ms=settings.lease_ms),
             paused=bool(value.get("paused", False)),
             known=bool(value.get("known", True)),
+            by_index=bool(value.get("by_index", False)),
         )
 
     def record(self, redeliveries: bytes) -> dict[str, Any]:
@@ -55,12 +57,17 @@ class SubscriptionState:
             "members": self.membership.rows(),
             "paused": self.paused,
             "known": self.known,
+            "by_index": self.by_index,
             "redeliveries": redeliveries,
         }
 
     def introduced(self) -> None:
         """The topic has noted the subscription."""
         self.known = True
+
+    def acknowledged_by_index(self) -> None:
+        """Somebody acknowledges single messages of a batch. The record that says which also says this."""
+        self.by_index = True
 
     def pause(self, paused: bool) -> None:
         """Send nothing, or go on."""

@@ -100,6 +100,7 @@ class Delivery(Reply, kw_only=True):
 
     consumer_epoch: of the last RedeliverUnacknowledged that was carried out before these messages were sent.
     revocation: None as long as nothing was ever revoked; the positions come once, the number with every answer.
+    by_index: as in Poll, said by anybody of this subscription at any time.
     """
 
     turn: int
@@ -108,6 +109,7 @@ class Delivery(Reply, kw_only=True):
     events: list[Event] = []
     consumer_epoch: int = 0
     revocation: Revocation | None = None
+    by_index: bool = False
 
 
 class Poll(Request[Delivery], kw_only=True):
@@ -116,6 +118,7 @@ class Poll(Request[Delivery], kw_only=True):
     granted: messages that this consumer was ever ready to take, cumulative over the session (permits are the
     difference to what was ever sent). acks: positions done; ack_turn numbers this group of acknowledgements.
     rows_from: of runs of at least so many bytes the consumer's rows are enough (Part.cut); 0: it wants whole runs.
+    by_index: of clients' batches single messages are acknowledged, so that what is left of one has to keep its ids.
     """
 
     reply: ClassVar[type[Reply]] = Delivery
@@ -126,6 +129,7 @@ class Poll(Request[Delivery], kw_only=True):
     ack_turn: int = 0
     acks: np.ndarray = msgspec.field(default_factory=no_positions)
     rows_from: int = 0
+    by_index: bool = False
 
 
 class Acknowledged(Reply, kw_only=True):
@@ -135,7 +139,7 @@ class Acknowledged(Reply, kw_only=True):
 
 
 class Acknowledge(Request[Acknowledged], kw_only=True):
-    """Acknowledge and grant permits without polling; also renews the lease. granted as in Poll.
+    """Acknowledge and grant permits without polling; also renews the lease. granted, by_index as in Poll.
 
     durable: answer only when this turn is confirmed.
     """
@@ -146,6 +150,7 @@ class Acknowledge(Request[Acknowledged], kw_only=True):
     granted: int = 0
     acks: np.ndarray = msgspec.field(default_factory=no_positions)
     durable: bool = False
+    by_index: bool = False
 
 
 class GivenBack(Reply, kw_only=True):

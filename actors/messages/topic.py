@@ -30,7 +30,9 @@ class OpenProducer(Request[ProducerOpened], kw_only=True):
     """Register a producer name. A newer session of the same name fences the older one.
 
     home: who can be asked whether it is still there (`ProducersHere`); empty for nobody. access: Pulsar's access mode,
-    of a producer with a home. topic_epoch: what it was told when it had the partition to itself.
+    of a producer with a home. topic_epoch: what it was told when it had the partition to itself. again: the name was
+    made up for its client, which comes back on another connection: who has it is an earlier self. Of two others with a
+    home the one that is there stays.
     """
 
     reply: ClassVar[type[Reply]] = ProducerOpened
@@ -39,6 +41,7 @@ class OpenProducer(Request[ProducerOpened], kw_only=True):
     home: str = ""
     access: AccessMode = "shared"
     topic_epoch: int | None = None
+    again: bool = False
 
 
 class CloseProducer(Request[Done], kw_only=True):

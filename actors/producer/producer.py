@@ -97,12 +97,13 @@ def _java_hashes(batch: Batch) -> Hashes:
 class Entrance:
     """How a producer that somebody serves comes to a partition; see messages.OpenProducer.
 
-    waits: told when the producer has to wait until it has the partition to itself.
+    again: true at most until it is in. waits: told when the producer has to wait until it has the partition to itself.
     """
 
     home: Address
     access: AccessMode = "shared"
     topic_epoch: int | None = None
+    again: bool = False
     waits: Callable[[], None] = lambda: None
 
 
@@ -266,6 +267,7 @@ class PartitionProducer:
             home=way.home,
             access=way.access,
             topic_epoch=way.topic_epoch,
+            again=way.again,
         )
 
     async def _reopen(self, attempts: int) -> None:
@@ -284,6 +286,7 @@ class PartitionProducer:
                         continue
                     if reply.topic_epoch >= 0:
                         self._entrance.topic_epoch = reply.topic_epoch
+                    self._entrance.again = False  # whoever has the name from now on is somebody else
                     self._session = reply.session
                     self.last_sequence = max(self.last_sequence, reply.last_sequence)
                     return

@@ -126,7 +126,6 @@ class Answers:
             return
         place = await find_place(self._g.directory, asked.topic, create=self._making())
         name = asked.producer_name or self._g.fresh("sluice")
-        self._check_name(place, name, asked)
         deduplicate = (await self._g.directory.settings(place.topic)).deduplication_enabled
         if not 0 <= asked.access_mode < len(ACCESS_MODES):
             raise Refused(ServerError.NOT_ALLOWED, f"there is no access mode {asked.access_mode}")
@@ -135,6 +134,7 @@ class Answers:
             self._g.ports.me,
             ACCESS_MODES[asked.access_mode],
             asked.topic_epoch if asked.HasField("topic_epoch") else None,
+            again=bool(asked.epoch) and not asked.user_provided_name,
             waits=partial(self._c.say, "producer_success", **waiting),
         )
         made = WireProducer(
@@ -145,6 +145,7 @@ class Answers:
             write=self._c.write,
             fenced=self._c.fenced,
             settled=self._c.settled,
+            alive=self._c.answers,
             fails_by=self._c.fails_by,
             deduplicate=deduplicate,
             entrance=entrance,
@@ -164,15 +165,6 @@ class Answers:
             settings = SubscriptionSettings(type="shared", initial_position="earliest")
             await self._g.directory.dispatcher(place.topic, place.partition, first, settings)
         await self._produce(asked, made)
-
-    def _check_name(self, place: Place, name: str, asked: Any) -> None:
-        """Two producers of one name on one partition: the older stays, unless the newer is its own reconnection."""
-        for other in self._g.producers.get((place.topic, place.partition), []):
-            if other.name != name:
-                continue
-            if asked.user_provided_name or not asked.epoch:
-                text = f"Producer with name '{name}' is already connected to topic"
-                raise Refused(ServerError.PRODUCER_BUSY, text)
 
     async def _produce(self, asked: Any, producer: WireProducer) -> None:
         version, own = b"", {}
@@ -303,16 +295,12 @@ class Answers:
     async def unsubscribe(self, asked: Any) -> None:
         """UNSUBSCRIBE: the last consumer of a subscription ends it, on every partition.
 
-        Clients say this for one partition after the other; as long as others are connected here, it is only noted.
+        Clients say this for one partition after the other; as long as others are connected here, it is only noted. Who
+        else is attached to the partition, at whichever gateway, the subscription's owner knows.
         """
         consumer = self._consumer(asked.consumer_id)
-        place, key = consumer.place, (consumer.place.topic, consumer.asked.subscription)
-        rivals = [
-            other
-            for other in self._g.consumers.get(key, [])
-            if other is not consumer and other.place.partition == place.partition
-        ]
-        if rivals and not asked.force and not consumer.is_reader:
+        key = consumer.place.topic, consumer.asked.subscription
+        if not asked.force and not consumer.is_reader and (await self._stats(consumer))["consumersCount"] > 1:
             raise Refused(ServerError.CONSUMER_BUSY, "other consumers are connected to the subscription")
         await consumer.close()
         self._c.remove_consumer(consumer)
@@ -395,10 +383,7 @@ class Answers:
     async def consumer_stats(self, asked: Any) -> None:
         """CONSUMER_STATS: what the broker knows of a consumer."""
         consumer = self._consumer(asked.consumer_id)
-        place, answer = consumer.place, {}
-        if not consumer.is_reader:
-            address = await self._g.directory.dispatcher(place.topic, place.partition, consumer.asked.subscription)
-            answer["backlog"] = int(json.loads((await self._g.ask(address, Stats())).json)["msgBacklog"])
+        answer = {} if consumer.is_reader else {"backlog": int((await self._stats(consumer))["msgBacklog"])}
         self._c.say(
             "consumer_stats_answer",
             request_id=asked.request_id,
@@ -409,6 +394,13 @@ class Answers:
             type=TYPES[TYPES.index(consumer.asked.settings.type)].title(),
             **answer,
         )
+
+    async def _stats(self, consumer: WireConsumer) -> dict[str, Any]:
+        """The statistics of a consumer's subscription on its partition."""
+        place = consumer.place
+        address = await self._g.directory.dispatcher(place.topic, place.partition, consumer.asked.subscription)
+        told: dict[str, Any] = json.loads((await self._g.ask(address, Stats())).json)
+        return told
 
 
 def _before(start: int, ends: Ends, last: dict[str, int]) -> dict[str, int]:

@@ -55,6 +55,8 @@ class Connection(Session):
         if self.closed:
             return
         self._heard = self.gateway.ports.clock.monotonic()
+        if not self._sign.is_set():
+            self._sign.set()
         try:
             self._frames(self._cutter.feed(chunk))
         except (Malformed, UnicodeDecodeError) as error:

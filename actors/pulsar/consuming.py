@@ -193,9 +193,8 @@ class WireConsumer:
         if not part.open.any():
             return
         part.shown = len(part)
-        by_index = (self.place.topic, self.asked.subscription) in self._gateway.by_index
         to = Addressee(self.number, self.place.told, self.epoch)
-        known, gateway = self._sent if by_index else None, self._gateway
+        known, gateway = self._sent if self._part.by_index else None, self._gateway
         pieces = encode_part(part, to, known, gateway.recent, abreast=gateway.abreast_from)
         self._sent.add(part, pieces.firsts, pieces.counts, pieces.positions, pieces.places)
         self.permits -= pieces.messages
@@ -293,7 +292,7 @@ class WireConsumer:
             at = position_of(one)
             sent = None if at is None else self._sent.get(at)
             if one.ack_set and self.asked.settings.type in ONE_HAS_ALL:
-                self._gateway.by_index.add((self.place.topic, self.asked.subscription))
+                self._part.by_index = True
             if sent is None or at is None:
                 unknown.append(one)
                 if cumulative and at is not None:

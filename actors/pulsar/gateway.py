@@ -6,6 +6,7 @@ it dies, its clients connect again and its consumers' leases give back what they
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -95,6 +96,9 @@ class ProducerHere(Protocol):
     def give_way(self) -> None:
         """Another producer has the topic to itself from now on."""
 
+    async def answers(self) -> bool:
+        """Whether its client shows a sign of life soon; the connection of one that does not is over."""
+
 
 class Gateway:
     """The state behind all connections. url, url_tls: what lookups are answered with, empty where nobody listens so.
@@ -135,8 +139,6 @@ class Gateway:
         """Where readers go on that were moved and are coming back, by topic, partition and subscription."""
         self.moving: dict[tuple[str, int, str], Signal] = {}
         """Subscriptions that are being moved, by topic, partition and name: set when that is over."""
-        self.by_index: set[tuple[str, str]] = set()
-        """Subscriptions, by topic and name, whose clients acknowledge single messages of a batch."""
         self._made = 0
 
     def fresh(self, word: str) -> str:
@@ -144,12 +146,16 @@ class Gateway:
         self._made += 1
         return f"{word}-{self.ports.rng.randrange(1 << 48):012x}-{self._made}"
 
-    def producers_here(self, request: ProducersHere) -> ProducersPresent:
-        """See messages.ProducersHere: which of these are connected. Those that are to give way do so."""
+    async def producers_here(self, request: ProducersHere) -> ProducersPresent:
+        """See messages.ProducersHere. Those that are to give way do so."""
         here = self.producers.get((request.topic, request.partition), [])
         meant = [producer for producer in here if producer.incarnation in request.incarnations]
-        for producer in meant if request.ended else []:
-            producer.give_way()
+        if request.ended:
+            for producer in meant:
+                producer.give_way()
+        else:
+            told = await asyncio.gather(*(producer.answers() for producer in meant))
+            meant = [producer for producer, answers in zip(meant, told, strict=True) if answers]
         return ProducersPresent(incarnations=[producer.incarnation for producer in meant])
 
     async def ask(self, address: Address, request: Request[Any]) -> Any:
@@ -168,7 +174,7 @@ class GatewayActor(Actor):
 
     async def on_producers_here(self, request: ProducersHere) -> ProducersPresent:
         """See messages.ProducersHere."""
-        return self.gateway.producers_here(request)
+        return await self.gateway.producers_here(request)
 
     async def on_clients_here(self, request: ClientsHere) -> Text:
         """See messages.ClientsHere."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import numpy as np
 
@@ -53,7 +53,8 @@ class WireProducer:
     """One producer of one connection.
 
     write: sends bytes to the client. fenced: told when another one has taken its place. settled: told with the number
-    of bytes of each group of sends that has its outcome. fails_by: Pulsar's code that makes this client fail a message.
+    of bytes of each group of sends that has its outcome. alive: whether the client shows a sign of life soon. fails_by:
+    Pulsar's code that makes this client fail a message.
     """
 
     def __init__(
@@ -66,13 +67,14 @@ class WireProducer:
         write: Callable[[bytes], None],
         fenced: Callable[[WireProducer], None],
         settled: Callable[[int], None],
+        alive: Callable[[], Awaitable[bool]],
         fails_by: int = ServerError.NOT_ALLOWED,
         deduplicate: bool = False,
         entrance: Entrance,
     ) -> None:
         self._gateway = gateway
         self.place, self.number, self.name = place, number, name
-        self._write, self._fenced, self._settled = write, fenced, settled
+        self._write, self._fenced, self._settled, self._alive = write, fenced, settled, alive
         self._fails_by = fails_by
         self._waiting: deque[Send | Sends] = deque()
         self.incarnation = gateway.fresh("gateway")
@@ -239,6 +241,10 @@ class WireProducer:
     def give_way(self) -> None:
         """Another producer has the topic to itself from now on."""
         self._fenced(self)
+
+    async def answers(self) -> bool:
+        """See actors.pulsar.gateway.ProducerHere."""
+        return not self.closed and await self._alive()
 
     def close(self) -> None:
         """Send no more; what is on its way may still be stored."""

@@ -49,6 +49,8 @@ class LogReader:
         self._signal = Signal()
         self._handed: list[Received] = []
         self._closed = False
+        self.by_index = False
+        """As of any consumer; what is left of a batch comes as what it is."""
 
     async def open(self) -> None:
         """Begin to read. Raises NotFound, Unavailable."""

@@ -14,6 +14,7 @@ from actors.pulsar.frames import encode
 from actors.pulsar.gateway import PROTOCOL, VERSION, Gateway, Identity, Link
 from actors.pulsar.producing import WireProducer
 from actors.pulsar.refusals import Refused
+from actors.signal import Signal
 from storage.batch import MAX_MESSAGE_BYTES
 from storage.errors import Invalid, NotFound, SluiceError
 
@@ -21,6 +22,8 @@ PENDING_BYTES = 32 * 1024 * 1024
 """So many bytes of sends may be under way before a connection is read no further."""
 MOST_HANDLES = 10_000
 """Producers and consumers of one connection."""
+ALIVE_MS = 1_000
+"""A client that another one would replace has so long to say that it is there."""
 NO_REQUEST = (1 << 64) - 1
 CPP = "Pulsar-CPP"
 """How the client in C++, and with it that in Python, names itself. Of all refusals of a message it takes one for what
@@ -44,6 +47,9 @@ class Session:
         self.fails_by = ServerError.NOT_ALLOWED
         self._pending = 0
         self._choked = False
+        self._sign = Signal()
+        """Of life, from the client: set by everything that it says, cleared by who asks for one."""
+        self._sign.set()
 
     def pending(self, size: int) -> None:
         """So many bytes of sends are under way."""
@@ -144,6 +150,15 @@ class Session:
         producer.close()
         self.remove_producer(producer)
         self.say("close_producer", producer_id=producer.number, request_id=NO_REQUEST)
+
+    async def answers(self) -> bool:
+        """Ask the client for a sign of life; one that gives none within ALIVE_MS has lost its connection."""
+        if self._sign.is_set():
+            self._sign.clear()
+            self.say("ping")
+        if not await self._sign.wait(self.gateway.ports, ALIVE_MS):
+            self.end()
+        return not self.closed
 
     def begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Do something beside what else comes. A defect in it ends this connection, and no other."""

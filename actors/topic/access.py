@@ -3,6 +3,8 @@
 The partition's *epoch* counts how often a producer has had it to itself; it stands in the partition's record, and so
 does whose it is. Who had it once and comes back after somebody else knows by that number that its time is over.
 
+Of two producers of one name the one that is there stays, unless the other is itself, back on another connection.
+
 Only producers with a *home* are counted, that of the gateway which serves them: a home can be asked whether a producer
 is still there, and one that does not answer has lost it. Producers without one are not in the way of somebody who wants
 the partition for itself, but they write no more from then on, either.
@@ -94,10 +96,19 @@ class Access:
 
     def _judge_shared(self, request: OpenProducer, *, asked: bool) -> Admit | Ask:
         if self.holder is None and not self._line:
-            return Admit()
+            return self._judge_name(request, asked=asked)
         if self.holder is not None and not asked:
             return Ask([self.holder])
         raise Conflict("Topic has an existing exclusive producer")
+
+    def _judge_name(self, request: OpenProducer, *, asked: bool) -> Admit | Ask:
+        twins = [other for other in self._present.values() if other.name == request.producer]
+        twins = [other for other in twins if other.incarnation != request.incarnation]
+        if not twins or not request.home or request.again:
+            return Admit()
+        if not asked:
+            return Ask(twins)
+        raise Conflict("a producer with this name is already connected to the topic")
 
     def _is_holder(self, request: OpenProducer) -> bool:
         """Whether it has the partition, perhaps from an earlier connection: only the holder knows the epoch."""

@@ -2,89 +2,20 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Coroutine
-from typing import Any
-
 import pytest
 
-from storage.errors import ProducerFenced, Unavailable
-from tests.scenarios.key_shared.broker import Broker, play
-from tests.sim.pipes import Pipes
-from tests.sim.worlds.gateway import SimGateway
-from tests.sim.worlds.wire import Refusal, Wire, batch_frame
-
-GATEWAYS = ("gateway-0", "gateway-1")
-SHARED, EXCLUSIVE, WAIT, FENCING = range(4)
-
-
-class Clients:
-    """Clients of two gateways."""
-
-    def __init__(self, broker: Broker) -> None:
-        self.broker = broker
-        self.pipes = Pipes(broker.world)
-        self.ended: list[str] = []
-        self.receipts: list[str] = []
-
-    async def open(self) -> None:
-        """Start the gateways."""
-        for name in GATEWAYS:
-            await self.broker.world.start(name, lambda ports, name=name: SimGateway(ports, name))  # type: ignore[misc]
-
-    async def join(self, name: str, gateway: str) -> Wire:
-        """A client connects."""
-
-        def heard(said: str, body: Any, _: Any) -> None:
-            if said == "close_producer":
-                self.ended.append(name)
-            if said == "send_receipt":
-                self.receipts.append(name)
-
-        self.broker.world.client(name)
-        process = self.broker.world.process(name)
-        wire = Wire(self.pipes, process, [gateway], random.Random(1), heard=heard, lost=lambda: None)
-        await wire.connect("orders", 1)
-        return wire
-
-    async def producer(self, wire: Wire, name: str, mode: int, **more: Any) -> Any:
-        """Ask for a producer. Raises Refusal."""
-        return await wire.ask("producer", topic="orders", producer_id=0, producer_name=name, access_mode=mode, **more)
-
-    async def send(self, wire: Wire, name: str) -> None:
-        """Send something, and wait for its receipt."""
-        before = self.receipts.count(name)
-        wire.write(batch_frame(0, 0, [(b"k", before)], now=self.broker.ports.clock.now(), due=0, by_key=True))
-        await self.broker.until(lambda: self.receipts.count(name) > before)
-
-
-async def told(broker: Broker) -> None:
-    """The subscription has found the topic's new owner."""
-    while True:
-        try:
-            await broker.stats()
-            return
-        except Unavailable:
-            await broker.quiet(100)
-
-
-def with_gateways(scenario: Callable[[Clients], Coroutine[Any, Any, None]]) -> None:
-    """Play it."""
-
-    async def main(broker: Broker) -> None:
-        clients = Clients(broker)
-        await clients.open()
-        await scenario(clients)
-        await told(broker)
-
-    play(main)
-
-
-def new_topic_owner(broker: Broker) -> None:
-    """The topic's owner ends; another one takes over."""
-    broker.world.network.faults.gone_hint = 1.0
-    broker.world.crash(next(name for name in broker.world.alive("topic-")))
-
+from storage.errors import ProducerFenced
+from tests.actors.pulsar.two_gateways import (
+    EXCLUSIVE,
+    FENCING,
+    GATEWAYS,
+    SHARED,
+    WAIT,
+    Clients,
+    new_topic_owner,
+    with_gateways,
+)
+from tests.sim.worlds.wire import Refusal, batch_frame
 
 def test_one_at_another_gateway_is_in_the_way() -> None:
     async def scenario(clients: Clients) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 
 from actors.pulsar.fields import FIELD_OF, Command, Metadata, Single, command, parse
 from actors.pulsar.frames import U32, Cutter, body_of, encode, encode_message
+from actors.pulsar.pieces import open_rows
 from storage.position import entry_of, ledger_of, position
 from tests.sim.pipes import End, Pipes
 from tests.sim.world import Process
@@ -182,7 +183,7 @@ class Wire:
                 _settle(self._asked.get(-1), body, None)
             elif name == "message":
                 self._heard(name, body, _messages(body, body_of(frame.rest), self.stamps))
-            elif name not in ("message", "send_error", "send_receipt", "pong") and body.HasField("request_id"):
+            elif "request_id" in body.DESCRIPTOR.fields_by_name and body.HasField("request_id"):
                 self._answered(name, body)
             elif name != "pong":
                 self._heard(name, body, None)
@@ -267,10 +268,11 @@ def _messages(told: Any, body: Any, stamps: list[Stamp]) -> tuple[list[Message],
         assert place == len(payload), "bytes behind the last message of a batch"
     else:
         found.append((metadata.partition_key, bytes(body.payload)))
-    assert len(found) == len(stamp.dispatch), f"{len(found)} messages in a frame of {len(stamp.dispatch)} rows"
+    there = np.flatnonzero(open_rows(told.ack_set)).tolist() if told.ack_set else range(len(found))
+    assert len(there) == len(stamp.dispatch), f"{len(there)} messages in a frame of {len(stamp.dispatch)} rows"
     messages = [
-        Message(key, int(text), at + index, dispatch)
-        for index, ((key, text), dispatch) in enumerate(zip(found, stamp.dispatch, strict=True))
+        Message(found[index][0], int(found[index][1]), at + index, dispatch)
+        for index, dispatch in zip(there, stamp.dispatch, strict=True)
     ]
     return messages, stamp
 

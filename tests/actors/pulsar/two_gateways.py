@@ -1,0 +1,114 @@
+"""Clients of two gateways in the simulated world: raw connections that say what a test wants said."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from storage.errors import Unavailable
+from tests.scenarios.key_shared.broker import Broker, play
+from tests.sim.pipes import Pipes
+from tests.sim.worlds.gateway import SimGateway
+from tests.sim.worlds.wire import Message, Wire, batch_frame
+
+GATEWAYS = ("gateway-0", "gateway-1")
+SHARED, EXCLUSIVE, WAIT, FENCING = range(4)
+
+
+class Clients:
+    """Clients of two gateways."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.pipes = Pipes(broker.world)
+        self.ended: list[str] = []
+        self.receipts: list[str] = []
+        self.sent_away: list[str] = []
+        self.came: dict[str, list[Message]] = {}
+        """Messages by client."""
+        self.frames: Counter[str] = Counter()
+        """MESSAGE frames by client."""
+        self.active: dict[str, bool] = {}
+        """Who was told last that it is, or is not, the active consumer."""
+
+    async def open(self) -> None:
+        """Start the gateways."""
+        for name in GATEWAYS:
+            await self.broker.world.start(name, lambda ports, name=name: SimGateway(ports, name))  # type: ignore[misc]
+
+    async def join(self, name: str, gateway: str) -> Wire:
+        """A client connects."""
+
+        def heard(said: str, body: Any, more: Any) -> None:
+            if said == "close_producer":
+                self.ended.append(name)
+            elif said == "close_consumer":
+                self.sent_away.append(name)
+            elif said == "send_receipt":
+                self.receipts.append(name)
+            elif said == "active_consumer":
+                self.active[name] = body.is_active
+            elif said == "message":
+                self.came.setdefault(name, []).extend(more[0])
+                self.frames[name] += 1
+
+        self.broker.world.client(name)
+        process = self.broker.world.process(name)
+        wire = Wire(self.pipes, process, [gateway], random.Random(1), heard=heard, lost=lambda: None)
+        await wire.connect("orders", 1)
+        return wire
+
+    async def producer(self, wire: Wire, name: str, mode: int, **more: Any) -> Any:
+        """Ask for a producer. Raises Refusal."""
+        return await wire.ask("producer", topic="orders", producer_id=0, producer_name=name, access_mode=mode, **more)
+
+    async def consumer(self, wire: Wire, kind: int, name: str, **more: Any) -> None:
+        """Subscribe from the beginning of the topic, with room for 1,000 messages. Raises Refusal."""
+        asked = {"topic": "orders", "subscription": "pulsar", "type": kind, "consumer_id": 0, "consumer_name": name}
+        await wire.ask("subscribe", **{**asked, "initial_position": 1, **more})
+        wire.say("flow", consumer_id=0, permits=1_000)
+
+    def numbers(self, client: str) -> list[int]:
+        """Of the messages that came to a client, in order."""
+        return [message.number for message in self.came.get(client, [])]
+
+    async def send(self, wire: Wire, name: str) -> None:
+        """Send something, and wait for its receipt."""
+        await self.send_batch(wire, name, 1)
+
+    async def send_batch(self, wire: Wire, name: str, count: int) -> None:
+        """Send so many messages of one key as one batch, and wait for its receipt."""
+        before = self.receipts.count(name)
+        rows = [(b"k", before + number) for number in range(count)]
+        wire.write(batch_frame(0, before, rows, now=self.broker.ports.clock.now(), due=0, by_key=True))
+        await self.broker.until(lambda: self.receipts.count(name) > before)
+
+
+async def told(broker: Broker) -> None:
+    """The subscription has found the topic's new owner."""
+    while True:
+        try:
+            await broker.stats()
+            return
+        except Unavailable:
+            await broker.quiet(100)
+
+
+def with_gateways(scenario: Callable[[Clients], Coroutine[Any, Any, None]]) -> None:
+    """Play it."""
+
+    async def main(broker: Broker) -> None:
+        clients = Clients(broker)
+        await clients.open()
+        await scenario(clients)
+        await told(broker)
+
+    play(main)
+
+
+def new_topic_owner(broker: Broker) -> None:
+    """The topic's owner ends; another one takes over."""
+    broker.world.network.faults.gone_hint = 1.0
+    broker.world.crash(next(name for name in broker.world.alive("topic-")))
