@@ -24,6 +24,7 @@ import msgspec
 
 from actors.actor import Actor
 from actors.bookie_failure_detector import LOST_AFTER_MS
+from actors.gateway_keeper import GatewayKeeper
 from actors.ledger.garbage_collection import collect_garbage
 from actors.messages import (
     AddBookies,
@@ -43,6 +44,7 @@ from actors.messages import (
     LocateTopic,
     RemoveSubscription,
     RemoveTopic,
+    StartGateways,
     SubscriptionList,
     SubscriptionSettings,
     Suspect,
@@ -74,12 +76,15 @@ class Controller(Actor):
         bookies: list[str],
         lost_after_ms: int = LOST_AFTER_MS,
         leftovers_ms: int = LEFTOVERS_MS,
+        gateways: bool = False,
     ) -> None:
+        """gateways: every machine has one, for clients of Pulsar."""
         super().__init__(ports)
         assert ports.places is not None
         self._places: Places = ports.places
         self._bookies = bookies
         self._supervisor = Supervisor(ports, self._places, lost_after_ms)
+        self._gateways = GatewayKeeper(ports, self._places, self._supervisor) if gateways else None
         self._auditor = ReplicationAuditor(ports, self._supervisor.lost, self._partitions)
         self._leftovers_ms = leftovers_ms
         self._deleting: dict[str, str] = {}
@@ -101,6 +106,8 @@ class Controller(Actor):
             if entries and len(errors) == len(entries):
                 raise errors[0]
         self.ports.spawn(self._supervisor.watch(), "watch")
+        if self._gateways is not None:
+            self.ports.spawn(self._gateways.run(), "gateways")
         self.ports.spawn(self._auditor.run(), "replication auditor")
         self.ports.spawn(self._collect_leftovers(), "leftovers")
 
@@ -117,6 +124,12 @@ class Controller(Actor):
     async def on_suspect(self, request: Suspect) -> Done:
         """Somebody got no answer; look, and answer when it was replaced if it had to be."""
         await self._supervisor.suspect(request.address)
+        return Done()
+
+    async def on_start_gateways(self, request: StartGateways) -> Done:
+        """See messages.StartGateways."""
+        if self._gateways is not None:
+            await self._gateways.start_all()
         return Done()
 
     # -- lost bookies, and what they left ---------------------------------------------------------------------------

@@ -213,8 +213,11 @@ class Spawn(Protocol):
 class Places(Protocol):
     """Where actors can be started; used by the controller alone."""
 
+    async def machines(self) -> list[str]:
+        """The addresses of the machines that actors can be started on, in order. Raises Unavailable."""
+
     async def start(self, kind: str, name: str, settings: dict[str, Any]) -> Address:
-        """Start an actor of a kind (`bookie`, `topic`, `dispatcher`) and return its address.
+        """Start an actor of a kind (`bookie`, `topic`, `dispatcher`, `gateway`) and return its address.
 
         Raises Unavailable if no place can be had now.
         """

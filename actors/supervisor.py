@@ -26,6 +26,10 @@ BESIDE_MS = 1_000
 """So often at most the other actors of a process are looked at because one of them is given up."""
 START_TRIES = 50
 RETRY_MS = 100
+ALONE = ("bookie", "gateway")
+"""Kinds that belong to a machine: a few tries there tell that it cannot be had now."""
+GATEWAY_REST_MS = 5_000
+"""Between attempts to start a gateway that does not: each one costs a process."""
 
 
 @dataclass(slots=True)
@@ -58,6 +62,7 @@ class Supervisor:
         self._places = places
         self._running: dict[str, Running] = {}
         self._looked: dict[str, int] = {}
+        self._resting: dict[str, int] = {}
         self._turn = 0
 
     # -- who there is ---------------------------------------------------------------------------------------------
@@ -65,7 +70,7 @@ class Supervisor:
     async def adopt(self) -> None:
         """Take over what runs already."""
         for kind, address, settings in await self._places.inventory():
-            if kind in ("bookie", "topic", "dispatcher"):
+            if kind in ("bookie", "topic", "dispatcher", "gateway"):
                 key = key_of(kind, settings)
                 self._running[key] = Running(kind, key, settings, address)
 
@@ -127,8 +132,10 @@ class Supervisor:
                     self.failures.back(entry.settings["bookie"])
             except SluiceError as error:
                 entry.problem = str(error)
+                now = self.ports.clock.monotonic()
+                if entry.kind == "gateway":
+                    self._resting[entry.name] = now + GATEWAY_REST_MS
                 if entry.kind == "bookie":
-                    now = self.ports.clock.monotonic()
                     self.failures.failed(entry.settings["bookie"], now, refused=isinstance(error, Corrupt))
                 raise
             finally:
@@ -201,7 +208,7 @@ class Supervisor:
             except (Unavailable, Fenced) as error:
                 entry.problem = str(error)
                 self.ports.log("start_waits", key=entry.name, error=str(error))
-                if entry.kind == "bookie" and attempt >= 2:
+                if entry.kind in ALONE and attempt >= 2:
                     raise
                 await self.ports.clock.sleep(RETRY_MS)
         raise Unavailable(f"{entry.name} cannot be started: {entry.problem}")
@@ -225,7 +232,10 @@ class Supervisor:
                     self.ports.spawn(self._look(entry, entry.address), "ping")
 
     def _may_start(self, entry: Running) -> bool:
-        return entry.kind != "bookie" or self.failures.may_start(entry.settings["bookie"], self.ports.clock.monotonic())
+        now = self.ports.clock.monotonic()
+        if entry.kind == "gateway":
+            return self._resting.get(entry.name, now) <= now
+        return entry.kind != "bookie" or self.failures.may_start(entry.settings["bookie"], now)
 
     async def _look(self, entry: Running, address: Address) -> None:
         """Ping one actor; replace it if it is gone, or was silent too often. Who comes meanwhile waits for that."""
@@ -306,5 +316,5 @@ def _host(address: Address) -> str:
 
 def key_of(kind: str, settings: dict[str, Any]) -> str:
     """The name of an actor: its kind and what it serves."""
-    parts = (settings.get(name) for name in ("bookie", "topic", "partition", "subscription"))
+    parts = (settings.get(name) for name in ("bookie", "machine", "topic", "partition", "subscription"))
     return "/".join([kind, *(str(part) for part in parts if part is not None)])

@@ -21,6 +21,7 @@ from actors.placement.placement import Placement
 from actors.placement.placer import Placer
 from actors.ports import Places, Ports
 from cluster.disk import FileDisk
+from cluster.pulsar.ports import wanted_ports
 from cluster.stores import AsyncMeta, AsyncObjects, open_metadata, open_objects
 from storage.errors import Invalid
 
@@ -59,6 +60,7 @@ class SluiceParts:
                 ports if ports.places is not None else dataclasses.replace(ports, places=_ray_places(ports, settings)),
                 bookies=list(settings["bookies"]),
                 lost_after_ms=settings.get("bookie_lost_after_ms", LOST_AFTER_MS),
+                gateways=ports.places is None and bool(wanted_ports(settings)),
             )
         if kind == "bookie":
             disk = FileDisk(Path(settings["data_dir"]) / "bookies" / settings["bookie"])
@@ -77,7 +79,7 @@ class SluiceParts:
                 data_dir=Path(settings["data_dir"]),
                 port=int(settings.get("admin_port", 0)),
             )
-        if kind == "pulsar":
+        if kind in ("gateway", "pulsar"):  # started by the controller, or with a cluster in one process
             from cluster.pulsar.listener import PulsarGateway  # only who serves Pulsar's clients pays for protobuf
 
             return PulsarGateway(ports, controller=CONTROLLER, settings=settings)

@@ -28,13 +28,14 @@ from actors.wire import Blob, Packed
 from cluster.build import CONTROLLER, SluiceParts
 from cluster.client import Client
 from cluster.discovery import refuse_running
+from cluster.environment import LOOPBACK
 from cluster.folder import claimed, prepare_folder
 from cluster.loop import LoopThread
 from cluster.net import DirectNet
 from cluster.options import ClusterOptions, identified
 from cluster.process import ProcessActors
 from cluster.process_watch import ProcessWatch
-from cluster.pulsar.ports import service_url, wanted_ports
+from cluster.pulsar.ports import forget_ports, service_url, wanted_ports
 from cluster.real import StructuredLog, Tasks, real_ports
 from cluster.safeguards import check_safeguards
 from cluster.stores import check_stores
@@ -65,6 +66,10 @@ class LocalPlaces:
 
     def __init__(self, actors: ProcessActors) -> None:
         self._actors = actors
+
+    async def machines(self) -> list[str]:
+        """See actors.ports.Places."""
+        return [LOOPBACK]
 
     async def start(self, kind: str, name: str, settings: dict[str, Any]) -> Address:
         """See actors.ports.Places."""
@@ -98,6 +103,7 @@ class EmbeddedCluster:
     ) -> None:
         self._settings = settings
         if wanted_ports(settings):
+            forget_ports(Path(settings["data_dir"]))
             boot = (*boot, ("pulsar", "pulsar"))
         self._boot = {name: kind for kind, name in boot}
         self._parts = SluiceParts()

@@ -33,7 +33,7 @@ from cluster.environment import CONTROLLER_HOST, LOOPBACK, NAMESPACE, prepare, r
 from cluster.folder import DOOR_FILE, STATE_FILE, TOKEN_FILE, claimed, prepare_folder, read_state, write_state
 from cluster.nodes import SLOW_START, START_TRIES, add_node, alive_nodes, start_head
 from cluster.options import ClusterOptions, identified
-from cluster.pulsar.ports import pulsar_of, wanted_ports
+from cluster.pulsar.ports import forget_ports, pulsar_of, wanted_ports
 from cluster.repeated import note
 from cluster.safeguards import check_safeguards
 from cluster.sessions import count_nodes, stop_session
@@ -42,6 +42,7 @@ from cluster.stores import check_stores
 from storage.errors import Invalid, NotFound, SluiceError, Unavailable
 
 if TYPE_CHECKING:
+    from actors.wire import Request
     from cluster.config import Configuration
 
 STOP_SECONDS = 20.0
@@ -183,37 +184,40 @@ def _init_ray(sessions: list[str], wanted: ClusterOptions) -> Any:
 
 
 def start_controller(settings: dict[str, Any]) -> None:
-    """Start the controller, or find it running and add the bookies that it lacks; returns when they are up.
+    """Start the controller, or find it running and add the bookies that it lacks; returns when they are up, and the
+    gateways of clients of Pulsar are, or cannot be started.
 
     Raises Unavailable, and what the bookies' start raises.
     """
     import ray
     from ray.exceptions import RayError, RayTaskError
 
+    from actors.messages import AddBookies, StartGateways
     from cluster.build import make_host
 
     boot: list[tuple[str, str, dict[str, Any]]] = [("controller", "controller", {}), ("admin", "admin", {})]
-    if wanted_ports(settings):
-        boot.append(("pulsar", "pulsar", {}))
     try:
         found = _controller()
+        if not found:
+            forget_ports(Path(settings["data_dir"]))
         handle = found or make_host(CONTROLLER_HOST, settings, boot=boot, restarts=-1)
         ray.get(handle.ready.remote(), timeout=READY_TIMEOUT)
         if found:
-            _add_bookies(settings["bookies"])
+            _ask(AddBookies(ids=settings["bookies"]))
+        if wanted_ports(settings):
+            _ask(StartGateways())
     except RayTaskError as error:
         raise error.cause if isinstance(error.cause, Exception) else Unavailable(str(error)) from None
     except RayError as error:
         raise Unavailable(f"the controller did not start: {error}") from None
 
 
-def _add_bookies(bookies: list[str]) -> None:
-    from actors.messages import AddBookies
+def _ask(request: Request[Any]) -> None:
     from actors.ports import Unknown
     from cluster.build import CONTROLLER
     from cluster.net import ask_once
 
-    reply = asyncio.run(ask_once(CONTROLLER, AddBookies(ids=bookies), round(READY_TIMEOUT * 1000)))
+    reply = asyncio.run(ask_once(CONTROLLER, request, round(READY_TIMEOUT * 1000)))
     if isinstance(reply, Unknown):
         raise Unavailable(f"the controller does not answer: {reply.reason}")
 

@@ -51,6 +51,12 @@ class LocateSubscription(Request[Located], kw_only=True):
     partition: int | None = None
 
 
+class StartGateways(Request[Done]):
+    """Answered when each machine's gateway for clients of Pulsar was started once, or could not be."""
+
+    reply: ClassVar[type[Reply]] = Done
+
+
 class Suspect(Request[Done], kw_only=True):
     """An address did not answer; the controller looks, and replaces it if it is dead."""
 

@@ -16,7 +16,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from actors.placement.slots import BROKER, STANDBY, HostProcess, Times, is_broker, least_loaded, slot_for, stem
+from actors.placement.slots import (
+    BROKER,
+    STANDBY,
+    HostProcess,
+    Times,
+    is_broker,
+    is_gateway,
+    least_loaded,
+    slot_for,
+    stem,
+)
 from actors.placement.standby import Standby
 from actors.ports import Address, Introduction, Node
 
@@ -77,6 +87,7 @@ class Placement:
     def node_for(self, slot: str, nodes: list[Node]) -> Node:
         """The node for a new process of a slot, or of one that waits. Raises Unavailable."""
         placed = {slot: process.node for slot, process in self.serving.items()} | self._going
+        placed = {slot: node for slot, node in placed.items() if not is_gateway(slot)}  # every machine has one
         if slot == STANDBY:
             placed |= {f"{STANDBY}{number}": process.node for number, process in enumerate(self.standby.waiting)}
         return least_loaded(nodes, slot, placed)
@@ -156,7 +167,7 @@ class Placement:
         """Remember where the bookies are that run."""
         addresses = {node.id: node.address for node in nodes}
         for slot, process in self.serving.items():
-            if not is_broker(slot) and process.node in addresses:
+            if not is_broker(slot) and not is_gateway(slot) and process.node in addresses:
                 self._machines[slot] = addresses[process.node]
 
     def begin(self, now: int) -> None:

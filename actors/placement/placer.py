@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from actors.placement.placement import Placed, Placement
-from actors.placement.slots import STANDBY, HostProcess, is_broker, stem
+from actors.placement.slots import STANDBY, HostProcess, is_broker, is_gateway, stem
 from actors.ports import Address, Node, Ports, Processes, Unknown
 from actors.signal import Signal
 from actors.supervisor import key_of
@@ -39,13 +39,18 @@ class Placer:
 
     # -- Places ----------------------------------------------------------------------------------------------------
 
+    async def machines(self) -> list[str]:
+        """See actors.ports.Places."""
+        return sorted({node.address for node in await self._processes.nodes()})
+
     async def start(self, kind: str, name: str, settings: dict[str, Any]) -> Address:
         """See actors.ports.Places."""
         slot = self._placement.slot_for(kind, settings)
         if (known := await self._found_late(slot, key_of(kind, settings))) is not None:
             return known
-        if is_broker(slot):
-            return await self._start_in(await self._process_of(slot, None), slot, kind, name, settings)
+        if is_broker(slot) or is_gateway(slot):
+            process = await self._process_of(slot, settings.get("machine"))
+            return await self._start_in(process, slot, kind, name, settings)
         tried: list[str] = []
         while True:
             machine = self._placement.machine_for(slot, await self._processes.nodes(), tried)
@@ -202,7 +207,10 @@ class Placer:
         try:
             async with self._replacing if replaced else contextlib.nullcontext():
                 nodes = await self._processes.nodes()
-                here = [node for node in nodes if node.address == machine] or nodes
+                here = [node for node in nodes if node.address == machine]
+                if not here and is_gateway(slot):
+                    raise Unavailable(f"the machine {machine} is away")
+                here = here or nodes
                 node = placement.node_for(slot, here)
                 placement.goes(slot, node.id)
                 process = await self._stand_in(slot, node, nodes)

@@ -15,7 +15,9 @@ from actors.ports import Node
 from storage.errors import Unavailable
 
 BROKER = "broker-"
-"""How the slots of the shared processes begin; each other slot is a bookie's."""
+"""How the slots of the shared processes begin; each other slot is a bookie's or a gateway's."""
+GATEWAY = "gateway-"
+"""How the slots of gateways begin, one for each machine: a process that has nothing to do with partitions and disks."""
 STANDBY = "broker-standby"
 """What takes the place of a slot in the name of a process that waits."""
 
@@ -55,8 +57,13 @@ class HostProcess:
     slot: str
 
 
+def is_gateway(slot: str) -> bool:
+    """Whether a slot is that of a machine's gateway."""
+    return slot.startswith(GATEWAY)
+
+
 def is_broker(slot: str) -> bool:
-    """Whether a slot is a share of the partitions, and not a bookie's."""
+    """Whether a slot is a share of the partitions, and neither a bookie's nor a gateway's."""
     return slot.startswith(BROKER)
 
 
@@ -64,6 +71,8 @@ def slot_for(kind: str, settings: dict[str, Any], brokers: int) -> str:
     """The slot of an actor; there are so many of brokers."""
     if kind == "bookie":
         return str(settings["bookie"])
+    if kind == "gateway":
+        return f"{GATEWAY}{settings['machine']}"
     home = zlib.crc32(str(settings["topic"]).encode()) + int(settings["partition"])
     return f"{BROKER}{home % brokers}"
 

@@ -1,8 +1,9 @@
-"""The ports that Pulsar's clients connect to, on the loopback: one in clear text, one with TLS, or one of them; and,
-beside that in clear text, the one of Pulsar's tools.
+"""A gateway in this process: it listens for Pulsar's clients, in clear text, with TLS, or both; and, beside that in
+clear text, for Pulsar's tools.
 
-The actor is started with the cluster. A port that somebody else has is no reason for the cluster not to start: the
-actor lives, says so in `problem`, and the port's file in the data folder holds 0.
+Of several on one machine one has the ports, and the others wait to take over (actors.pulsar.doors). A port that
+somebody else has is no reason for the cluster not to start: the gateway lives, says so in `problem`, and the file of
+the port in the data folder holds 0.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from actors.ports import Address, Ports
 from actors.pulsar.connection import Connection
+from actors.pulsar.doors import Doorkeeper
 from actors.pulsar.gateway import Gateway, GatewayActor
-from cluster.environment import LOOPBACK
 from cluster.process_watch import this_process
 from cluster.pulsar.admin.addresses import Addresses
-from cluster.pulsar.ports import PLAIN, TLS, WEB, advertised_host, refusal, wanted_ports, write_port
+from cluster.pulsar.doors import MachineDoors
+from cluster.pulsar.ports import PLAIN, TLS, WEB, advertised_host, refusal, wanted_ports
 from cluster.pulsar.tls import context_of, role_of
 from cluster.pulsar.tokens import TokenAuthenticator
 
@@ -26,12 +28,8 @@ if TYPE_CHECKING:
     from cluster.pulsar.http import GatewayHttp
 
 MOST_CONNECTIONS = 1_000
-AGAIN_S = 1.0
-"""Between attempts to have a port."""
 HTTP = (b"GET ", b"HEAD", b"PUT ", b"POST", b"DELE")
 """What a request of HTTP begins with, and no frame: it would be longer than any may be."""
-HANDSHAKE_S = 10.0
-"""Seconds in which TLS stands, or the connection ends."""
 READ_BYTES = 1024 * 1024
 """Read so much at once: frames that are there together are decoded together."""
 WRITE_BYTES = 4 * 1024 * 1024
@@ -49,11 +47,10 @@ class PulsarGateway(GatewayActor):
         key_file = settings.get("pulsar_token_key_file")
         known = TokenAuthenticator(Path(key_file)) if key_file else None
         self.gateway = Gateway(ports, controller, process=this_process(), authenticate=known)
-        self._data_dir = Path(settings["data_dir"])
-        self._contexts = {PLAIN: None, TLS: context_of(settings), WEB: None}
-        self._missing = wanted_ports(settings)
         self._host = advertised_host(settings)
-        self._servers: dict[str, asyncio.Server] = {}
+        accept = {PLAIN: self._accept, TLS: self._accept, WEB: self._accept_http}
+        doors = MachineDoors(Path(settings["data_dir"]), accept, {TLS: context_of(settings)})
+        self._doorkeeper = Doorkeeper(ports, doors, wanted_ports(settings), self._opened)
         self._connections: dict[_Socket, None] = {}
         self._at = Addresses()
         self._http: GatewayHttp | None = None
@@ -62,35 +59,24 @@ class PulsarGateway(GatewayActor):
 
     @property
     def problem(self) -> str:
-        """Why no client can connect; empty if they can."""
-        return "; ".join(refusal(scheme, port) for scheme, port in self._missing.items() if port)
+        """Why no client can connect; empty if they can, here or at the machine's other gateway."""
+        return "; ".join(refusal(scheme, port) for scheme, port in self._doorkeeper.refused.items() if port)
 
     async def start(self) -> None:
-        """Listen, where the ports are free."""
-        for scheme in (PLAIN, TLS, WEB):
-            write_port(self._data_dir, scheme, 0)
-        await self._listen()
-        if self._missing:
-            self.ports.spawn(self._listen_later(), "listen")
+        """Listen, where the ports are free, and wait for the others."""
+        await self._doorkeeper.open()
+        self.ports.spawn(self._serve(), "doors")
 
-    async def _listen(self) -> None:
-        loop = asyncio.get_running_loop()
-        for scheme, port in list(self._missing.items()):
-            context = self._contexts[scheme]
-            late = None if context is None else HANDSHAKE_S
-            accept = self._accept_http if scheme == WEB else self._accept
-            try:
-                server = await loop.create_server(
-                    accept, LOOPBACK, port, backlog=256, ssl=context, ssl_handshake_timeout=late
-                )
-            except OSError:
-                continue
-            self._servers[scheme] = server
-            del self._missing[scheme]
-            self._tell(scheme, int(server.sockets[0].getsockname()[1]))
+    async def _serve(self) -> None:
+        """For as long as the actor lives; it ends with its connections, so that clients look for another one."""
+        try:
+            await self._doorkeeper.run()
+        finally:
+            for connection in list(self._connections):
+                connection.abort()
 
-    def _tell(self, scheme: str, port: int) -> None:
-        """Say where clients connect; they may reach this port by another name than the loopback's."""
+    def _opened(self, scheme: str, port: int) -> None:
+        """Clients connect there; they may reach this port by another name than the loopback's."""
         url = f"{scheme}://{self._host}:{port}"
         if scheme == WEB:
             self._at.http = url
@@ -98,19 +84,11 @@ class PulsarGateway(GatewayActor):
             self.gateway.url_tls = self._at.pulsar_tls = url
         else:
             self.gateway.url = self._at.pulsar = url
-        write_port(self._data_dir, scheme, port)
-
-    async def _listen_later(self) -> None:
-        """Who has a port may be an earlier incarnation that is ending."""
-        while self._missing:
-            await asyncio.sleep(AGAIN_S)
-            await self._listen()
 
     async def stop(self, reason: str) -> None:
         """Close the ports and every connection."""
         await super().stop(reason)
-        for server in self._servers.values():
-            server.close()
+        self._doorkeeper.close()
         if self._http is not None:
             await self._http.close()
         for connection in list(self._connections):

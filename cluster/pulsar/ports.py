@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.environment import LOOPBACK
+from cluster.folder import replace_file
 from storage.errors import Invalid, Unavailable
 
 PLAIN, TLS, WEB = "pulsar", "pulsar+ssl", "http"
@@ -46,7 +47,13 @@ def advertised_host(settings: Mapping[str, Any]) -> str:
 
 def write_port(data_dir: Path, scheme: str, port: int) -> None:
     """Leave word of a port; 0 says that there is none."""
-    (data_dir / _FILES[scheme]).write_text(str(port))
+    replace_file(data_dir / _FILES[scheme], str(port).encode())
+
+
+def forget_ports(data_dir: Path) -> None:
+    """A cluster starts: what an earlier one has left is not its own."""
+    for name in _FILES.values():
+        (data_dir / name).unlink(missing_ok=True)
 
 
 def port_of(data_dir: Path, scheme: str = PLAIN) -> int:
@@ -74,8 +81,14 @@ def pulsar_of(data_dir: Path, settings: Mapping[str, Any]) -> dict[str, str]:
     tools = urls.pop(WEB, "")
     told = [f"clients of Apache Pulsar connect to {' or '.join(urls.values())}"] if urls else []
     told += [f"its tools to {tools}"] if tools else []
-    told += [refusal(scheme, wanted[scheme]) for scheme, port in ports.items() if not port]
-    return {"pulsar": "; ".join(told)}
+    told += [_missing(data_dir, scheme, wanted[scheme]) for scheme, port in ports.items() if not port]
+    return {"pulsar": "; ".join(dict.fromkeys(told))}
+
+
+def _missing(data_dir: Path, scheme: str, wanted: int) -> str:
+    if not (data_dir / _FILES[scheme]).exists():
+        return "no gateway for clients of Apache Pulsar runs on this machine yet; `./sluice status` says why"
+    return refusal(scheme, wanted)
 
 
 def refusal(scheme: str, wanted: int) -> str:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from tests.sim.doors import Machines
 from tests.sim.world import Process, World
 
 HELD_MS = 20
@@ -170,7 +171,16 @@ class Pipes:
         self.rng = random.Random(f"pipes/{world.seed}")
         self.open: list[tuple[End, End]] = []
         """Client's end and server's end of those that nobody has broken."""
+        self.machines = Machines(world)
+        """Their ports, for who listens at one."""
         world.ears.append(self._hear)
+
+    def find(self, server: str) -> Process | None:
+        """Who would take a connection to this server."""
+        process = self.machines.listener(server)
+        if process is None and server in self.world.names():
+            process = self.world.process(server)
+        return process
 
     def delay(self, source: str, target: str) -> int:
         """Milliseconds that a piece is on its way."""
@@ -179,8 +189,11 @@ class Pipes:
         return self.rng.randint(*faults.delay_ms) + late
 
     async def connect(self, client: Process, server: str) -> tuple[End, Any] | None:
-        """The client's end of a new connection to a server, and the server's actor; None if nobody listens there."""
-        process = self.world.process(server) if server in self.world.names() else None
+        """The client's end of a new connection, and the actor that listens there; None if nobody does.
+
+        server: a process, or a machine with ports.
+        """
+        process = self.find(server)
         await self.world.loop.pause(1 + self.rng.randrange(5))
         if process is None or not process.alive or process.actor is None:
             return None

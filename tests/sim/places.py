@@ -30,6 +30,7 @@ class Machines(Protocol):
     rng: random.Random
     place_failures: float
     zombies: float
+    gateway_machines: list[str]
 
     @property
     def kinds(self) -> Mapping[str, Kind]:
@@ -64,6 +65,11 @@ class SimPlaces:
 
     def __init__(self, world: Machines) -> None:
         self._world = world
+
+    async def machines(self) -> list[str]:
+        """See actors.ports.Places."""
+        await self._world.loop.pause(self._world.rng.randrange(5))
+        return self._world.gateway_machines
 
     async def start(self, kind: str, name: str, settings: dict[str, Any]) -> Address:
         """Start an actor of a kind that the world knows."""

@@ -159,6 +159,8 @@ class World:
         self.place_failures = 0.0
         self.zombies = 0.0
         """How likely `Places.stop` reports success although the process lives on, frozen or cut off."""
+        self.gateway_machines: list[str] = []
+        """Machines that the controller is told of."""
         self.power_loss = 0.5
         """How likely the end of a process is a loss of power, in which unsynced bytes go."""
         self.counters: dict[str, int] = {}

@@ -17,6 +17,7 @@ from tests.actors.pulsar.two_gateways import (
 )
 from tests.sim.worlds.wire import Refusal, batch_frame
 
+
 def test_one_at_another_gateway_is_in_the_way() -> None:
     async def scenario(clients: Clients) -> None:
         first, second = [await clients.join(f"c{number}", name) for number, name in enumerate(GATEWAYS)]

@@ -188,9 +188,7 @@ class Course:
         world.kinds["dispatcher"] = (self._dispatcher, _broker, lambda settings: None)
         often = random.Random(f"leftovers/{world.seed}").random() < 0.3
         pause = 300 if often else LEFTOVERS_MS
-        address = await world.start(
-            "controller", lambda ports: Controller(ports, bookies=names, leftovers_ms=pause), fixed=True
-        )
+        address = await world.start("controller", lambda ports: self._controller(ports, names, pause), fixed=True)
         assert address == CONTROLLER
         await self._create(world.client("admin"))
         roles = self.nemesis.roles
@@ -199,6 +197,9 @@ class Course:
             roles[role] = partial(world.alive, f"{role}-")
             self.nemesis.revive[role] = self._leave_it
         self.nemesis.special.update(two_owners=self._elect, churn=self._churn, lost_object=self._lose)
+
+    def _controller(self, ports: Ports, bookies: list[str], leftovers_ms: int) -> Controller:
+        return Controller(ports, bookies=bookies, leftovers_ms=leftovers_ms)
 
     async def _create(self, admin: Ports) -> None:
         """Make topic and subscription, as often as it takes.

@@ -1,8 +1,9 @@
 """The broker's world behind gateways: all clients speak Pulsar's protocol, over connections that break.
 
 Gateways are the real ones, with everything between the bytes of a connection and the actors; clients are models of
-Pulsar's (tests.sim.worlds.wire). Gateways crash and freeze like everything else, connections end in the midst of
-frames, and clients come back to any gateway and send again what has no receipt. The judge is that of a flood: order and
+Pulsar's (tests.sim.worlds.wire), and some are Sluice's own. The controller keeps a gateway on each machine; beside it
+others may wait for the machine's port. Gateways crash and freeze like everything else, connections end in the midst of
+frames, and clients come back to any machine and send again what has no receipt. The judge is that of a flood: order and
 single holders of keys, nothing lost, nothing early, nothing again without a reason, nothing after a confirmed
 acknowledgement; and with deduplication nothing is stored twice. Receipts come in the order of the sends, and nobody is
 sent more than was asked for.
@@ -11,20 +12,24 @@ sent more than was asked for.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import msgspec
 
+from actors.controller import Controller
 from actors.messages import SubscriptionSettings
 from actors.ports import Ports
 from actors.pulsar.connection import Connection
+from actors.pulsar.doors import Doorkeeper, Doors
 from actors.pulsar.fields import FIELD_OF, Command, parse
 from actors.pulsar.frames import Cutter
 from actors.pulsar.gateway import Gateway, GatewayActor
 from loadgen import history
 from storage.position import position
+from tests.sim.doors import SimDoors
 from tests.sim.faults import Fault
 from tests.sim.pipes import End, Pipes
 from tests.sim.world import Process, World
@@ -33,6 +38,8 @@ from tests.sim.worlds.clients import SOMEBODY
 from tests.sim.worlds.types import ORDER
 from tests.sim.worlds.wire import Stamp
 from tests.sim.worlds.wire_clients import SHARED, Manner, WireConsumerModel, WireProducerModel
+
+FIXED = 6650
 
 
 class GatewayWorld(BrokerWorld):
@@ -47,21 +54,51 @@ class GatewayWorld(BrokerWorld):
         rng = random.Random(f"gateway/{world.seed}")
         size = Size.draw(rng, options)
         deduplicated = rng.random() < 0.5
-        gateways = [f"gateway-{number}" for number in range(rng.choice((1, 1, 2)))]
-        manner = Manner.draw(rng, gateways, deduplicated=deduplicated)
+        machines = [f"machine-{number}" for number in range(rng.choice((1, 2, 2, 3)))]
+        manner = Manner.draw(rng, machines, deduplicated=deduplicated)
+        doors = DoorsOf.draw(rng)
         kind = "shared" if manner.type == SHARED else "key_shared"
         settings = SubscriptionSettings(type=kind, initial_position="earliest")
         topic = msgspec.structs.replace(size.topic, deduplication_enabled=deduplicated)
         size = replace(size, topic=topic, traffic=replace(size.traffic, settings=settings))
-        return GatewayCourse(world, faults, options, size, manner)
+        return GatewayCourse(world, faults, options, size, manner, doors)
+
+
+@dataclass(frozen=True)
+class DoorsOf:
+    """How the machines' ports are. spare: gateways that wait beside those that the controller starts, of which it knows
+    nothing. taken_ms: for so long another program has the port of the first machine; 0: none has.
+    """
+
+    port: int
+    spare: int
+    taken_ms: int
+    own: float
+    """Share of the clients that are Sluice's own and need no gateway."""
+
+    @classmethod
+    def draw(cls, rng: random.Random) -> DoorsOf:
+        """Some doors; a free port, or one that is given."""
+        taken_ms = rng.choice((0, 0, 0, rng.randrange(1, 5_000)))
+        return cls(rng.choice((0, FIXED)), rng.choice((0, 0, 1, 2)), taken_ms, rng.choice((0.0, 0.0, 0.4)))
 
 
 class SimGateway(GatewayActor):
-    """A gateway in a process of its own."""
+    """A gateway in a process of its own. doors: makes the machine's port, for which it waits; without, it has one."""
 
-    def __init__(self, ports: Ports, name: str) -> None:
+    def __init__(self, ports: Ports, name: str, doors: Callable[[], Doors] | None = None, port: int = 0) -> None:
         super().__init__(ports)
         self.gateway = Gateway(ports, CONTROLLER, url=f"pulsar://{name}", process=name, abreast_from=2)
+        self._doorkeeper = Doorkeeper(ports, doors(), {"pulsar": port}, self._opened) if doors is not None else None
+
+    async def start(self) -> None:
+        """Listen, or wait for that."""
+        if self._doorkeeper is not None:
+            await self._doorkeeper.open()
+            self.ports.spawn(self._doorkeeper.run(), "doors")
+
+    def _opened(self, scheme: str, port: int) -> None:
+        self.gateway.url = f"{scheme}://{self.ports.me}:{port}"
 
     async def accept(self, end: End, stamps: list[Stamp]) -> None:
         """Somebody has connected. stamps: what the judge wants to know of each MESSAGE frame."""
@@ -89,22 +126,54 @@ def _stamps(conversation: Connection, data: bytes) -> list[Stamp]:
 class GatewayCourse(Course):
     """One run."""
 
-    def __init__(self, world: World, faults: list[Fault], options: dict[str, str], size: Size, manner: Manner) -> None:
+    def __init__(
+        self,
+        world: World,
+        faults: list[Fault],
+        options: dict[str, str],
+        size: Size,
+        manner: Manner,
+        doors: DoorsOf,
+    ) -> None:
         super().__init__(world, faults, options, size)
-        self.manner = manner
+        self.manner, self.doors = manner, doors
         self.pipes = Pipes(world)
+        self.machines = self.pipes.machines
+        self._rng = random.Random(f"doors/{world.seed}")
+        world.gateway_machines = manner.gateways
         if manner.type == SHARED:
             self.excused |= ORDER
         world.ears.append(self._hear)
 
     async def _build(self) -> None:
+        machines = self.manner.gateways
+        self.world.kinds["gateway"] = (self._gateway, lambda settings: str(settings["machine"]), lambda settings: None)
+        if self.doors.taken_ms:
+            self.machines.taken[machines[0], FIXED] = None
+            self.world.background(self._free(machines[0]), "a port is free again")
         await super()._build()
-        for name in self.manner.gateways:
-            await self.world.start(name, lambda ports, name=name: SimGateway(ports, name))  # type: ignore[misc]
-        roles, revive = self.nemesis.roles, self.nemesis.revive
-        roles["gateway"] = lambda: self.manner.gateways
-        revive.pop("gateway", None)
+        for number in range(self.doors.spare):
+            await self.world.start(
+                f"gateway-spare-{number}", self._doorway, machine=machines[self._rng.randrange(len(machines))]
+            )
+        self.nemesis.roles["gateway"] = partial(self.world.alive, "gateway-")
+        self.nemesis.revive["gateway"] = self._leave_it
         self.nemesis.special["hang_up"] = self._hang_up
+
+    def _controller(self, ports: Ports, bookies: list[str], leftovers_ms: int) -> Controller:
+        """See Course."""
+        return Controller(ports, bookies=bookies, leftovers_ms=leftovers_ms, gateways=True)
+
+    def _gateway(self, ports: Ports, settings: dict[str, Any]) -> SimGateway:
+        return self._doorway(ports)
+
+    def _doorway(self, ports: Ports) -> SimGateway:
+        name = ports.me.partition("/")[2].rpartition(".")[0]
+        return SimGateway(ports, name, lambda: SimDoors(self.machines, self.world.process(name)), self.doors.port)
+
+    async def _free(self, machine: str) -> None:
+        await self.world.loop.pause(self.doors.taken_ms)
+        del self.machines.taken[machine, FIXED]
 
     async def _hang_up(self, fault: Fault, rng: random.Random) -> None:
         """A connection ends, with whatever is on its way."""
@@ -112,10 +181,14 @@ class GatewayCourse(Course):
 
     def _produce(self, number: int) -> Any:
         """See Course."""
+        if self._rng.random() < self.doors.own:
+            return super()._produce(number)
         return WireProducerModel(self.world, self.pipes, self.past, self.size.traffic, number, self.manner)
 
     def _join(self) -> Any:
         """See Course."""
+        if self._rng.random() < self.doors.own:
+            return super()._join()
         number = len(self.consumers)
         consumer: Any = WireConsumerModel(self.world, self.pipes, self.past, self.size.traffic, number, self.manner)
         self.consumers.append(consumer)
@@ -139,7 +212,9 @@ class GatewayCourse(Course):
 
     def _judge(self) -> None:
         """See the module."""
-        self._add("reconnections", sum(producer.reconnected - 1 for producer in self.producers))  # type: ignore[attr-defined]
+        wired: list[Any] = [each for each in self.producers if isinstance(each, WireProducerModel)]
+        self._add("reconnections", sum(producer.reconnected - 1 for producer in wired))
+        self._add("gateways that took over", self.machines.takeovers)
         if not self.size.topic.deduplication_enabled and self.counters["reconnections"]:
             self.excused |= {"stored_twice"}
         super()._judge()

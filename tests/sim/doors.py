@@ -1,0 +1,100 @@
+"""The ports of simulated machines: who claims and who listens, as a kernel would have it.
+
+A claim and a port are let go when their process ends, and only then: one that is frozen keeps both, and connections
+that are made to it wait. A port that has been told to clients as a chosen one is never another one later.
+"""
+
+from __future__ import annotations
+
+from storage.errors import Unavailable
+from tests.sim.world import Process, World
+
+FIRST = 40_000
+
+
+class Machines:
+    """What the machines of a world know of their gateways."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.taken: dict[tuple[str, int], None] = {}
+        """Ports that programs of others have, by machine."""
+        self.takeovers = 0
+        self._claims: dict[str, Process] = {}
+        self._listening: dict[tuple[str, int], Process] = {}
+        self._told: dict[tuple[str, str], int] = {}
+        self._free = FIRST
+
+    def listener(self, machine: str, port: int = 0) -> Process | None:
+        """Who listens on a machine, at the port that clients were told."""
+        port = port or next((told for (where, _), told in self._told.items() if where == machine), 0)
+        process = self._listening.get((machine, port))
+        return process if process is not None and process.alive else None
+
+    def claim(self, process: Process) -> bool:
+        """See actors.pulsar.doors.Doors."""
+        holder = self._claims.get(process.machine)
+        if holder is not None and holder is not process and holder.alive:
+            self.world.count("gateway waits")
+            return False
+        self.takeovers += holder is not None and holder is not process
+        self._claims[process.machine] = process
+        return True
+
+    def listen(self, process: Process, port: int) -> int:
+        """See actors.pulsar.doors.Doors."""
+        if not port:
+            self._free += 1
+            port = self._free
+        place = process.machine, port
+        if place in self.taken or self.listener(*place) is not None:
+            self.world.count("port in use")
+            raise Unavailable(f"port {port} is in use")
+        self._listening[place] = process
+        return port
+
+    def chosen(self, process: Process, scheme: str) -> int:
+        """See actors.pulsar.doors.Doors."""
+        return self._told.get((process.machine, scheme), 0)
+
+    def tell(self, process: Process, scheme: str, port: int) -> None:
+        """See actors.pulsar.doors.Doors."""
+        place = process.machine, scheme
+        before = self._told.get(place, 0)
+        assert before in (0, port) or not port, f"{place}: clients were told {before}, and now {port}"
+        if port or not before:
+            self._told[place] = port
+
+    def close(self, process: Process) -> None:
+        """See actors.pulsar.doors.Doors."""
+        self._listening = {place: other for place, other in self._listening.items() if other is not process}
+        if self._claims.get(process.machine) is process:
+            del self._claims[process.machine]
+
+
+class SimDoors:
+    """The ports of the machine that a process is on. Implements actors.pulsar.doors.Doors."""
+
+    def __init__(self, machines: Machines, process: Process) -> None:
+        self._machines, self._process = machines, process
+
+    def claim(self) -> bool:
+        """See Doors."""
+        return self._machines.claim(self._process)
+
+    async def listen(self, scheme: str, port: int) -> int:
+        """See Doors."""
+        await self._machines.world.loop.pause(1)
+        return self._machines.listen(self._process, port)
+
+    def chosen(self, scheme: str) -> int:
+        """See Doors."""
+        return self._machines.chosen(self._process, scheme)
+
+    def tell(self, scheme: str, port: int) -> None:
+        """See Doors."""
+        self._machines.tell(self._process, scheme, port)
+
+    def close(self) -> None:
+        """See Doors."""
+        self._machines.close(self._process)
