@@ -3,6 +3,8 @@
 A bookie has a process of its own. Topics and dispatchers share a pool of broker processes. Each new process goes to
 the node that runs the fewest of its sort, so bookies are spread as far as the nodes go, and brokers too.
 
+Each machine has a gateway for clients of Pulsar, in a process that counts for no node and serves nothing else.
+
 Who waits for a partition does not wait for a process. What a lost broker process ran goes to one that was kept ready,
 else it takes refuge in another broker process: it *lodges* there. When nothing was lost for a while, each lodger gets a
 process of its own: what it runs where it lodges is ended, and whoever misses it has it started where it belongs.
@@ -109,8 +111,13 @@ class Placement:
         home = self._machines.get(bookie)
         return home is not None and home not in tried
 
-    def stand_ins(self, slot: str, node: Node) -> list[HostProcess]:
-        """The waiting processes that are as well placed for this slot as one on `node` would be, the best first."""
+    def stand_ins(self, slot: str, node: Node, nodes: list[Node]) -> list[HostProcess]:
+        """The waiting processes that are as well placed for this slot as one on `node` would be, the best first: for a
+        gateway those on the same machine.
+        """
+        if is_gateway(slot):
+            here = [each.id for each in nodes if each.address == node.address]
+            return [each for each in self.standby.waiting if each.node in here]
         if not is_broker(slot):
             return []
         brokers = [process.node for other, process in self.serving.items() if is_broker(other)]

@@ -252,12 +252,12 @@ class Placer:
 
     async def _stand_in(self, slot: str, node: Node, nodes: list[Node]) -> HostProcess | None:
         """A waiting process that is as well placed as one on `node` would be, told whom it serves; None without one."""
-        if not is_broker(slot):
+        if not is_broker(slot) and not is_gateway(slot):
             return None
         standby = self._placement.standby
         for process in standby.elsewhere([each.id for each in nodes]):
             self._dismiss(process)
-        for process in self._placement.stand_ins(slot, node):
+        for process in self._placement.stand_ins(slot, node, nodes):
             if not standby.take(process):
                 continue
             try:
@@ -269,6 +269,8 @@ class Placer:
             except Unavailable:
                 continue  # another controller uses it
             self._ports.log("process_stands_in", slot=slot, host=process.name)
+            if is_gateway(slot):
+                self._refill(self._times.again)
             return process
         return None
 

@@ -83,9 +83,12 @@ def test_one_that_waits_is_used_where_it_is_as_well_placed() -> None:
     placement.introduced("broker-0-p", Introduction("", "a", []))
     placement.introduced("broker-standby-q", Introduction("", "b", []))
     placement.introduced("broker-standby-r", Introduction("", "a", []))
-    assert [each.name for each in placement.stand_ins("broker-1", B)] == ["broker-standby-q"]
-    assert [each.name for each in placement.stand_ins("broker-1", A)] == ["broker-standby-q", "broker-standby-r"]
-    assert placement.stand_ins("bookie-0", B) == []
+    assert [each.name for each in placement.stand_ins("broker-1", B, [A, B])] == ["broker-standby-q"]
+    assert [each.name for each in placement.stand_ins("broker-1", A, [A, B])] == [
+        "broker-standby-q",
+        "broker-standby-r",
+    ]
+    assert placement.stand_ins("bookie-0", B, [A, B]) == []
 
 
 def test_refuge_is_where_the_fewest_slots_are_served() -> None:
