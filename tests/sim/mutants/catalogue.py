@@ -14,6 +14,7 @@ from tests.sim.mutants.placing import PLACING
 from tests.sim.mutants.serving import SERVING
 from tests.sim.mutants.setting_aside import SETTING_ASIDE
 from tests.sim.mutants.storing import STORING
+from tests.sim.mutants.taking_over import TAKING_OVER
 from tests.sim.mutants.talking import TALKING
 
 GROUPS: dict[str, list[Mutant]] = {
@@ -27,6 +28,7 @@ GROUPS: dict[str, list[Mutant]] = {
     "giving back": GIVING_BACK,
     "placing": PLACING,
     "serving": SERVING,
+    "taking over": TAKING_OVER,
     "counting": COUNTING,
     "setting aside": SETTING_ASIDE,
 }

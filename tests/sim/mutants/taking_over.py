@@ -1,0 +1,116 @@
+"""Mutants of several gateways: who has a machine's ports, whose a name is, what the subscription's record says."""
+
+from __future__ import annotations
+
+from tests.sim.mutants import Mutant
+
+GATEWAY = "gateway"
+DOORS, SEVERAL = "tests/actors/pulsar/test_doors.py", "tests/actors/pulsar/test_several_gateways.py"
+PLACES, KEEPER = "tests/actors/placement/test_gateways.py", "tests/actors/test_gateway_keeper.py"
+
+TAKING_OVER: list[Mutant] = [
+    Mutant(
+        name="a gateway does not wait for the one that has the ports",
+        module="actors.pulsar.doors",
+        old="            self._claimed = self._doors.claim()\n",
+        new="            self._claimed = True\n",
+        world=GATEWAY,
+        test=DOORS,
+    ),
+    Mutant(
+        name="who takes over chooses another free port",
+        module="actors.pulsar.doors",
+        old="            port = wanted or self._doors.chosen(scheme)\n",
+        new="            port = wanted\n",
+        world=GATEWAY,
+        test=DOORS,
+    ),
+    Mutant(
+        name="a gateway tries to listen once",
+        module="actors.pulsar.doors",
+        old="            while not self.listens and not await self.open():",
+        new="            if not self.listens and not await self.open():",
+        world=GATEWAY,
+        test=DOORS,
+    ),
+    Mutant(
+        name="two producers of one name write",
+        module="actors.topic.access",
+        old="        if not twins or not request.home or request.again:",
+        new="        if True:",
+        world=GATEWAY,
+        test=SEVERAL,
+    ),
+    Mutant(
+        name="who comes back on another connection is taken for somebody else",
+        module="actors.topic.access",
+        old="        if not twins or not request.home or request.again:",
+        new="        if not twins or not request.home:",
+        world=GATEWAY,
+        test=SEVERAL,
+    ),
+    Mutant(
+        name="a client that does not answer keeps its name",
+        module="actors.pulsar.session",
+        old="            self.end()\n        return not self.closed\n",
+        new="            pass\n        return not self.closed\n",
+        world=GATEWAY,
+        test=SEVERAL,
+    ),
+    Mutant(
+        name="that batches are acknowledged in parts dies with the owner",
+        module="actors.dispatcher.state",
+        old='            "by_index": self.by_index,\n',
+        new="",
+        world=GATEWAY,
+        test=SEVERAL,
+    ),
+    Mutant(
+        name="other gateways do not hear that batches are acknowledged in parts",
+        module="actors.dispatcher.delivery",
+        old="        delivery.by_index = self._state.by_index\n",
+        new="",
+        world=GATEWAY,
+        test=SEVERAL,
+    ),
+    Mutant(
+        name="who unsubscribes does not look for consumers of other gateways",
+        module="actors.pulsar.answers",
+        old='["consumersCount"] > 1:',
+        new='["consumersCount"] > 1_000:',
+        world=GATEWAY,
+        test=SEVERAL,
+    ),
+    Mutant(
+        name="a gateway counts for its node",
+        module="actors.placement.placement",
+        old="for slot, node in placed.items() if not is_gateway(slot)}",
+        new="for slot, node in placed.items()}",
+        world=GATEWAY,
+        test=PLACES,
+    ),
+    Mutant(
+        name="a gateway goes to whichever machine there is",
+        module="actors.placement.placer",
+        old="                if not here and is_gateway(slot):",
+        new="                if False:",
+        world=GATEWAY,
+        test=PLACES,
+    ),
+    Mutant(
+        name="a machine that was not seen once loses its gateway",
+        module="actors.gateway_keeper",
+        old="if now - seen < GONE_MS}",
+        new="if now - seen < 1}",
+        world=GATEWAY,
+        test=KEEPER,
+    ),
+    Mutant(
+        name="the gateway of a machine that is gone is started for ever",
+        module="actors.gateway_keeper",
+        old="                await self._end(entry)\n",
+        new="                pass\n",
+        world=GATEWAY,
+        test=KEEPER,
+    ),
+]
