@@ -23,7 +23,7 @@ HANDSHAKE_S = 10.0
 
 
 class MachineDoors:
-    """Implements actors.pulsar.doors.Doors. accept: by scheme, makes each connection's end. contexts: of those with TLS."""
+    """Implements actors.pulsar.doors.Doors. accept: by scheme, makes a connection's end. contexts: where TLS is."""
 
     def __init__(
         self,

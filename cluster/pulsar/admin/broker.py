@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+import json
 from typing import Any, NamedTuple
 
 from aiohttp import web
 
 from actors.directory import Directory
-from actors.messages import CreateTopic, ListSubscriptions, ListTopics, Stats, TopicSettings, shown
+from actors.messages import CreateTopic, DescribeCluster, ListSubscriptions, ListTopics, Stats, TopicSettings, shown
 from actors.names import check_name, namespace_of
 from actors.ports import Address, Ports, Unknown
 from actors.pulsar.namespaces import Namespaces
@@ -29,16 +29,16 @@ class Named(NamedTuple):
 
 
 class Broker:
-    """Asks the controller and the owners. gateways: where Pulsar's clients are connected, as far as that is known."""
+    """Asks the controller and the owners. here: the gateway of this process, if it has one."""
 
     def __init__(
         self,
         ports: Ports,
         controller: Address,
         directory: Directory | None = None,
-        gateways: Callable[[], Sequence[Address]] = tuple,
+        here: Address = "",
     ) -> None:
-        self.ports, self.controller, self.gateways = ports, controller, gateways
+        self.ports, self.controller, self._here = ports, controller, here
         self.directory = directory or Directory(ports, controller)
         self.namespaces = Namespaces(ports.meta)
 
@@ -52,8 +52,14 @@ class Broker:
 
     async def ask_gateways(self, request: Request[Any]) -> list[Any]:
         """The answers of the gateways that there are: who serves no client has none."""
-        asked = [self.ports.net.call(gateway, request, CALL_TIMEOUT) for gateway in self.gateways()]
+        asked = [self.ports.net.call(gateway, request, CALL_TIMEOUT) for gateway in await self.gateways()]
         return [reply for reply in await asyncio.gather(*asked) if not isinstance(reply, Unknown)]
+
+    async def gateways(self) -> list[Address]:
+        """Every gateway that runs: where Pulsar's clients are connected."""
+        told = json.loads((await self.ask(self.controller, DescribeCluster())).json)
+        running = [row["address"] for row in told["actors"] if row["kind"] == "gateway"]
+        return [address for address in dict.fromkeys([*running, self._here]) if address]
 
     # -- topics ---------------------------------------------------------------------------------------------------
 

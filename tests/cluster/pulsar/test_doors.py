@@ -20,7 +20,7 @@ HOLDS = """
 import sys
 from pathlib import Path
 from cluster.pulsar.doors import MachineDoors
-doors = MachineDoors(Path(sys.argv[1]), {}, lambda: None)
+doors = MachineDoors(Path(sys.argv[1]), {}, {})
 print(doors.claim(), flush=True)
 sys.stdin.read()
 """
@@ -28,7 +28,7 @@ sys.stdin.read()
 
 def doors_of(folder: Path) -> MachineDoors:
     """Those of one gateway."""
-    return MachineDoors(folder, {}, asyncio.Protocol)
+    return MachineDoors(folder, {PLAIN: asyncio.Protocol}, {})
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
