@@ -64,7 +64,7 @@ class AdminHttp(Actor):
         super().__init__(ports)
         self._controller = controller
         process = controller.partition("/")[0]
-        self._broker = Broker(ports, controller, f"{process}/pulsar")
+        self._broker = Broker(ports, controller, here=f"{process}/pulsar")
         self._subscriptions = Subscriptions(self._broker)
         self._data_dir = data_dir
         self._wanted_port = port

@@ -152,6 +152,9 @@ class GatewayCourse(Course):
             self.machines.taken[machines[0], FIXED] = None
             self.world.background(self._free(machines[0]), "a port is free again")
         await super()._build()
+        for machine in machines:
+            while self.machines.listener(machine) is None and (machine, FIXED) not in self.machines.taken:
+                await self.world.loop.pause(20)
         for number in range(self.doors.spare):
             await self.world.start(
                 f"gateway-spare-{number}", self._doorway, machine=machines[self._rng.randrange(len(machines))]
