@@ -76,8 +76,7 @@ class Deliverer:
         self._check_open(session)
         self._check_turn(session, request)
         self._leases.renew(session)
-        delivery = session.answered or session.deliver()
-        delivery.by_index = self._state.by_index
+        delivery = session.answered or session.deliver(by_index=self._state.by_index)
         if not request.rows_from:
             return delivery
         delivery = await cut_delivery(self._ports, delivery, request.rows_from)

@@ -130,8 +130,8 @@ class Session:
         self._revocation_told()
         return sum(len(part.rows) for part in parts)
 
-    def deliver(self) -> Delivery:
-        """Answer the present turn with what is in the outbox."""
+    def deliver(self, *, by_index: bool = False) -> Delivery:
+        """Answer the present turn with what is in the outbox. by_index: see messages.Delivery."""
         self.answered = Delivery(
             turn=self.turn,
             parts=self.outbox,
@@ -139,6 +139,7 @@ class Session:
             events=self.events,
             consumer_epoch=self.consumer_epoch,
             revocation=self.revocation,
+            by_index=by_index,
         )
         self.outbox, self.events = [], []
         self._revocation_told()

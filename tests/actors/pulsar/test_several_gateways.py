@@ -83,7 +83,7 @@ def test_a_name_that_was_made_up_goes_with_its_client() -> None:
 
 
 @pytest.mark.parametrize("ends", ["gateway", "both"])
-def test_what_is_left_of_a_batch_keeps_its_ids_at_another_gateway(ends: str) -> None:
+def test_the_rest_of_a_batch_keeps_its_ids_elsewhere(ends: str) -> None:
     """Also when gateway and owner of the subscription die at the same time."""
 
     async def scenario(clients: Clients) -> None:
@@ -108,7 +108,7 @@ def test_what_is_left_of_a_batch_keeps_its_ids_at_another_gateway(ends: str) -> 
     with_gateways(scenario)
 
 
-def test_one_who_waits_at_another_gateway_hears_of_single_acknowledgements() -> None:
+def test_one_who_waits_elsewhere_hears_of_single_ones() -> None:
     async def scenario(clients: Clients) -> None:
         first, second = [await clients.join(f"c{number}", name) for number, name in enumerate(GATEWAYS)]
         await clients.consumer(first, FAILOVER, "a")
@@ -143,7 +143,7 @@ def test_a_seek_sends_consumers_of_every_gateway_away() -> None:
     with_gateways(scenario)
 
 
-def test_unsubscribing_is_refused_while_another_gateway_has_a_consumer() -> None:
+def test_unsubscribing_is_refused_while_others_are_elsewhere() -> None:
     async def scenario(clients: Clients) -> None:
         first, second = [await clients.join(f"c{number}", name) for number, name in enumerate(GATEWAYS)]
         await clients.consumer(first, KEYED, "a")
@@ -161,7 +161,7 @@ def test_unsubscribing_is_refused_while_another_gateway_has_a_consumer() -> None
     with_gateways(scenario)
 
 
-def test_an_exclusive_subscription_has_one_consumer_at_all_gateways() -> None:
+def test_an_exclusive_subscription_has_one_consumer() -> None:
     async def scenario(clients: Clients) -> None:
         first, second = [await clients.join(f"c{number}", name) for number, name in enumerate(GATEWAYS)]
         await clients.consumer(first, ONE, "a")

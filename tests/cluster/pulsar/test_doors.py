@@ -69,7 +69,7 @@ def test_a_port_of_another_program_is_not_shared(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_a_number_that_was_told_is_chosen_until_the_cluster_starts_anew(tmp_path: Path) -> None:
+def test_a_number_that_was_told_is_kept_until_a_new_start(tmp_path: Path) -> None:
     async def scenario() -> None:
         first, second = doors_of(tmp_path), doors_of(tmp_path)
         assert first.chosen(PLAIN) == 0

@@ -68,8 +68,8 @@ TAKING_OVER: list[Mutant] = [
     Mutant(
         name="other gateways do not hear that batches are acknowledged in parts",
         module="actors.dispatcher.delivery",
-        old="        delivery.by_index = self._state.by_index\n",
-        new="",
+        old="session.deliver(by_index=self._state.by_index)",
+        new="session.deliver()",
         world=GATEWAY,
         test=SEVERAL,
     ),
