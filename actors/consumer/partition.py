@@ -85,15 +85,13 @@ class PartitionConsumer:
         self._acks: list[tuple[int, Positions]] = []
         self._taken_turn = self._consumer_epoch = 0
         """The last delivery that was taken; how often everything was given back under this session."""
-        self._ack_turn = self._ack_due = 0
         self._hand_backs = HandBacks(ports)
         self._unconfirmed: deque[tuple[int, int, Positions]] = deque()
-        self._said = self._heard = self._losses = self._losses_told = 0
+        self._ack_turn = self._ack_due = self._said = self._heard = self._losses = self._losses_told = 0
         self._ack_signal, self._changed = Signal(), Signal()
         self._inbox = Inbox(ports, Payloads(ports, directory, topic, partition), self._came)
         self._revocations = Revocations(ports, self._holding, self._inbox, self._hand_backs, taking_back)
-        self._paused = self._asking = self._gathering = self.closing = False
-        self.by_index = False  # see messages.Poll
+        self._paused = self._asking = self._gathering = self.closing = self.by_index = False  # the last: see Poll
         self.failed: SluiceError | None = None
 
     async def open(self) -> None:
@@ -371,9 +369,8 @@ class PartitionConsumer:
             self._granted_sent = self._granted()
             request = Poll(
                 session=session, turn=self._turn, granted=self._granted_sent, ack_turn=ack_turn, acks=acks,
-                rows_from=self._ports.net.rows_from(self._address),
+                rows_from=self._ports.net.rows_from(self._address), by_index=self.by_index,
             )  # fmt: skip
-            request.by_index = self.by_index
             sent = self._ports.clock.monotonic()
             reply = await self._ports.net.call(self._address, request, CALL_TIMEOUT)
             if (session, epoch) != (self.session, self.epoch):
@@ -403,8 +400,7 @@ class PartitionConsumer:
     def _take_delivery(self, delivery: Delivery) -> None:
         if delivery.turn != self._turn:
             return
-        self._taken_turn = delivery.turn
-        self.by_index |= delivery.by_index
+        self._taken_turn, self.by_index = delivery.turn, self.by_index or delivery.by_index
         self._confirm(delivery.confirmed)
         came = sum(len(part.rows) for part in delivery.parts)
         self._got, self._queued = self._got + came, self._queued + came
