@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(240)
 
 
 BROKEN = [
-    b"POST / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"SSH-2.0-OpenSSH_9.2\r\n",
     encode(command("ping")),
     HELLO + U32.pack(MAX_FRAME_BYTES + 1) + b"\0" * 64,
     HELLO + U32.pack(2) + b"\0" * 64,
