@@ -114,7 +114,7 @@ def test_clients_are_sent_away_and_come_back(tool: Tool, client: pulsar.Client) 
     before = tool.get(f"{BASE}/moved/stats")["publishers"][0]["connectedSince"]
     assert tool.ask("PUT", f"{BASE}/moved/unload").status == 204
     producer.send(b"after")
-    got = set()
+    got: set[bytes] = set()
     while got != {b"before", b"after"}:  # the first one may have come before the unload, and come again
         message = consumer.receive(PATIENCE)
         consumer.acknowledge(message)
