@@ -126,6 +126,29 @@ def test_one_who_waits_elsewhere_hears_of_single_ones() -> None:
     with_gateways(scenario)
 
 
+def test_no_receipt_for_a_batch_that_was_sent_elsewhere() -> None:
+    """By the id alone this gateway cannot know how many messages it stood for: all but the first come again."""
+
+    async def scenario(clients: Clients) -> None:
+        first, second = [await clients.join(f"c{number}", name) for number, name in enumerate(GATEWAYS)]
+        await clients.consumer(first, KEYED, "a")
+        await clients.producer(second, "till", SHARED)
+        await clients.send_batch(second, "c1", 5)
+        await clients.broker.until(lambda: len(clients.numbers("c0")) == 5)
+        at = clients.came["c0"][0].position
+        clients.broker.world.crash(GATEWAYS[0])
+        again = await clients.join("c2", GATEWAYS[1])
+        asked = {"topic": "orders", "subscription": "pulsar", "type": KEYED, "consumer_id": 0, "consumer_name": "a"}
+        await again.ask("subscribe", **asked)
+        with pytest.raises(Refusal, match="only a part is known"):
+            await again.ask("ack", consumer_id=0, message_id=[message_id(at)])
+        again.say("flow", consumer_id=0, permits=1_000)
+        await clients.broker.until(lambda: clients.numbers("c2") == [1, 2, 3, 4], 60_000)
+        await again.ask("ack", consumer_id=0, message_id=[message_id(clients.came["c2"][0].position)])
+
+    with_gateways(scenario)
+
+
 def test_a_seek_sends_consumers_of_every_gateway_away() -> None:
     async def scenario(clients: Clients) -> None:
         first, second = [await clients.join(f"c{number}", name) for number, name in enumerate(GATEWAYS)]
