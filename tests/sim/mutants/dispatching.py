@@ -77,9 +77,9 @@ DISPATCHING: list[Mutant] = [
         module="actors.dispatcher.delivery",
         old="        if session.answered is None:\n",
         new="        if True:\n",
-        also=("        delivery = session.answered or session.deliver()", "        delivery = session.deliver()"),
+        also=("        delivery = session.answered or session.deliver(", "        delivery = session.deliver("),
         world=BROKER,
-        seed=21,
+        seed=4,
     ),
     Mutant(
         name="permits granted twice",
