@@ -152,6 +152,9 @@ class Configuration(BaseSettings):
         le=65535,
         description="where pulsar-admin connects; 0 chooses, -1 is none, as where pulsar_port is -1",
     )
+    pulsar_web_tls_port: int = Field(
+        8443, ge=-1, le=65535, description="the same with TLS, beside pulsar_tls_port and with its certificate"
+    )
     pulsar_advertised_address: str = Field(
         "", description="host that clients of Apache Pulsar are told to connect to; empty is 127.0.0.1"
     )

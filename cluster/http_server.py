@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any
 
 from aiohttp import web
 
 from actors.ports import Ports
 from cluster.environment import LOOPBACK
+from cluster.http_door import HttpDoor
 from cluster.http_guard import Handler
 from storage.errors import Invalid, Unavailable
 
@@ -55,15 +56,14 @@ class HttpServer:
     async def listen(self, port: int) -> int:
         """Listen on the loopback; returns the port, which is any free one for 0. Raises Unavailable if it is in use."""
         try:
-            listening = await asyncio.get_running_loop().create_server(self.door, LOOPBACK, port)
+            listening = await asyncio.get_running_loop().create_server(self._door, LOOPBACK, port)
         except OSError as error:
             raise Unavailable(f"port {port} is in use: {error.strerror}") from error
         self._listening = listening
         return int(listening.sockets[0].getsockname()[1])
 
-    def door(self) -> asyncio.BaseProtocol:
-        """For who listens: what makes a connection that was just accepted one of this server's."""
-        return _Door(self._ports, self)
+    def _door(self) -> asyncio.BaseProtocol:
+        return HttpDoor(lambda accepted: self._ports.spawn(self.take(accepted), "http"))
 
     async def take(self, transport: asyncio.Transport, begun: bytes = b"") -> None:
         """Serve a connection that somebody else accepted, which reads nothing now and on which these bytes came."""
@@ -112,19 +112,6 @@ class HttpServer:
             return await handler(request)
         finally:
             self._answering.remove(request.protocol)
-
-
-class _Door(asyncio.Protocol):
-    """A connection of which nothing is known yet."""
-
-    def __init__(self, ports: Ports, server: HttpServer) -> None:
-        self._ports, self._server = ports, server
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Hand it over."""
-        accepted = cast(asyncio.Transport, transport)
-        accepted.pause_reading()
-        self._ports.spawn(self._server.take(accepted), "http")
 
 
 async def body_of(request: web.Request) -> str:

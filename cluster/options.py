@@ -35,7 +35,7 @@ class ClusterOptions:
     pulsar_tls_port: the same with TLS, where pulsar_tls_certificate_file and pulsar_tls_key_file name a certificate and
     its key; pulsar_tls_trust_certs_file: the authority whose certificates clients must then show.
     pulsar_web_port: where Pulsar's tools connect by HTTP; 0 chooses a free port, -1 serves none, and so does a
-    pulsar_port of -1.
+    pulsar_port of -1. pulsar_web_tls_port: the same with TLS, beside pulsar_tls_port.
     tls_trust_certs_file, tls_certificate_file, tls_key_file: what processes of several machines speak TLS with, at the
     same paths on each; none of them, or all.
     bind_address: where processes listen for others; "node" is the machine's address in Ray, for several machines.
@@ -53,6 +53,7 @@ class ClusterOptions:
     admin_port: int = 0
     pulsar_port: int = -1
     pulsar_web_port: int = -1
+    pulsar_web_tls_port: int = -1
     pulsar_advertised_address: str = ""
     pulsar_token_key_file: str = ""
     pulsar_tls_port: int = 6651
@@ -82,6 +83,7 @@ class ClusterOptions:
             "admin_port": self.admin_port,
             "pulsar_port": self.pulsar_port,
             "pulsar_web_port": self.pulsar_web_port,
+            "pulsar_web_tls_port": self.pulsar_web_tls_port,
             "pulsar_advertised_address": self.pulsar_advertised_address,
             "pulsar_tls_port": self.pulsar_tls_port,
             **{name: _resolved(getattr(self, name)) for name in FILES},

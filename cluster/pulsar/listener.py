@@ -1,5 +1,5 @@
-"""A gateway in this process: it listens for Pulsar's clients, in clear text, with TLS, or both; and, beside that in
-clear text, for Pulsar's tools.
+"""A gateway in this process: it listens for Pulsar's clients, in clear text, with TLS, or both, and in the same ways for
+Pulsar's tools.
 
 Of several on one machine one has the ports, and the others wait to take over (actors.pulsar.doors). A port that
 somebody else has is no reason for the cluster not to start: the gateway lives, says so in `problem`, and the file of
@@ -17,10 +17,11 @@ from actors.ports import Address, Ports
 from actors.pulsar.connection import Connection
 from actors.pulsar.doors import Doorkeeper
 from actors.pulsar.gateway import Gateway, GatewayActor
+from cluster.http_door import HttpDoor
 from cluster.process_watch import this_process
 from cluster.pulsar.admin.addresses import Addresses
 from cluster.pulsar.doors import MachineDoors
-from cluster.pulsar.ports import PLAIN, TLS, WEB, advertised_host, refusal, wanted_ports
+from cluster.pulsar.ports import PLAIN, TLS, WEB, WEB_TLS, advertised_host, refusal, wanted_ports
 from cluster.pulsar.tls import context_of, role_of
 from cluster.pulsar.tokens import TokenAuthenticator
 
@@ -48,8 +49,8 @@ class PulsarGateway(GatewayActor):
         known = TokenAuthenticator(Path(key_file)) if key_file else None
         self.gateway = Gateway(ports, controller, process=this_process(), authenticate=known)
         self._host = advertised_host(settings)
-        accept = {PLAIN: self._accept, TLS: self._accept, WEB: self._accept_http}
-        doors = MachineDoors(Path(settings["data_dir"]), accept, {TLS: context_of(settings)})
+        accept = {PLAIN: self._accept, TLS: self._accept, WEB: self._accept_http, WEB_TLS: self._accept_http}
+        doors = MachineDoors(Path(settings["data_dir"]), accept, dict.fromkeys((TLS, WEB_TLS), context_of(settings)))
         self._doorkeeper = Doorkeeper(ports, doors, wanted_ports(settings), self._opened)
         self._connections: dict[_Socket, None] = {}
         self._at = Addresses()
@@ -80,6 +81,8 @@ class PulsarGateway(GatewayActor):
         url = f"{scheme}://{self._host}:{port}"
         if scheme == WEB:
             self._at.http = url
+        elif scheme == WEB_TLS:
+            self._at.http_tls = url
         elif scheme == TLS:
             self.gateway.url_tls = self._at.pulsar_tls = url
         else:
@@ -98,27 +101,16 @@ class PulsarGateway(GatewayActor):
         return _Socket(self.gateway, self._connections, self._serve_http, self._buffer)
 
     def _accept_http(self) -> asyncio.BaseProtocol:
-        return _Door(self._serve_http)
+        return HttpDoor(self._serve_http)
 
-    def _serve_http(self, transport: asyncio.Transport, begun: bytes) -> None:
-        """This client asks by HTTP."""
+    def _serve_http(self, transport: asyncio.Transport, begun: bytes = b"") -> None:
+        """This client asks by HTTP. begun: what it has said."""
         if self._http is None:
             from cluster.pulsar.http import GatewayHttp  # only who asks by HTTP pays for a web server
 
             self._http = GatewayHttp(self.gateway, self._at, self._host)
         transport.pause_reading()
         self.ports.spawn(self._http.take(transport, begun), "http")
-
-
-class _Door(asyncio.Protocol):
-    """A connection to the port of Pulsar's tools."""
-
-    def __init__(self, http: Callable[[asyncio.Transport, bytes], None]) -> None:
-        self._http = http
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Hand it over."""
-        self._http(cast(asyncio.Transport, transport), b"")
 
 
 class _Socket(asyncio.BufferedProtocol):

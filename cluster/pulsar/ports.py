@@ -15,24 +15,25 @@ from cluster.environment import LOOPBACK
 from cluster.folder import replace_file
 from storage.errors import Invalid, Unavailable
 
-PLAIN, TLS, WEB = "pulsar", "pulsar+ssl", "http"
-"""The ways to connect, as they stand at the beginning of a service URL; the last is that of Pulsar's tools."""
-_FILES = {PLAIN: "pulsar-port", TLS: "pulsar-tls-port", WEB: "pulsar-web-port"}
+PLAIN, TLS, WEB, WEB_TLS = "pulsar", "pulsar+ssl", "http", "https"
+"""The ways to connect, as they stand at the beginning of a service URL; the last two are those of Pulsar's tools."""
+_FILES = {PLAIN: "pulsar-port", TLS: "pulsar-tls-port", WEB: "pulsar-web-port", WEB_TLS: "pulsar-web-tls-port"}
 _HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]{0,62})(\.[A-Za-z0-9][A-Za-z0-9-]{0,62})*")
-_SETTINGS = {PLAIN: "pulsar_port", TLS: "pulsar_tls_port", WEB: "pulsar_web_port"}
-_WHO = {PLAIN: "client", TLS: "client", WEB: "tool"}
+_SETTINGS = {PLAIN: "pulsar_port", TLS: "pulsar_tls_port", WEB: "pulsar_web_port", WEB_TLS: "pulsar_web_tls_port"}
+_WHO = {PLAIN: "client", TLS: "client", WEB: "tool", WEB_TLS: "tool"}
 
 
 def wanted_ports(settings: Mapping[str, Any]) -> dict[str, int]:
     """The port of each way that settings want; none with TLS unless they name a certificate, and none for tools where
-    clients have none in clear text. 0 is any free one.
+    clients have none of that kind. 0 is any free one.
     """
-    wanted = {PLAIN: int(settings.get("pulsar_port", -1))}
-    if settings.get("pulsar_tls_certificate_file"):
-        wanted[TLS] = int(settings.get("pulsar_tls_port", -1))
-    if wanted[PLAIN] >= 0:
-        wanted[WEB] = int(settings.get("pulsar_web_port", -1))
-    return {scheme: port for scheme, port in wanted.items() if port >= 0}
+    pairs = [(PLAIN, WEB), (TLS, WEB_TLS)] if settings.get("pulsar_tls_certificate_file") else [(PLAIN, WEB)]
+    wanted: dict[str, int] = {}
+    for clients, tools in pairs:
+        ports = {scheme: int(settings.get(_SETTINGS[scheme], -1)) for scheme in (clients, tools)}
+        if ports[clients] >= 0:
+            wanted |= {scheme: port for scheme, port in ports.items() if port >= 0}
+    return wanted
 
 
 def advertised_host(settings: Mapping[str, Any]) -> str:
@@ -78,9 +79,10 @@ def pulsar_of(data_dir: Path, settings: Mapping[str, Any]) -> dict[str, str]:
         return {}
     ports = {scheme: port_of(data_dir, scheme) for scheme in wanted}
     urls = {scheme: f"{scheme}://{LOOPBACK}:{port}" for scheme, port in ports.items() if port}
-    tools = urls.pop(WEB, "")
-    told = [f"clients of Apache Pulsar connect to {' or '.join(urls.values())}"] if urls else []
-    told += [f"its tools to {tools}"] if tools else []
+    clients = [url for scheme, url in urls.items() if _WHO[scheme] == "client"]
+    tools = [url for scheme, url in urls.items() if _WHO[scheme] == "tool"]
+    told = [f"clients of Apache Pulsar connect to {' or '.join(clients)}"] if clients else []
+    told += [f"its tools to {' or '.join(tools)}"] if tools else []
     told += [_missing(data_dir, scheme, wanted[scheme]) for scheme, port in ports.items() if not port]
     return {"pulsar": "; ".join(dict.fromkeys(told))}
 

@@ -12,8 +12,9 @@ class Addresses:
     pulsar: str = ""
     pulsar_tls: str = ""
     http: str = ""
+    http_tls: str = ""
 
     @property
     def broker(self) -> str:
         """Host and port, by which Pulsar knows a broker."""
-        return (self.http or self.pulsar or self.pulsar_tls).partition("://")[2]
+        return (self.http or self.http_tls or self.pulsar or self.pulsar_tls).partition("://")[2]

@@ -88,7 +88,7 @@ class Fixed:
 
     async def _cluster(self, request: web.Request) -> web.Response:
         _check("cluster", request.match_info["cluster"], CLUSTER)
-        urls = {"serviceUrl": self._at.http, "brokerServiceUrl": self._at.pulsar}
+        urls = {"serviceUrl": self._at.http, "serviceUrlTls": self._at.http_tls, "brokerServiceUrl": self._at.pulsar}
         return web.json_response({**urls, "brokerServiceUrlTls": self._at.pulsar_tls, "peerClusterNames": None})
 
     # -- brokers --------------------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ class Fixed:
         """This broker, whichever topic it is; who produces or subscribes makes it."""
         named(request)
         urls = {"brokerUrl": self._at.pulsar, "brokerUrlTls": self._at.pulsar_tls, "nativeUrl": self._at.pulsar}
-        return web.json_response({**urls, "httpUrl": self._at.http, "httpUrlTls": ""})
+        return web.json_response({**urls, "httpUrl": self._at.http, "httpUrlTls": self._at.http_tls})
 
     async def _bundle(self, request: web.Request) -> web.Response:
         named(request)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import ssl
 from dataclasses import dataclass
 from email.message import Message
 from typing import Any, NamedTuple
@@ -21,14 +22,18 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class Tool:
-    """port: where tools connect. service_url: where clients do."""
+    """port: where tools connect. service_url: where clients do. sealed: what TLS is spoken with; None in clear text."""
 
     port: int
     service_url: str
+    sealed: ssl.SSLContext | None = None
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
         """The answer to a request, whose body goes as JSON."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+        if self.sealed is None:
+            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+        else:
+            connection = http.client.HTTPSConnection("127.0.0.1", self.port, timeout=120, context=self.sealed)
         sent = None if body is None else json.dumps(body)
         connection.request(method, path, sent, {"Content-Type": "application/json", **headers})
         answer = connection.getresponse()

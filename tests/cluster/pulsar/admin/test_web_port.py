@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
+import ssl
 from pathlib import Path
+from typing import Any
 
 import jwt
 import pytest
@@ -13,9 +15,10 @@ import pytest
 from cluster import launch, standalone
 from cluster.embedded import running
 from cluster.options import ClusterOptions
-from cluster.pulsar.ports import WEB, port_of, wanted_ports
+from cluster.pulsar.ports import PLAIN, TLS, WEB, WEB_TLS, port_of, wanted_ports
 from tests.cluster.helpers import values
 from tests.cluster.pulsar.admin.asking import BASE, Tool
+from tests.kit.certificates import Authority
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -112,9 +115,59 @@ def test_a_token_is_wanted_where_clients_need_one(tmp_path: Path) -> None:
         assert named.status == 200
 
 
+def sealed(folder: Path, **more: Any) -> tuple[ClusterOptions, Authority]:
+    """A cluster that speaks nothing but TLS, and whose certificate is to be trusted."""
+    authority = Authority(folder)
+    pair = authority.issue("broker")
+    files = {"pulsar_tls_certificate_file": pair.certificate, "pulsar_tls_key_file": pair.key}
+    ports = {"pulsar_port": -1, "pulsar_tls_port": 0, "pulsar_web_tls_port": 0}
+    return ClusterOptions(folder / "data", **ports, **files, **more), authority
+
+
+def test_with_a_certificate_tools_connect_by_tls(tmp_path: Path) -> None:
+    options, authority = sealed(tmp_path)
+    with running(options):
+        context = ssl.create_default_context(cafile=authority.trust)
+        tool = Tool(port_of(options.data_dir, WEB_TLS), "", context)
+        [name] = tool.get("/admin/v2/clusters")
+        told = tool.get(f"/admin/v2/clusters/{name}")
+        assert (told["serviceUrl"], told["serviceUrlTls"]) == ("", f"https://127.0.0.1:{tool.port}")
+        assert tool.get("/admin/v2/brokers") == [f"127.0.0.1:{tool.port}"]
+        assert tool.ask("PUT", f"{BASE}/sealed/partitions", 2).status == 204
+        at = tool.get("/lookup/v2/topic/persistent/public/default/sealed-partition-0")
+        assert at["httpUrlTls"] == told["serviceUrlTls"]
+        assert at["brokerUrlTls"] == f"pulsar+ssl://127.0.0.1:{port_of(options.data_dir, TLS)}"
+        with pytest.raises(OSError):  # noqa: PT011 - closed in one of the ways that there are
+            Tool(tool.port, "").ask("GET", "/admin/v2/clusters")
+
+
+def test_tools_show_a_certificate_where_clients_do(tmp_path: Path) -> None:
+    """Who shows none does not connect; the name in it is as good as a token."""
+    key = tmp_path / "token.key"
+    key.write_bytes(secrets.token_bytes(32))
+    key.chmod(0o600)
+    trust = Authority(tmp_path, "tills")
+    options, authority = sealed(
+        tmp_path, pulsar_token_key_file=str(key), pulsar_tls_trust_certs_file=trust.trust
+    )
+    with running(options):
+        port = port_of(options.data_dir, WEB_TLS)
+        context = ssl.create_default_context(cafile=authority.trust)
+        with pytest.raises(OSError):  # noqa: PT011 - TLS 1.3 ends it after its handshake, TLS 1.2 in it
+            Tool(port, "", context).ask("GET", "/admin/v2/clusters")
+        context.load_cert_chain(*trust.issue("till"))
+        assert Tool(port, "", context).ask("GET", "/admin/v2/clusters").status == 200
+
+
 def test_who_serves_no_client_serves_no_tool() -> None:
     assert wanted_ports({"pulsar_port": -1, "pulsar_web_port": 8080}) == {}
     assert WEB not in wanted_ports({"pulsar_port": 0, "pulsar_web_port": -1})
+    both = {"pulsar_port": 1, "pulsar_web_port": 2, "pulsar_tls_port": 3, "pulsar_web_tls_port": 4}
+    shown = {"pulsar_tls_certificate_file": "broker.pem"}
+    assert WEB_TLS not in wanted_ports(both)
+    assert wanted_ports(both | shown) == {PLAIN: 1, WEB: 2, TLS: 3, WEB_TLS: 4}
+    assert wanted_ports(both | shown | {"pulsar_tls_port": -1}) == {PLAIN: 1, WEB: 2}
+    assert wanted_ports(both | shown | {"pulsar_port": -1}) == {TLS: 3, WEB_TLS: 4}
 
 
 def test_a_taken_port_keeps_nothing_from_starting(tmp_path: Path) -> None:
@@ -127,6 +180,21 @@ def test_a_taken_port_keeps_nothing_from_starting(tmp_path: Path) -> None:
         assert "\n" not in said
     finally:
         launch.down(tmp_path)
+
+
+def test_a_taken_port_of_tls_is_said_as_well(tmp_path: Path) -> None:
+    pair = Authority(tmp_path).issue("broker")
+    files = {"pulsar_tls_certificate_file": pair.certificate, "pulsar_tls_key_file": pair.key, "pulsar_tls_port": 0}
+    data = tmp_path / "data"
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            said = standalone.up(values(data, **files, pulsar_web_tls_port=port))["pulsar"]
+        assert "clients of Apache Pulsar connect to pulsar+ssl://" in said
+        assert f"port {port} is in use; choose another with --set pulsar_web_tls_port=PORT" in said
+        assert "\n" not in said
+    finally:
+        launch.down(data)
 
 
 def test_where_tools_connect_is_said(tmp_path: Path) -> None:
