@@ -18,16 +18,19 @@ it: what is collected was deleted for good.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
 from actors.actor import Actor
 from actors.bookie_failure_detector import LOST_AFTER_MS
+from actors.dispatcher.state import settings_in
 from actors.gateway_keeper import GatewayKeeper
 from actors.ledger.garbage_collection import collect_garbage
 from actors.messages import (
     AddBookies,
+    AddPartitions,
     BookieList,
     BookiesAdded,
     Configure,
@@ -90,6 +93,9 @@ class Controller(Actor):
         self._deleting: dict[str, str] = {}
         """Topics that are being deleted, and what of them goes at present: subscriptions, then partitions."""
         self._unsubscribing: dict[tuple[str, str], None] = {}
+        self._growing: dict[str, TopicSettings] = {}
+        """Topics that are given more partitions, with the settings that they are to have. Who knows the number of a new
+        one finds it; nobody is told of it yet."""
         self._configured: dict[str, tuple[Address, SubscriptionSettings]] = {}
         """By name of a dispatcher: where it is known to work with which settings."""
 
@@ -180,14 +186,71 @@ class Controller(Actor):
                 raise Conflict(f"topic {request.topic} exists with other settings")
         return Done()
 
+    async def on_add_partitions(self, request: AddPartitions) -> Done:
+        """See messages.AddPartitions.
+
+        What every subscription has on the new partitions is there before anybody is told of them: else it would miss
+        what is published before its consumers come. If this ends halfway nothing is changed, and it can be asked again.
+        """
+        topic = request.topic
+        number, settings = await self._topic_record(topic)
+        wanted = msgspec.structs.replace(settings, partitions=request.partitions)
+        check_growth(topic, settings, wanted)
+        if topic in self._deleting or topic in self._growing:
+            raise Unavailable(f"topic {topic!r} is being {'deleted' if topic in self._deleting else 'changed'}")
+        self._growing[topic] = wanted
+        try:
+            await self._spread(topic, settings.partitions, wanted)
+            if wanted != settings:
+                if not await self.ports.meta.create(topic_key(topic), number + 1, msgspec.json.encode(wanted)):
+                    raise Unavailable(f"topic {topic!r} was changed by somebody else; ask again")
+                await self._spread(topic, settings.partitions, wanted)  # who subscribed when this began
+        finally:
+            del self._growing[topic]
+        return Done()
+
+    async def _spread(self, topic: str, first: int, settings: TopicSettings) -> None:
+        """Start the partitions from `first` on, and on them every subscription, as it is on the others."""
+        await self._ensure_all(self._topic_entries(topic, settings)[first:])
+        for subscription in await self._subscriptions(topic):
+            record = await self.ports.meta.read(f"subscription/{topic}/0/{subscription}")
+            if record is None:
+                continue  # it is being deleted, or made
+            plain = msgspec.to_builtins(settings_in(record.value))
+            entries = self._dispatcher_entries(topic, subscription, plain, range(first, settings.partitions))
+            await self._ensure_all(entries)
+
+    async def _ensure_all(self, entries: list[Running]) -> None:
+        try:
+            await self._supervisor.ensure_all(entries)
+        except SluiceError:
+            self._forget_unstarted(entries)
+            raise
+
+    def _forget_unstarted(self, entries: list[Running]) -> None:
+        """They cannot be started as it is: do not go on trying."""
+        for entry in entries:
+            if not entry.address and entry.starting is None:
+                self._supervisor.forget(entry)
+
+    def _dispatcher_entries(
+        self, topic: str, subscription: str, plain: dict[str, Any], partitions: Iterable[int]
+    ) -> list[Running]:
+        place = {"topic": topic, "subscription": subscription, "subscription_settings": plain}
+        return [self._supervisor.want("dispatcher", {**place, "partition": p}) for p in partitions]
+
     async def _topic_settings(self, topic: str) -> TopicSettings:
+        return (await self._topic_record(topic))[1]
+
+    async def _topic_record(self, topic: str) -> tuple[int, TopicSettings]:
+        """The number of the version that holds, and the settings in it. Raises NotFound."""
         record = await self.ports.meta.read(topic_key(topic))
         if record is None:
             raise NotFound(f"there is no topic {topic!r}")
         settings, told = stored_settings(record.value, TopicSettings)
         for line in told:
             self.ports.log("settings_repaired", topic=topic, change=line)
-        return settings
+        return record.number, settings
 
     def _topic_entries(self, topic: str, settings: TopicSettings) -> list[Running]:
         plain = msgspec.to_builtins(settings)
@@ -204,14 +267,17 @@ class Controller(Actor):
         settings = await self._topic_settings(request.topic)
         if self._deleting.get(request.topic) == "partitions":
             raise Unavailable(f"topic {request.topic!r} is being deleted")
-        entries = self._topic_entries(request.topic, settings)
+        entries = self._topic_entries(request.topic, self._growing.get(request.topic, settings))
         addresses = await self._supervisor.ensure_one_of(entries, request.partition)
         return Located(addresses=addresses, settings=msgspec.json.encode(settings).decode())
 
     async def on_locate_subscription(self, request: LocateSubscription) -> Located:
         """See messages.LocateSubscription. Raises Unavailable while it, or its topic, is deleted: consumers that are
-        sent away come back at once, and must not make it anew meanwhile.
+        sent away come back at once, and must not make it anew meanwhile. The same while the topic grows: what is made
+        then might miss a partition.
         """
+        if request.topic in self._growing and request.settings is not None:
+            raise Unavailable(f"topic {request.topic!r} is being given more partitions")
         if request.topic in self._deleting or (request.topic, request.subscription) in self._unsubscribing:
             raise Unavailable(f"subscription {request.subscription!r} of {request.topic!r} is being deleted")
         return await self._locate_subscription(request)
@@ -227,14 +293,11 @@ class Controller(Actor):
             check_subscription(request.settings)
             check_dead_letters(request.topic, request.subscription, request.settings)
         plain = msgspec.to_builtins(request.settings or SubscriptionSettings())
-        place = {"topic": request.topic, "subscription": request.subscription, "subscription_settings": plain}
-        entries = [self._supervisor.want("dispatcher", {**place, "partition": p}) for p in range(topic.partitions)]
+        entries = self._dispatcher_entries(request.topic, request.subscription, plain, range(topic.partitions))
         try:
             addresses = await self._supervisor.ensure_one_of(entries, request.partition)
         except (Invalid, NotFound):
-            for entry in entries:  # it cannot be started as it is: do not go on trying
-                if not entry.address and entry.starting is None:
-                    self._supervisor.forget(entry)
+            self._forget_unstarted(entries)
             raise
         for number, (entry, address) in enumerate(zip(entries, addresses, strict=True)):
             if request.settings is None or not address or request.partition not in (None, number):
@@ -315,6 +378,8 @@ class Controller(Actor):
             raise Invalid(f"topic {topic} has subscriptions ({', '.join(subscriptions)}); use force")
         if topic in self._deleting:
             raise Unavailable(f"topic {topic!r} is being deleted")
+        if topic in self._growing:
+            raise Unavailable(f"topic {topic!r} is being given more partitions")
         self._deleting[topic] = "subscriptions"
         try:
             for subscription in subscriptions:
@@ -383,6 +448,15 @@ def check_settings(settings: TopicSettings, bookies: int) -> None:
     check_topic(settings)
     if settings.ensemble > bookies:
         raise Invalid(f"an ensemble of {settings.ensemble} needs as many bookies; this cluster has {bookies}")
+
+
+def check_growth(topic: str, settings: TopicSettings, wanted: TopicSettings) -> None:
+    """Raises Invalid where a topic cannot be given so many partitions."""
+    if settings.partitions == 1 != wanted.partitions:
+        raise Invalid(f"topic {topic} is not a partitioned topic: it has one partition, and stays so")
+    if wanted.partitions < settings.partitions:
+        raise Invalid(f"topic {topic} has {settings.partitions} partitions, which cannot become {wanted.partitions}")
+    check_topic(wanted)
 
 
 def check_dead_letters(topic: str, subscription: str, settings: SubscriptionSettings) -> None:

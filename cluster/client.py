@@ -20,6 +20,7 @@ from actors.consumer.payload import Payloads
 from actors.directory import Directory
 from actors.messages import (
     AcceptLoss,
+    AddPartitions,
     CreateTopic,
     DescribeCluster,
     Explain,
@@ -30,6 +31,7 @@ from actors.messages import (
     RemoveTopic,
     Stats,
     SubscriptionSettings,
+    Terminate,
     TopicSettings,
     request_of,
     shown,
@@ -52,7 +54,7 @@ from cluster.stored import StoredRange, ranges_of, read_range
 from cluster.wanted import wanted_settings, wanted_subscription
 from storage.errors import Invalid, NotFound, Unavailable
 from storage.hashing import masked_hash
-from storage.position import entry_of, ledger_of, parse
+from storage.position import entry_of, ledger_of, parse, show
 
 CALL_TIMEOUT = 15_000
 T = TypeVar("T")
@@ -104,6 +106,16 @@ class Client:
         wanted = wanted_settings({"partitions": partitions, **settings}, TopicSettings)
         self._ask(CONTROLLER, CreateTopic(topic=topic, settings=wanted))
 
+    def add_partitions(self, topic: str, partitions: int) -> None:
+        """Let a topic have so many partitions, which none with one has. Who sends or receives learns it when opened."""
+        topic = check_name("topic", topic)
+        self._ask(CONTROLLER, AddPartitions(topic=topic, partitions=partitions))
+        self._directory.forget(topic)
+
+    def terminate_topic(self, topic: str) -> list[str]:
+        """Let a topic take no more messages, for good; returns the last id of each partition, "earliest" for none."""
+        return [show(self._ask(address, Terminate()).last) for address in self._addresses(topic, None)]
+
     def topics(self) -> list[dict[str, Any]]:
         """Name and settings of every topic."""
         found = self._ask(CONTROLLER, ListTopics()).topics
@@ -125,7 +137,7 @@ class Client:
     def get_topic_partitions(self, topic: str) -> list[str]:
         """The names of a topic's partitions."""
         topic = check_name("topic", topic)
-        settings = self._loop.run(self._settings(topic))
+        settings = self._loop.run(self._settings(topic, now=True))
         return [f"{topic}-partition-{partition}" for partition in range(settings.partitions)]
 
     # -- producers and consumers ----------------------------------------------------------------------------------
@@ -178,7 +190,7 @@ class Client:
         batching: Batching,
         hashing_scheme: str,
     ) -> Producer:
-        settings = await self._settings(topic)
+        settings = await self._settings(topic, now=True)
         incarnation = secrets.token_hex(8)
         parts = [
             PartitionProducer(self._ports, self._directory, topic, partition, name, incarnation, compression)
@@ -254,7 +266,7 @@ class Client:
         priority: int,
     ) -> None:
         topic = consumer.topic()
-        settings = await self._settings(topic)
+        settings = await self._settings(topic, now=True)
         incarnation = f"{consumer.consumer_name()}-{secrets.token_hex(8)}"
         consumer.parts = [
             PartitionConsumer(
@@ -420,13 +432,15 @@ class Client:
 
         return self._loop.run(locate())
 
-    async def _settings(self, topic: str) -> TopicSettings:
-        """The topic's settings; a controller that is being replaced is waited for. Raises NotFound, Unavailable."""
+    async def _settings(self, topic: str, *, now: bool = False) -> TopicSettings:
+        """The topic's settings; a controller that is being replaced is waited for. now: its number of partitions may
+        have risen since somebody asked here. Raises NotFound, Unavailable.
+        """
         wait = Backoff(self._ports, LOCATE_FIRST, LOCATE_MOST)
         patient_until = self._ports.clock.monotonic() + OPERATION_TIMEOUT
         while True:
             try:
-                return await self._directory.settings(topic)
+                return await (self._directory.settings_now(topic) if now else self._directory.settings(topic))
             except Unavailable:
                 if self._ports.clock.monotonic() > patient_until:
                     raise

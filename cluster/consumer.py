@@ -122,7 +122,7 @@ class Consumer:
             with self._arrived:
                 self._failed = self.parts[partition].failed
                 self._arrived.notify_all()
-        elif self._on_ranges is not None and event.kind not in ("inactive", "handed_over"):
+        elif self._on_ranges is not None and event.kind not in ("inactive", "handed_over", "end_of_topic"):
             self._on_ranges(partition, event.kind, event.ranges)
 
     # -- called by users ------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import cast
 class HttpDoor(asyncio.Protocol):
     """Hands a connection over, which reads nothing until whoever took it goes on with it."""
 
-    def __init__(self, take: Callable[[asyncio.Transport], None]) -> None:
+    def __init__(self, take: Callable[[asyncio.Transport], object]) -> None:
         self._take = take
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

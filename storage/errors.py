@@ -8,6 +8,7 @@
     |-- Conflict      the record moved on; read it again and decide anew
     |-- NotFound      no such topic, subscription, ledger, entry or object
     |-- Invalid       the call itself is wrong; mend it, a repetition cannot succeed
+    |   `-- Terminated  the topic takes no more messages, for good
     `-- Corrupt       stored bytes fail their checksum; stop and let replicas or a rescan answer
 
     InvariantViolation (not a SluiceError): a promise of the broker itself was broken. It stops the actor.
@@ -50,6 +51,10 @@ class Invalid(SluiceError, ValueError):
     """The request can never succeed as it stands: a bad name, size, type or combination."""
 
 
+class Terminated(Invalid):
+    """The topic was terminated: it keeps what it has, and takes no more messages."""
+
+
 class Corrupt(SluiceError):
     """Stored bytes contradict their checksum or their format. Never read on past this."""
 
@@ -60,6 +65,6 @@ class InvariantViolation(AssertionError):
 
 WIRE_ERRORS: dict[str, type[SluiceError]] = {
     error.__name__: error
-    for error in (Unavailable, Overloaded, Fenced, ProducerFenced, Conflict, NotFound, Invalid, Corrupt)
+    for error in (Unavailable, Overloaded, Fenced, ProducerFenced, Conflict, NotFound, Invalid, Terminated, Corrupt)
 }
 """The errors that may cross a process border, by the name that travels."""

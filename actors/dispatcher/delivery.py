@@ -198,6 +198,9 @@ class Deliverer:
             if session is not None:
                 session.tell(self._core.take_events(number))
                 session.revoke(self._core.take_revoked(number))
+        if self._reader.over and not self._backlog.count(self._reader.end):
+            for session in self._sessions.all():
+                session.tell_end()
 
     def look_if_stalled(self) -> None:
         """Watchdog: notice when nothing moves although it could."""

@@ -67,6 +67,8 @@ class Reader:
         self.position = cursor.mark_delete + 1
         self.end = -1
         self.end_known = False
+        self.over = False
+        """The topic was terminated, and everything in it was read."""
         self.reading = False
         self.generation = self._holds = 0
         self._asked: FanOut[None, IndexRead] = FanOut(ports, "read")
@@ -76,7 +78,7 @@ class Reader:
     def move(self, to: int) -> None:
         """Read on from another position (start, seek, skip); what is under way becomes void."""
         self._begin_anew()
-        self.position = to
+        self.position, self.over = to, False
         self._wakeups.read.set()
 
     @contextlib.contextmanager
@@ -251,7 +253,7 @@ class Reader:
         if chain:
             self._cursor.chain(chain)
         self._reaches(reply.last_confirmed)
-        self.position = max(self.position, reply.resume)
+        self.position, self.over = max(self.position, reply.resume), reply.ends
         self._wakeups.route.set()
         return True
 

@@ -49,6 +49,7 @@ class Session:
     handed_back: dict[int, None] = field(default_factory=dict)
     watch: Task | None = None
     revocation: Revocation | None = None
+    knows_end: bool = False
 
     def arrived(self, ack_turn: int) -> bool:
         """Note an acknowledgement turn, which counts once it is `settled`; False if it had arrived before."""
@@ -92,6 +93,12 @@ class Session:
         """Something for it to know."""
         self.events += events
         self.ready.set()
+
+    def tell_end(self) -> None:
+        """Everything is done and nothing comes any more: it is told once."""
+        if not self.knows_end:
+            self.knows_end = True
+            self.tell([Event(kind="end_of_topic")])
 
     def revoke(self, positions: Positions) -> None:
         """It is to give these back."""

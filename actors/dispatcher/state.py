@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgpack
 import msgspec
 
 from actors.dispatcher.membership import Membership
@@ -13,6 +14,16 @@ from actors.messages import SubscriptionSettings
 from actors.messages.settings import stored_settings
 from actors.ports import Log
 from storage.cursor import Cursor
+from storage.errors import Corrupt
+
+
+def settings_in(value: bytes) -> SubscriptionSettings:
+    """The settings that the next owner works with, from a version's bytes, for those who only look. Raises Corrupt."""
+    try:
+        stored = msgpack.unpackb(value)["settings"]
+    except (ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
+        raise Corrupt(f"the record of a subscription cannot be read: {error}") from error
+    return stored_settings(stored, SubscriptionSettings)[0]
 
 
 @dataclass(slots=True)

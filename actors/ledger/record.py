@@ -147,7 +147,7 @@ class PartitionRecord(msgspec.Struct, frozen=True, kw_only=True):
     released names ledgers that left the chain, until the garbage collection has written them down
     (actors.ledger.garbage_collection). producers holds what was confirmed up to (covered_ledger, covered_run), both
     inclusive; what came later is found in the frames. subscriptions maps a durable subscription to a mark-delete
-    position that it has surely reached.
+    position that it has surely reached. terminated: nothing is stored any more.
     """
 
     format: int = FORMAT
@@ -167,6 +167,7 @@ class PartitionRecord(msgspec.Struct, frozen=True, kw_only=True):
     released: tuple[int, ...] = ()
     given_up: tuple[GivenUp, ...] = ()
     exclusivity: Exclusivity = Exclusivity()
+    terminated: bool = False
 
     def lost_run(self, ledger_id: int, run: int) -> GivenUp | None:
         """What was given up of this run, if it was."""

@@ -52,6 +52,7 @@ from actors.messages.bookie import (
 from actors.messages.common import NO_COUNTS, NO_POSITIONS, NO_ROWS, Alive, Done, Ping, Stats, Text
 from actors.messages.controller import (
     AddBookies,
+    AddPartitions,
     BookieList,
     BookiesAdded,
     CreateTopic,
@@ -116,6 +117,7 @@ from actors.messages.topic import (
     RowIndex,
     RunIndex,
     SendAway,
+    Terminate,
 )
 
 __all__ = [
@@ -130,6 +132,7 @@ __all__ = [
     "Acknowledge",
     "Acknowledged",
     "AddBookies",
+    "AddPartitions",
     "AddRun",
     "Alive",
     "Attach",
@@ -226,6 +229,7 @@ __all__ = [
     "SubscriptionList",
     "SubscriptionSettings",
     "Suspect",
+    "Terminate",
     "Text",
     "TopicList",
     "TopicSettings",

@@ -27,6 +27,18 @@ class CreateTopic(Request[Done], kw_only=True):
     settings: TopicSettings
 
 
+class AddPartitions(Request[Done], kw_only=True):
+    """Let a topic have so many partitions; fine if it has. Those that there are keep their messages, ids and order.
+
+    NotFound. Invalid if it has more, or only one: to clients of Pulsar that is a topic without partitions. Unavailable
+    while somebody else changes the topic.
+    """
+
+    reply: ClassVar[type[Reply]] = Done
+    topic: Name
+    partitions: int
+
+
 class LocateTopic(Request[Located], kw_only=True):
     """Addresses of the owners of all partitions; starts those that are not running. NotFound.
 

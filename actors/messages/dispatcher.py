@@ -87,7 +87,8 @@ class Event(msgspec.Struct, kw_only=True):
     """Something a consumer is told: assigned, revoked or drained hash ranges (inclusive pairs).
 
     inactive, without ranges: it has joined a Failover subscription behind another consumer, and waits. handed_over,
-    without ranges: all its hashes are with the consumer that it handed them over to.
+    without ranges: all its hashes are with the consumer that it handed them over to. end_of_topic, without ranges: the
+    topic was terminated, and everything in it is done.
     """
 
     kind: str

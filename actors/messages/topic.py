@@ -32,7 +32,8 @@ class OpenProducer(Request[ProducerOpened], kw_only=True):
     home: who can be asked whether it is still there (`ProducersHere`); empty for nobody. access: Pulsar's access mode,
     of a producer with a home. topic_epoch: what it was told when it had the partition to itself. again: the name was
     made up for its client, which comes back on another connection: who has it is an earlier self. Of two others with a
-    home the one that is there stays.
+    home the one that is there stays. resumes: this very producer was open before, and may have something on its way;
+    also where the topic was terminated meanwhile it learns what became of that.
     """
 
     reply: ClassVar[type[Reply]] = ProducerOpened
@@ -42,6 +43,7 @@ class OpenProducer(Request[ProducerOpened], kw_only=True):
     access: AccessMode = "shared"
     topic_epoch: int | None = None
     again: bool = False
+    resumes: bool = False
 
 
 class CloseProducer(Request[Done], kw_only=True):
@@ -142,7 +144,8 @@ class RunIndex(msgspec.Struct, kw_only=True):
 class IndexRead(Reply, kw_only=True):
     """Confirmed runs in order. resume: where the next read starts. ended: (ledger, last entry) of closed ledgers
     that lie wholly before `resume`, so that a cursor can step over their ends. last_confirmed: end of the topic.
-    lost: (ledger, first entry, count) of runs in between that were given up because nobody can read them.
+    lost: (ledger, first entry, count) of runs in between that were given up because nobody can read them. ends: the
+    topic was terminated, and there is nothing from `resume` on, for good.
     """
 
     runs: list[RunIndex]
@@ -150,12 +153,14 @@ class IndexRead(Reply, kw_only=True):
     ended: list[tuple[int, int]] = []
     last_confirmed: int = -1
     lost: list[tuple[int, int, int]] = []
+    ends: bool = False
 
 
 class ReadIndex(Request[IndexRead], kw_only=True):
     """Runs from position `start` (inclusive; the first may begin before it) up to about `limit` messages.
 
-    With nothing there yet, waits up to `wait` ms for a publish. Nothing above the last confirmed entry is shown.
+    With nothing there yet, waits up to `wait` ms for a publish, or for the topic to be terminated. Nothing above the
+    last confirmed entry is shown.
     """
 
     reply: ClassVar[type[Reply]] = IndexRead
@@ -224,6 +229,12 @@ class Ends(Reply, kw_only=True):
     last: int
     next: int
     ledgers: list[tuple[int, int | None]] = []
+
+
+class Terminate(Request[Ends]):
+    """Take no more messages, for good. Answered when that is durable, with the end; a repetition is told the same."""
+
+    reply: ClassVar[type[Reply]] = Ends
 
 
 class ReadEnds(Request[Ends]):

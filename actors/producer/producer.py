@@ -135,6 +135,7 @@ class PartitionProducer:
         self._idle.set()
         self._address: Address = ""
         self._session = 0
+        self._opened = False
         self.closed: SluiceError | None = None
         self.last_sequence = -1
 
@@ -268,6 +269,7 @@ class PartitionProducer:
             access=way.access,
             topic_epoch=way.topic_epoch,
             again=way.again,
+            resumes=self._opened,
         )
 
     async def _reopen(self, attempts: int) -> None:
@@ -287,7 +289,7 @@ class PartitionProducer:
                     if reply.topic_epoch >= 0:
                         self._entrance.topic_epoch = reply.topic_epoch
                     self._entrance.again = False  # whoever has the name from now on is somebody else
-                    self._session = reply.session
+                    self._session, self._opened = reply.session, True
                     self.last_sequence = max(self.last_sequence, reply.last_sequence)
                     return
                 await self._directory.suspect(self._address)

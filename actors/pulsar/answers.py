@@ -88,7 +88,8 @@ class Answers:
         topic, partition = split_name(asked.topic)
         count = 0
         if partition is None:
-            settings = await settings_of(self._g.directory, topic, create=self._making(asked.allow_creation))
+            making = self._making(asked.allow_creation)
+            settings = await settings_of(self._g.directory, topic, create=making, now=True)
             count = settings.partitions if settings.partitions > 1 else 0
         else:
             await find_place(self._g.directory, asked.topic, create=None)

@@ -85,7 +85,7 @@ class WireConsumer:
         self._sent = Sent()
         self._unsent: deque[Received] = deque()
         self._cumulative = -1
-        self._waiting = self._choked = self._subscribed = False
+        self._waiting = self._choked = self._subscribed = self._ended = False
         self._lookups, self._looked_up = 0, Signal()
         self._active: bool | None = None
         self.epoch: int | None = None
@@ -149,11 +149,19 @@ class WireConsumer:
         """The client knows that it is subscribed: now it can be told whether it is the active consumer."""
         self._subscribed = True
         self._tell_active()
+        if self._ended:
+            self._tell_end()
 
     def _tell_active(self) -> None:
         if self._subscribed and self._active is not None and not self.closed:
             told = command("active_consumer", consumer_id=self.number, is_active=self._active)
             self._write(encode(told))
+
+    def _tell_end(self) -> None:
+        """Everything is done, and the topic was terminated."""
+        self._ended = True
+        if self._subscribed and not self.closed:
+            self._write(encode(command("reached_end", consumer_id=self.number)))
 
     def choke(self, choked: bool) -> None:
         """The connection takes nothing for now, or takes something again."""
@@ -203,6 +211,8 @@ class WireConsumer:
     def _told(self, partition: int, event: Event) -> None:
         if event.kind in ("lost", "failed") and not self.closed:
             self._lost(self)
+        elif event.kind == "end_of_topic":
+            self._tell_end()
         elif self.asked.settings.type == "failover" and self._active != _ACTIVE.get(event.kind, self._active):
             self._active = _ACTIVE[event.kind]
             self._tell_active()

@@ -115,6 +115,7 @@ _TABLE = {
     "PutSchema": "request_id:1:u64 topic:2:str schema:3:Schema",
     "PutSchemaAnswer": "request_id:1:u64 error:2:i32 message:3:str version:4:bytes",
     "Request": "request_id:1:u64",
+    "ReachedEnd": "consumer_id:1:u64",
     "Command": (
         "type:1:i32 connect:2:Connect connected:3:Connected subscribe:4:Subscribe producer:5:Producer send:6:Send "
         "send_receipt:7:Receipt send_error:8:SendError message:9:Message ack:10:Ack flow:11:Flow "
@@ -122,8 +123,9 @@ _TABLE = {
         "close_consumer:16:CloseConsumer producer_success:17:ProducerSuccess ping:18:Empty pong:19:Empty "
         "redeliver:20:Redeliver partition_metadata:21:PartitionMetadata "
         "partition_metadata_answer:22:PartitionMetadataAnswer lookup:23:Lookup lookup_answer:24:LookupAnswer "
-        "consumer_stats:25:ConsumerStats consumer_stats_answer:26:ConsumerStatsAnswer seek:28:Seek "
-        "get_last_id:29:Asked last_id_answer:30:LastIdAnswer active_consumer:31:ActiveConsumer topics_of:32:TopicsOf "
+        "consumer_stats:25:ConsumerStats consumer_stats_answer:26:ConsumerStatsAnswer reached_end:27:ReachedEnd "
+        "seek:28:Seek get_last_id:29:Asked last_id_answer:30:LastIdAnswer active_consumer:31:ActiveConsumer "
+        "topics_of:32:TopicsOf "
         "topics_of_answer:33:TopicsOfAnswer get_schema:34:GetSchema get_schema_answer:35:GetSchemaAnswer "
         "auth_response:37:AuthResponse ack_answer:38:AckResponse put_schema:39:PutSchema "
         "put_schema_answer:40:PutSchemaAnswer new_txn:50:Request add_partition_to_txn:52:Request "
@@ -188,6 +190,7 @@ class ServerError:
     SUBSCRIPTION_NOT_FOUND = 12
     CONSUMER_NOT_FOUND = 13
     TOO_MANY_REQUESTS = 14
+    TOPIC_TERMINATED = 15
     PRODUCER_BUSY = 16
     INVALID_TOPIC_NAME = 17
     INCOMPATIBLE_SCHEMA = 18

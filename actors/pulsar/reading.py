@@ -48,7 +48,7 @@ class LogReader:
         self._permits = 0
         self._signal = Signal()
         self._handed: list[Received] = []
-        self._closed = False
+        self._closed = self._over = self._knows_end = False
         self.by_index = False
         """As of any consumer; what is left of a batch comes as what it is."""
 
@@ -69,6 +69,13 @@ class LogReader:
     def acknowledge(self, part: Received, rows: np.ndarray | None = None) -> None:
         """These need not come again."""
         part.close(rows)
+        self._tell_end()
+
+    def _tell_end(self) -> None:
+        """The topic was terminated and everything in it was read and acknowledged: say so once."""
+        if self._over and not self._knows_end and not any(one.open.any() for one in self._handed):
+            self._knows_end = True
+            self._told(self._place.partition, Event(kind="end_of_topic"))
 
     def acknowledge_positions(self, positions: Positions) -> None:
         """Nothing is remembered."""
@@ -148,7 +155,8 @@ class LogReader:
                 self._permits -= len(part)
                 if not self._closed:
                     self._hand_out(part)
-        self._at = max(self._at, found.resume)
+        self._at, self._over = max(self._at, found.resume), found.ends
+        self._tell_end()
 
     def _cut(self, run: DecodedRun, at: int) -> Received:
         """Rows of a run from a position on: as many as are wanted, and the rest of the last batch."""

@@ -12,6 +12,7 @@ from storage.errors import (
     Overloaded,
     ProducerFenced,
     SluiceError,
+    Terminated,
     Unavailable,
 )
 
@@ -23,6 +24,7 @@ _CODES: tuple[tuple[type[SluiceError], int], ...] = (
     (Unavailable, ServerError.SERVICE_NOT_READY),
     (Corrupt, ServerError.PERSISTENCE),
     (Conflict, ServerError.CONSUMER_BUSY),
+    (Terminated, ServerError.TOPIC_TERMINATED),
     (Invalid, ServerError.NOT_ALLOWED),
 )
 

@@ -66,10 +66,14 @@ def full_names(topics: Mapping[str, TopicSettings]) -> list[str]:
     return names
 
 
-async def settings_of(directory: Directory, topic: str, *, create: Namespaces | None) -> TopicSettings:
-    """The settings of a topic. create: it is made if it is not there, in one of these. Raises NotFound, Unavailable."""
+async def settings_of(
+    directory: Directory, topic: str, *, create: Namespaces | None, now: bool = False
+) -> TopicSettings:
+    """The settings of a topic. create: it is made if it is not there, in one of these. now: its number of partitions
+    may have risen since somebody asked here. Raises NotFound, Unavailable.
+    """
     try:
-        return await directory.settings(topic)
+        return await (directory.settings_now(topic) if now else directory.settings(topic))
     except NotFound:
         if create is None:
             raise
@@ -100,6 +104,6 @@ async def find_place(directory: Directory, name: str, *, create: Namespaces | No
         if settings.partitions > 1:
             raise Invalid(f"topic {topic} has {settings.partitions} partitions; name one of them")
         return Place(topic, 0, -1)
-    if partition >= settings.partitions:
+    if partition >= settings.partitions and partition >= (await directory.settings_now(topic)).partitions:
         raise NotFound(f"topic {topic} has no partition {partition}")
     return Place(topic, partition, partition)

@@ -26,6 +26,7 @@ def describe(log: PartitionLog, producers: Producers, upkeep: Upkeep, unreadable
         "numberOfEntries": sum(log.last_entry(ledger) + 1 for ledger in record.ledgers),
         "lastConfirmedEntry": show(log.last_confirmed),
         "trimmedBefore": show(record.trimmed_before),
+        "terminated": record.terminated,
         "underReplicated": upkeep.under_replicated(),
         "ledgersToBeCounted": len(log.settled),
         "unreadableRuns": unreadable.rows(),

@@ -48,6 +48,7 @@ from actors.messages import (
     Replicated,
     RowIndex,
     Stats,
+    Terminate,
     Text,
     TopicSettings,
 )
@@ -59,6 +60,7 @@ from actors.topic.producers import Join, NotYet, Producer, Producers, Store, Sto
 from actors.topic.reads import LogReads
 from actors.topic.stats import describe, describe_loss
 from actors.topic.tail import SHARED_FROM
+from actors.topic.termination import Termination
 from actors.topic.unreadable import ALARM_MS, GivingUp
 from actors.topic.upkeep import Upkeep
 from actors.wire import Blob
@@ -95,6 +97,7 @@ class Topic(Actor):
         self._log = PartitionLog(ports, known, topic, partition, settings, self._producers, self._halt)
         self._admission = Admission(ports, self._log, self._producers, topic, partition)
         self._reads = LogReads(ports, self._log)
+        self._termination = Termination(ports, self._log)
         self._giving_up = GivingUp(ports, known, self._log)
         self._upkeep = Upkeep(ports, known, self._log, self._reads)
         self._delayed = IndexOwner(ports, shared or SharedIndex(), topic, partition)
@@ -162,6 +165,8 @@ class Topic(Actor):
     async def on_open_producer(self, request: OpenProducer) -> ProducerOpened:
         """Register a producer; what it sent before is settled first, so that last_sequence is exact."""
         await self._ready()
+        if not request.resumes:
+            self._termination.check()
         now, exclusive = self.ports.clock.now(), -1
         if not self._producers.is_replaced(request.producer, request.incarnation):  # else `open` refuses it
             admitted = await self._admission.admit(request)
@@ -205,6 +210,7 @@ class Topic(Actor):
             if isinstance(verdict, NotYet):
                 await self._turn(request, producer, verdict)
             else:
+                self._termination.check()
                 if blob is None:
                     blob = await self._shared(run)
                 await self._log.make_room()
@@ -214,6 +220,7 @@ class Topic(Actor):
                 # No await from here on until the run has its place.
                 again = self._producers.judge(producer, request.first_sequence, request.count, request.follows)
                 if isinstance(again, Store):
+                    self._termination.check()
                     return await self._append(request, producer, run, blob)
 
     async def _append(self, request: Publish, producer: Producer, run: Run, blob: Blob) -> Published:
@@ -308,12 +315,13 @@ class Topic(Actor):
     async def on_read_index(self, request: ReadIndex) -> IndexRead:
         """Confirmed runs; waits for the first one at most `wait` ms."""
         await self._ready()
-        until = self.ports.clock.monotonic() + request.wait
+        until, terminated = self.ports.clock.monotonic() + request.wait, self._termination.done
         while True:
             reply = await self._reads.index(request)
             await self._ready()
+            reply.ends = self._termination.done and reply.resume > self._log.last_confirmed
             left = until - self.ports.clock.monotonic()
-            if reply.runs or reply.ended or reply.lost or left <= 0:
+            if reply.runs or reply.ended or reply.lost or left <= 0 or self._termination.done != terminated:
                 return reply
             if self._log.last_confirmed == reply.last_confirmed:
                 await self._log.news(left)
@@ -370,6 +378,13 @@ class Topic(Actor):
         """Copy what lost bookies held; the work goes on behind the answer."""
         await self._ready()
         return Replicated(remaining=self._upkeep.replicate(request.lost))
+
+    async def on_terminate(self, request: Terminate) -> Ends:
+        """Take no more messages, for good."""
+        await self._ready()
+        await self._termination.end()
+        await self._ready()
+        return self._reads.ends()
 
     async def on_delete_topic(self, request: DeleteTopic) -> Done:
         """Delete the partition. Raises Conflict while it has subscriptions, unless forced."""

@@ -54,6 +54,27 @@ def create(
     say(f"topic {topic} has {chosen.partitions} partition{'s' if chosen.partitions > 1 else ''}")
 
 
+@app.command("add-partitions")
+def add_partitions(
+    topic: TopicArgument,
+    partitions: Annotated[int, typer.Option("--partitions", "-p", min=2, help="How many it shall have.")],
+    address: AddressOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Give a partitioned topic more partitions. New messages of a key may go to another one than those before."""
+    with joined(address, data_dir) as client:
+        client.add_partitions(topic, partitions)
+    say(f"topic {topic} has {partitions} partitions")
+
+
+@app.command()
+def terminate(topic: TopicArgument, address: AddressOption = None, data_dir: DataDirOption = None) -> None:
+    """Let a topic take no more messages, for good. Those that it has are delivered as before."""
+    with joined(address, data_dir) as client:
+        last = client.terminate_topic(topic)
+    say(f"topic {topic} takes no more messages; its last one{'s are' if len(last) > 1 else ' is'} {', '.join(last)}")
+
+
 @app.command("list")
 def list_topics(json: JsonOption = False, address: AddressOption = None, data_dir: DataDirOption = None) -> None:
     """List the topics."""

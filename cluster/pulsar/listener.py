@@ -1,5 +1,5 @@
-"""A gateway in this process: it listens for Pulsar's clients, in clear text, with TLS, or both, and in the same ways for
-Pulsar's tools.
+"""A gateway in this process: it listens for Pulsar's clients, in clear text, with TLS, or both, and in the same ways
+for Pulsar's tools.
 
 Of several on one machine one has the ports, and the others wait to take over (actors.pulsar.doors). A port that
 somebody else has is no reason for the cluster not to start: the gateway lives, says so in `problem`, and the file of

@@ -48,8 +48,13 @@ def test_defaults_are_those_of_the_actors() -> None:
     assert values.topic_settings() == TopicSettings()
     assert values.subscription_settings() == SubscriptionSettings()
     bookies = msgspec.structs.asdict(BookieSettings())
-    ports = {"pulsar_port": 6650, "pulsar_web_port": 8080, "pulsar_web_tls_port": 8443}
-    assert values.cluster_options() == ClusterOptions(Path("sluice-data"), **ports, bookie_settings=bookies)
+    assert values.cluster_options() == ClusterOptions(
+        Path("sluice-data"),
+        pulsar_port=6650,
+        pulsar_web_port=8080,
+        pulsar_web_tls_port=8443,
+        bookie_settings=bookies,
+    )
 
 
 _SETTINGS = (("topic", TopicSettings), ("subscription", SubscriptionSettings), ("bookie", BookieSettings))

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from aiohttp import web
@@ -105,13 +104,7 @@ class Messages:
 
     async def _last_id(self, request: web.Request) -> web.Response:
         which = await self._one(request)
-        ends = await self._ends(which)
-        told: dict[str, Any] = {"ledgerId": -1, "entryId": -1}
-        if ends.last >= max(ends.first, 0):
-            found = await self._entry(which, ends.last, ends)
-            told = {"ledgerId": found.ledger, "entryId": found.first}
-            if found.batched:
-                told |= {"batchIndex": found.count - 1, "batchSize": found.count}
+        told = await last_id(self._broker, which, await self._ends(which))
         return web.json_response({**told, "partitionIndex": await self._index(which)})
 
     async def _id_at(self, request: web.Request) -> web.Response:
@@ -142,6 +135,15 @@ class Messages:
         if ends.last < max(ends.first, 0):
             raise NotFound("Could not examine messages: the topic is empty")
         return await entry_at(self._broker, which, ledger_of(at), entry_of(at))
+
+
+async def last_id(broker: Broker, which: Named, ends: Ends) -> dict[str, int]:
+    """The id of the last message, or batch, of a partition that ends there. Raises Unavailable."""
+    if ends.last < max(ends.first, 0):
+        return {"ledgerId": -1, "entryId": -1}
+    found = await entry_at(broker, which, ledger_of(ends.last), entry_of(ends.last))
+    told = {"ledgerId": found.ledger, "entryId": found.first}
+    return told | ({"batchIndex": found.count - 1, "batchSize": found.count} if found.batched else {})
 
 
 async def entry_at(broker: Broker, which: Named, ledger: int, entry: int) -> Found:

@@ -6,6 +6,7 @@ from aiohttp import web
 
 from cluster.pulsar.admin.addresses import Addresses
 from cluster.pulsar.admin.broker import Broker
+from cluster.pulsar.admin.changes import Changes
 from cluster.pulsar.admin.fixed import Fixed
 from cluster.pulsar.admin.messages import Messages
 from cluster.pulsar.admin.namespaces import NamespacesByHttp
@@ -21,6 +22,7 @@ def pulsar_routes(broker: Broker, addresses: Addresses) -> list[web.RouteDef]:
     return [
         *Topics(broker, Shapes(addresses)).routes(),
         *Subscriptions(broker).routes(),
+        *Changes(broker).routes(),
         *Messages(broker).routes(),
         *SchemasByHttp(broker).routes(),
         *Fixed(broker, addresses).routes(),

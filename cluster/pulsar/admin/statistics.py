@@ -186,12 +186,18 @@ def internal(row: Row, cursors: Mapping[str, Row]) -> Row:
         "waitingCursorsCount": sum(1 for each in cursors.values() if each.get("pendingRead")),
         "pendingAddEntriesCount": int(row.get("addsInFlight", 0)),
         "lastConfirmedEntry": _position(row.get("lastConfirmedEntry")),
-        "state": "LedgerOpened" if last["state"] in ("", "OPEN") else "ClosedLedger",
+        "state": _state(row, last),
         "ledgers": [_ledger(each) for each in ledgers],
         "cursors": {name: _cursor(each) for name, each in cursors.items()},
         "schemaLedgers": [],
         "compactedLedger": {"ledgerId": -1, "entries": -1, "size": -1, "offloaded": False, "underReplicated": False},
     }
+
+
+def _state(row: Row, last: Row) -> str:
+    if row.get("terminated"):
+        return "Terminated"
+    return "LedgerOpened" if last["state"] in ("", "OPEN") else "ClosedLedger"
 
 
 def _ledger(row: Row) -> Row:

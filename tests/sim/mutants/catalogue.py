@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.sim.mutants import Mutant
+from tests.sim.mutants.changing import CHANGING
 from tests.sim.mutants.counting import COUNTING
 from tests.sim.mutants.delaying import DELAYING
 from tests.sim.mutants.dispatching import DISPATCHING
@@ -31,5 +32,6 @@ GROUPS: dict[str, list[Mutant]] = {
     "taking over": TAKING_OVER,
     "counting": COUNTING,
     "setting aside": SETTING_ASIDE,
+    "changing": CHANGING,
 }
 MUTANTS: list[Mutant] = [mutant for group in GROUPS.values() for mutant in group]

@@ -28,7 +28,7 @@ from actors.producer.producer import Outgoing, PartitionProducer, split
 from actors.signal import Signal
 from loadgen import history
 from storage.batch import make_batch
-from storage.errors import Fenced, SluiceError
+from storage.errors import Fenced, SluiceError, Terminated
 from storage.position import Positions
 from tests.sim.clock import EPOCH_MS
 from tests.sim.world import Process, World
@@ -213,10 +213,14 @@ class SimProducer:
 
 
 async def until_open(part: PartitionProducer | PartitionConsumer, ports: Ports) -> None:
-    """Open it, as often as it takes."""
+    """Open it, as often as it takes; a producer whose topic was terminated is told so with whatever it sends."""
     while True:
         try:
             await part.open()
+            return
+        except Terminated as error:
+            assert isinstance(part, PartitionProducer)
+            part.close(error)
             return
         except SluiceError as error:
             ports.log("open failed", error=str(error))

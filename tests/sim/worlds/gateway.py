@@ -7,6 +7,9 @@ frames, and clients come back to any machine and send again what has no receipt.
 single holders of keys, nothing lost, nothing early, nothing again without a reason, nothing after a confirmed
 acknowledgement; and with deduplication nothing is stored twice. Receipts come in the order of the sends, and nobody is
 sent more than was asked for.
+
+In some runs the topic is given more partitions while all that goes on, and in some it is terminated: then nothing is
+confirmed behind the end that the operator was told, and in the end every client knows it.
 """
 
 from __future__ import annotations
@@ -20,20 +23,22 @@ from typing import Any
 import msgspec
 
 from actors.controller import Controller
-from actors.messages import SubscriptionSettings
-from actors.ports import Ports
+from actors.directory import Directory
+from actors.messages import AddPartitions, SubscriptionSettings, Terminate
+from actors.ports import Ports, Unknown
 from actors.pulsar.connection import Connection
 from actors.pulsar.doors import Doorkeeper, Doors
 from actors.pulsar.fields import FIELD_OF, Command, parse
 from actors.pulsar.frames import Cutter
 from actors.pulsar.gateway import Gateway, GatewayActor
 from loadgen import history
+from storage.errors import Fenced, SluiceError
 from storage.position import position
 from tests.sim.doors import SimDoors
 from tests.sim.faults import Fault
 from tests.sim.pipes import End, Pipes
 from tests.sim.world import Process, World
-from tests.sim.worlds.broker import CONTROLLER, BrokerWorld, Course, Size
+from tests.sim.worlds.broker import CONTROLLER, TOPIC, BrokerWorld, Course, Size
 from tests.sim.worlds.clients import SOMEBODY
 from tests.sim.worlds.types import ORDER
 from tests.sim.worlds.wire import Stamp
@@ -61,7 +66,32 @@ class GatewayWorld(BrokerWorld):
         settings = SubscriptionSettings(type=kind, initial_position="earliest")
         topic = msgspec.structs.replace(size.topic, deduplication_enabled=deduplicated)
         size = replace(size, topic=topic, traffic=replace(size.traffic, settings=settings))
-        return GatewayCourse(world, faults, options, size, manner, doors)
+        changes = Changes.draw(random.Random(f"changes/{world.seed}"), size.traffic.partitions)
+        if changes.grows:
+            settings = msgspec.structs.replace(settings, initial_position="latest")
+            size = replace(size, traffic=replace(size.traffic, settings=settings))
+            manner, doors = replace(manner, watchful=True, earliest=False), replace(doors, own=0.0)
+        return GatewayCourse(world, faults, options, size, manner, doors, changes)
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What becomes of the topic, by Pulsar's tools. grows: to how many partitions, 0: it stays. ends: it is terminated.
+
+    A topic that grows has a subscription from the latest message on: what comes on a partition before the subscription
+    is on it would be lost.
+    """
+
+    grows: int
+    ends: bool
+    share: float
+    """Of the time of trouble, which passes before."""
+
+    @classmethod
+    def draw(cls, rng: random.Random, partitions: int) -> Changes:
+        """Mostly none."""
+        grows = partitions + rng.randint(1, 2) if partitions > 1 and rng.random() < 0.5 else 0
+        return cls(grows, rng.random() < 0.25, rng.random())
 
 
 @dataclass(frozen=True)
@@ -134,9 +164,13 @@ class GatewayCourse(Course):
         size: Size,
         manner: Manner,
         doors: DoorsOf,
+        changes: Changes,
     ) -> None:
         super().__init__(world, faults, options, size)
-        self.manner, self.doors = manner, doors
+        self.manner, self.doors, self.changes = manner, doors, changes
+        self._ends: dict[int, int] = {}
+        """By partition: the position of its last message, as the operator was told."""
+        self._changed = world.loop.create_future()
         self.pipes = Pipes(world)
         self.machines = self.pipes.machines
         self._rng = random.Random(f"doors/{world.seed}")
@@ -182,6 +216,57 @@ class GatewayCourse(Course):
         """A connection ends, with whatever is on its way."""
         self.pipes.hang_up()
 
+    async def _begin_clients(self) -> None:
+        """See Course."""
+        await super()._begin_clients()
+        self.world.background(self._change(), "changes of the topic")
+
+    async def _change(self) -> None:
+        """What an operator does while everything else goes on; asked again until it is answered."""
+        ports = self.world.client("operator")
+        directory = Directory(ports, CONTROLLER)
+        await ports.clock.sleep(int(self.changes.share * self.size.trouble_ms))
+        if grows := self.changes.grows:
+            await self._insist(ports, directory, None, AddPartitions(topic=TOPIC, partitions=grows))
+            self.size = replace(self.size, traffic=replace(self.size.traffic, partitions=grows))
+            self._add("partitions added", 1)
+        for partition in range(self.size.traffic.partitions) if self.changes.ends else ():
+            self._ends[partition] = (await self._insist(ports, directory, partition, Terminate())).last
+            self._add("partitions terminated", 1)
+        self._changed.set_result(None)
+
+    async def _insist(self, ports: Ports, directory: Directory, partition: int | None, request: Any) -> Any:
+        while True:
+            try:
+                owner = CONTROLLER if partition is None else await directory.topic(TOPIC, partition)
+                reply = await ports.net.call(owner, request, 10_000)
+                if not isinstance(reply, Unknown):
+                    return reply
+                await directory.suspect(owner)
+            except Fenced:
+                await directory.suspect(owner)
+            except SluiceError as error:
+                ports.log("not changed", error=str(error))
+            await ports.clock.sleep(50)
+
+    async def _published(self) -> None:
+        """See Course."""
+        await self._changed
+        await super()._published()
+
+    async def _rest(self) -> None:
+        """See Course. Of a topic that was terminated, everybody comes to know the end."""
+        await super()._rest()
+        while self._ends and (waiting := self._without_end()):
+            self._told = f"{waiting} do not know the end of the topic"
+            await self.world.loop.pause(100)
+
+    def _without_end(self) -> list[str]:
+        everybody: list[Any] = list(self.consumers)
+        wired = [each for each in everybody if isinstance(each, WireConsumerModel)]
+        here = [each for each in wired if not each.gone and self.world.is_up(each.name)]
+        return [each.name for each in here if not each.knows_end(self.size.traffic.partitions)]
+
     def _produce(self, number: int) -> Any:
         """See Course."""
         if self._rng.random() < self.doors.own:
@@ -218,6 +303,9 @@ class GatewayCourse(Course):
         wired: list[Any] = [each for each in self.producers if isinstance(each, WireProducerModel)]
         self._add("reconnections", sum(producer.reconnected - 1 for producer in wired))
         self._add("gateways that took over", self.machines.takeovers)
+        for send in self.past.sends:
+            behind = send[6] == history.OK and send[5] > self._ends.get(send[1], send[5])
+            assert not behind, f"message {send[3]} of {send[2]!r} was confirmed behind the end of partition {send[1]}"
         if not self.size.topic.deduplication_enabled and self.counters["reconnections"]:
             self.excused |= {"stored_twice"}
         super()._judge()

@@ -30,7 +30,11 @@ class Gone(Exception):
 
 
 class Refusal(Exception):
-    """The gateway said no."""
+    """The gateway said no, with a code of Pulsar's."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
 
 
 @dataclass(frozen=True)
@@ -80,8 +84,10 @@ class Wire:
         """Whether it is connected, as far as it knows."""
         return self._end is not None
 
-    async def connect(self, topic: str, partitions: int) -> None:
-        """Connect to some gateway and ask where the topic is. Raises Gone, Refusal."""
+    async def connect(self, topic: str, known: int) -> int:
+        """Connect to some gateway and ask where the topic is; returns how many partitions it has, no fewer than are
+        known. Raises Gone, Refusal.
+        """
         found = await self._pipes.connect(self._process, self._rng.choice(self._servers))
         if found is None:
             raise Gone
@@ -92,11 +98,16 @@ class Wire:
         end.other._process.task(gateway.accept(end.other, self.stamps), "accept")
         self.say("connect", client_version=VERSION, protocol_version=20)
         await self._until("connected")
-        told = await self.ask("partition_metadata", topic=topic)
-        assert max(told.partitions, 1) == partitions, f"{told.partitions} partitions instead of {partitions}"
+        partitions = await self.partitions(topic)
+        assert partitions >= known, f"{partitions} partitions instead of {known}"
         for partition in range(partitions):
             name = partition_name(topic, partition, partitions)
             assert (await self.ask("lookup", topic=name)).url, f"no place for {name}"
+        return partitions
+
+    async def partitions(self, topic: str) -> int:
+        """How many the topic has by now. Raises Gone, Refusal."""
+        return max(int((await self.ask("partition_metadata", topic=topic)).partitions), 1)
 
     async def _until(self, name: str) -> None:
         future = self._asked[-1] = self._pipes.world.loop.create_future()
@@ -191,7 +202,7 @@ class Wire:
     def _answered(self, name: str, body: Any) -> None:
         future = self._asked.get(body.request_id)
         failed = "error" in body.DESCRIPTOR.fields_by_name and body.HasField("error")
-        error = Refusal(f"{name}: {body.error} {body.message}") if failed else None
+        error = Refusal(body.error, f"{name}: {body.error} {body.message}") if failed else None
         if name in ("close_consumer", "close_producer"):
             self._heard(name, body, None)
         else:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from actors.pulsar.fields import ServerError
 from loadgen import history
 from storage.position import position
 from tests.sim.pipes import Pipes
@@ -32,6 +33,7 @@ class Manner:
 
     by_key: batches hold one key each, as clients make them for Key_Shared. index: single messages of a batch are
     acknowledged. receipts: acknowledgements are confirmed. again: how likely an acknowledgement is said once more.
+    watchful: clients ask now and then how many partitions the topic has. earliest: where a new subscription begins.
     """
 
     gateways: list[str]
@@ -42,6 +44,8 @@ class Manner:
     again: float
     queue: int
     gather_ms: int
+    watchful: bool = False
+    earliest: bool = True
 
     @classmethod
     def draw(cls, rng: random.Random, gateways: list[str], *, deduplicated: bool) -> Manner:
@@ -79,10 +83,16 @@ class WireProducerModel:
         self.reconnected = 0
         self._past, self._traffic, self._manner, self._world = past, traffic, manner, world
         self._rng = random.Random(f"{self.name}/{world.seed}")
-        self._pending: list[deque[_Pending]] = [deque() for _ in range(traffic.partitions)]
-        self._sequences = [0] * traffic.partitions
+        self._partitions = 0
+        self._pending: list[deque[_Pending]] = []
+        self._sequences: list[int] = []
+        self._homes: dict[bytes, int] = {}
+        """Where the messages of a key go: an order of theirs is one on a partition."""
+        self._learn(traffic.partitions)
         self._numbers = [0] * KEYS
         self._open: set[int] = set()
+        self._ended: set[int] = set()
+        """Partitions that take no more messages."""
         self._left = traffic.sends
         self._wire = Wire(
             pipes, world.process(self.name), manner.gateways, self._rng, heard=self._heard, lost=self._open.clear
@@ -90,25 +100,40 @@ class WireProducerModel:
         self.ports.spawn(self._live(), "live")
         self.ports.spawn(self._produce(), "produce")
 
+    def _learn(self, partitions: int) -> None:
+        """The topic has so many."""
+        for _ in range(self._partitions, partitions):
+            self._pending.append(deque())
+            self._sequences.append(0)
+        self._partitions = max(self._partitions, partitions)
+
     async def _live(self) -> None:
         while not self.done.done():
             try:
                 if not self._wire.up:
                     self.reconnected += 1
-                    await self._wire.connect(self._traffic.topic, self._traffic.partitions)
-                for partition in range(self._traffic.partitions):
-                    if partition not in self._open:
+                    self._learn(await self._wire.connect(self._traffic.topic, self._partitions))
+                elif self._manner.watchful:
+                    self._learn(await self._wire.partitions(self._traffic.topic))
+                for partition in range(self._partitions):
+                    if partition not in self._open | self._ended:
                         await self._begin(partition)
             except (Gone, Refusal) as error:
                 self.ports.log("no producer", error=repr(error))
             await self.ports.clock.sleep(self._rng.choice(BACKOFF_MS))
 
     async def _begin(self, partition: int) -> None:
-        topic = partition_name(self._traffic.topic, partition, self._traffic.partitions)
+        topic = partition_name(self._traffic.topic, partition, self._partitions)
         epoch = {"epoch": self.reconnected} if self.reconnected > 1 else {}
-        await self._wire.ask(
-            "producer", topic=topic, producer_id=partition, producer_name=self.name, user_provided_name=False, **epoch
-        )
+        asked = {"topic": topic, "producer_id": partition, "producer_name": self.name, "user_provided_name": False}
+        try:
+            await self._wire.ask("producer", **asked, **epoch)
+        except Refusal as error:
+            if error.code != ServerError.TOPIC_TERMINATED:
+                raise
+            self._ended.add(partition)
+            self._pending[partition].clear()  # what became of it nobody is told
+            return
         if not self._wire.up:
             raise Gone  # the connection ended behind the answer
         self._open.add(partition)
@@ -133,12 +158,13 @@ class WireProducerModel:
         for _ in range(count):
             key = rng.randrange(KEYS)
             name = f"{self.name}/{key}".encode()
-            partition = zlib.crc32(name) % traffic.partitions
+            partition = self._homes.setdefault(name, zlib.crc32(name) % self._partitions)
             batch = batches.setdefault((partition, key if self._manner.by_key else -1), [])
             batch.append((name, self._numbers[key]))
             self._numbers[key] += 1
         for (partition, _), rows in batches.items():
-            self._send_batch(partition, rows, due)
+            if partition not in self._ended:
+                self._send_batch(partition, rows, due)
 
     def _send_batch(self, partition: int, rows: list[tuple[bytes, int]], due: int) -> None:
         first = self._sequences[partition]
@@ -211,14 +237,18 @@ class WireConsumerModel:
         self.calm = self.gone = False
         self._world, self._past, self._traffic, self._manner = world, past, traffic, manner
         self._rng = random.Random(f"{self.name}/{world.seed}")
-        self._lives = [0] * traffic.partitions
+        self._partitions = 0
+        self._lives: list[int] = []
         self._open: set[int] = set()
-        self._granted = [0] * traffic.partitions
-        self._came = [0] * traffic.partitions
-        self._free = [0] * traffic.partitions
-        self._epochs = [0] * traffic.partitions
+        self._ends: set[int] = set()
+        """Open partitions of which the end was told."""
+        self._granted: list[int] = []
+        self._came: list[int] = []
+        self._free: list[int] = []
+        self._epochs: list[int] = []
         self._queue: deque[tuple[_Entry, int]] = deque()
-        self._sessions: list[set[int]] = [set() for _ in range(traffic.partitions)]
+        self._sessions: list[set[int]] = []
+        self._learn(traffic.partitions)
         self._said: list[tuple[int, dict[str, Any], list[list[Any]]]] = []
         self._wire = Wire(
             pipes, world.process(self.name), manner.gateways, self._rng, heard=self._heard, lost=self._lost
@@ -228,13 +258,26 @@ class WireConsumerModel:
 
     # -- the connection -------------------------------------------------------------------------------------------
 
+    def _learn(self, partitions: int) -> None:
+        """The topic has so many."""
+        for _ in range(self._partitions, partitions):
+            for counts in (self._lives, self._granted, self._came, self._free, self._epochs):
+                counts.append(0)
+            self._sessions.append(set())
+        self._partitions = max(self._partitions, partitions)
+
+    def knows_end(self, partitions: int) -> bool:
+        """Whether it was told of all of them that nothing comes any more."""
+        return self._ends >= set(range(partitions))
+
     async def _live(self) -> None:
-        partitions = self._traffic.partitions
         while not self.gone:
             try:
                 if not self._wire.up:
-                    await self._wire.connect(self._traffic.topic, partitions)
-                for partition in range(partitions):
+                    self._learn(await self._wire.connect(self._traffic.topic, self._partitions))
+                elif self._manner.watchful:
+                    self._learn(await self._wire.partitions(self._traffic.topic))
+                for partition in range(self._partitions):
                     if partition not in self._open and not self.gone:
                         await self._subscribe(partition)
             except (Gone, Refusal) as error:
@@ -247,12 +290,12 @@ class WireConsumerModel:
         life = self._lives[partition]
         await self._wire.ask(
             "subscribe",
-            topic=partition_name(self._traffic.topic, partition, self._traffic.partitions),
+            topic=partition_name(self._traffic.topic, partition, self._partitions),
             subscription=self._traffic.subscription,
             type=self._manner.type,
             consumer_id=partition,
             consumer_name=f"worker-{self.number % 4}",
-            initial_position=1,
+            initial_position=int(self._manner.earliest),
             consumer_epoch=self._epochs[partition],
         )
         if self._lives[partition] == life and self._wire.up:
@@ -264,12 +307,13 @@ class WireConsumerModel:
         self._wire.say("flow", consumer_id=partition, permits=permits)
 
     def _lost(self) -> None:
-        for partition in range(self._traffic.partitions):
+        for partition in range(self._partitions):
             self._over(partition)
 
     def _over(self, partition: int) -> None:
         """What is in the queue is dropped: it comes again. What is being worked on may still be acknowledged."""
         self._open.discard(partition)
+        self._ends.discard(partition)
         self._lives[partition] += 1
         self._queue = deque(item for item in self._queue if item[0].partition != partition)
         for session in self._sessions[partition]:
@@ -281,6 +325,8 @@ class WireConsumerModel:
             self._message(body, *extra)
         elif name == "close_consumer" and body.consumer_id in self._open:
             self._over(body.consumer_id)
+        elif name == "reached_end":
+            self._ends.add(body.consumer_id)
 
     # -- messages -------------------------------------------------------------------------------------------------
 

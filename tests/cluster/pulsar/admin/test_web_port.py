@@ -7,7 +7,6 @@ import secrets
 import socket
 import ssl
 from pathlib import Path
-from typing import Any
 
 import jwt
 import pytest
@@ -42,7 +41,7 @@ def test_the_loopback_has_several_names(tool: Tool, host: str) -> None:
 def test_what_is_not_offered_is_refused_at_once(tool: Tool) -> None:
     tool.ask("PUT", f"{BASE}/plain")
     for method, path in (
-        ("POST", f"{BASE}/plain/terminate"),
+        ("PUT", f"{BASE}/plain/offload"),
         ("PUT", f"{BASE}/plain/compaction"),
         ("POST", f"{BASE}/plain/retention"),
         ("POST", "/admin/v2/namespaces/public/default/retention"),
@@ -115,13 +114,23 @@ def test_a_token_is_wanted_where_clients_need_one(tmp_path: Path) -> None:
         assert named.status == 200
 
 
-def sealed(folder: Path, **more: Any) -> tuple[ClusterOptions, Authority]:
-    """A cluster that speaks nothing but TLS, and whose certificate is to be trusted."""
+def sealed(folder: Path, *, trust: str = "", key: str = "") -> tuple[ClusterOptions, Authority]:
+    """A cluster that speaks nothing but TLS, and whose certificate is to be trusted. trust: of its clients' authority.
+
+    key: the file with that of their tokens.
+    """
     authority = Authority(folder)
     pair = authority.issue("broker")
-    files = {"pulsar_tls_certificate_file": pair.certificate, "pulsar_tls_key_file": pair.key}
-    ports = {"pulsar_port": -1, "pulsar_tls_port": 0, "pulsar_web_tls_port": 0}
-    return ClusterOptions(folder / "data", **ports, **files, **more), authority
+    options = ClusterOptions(
+        folder / "data",
+        pulsar_tls_port=0,
+        pulsar_web_tls_port=0,
+        pulsar_tls_certificate_file=pair.certificate,
+        pulsar_tls_key_file=pair.key,
+        pulsar_tls_trust_certs_file=trust,
+        pulsar_token_key_file=key,
+    )
+    return options, authority
 
 
 def test_with_a_certificate_tools_connect_by_tls(tmp_path: Path) -> None:
@@ -147,9 +156,7 @@ def test_tools_show_a_certificate_where_clients_do(tmp_path: Path) -> None:
     key.write_bytes(secrets.token_bytes(32))
     key.chmod(0o600)
     trust = Authority(tmp_path, "tills")
-    options, authority = sealed(
-        tmp_path, pulsar_token_key_file=str(key), pulsar_tls_trust_certs_file=trust.trust
-    )
+    options, authority = sealed(tmp_path, trust=trust.trust, key=str(key))
     with running(options):
         port = port_of(options.data_dir, WEB_TLS)
         context = ssl.create_default_context(cafile=authority.trust)

@@ -1,0 +1,73 @@
+"""What is changed of a topic for good, by HTTP; paths below /admin/v2/persistent/public/default/{topic}.
+
+POST .../partitions              more partitions; the body is their number. 422 if that is fewer than there are
+POST .../terminate               no more messages; the id of the last one. 405 of a topic of several partitions
+POST .../terminate/partitions    the same of every partition: {"0": {"ledgerId": L, "entryId": E, ...}, ...}
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from aiohttp import web
+
+from actors.messages import AddPartitions, Ends, Terminate
+from actors.pulsar.topics import full_name
+from cluster.http_server import body_of, number_of
+from cluster.pulsar.admin.broker import Broker, Named, named, topic_of
+from cluster.pulsar.admin.messages import last_id
+from cluster.pulsar.admin.topics import TOPIC
+from storage.errors import Conflict
+
+
+class Changes:
+    """These routes."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def routes(self) -> list[web.RouteDef]:
+        """See the module."""
+        return [
+            web.post(f"{TOPIC}/partitions", self._add_partitions),
+            web.post(f"{TOPIC}/terminate", self._terminate),
+            web.post(f"{TOPIC}/terminate/partitions", self._terminate_all),
+        ]
+
+    async def _add_partitions(self, request: web.Request) -> web.Response:
+        topic = topic_of(request)
+        text = (await body_of(request)).strip().strip('"')
+        wanted = number_of(text, "the body is the number of partitions, not {}")
+        count = await self._partitions(topic)
+        if wanted < count:
+            reason = f"Desired partitions {wanted} can't be less than the current partitions {count}."
+            return web.json_response({"reason": reason}, status=422)
+        await self._broker.ask(self._broker.controller, AddPartitions(topic=topic, partitions=wanted))
+        await self._broker.directory.settings_now(topic)
+        return web.Response(status=204)
+
+    async def _terminate(self, request: web.Request) -> web.Response:
+        which = named(request)
+        settings = await self._broker.settings(which)
+        if settings.partitions > 1 and which.partition is None:
+            return web.json_response({"reason": "Termination of a partitioned topic is not allowed"}, status=405)
+        return web.json_response(await self._end(which, told=-1 if settings.partitions == 1 else which.partition))
+
+    async def _terminate_all(self, request: web.Request) -> web.Response:
+        topic = topic_of(request)
+        partitions = range(await self._partitions(topic))
+        ends = await asyncio.gather(*(self._end(Named(topic, partition), partition) for partition in partitions))
+        return web.json_response({str(partition): end for partition, end in zip(partitions, ends, strict=True)})
+
+    async def _partitions(self, topic: str) -> int:
+        """How many a topic has. Raises Conflict where that is one, which is no partition to Pulsar's tools."""
+        count = (await self._broker.settings(Named(topic, None))).partitions
+        if count == 1:
+            raise Conflict(f"Topic {full_name(topic)} is not the partitioned topic.")
+        return count
+
+    async def _end(self, which: Named, told: int | None) -> dict[str, Any]:
+        """Take no more messages on a partition. told: its number as clients have it in ids."""
+        ends: Ends = await self._broker.ask_owner(which.topic, which.partition or 0, None, Terminate())
+        return {**await last_id(self._broker, which, ends), "partitionIndex": told}

@@ -1,0 +1,102 @@
+"""More partitions for a topic: nobody is told of them before every subscription has what comes on them."""
+
+from __future__ import annotations
+
+import msgpack
+import msgspec
+import pytest
+
+from actors.messages import (
+    AddPartitions,
+    ListTopics,
+    Located,
+    LocateSubscription,
+    LocateTopic,
+    RemoveTopic,
+    SubscriptionSettings,
+    TopicSettings,
+)
+from storage.errors import Invalid, NotFound, Unavailable
+from tests.actors.test_controller import Stage, play
+
+FAILOVER = SubscriptionSettings(type="failover", initial_position="earliest")
+
+
+async def count(stage: Stage, topic: str = "t") -> int:
+    """What clients are told."""
+    located: Located = await stage.ask(LocateTopic(topic=topic, partition=0))
+    return msgspec.json.decode(located.settings, type=TopicSettings).partitions
+
+
+async def subscribed(stage: Stage, partitions: int) -> None:
+    """A topic with a subscription, whose record the dispatcher of the first partition has written."""
+    await stage.create(partitions=partitions)
+    await stage.ask(LocateSubscription(topic="t", subscription="s", settings=FAILOVER))
+    record = msgpack.packb({"settings": msgspec.json.encode(FAILOVER), "epoch": 1})
+    await stage.client.meta.create("subscription/t/0/s", 1, record)
+
+
+def test_a_topic_gets_more_and_never_fewer() -> None:
+    async def scenario(stage: Stage) -> None:
+        before = await stage.create(partitions=2)
+        await stage.ask(AddPartitions(topic="t", partitions=5))
+        after = await stage.locate()
+        assert (len(after), after[:2]) == (5, before)
+        assert (await stage.ask(ListTopics())).topics["t"].partitions == 5
+        await stage.ask(AddPartitions(topic="t", partitions=5))
+        with pytest.raises(Invalid, match="5 partitions, which cannot become 4"):
+            await stage.ask(AddPartitions(topic="t", partitions=4))
+        with pytest.raises(Invalid, match="partitions = 100000"):
+            await stage.ask(AddPartitions(topic="t", partitions=100_000))
+        with pytest.raises(NotFound):
+            await stage.ask(AddPartitions(topic="none", partitions=2))
+        await stage.create("plain")
+        with pytest.raises(Invalid, match="not a partitioned topic"):
+            await stage.ask(AddPartitions(topic="plain", partitions=2))
+        assert await count(stage) == 5
+
+    play(scenario)
+
+
+def test_subscriptions_are_there_before_anybody_is_told() -> None:
+    """With the settings that they have, and what is new is not made meanwhile: it might miss a partition."""
+
+    async def scenario(stage: Stage) -> None:
+        await subscribed(stage, 2)
+        stage.start_ms["t/3/s"] = 3_000
+        stage.world.background(stage.ask(AddPartitions(topic="t", partitions=4)), "add")
+        await stage.world.loop.pause(2_000)
+        assert await count(stage) == 2
+        assert stage.starts["t/3"] == 1
+        found: Located = await stage.ask(LocateTopic(topic="t", partition=3))
+        assert found.addresses[3], "the dispatcher of a partition has to find its owner"
+        with pytest.raises(Unavailable, match="given more partitions"):
+            await stage.ask(LocateSubscription(topic="t", subscription="new", settings=FAILOVER))
+        assert len((await stage.ask(LocateSubscription(topic="t", subscription="s"))).addresses) == 2
+        for request in (AddPartitions(topic="t", partitions=6), RemoveTopic(topic="t", force=True)):
+            with pytest.raises(Unavailable, match="being"):
+                await stage.ask(request)
+        await stage.world.loop.pause(3_000)
+        assert await count(stage) == 4
+        assert [stage.starts[f"t/{partition}/s"] for partition in range(4)] == [1, 1, 1, 1]
+        process = stage.world.process(stage.process((await stage.row("dispatcher/t/3/s"))["address"]))
+        assert process.placed is not None
+        assert process.placed[1]["subscription_settings"]["type"] == "failover"
+        await stage.ask(LocateSubscription(topic="t", subscription="new", settings=FAILOVER))
+
+    play(scenario)
+
+
+def test_what_fails_changes_nothing_and_can_be_asked_again() -> None:
+    async def scenario(stage: Stage) -> None:
+        await subscribed(stage, 2)
+        stage.broken["t/2/s"] = Invalid("it cannot be")
+        with pytest.raises(Invalid, match="it cannot be"):
+            await stage.ask(AddPartitions(topic="t", partitions=3))
+        assert await count(stage) == 2
+        assert len(await stage.locate()) == 2
+        stage.broken.clear()
+        await stage.ask(AddPartitions(topic="t", partitions=3))
+        assert await count(stage) == 3
+
+    play(scenario)

@@ -1,0 +1,68 @@
+"""Mutants of what changes a topic for good: more partitions, and the end of it."""
+
+from __future__ import annotations
+
+from tests.sim.mutants import Mutant
+
+GATEWAY = "gateway"
+ENDING, GROWING = "tests/actors/topic/test_termination.py", "tests/actors/test_growing.py"
+CLIENTS = "tests/cluster/pulsar/admin/test_changes.py"
+
+CHANGING: list[Mutant] = [
+    Mutant(
+        name="what is on its way when a topic is terminated is not waited for",
+        module="actors.topic.termination",
+        old="            await self._settle()\n",
+        new="",
+        world=GATEWAY,
+        test=ENDING,
+    ),
+    Mutant(
+        name="messages are taken while what is on its way is waited for",
+        module="actors.topic.termination",
+        old="        if self._under_way:\n",
+        new="        if False:\n",
+        world=GATEWAY,
+        test=ENDING,
+    ),
+    Mutant(
+        name="a topic is terminated for its present owner alone",
+        module="actors.topic.termination",
+        old="await self._log.metadata.update(lambda record: msgspec.structs.replace(record, terminated=True))",
+        new="self._log.metadata.record = msgspec.structs.replace(self._log.record, terminated=True)",
+        world=GATEWAY,
+        test=ENDING,
+    ),
+    Mutant(
+        name="a producer does not learn what it stored before the end",
+        module="actors.topic.topic",
+        old="        if not request.resumes:\n            self._termination.check()\n",
+        new="        self._termination.check()\n",
+        world=GATEWAY,
+        test=ENDING,
+    ),
+    Mutant(
+        name="the end of a topic is told before everything is done",
+        module="actors.dispatcher.delivery",
+        old="        if self._reader.over and not self._backlog.count(self._reader.end):\n",
+        new="        if self._reader.over:\n",
+        world=GATEWAY,
+        test=f"{CLIENTS}::test_consumers_are_told_when_everything_is_done",
+    ),
+    Mutant(
+        name="partitions are told before the subscriptions have them",
+        module="actors.controller",
+        old="            await self._spread(topic, settings.partitions, wanted)\n            if wanted",
+        new="            if wanted",
+        world=GATEWAY,
+        test=GROWING,
+    ),
+    Mutant(
+        name="who subscribes while a topic grows misses the new partitions",
+        module="actors.controller",
+        old="        if request.topic in self._growing and request.settings is not None:\n",
+        new="        if False:\n",
+        world=GATEWAY,
+        test=GROWING,
+    ),
+]
