@@ -9,6 +9,9 @@ A topic is in a namespace of a tenant, as with Pulsar: `persistent://public/defa
 `persistent://sales/eu/orders`. Two dots in a row, which no part may have, join the parts of all but the first kind, so
 that what follows needs no other letters: everybody but the user knows that last topic as `sales..eu..orders`.
 `orders-partition-3` is how Pulsar names the fourth partition of `orders`, so no topic may be called like that.
+
+Pulsar's clients give topics, subscriptions and consumers any name. What it has of other letters is quoted for
+everybody but them: `eu/billing` stands as `q--eu_2fbilling`, byte by byte in UTF-8.
 """
 
 from __future__ import annotations
@@ -27,6 +30,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _PARTITION = re.compile(r"-partition-[0-9]+$")
 _SHOWN = 40
 _APART = ".."
+_QUOTED = "q--"
+_ODD = re.compile(rb"[^A-Za-z0-9.-]|(?<=[.])[.]")
+_ESCAPE = re.compile(rb"_([0-9a-f]{2})")
 
 
 def check_name(kind: str, text: str, *, short: bool = False) -> str:
@@ -51,6 +57,24 @@ def check_name(kind: str, text: str, *, short: bool = False) -> str:
     if kind == "topic" and _PARTITION.search(name):
         raise Invalid(f"topic name {shown} is not allowed: that is how a partition of a topic is named")
     return name
+
+
+def quoted(text: str) -> str:
+    """The name of whatever a client of Pulsar calls so; that of letters which names may have is as it was."""
+    if not text or (_NAME.fullmatch(text) and _APART not in text):
+        return text
+    return _QUOTED + _ODD.sub(lambda odd: b"_%02x" % odd[0][0], text.encode("utf-8", "backslashreplace")).decode()
+
+
+def unquoted(name: str) -> str:
+    """What a client of Pulsar calls it."""
+    if not name.startswith(_QUOTED):
+        return name
+    try:
+        text = _ESCAPE.sub(lambda odd: bytes.fromhex(odd[1].decode()), name.removeprefix(_QUOTED).encode()).decode()
+    except UnicodeDecodeError:
+        return name
+    return text if quoted(text) == name else name
 
 
 def namespace_of(topic: str) -> tuple[str, str]:

@@ -7,6 +7,7 @@ that send half a request, or none, hold nothing for long.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -46,6 +47,7 @@ class HttpServer:
         application = web.Application(middlewares=[self._noted, guard], client_max_size=MAX_BODY)
         application[_BODY_SECONDS] = connection_seconds
         application.add_routes(routes)
+        application.router.register_resource(_OneSlash(application.router))
         self._runner = web.AppRunner(application, access_log=None)
         self._listening: asyncio.Server | None = None
         self._ready = asyncio.Lock()
@@ -112,6 +114,23 @@ class HttpServer:
             return await handler(request)
         finally:
             self._answering.remove(request.protocol)
+
+
+class _OneSlash(web.PlainResource):
+    """Slashes in a row mean one, as they do to Pulsar's web server: scripts put addresses together so."""
+
+    def __init__(self, router: web.UrlDispatcher) -> None:
+        super().__init__("/")
+        self._router = router
+
+    async def resolve(self, request: web.Request) -> Any:
+        """What the path means that has no such slashes."""
+        asked = request.rel_url
+        path = re.sub("/+", "/", asked.raw_path)
+        if path == asked.raw_path:
+            return None, set()
+        meant = request.clone(rel_url=asked.with_path(path, encoded=True, keep_query=True))
+        return await self._router.resolve(meant), set()
 
 
 async def body_of(request: web.Request) -> str:

@@ -19,12 +19,12 @@ from actors.messages import (
     Stats,
     SubscriptionSettings,
 )
-from actors.names import check_name
+from actors.names import check_name, quoted, unquoted
 from actors.producer.producer import Entrance
 from actors.pulsar.columns import UNSIGNED
 from actors.pulsar.consuming import Asked, WireConsumer
 from actors.pulsar.fields import ServerError
-from actors.pulsar.gateway import Certified, Identity
+from actors.pulsar.gateway import Certified, ConsumerHere, Identity
 from actors.pulsar.ids import position_of
 from actors.pulsar.namespaces import Namespaces
 from actors.pulsar.producing import WireProducer
@@ -154,18 +154,18 @@ class Answers:
         self._c.add_producer(made, asked, entrance.access)
         try:
             await made.open()
+            if self._c.closed:
+                made.close()
+                return
+            if asked.initial_subscription:
+                first = check_name("subscription", quoted(asked.initial_subscription))
+                settings = SubscriptionSettings(type="shared", initial_position="earliest")
+                await self._g.directory.dispatcher(place.topic, place.partition, first, settings)
+            await self._produce(asked, made)
         except SluiceError:
             made.close()
             self._c.remove_producer(made)
             raise
-        if self._c.closed:
-            made.close()
-            return
-        if asked.initial_subscription:
-            first = check_name("subscription", asked.initial_subscription)
-            settings = SubscriptionSettings(type="shared", initial_position="earliest")
-            await self._g.directory.dispatcher(place.topic, place.partition, first, settings)
-        await self._produce(asked, made)
 
     async def _produce(self, asked: Any, producer: WireProducer) -> None:
         version, own = b"", {}
@@ -173,6 +173,8 @@ class Answers:
             own = {"topic_epoch": producer.topic_epoch}
         if asked.HasField("schema"):
             version = await self._g.schemas.put(producer.place.topic, asked.schema)
+        else:
+            await self._g.schemas.check_writer(producer.place.topic)
         self._c.say(
             "producer_success",
             request_id=asked.request_id,
@@ -210,13 +212,17 @@ class Answers:
             await self._g.schemas.check_reader(place.topic, asked.schema)
         if (moving := self._g.moving.get((place.topic, place.partition, asked.subscription))) is not None:
             await moving.wait(self._g.ports)
+        wanted = await self._wanted(asked, place)
+        if wanted.start is not None and asked.type == EXCLUSIVE:
+            await self._wait_alone(place, wanted.subscription)
         made = WireConsumer(
             self._g,
             place,
             asked.consumer_id,
-            await self._wanted(asked, place),
+            wanted,
             write=self._c.write,
             lost=self._c.send_away,
+            alive=self._c.answers,
         )
         self._c.add_consumer(made, asked)
         if asked.HasField("consumer_epoch"):
@@ -234,6 +240,17 @@ class Answers:
         self._c.say("success", request_id=asked.request_id)
         made.subscribed()
 
+    async def _wait_alone(self, place: Place, name: str) -> None:
+        """Readers of one name keep each other out where they meet, as long as the earlier one's client is there."""
+
+        def readers() -> list[ConsumerHere]:
+            here = self._g.consumers.get((place.topic, name), [])
+            return [one for one in here if one.is_reader and not one.closed and one.place.partition == place.partition]
+
+        while earlier := readers():
+            if await earlier[0].answers():
+                raise Refused(ServerError.CONSUMER_BUSY, f"another reader named {name} is connected")
+
     async def _wanted(self, asked: Any, place: Place) -> Asked:
         if not 0 <= asked.type < len(TYPES):
             raise Refused(ServerError.NOT_ALLOWED, f"there is no subscription type {asked.type}")
@@ -241,7 +258,7 @@ class Answers:
         start = None
         if not asked.durable and asked.type in (EXCLUSIVE, FAILOVER):
             start = await self._start(asked, place)
-        subscription = check_name("subscription", asked.subscription)
+        subscription = check_name("subscription", quoted(asked.subscription))
         settings = SubscriptionSettings(
             type=TYPES[asked.type], initial_position="earliest" if asked.initial_position == 1 else "latest"
         )
@@ -253,7 +270,7 @@ class Answers:
                 settings.selector = "sticky"
                 ranges = [(each.start, each.end) for each in meta.hash_ranges]
         passing = not asked.durable and start is None
-        name, named = check_name("consumer", name), bool(asked.consumer_name)
+        name, named = check_name("consumer", quoted(name)), bool(asked.consumer_name)
         return Asked(subscription, name, settings, ranges, start, asked.priority_level, passing, named)
 
     async def _start(self, asked: Any, place: Place) -> int:
@@ -388,7 +405,7 @@ class Answers:
         self._c.say(
             "consumer_stats_answer",
             request_id=asked.request_id,
-            consumer_name=consumer.asked.name,
+            consumer_name=unquoted(consumer.asked.name),
             available_permits=max(consumer.permits, 0),
             unacked=consumer.unacknowledged(),
             address=self._c.link.peer,

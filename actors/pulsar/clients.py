@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from actors.names import unquoted
+
 
 @dataclass(frozen=True, slots=True)
 class Introduction:
@@ -40,8 +42,8 @@ def clients_here(gateway: Connected, topic: str, partition: int) -> dict[str, li
     ]
     consumers = [
         {
-            "consumerName": one.asked.name,
-            "subscription": one.asked.subscription,
+            "consumerName": unquoted(one.asked.name),
+            "subscription": unquoted(one.asked.subscription),
             "reader": one.asked.start is not None,
             **_told(gateway, one, "consumerId"),
         }

@@ -11,7 +11,7 @@ the client is told to come back (CLOSE_CONSUMER), which makes it drop what it ha
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,7 +66,10 @@ class Asked:
 
 
 class WireConsumer:
-    """One consumer of one connection. write: sends bytes. lost: told when the client has to come back."""
+    """One consumer of one connection.
+
+    write: sends bytes. lost: told when the client has to come back. alive: whether the client shows a sign of life soon.
+    """
 
     def __init__(
         self,
@@ -77,11 +80,12 @@ class WireConsumer:
         *,
         write: Callable[[bytes], None],
         lost: Callable[[WireConsumer], None],
+        alive: Callable[[], Awaitable[bool]],
     ) -> None:
         self._gateway = gateway
         self.place, self.number, self.asked = place, number, asked
         self._key = place.topic, place.partition, asked.subscription
-        self._write, self._lost = write, lost
+        self._write, self._lost, self._alive = write, lost, alive
         self._sent = Sent()
         self._unsent: deque[Received] = deque()
         self._cumulative = -1
@@ -125,6 +129,10 @@ class WireConsumer:
     def is_reader(self) -> bool:
         """Whether it reads the log past every subscription, and nothing of it is durable."""
         return self.asked.start is not None
+
+    async def answers(self) -> bool:
+        """See actors.pulsar.gateway.ConsumerHere."""
+        return not self.closed and await self._alive()
 
     async def open(self) -> None:
         """Attach. Raises SluiceErrors."""

@@ -78,9 +78,17 @@ class ConsumerHere(Protocol):
     """A consumer that is connected here, as others see it."""
 
     place: Place
+    closed: bool
+
+    @property
+    def is_reader(self) -> bool:
+        """Whether it reads the log past every subscription."""
 
     def come_back(self) -> None:
         """Its client has to subscribe again."""
+
+    async def answers(self) -> bool:
+        """Whether its client shows a sign of life soon; the connection of one that does not is over."""
 
     async def close(self) -> None:
         """Leave; what is still held goes to the others in order."""

@@ -22,11 +22,12 @@ class Policies(msgspec.Struct, frozen=True, omit_defaults=True):
     """What holds for the topics of a namespace.
 
     deduplication: topics that clients make from now on drop what a producer sends again. compatibility: the strategy
-    by which a schema must go with those before it.
+    by which a schema must go with those before it. enforced: who produces to a topic that has a schema must have one.
     """
 
     deduplication: bool = False
     compatibility: str = DEFAULT
+    enforced: bool = False
 
     def __post_init__(self) -> None:
         if self.compatibility not in STRATEGIES:

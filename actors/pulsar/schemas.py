@@ -68,6 +68,14 @@ class Schemas:
             weaker = strategy if strategy in (ALWAYS, NEVER) or strategy.endswith(ALL) else BACKWARD
             _check(topic, weaker, schema, earlier)
 
+    async def check_writer(self, topic: str) -> None:
+        """A producer comes without a schema. Raises Refused where its namespace wants one, Unavailable."""
+        if (await self._namespaces.of_topic(topic)).enforced:
+            _, versions = await self._read(topic)
+            if _pairs(versions[_begin(versions) :]):
+                text = f"topic {topic} has a schema, and its namespace enforces that: produce with a schema"
+                raise Refused(ServerError.INCOMPATIBLE_SCHEMA, text)
+
     async def delete(self, topic: str) -> bytes:
         """From now on the topic has no schema; the version that says so. Raises NotFound, Invalid, Unavailable."""
         await self.get(topic, b"")

@@ -1,7 +1,8 @@
 """Topics as Pulsar's clients name them, and where they are here.
 
 `persistent://public/default/orders-partition-3` is the fourth partition of `orders`. A topic of one partition is a
-plain topic to clients: its ids carry no partition. Names in other namespaces are those of `actors/names.py`.
+plain topic to clients: its ids carry no partition. Names of other letters, and in other namespaces, are those of
+`actors/names.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 
 from actors.directory import Directory
 from actors.messages import BookieList, TopicSettings
-from actors.names import TENANT_NAMESPACE, check_name, namespace_of
+from actors.names import TENANT_NAMESPACE, check_name, namespace_of, quoted, unquoted
 from actors.pulsar.namespaces import Namespaces, Policies
 from storage.errors import Conflict, Invalid, NotFound
 
@@ -30,18 +31,24 @@ class Place:
     told: int
 
 
+def topic_name(text: str) -> str:
+    """The name of a topic that clients know by this one. Raises Invalid."""
+    space, slash, own = text.rpartition("/")
+    return check_name("topic", f"{space}{slash}{quoted(own)}")
+
+
 def split_name(text: str) -> tuple[str, int | None]:
     """The topic's short name, and which of its partitions is meant. Raises Invalid."""
     found = _PARTITION.fullmatch(text)
     if found is None:
-        return check_name("topic", text), None
-    return check_name("topic", found[1]), int(found[2])
+        return topic_name(text), None
+    return topic_name(found[1]), int(found[2])
 
 
 def full_name(topic: str, partition: int | None = None) -> str:
     """The name that clients know a topic, or a partition of it, by."""
     space, own = namespace_of(topic)
-    return f"{_PERSISTENT}{space}/{own}" + ("" if partition is None else f"-partition-{partition}")
+    return f"{_PERSISTENT}{space}/{unquoted(own)}" + ("" if partition is None else f"-partition-{partition}")
 
 
 def topics_in(space: str, topics: Mapping[str, TopicSettings]) -> dict[str, TopicSettings]:

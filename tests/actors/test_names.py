@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.names import MAX_NAME, check_name, check_space, namespace_of
+from actors.names import MAX_NAME, check_name, check_space, namespace_of, quoted, unquoted
 from storage.errors import Invalid
 
 
@@ -95,3 +95,26 @@ def test_what_is_allowed_is_safe_as_a_file_name(text: str) -> None:
         assert name not in (".", "..")
         assert name[0].isalnum()
         assert check_name(kind, name) == name
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("orders", "orders"), ("a.b-c_d", "a.b-c_d"), ("a..b", "q--a._2eb"), ("", ""), ("eu/billing", "q--eu_2fbilling"),
+        ("-a", "q---a"), ("_a", "q--_5fa"), ("é", "q--_c3_a9"), ("q--a", "q--a"), ("q--a_2fb", "q--a_2fb"),
+    ],
+)  # fmt: skip
+def test_what_has_other_letters_is_quoted(text: str, name: str) -> None:
+    assert quoted(text) == name
+
+
+@given(st.text(min_size=1, max_size=10))
+def test_every_name_that_is_quoted_is_allowed_and_found_again(text: str) -> None:
+    name = quoted(text)
+    assert check_name("subscription", name) == name
+    assert unquoted(name) == (unquoted(text) if name == text else text)
+
+
+@pytest.mark.parametrize("name", ["q--a", "q--_ff", "q--_2", "q--a_2Fb", "q--_61", "orders", "q-a_2fb"])
+def test_what_was_not_quoted_is_shown_as_it_is(name: str) -> None:
+    assert unquoted(name) == name

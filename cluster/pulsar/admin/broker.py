@@ -11,10 +11,10 @@ from aiohttp import web
 
 from actors.directory import Directory
 from actors.messages import CreateTopic, DescribeCluster, ListSubscriptions, ListTopics, Stats, TopicSettings, shown
-from actors.names import check_name, namespace_of
+from actors.names import check_name, namespace_of, quoted
 from actors.ports import Address, Ports, Unknown
 from actors.pulsar.namespaces import Namespaces
-from actors.pulsar.topics import listed, new_settings, split_name, topics_in
+from actors.pulsar.topics import listed, new_settings, split_name, topic_name, topics_in
 from actors.wire import Request
 from storage.errors import Conflict, Fenced, Invalid, NotFound, Unavailable
 
@@ -153,12 +153,12 @@ def named(request: web.Request) -> Named:
 
 def topic_of(request: web.Request) -> str:
     """The same where a partition is not enough. Raises Invalid, NotFound."""
-    return check_name("topic", "{tenant}/{namespace}/{topic}".format(**request.match_info))
+    return topic_name("{tenant}/{namespace}/{topic}".format(**request.match_info))
 
 
 def subscription_of(request: web.Request) -> str:
     """The subscription that a path names. Raises Invalid."""
-    return check_name("subscription", request.match_info["subscription"])
+    return check_name("subscription", quoted(request.match_info["subscription"]))
 
 
 async def not_offered(request: web.Request) -> web.Response:

@@ -67,7 +67,7 @@ class Fixed:
         policies = await self._broker.namespaces.policies(space_of(request))
         told = {"auth_policies": {}, "replication_clusters": [CLUSTER], "bundles": _bundles(), "deleted": False}
         own = {"schema_compatibility_strategy": policies.compatibility, "deduplicationEnabled": policies.deduplication}
-        return web.json_response({**told, **own})
+        return web.json_response({**told, **own, "schema_validation_enforced": policies.enforced})
 
     async def _bundles(self, request: web.Request) -> web.Response:
         await self._broker.namespaces.policies(space_of(request))

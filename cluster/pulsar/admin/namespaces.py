@@ -7,7 +7,8 @@ GET    /admin/v2/namespaces/{tenant}
 PUT    /admin/v2/namespaces/{tenant}/{namespace}    make one; 404 without its tenant
 DELETE of the same                                  409 while topics are in it
 POST   .../{namespace}/deduplication                true or false: of the topics that are made from now on
-PUT    .../{namespace}/schemaCompatibilityStrategy  "FORWARD", as JSON; GET and DELETE of both
+POST   .../{namespace}/schemaValidationEnforced     true or false: who produces to a topic with a schema must have one
+PUT    .../{namespace}/schemaCompatibilityStrategy  "FORWARD", as JSON; GET and DELETE of all three
 """
 
 from __future__ import annotations
@@ -25,7 +26,11 @@ from storage.errors import Conflict, Invalid, NotFound
 
 TENANT = "/admin/v2/tenants/{tenant}"
 CLUSTER = "sluice"
-_FIELDS = {"deduplication": "deduplication", "schemaCompatibilityStrategy": "compatibility"}
+_FIELDS = {
+    "deduplication": "deduplication",
+    "schemaCompatibilityStrategy": "compatibility",
+    "schemaValidationEnforced": "enforced",
+}
 
 
 class NamespacesByHttp:

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from actors.messages import TopicSettings
+from actors.names import unquoted
 from cluster.pulsar.admin.addresses import Addresses
 
 Row = dict[str, Any]
@@ -123,7 +124,7 @@ class Shapes:
 
     def _consumer(self, of: Partition, subscription: str, row: Row, now: int) -> Row:
         """ConsumerStats; address and version are known of those that are connected by Pulsar's protocol."""
-        name = row.get("consumerName")
+        name = unquoted(str(row.get("consumerName")))
         here = [
             each
             for each in of.clients["consumers"]
@@ -135,6 +136,7 @@ class Shapes:
         return {
             **row,
             **told,
+            "consumerName": name,
             "msgRateOut": self._rates.of(f"out:{of.name}:{subscription}:{name}", sent, now),
             "connectedSince": moment(row.get("connectedSince", 0)),
             "keyHashRanges": [f"[{first}, {last}]" for first, last in ranges],

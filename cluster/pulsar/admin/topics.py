@@ -24,6 +24,7 @@ from typing import Any
 from aiohttp import web
 
 from actors.messages import ClientsHere, RemoveTopic, SendAway, TopicSettings
+from actors.names import unquoted
 from actors.pulsar.topics import full_name, full_names
 from cluster.http_server import body_of, number_of
 from cluster.pulsar.admin.broker import Broker, Named, forced, named, space_of, topic_of
@@ -144,7 +145,7 @@ class Topics:
     async def _subscriptions(self, request: web.Request) -> web.Response:
         which = named(request)
         await self._broker.settings(which)
-        return web.json_response(await self._broker.subscriptions(which.topic))
+        return web.json_response([unquoted(name) for name in await self._broker.subscriptions(which.topic)])
 
     async def _stats(self, request: web.Request) -> web.Response:
         which = named(request)
@@ -175,7 +176,7 @@ class Topics:
         made = []
         for number, row in enumerate(rows):
             partition = int(row["partition"])
-            subscriptions = {name: told[number] for name, told in zip(names, answers, strict=True)}
+            subscriptions = {unquoted(name): told[number] for name, told in zip(names, answers, strict=True)}
             name = full_name(which.topic, partition if several else None)
             made.append(Partition(name, row, subscriptions, await self._clients(which.topic, partition)))
         return made

@@ -132,6 +132,33 @@ def test_a_reader_is_told_what_lies_before_its_start(client: pulsar.Client, raw:
     assert earliest.mark_delete.ledger == latest.last.ledger
 
 
+def test_readers_of_one_name_keep_each_other_out(server: Client, raw: Raw) -> None:
+    """On a partition, as long as the earlier one is there."""
+    server.create_topic("alone", partitions=2)
+    raw.greet()
+    subscribe(raw, "alone-partition-0", 0, durable=False)
+    raw.next("success")
+    subscribe(raw, "alone-partition-0", 1, durable=False)
+    raw.next("ping")
+    raw.say("pong")
+    assert raw.next("error").error == ServerError.CONSUMER_BUSY
+    subscribe(raw, "alone-partition-1", 2, durable=False)
+    assert raw.next("success").request_id == 2
+    raw.say("close_consumer", consumer_id=0, request_id=5)
+    raw.next("success")
+    subscribe(raw, "alone-partition-0", 3, durable=False)
+    assert raw.next("success").request_id == 3
+
+
+def test_a_reader_that_shows_no_sign_of_life_makes_room(server: Client, raw: Raw) -> None:
+    silent = Raw(server.pulsar_service_url)
+    for one in (silent, raw):
+        one.greet()
+        subscribe(one, "silent", durable=False)
+        one.next("success")
+    assert silent.closed()
+
+
 def test_a_table_of_the_last_values(client: pulsar.Client) -> None:
     """Nobody has compacted the topic, so its reader is given everything, and the client keeps the last ones."""
     producer = client.create_producer("table")

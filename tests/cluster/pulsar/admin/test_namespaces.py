@@ -124,6 +124,30 @@ def test_schemas_that_do_not_go_together_are_refused(tool: Tool, client: pulsar.
     assert tool.ask("POST", f"{base}/compatibility", posted).body == known
 
 
+def test_a_namespace_may_want_schemas_of_who_produces(tool: Tool, client: pulsar.Client) -> None:
+    enforced = f"{FIRST}/schemaValidationEnforced"
+    client.create_producer("known", schema=AvroSchema(Order)).close()
+    client.create_producer("known").close()
+    assert tool.get(enforced) is False
+    assert tool.ask("POST", enforced, True).status == 204
+    assert tool.get(enforced) is tool.get(FIRST)["schema_validation_enforced"] is True
+    with pytest.raises(pulsar.IncompatibleSchema):
+        client.create_producer("known")
+    client.create_producer("known", schema=AvroSchema(Order)).close()
+    client.create_producer("without").close()
+    client.subscribe("known", "s").close()
+    assert tool.ask("DELETE", enforced).status == 204
+    client.create_producer("known").close()
+
+
+def test_a_producer_that_is_refused_for_its_schema_is_gone(tool: Tool, client: pulsar.Client) -> None:
+    client.create_producer("refused", schema=AvroSchema(Order)).close()
+    with pytest.raises(pulsar.IncompatibleSchema):
+        client.create_producer("refused", "p", schema=StringSchema())
+    assert tool.get("/admin/v2/persistent/public/default/refused/stats")["publishers"] == []
+    client.create_producer("refused", "p", schema=AvroSchema(Order)).close()
+
+
 def test_policies_outlive_the_process(tmp_path_factory: pytest.TempPathFactory) -> None:
     data = tmp_path_factory.mktemp("kept")
     for first in (True, False):

@@ -38,6 +38,16 @@ def test_the_loopback_has_several_names(tool: Tool, host: str) -> None:
     assert tool.ask("GET", "/admin/v2/clusters", Host=host).status == 200
 
 
+def test_slashes_in_a_row_mean_one(tool: Tool) -> None:
+    """As where a script joins the service's address, which ends with one, and a path."""
+    assert tool.ask("PUT", f"/{BASE}//slashes").status == 204
+    assert tool.get(f"//{BASE}/slashes/partitions?checkAllowAutoCreation=false")["partitions"] == 0
+    assert tool.ask("GET", f"/{BASE}/nowhere/partitions").status == 404
+    assert tool.ask("PUT", f"/{BASE}/slashes/retention").status == 405
+    assert tool.ask("GET", "//nothing").status == 404
+    assert tool.ask("GET", "//").status == 404
+
+
 def test_what_is_not_offered_is_refused_at_once(tool: Tool) -> None:
     tool.ask("PUT", f"{BASE}/plain")
     for method, path in (
