@@ -60,8 +60,11 @@ def check_name(kind: str, text: str, *, short: bool = False) -> str:
 
 
 def quoted(text: str) -> str:
-    """The name of whatever a client of Pulsar calls so; that of letters which names may have is as it was."""
-    if not text or (_NAME.fullmatch(text) and _APART not in text):
+    """The name of whatever a client of Pulsar calls so: as it was if names may have its letters.
+
+    One of blanks alone stays too, and nobody may have it.
+    """
+    if not text.strip() or (_NAME.fullmatch(text) and _APART not in text):
         return text
     return _QUOTED + _ODD.sub(lambda odd: b"_%02x" % odd[0][0], text.encode("utf-8", "backslashreplace")).decode()
 

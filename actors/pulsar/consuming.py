@@ -68,7 +68,7 @@ class Asked:
 class WireConsumer:
     """One consumer of one connection.
 
-    write: sends bytes. lost: told when the client has to come back. alive: whether the client shows a sign of life soon.
+    write: sends bytes. lost: told when the client has to come back. alive: whether the client shows a sign of life.
     """
 
     def __init__(

@@ -122,7 +122,7 @@ def test_a_reader_is_told_what_lies_before_its_start(client: pulsar.Client, raw:
     for number, start in enumerate(
         [{"ledger": NOWHERE >> 1, "entry": NOWHERE >> 1}, {"ledger": NOWHERE, "entry": NOWHERE}]
     ):
-        subscribe(raw, "before", number, durable=False, start_message_id=start)
+        subscribe(raw, "before", number, subscription=f"s{number}", durable=False, start_message_id=start)
         raw.next("success")
         raw.say("get_last_id", consumer_id=number, request_id=9)
         told.append(raw.next("last_id_answer"))
