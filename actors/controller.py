@@ -391,6 +391,7 @@ class Controller(Actor):
                 await self._end_for_good("topic", place, address, DeleteTopic(force=force))
             await self.ports.meta.remove(topic_key(topic))
             await self.ports.meta.remove(f"schema/{topic}")
+            await self.ports.meta.remove(f"quota/topic/{topic}")
         finally:
             self._deleting.pop(topic, None)
         return Done()

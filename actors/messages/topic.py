@@ -243,6 +243,18 @@ class ReadEnds(Request[Ends]):
     reply: ClassVar[type[Reply]] = Ends
 
 
+class BacklogSize(Reply, kw_only=True):
+    """bytes: about what lies behind the slowest durable subscription; 0 without one."""
+
+    bytes: int
+
+
+class MeasureBacklog(Request[BacklogSize]):
+    """How much waits on the partition?"""
+
+    reply: ClassVar[type[Reply]] = BacklogSize
+
+
 class Found(Reply, kw_only=True):
     """position of the first message published at or after the asked time; the end if there is none."""
 

@@ -126,6 +126,7 @@ class Answers:
             await self._produce(asked, known)
             return
         place = await find_place(self._g.directory, asked.topic, create=self._making())
+        await self._g.backlogs.check(place.topic, place.partition)
         name = asked.producer_name or self._g.fresh("sluice")
         deduplicate = (await self._g.directory.settings(place.topic)).deduplication_enabled
         if not 0 <= asked.access_mode < len(ACCESS_MODES):

@@ -19,6 +19,7 @@ from actors.ports import Address, Ports, Unknown
 from actors.pulsar.clients import Introduction, clients_here, send_away
 from actors.pulsar.namespaces import Namespaces
 from actors.pulsar.pieces import Pieces
+from actors.pulsar.quotas import Backlogs, Quotas
 from actors.pulsar.recent import Recent
 from actors.pulsar.schemas import Schemas
 from actors.pulsar.topics import Place
@@ -141,6 +142,8 @@ class Gateway:
         """Those that are connected here, by topic and subscription."""
         self.producers: dict[tuple[str, int], list[ProducerHere]] = {}
         """Those that are connected here, by topic and partition."""
+        self.quotas = Quotas(ports.meta)
+        self.backlogs = Backlogs(ports, self.directory, self.quotas, self.producers)
         self.introductions: dict[object, Introduction] = {}
         """What clients said of the producers and consumers that are connected here."""
         self.sought: dict[tuple[str, int, str], int] = {}

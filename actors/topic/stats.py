@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from actors.ledger.record import GivenUp, LedgerRecord, State
@@ -9,7 +10,7 @@ from actors.topic.log import PartitionLog
 from actors.topic.producers import Producers
 from actors.topic.unreadable import Unreadable
 from actors.topic.upkeep import Upkeep
-from storage.position import position, show
+from storage.position import entry_of, ledger_of, position, show
 
 
 def describe(log: PartitionLog, producers: Producers, upkeep: Upkeep, unreadable: Unreadable) -> dict[str, Any]:
@@ -27,6 +28,7 @@ def describe(log: PartitionLog, producers: Producers, upkeep: Upkeep, unreadable
         "lastConfirmedEntry": show(log.last_confirmed),
         "trimmedBefore": show(record.trimmed_before),
         "terminated": record.terminated,
+        "backlogBytes": backlog_bytes(log, upkeep.marks),
         "underReplicated": upkeep.under_replicated(),
         "ledgersToBeCounted": len(log.settled),
         "unreadableRuns": unreadable.rows(),
@@ -49,6 +51,22 @@ def describe_loss(lost: GivenUp) -> dict[str, Any]:
         "messages": lost.count,
         "givenUpAt": lost.at,
     }
+
+
+def backlog_bytes(log: PartitionLog, marks: Mapping[str, int]) -> int:
+    """About how many bytes lie behind the slowest subscription: of a ledger that it is in, its share of the entries.
+
+    marks: mark-delete positions of subscriptions; without one nothing waits.
+    """
+    if not marks:
+        return 0
+    slowest, size = min(marks.values()), 0
+    for ledger in log.record.ledgers:
+        entries = log.last_entry(ledger) + 1
+        if entries and position(ledger.id, entries - 1) > slowest:
+            passed = entry_of(slowest) + 1 if ledger.id == ledger_of(max(slowest, 0)) else 0
+            size += _size(log, ledger) * (entries - passed) // entries
+    return size
 
 
 def _size(log: PartitionLog, ledger: LedgerRecord) -> int:

@@ -26,6 +26,7 @@ from actors.delayed.shared import SharedIndex
 from actors.ledger.bookies import Bookies
 from actors.messages import (
     AcceptLoss,
+    BacklogSize,
     BookieList,
     CloseProducer,
     DeleteTopic,
@@ -34,6 +35,7 @@ from actors.messages import (
     FindTime,
     Found,
     IndexRead,
+    MeasureBacklog,
     OpenProducer,
     PayloadRead,
     ProducerOpened,
@@ -58,7 +60,7 @@ from actors.topic.admission import Admission
 from actors.topic.log import PartitionLog
 from actors.topic.producers import Join, NotYet, Producer, Producers, Store, Stored, Tail
 from actors.topic.reads import LogReads
-from actors.topic.stats import describe, describe_loss
+from actors.topic.stats import backlog_bytes, describe, describe_loss
 from actors.topic.tail import SHARED_FROM
 from actors.topic.termination import Termination
 from actors.topic.unreadable import ALARM_MS, GivingUp
@@ -345,6 +347,11 @@ class Topic(Actor):
         """Where the topic begins and ends."""
         await self._ready()
         return self._reads.ends()
+
+    async def on_measure_backlog(self, request: MeasureBacklog) -> BacklogSize:
+        """How much waits."""
+        await self._ready()
+        return BacklogSize(bytes=backlog_bytes(self._log, self._upkeep.marks))
 
     async def on_find_time(self, request: FindTime) -> Found:
         """The first message published at or after a time."""

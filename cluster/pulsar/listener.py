@@ -67,6 +67,7 @@ class PulsarGateway(GatewayActor):
         """Listen, where the ports are free, and wait for the others."""
         await self._doorkeeper.open()
         self.ports.spawn(self._serve(), "doors")
+        self.ports.spawn(self.gateway.backlogs.run(), "backlogs")
 
     async def _serve(self) -> None:
         """For as long as the actor lives; it ends with its connections, so that clients look for another one."""

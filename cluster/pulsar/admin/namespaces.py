@@ -18,6 +18,7 @@ import json
 from aiohttp import web
 
 from actors.pulsar.namespaces import Policies
+from actors.pulsar.quotas import of_namespace
 from actors.pulsar.topics import topics_in
 from cluster.http_server import body_of
 from cluster.pulsar.admin.broker import Broker, space_of
@@ -90,6 +91,7 @@ class NamespacesByHttp:
         if topics_in(space, await self._broker.topics()):
             raise Conflict(f"namespace {space} has topics")
         await self._namespaces.remove(space)
+        await self._broker.quotas.unset(of_namespace(space))
         return web.Response(status=204)
 
     async def _policy(self, request: web.Request) -> web.Response:

@@ -11,6 +11,7 @@ from cluster.pulsar.admin.fixed import Fixed
 from cluster.pulsar.admin.messages import Messages
 from cluster.pulsar.admin.namespaces import NamespacesByHttp
 from cluster.pulsar.admin.policies import Policies
+from cluster.pulsar.admin.quotas import QuotasByHttp
 from cluster.pulsar.admin.schemas import SchemasByHttp
 from cluster.pulsar.admin.statistics import Shapes
 from cluster.pulsar.admin.subscriptions import Subscriptions
@@ -27,5 +28,6 @@ def pulsar_routes(broker: Broker, addresses: Addresses) -> list[web.RouteDef]:
         *SchemasByHttp(broker).routes(),
         *Fixed(broker, addresses).routes(),
         *NamespacesByHttp(broker).routes(),
+        *QuotasByHttp(broker).routes(),
         *Policies(broker).routes(),
     ]

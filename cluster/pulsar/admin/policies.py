@@ -15,7 +15,7 @@ from cluster.pulsar.admin.topics import NAMESPACE, TOPIC, settings_shown
 
 SETTINGS = ("deduplicationEnabled", "messageTTL", "retention")
 POLICIES = (
-    "autoSubscriptionCreation", "autoTopicCreation", "backlogQuotaMap", "backlogQuota", "compactionThreshold",
+    "autoSubscriptionCreation", "autoTopicCreation", "compactionThreshold",
     "deduplicationSnapshotInterval", "delayedDelivery", "dispatchRate", "dispatcherPauseOnAckStatePersistent",
     "entryFilters", "inactiveTopicPolicies", "maxConsumers", "maxConsumersPerSubscription", "maxConsumersPerTopic",
     "maxMessageSize", "maxProducers", "maxProducersPerTopic", "maxSubscriptionsPerTopic", "maxTopicsPerNamespace",
@@ -26,7 +26,7 @@ POLICIES = (
     "shadowTopics", "deduplication", "subscriptionAuthMode", "antiAffinity", "encryptionRequired",
 )  # fmt: skip
 """Those that are never set here."""
-_OF_NOTHING: dict[str, object] = {"backlogQuotaMap": {}, "properties": {}}
+_OF_NOTHING: dict[str, object] = {"properties": {}}
 """What is answered where it is not nothing but empty."""
 
 

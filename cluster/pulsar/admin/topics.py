@@ -152,6 +152,8 @@ class Topics:
         settings = await self._broker.settings(which)
         known, now = await self._known(which), self._broker.ports.clock.now()
         made = {each.name: self._shapes.topic(each, settings, now) for each in known}
+        if (quota := self._broker.quotas.that_holds(which.topic)) is not None:
+            made = {name: {**row, "backlogQuotaLimitSize": quota.limit} for name, row in made.items()}
         if which.partition is not None or (settings.partitions == 1 and request.path.endswith("/stats")):
             return web.json_response(next(iter(made.values())))
         shown = request.query.get("perPartition", "true").lower() == "true"

@@ -1,0 +1,154 @@
+"""Backlog quotas: how many bytes may wait on a partition before its producers are kept out.
+
+A record each, `quota/namespace/<tenant>/<namespace>` and `quota/topic/<topic>`; that of the topic goes before that of
+its namespace. They change seldom, so every gateway keeps all of them and looks again now and then: a store that is away
+keeps no producer out.
+
+What waits is measured by the owner of the partition, who knows how far each subscription has come. Kept out are clients
+of Pulsar, by their gateway: as with Pulsar when they come, and those that are there every CHECK_MS. What is on its way
+when a quota is reached is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+from actors.directory import Directory
+from actors.messages import BacklogSize, MeasureBacklog
+from actors.names import namespace_of
+from actors.ports import Meta, Ports
+from actors.pulsar.fields import ServerError
+from actors.pulsar.refusals import Refused
+from actors.topic_client import TopicClient
+from storage.errors import Corrupt, Invalid, SluiceError, Unavailable
+
+CHECK_MS = 5_000
+"""So often producers are looked at, and quotas that were set elsewhere are seen."""
+PREFIX = "quota/"
+CODES = {
+    "producer_request_hold": ServerError.PRODUCER_BLOCKED_QUOTA_EXCEEDED_ERROR,
+    "producer_exception": ServerError.PRODUCER_BLOCKED_QUOTA_EXCEEDED_EXCEPTION,
+}
+"""What a producer that is kept out is told, by the policy: with the first clients wait, with the second they fail."""
+_TRIES = 20
+
+
+class Quota(msgspec.Struct, frozen=True):
+    """limit: bytes behind the slowest subscription of a partition. policy: a key of CODES."""
+
+    limit: int
+    policy: str
+
+    def __post_init__(self) -> None:
+        if self.policy not in CODES:
+            raise Invalid(f"there is no policy {self.policy[:40]!r}: use {' or '.join(CODES)}")
+        if self.limit < 0:
+            raise Invalid(f"a quota is a number of bytes, not {self.limit}")
+
+
+def of_namespace(space: str) -> str:
+    """The name of a namespace's quota."""
+    return f"namespace/{space}"
+
+
+def of_topic(topic: str) -> str:
+    """The name of a topic's own quota."""
+    return f"topic/{topic}"
+
+
+class Quotas:
+    """The records, and what is known of them. Names: `of_namespace`, `of_topic`."""
+
+    def __init__(self, meta: Meta) -> None:
+        self._meta = meta
+        self._known: dict[str, Quota] = {}
+
+    def that_holds(self, topic: str) -> Quota | None:
+        """For a topic, as far as it is known here; None if there is none."""
+        space, _ = namespace_of(topic)
+        return self._known.get(of_topic(topic)) or self._known.get(of_namespace(space))
+
+    async def look(self) -> None:
+        """Learn all of them. Raises Unavailable, Corrupt."""
+        names = [key.removeprefix(PREFIX) for key in await self._meta.keys(PREFIX)]
+        found = {name: await self.read(name) for name in names}
+        self._known = {name: quota for name, quota in found.items() if quota is not None}
+
+    async def read(self, name: str) -> Quota | None:
+        """One of them, None if it is not set. Raises Unavailable, Corrupt."""
+        found = await self._meta.read(PREFIX + name)
+        if found is None:
+            return None
+        try:
+            return msgspec.json.decode(found.value, type=Quota)
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            raise Corrupt(f"the backlog quota of {name} cannot be read: {error}") from error
+
+    async def set(self, name: str, quota: Quota) -> None:
+        """It holds from now on, elsewhere within CHECK_MS. Raises Unavailable."""
+        for _ in range(_TRIES):
+            found = await self._meta.read(PREFIX + name)
+            number = 0 if found is None else found.number
+            if await self._meta.create(PREFIX + name, number + 1, msgspec.json.encode(quota)):
+                await self.look()
+                return
+        raise Unavailable(f"the backlog quota of {name} is being changed by others; try again")
+
+    async def unset(self, name: str) -> None:
+        """There is none any more. Raises Unavailable."""
+        await self._meta.remove(PREFIX + name)
+        await self.look()
+
+
+class Producer(Protocol):
+    """One that is connected here."""
+
+    def give_way(self) -> None:
+        """It is to come again."""
+
+
+class Backlogs:
+    """Keeps producers out. producers: those that are connected here, by topic and partition."""
+
+    def __init__(
+        self,
+        ports: Ports,
+        directory: Directory,
+        quotas: Quotas,
+        producers: Mapping[tuple[str, int], Sequence[Producer]],
+    ) -> None:
+        self._ports, self._directory, self._quotas, self._producers = ports, directory, quotas, producers
+
+    async def run(self) -> None:
+        """Look again and again, for ever."""
+        while True:
+            try:
+                await self.look()
+            except SluiceError as error:
+                self._ports.log("quotas_unknown", error=str(error))
+            await self._ports.clock.sleep(CHECK_MS)
+
+    async def look(self) -> None:
+        """Send those away that would be kept out if they came now. Raises Unavailable, Corrupt."""
+        await self._quotas.look()
+        for topic, partition in list(self._producers):
+            try:
+                await self.check(topic, partition)
+            except Refused:
+                for producer in list(self._producers.get((topic, partition), ())):
+                    producer.give_way()
+            except SluiceError as error:
+                self._ports.log("backlog_unknown", topic=topic, partition=partition, error=str(error))
+
+    async def check(self, topic: str, partition: int) -> None:
+        """Raises Refused if a quota keeps producers out of this partition, Unavailable if that is not known now."""
+        quota = self._quotas.that_holds(topic)
+        if quota is None:
+            return
+        owner = TopicClient(self._ports, self._directory, topic, partition)
+        told: BacklogSize = await owner.ask(MeasureBacklog())
+        if told.bytes >= quota.limit:
+            raise Refused(CODES[quota.policy], "Cannot create producer on topic with backlog quota exceeded")
