@@ -161,6 +161,9 @@ class Configuration(BaseSettings):
     pulsar_token_key_file: str = Field(
         "", description="file with the secret or public key of the tokens that clients of Apache Pulsar must present"
     )
+    pulsar_password_file: str = Field(
+        "", description="file with names and passwords of clients of Apache Pulsar, as `htpasswd -B` writes it"
+    )
     pulsar_tls_port: int = Field(
         6651, ge=-1, le=65535, description="the same with TLS, if pulsar_tls_certificate_file names a certificate"
     )

@@ -13,6 +13,7 @@ from cluster.environment import LOOPBACK
 OBJECT_STORE_BYTES = 1024 * 1024 * 1024
 FILES = (
     "pulsar_token_key_file",
+    "pulsar_password_file",
     "pulsar_tls_certificate_file",
     "pulsar_tls_key_file",
     "pulsar_tls_trust_certs_file",
@@ -31,7 +32,7 @@ class ClusterOptions:
     cluster: the id that disks and metadata must have (cluster.identity), filled in at the start.
     pulsar_port: where Pulsar's clients connect; 0 chooses a free port, -1 serves none. pulsar_advertised_address: the
     host that lookups answer with; empty is the loopback. pulsar_token_key_file: the key that their tokens are signed
-    with; empty lets everybody of this machine in.
+    with; empty lets everybody of this machine in. pulsar_password_file: their passwords, beside tokens or alone.
     pulsar_tls_port: the same with TLS, where pulsar_tls_certificate_file and pulsar_tls_key_file name a certificate and
     its key; pulsar_tls_trust_certs_file: the authority whose certificates clients must then show.
     pulsar_web_port: where Pulsar's tools connect by HTTP; 0 chooses a free port, -1 serves none, and so does a
@@ -56,6 +57,7 @@ class ClusterOptions:
     pulsar_web_tls_port: int = -1
     pulsar_advertised_address: str = ""
     pulsar_token_key_file: str = ""
+    pulsar_password_file: str = ""
     pulsar_tls_port: int = 6651
     pulsar_tls_certificate_file: str = ""
     pulsar_tls_key_file: str = ""

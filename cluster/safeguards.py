@@ -5,8 +5,6 @@ What is wrong is one line, where a person still reads it.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from cluster.options import ClusterOptions
 from cluster.pulsar.ports import advertised_host, wanted_ports
 
@@ -23,7 +21,7 @@ def check_safeguards(options: ClusterOptions) -> None:
 
         context_of(settings)
         advertised_host(settings)
-    if settings["pulsar_token_key_file"]:
-        from cluster.pulsar.tokens import TokenAuthenticator
+    if settings["pulsar_token_key_file"] or settings["pulsar_password_file"]:
+        from cluster.pulsar.authentication import authenticate_by
 
-        TokenAuthenticator(Path(settings["pulsar_token_key_file"]))
+        authenticate_by(settings)

@@ -78,7 +78,7 @@ class Answers:
             identity = Certified(self._c.certified)
         elif self._g.authenticate is not None:
             try:
-                identity = self._g.authenticate(asked.auth_method_name, asked.auth_data)
+                identity = await self._g.authenticate(asked.auth_method_name, asked.auth_data)
             except Invalid as error:
                 raise Refused(ServerError.AUTHENTICATION, str(error)) from None
         self._c.greet(asked, identity)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -53,7 +53,7 @@ class Certified:
     ends: float | None = None
 
 
-Authenticate = Callable[[str, bytes], Identity]
+Authenticate = Callable[[str, bytes], Awaitable[Identity]]
 """Who presents these credentials, by the method's name. Raises Invalid if nobody is to be let in with them."""
 
 

@@ -17,8 +17,8 @@ from cluster.http_server import HttpServer
 from cluster.pulsar.admin.addresses import Addresses
 from cluster.pulsar.admin.broker import Broker
 from cluster.pulsar.admin.paths import pulsar_routes
+from cluster.pulsar.authentication import in_header
 from cluster.pulsar.tls import role_of
-from cluster.pulsar.tokens import METHOD
 from storage.errors import Invalid
 
 
@@ -44,9 +44,8 @@ class GatewayHttp:
         authenticate = self._gateway.authenticate
         certified = request.transport and role_of(request.transport.get_extra_info("peercert"))
         if authenticate is not None and not certified:
-            given = request.headers.get("Authorization", "").removeprefix("Bearer ")
             try:
-                authenticate(METHOD, given.encode("utf-8", "surrogateescape"))
+                await authenticate(*in_header(request.headers.get("Authorization", "")))
             except Invalid as error:
                 return web.json_response({"reason": str(error)}, status=401)
         return await answered(request, handler, self._host)

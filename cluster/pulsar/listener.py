@@ -20,10 +20,10 @@ from actors.pulsar.gateway import Gateway, GatewayActor
 from cluster.http_door import HttpDoor
 from cluster.process_watch import this_process
 from cluster.pulsar.admin.addresses import Addresses
+from cluster.pulsar.authentication import authenticate_by
 from cluster.pulsar.doors import MachineDoors
 from cluster.pulsar.ports import PLAIN, TLS, WEB, WEB_TLS, advertised_host, refusal, wanted_ports
 from cluster.pulsar.tls import context_of, role_of
-from cluster.pulsar.tokens import TokenAuthenticator
 
 if TYPE_CHECKING:
     from cluster.pulsar.http import GatewayHttp
@@ -45,8 +45,7 @@ class PulsarGateway(GatewayActor):
 
     def __init__(self, ports: Ports, *, controller: Address, settings: Mapping[str, Any]) -> None:
         super().__init__(ports)
-        key_file = settings.get("pulsar_token_key_file")
-        known = TokenAuthenticator(Path(key_file)) if key_file else None
+        known = authenticate_by(settings)
         self.gateway = Gateway(ports, controller, process=this_process(), authenticate=known)
         self._host = advertised_host(settings)
         accept = {PLAIN: self._accept, TLS: self._accept, WEB: self._accept_http, WEB_TLS: self._accept_http}

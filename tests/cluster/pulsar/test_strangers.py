@@ -121,11 +121,11 @@ def test_who_has_a_token_is_let_in_and_nobody_else(guarded: str, key: Path) -> N
 
 def test_tokens_are_verified(key: Path, tmp_path: Path) -> None:
     known = TokenAuthenticator(key)
-    assert known("token", signed(key, sub="till", exp=4_000_000_000).encode()).role == "till"
+    assert known(signed(key, sub="till", exp=4_000_000_000).encode()).role == "till"
     nobody = jwt.encode({"sub": "till"}, None, "none")
-    for method, token in (("token", nobody), ("token", "x"), ("basic", signed(key, sub="a")), ("token", signed(key))):
+    for token in (nobody, "x", signed(key)):
         with pytest.raises(Rejected):
-            known(method, token.encode())
+            known(token.encode())
     key.chmod(0o644)
     with pytest.raises(cluster.Invalid, match="readable by others"):
         TokenAuthenticator(key)

@@ -1,0 +1,90 @@
+"""Names and passwords of Pulsar's clients: a file as Apache's `htpasswd -B` writes it, a line a user.
+
+    till:$2y$10$...
+
+Passwords are hashed with bcrypt. It is made to be slow, so it has a thread of its own, one for all: who guesses holds
+up others that come with a password, and nobody else. What was right once is known from then on, for who asks by HTTP
+says it with every request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import re
+import secrets
+import stat
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from cluster.pulsar.tokens import Identity, Rejected
+from storage.errors import Invalid
+
+METHOD = "basic"
+MOST_COST = 12
+"""A quarter of a second on a fast machine: who hashes with more makes clients wait."""
+_HASH = re.compile(r"\$2[aby]\$([0-9]{2})\$[./A-Za-z0-9]{53}")
+_BYTES = 72
+"""bcrypt looks no further."""
+
+
+class PasswordAuthenticator:
+    """Verifies passwords. check: the slow comparison of a password with a hash, bcrypt's own by default.
+
+    Raises Invalid, in one line, if the file cannot be used.
+    """
+
+    def __init__(self, file: Path, check: Callable[[bytes, bytes], bool] | None = None) -> None:
+        try:
+            import bcrypt
+        except ImportError:
+            raise Invalid("pulsar_password_file needs the package bcrypt: pip install bcrypt") from None
+        self._check = check or bcrypt.checkpw
+        self._hashes = _read(file)
+        cost = max(int(hashed[4:6]) for hashed in self._hashes.values())
+        self._decoy = bcrypt.hashpw(secrets.token_hex(16).encode(), bcrypt.gensalt(cost))
+        """What is compared for a name that nobody has: it takes as long."""
+        self._secret = secrets.token_bytes(32)
+        self._right: dict[str, bytes] = {}
+        self._slow = ThreadPoolExecutor(1, "passwords")
+
+    async def __call__(self, data: bytes) -> Identity:
+        """Who says `name:password`. Raises Rejected; it does not tell which of them is wrong."""
+        name, _, password = data.decode("utf-8", "replace").partition(":")
+        given = password.replace("\0", "?").encode()[:_BYTES]
+        seal = hmac.digest(self._secret, given, hashlib.sha256)
+        if hmac.compare_digest(self._right.get(name, b""), seal):
+            return Identity(name, None)
+        wanted = self._hashes.get(name, self._decoy)
+        right = await asyncio.get_running_loop().run_in_executor(self._slow, self._check, given, wanted)
+        if not right or name not in self._hashes:
+            raise Rejected("the name or the password is not right")
+        self._right[name] = seal
+        return Identity(name, None)
+
+
+def _read(file: Path) -> dict[str, bytes]:
+    """The hash of each user. Raises Invalid."""
+    try:
+        text = file.read_text("utf-8")
+        readable = file.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH)
+    except (OSError, UnicodeDecodeError) as error:
+        raise Invalid(f"pulsar_password_file {file} cannot be read: {getattr(error, 'strerror', error)}") from None
+    if readable:
+        raise Invalid(f"pulsar_password_file {file} is readable by others; chmod 600 it")
+    found: dict[str, bytes] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        name, _, hashed = line.strip().partition(":")
+        if not line.strip() or line.startswith("#"):
+            continue
+        form = _HASH.fullmatch(hashed)
+        if not name or form is None:
+            raise Invalid(f"line {number} of {file} is no name and hash of bcrypt: make it with `htpasswd -B`")
+        if int(form[1]) > MOST_COST:
+            raise Invalid(f"line {number} of {file} costs {form[1]}, and {MOST_COST} is the most: `htpasswd -B -C 10`")
+        found[name] = hashed.encode()
+    if not found:
+        raise Invalid(f"pulsar_password_file {file} names nobody")
+    return found
