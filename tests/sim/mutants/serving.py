@@ -14,7 +14,7 @@ SERVING: list[Mutant] = [
         old="                    first += send.rows\n",
         new="",
         world=GATEWAY,
-        seed=44,
+        seed=66,
     ),
     Mutant(
         name="a part of a batch acknowledges all of it",
@@ -22,7 +22,7 @@ SERVING: list[Mutant] = [
         old="    return np.flatnonzero(~open_)",
         new="    return np.arange(count)",
         world=GATEWAY,
-        seed=1,
+        seed=61,
     ),
     Mutant(
         name="an id that is over stands for whatever follows",
@@ -62,7 +62,7 @@ SERVING: list[Mutant] = [
         old="        while self._waiting and self._waiting[0].settled:",
         new="        while self._waiting:",
         world=GATEWAY,
-        seed=2,
+        seed=3,
     ),
     Mutant(
         name="a client that went keeps what it held",
@@ -70,7 +70,7 @@ SERVING: list[Mutant] = [
         old='            self.remove_consumer(consumer)\n            self.begin(self.leave(consumer), "close")\n',
         new="            self.remove_consumer(consumer)\n",
         world=GATEWAY,
-        seed=3,
+        seed=1,
     ),
     Mutant(
         name="the epoch of a topic dies with its owner",
