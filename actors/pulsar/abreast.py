@@ -10,15 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from actors.pulsar.batches import Found, Heads, find_messages, of_one_size, starts_of, table_of
 from actors.pulsar.bodies import is_text
-from actors.pulsar.cells import Ints, of_u32, ranges, side_by_side
-from actors.pulsar.columns import UNSIGNED, Bytes, Field, Fields, Slices, encode_numbers, read_fields
+from actors.pulsar.cells import Flags, Ints, of_u32, ranges, side_by_side
+from actors.pulsar.columns import UNSIGNED, Bytes, Field, Fields, Slices, encode_numbers
 from actors.pulsar.fields import Metadata
 from actors.pulsar.frames import CHECKSUMMED, Cut, checksums
+from actors.pulsar.layouts import read_alike
 from actors.pulsar.properties import read_pairs
 from storage.batch import LAST_TIME, MAX_RUN_MESSAGES
 from storage.position import entry_of, ledger_of
@@ -89,20 +89,18 @@ class _Read:
     metadata: Fields
     at: Ints
     end: Ints
-    odd: npt.NDArray[np.bool_]
+    odd: Flags
     rests: pa.Array
 
 
-def sends_in(cut: Cut) -> npt.NDArray[np.bool_]:
+def sends_in(cut: Cut) -> Flags:
     """Which of the frames are SENDs."""
     if not len(cut):
         return np.zeros(0, bool)
     data = np.frombuffer(cut.data, np.uint8)
     starts = np.array(cut.starts)
     kind = np.minimum(starts + 8, len(data) - 2)
-    found: npt.NDArray[np.bool_] = (
-        (data[kind] == SEND_COMMAND[0]) & (data[kind + 1] == SEND_COMMAND[1]) & (starts + 10 <= cut.end)
-    )
+    found: Flags = (data[kind] == SEND_COMMAND[0]) & (data[kind + 1] == SEND_COMMAND[1]) & (starts + 10 <= cut.end)
     return found
 
 
@@ -151,9 +149,9 @@ def _read(data: bytes, starts: Ints, ends: Ints) -> _Read | None:
     stop = starts + 8 + source.u32(starts + 4)
     if (stop > ends).any():
         return None
-    envelope = read_fields(source, starts + 8, stop, (_TYPE, _SEND))
+    envelope = read_alike(source, starts + 8, stop, (_TYPE, _SEND))
     begin = envelope.at[_SEND]
-    command = read_fields(source, begin, begin + np.maximum(envelope.value[_SEND], 0), _OF_SEND)
+    command = read_alike(source, begin, begin + np.maximum(envelope.value[_SEND], 0), _OF_SEND)
     wrong = envelope.odd | command.odd | (envelope.value[_SEND] < 0)
     if (wrong | (command.value[_PRODUCER] < 0) | (command.value[_SEQUENCE] < 0)).any():
         return None
@@ -162,7 +160,7 @@ def _read(data: bytes, starts: Ints, ends: Ints) -> _Read | None:
     length = source.u32(np.maximum(at - 4, 0))
     payload = at + length
     odd = (at == ends) | (payload > ends)
-    metadata = read_fields(source, at, np.where(odd, at, payload), _OF_METADATA, _PROPERTIES)
+    metadata = read_alike(source, at, np.where(odd, at, payload), _OF_METADATA, _PROPERTIES)
     value = metadata.value
     odd |= metadata.odd | (value[_CODEC] > 0)
     for flag in _FLAGS:
@@ -179,35 +177,51 @@ def _read(data: bytes, starts: Ints, ends: Ints) -> _Read | None:
     return _Read(source, command, metadata, payload, ends, odd, rests)
 
 
-def _messages(data: bytes, read: _Read, taken: Ints) -> tuple[Found, Ints, npt.NDArray[np.bool_]]:
+def _messages(data: bytes, read: _Read, taken: Ints) -> tuple[Found, Ints, Flags]:
     """(The messages of these frames, how many each has, which frames are odd.)"""
     given = read.metadata.value[_MESSAGES][taken]
     counts = np.maximum(given, 1)
     at, end = read.at[taken], read.end[taken]
-    odd = np.zeros(len(taken), bool)
-    even, evenly = of_one_size(read.source, at, end, given)
-    starts = [at[given <= 1], evenly]
-    walked = given > 1
-    walked[even] = False
-    for number in np.flatnonzero(walked).tolist():
-        inside = starts_of(data[at[number] : end[number]], int(given[number]))
-        odd[number] = inside is None
-        starts.append(np.array(inside or [0] * int(given[number]), np.int64) + at[number])
-    begin = np.sort(np.concatenate(starts), kind="stable")
-    of_frame = np.repeat(np.arange(len(taken)), counts)
-    last = np.append(of_frame[1:] != of_frame[:-1], True)
-    stop = np.where(last, end[of_frame], np.append(begin[1:], 0))
-    found = Found.nothing(len(begin))
-    batched = (given > 0)[of_frame]
-    if batched.any() and not odd.any():
-        inside_found, wrong = find_messages(read.source, begin[batched], stop[batched])
-        found.put(np.flatnonzero(batched), inside_found)
-        odd[np.unique(of_frame[batched][wrong])] = True
+    begin, odd = _begins(data, read.source, at, end, given)
+    if odd.any():
+        return Found.nothing(len(begin)), counts, odd
+    lasts = np.cumsum(counts) - 1
+    stop = np.append(begin[1:], 0)
+    stop[lasts] = end
     single = np.flatnonzero(given <= 0)
+    if not len(single):
+        found, wrong = find_messages(read.source, begin, stop)
+        odd[np.unique(lasts.searchsorted(np.flatnonzero(wrong)))] = True
+        return found, counts, odd
+    found, batched = Found.nothing(len(begin)), np.ones(len(begin), bool)
+    batched[lasts[single]] = False
+    if batched.any():
+        inside, wrong = find_messages(read.source, begin[batched], stop[batched])
+        found.put(np.flatnonzero(batched), inside)
+        odd[np.unique(lasts.searchsorted(np.flatnonzero(batched)[wrong]))] = True
     alone = _singles(read, taken[single])
-    found.put(np.flatnonzero(~batched), alone)
+    found.put(lasts[single], alone)
     odd[single[alone.odd()]] = True
     return found, counts, odd
+
+
+def _begins(data: bytes, source: Bytes, at: Ints, end: Ints, counts: Ints) -> tuple[Ints, Flags]:
+    """(Where the messages of frames begin, ascending, which frames are odd). counts: as clients said them.
+
+    Of frames that are odd it means nothing.
+    """
+    odd = np.zeros(len(at), bool)
+    even, begin = of_one_size(source, at, end, counts)
+    if len(even) == len(at):
+        return begin, odd
+    starts = [begin, at[counts <= 0]]
+    walked = counts > 0
+    walked[even] = False
+    for number in np.flatnonzero(walked).tolist():
+        inside = starts_of(data[at[number] : end[number]], int(counts[number]))
+        odd[number] = inside is None
+        starts.append(np.array(inside or [0] * int(counts[number]), np.int64) + at[number])
+    return np.sort(np.concatenate(starts), kind="stable"), odd
 
 
 def _singles(read: _Read, frames: Ints) -> Found:

@@ -14,7 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from actors.pulsar.cells import Ints
-from actors.pulsar.columns import Bytes, Slices, read_fields
+from actors.pulsar.columns import Bytes, Slices
+from actors.pulsar.layouts import read_alike
 from actors.pulsar.properties import KIND, Pairs
 from storage.batch import MAX_KEY_BYTES, MAX_MESSAGE_BYTES
 
@@ -65,12 +66,12 @@ class Found:
 
 
 def of_one_size(source: Bytes, at: Ints, end: Ints, counts: Ints) -> tuple[Ints, Ints]:
-    """(Batches of two or more whose messages seem to be of one size, where these messages begin).
+    """(Batches whose messages seem to be of one size, where these messages begin).
 
     That is a guess: whoever reads the messages finds that each ends where the next one begins, or it was wrong.
     """
     each = (end - at) // np.maximum(counts, 1)
-    even = np.flatnonzero((counts > 1) & (each > 4) & (each * counts == end - at))
+    even = np.flatnonzero((counts > 0) & (each > 4) & (each * counts == end - at))
     if not len(even):
         return even, even
     many = counts[even]
@@ -79,7 +80,7 @@ def of_one_size(source: Bytes, at: Ints, end: Ints, counts: Ints) -> tuple[Ints,
     begin = np.repeat(at[even], many) + index * np.repeat(each[even], many)
     heads = source.u32(begin)
     same = np.logical_and.reduceat(heads == np.repeat(heads[firsts], many), firsts)
-    return even[same], begin[np.repeat(same, many)]
+    return (even, begin) if same.all() else (even[same], begin[np.repeat(same, many)])
 
 
 def starts_of(payload: bytes, count: int) -> list[int] | None:
@@ -158,7 +159,7 @@ def _alike(payload: bytes, at: int, size: int, marks: list[int], most: int) -> i
 def find_messages(source: Bytes, begin: Ints, end: Ints) -> tuple[Found, npt.NDArray[np.bool_]]:
     """The messages of batches that begin and end at these places, and which of them have to go the slow way."""
     stop = begin + 4 + source.u32(begin)
-    read = read_fields(source, begin + 4, stop, (KEY, SIZE, EVENT_TIME, ORDERING_KEY, SEQUENCE, *FLAGS), PROPERTIES)
+    read = read_alike(source, begin + 4, stop, (KEY, SIZE, EVENT_TIME, ORDERING_KEY, SEQUENCE, *FLAGS), PROPERTIES)
     odd = read.odd
     for flag in FLAGS:
         odd |= read.value[flag] > 0
@@ -203,13 +204,19 @@ def table_of(source: Bytes, found: Found, heads: Heads, pairs: Pairs | None) -> 
         "publish_time": pa.array(np.repeat(heads.publish_time, counts)),
         "ordering_key": _slices(source, found.order_at, found.order_size),
         "properties": pa.nulls(total, KIND) if pairs is None else pairs.column(total),
-        "event_time": pa.array(found.event_time, mask=found.event_time <= 0),
+        "event_time": _times(found.event_time),
         "deliver_at": pa.array(np.repeat(heads.deliver_at, counts)),
         "sequence_id": pa.array(sequence),
         "batch_index": pa.array(index.astype(np.int32), mask=np.repeat(heads.alone, counts)),
         "pulsar": heads.pulsar.take(of_frame),
     }
     return pa.RecordBatch.from_pydict(columns)
+
+
+def _times(given: Ints) -> pa.Array:
+    """Null where there is none."""
+    none = given <= 0
+    return pa.nulls(len(given), pa.int64()) if none.all() else pa.array(given, mask=none)
 
 
 def _slices(source: Bytes, at: Ints, size: Ints) -> pa.Array:

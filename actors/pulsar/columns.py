@@ -25,6 +25,8 @@ MOST_FIELDS = 16
 _PAD = 16
 _INLINE = 12
 """Bytes that an Arrow view holds itself."""
+_EVENLY = 4096
+"""Slices that are all of one length up to that are copied row by row, without a view of each."""
 _HIGH = np.uint64(0x8080808080808080)
 _LOW = np.uint64(0x7F7F7F7F7F7F7F7F)
 _ONE = np.uint64(1)
@@ -48,6 +50,17 @@ class Bytes:
         """Numbers of four bytes, big-endian."""
         return self._big[at].astype(np.int64)
 
+    def words(self, at: Ints) -> Words:
+        """Eight bytes each, little-endian."""
+        words: Words = self._words[at]
+        return words
+
+    def numbers(self, at: Ints, width: int) -> Ints:
+        """Varints that have so many bytes each, up to 8."""
+        if width == 1:
+            return self.data[at].astype(np.int64)
+        return _squeezed(self._words[at] & np.uint64((1 << 8 * width) - 1) & _LOW)
+
     def varints(self, at: Ints) -> tuple[Ints, Ints]:
         """(values, lengths); length 0 where it has more than eight bytes."""
         byte = self.data[at]
@@ -59,16 +72,19 @@ class Bytes:
         mask = (last << _ONE) - _ONE
         mask[last == 0] = 0
         length = (np.bitwise_count(mask) >> 3).astype(np.int64)
-        value = word & mask & _LOW
-        for step, keep in ((1, 0x007F007F007F007F), (2, 0x00003FFF00003FFF), (4, 0x000000000FFFFFFF)):
-            low = np.uint64(keep)
-            high = np.uint64(keep << 8 * step)
-            value = (value & low) | ((value & high) >> np.uint64(step))
-        return value.astype(np.int64), length
+        return _squeezed(word & mask & _LOW), length
 
     def slices(self, start: Ints, length: Ints, *, null: npt.NDArray[np.bool_] | None = None) -> pa.Array:
         """Slices as a binary column. null: which of them are null."""
         count = len(start)
+        null = null if null is not None and null.any() else None
+        size = int(length[0]) if count else 0
+        if null is None and 0 < size <= _EVENLY and bool((length == size).all()):
+            windows = np.lib.stride_tricks.sliding_window_view(self.data, size)
+            offsets = np.arange(0, (count + 1) * size, size, dtype=np.int32)
+            return pa.Array.from_buffers(
+                pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(windows[start])]
+            )
         views = np.zeros((count, 4), np.int32)
         views[:, 0] = length
         windows = np.lib.stride_tricks.sliding_window_view(self.data, _INLINE)
@@ -80,10 +96,19 @@ class Bytes:
         views[long, 2] = 0
         views[long, 3] = start[long]
         valid = None
-        if null is not None and null.any():
+        if null is not None:
             valid = pa.py_buffer(np.packbits(~null, bitorder="little"))
         buffers = [valid, pa.py_buffer(views), pa.py_buffer(self.data)]
         return pa.Array.from_buffers(pa.binary_view(), count, buffers).cast(pa.binary())
+
+
+def _squeezed(word: Words) -> Ints:
+    """Numbers of which each byte holds seven bits, without those that say whether more follow."""
+    for step, keep in ((1, 0x007F007F007F007F), (2, 0x00003FFF00003FFF), (4, 0x000000000FFFFFFF)):
+        low = np.uint64(keep)
+        high = np.uint64(keep << 8 * step)
+        word = (word & low) | ((word & high) >> np.uint64(step))
+    return word.astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)

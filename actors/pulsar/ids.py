@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from actors.pulsar.cells import Ints
-from actors.pulsar.columns import Bytes, read_fields
+from actors.pulsar.columns import Bytes
 from actors.pulsar.fields import MessageId, parse
+from actors.pulsar.layouts import read_alike
 from storage.position import ENTRY_BITS, MAX_ENTRY, MAX_LEDGER, position
 
 _LEDGER, _ENTRY, _PARTITION, _INDEX = 0x08, 0x10, 0x18, 0x20
@@ -40,7 +41,7 @@ def read_ids(encoded: Sequence[bytes], abreast: int) -> tuple[Ints, list[Any]]:
     if len(encoded) < abreast:
         return np.empty(0, np.int64), parsed(encoded)
     ends = np.cumsum(np.fromiter(map(len, encoded), np.int64, len(encoded)))
-    read = read_fields(Bytes(b"".join(encoded)), np.concatenate([[0], ends[:-1]]), ends, _KNOWN)
+    read = read_alike(Bytes(b"".join(encoded)), np.concatenate([[0], ends[:-1]]), ends, _KNOWN)
     ledger, entry = read.value[_LEDGER], read.value[_ENTRY]
     plain = ~read.odd & (ledger > 0) & (ledger <= MAX_LEDGER) & (entry >= 0) & (entry <= MAX_ENTRY)
     positions = (ledger << ENTRY_BITS | entry)[plain]

@@ -13,7 +13,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from actors.pulsar.cells import Ints, field, side_by_side
-from actors.pulsar.columns import Bytes, Slices, encode_fields, join, lengths_of, read_fields
+from actors.pulsar.columns import Bytes, Slices, encode_fields, join, lengths_of
+from actors.pulsar.layouts import read_alike
 
 KIND = pa.map_(pa.string(), pa.string())
 _NAME, _VALUE = 0x0A, 0x12
@@ -44,7 +45,7 @@ def read_pairs(source: Bytes, several: list[Slices], count: int) -> tuple[Pairs 
     rows, at, size = (np.concatenate(parts) for parts in zip(*several, strict=True))
     order = np.argsort(rows, kind="stable")
     rows, at, size = rows[order], at[order], size[order]
-    read = read_fields(source, at, at + size, (_NAME, _VALUE))
+    read = read_alike(source, at, at + size, (_NAME, _VALUE))
     wrong = read.odd | (read.value[_NAME] < 0) | (read.value[_VALUE] < 0)
     if not wrong.any():
         columns = [source.slices(read.at[tag], read.value[tag]) for tag in (_NAME, _VALUE)]
