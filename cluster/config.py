@@ -42,11 +42,15 @@ from actors.bookie_failure_detector import LOST_AFTER_MS
 from actors.messages import SubscriptionSettings, TopicSettings
 from actors.messages.settings import check_subscription, check_topic
 from cluster.options import ClusterOptions
+from storage.batch import MAX_MESSAGE_BYTES
 from storage.errors import Invalid
 
 S = TypeVar("S", bound=msgspec.Struct)
 
 PREFIX = "SLUICE_"
+
+LEAST_MESSAGE_BYTES = 64 * 1024
+"""The least that can be set as the largest message: what clients say of a thousand messages at once has to fit."""
 
 MAX_DIGITS = 40
 """Longest text that is read as a duration or a size."""
@@ -160,6 +164,12 @@ class Configuration(BaseSettings):
     )
     pulsar_token_key_file: str = Field(
         "", description="file with the secret or public key of the tokens that clients of Apache Pulsar must present"
+    )
+    pulsar_max_message_bytes: Annotated[int, BeforeValidator(_unit)] = Field(
+        MAX_MESSAGE_BYTES,
+        ge=LEAST_MESSAGE_BYTES,
+        le=MAX_MESSAGE_BYTES,
+        description="what clients of Apache Pulsar are told that one message may have; they send larger ones in chunks",
     )
     pulsar_password_file: str = Field(
         "", description="file with names and passwords of clients of Apache Pulsar, as `htpasswd -B` writes it"

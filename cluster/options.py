@@ -9,6 +9,7 @@ from typing import Any
 from actors.bookie_failure_detector import LOST_AFTER_MS
 from cluster import identity
 from cluster.environment import LOOPBACK
+from storage.batch import MAX_MESSAGE_BYTES
 
 OBJECT_STORE_BYTES = 1024 * 1024 * 1024
 FILES = (
@@ -35,6 +36,7 @@ class ClusterOptions:
     with; empty lets everybody of this machine in. pulsar_password_file: their passwords, beside tokens or alone.
     pulsar_tls_port: the same with TLS, where pulsar_tls_certificate_file and pulsar_tls_key_file name a certificate and
     its key; pulsar_tls_trust_certs_file: the authority whose certificates clients must then show.
+    pulsar_max_message_bytes: what Pulsar's clients are told that one message may have.
     pulsar_web_port: where Pulsar's tools connect by HTTP; 0 chooses a free port, -1 serves none, and so does a
     pulsar_port of -1. pulsar_web_tls_port: the same with TLS, beside pulsar_tls_port.
     tls_trust_certs_file, tls_certificate_file, tls_key_file: what processes of several machines speak TLS with, at the
@@ -58,6 +60,7 @@ class ClusterOptions:
     pulsar_advertised_address: str = ""
     pulsar_token_key_file: str = ""
     pulsar_password_file: str = ""
+    pulsar_max_message_bytes: int = MAX_MESSAGE_BYTES
     pulsar_tls_port: int = 6651
     pulsar_tls_certificate_file: str = ""
     pulsar_tls_key_file: str = ""
@@ -88,6 +91,7 @@ class ClusterOptions:
             "pulsar_web_tls_port": self.pulsar_web_tls_port,
             "pulsar_advertised_address": self.pulsar_advertised_address,
             "pulsar_tls_port": self.pulsar_tls_port,
+            "pulsar_max_message_bytes": self.pulsar_max_message_bytes,
             **{name: _resolved(getattr(self, name)) for name in FILES},
             "bookie_lost_after_ms": self.bookie_lost_after_ms,
             "bind_address": self.bind_address,

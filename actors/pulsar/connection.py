@@ -16,7 +16,7 @@ from actors.pulsar.abreast import read_sends, sends_in
 from actors.pulsar.answers import Answers
 from actors.pulsar.consuming import WireConsumer
 from actors.pulsar.fields import FIELD_OF, AckCommand, Command, Malformed, ServerError, command, parse
-from actors.pulsar.frames import Cut, Cutter, Frame, body_of, encode
+from actors.pulsar.frames import HEADROOM, Cut, Cutter, Frame, body_of, encode
 from actors.pulsar.gateway import Gateway, Link
 from actors.pulsar.producing import WireProducer
 from actors.pulsar.refusals import Refused, code_of
@@ -35,7 +35,7 @@ class Connection(Session):
 
     def __init__(self, gateway: Gateway, link: Link) -> None:
         super().__init__(gateway, link)
-        self._cutter = Cutter()
+        self._cutter = Cutter(gateway.max_message_bytes + HEADROOM)
         self._answers = Answers(self)
         self._heard = gateway.ports.clock.monotonic()
         self._sends: list[tuple[WireProducer, list[Send], int]] = []

@@ -25,7 +25,9 @@ U32 = struct.Struct(">I")
 _TWO = struct.Struct(">II")
 CHECKSUMMED = b"\x0e\x01"
 BROKER_ENTRY = b"\x0e\x02"
-MAX_FRAME_BYTES = MAX_MESSAGE_BYTES + 10 * 1024
+HEADROOM = 10 * 1024
+"""What a frame may have beside the largest message."""
+MAX_FRAME_BYTES = MAX_MESSAGE_BYTES + HEADROOM
 """Longest frame: a message of the largest size, and Pulsar's own allowance for what stands around it."""
 
 

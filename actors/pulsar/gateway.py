@@ -25,6 +25,7 @@ from actors.pulsar.schemas import Schemas
 from actors.pulsar.topics import Place
 from actors.signal import Signal
 from actors.wire import Request
+from storage.batch import MAX_MESSAGE_BYTES
 from storage.errors import Unavailable
 
 CALL_TIMEOUT = 15_000
@@ -123,6 +124,7 @@ class Gateway:
         process: str = "",
         authenticate: Authenticate | None = None,
         abreast_from: int = 16,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
         self.ports = ports
         self.abreast_from = abreast_from
@@ -133,6 +135,8 @@ class Gateway:
         self.url, self.url_tls = url, ""
         self.process = process
         self.authenticate = authenticate
+        self.max_message_bytes = max_message_bytes
+        """What clients are told that a message, or a batch of theirs, may have; whose frames are larger is closed."""
         self.directory = Directory(ports, controller)
         self.namespaces = Namespaces(ports.meta)
         self.schemas = Schemas(ports)

@@ -15,7 +15,6 @@ from actors.pulsar.gateway import PROTOCOL, VERSION, Gateway, Identity, Link
 from actors.pulsar.producing import WireProducer
 from actors.pulsar.refusals import Refused
 from actors.signal import Signal
-from storage.batch import MAX_MESSAGE_BYTES
 from storage.errors import Invalid, NotFound, SluiceError
 
 PENDING_BYTES = 32 * 1024 * 1024
@@ -88,7 +87,8 @@ class Session:
         if asked.client_version.startswith(CPP):
             self.fails_by = ServerError.CHECKSUM
         version = min(asked.protocol_version, PROTOCOL)
-        self.say("connected", server_version=VERSION, protocol_version=version, max_message_size=MAX_MESSAGE_BYTES)
+        largest = self.gateway.max_message_bytes
+        self.say("connected", server_version=VERSION, protocol_version=version, max_message_size=largest)
 
     # -- who is here ----------------------------------------------------------------------------------------------
 

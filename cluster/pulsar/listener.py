@@ -24,6 +24,7 @@ from cluster.pulsar.authentication import authenticate_by
 from cluster.pulsar.doors import MachineDoors
 from cluster.pulsar.ports import PLAIN, TLS, WEB, WEB_TLS, advertised_host, refusal, wanted_ports
 from cluster.pulsar.tls import context_of, role_of
+from storage.batch import MAX_MESSAGE_BYTES
 
 if TYPE_CHECKING:
     from cluster.pulsar.http import GatewayHttp
@@ -46,7 +47,8 @@ class PulsarGateway(GatewayActor):
     def __init__(self, ports: Ports, *, controller: Address, settings: Mapping[str, Any]) -> None:
         super().__init__(ports)
         known = authenticate_by(settings)
-        self.gateway = Gateway(ports, controller, process=this_process(), authenticate=known)
+        largest = int(settings.get("pulsar_max_message_bytes", MAX_MESSAGE_BYTES))
+        self.gateway = Gateway(ports, controller, process=this_process(), authenticate=known, max_message_bytes=largest)
         self._host = advertised_host(settings)
         accept = {PLAIN: self._accept, TLS: self._accept, WEB: self._accept_http, WEB_TLS: self._accept_http}
         doors = MachineDoors(Path(settings["data_dir"]), accept, dict.fromkeys((TLS, WEB_TLS), context_of(settings)))

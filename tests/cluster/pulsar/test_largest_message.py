@@ -1,0 +1,61 @@
+"""The largest message is what the settings say: clients are told, and keep to it or are closed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pulsar
+import pytest
+
+import cluster
+from actors.pulsar.frames import HEADROOM, U32
+from cluster.config import LEAST_MESSAGE_BYTES, load
+from cluster.embedded import running
+from cluster.options import ClusterOptions
+from cluster.pulsar.ports import service_url
+from tests.cluster.pulsar.clients import EARLIEST, PATIENCE
+from tests.cluster.pulsar.raw import HELLO, Raw
+
+pytestmark = pytest.mark.timeout(240)
+LARGEST = 100_000
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Where a gateway listens that takes no more."""
+    data = tmp_path_factory.mktemp("small")
+    with running(ClusterOptions(data_dir=data, pulsar_port=0, pulsar_max_message_bytes=LARGEST)):
+        yield service_url(data, 0)
+
+
+def test_clients_are_told_and_keep_to_it(url: str) -> None:
+    client = pulsar.Client(url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error), operation_timeout_seconds=60)
+    consumer = client.subscribe("small", "s", initial_position=EARLIEST)
+    producer = client.create_producer("small", batching_enabled=False)
+    with pytest.raises(pulsar.MessageTooBig):
+        producer.send(b"x" * (LARGEST + 1))
+    producer.send(b"x" * (LARGEST - 1_000))
+    assert len(consumer.receive(PATIENCE).data()) == LARGEST - 1_000
+    chunks = client.create_producer("small", batching_enabled=False, chunking_enabled=True)
+    chunks.send(b"y" * (3 * LARGEST))
+    assert consumer.receive(PATIENCE).data() == b"y" * (3 * LARGEST)
+    client.close()
+
+
+def test_who_does_not_keep_to_it_is_closed(url: str) -> None:
+    for total, fits in ((LARGEST + HEADROOM, True), (LARGEST + HEADROOM + 1, False)):
+        raw = Raw(url)
+        raw.send(HELLO)
+        assert raw.read().connected.max_message_size == LARGEST
+        raw.send(U32.pack(total))
+        if not fits:
+            assert raw.closed()
+        raw.close()
+
+
+def test_there_is_a_least_and_a_most(tmp_path: Path) -> None:
+    assert load(None, data_dir=tmp_path, pulsar_max_message_bytes="1MB").values.pulsar_max_message_bytes == 1 << 20
+    for wrong in (LEAST_MESSAGE_BYTES - 1, (5 << 20) + 1):
+        with pytest.raises(cluster.Invalid, match="pulsar_max_message_bytes"):
+            load(None, data_dir=tmp_path, pulsar_max_message_bytes=wrong)
