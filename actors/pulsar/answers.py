@@ -232,7 +232,7 @@ class Answers:
             await made.open()
         except SluiceError as error:
             self._c.remove_consumer(made)
-            if isinstance(error, Conflict) and asked.key_shared.mode == STICKY:
+            if isinstance(error, Conflict | Invalid) and asked.key_shared.mode == STICKY:
                 raise Refused(ServerError.CONSUMER_ASSIGN, str(error)) from None
             raise
         if self._c.closed:
@@ -259,6 +259,8 @@ class Answers:
         start = None
         if not asked.durable and asked.type in (EXCLUSIVE, FAILOVER):
             start = await self._start(asked, place)
+        if not asked.subscription:  # clients know it by this code, which is Pulsar's for it
+            raise Refused(ServerError.PRODUCER_BUSY, "the subscription name is empty")
         subscription = check_name("subscription", quoted(asked.subscription))
         settings = SubscriptionSettings(
             type=TYPES[asked.type], initial_position="earliest" if asked.initial_position == 1 else "latest"

@@ -11,6 +11,8 @@ from typing import Any
 
 JSON, AVRO = 2, 4
 """Kinds of schemas, by their number on the wire, that Avro's rules decide."""
+PROTOBUF_NATIVE = 20
+"""Where two say the same message, protobuf's own rules let them follow each other."""
 ALWAYS, NEVER = "ALWAYS_COMPATIBLE", "ALWAYS_INCOMPATIBLE"
 DEFAULT = "FULL"
 STRATEGIES = (
@@ -33,10 +35,20 @@ def compatible(strategy: str, kind: int, new: bytes, earlier: list[tuple[int, by
         return True
     if strategy == NEVER or earlier[-1][0] != kind:
         return False
+    if kind == PROTOBUF_NATIVE:
+        return _message_of(new) == _message_of(earlier[-1][1])
     if kind not in (JSON, AVRO):
         return True
     before = earlier if strategy.endswith("_TRANSITIVE") else earlier[-1:]
     return all(_goes_with(strategy, new, definition) for known, definition in before if known == kind)
+
+
+def _message_of(definition: bytes) -> object:
+    """Which message a definition of protobuf is of."""
+    try:
+        return json.loads(definition)["rootMessageTypeName"]
+    except (ValueError, TypeError, KeyError):
+        return definition
 
 
 def _goes_with(strategy: str, new: bytes, old: bytes) -> bool:

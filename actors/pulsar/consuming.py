@@ -251,9 +251,16 @@ class WireConsumer:
             at = position_of(one)
             if at is None:
                 continue
-            if self.asked.settings.type not in ONE_HAS_ALL:  # others may have the rest of the producer's batch
-                count, sure = self._gateway.pieces.count(self._key, at, one.ack_set)
-                self._part.acknowledge_positions(at + acknowledged_rows(count, one.ack_set))
+            pieces = self._gateway.pieces
+            count, sure = pieces.count(self._key, at, one.ack_set)
+            if cumulative and not sure and self._begins(at + 1):
+                count, sure = 1, True  # in the middle of what begins there, clients say what lies before it
+            if sure or pieces.begins(self._key, at) or self.asked.settings.type not in ONE_HAS_ALL:
+                # the rest of the producer's batch was sent apart, or to others
+                rows = at + acknowledged_rows(count, one.ack_set)
+                self._part.acknowledge_positions(rows)
+                if cumulative and len(rows):
+                    self._acknowledge_up_to(int(rows[-1]))
                 unsure += [] if sure else [at]
                 continue
             try:
@@ -265,6 +272,10 @@ class WireConsumer:
             if cumulative and len(rows):
                 self._acknowledge_up_to(int(rows[-1]))
         return unsure
+
+    def _begins(self, at: int) -> bool:
+        """Whether something that was sent is known to begin at a position."""
+        return self._sent.get(at) is not None or self._gateway.pieces.begins(self._key, at)
 
     async def stand_alone(self, positions: list[int]) -> bool:
         """Whether none of these can have stood for more than one message. Raises Unavailable."""
@@ -339,6 +350,7 @@ class WireConsumer:
             self._part.acknowledge(sent.part, rows)
             if len(rows) == sent.size:
                 self._sent.pop(entry)
+                self._gateway.pieces.remember(self._key, np.array([entry]), np.array([sent.size]))
 
     async def confirmed(self) -> None:
         """Wait until every acknowledgement so far is durable. Raises Fenced if a session was lost before they were."""

@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
 from actors.actor import Actor
 from actors.directory import Directory
 from actors.messages import ClientsHere, Done, ProducersHere, ProducersPresent, SendAway, Text
@@ -157,9 +159,10 @@ class Gateway:
         self._made = 0
 
     def fresh(self, word: str) -> str:
-        """A name that nobody else has."""
+        """A name that nobody else has; short, because a producer's stands in each of its frames."""
         self._made += 1
-        return f"{word}-{self.ports.rng.randrange(1 << 48):012x}-{self._made}"
+        drawn, made = (np.base_repr(number, 36).lower() for number in (self.ports.rng.randrange(1 << 48), self._made))
+        return f"{word}-{drawn:0>10}-{made}"
 
     async def producers_here(self, request: ProducersHere) -> ProducersPresent:
         """See messages.ProducersHere. Those that are to give way do so."""

@@ -15,9 +15,10 @@ from actors.pulsar.fields import Malformed
 from storage.batch import MAX_MESSAGE_BYTES
 
 NONE, LZ4, ZLIB, ZSTD, SNAPPY = range(5)
+CODECS = (LZ4, ZLIB, ZSTD, SNAPPY)
 _ARROW = {LZ4: "lz4_raw", ZSTD: "zstd", SNAPPY: "snappy"}
 MAX_INFLATED = MAX_MESSAGE_BYTES
-"""Bytes that one frame's payload may become: Pulsar's limit of a message counts before compression."""
+"""Bytes that one frame's payload may become here; what would become more is not inflated."""
 
 
 def inflate(codec: int, payload: memoryview, size: int) -> memoryview:

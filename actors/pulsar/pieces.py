@@ -60,6 +60,11 @@ class Pieces:
         while len(self._counts) > self._most:
             self._counts.popitem(last=False)
 
+    def begins(self, key: Key, position: int) -> bool:
+        """Whether something that was sent is remembered to have begun there."""
+        self._bring_in()
+        return (key, position) in self._counts
+
     def count(self, key: Key, position: int, ack_set: Iterable[int]) -> tuple[int, bool]:
         """So many rows an id stands for at least, and whether it is known that they are no more.
 

@@ -4,8 +4,9 @@ What rows have columns for goes into them. The rest, `pulsar`, is a fragment of 
 name, the schema's version, and of each message whether its value or key is null and whether its key came in base64; it
 is the same for nearly all messages of a batch. Fields that are not known here stay in it as they came.
 
-Messages that must pass through unread are one row, whatever is in them: encrypted ones, and the chunks of a large one,
-which are compressed only together. Their `pulsar` keeps compression, sizes and the number of messages.
+Messages that must pass through unread are one row, whatever is in them: encrypted ones, the chunks of a large one,
+which are compressed only together, and what would be larger than a message may be if it were inflated. Their `pulsar`
+keeps compression, sizes and the number of messages.
 
 **The id.** A row's position is L:(E+b), where E is the entry of the first row of its batch and b its index there. So an
 id that a client was given is found again from the columns alone, whatever was restarted meanwhile.
@@ -30,7 +31,7 @@ from actors.pulsar.cells import Ints
 from actors.pulsar.columns import UNSIGNED, Bytes
 from actors.pulsar.fields import Malformed, Metadata, ServerError, Single, parse
 from actors.pulsar.frames import U32, Body
-from actors.pulsar.inflating import NONE, inflate
+from actors.pulsar.inflating import CODECS, MAX_INFLATED, NONE, inflate
 from actors.pulsar.properties import read_pairs
 from storage.batch import (
     GIVEN_BY_CLIENTS,
@@ -215,7 +216,7 @@ def _unpack(send: Send) -> _Packed:
     if metadata.publish_time > LAST_TIME or metadata.deliver_at_time > LAST_TIME:
         raise Malformed("a time lies behind the year 9999; times are milliseconds since 1970")
     payload = send.body.payload
-    if metadata.encryption_keys or metadata.HasField("uuid"):
+    if metadata.encryption_keys or metadata.HasField("uuid") or _too_large(metadata):
         return _Packed(send, metadata, bytes(payload), 0, unread=True)
     if metadata.compression != NONE:
         payload = inflate(metadata.compression, payload, metadata.uncompressed_size)
@@ -223,6 +224,11 @@ def _unpack(send: Send) -> _Packed:
     if metadata.HasField("num_messages") and not 0 < count <= MAX_RUN_MESSAGES:
         raise Malformed(f"a batch of {count} messages; it has 1 to {MAX_RUN_MESSAGES}")
     return _Packed(send, metadata, bytes(payload), count)
+
+
+def _too_large(metadata: Any) -> bool:
+    """Whether a payload is small enough only as it is compressed, which is how Pulsar counts."""
+    return metadata.compression in CODECS and metadata.uncompressed_size > MAX_INFLATED
 
 
 def _rest(packed: _Packed) -> bytes:

@@ -31,6 +31,8 @@ TYPES = (
 )  # fmt: skip
 """Kinds of schemas as Pulsar's tools name them, by the number that stands on the wire."""
 
+KEY_VALUE = "KEY_VALUE"
+
 
 class SchemasByHttp:
     """These routes."""
@@ -100,13 +102,35 @@ class SchemasByHttp:
 
 def _shown(schema: Any, version: bytes) -> dict[str, Any]:
     """A version as Pulsar shows it. When it was registered is not known here."""
+    kind = TYPES[schema.type] if 0 <= schema.type < len(TYPES) else "NONE"
     return {
         "version": _number(version),
-        "type": TYPES[schema.type] if 0 <= schema.type < len(TYPES) else "NONE",
+        "type": kind,
         "timestamp": 0,
-        "data": _text(schema.data),
+        "data": _pair_shown(schema.data) if kind == KEY_VALUE else _text(schema.data),
         "properties": {_text(pair.key): _text(pair.value) for pair in schema.properties},
     }
+
+
+def _pair_shown(data: bytes) -> str:
+    """The schemas of a key and a value, each behind its length, as JSON."""
+    told: dict[str, Any] = {}
+    for name in ("key", "value"):
+        size = max(int.from_bytes(data[:4], "big", signed=True), 0)
+        part, data = _text(data[4 : 4 + size]), data[4 + size :]
+        try:
+            told[name] = json.loads(part)
+        except ValueError:
+            told[name] = part
+    return json.dumps(told, separators=(",", ":"))
+
+
+def _pair_of(text: str) -> bytes:
+    """The same back. Raises ValueError, KeyError, TypeError."""
+    given = json.loads(text)
+    parts = [given[name] for name in ("key", "value")]
+    encoded = [part if isinstance(part, str) else json.dumps(part, separators=(",", ":")) for part in parts]
+    return b"".join(len(part.encode()).to_bytes(4, "big") + part.encode() for part in encoded)
 
 
 def _number(version: bytes) -> int:
@@ -124,7 +148,8 @@ def _schema_of(body: str) -> Any:
     try:
         given = json.loads(body)
         kind, properties = TYPES.index(given["type"]), given.get("properties") or {}
-        schema = Schema(name="", data=given["schema"].encode(), type=kind)
+        data = _pair_of(given["schema"]) if given["type"] == KEY_VALUE else given["schema"].encode()
+        schema = Schema(name="", data=data, type=kind)
         for key, value in properties.items():
             schema.properties.add(key=key.encode(), value=value.encode())
     except (ValueError, KeyError, TypeError, AttributeError):

@@ -102,7 +102,8 @@ class Shapes:
     def _subscription(self, of: Partition, name: str, row: Row, now: int) -> Row:
         kind = TYPES.get(str(row.get("type")), str(row.get("type")))
         sent = int(row.get("msgOutCounter", 0))
-        consumers = [self._consumer(of, name, each, now) for each in row.get("consumers", ())]
+        clients = list(of.clients["consumers"])
+        consumers = [self._consumer(of, clients, name, each, now) for each in row.get("consumers", ())]
         active = [each["consumerName"] for each in consumers if each.get("keyHashRangeArrays")]
         told = [each.get("lastAckedTimestamp", 0) for each in consumers]
         return {
@@ -122,14 +123,15 @@ class Shapes:
             "subscriptionProperties": {},
         }
 
-    def _consumer(self, of: Partition, subscription: str, row: Row, now: int) -> Row:
-        """ConsumerStats; address and version are known of those that are connected by Pulsar's protocol."""
+    def _consumer(self, of: Partition, clients: list[Row], subscription: str, row: Row, now: int) -> Row:
+        """ConsumerStats; address and version are known of those that are connected by Pulsar's protocol.
+
+        clients: those that are not told of yet; of several with one name the one that came first is.
+        """
         name = unquoted(str(row.get("consumerName")))
-        here = [
-            each
-            for each in of.clients["consumers"]
-            if each["consumerName"] == name and each["subscription"] == subscription
-        ]
+        here = [each for each in clients if each["consumerName"] == name and each["subscription"] == subscription]
+        if here:
+            clients.remove(here[0])
         told = {key: here[0][key] for key in ("address", "clientVersion", "metadata")} if here else {"metadata": {}}
         sent = int(row.get("msgOutCounter", 0))
         ranges = row.get("keyHashRangeArrays", [])

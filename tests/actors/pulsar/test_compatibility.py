@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from actors.pulsar.compatibility import AVRO, JSON, compatible
+from actors.pulsar.compatibility import AVRO, JSON, PROTOBUF_NATIVE, compatible
 
 STRING = 1
 
@@ -92,3 +92,14 @@ def test_kinds_do_not_mix_unless_everything_goes() -> None:
 def test_what_is_no_definition_goes_with_itself_alone(broken: bytes) -> None:
     assert compatible("FULL", AVRO, broken, [(AVRO, broken)])
     assert not compatible("FULL", AVRO, broken, [(AVRO, b'"int"')])
+
+
+def test_messages_of_protobuf_follow_themselves() -> None:
+    first, later, other = (
+        json.dumps({"fileDescriptorSet": files, "rootMessageTypeName": name}).encode()
+        for files, name in (("a", "shop.Order"), ("b", "shop.Order"), ("a", "shop.Bill"))
+    )
+    assert compatible("FULL", PROTOBUF_NATIVE, later, [(PROTOBUF_NATIVE, first)])
+    assert not compatible("FULL", PROTOBUF_NATIVE, other, [(PROTOBUF_NATIVE, first)])
+    assert compatible("FULL", PROTOBUF_NATIVE, b"{", [(PROTOBUF_NATIVE, b"{")])
+    assert not compatible("FULL", PROTOBUF_NATIVE, b"{", [(PROTOBUF_NATIVE, first)])

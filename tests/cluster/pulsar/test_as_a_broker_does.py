@@ -8,7 +8,7 @@ import pulsar
 import pytest
 
 from actors.pulsar.consuming import MOST_GRANTED
-from actors.pulsar.fields import ServerError, command
+from actors.pulsar.fields import Metadata, ServerError, command
 from actors.pulsar.frames import encode
 from cluster.client import Client
 from tests.cluster.pulsar.clients import EARLIEST, PATIENCE, backlog, nothing_comes, received, until
@@ -57,6 +57,34 @@ def test_what_is_left_of_a_batch_keeps_its_ids(server: Client, client: pulsar.Cl
     until(lambda: backlog(server, "left", "s") == 1)
     consumer.acknowledge(again[5])
     until(lambda: backlog(server, "left", "s") == 0)
+
+
+def test_nothing_of_a_batch_that_is_sent_in_parts_is_lost(server: Client, client: pulsar.Client) -> None:
+    """A client with room for less is sent a batch in parts, and may say twice that it is done with one."""
+    consumer = client.subscribe("in-parts", "s", initial_position=EARLIEST, receiver_queue_size=3)
+    for _ in range(4):
+        sent_batch(client, "in-parts", 10)
+    found = []
+    for _ in range(40):
+        message = consumer.receive(PATIENCE)
+        found.append(int(message.data()))
+        consumer.acknowledge_cumulative(message)
+        consumer.acknowledge(message)
+    assert found == [*range(10)] * 4
+    until(lambda: backlog(server, "in-parts", "s") == 0)
+
+
+def test_up_to_a_message_of_a_batch_that_is_sent_in_parts(client: pulsar.Client) -> None:
+    """The client says the id before that of the part that it is in the middle of."""
+    consumer = client.subscribe("middle", "s", initial_position=EARLIEST, receiver_queue_size=3)
+    sent_batch(client, "middle", 10)
+    fifth = received(consumer, 5)[-1]
+    first_of_part = int(fifth.data()) - fifth.message_id().batch_index()
+    assert first_of_part > 0
+    consumer.acknowledge_cumulative(fifth)
+    consumer.close()
+    consumer = client.subscribe("middle", "s", initial_position=EARLIEST)
+    assert int(consumer.receive(PATIENCE).data()) == first_of_part
 
 
 @pytest.mark.parametrize(("ack_set", "left"), [([], 0), ([0b111000], 3)], ids=["all", "a part"])
@@ -178,6 +206,36 @@ def test_a_subscription_that_is_made_with_a_producer(raw: Raw, client: pulsar.Cl
     assert raw.next("producer_success").producer_ready
     client.create_producer("dead").send(b"x")
     assert client.subscribe("dead", "later").receive(PATIENCE).data() == b"x"
+
+
+def test_a_name_that_is_made_up_is_short(raw: Raw) -> None:
+    """So that 32 bytes are enough for what stands beside a message, which clients count on."""
+    raw.greet()
+    raw.say("producer", topic="short", producer_id=0, request_id=1)
+    name = raw.next("producer_success").producer_name
+    assert len(Metadata(producer_name=name.encode(), sequence_id=1, publish_time=1 << 41).SerializeToString()) <= 32
+
+
+def test_what_is_small_enough_only_as_it_is_compressed_passes(client: pulsar.Client) -> None:
+    consumer = client.subscribe("squeezed", "s", initial_position=EARLIEST)
+    data = b"paid " * 1_300_000
+    for batching in (False, True):
+        producer = client.create_producer(
+            "squeezed", compression_type=pulsar.CompressionType.ZLib, batching_enabled=batching
+        )
+        producer.send(data, {"batched": str(batching)})
+        message = consumer.receive(PATIENCE)
+        assert (message.data(), message.properties()) == (data, {"batched": str(batching)})
+        consumer.acknowledge(message)
+    assert nothing_comes(consumer)
+
+
+def test_who_subscribes_in_vain_is_told_why(raw: Raw) -> None:
+    raw.greet()
+    subscribe(raw, "in-vain", 0, type=3, key_shared={"mode": 1})
+    assert raw.next("error").error == ServerError.CONSUMER_ASSIGN
+    subscribe(raw, "in-vain", 1, subscription="")
+    assert raw.next("error").error == ServerError.PRODUCER_BUSY
 
 
 def test_a_passing_subscription_goes_with_its_last_consumer(server: Client, raw: Raw, client: pulsar.Client) -> None:

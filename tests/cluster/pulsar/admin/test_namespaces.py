@@ -148,6 +148,16 @@ def test_a_producer_that_is_refused_for_its_schema_is_gone(tool: Tool, client: p
     client.create_producer("refused", "p", schema=AvroSchema(Order)).close()
 
 
+def test_a_schema_of_keys_and_values_is_shown_as_json(tool: Tool, client: pulsar.Client) -> None:
+    base = "/admin/v2/schemas/public/default/pairs"
+    pair = '{"key":{"type":"string"},"value":""}'
+    client.create_producer("pairs").close()
+    assert tool.ask("POST", f"{base}/schema", {"type": "KEY_VALUE", "schema": pair, "properties": {}}).status == 202
+    assert tool.get(f"{base}/schema")["data"] == pair
+    wrong = {"type": "KEY_VALUE", "schema": '{"key": ""}', "properties": {}}
+    assert tool.ask("POST", f"{base}/schema", wrong).status == 412
+
+
 def test_policies_outlive_the_process(tmp_path_factory: pytest.TempPathFactory) -> None:
     data = tmp_path_factory.mktemp("kept")
     for first in (True, False):

@@ -9,6 +9,7 @@ import pytest
 
 from tests.cluster.pulsar.admin.asking import BASE, Tool
 from tests.cluster.pulsar.clients import EARLIEST, PATIENCE
+from tests.cluster.pulsar.raw import Raw
 
 pytestmark = pytest.mark.timeout(240)
 NAME = "persistent://public/default/"
@@ -51,6 +52,19 @@ def test_who_is_connected_keeps_a_topic(tool: Tool, client: pulsar.Client) -> No
     assert tool.ask("DELETE", f"{BASE}/kept/subscription/s").status == 412
     consumer.close()
     assert tool.ask("DELETE", f"{BASE}/kept").status == 204
+
+
+def test_consumers_of_one_name_are_told_apart(tool: Tool) -> None:
+    raws = [Raw(tool.service_url) for _ in range(2)]
+    for number, raw in enumerate(raws):
+        raw.say("connect", client_version=f"v{number}", protocol_version=20)
+        raw.next("connected")
+        raw.say("subscribe", topic="twins", subscription="s", type=2, consumer_name="c", consumer_id=0, request_id=1)
+        raw.next("success")
+    told = tool.get(f"{BASE}/twins/stats")["subscriptions"]["s"]["consumers"]
+    assert sorted(each["clientVersion"] for each in told) == ["v0", "v1"]
+    for raw in raws:
+        raw.close()
 
 
 def test_figures_are_true(tool: Tool, client: pulsar.Client) -> None:
