@@ -22,7 +22,7 @@ SOURCE = Path(__file__).parent / "java" / "Scenes.java"
 SCENES = (
     "produce_and_consume", "partitions", "one_partition_a_key", "key_shared_with_joins", "delayed", "given_back",
     "dead_letter", "seek", "reader", "pattern", "schemas", "receipts_of_single_messages", "active_consumer",
-    "table_view", "token", "transactions_are_refused",
+    "table_view", "more_partitions", "terminated", "token", "transactions_are_refused",
 )  # fmt: skip
 KEYS = ("a", "key-1", "key-2", "key-3", "key-4", "key-5", "välkommen", "😀")
 

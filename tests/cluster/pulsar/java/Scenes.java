@@ -1,3 +1,7 @@
+import java.net.URI;
+import java.net.http.HttpClient;
+import java.net.http.HttpRequest;
+import java.net.http.HttpResponse;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.Collections;
@@ -11,6 +15,7 @@ import java.util.TreeSet;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CopyOnWriteArrayList;
 import java.util.concurrent.TimeUnit;
+import java.util.function.BooleanSupplier;
 import java.util.regex.Pattern;
 import org.apache.pulsar.client.api.AuthenticationFactory;
 import org.apache.pulsar.client.api.BatcherBuilder;
@@ -22,6 +27,8 @@ import org.apache.pulsar.client.api.DeadLetterPolicy;
 import org.apache.pulsar.client.api.HashingScheme;
 import org.apache.pulsar.client.api.Message;
 import org.apache.pulsar.client.api.MessageId;
+import org.apache.pulsar.client.api.MessageIdAdv;
+import org.apache.pulsar.client.api.MessageRoutingMode;
 import org.apache.pulsar.client.api.Producer;
 import org.apache.pulsar.client.api.PulsarClient;
 import org.apache.pulsar.client.api.PulsarClientException;
@@ -75,6 +82,8 @@ public final class Scenes {
         SCENES.put("receipts_of_single_messages", Scenes::receiptsOfSingleMessages);
         SCENES.put("active_consumer", Scenes::activeConsumer);
         SCENES.put("table_view", Scenes::tableView);
+        SCENES.put("more_partitions", client -> morePartitions(client, args[0]));
+        SCENES.put("terminated", client -> terminated(client, args[0]));
         SCENES.put("token", client -> token(args[1], args[2]));
         SCENES.put("transactions_are_refused", client -> transactionsAreRefused(args[0]));
         try (PulsarClient client = PulsarClient.builder().serviceUrl(args[0]).build()) {
@@ -430,6 +439,89 @@ public final class Scenes {
                 check("new".equals(view.get("k")) && view.size() == 1, "the view has " + view.get("k"));
             }
         }
+    }
+
+    private static void morePartitions(PulsarClient client, String url) throws Exception {
+        ask(url, "PUT", "grown/partitions", "2");
+        try (Consumer<byte[]> consumer = subscription(client, "grown", SubscriptionType.Shared)
+                        .autoUpdatePartitionsInterval(1, TimeUnit.SECONDS)
+                        .subscribe();
+                Producer<byte[]> producer = client.newProducer()
+                        .topic("grown")
+                        .enableBatching(false)
+                        .messageRoutingMode(MessageRoutingMode.RoundRobinPartition)
+                        .autoUpdatePartitionsInterval(1, TimeUnit.SECONDS)
+                        .create()) {
+            send(producer, "before", "before");
+            ask(url, "POST", "grown/partitions", "4");
+            Set<Integer> partitions = new TreeSet<>();
+            int sent = 2;
+            long deadline = System.currentTimeMillis() + PATIENCE_S * 1000L;
+            while (partitions.size() < 4 && System.currentTimeMillis() < deadline) {
+                MessageId id = producer.send("after".getBytes(StandardCharsets.UTF_8));
+                partitions.add(((MessageIdAdv) id).getPartitionIndex());
+                sent++;
+            }
+            check(partitions.size() == 4, "it sends to " + partitions);
+            for (int came = 0; came < sent; came++) {
+                consumer.acknowledge(next(consumer));
+            }
+        }
+    }
+
+    private static void terminated(PulsarClient client, String url) throws Exception {
+        try (Consumer<byte[]> consumer = subscription(client, "last", SubscriptionType.Shared).subscribe();
+                Producer<byte[]> producer = client.newProducer().topic("last").create();
+                Reader<byte[]> reader =
+                        client.newReader().topic("last").startMessageId(MessageId.earliest).create()) {
+            send(producer, "0", "1", "2");
+            ask(url, "POST", "last/terminate", "");
+            refused(() -> producer.send("late".getBytes(StandardCharsets.UTF_8)));
+            refused(() -> client.newProducer().topic("last").create());
+            for (String wanted : List.of("0", "1", "2")) {
+                check(!consumer.hasReachedEndOfTopic(), "the end was told before " + wanted);
+                Message<byte[]> message = next(consumer);
+                check(text(message).equals(wanted), "received " + text(message));
+                consumer.acknowledge(message);
+            }
+            until(consumer::hasReachedEndOfTopic, "the consumer does not know the end");
+            while (reader.hasMessageAvailable()) {
+                reader.readNext();
+            }
+            until(reader::hasReachedEndOfTopic, "the reader does not know the end");
+        }
+    }
+
+    interface Attempt {
+        void make() throws Exception;
+    }
+
+    private static void refused(Attempt attempt) throws Exception {
+        try {
+            attempt.make();
+        } catch (PulsarClientException.TopicTerminatedException right) {
+            return;
+        }
+        check(false, "a terminated topic takes something");
+    }
+
+    private static void until(BooleanSupplier condition, String what) throws InterruptedException {
+        long deadline = System.currentTimeMillis() + PATIENCE_S * 1000L;
+        while (!condition.getAsBoolean() && System.currentTimeMillis() < deadline) {
+            Thread.sleep(20);
+        }
+        check(condition.getAsBoolean(), what);
+    }
+
+    /** Asks the broker as Pulsar's tools do, at the port of its clients. */
+    private static void ask(String url, String method, String path, String body) throws Exception {
+        String http = url.replace("pulsar://", "http://") + "/admin/v2/persistent/public/default/" + path;
+        HttpRequest request = HttpRequest.newBuilder(URI.create(http))
+                .method(method, HttpRequest.BodyPublishers.ofString(body))
+                .header("Content-Type", "application/json")
+                .build();
+        HttpResponse<String> answer = HttpClient.newHttpClient().send(request, HttpResponse.BodyHandlers.ofString());
+        check(answer.statusCode() < 300, method + " " + path + ": " + answer.statusCode() + " " + answer.body());
     }
 
     private static void token(String url, String token) throws Exception {
