@@ -3,7 +3,8 @@
 A record per topic, `schema/<topic>`, whose value is the list of its versions; whoever adds one writes the record's next
 number, and of two who do that at once the second looks again. Two schemas are the same if kind and definition are.
 A new one must go with what is there, by the namespace's strategy (`compatibility.py`). That a topic's schema was
-deleted is an empty version: what was before it can be read by its number, and is new when it is registered again.
+deleted is an empty version: as with Pulsar nobody finds what was before it any more, and what is registered again is new,
+under a number that no earlier one had.
 """
 
 from __future__ import annotations
@@ -102,13 +103,10 @@ class Schemas:
         return VERSION.pack(place)
 
     async def all_of(self, topic: str) -> list[tuple[Any, bytes]]:
-        """Every version and its number, those before a deletion included. Raises Unavailable."""
+        """Every version since the last deletion, and its number. Raises Unavailable."""
         _, versions = await self._read(topic)
-        return [
-            (parse(Schema, version), VERSION.pack(place))
-            for place, version in enumerate(versions)
-            if version != DELETED
-        ]
+        begin = _begin(versions)
+        return [(parse(Schema, version), VERSION.pack(begin + n)) for n, version in enumerate(versions[begin:])]
 
     async def get(self, topic: str, version: bytes) -> tuple[Any, bytes]:
         """A version and its number; the newest if none is named. Raises NotFound, Invalid, Unavailable."""
@@ -116,7 +114,7 @@ class Schemas:
             raise Invalid(f"a schema version has {VERSION.size} bytes, not {len(version)}")
         _, versions = await self._read(topic)
         place = VERSION.unpack(version)[0] if version else len(versions) - 1
-        if not 0 <= place < len(versions) or versions[place] == DELETED:
+        if not _begin(versions) <= place < len(versions):
             raise NotFound(f"topic {topic} has no such schema")
         return parse(Schema, versions[place]), VERSION.pack(place)
 

@@ -1,11 +1,11 @@
 """Schemas of topics by HTTP.
 
 GET    /admin/v2/schemas/public/default/{topic}/schema    the newest; 404 if there is none, or it was deleted
-GET    .../{topic}/schema/{version}                       an earlier one, also if it was deleted since
+GET    .../{topic}/schema/{version}                       an earlier one; 404 if schemas were deleted since
 GET    .../{topic}/schemas                                all of them
 POST   .../{topic}/schema                                 {"type": "AVRO", "schema": "...", "properties": {}}
 POST   .../{topic}/compatibility | version                the same body; 409 if it does not go with what is there
-DELETE .../{topic}/schema                                 what was stored under it can be read all the same
+DELETE .../{topic}/schema                                 of all of them; what comes later has other numbers
 """
 
 from __future__ import annotations

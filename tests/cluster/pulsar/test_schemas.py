@@ -118,18 +118,20 @@ def test_schemas_by_the_paths_of_the_tool(client: pulsar.Client, folder: Path) -
     assert ask(folder, "GET", "schemas/public/default/nothing/schema")[0] == 404
 
 
-def test_a_deleted_schema_is_there_by_its_number(client: pulsar.Client, folder: Path) -> None:
-    """Messages that were stored with it can be read; registered again it is a new version."""
+def test_a_deleted_schema_is_found_no_more(client: pulsar.Client, folder: Path) -> None:
+    """By no number, as with Pulsar; registered again it is a new version."""
     client.create_producer("deleted", schema=JsonSchema(Order)).close()
     base = "schemas/public/default/deleted"
     assert ask(folder, "DELETE", f"{base}/schema?force=false") == (200, {"version": 1})
     assert ask(folder, "GET", f"{base}/schema")[0] == 404
     assert ask(folder, "DELETE", f"{base}/schema")[0] == 404
-    assert ask(folder, "GET", f"{base}/schema/0")[1]["type"] == "JSON"
-    assert ask(folder, "GET", f"{base}/schema/1")[0] == 404
+    assert [ask(folder, "GET", f"{base}/schema/{number}")[0] for number in (0, 1)] == [404, 404]
+    assert ask(folder, "GET", f"{base}/schemas")[1] == {"getSchemaResponses": []}
     client.create_producer("deleted", schema=JsonSchema(Order)).close()
     versions = ask(folder, "GET", f"{base}/schemas")[1]["getSchemaResponses"]
-    assert [each["version"] for each in versions] == [0, 2]
+    assert [each["version"] for each in versions] == [2]
+    assert ask(folder, "GET", f"{base}/schema/2")[1]["type"] == "JSON"
+    assert ask(folder, "GET", f"{base}/schema/0")[0] == 404
 
 
 def test_a_subscription_begins_where_it_is_told(client: pulsar.Client, folder: Path) -> None:
