@@ -3,8 +3,8 @@
 A record per topic, `schema/<topic>`, whose value is the list of its versions; whoever adds one writes the record's next
 number, and of two who do that at once the second looks again. Two schemas are the same if kind and definition are.
 A new one must go with what is there, by the namespace's strategy (`compatibility.py`). That a topic's schema was
-deleted is an empty version: as with Pulsar nobody finds what was before it any more, and what is registered again is new,
-under a number that no earlier one had.
+deleted is an empty version: as with Pulsar nobody finds what was before it any more, and what is registered again is
+new, under a number that no earlier one had.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 POST .../partitions              more partitions; the body is their number. 422 if that is fewer than there are
 POST .../terminate               no more messages; the id of the last one. 405 of a topic of several partitions
-POST .../terminate/partitions    the same of every partition: {"0": {"ledgerId": L, "entryId": E, ...}, ...}
+POST .../terminate/partitions    the same of every partition, by its number; 405 of a topic that has none
 """
 
 from __future__ import annotations
@@ -56,7 +56,11 @@ class Changes:
 
     async def _terminate_all(self, request: web.Request) -> web.Response:
         topic = topic_of(request)
-        partitions = range(await self._partitions(topic))
+        count = (await self._broker.settings(Named(topic, None))).partitions
+        if count == 1:
+            reason = "Termination of a non-partitioned topic is not allowed using partitioned-terminate"
+            return web.json_response({"reason": f"{reason}, please use terminate commands"}, status=405)
+        partitions = range(count)
         ends = await asyncio.gather(*(self._end(Named(topic, partition), partition) for partition in partitions))
         return web.json_response({str(partition): end for partition, end in zip(partitions, ends, strict=True)})
 

@@ -161,6 +161,8 @@ def test_all_partitions_end_together(tool: Tool, client: pulsar.Client) -> None:
     with pytest.raises(pulsar.TopicTerminated):
         client.create_producer("ends")
     assert tool.ask("POST", f"{BASE}/nowhere/terminate").status == 404
+    tool.ask("PUT", f"{BASE}/whole")
+    assert tool.ask("POST", f"{BASE}/whole/terminate/partitions").status == 405
 
 
 def test_the_end_outlives_a_restart_and_is_the_end_for_all(tmp_path: Path) -> None:
