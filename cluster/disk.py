@@ -3,6 +3,10 @@
 All writing goes through one thread, so appends to a file are in order and the write and its fdatasync cost one hop
 from the event loop. Reading has threads of its own, so that a long sync does not hold up reads.
 
+A small append that finds the thread idle is done where it is asked for, as long as the disk is quick: two changes of
+threads take more processor time than such a write, and what comes meanwhile would wait for it anyway. As soon as one
+takes longer than QUICK_S, the thread has them all again for SLOW_FOR_S.
+
 A failed write or sync is final (after a failed fsync Linux takes the pages for clean and reports success the next
 time, so nothing that follows could be believed): from then on every call raises DiskFailed. The next process reads
 what was not synced from the page cache, and makes it durable by `rewrite`, which makes the pages dirty again. A full
@@ -25,8 +29,11 @@ import fcntl
 import os
 import re
 import shutil
+import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -45,16 +52,31 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _PAGE = os.sysconf("SC_PAGESIZE")
 _MAX_PARTS = 1024
 """Linux refuses longer vectors."""
+SMALL = 2048
+"""An append of up to so many bytes may be done where it is asked for."""
+QUICK_S, SLOW_FOR_S = 0.002, 0.2
+"""Seconds: what such an append may take, and how long none is done so after one took longer."""
+
+
+@dataclass(slots=True)
+class _File:
+    """A file that is open. Nobody else writes to it, so its size is known, and how much of it a sync has seen."""
+
+    fd: int
+    size: int
+    synced: int
 
 
 class FileDisk:
     """A folder as a Disk. Raises Unavailable if another process has it open.
 
-    folder: created if it is missing. readers: threads for reading. read_only: look at a folder, also one that is
-    open elsewhere, without creating, locking or changing anything; writing raises Invalid.
+    folder: created if it is missing. readers: threads for reading. quick_s: see QUICK_S. read_only: look at a folder,
+    also one that is open elsewhere, without creating, locking or changing anything; writing raises Invalid.
     """
 
-    def __init__(self, folder: str | Path, *, readers: int = 4, read_only: bool = False) -> None:
+    def __init__(
+        self, folder: str | Path, *, readers: int = 4, quick_s: float = QUICK_S, read_only: bool = False
+    ) -> None:
         self.folder = Path(folder)
         self._read_only = read_only
         self._closing: list[int] = []
@@ -67,24 +89,30 @@ class FileDisk:
         self._closing.append(self._folder_fd)
         self._writer = Worker("disk-write")
         self._readers = ThreadPoolExecutor(readers, thread_name_prefix="disk-read")
-        self._open: dict[str, int] = {}
+        self._open: dict[str, _File] = {}
         self._failed: str | None = None
+        self._here = threading.Lock()
+        """Held by who writes on the event loop's own thread."""
+        self._quick_s, self._slow_until = quick_s, 0.0
 
     def close(self) -> None:
         """Finish what is under way, close all files and release the folder. Idempotent."""
         self._writer.close()
         self._readers.shutdown()
-        for fd in [*self._open.values(), *reversed(self._closing)]:
-            os.close(fd)
-        self._open.clear()
-        self._closing.clear()
+        with self._here:
+            for fd in [*(file.fd for file in self._open.values()), *reversed(self._closing)]:
+                os.close(fd)
+            self._open.clear()
+            self._closing.clear()
 
     async def append(
         self, name: str, parts: Sequence[Buffer], *, sync: bool, witness: tuple[str, Buffer] | None = None
     ) -> int:
         """Write the parts at the end of a file; see `actors.ports.Disk.append`."""
-        if witness is not None:
+        if witness is not None and witness[0] not in self._open:
             _check_name(witness[0])
+        if self._writer.idle and self._is_small(name, parts) and (began := time.monotonic()) >= self._slow_until:
+            return self._append_here(began, name, parts, sync, witness)
         return await self._write(self._append, name, parts, sync, witness)
 
     async def read(self, name: str, offset: int, length: int) -> bytes:
@@ -126,39 +154,43 @@ class FileDisk:
     # -- in the threads --
 
     def _append(self, name: str, parts: Sequence[Buffer], sync: bool, witness: tuple[str, Buffer] | None) -> int:
-        fd = self._descriptor(name)
-        start = os.fstat(fd).st_size
+        file = self._file(name)
+        start = file.size
         try:
-            _write_all(fd, parts)
+            file.size += _write_all(file.fd, parts)
         except OSError as error:
             if error.errno not in _FULL:
                 raise
-            os.ftruncate(fd, start)
+            os.ftruncate(file.fd, start)
             raise DiskFull(f"no space for {sum(map(len, parts))} bytes in {name}") from error
         if sync:
-            os.fdatasync(fd)
-            _let_go(fd, start)
+            os.fdatasync(file.fd)
+            file.synced = file.size
+            _let_go(file.fd, start, file.size)
         if witness is not None:
             with contextlib.suppress(DiskFull):
                 self._append(witness[0], [witness[1]], False, None)
         return start
 
-    def _descriptor(self, name: str) -> int:
-        fd = self._open.get(name)
-        if fd is None:
+    def _file(self, name: str) -> _File:
+        file = self._open.get(name)
+        if file is None:
             path = self.folder / name
             is_new = not path.exists()
-            fd = self._open[name] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            size = os.fstat(fd).st_size
+            file = self._open[name] = _File(fd, size, size)
             if is_new:
                 os.fsync(self._folder_fd)
-        return fd
+        return file
 
     def _truncate(self, name: str, size: int) -> None:
         if not (self.folder / name).exists():
             raise NotFound(f"there is no file {name}")
-        fd = self._descriptor(name)
-        os.ftruncate(fd, size)
-        os.fsync(fd)
+        file = self._file(name)
+        os.ftruncate(file.fd, size)
+        os.fsync(file.fd)
+        file.size = file.synced = size
 
     def _rewrite(self, name: str, offset: int, data: Buffer) -> None:
         try:
@@ -195,9 +227,9 @@ class FileDisk:
             os.unlink(self.folder / name)
 
     def _forget(self, name: str) -> None:
-        fd = self._open.pop(name, None)
-        if fd is not None:
-            os.close(fd)
+        file = self._open.pop(name, None)
+        if file is not None:
+            os.close(file.fd)
 
     def _pread(self, name: str, offset: int, length: int) -> bytes:
         try:
@@ -216,6 +248,23 @@ class FileDisk:
             return 0
 
     # -- between the loop and the threads --
+
+    def _is_small(self, name: str, parts: Sequence[Buffer]) -> bool:
+        """Whether an append writes little, and its sync nothing of before."""
+        file = self._open.get(name)
+        return file is not None and file.size - file.synced + sum(map(len, parts)) <= SMALL
+
+    def _append_here(
+        self, began: float, name: str, parts: Sequence[Buffer], sync: bool, witness: tuple[str, Buffer] | None
+    ) -> int:
+        with self._here:
+            if self._writer.closed:
+                raise RuntimeError(f"{self.folder} was closed")
+            start = self._guarded(self._append, name, parts, sync, witness)
+        ended = time.monotonic()
+        if ended - began > self._quick_s:
+            self._slow_until = ended + SLOW_FOR_S
+        return start
 
     async def _write(self, work: Callable[..., T], name: str, *args: object) -> T:
         if self._read_only:
@@ -260,16 +309,18 @@ def _take_lock(path: Path) -> int:
     return fd
 
 
-def _let_go(fd: int, start: int) -> None:
+def _let_go(fd: int, start: int, size: int) -> None:
     """Drop what was synced from `start` on from the page cache; the last, incomplete page stays for the next append."""
-    first, end = start // _PAGE * _PAGE, os.fstat(fd).st_size // _PAGE * _PAGE
+    first, end = start // _PAGE * _PAGE, size // _PAGE * _PAGE
     if end > first:
         with contextlib.suppress(OSError):  # advice only: the bytes are on the disk
             os.posix_fadvise(fd, first, end - first, os.POSIX_FADV_DONTNEED)
 
 
-def _write_all(fd: int, parts: Sequence[Buffer]) -> None:
+def _write_all(fd: int, parts: Sequence[Buffer]) -> int:
+    """Write the parts behind one another; returns how many bytes that were."""
     left = [view for part in parts if len(view := memoryview(part).cast("B"))]
+    size = sum(map(len, left))
     while left:
         written = os.writev(fd, left[:_MAX_PARTS])
         done = 0
@@ -279,6 +330,7 @@ def _write_all(fd: int, parts: Sequence[Buffer]) -> None:
         del left[:done]
         if written:
             left[0] = left[0][written:]
+    return size
 
 
 def _read_all(fd: int, offset: int, length: int) -> bytes:

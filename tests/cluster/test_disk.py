@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import threading
 from pathlib import Path
 
 import pytest
 
 from actors.ports import DiskFailed, DiskFull
-from cluster.disk import FileDisk
+from cluster.disk import SMALL, FileDisk
 from storage.errors import Invalid, NotFound, Unavailable
 
 
@@ -182,3 +183,64 @@ async def test_what_is_synced_leaves_the_page_cache_in_whole_pages(
         await disk.append("log", [b"x" * size], sync=sync)
     assert dropped == [(0, page), (4 * page, page)]
     disk.close()
+
+
+class Threads:
+    """Where appends are synced, in order: "here", the thread of the event loop, or "thread"."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seen: list[str] = []
+        self._sync = os.fdatasync
+        monkeypatch.setattr(os, "fdatasync", self._watched)
+
+    def _watched(self, fd: int) -> None:
+        self.seen.append("here" if threading.current_thread() is threading.main_thread() else "thread")
+        self._sync(fd)
+
+
+async def test_a_small_append_to_an_idle_disk_is_done_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk, threads = FileDisk(tmp_path, quick_s=60), Threads(monkeypatch)
+    for size in (10, 10, SMALL + 1, 10):
+        await disk.append("log", [b"x" * size], sync=True)
+    assert threads.seen == ["thread", "here", "thread", "here"], "the first one makes the file"
+    disk.close()
+
+
+async def test_a_small_append_overtakes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk, threads = FileDisk(tmp_path, quick_s=60), Threads(monkeypatch)
+    await disk.append("log", [b"begin"], sync=True)
+    large = asyncio.create_task(disk.append("log", [b"x" * 100_000], sync=True))
+    await asyncio.sleep(0)
+    large.cancel()  # whoever asked has gone, and it is written all the same
+    assert await disk.append("log", [b"end"], sync=True) == 100_005
+    assert threads.seen == ["thread"] * 3
+    assert (tmp_path / "log").read_bytes() == b"begin" + b"x" * 100_000 + b"end"
+    disk.close()
+
+
+async def test_a_small_append_does_not_sync_what_much_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, threads = FileDisk(tmp_path, quick_s=60), Threads(monkeypatch)
+    await disk.append("log", [b"x" * 100_000], sync=False)
+    await disk.append("log", [], sync=True)
+    await disk.append("log", [b"x"], sync=True)
+    assert threads.seen == ["thread", "here"]
+    disk.close()
+
+
+async def test_a_slow_disk_is_left_to_the_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk, threads = FileDisk(tmp_path, quick_s=0), Threads(monkeypatch)
+    for _ in range(4):
+        await disk.append("log", [b"x"], sync=True)
+    assert threads.seen == ["thread", "here", "thread", "thread"]
+    disk.close()
+
+
+async def test_a_closed_disk_takes_no_small_append(tmp_path: Path) -> None:
+    disk = FileDisk(tmp_path, quick_s=60)
+    await disk.append("log", [b"x"], sync=True)
+    disk.close()
+    with pytest.raises(RuntimeError, match="ended"):
+        await disk.append("log", [b"y"], sync=True)
+    assert (tmp_path / "log").read_bytes() == b"x"
