@@ -5,8 +5,8 @@ See `ledgers` for epochs and limbo, `commit` for the journal's writing end, stor
 
 from __future__ import annotations
 
-import asyncio
 import json
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from actors.bookie.maintenance import BookieMaintenance
 from actors.bookie.settings import BookieSettings
 from actors.bookie.store import Store
 from actors.ids import stay_above
+from actors.outcome import Outcome
 from actors.ports import Disk, DiskFailed, DiskFull, Ports
 from actors.wire import Blob, Reply, Request
 from storage.errors import Conflict, Corrupt, Invalid, Unavailable
@@ -47,7 +48,7 @@ class Bookie(Actor):
         self._disk: Disk = ports.disk
         self._opened: Store | None = None
         self._maintenance: BookieMaintenance | None = None
-        self._busy: dict[tuple[int, int], asyncio.Event] = {}
+        self._busy: dict[tuple[int, int], Outcome[None]] = {}
 
     async def start(self) -> None:
         """Check the cookie, bring the state back, and begin to serve.
@@ -130,24 +131,22 @@ class Bookie(Actor):
         payload = await self._payload(request, header)
         key = (header.ledger, header.run)
         while (busy := self._busy.get(key)) is not None:
-            await busy.wait()
-        self._busy[key] = asyncio.Event()
-        written: asyncio.Future[Envelope] | None = None
+            await busy
+        self._busy[key] = Outcome()
+        written: Outcome[Envelope] | None = None
         try:
             written = await self._admit(request, header, payload)
             if written is not None:
-                await asyncio.shield(written)
+                await written
             return messages.Done()
         finally:
             # A caller that went away leaves its record in flight: the number stays claimed until that is decided.
-            if written is None or written.done():
+            if written is None:
                 self._release(key)
             else:
-                written.add_done_callback(lambda _: self._release(key))
+                written.then(partial(self._release, key))
 
-    async def _admit(
-        self, request: messages.AddRun, header: Header, payload: memoryview
-    ) -> asyncio.Future[Envelope] | None:
+    async def _admit(self, request: messages.AddRun, header: Header, payload: memoryview) -> Outcome[Envelope] | None:
         """Queue a run whose number is claimed, so that nobody else stores it meanwhile. None: it is stored."""
         known = await self._known(header)
         if known is None:
@@ -161,7 +160,7 @@ class Bookie(Actor):
         return None
 
     def _release(self, key: tuple[int, int]) -> None:
-        self._busy.pop(key).set()
+        self._busy.pop(key).set_result(None)
 
     async def on_fence_ledger(self, request: messages.FenceLedger) -> messages.FenceState:
         """Raise the epoch durably; see messages.FenceLedger."""
@@ -183,7 +182,7 @@ class Bookie(Actor):
             await self._fence(request.ledger, request.fence_epoch)
         busy = self._busy.get((request.ledger, request.run))
         if busy is not None:
-            await busy.wait()
+            await busy
         load = self.store.load_head if request.part == "head" else self.store.load
         found = await load(request.ledger, request.run)
         if found is None:
@@ -234,7 +233,8 @@ class Bookie(Actor):
             for ledger in sorted(request.ledgers)
             if ledger not in self.store.ledgers.deleted
         ]
-        await asyncio.gather(*waits)
+        for wait in waits:
+            await wait
         return messages.Done()
 
     async def on_list_ledgers(self, request: messages.ListLedgers) -> messages.LedgerList:

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from actors.bookie.settings import BookieSettings
+from actors.outcome import Outcome
 from actors.ports import Disk, DiskFailed, DiskFull
 from storage.errors import InvariantViolation, Overloaded, Unavailable
 from storage.frame import Buffer
@@ -47,7 +48,7 @@ def segment_of(name: str, prefix: str = "journal-") -> int | None:
 class _Waiting:
     record: Envelope
     body: list[Buffer]
-    done: asyncio.Future[Envelope]
+    done: Outcome[Envelope]
 
 
 class CommitLog:
@@ -98,8 +99,8 @@ class CommitLog:
         self.size = OVERHEAD
         self.applied = (segment, OVERHEAD)
 
-    def submit(self, record: Envelope, body: list[Buffer]) -> asyncio.Future[Envelope]:
-        """Queue a record; the future brings it with its place when it is durable and applied.
+    def submit(self, record: Envelope, body: list[Buffer]) -> Outcome[Envelope]:
+        """Queue a record; the outcome brings it with its place when it is durable and applied.
 
         Raises Overloaded when too much waits, Unavailable when the log is closed. Nothing else happens before the
         next `await` of the caller.
@@ -108,7 +109,7 @@ class CommitLog:
             raise Unavailable(self._closed)
         if record.kind is Kind.RUN and self.queued_bytes > self._settings.queue_bytes:
             raise Overloaded(f"{self.queued_bytes} bytes wait for the disk")
-        done: asyncio.Future[Envelope] = asyncio.get_running_loop().create_future()
+        done: Outcome[Envelope] = Outcome()
         self._queue.append(_Waiting(record, body, done))
         self.queued_bytes += record.size
         self._wake.set()
@@ -184,8 +185,7 @@ class CommitLog:
             self._apply(record)
         self.applied = (segment, at)
         for waiting, record in zip(group, placed, strict=True):
-            if not waiting.done.done():
-                waiting.done.set_result(record)
+            waiting.done.set_result(record)
 
     async def _survive_full(self, group: list[_Waiting], reason: str) -> None:
         self._full()
@@ -209,5 +209,4 @@ class CommitLog:
 
     @staticmethod
     def _refuse(waiting: _Waiting, reason: str) -> None:
-        if not waiting.done.done():
-            waiting.done.set_exception(Unavailable(reason))
+        waiting.done.set_exception(Unavailable(reason))

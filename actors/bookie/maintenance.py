@@ -9,7 +9,6 @@ there is more and the reserve is back in its place.
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +16,7 @@ import numpy as np
 from actors.bookie.commit import RESERVE, marks_name, segment_name, segment_of
 from actors.bookie.replay import scan_segment
 from actors.bookie.store import REBUILD, Store
+from actors.outcome import Outcome
 from actors.ports import DiskFull
 from storage.errors import Corrupt, NotFound, Overloaded, Unavailable
 from storage.frame import decode_frame
@@ -117,17 +117,17 @@ class BookieMaintenance:
         if scanned.lost or any(finding.verdict != "ok" for finding in scanned.findings):
             self._spoiled[segment] = "it has damage"
             return
-        batch: list[asyncio.Future[Envelope]] = []
+        batch: list[Outcome[Envelope]] = []
         for finding in scanned.findings:
             if finding.envelope is not None and finding.envelope.kind is Kind.RUN:
                 await self._move(finding.envelope, batch)
-            if sum(not wait.done() for wait in batch) >= 16:
-                await asyncio.gather(*batch)
+            if sum(not moved.done() for moved in batch) >= 16:
+                await _all(batch)
                 batch.clear()
-        await asyncio.gather(*batch)
+        await _all(batch)
         store.segments.emptied(segment)
 
-    async def _move(self, record: Envelope, batch: list[asyncio.Future[Envelope]]) -> None:
+    async def _move(self, record: Envelope, batch: list[Outcome[Envelope]]) -> None:
         """Write a run again at the end of the journal, if this is the copy that the index names."""
         store = self.store
         if record.ledger in store.ledgers.deleted:
@@ -143,3 +143,8 @@ class BookieMaintenance:
             raise Unavailable(f"a segment was damaged while it was compacted: {error}") from error
         batch.append(store.log.submit(replace(record, segment=0, offset=0, durable=0), [data]))
         self.compacted_bytes += record.size
+
+
+async def _all(moved: list[Outcome[Envelope]]) -> None:
+    for one in moved:
+        await one

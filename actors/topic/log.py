@@ -245,7 +245,7 @@ class PartitionLog:
             pending = self._producers.confirm(
                 header.producer, header.first_sequence, header.count, header.ledger, header.first_entry
             )
-            if pending is not None and not pending.outcome.done():
+            if pending is not None:
                 place = Published(ledger=header.ledger, first_entry=header.first_entry, count=header.count)
                 pending.outcome.set_result(place)
         self._room.set()

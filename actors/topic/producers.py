@@ -18,12 +18,12 @@ were replaced are remembered, so that their late calls cannot take the name back
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
 from actors.ledger.record import ProducerRecord, StoredRun
 from actors.messages import Published
+from actors.outcome import Outcome
 from storage.errors import Fenced, Invalid, ProducerFenced, SluiceError
 
 REMEMBERED_RUNS = 16
@@ -49,7 +49,7 @@ class Stored:
 class Join:
     """The same run is under way: wait for its outcome."""
 
-    outcome: asyncio.Future[Published]
+    outcome: Outcome[Published]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Pending:
 
     first: int
     count: int
-    outcome: asyncio.Future[Published]
+    outcome: Outcome[Published]
 
 
 @dataclass(slots=True)
@@ -179,7 +179,7 @@ class Producers:
         return Tail(producer.stored + 1 - first)
 
     @staticmethod
-    def push(producer: Producer, first: int, count: int, outcome: asyncio.Future[Published], now: int) -> Pending:
+    def push(producer: Producer, first: int, count: int, outcome: Outcome[Published], now: int) -> Pending:
         """The run was given a place."""
         pending = Pending(first, count, outcome)
         producer.pending[first] = pending
@@ -225,9 +225,7 @@ class Producers:
         """The owner stops: everybody who waits for an outcome learns that it is not known here."""
         for producer in self._known.values():
             for pending in producer.pending.values():
-                if not pending.outcome.done():
-                    pending.outcome.set_exception(error)
-                    pending.outcome.exception()  # nobody may be waiting any more; that is no defect
+                pending.outcome.set_exception(error)
 
     def __len__(self) -> int:
         return len(self._known)

@@ -13,7 +13,6 @@ await - so the order of places is the order of sequences, however calls overtake
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Awaitable, Callable
 
@@ -54,6 +53,7 @@ from actors.messages import (
     Text,
     TopicSettings,
 )
+from actors.outcome import Outcome
 from actors.ports import Ports
 from actors.signal import Signal
 from actors.topic.admission import Admission
@@ -179,7 +179,7 @@ class Topic(Actor):
         producer = self._producers.open(request.producer, request.incarnation, self._log.epoch, now)
         session = producer.session
         while producer.pending and self.stopped is None:
-            await self._settled(next(reversed(producer.pending.values())).outcome)
+            await next(reversed(producer.pending.values())).outcome
         await self._ready()
         if producer.session != session:
             raise ProducerFenced(f"producer {request.producer!r} was opened again by somebody newer")
@@ -205,7 +205,7 @@ class Topic(Actor):
             if isinstance(verdict, Stored):
                 return verdict.place
             if isinstance(verdict, Join):
-                return await self._settled(verdict.outcome)
+                return await verdict.outcome
             if isinstance(verdict, Tail):
                 await self._publish_tail(request, run, verdict.skip)
                 return Published(ledger=0, first_entry=0, count=request.count, duplicate=True)
@@ -226,23 +226,18 @@ class Topic(Actor):
                     return await self._append(request, producer, run, blob)
 
     async def _append(self, request: Publish, producer: Producer, run: Run, blob: Blob) -> Published:
-        outcome: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
+        outcome: Outcome[Published] = Outcome()
         now = self.ports.clock.now()
         self._producers.push(producer, request.first_sequence, run.count, outcome, now)
         self._log.append(run, request.producer, request.first_sequence, blob)
         for signal in self._turns.pop(request.producer, ()):
             signal.set()
-        return await self._settled(outcome)
-
-    @staticmethod
-    async def _settled(outcome: asyncio.Future[Published]) -> Published:
-        """Wait for an outcome that others wait for too: a cancelled caller must not cancel it."""
-        return await asyncio.shield(outcome)
+        return await outcome  # which others may wait for too: a caller that goes ends it for nobody
 
     async def _turn(self, request: Publish, producer: Producer, verdict: NotYet) -> None:
         """Wait until another run of the producer was pushed, or until nothing is pending."""
         if not verdict.predecessor:
-            await self._settled(next(reversed(producer.pending.values())).outcome)
+            await next(reversed(producer.pending.values())).outcome
             return
         signal = Signal()
         self._turns.setdefault(request.producer, []).append(signal)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from actors.messages import Published
+from actors.outcome import Outcome
 from actors.topic.producers import FORGET_MS, REMEMBERED_RUNS, Join, NotYet, Producer, Producers, Store, Stored, Tail
 from storage.errors import Fenced, Invalid
 
 
-def outcome() -> asyncio.Future[Published]:
-    return asyncio.get_running_loop().create_future()
+def outcome() -> Outcome[Published]:
+    return Outcome()
 
 
 def opened(producers: Producers, name: str = "p") -> Producer:

@@ -1,0 +1,71 @@
+"""What several wait for."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from actors.outcome import Outcome
+from storage.errors import Fenced
+
+
+async def _of(outcome: Outcome[int]) -> int:
+    return await outcome
+
+
+async def test_everybody_who_waits_gets_the_result_now_or_later() -> None:
+    outcome: Outcome[int] = Outcome()
+    waiting = [asyncio.create_task(_of(outcome)) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert not outcome.done()
+    outcome.set_result(7)
+    assert [await one for one in waiting] == [7, 7, 7]
+    assert outcome.done()
+    assert await outcome == 7
+
+
+async def test_who_gives_up_waiting_ends_nothing_for_the_others() -> None:
+    outcome: Outcome[int] = Outcome()
+    gives_up, waits = asyncio.create_task(_of(outcome)), asyncio.create_task(_of(outcome))
+    await asyncio.sleep(0)
+    gives_up.cancel()
+    await asyncio.sleep(0)
+    assert not outcome.done()
+    outcome.set_result(1)
+    assert await waits == 1
+    with pytest.raises(asyncio.CancelledError):
+        await gives_up
+
+
+async def test_an_error_is_raised_wherever_it_is_awaited() -> None:
+    outcome: Outcome[int] = Outcome()
+    waiting = asyncio.create_task(_of(outcome))
+    await asyncio.sleep(0)
+    outcome.set_exception(Fenced("gone"))
+    for one in (waiting, outcome):
+        with pytest.raises(Fenced, match="gone"):
+            await one
+
+
+async def test_the_first_outcome_stands() -> None:
+    outcome: Outcome[int] = Outcome()
+    outcome.set_result(1)
+    outcome.set_result(2)
+    outcome.set_exception(Fenced("late"))
+    assert await outcome == 1
+    failed: Outcome[int] = Outcome()
+    failed.set_exception(Fenced("first"))
+    failed.set_result(1)
+    with pytest.raises(Fenced, match="first"):
+        await failed
+
+
+async def test_what_is_to_follow_follows_at_once_and_once() -> None:
+    outcome, seen = Outcome[int](), list[str]()
+    outcome.then(lambda: seen.append("then"))
+    assert seen == []
+    outcome.set_result(1)
+    assert seen == ["then"]
+    outcome.then(lambda: seen.append("later"))
+    assert seen == ["then", "later"]
