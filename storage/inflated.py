@@ -14,6 +14,7 @@ followed here; every step is checked against the bytes that are there.
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 
 from storage.errors import Corrupt
 
@@ -21,6 +22,8 @@ RECORD_BATCH = 3
 """The kind of header that a body has."""
 MAX_BUFFERS = 64
 """More than any shape of body has."""
+MAX_KEPT = 4096
+"""Metadata of up to so many bytes is remembered; that of a body is a few hundred."""
 
 _START = struct.Struct("<Ii")
 _I64 = struct.Struct("<q")
@@ -45,7 +48,16 @@ def _inflated(body: memoryview) -> int:
     mark, length = _START.unpack_from(body)
     if mark != 0xFFFFFFFF or not 8 <= length <= len(body) - _START.size:
         raise Corrupt("the body does not begin as an Arrow message")
-    metadata, data = body[_START.size : _START.size + length], body[_START.size + length :]
+    metadata, data = bytes(body[_START.size : _START.size + length]), body[_START.size + length :]
+    places = _compressed(metadata) if length <= MAX_KEPT else _compressed.__wrapped__(metadata)
+    return sum(_one(data, offset, size) for offset, size in places)
+
+
+@lru_cache(maxsize=64)
+def _compressed(metadata: bytes) -> tuple[tuple[int, int], ...]:
+    """Offset and length of each buffer, none if they are not compressed. Bodies of equal shape and sizes, which small
+    ones often are, have equal metadata. Raises struct.error, Corrupt.
+    """
     message = _unsigned(metadata, 0)
     kind = _field(metadata, message, 1)
     header = _field(metadata, message, 2)
@@ -53,15 +65,15 @@ def _inflated(body: memoryview) -> int:
         raise Corrupt("the body is an Arrow message of another kind")
     batch = header + _unsigned(metadata, header)
     if _field(metadata, batch, 3) is None:
-        return 0
+        return ()
     buffers = _field(metadata, batch, 2)
     if buffers is None:
-        return 0
+        return ()
     vector = buffers + _unsigned(metadata, buffers)
     count = _unsigned(metadata, vector)
     if count > MAX_BUFFERS:
         raise Corrupt(f"the body has {count} buffers, the most that one can have is {MAX_BUFFERS}")
-    return sum(_one(data, *_PLACE.unpack_from(metadata, vector + 4 + 16 * number)) for number in range(count))
+    return tuple(_PLACE.unpack_from(metadata, vector + 4 + 16 * number) for number in range(count))
 
 
 def _one(data: memoryview, offset: int, length: int) -> int:
@@ -76,7 +88,7 @@ def _one(data: memoryview, offset: int, length: int) -> int:
     return length if size == -1 else size
 
 
-def _field(metadata: memoryview, table: int, number: int) -> int | None:
+def _field(metadata: bytes, table: int, number: int) -> int | None:
     """Where a field of a table lies; None if it is not set. Raises struct.error beyond the end, Corrupt before 0."""
     slots = table - int(_I32.unpack_from(metadata, table)[0])
     if slots < 0:
@@ -88,5 +100,5 @@ def _field(metadata: memoryview, table: int, number: int) -> int | None:
     return table + offset if offset else None
 
 
-def _unsigned(metadata: memoryview, at: int) -> int:
+def _unsigned(metadata: bytes, at: int) -> int:
     return int(_U32.unpack_from(metadata, at)[0])
