@@ -29,6 +29,7 @@ from actors.consumer.held import NONE_OVERTOOK, Received
 from actors.directory import Directory
 from actors.messages import NO_ROWS, Part, PayloadRead, ReadPayload
 from actors.ports import Ports
+from actors.signal import Signal
 from actors.topic_client import TopicClient
 from actors.wire import Blob, owned
 from storage.batch import decode_body
@@ -84,13 +85,18 @@ class DecodedRun:
 
 
 class DecodedRuns:
-    """The runs asked for last, up to so many bytes of payload; found by any entry in them."""
+    """The runs asked for last, up to so many bytes of payload; found by any entry in them.
+
+    Several consumers of one process may share them, of whatever topics: a ledger belongs to one partition.
+    """
 
     def __init__(self, limit: int = DECODED_BYTES) -> None:
         self._limit = limit
         self._bytes = 0
         self._runs: OrderedDict[tuple[int, int], DecodedRun] = OrderedDict()
         self._firsts: list[tuple[int, int]] = []
+        self.coming: dict[tuple[int, int], Signal] = {}
+        """Runs that are being asked for, by ledger and first entry; set when there is an answer."""
 
     def find(self, ledger: int, entry: int) -> DecodedRun | None:
         """The run that holds an entry, if it is here."""
@@ -133,13 +139,17 @@ class DecodedRuns:
 
 
 class Payloads:
-    """Resolves parts of one partition."""
+    """Resolves parts of one partition. decoded: where runs are kept, if others share them."""
 
-    def __init__(self, ports: Ports, directory: Directory, topic: str, partition: int) -> None:
+    def __init__(
+        self, ports: Ports, directory: Directory, topic: str, partition: int, decoded: DecodedRuns | None = None
+    ) -> None:
         self._ports = ports
         self._topic = TopicClient(ports, directory, topic, partition)
         self._partition = partition
-        self._decoded = DecodedRuns()
+        self._decoded = DecodedRuns() if decoded is None else decoded
+        self._cut_apart = False
+        """The topic is far: everybody is given rows of his own, and waits for nobody else's."""
         self._gone_ledger, self._gone_until = -1, 0
         self._expected: dict[int, npt.NDArray[np.int64]] = {}
 
@@ -191,7 +201,24 @@ class Payloads:
                 if run is not None:
                     return run
                 damaged = True
-        return await self._from_topic(part.ledger, entry, again=damaged, wanted=entries.astype(np.uint32))
+        return await self._asked_once(part, entries, again=damaged)
+
+    async def _asked_once(self, part: Part, entries: npt.NDArray[np.int64], *, again: bool) -> DecodedRun:
+        """The run from the topic; where another consumer has asked for it just now, what that one is given."""
+        key, entry = (part.ledger, part.first_entry), int(entries[0])
+        coming = self._decoded.coming.get(key)
+        if coming is not None and part.count and not self._cut_apart:
+            await coming.wait(self._ports)
+            known = self._decoded.find(part.ledger, entry)
+            if known is not None:
+                return known
+        answered = self._decoded.coming[key] = Signal()
+        try:
+            return await self._from_topic(part.ledger, entry, again=again, wanted=entries.astype(np.uint32))
+        finally:
+            answered.set()
+            if self._decoded.coming.get(key) is answered:
+                del self._decoded.coming[key]
 
     async def _sent_along(self, ledger: int, blob: Blob) -> memoryview | None:
         """The payload that came with a part, None if its handle is gone.
@@ -238,6 +265,7 @@ class Payloads:
         try:
             owner = await self._topic.owner()
             request.rows_from = self._ports.net.rows_from(owner) if len(request.wanted) else 0
+            self._cut_apart = bool(request.rows_from)
             reply = await self._topic.ask(request, READ_TIMEOUT, to=owner)
             for ahead in reply.ahead:
                 run = await self._fetched(ledger, ahead)

@@ -95,7 +95,7 @@ class WireConsumer:
         self.epoch: int | None = None
         self.permits = self._granted = 0
         self.opened = self.closed = False
-        self.payloads = Payloads(gateway.ports, gateway.directory, place.topic, place.partition)
+        self.payloads = Payloads(gateway.ports, gateway.directory, place.topic, place.partition, gateway.decoded)
         self._part = self._durable() if asked.start is None else self._reader(asked.start)
 
     def _durable(self) -> PartitionConsumer | LogReader:
@@ -117,6 +117,7 @@ class WireConsumer:
             priority=self.asked.priority,
             taking_back=TakingBack(shown_too=False),
             keep_place=self.asked.named,
+            decoded=gateway.decoded,
         )
 
     def _reader(self, start: int) -> PartitionConsumer | LogReader:

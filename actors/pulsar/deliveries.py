@@ -65,11 +65,14 @@ def first_rows(part: Received, *, holes: bool = False) -> Ints:
     if "batch_index" not in part.rows.schema.names:
         return np.arange(count)
     index = _indexes(part)
-    follows = (np.diff(part.positions) == np.diff(index)) & (np.diff(index) > 0) & (index[:-1] >= 0)
-    if not holes:  # a piece is done or it is not, so that what is not done of a batch is sent
-        follows &= (np.diff(index) == 1) & (part.open[1:] == part.open[:-1])
-    follows &= np.diff(part.redeliveries.astype(np.int64)) == 0
-    follows &= np.diff(part.deliver_at) == 0
+    steps = np.diff(index)
+    follows = (np.diff(part.positions) == steps) & (index[:-1] >= 0)
+    follows &= steps > 0 if holes else steps == 1
+    if not holes and not part.open.all():  # a piece is done or it is not, so that what is not done of a batch is sent
+        follows &= part.open[1:] == part.open[:-1]
+    for column in (part.redeliveries, part.deliver_at):
+        if column.any():
+            follows &= column[1:] == column[:-1]
     return np.concatenate([np.zeros(1, np.int64), np.flatnonzero(~follows) + 1])
 
 

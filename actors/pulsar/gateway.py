@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from actors.actor import Actor
+from actors.consumer.payload import DecodedRuns
 from actors.directory import Directory
 from actors.messages import ClientsHere, Done, ProducersHere, ProducersPresent, SendAway, Text
 from actors.ports import Address, Ports, Unknown
@@ -31,6 +32,8 @@ from storage.batch import MAX_MESSAGE_BYTES
 from storage.errors import Unavailable
 
 CALL_TIMEOUT = 15_000
+DECODED_BYTES = 128 * 1024 * 1024
+"""Payload of decoded runs that is kept, for the consumers of all partitions."""
 VERSION = "Sluice"
 PROTOCOL = 20
 """Pulsar's protocol version that is spoken; a client's lower one is answered with its own."""
@@ -144,6 +147,8 @@ class Gateway:
         self.schemas = Schemas(ports)
         self.pieces = Pieces()
         self.recent = Recent()
+        self.decoded = DecodedRuns(DECODED_BYTES)
+        """What consumers have read of the log: those of one partition mostly want the same runs."""
         self.consumers: dict[tuple[str, str], list[ConsumerHere]] = {}
         """Those that are connected here, by topic and subscription."""
         self.producers: dict[tuple[str, int], list[ProducerHere]] = {}

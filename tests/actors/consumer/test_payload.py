@@ -10,12 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from actors.consumer.payload import GONE_MS, Payloads
+from actors.consumer.payload import GONE_MS, DecodedRuns, Payloads
 from actors.cutting import cut_read
 from actors.messages import Part, PayloadRead, ReadPayload
 from actors.wire import Blob
 from storage.batch import make_batch
-from storage.errors import Unavailable
+from storage.errors import NotFound, Unavailable
 from storage.frame import make_run
 
 RUN = make_run(
@@ -103,6 +103,43 @@ def test_a_run_that_was_asked_for_is_asked_for_once() -> None:
 
     asyncio.run(twice())
     assert machine.asked == 1
+
+
+class Slow(Machine):
+    """The topic takes its time, and does not know the first ones that are asked for."""
+
+    def __init__(self, trimmed: int = 0) -> None:
+        super().__init__()
+        self.trimmed = trimmed
+
+    def log(self, what: str, **facts: object) -> None:
+        """Nobody reads it."""
+
+    async def call(self, to: str, request: ReadPayload, timeout: int) -> PayloadRead:
+        reply = await super().call(to, request, timeout)
+        asked = self.asked
+        await asyncio.sleep(0)
+        if asked <= self.trimmed:
+            raise NotFound("trimmed")
+        return reply
+
+
+@pytest.mark.parametrize(("trimmed", "asked"), [(0, 1), (1, 2)])
+def test_consumers_of_one_process_ask_once_for_what_all_of_them_want(trimmed: int, asked: int) -> None:
+    """At the same time, and later; who waits for another's answer that does not help asks for himself."""
+    machine, decoded = Slow(trimmed), DecodedRuns()
+    every = [Payloads(cast(Any, machine), cast(Any, machine), "t", 0, decoded) for _ in range(3)]
+
+    async def take(row: int, payloads: Payloads) -> list[bytes]:
+        found = await payloads.resolve(part_of([row], None), 1, 1)
+        return [one for got in found for one in got.rows.column("payload").to_pylist()]
+
+    async def scenario() -> list[list[bytes]]:
+        return [*await asyncio.gather(take(0, every[0]), take(2, every[1])), await take(1, every[2])]
+
+    assert asyncio.run(scenario()) == [[] if trimmed else [b"1"], [b"333"], [b"22"]]
+    assert machine.asked == asked
+    assert not decoded.coming
 
 
 def test_what_a_dead_process_shared_is_not_asked_for_one_by_one() -> None:
