@@ -289,6 +289,10 @@ def _check_size(column: pa.Array, name: str, limit: int) -> None:
     data = column.buffers()[2]
     if data is None or data.size <= limit:  # all of them together are no longer: what one message costs is this
         return
-    longest = pc.max(pc.binary_length(column)).as_py()
-    if longest is not None and longest > limit:
+    if column.null_count:
+        longest = pc.max(pc.binary_length(column)).as_py() or 0
+    else:
+        offsets = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
+        longest = int(np.diff(offsets).max(initial=0))
+    if longest > limit:
         raise Invalid(f"column {name!r} holds {longest} bytes in one message, the limit is {limit}")

@@ -35,7 +35,7 @@ from actors.wire import Blob, owned
 from storage.batch import decode_body
 from storage.errors import Corrupt, Fenced, NotFound, Overloaded, Unavailable
 from storage.frame import index_columns, payload_crc
-from storage.position import positions_of
+from storage.position import MAX_ENTRY, positions_of
 
 READ_TIMEOUT = 10_000
 RETRY_FIRST, RETRY_MOST = 5, 500
@@ -111,14 +111,24 @@ class DecodedRuns:
 
     def missing(self, ledger: int, entries: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Those of a ledger's entries (ascending) whose run is not here."""
-        absent: list[int] = []
+        absent = np.zeros(len(entries), bool)
         at = 0
         while at < len(entries):
-            run = self.find(ledger, int(entries[at]))
-            if run is None:
-                absent.append(at)
-            at = at + 1 if run is None else int(entries.searchsorted(run.end))
+            entry = int(entries[at])
+            if (run := self.find(ledger, entry)) is not None:
+                at += run.leading(entries[at:])
+                continue
+            stop = max(int(entries.searchsorted(self._next_known(ledger, entry))), at + 1)
+            absent[at:stop] = True
+            at = stop
         return entries[absent]
+
+    def _next_known(self, ledger: int, entry: int) -> int:
+        """The first entry from here on that may be here, which this one is not."""
+        at = bisect_right(self._firsts, (ledger, entry))
+        if at and self._firsts[at - 1][0] == ledger and entry < self._runs[self._firsts[at - 1]].end:
+            return entry + 1  # a part of its run is here
+        return self._firsts[at][1] if at < len(self._firsts) and self._firsts[at][0] == ledger else MAX_ENTRY
 
     def add(self, run: DecodedRun) -> None:
         """Keep a run; those not used for the longest time go."""

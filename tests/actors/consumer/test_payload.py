@@ -9,8 +9,10 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from actors.consumer.payload import GONE_MS, DecodedRuns, Payloads
+from actors.consumer.payload import GONE_MS, DecodedRun, DecodedRuns, Payloads
 from actors.cutting import cut_read
 from actors.messages import Part, PayloadRead, ReadPayload
 from actors.wire import Blob
@@ -325,3 +327,16 @@ def test_of_a_topic_far_away_the_wanted_rows_are_asked_for() -> None:
     assert asyncio.run(scenario()) == [values(1, 5), values(0, 80), values(0, 7, 80), values(5, 10)]
     assert [request.entry for request in machine.requests] == [1, 97, 185]
     assert [request.wanted.tolist() for request in machine.requests] == [[1, 5], [97, 170], [185, 190]]
+
+
+@given(st.lists(st.tuples(st.integers(1, 2), st.integers(0, 5), st.sets(st.integers(0, 3))), max_size=8), st.data())
+def test_what_is_missing_is_what_is_not_found(kept: list[tuple[int, int, set[int]]], data: st.DataObject) -> None:
+    """Of runs of four entries, whole ones and some of which only a few entries are here."""
+    decoded = DecodedRuns()
+    for ledger, number, some in kept:
+        held = np.array(sorted(some), np.int64) + 4 * number if some else None
+        rows = pa.record_batch({"key": [b"k"] * (len(some) or 4)})
+        decoded.add(DecodedRun(ledger, 4 * number, rows, None, 1, held))
+    entries = np.array(sorted(data.draw(st.sets(st.integers(0, 30)))), np.int64)
+    expected = [entry for entry in entries.tolist() if decoded.find(1, entry) is None]
+    assert decoded.missing(1, entries).tolist() == expected
