@@ -79,14 +79,13 @@ class PartitionConsumer:
         self.handing_over = HandingOver(ports, lambda: None if self.closing else (self._address, self.session))
         self._settings, self._ranges, self._queue_size = settings, ranges, queue_size
         self._received, self._told, self._before_poll = received, told, before_poll
-        self._holding = Holding()
+        self._holding, self._hand_backs = Holding(), HandBacks(ports)
         self._address: Address = ""
         self.session = self.epoch = 0
         self._turn = self._got = self._queued = self._lease = self._renewed = self._granted_sent = 0
         self._acks: list[tuple[int, Positions]] = []
         self._taken_turn = self._consumer_epoch = 0
         """The last delivery that was taken; how often everything was given back under this session."""
-        self._hand_backs = HandBacks(ports)
         self._unconfirmed: deque[tuple[int, int, Positions]] = deque()
         self._ack_turn = self._ack_due = self._said = self._heard = self._losses = self._losses_told = 0
         self._ack_signal, self._changed = Signal(), Signal()

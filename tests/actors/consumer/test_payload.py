@@ -127,7 +127,7 @@ class Slow(Machine):
 
 
 @pytest.mark.parametrize(("trimmed", "asked"), [(0, 1), (1, 2)])
-def test_consumers_of_one_process_ask_once_for_what_all_of_them_want(trimmed: int, asked: int) -> None:
+def test_consumers_of_one_process_ask_once_for_what_all_want(trimmed: int, asked: int) -> None:
     """At the same time, and later; who waits for another's answer that does not help asks for himself."""
     machine, decoded = Slow(trimmed), DecodedRuns()
     every = [Payloads(cast(Any, machine), cast(Any, machine), "t", 0, decoded) for _ in range(3)]
