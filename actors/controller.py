@@ -39,6 +39,7 @@ from actors.messages import (
     DeleteTopic,
     DescribeCluster,
     Done,
+    IsUnused,
     ListBookies,
     ListSubscriptions,
     ListTopics,
@@ -47,6 +48,7 @@ from actors.messages import (
     LocateTopic,
     RemoveSubscription,
     RemoveTopic,
+    RemoveUnused,
     StartGateways,
     SubscriptionList,
     SubscriptionSettings,
@@ -59,6 +61,7 @@ from actors.messages.settings import check_subscription, check_topic, dead_lette
 from actors.names import check_name
 from actors.ports import Address, Places, Ports, Unknown
 from actors.replication_auditor import ReplicationAuditor
+from actors.subscription_records import not_durable, partitions_of
 from actors.supervisor import Running, Supervisor, state_of
 from actors.wire import Request
 from storage.errors import Conflict, Invalid, NotFound, SluiceError, Unavailable
@@ -128,7 +131,7 @@ class Controller(Actor):
         return list(dict.fromkeys([*self._bookies, *served]))
 
     async def on_suspect(self, request: Suspect) -> Done:
-        """Somebody got no answer; look, and answer when it was replaced if it had to be."""
+        """A caller got no answer from an actor: ping it; answers when it has been replaced, if that was needed."""
         await self._supervisor.suspect(request.address)
         return Done()
 
@@ -144,6 +147,7 @@ class Controller(Actor):
         """Let the bookies forget ledgers that no partition names any more; for ever."""
         while True:
             await self.ports.clock.sleep(self._leftovers_ms)
+            await self._start_forgotten()
             try:
                 deleted = await collect_garbage(self.ports, self._bookie_list())
             except SluiceError as error:
@@ -151,6 +155,16 @@ class Controller(Actor):
                 continue
             if deleted:
                 self.ports.log("garbage_collected", ledgers=deleted)
+
+    async def _start_forgotten(self) -> None:
+        """Start the owners of subscriptions that are not durable: those that nobody came back to then find that they
+        are unused (`actors.dispatcher.unused`). A cluster that was ended as a whole leaves such.
+        """
+        try:
+            for topic, subscription in await not_durable(self.ports):
+                await self._owners(topic, subscription)
+        except SluiceError as error:
+            self.ports.log("forgotten_subscriptions_wait", error=str(error))
 
     async def _partitions(self, everything: bool) -> list[tuple[str, Address]]:
         """See replication_auditor.Partitions."""
@@ -278,9 +292,13 @@ class Controller(Actor):
         """
         if request.topic in self._growing and request.settings is not None:
             raise Unavailable(f"topic {request.topic!r} is being given more partitions")
-        if request.topic in self._deleting or (request.topic, request.subscription) in self._unsubscribing:
+        if self._goes(request.topic, request.subscription):
             raise Unavailable(f"subscription {request.subscription!r} of {request.topic!r} is being deleted")
         return await self._locate_subscription(request)
+
+    def _goes(self, topic: str, subscription: str) -> bool:
+        """Whether a subscription, or its topic, is being deleted."""
+        return topic in self._deleting or (topic, subscription) in self._unsubscribing
 
     async def _locate_subscription(self, request: LocateSubscription) -> Located:
         topic = await self._topic_settings(request.topic)
@@ -364,11 +382,50 @@ class Controller(Actor):
             located = await self._locate_subscription(LocateSubscription(topic=topic, subscription=subscription))
             request = DeleteSubscription(force=force)
             for partition, address in enumerate(located.addresses):
-                place = {"topic": topic, "partition": partition, "subscription": subscription}
-                record = f"subscription/{topic}/{partition}/{subscription}"
-                await self._end_for_good("dispatcher", place, address, request, record)
+                await self._forget_partition(topic, subscription, partition, address, request)
         finally:
             self._unsubscribing.pop((topic, subscription), None)
+
+    async def _forget_partition(
+        self, topic: str, subscription: str, partition: int, address: Address, request: DeleteSubscription
+    ) -> None:
+        """Have a dispatcher delete its subscription on a partition, and end it."""
+        place = {"topic": topic, "partition": partition, "subscription": subscription}
+        record = f"subscription/{topic}/{partition}/{subscription}"
+        await self._end_for_good("dispatcher", place, address, request, record)
+
+    async def on_remove_unused(self, request: RemoveUnused) -> Done:
+        """See messages.RemoveUnused. Nothing is deleted before the owners of all partitions have said that it may be:
+        a part of a subscription must not go while another one is in use.
+        """
+        topic, subscription = request.topic, request.subscription
+        if self._goes(topic, subscription) or topic in self._growing:
+            return Done()
+        owners = await self._owners(topic, subscription)
+        for address in owners.values():
+            if not (await self._ask(address, IsUnused())).unused:
+                return Done()
+        if self._goes(topic, subscription) or topic in self._growing:  # after an await
+            return Done()
+        self._unsubscribing[topic, subscription] = None
+        delete = DeleteSubscription(only_unused=True)
+        try:
+            for partition, address in owners.items():
+                await self._forget_partition(topic, subscription, partition, address, delete)
+        except Invalid as error:  # a consumer came in between
+            self.ports.log("not_unused", topic=topic, subscription=subscription, error=str(error))
+        finally:
+            self._unsubscribing.pop((topic, subscription), None)
+        return Done()
+
+    async def _owners(self, topic: str, subscription: str) -> dict[int, Address]:
+        """The dispatchers of the partitions that have a record of the subscription, started where they do not run."""
+        partitions = await partitions_of(self.ports, topic, subscription)
+        # Those of the record count. If that is deleted just now, what is made anew must go by itself.
+        plain = msgspec.to_builtins(SubscriptionSettings(durable=False))
+        place = {"topic": topic, "subscription": subscription, "subscription_settings": plain}
+        entries = [self._supervisor.want("dispatcher", {**place, "partition": number}) for number in partitions]
+        return dict(zip(partitions, await self._supervisor.ensure_all(entries), strict=True))
 
     async def on_remove_topic(self, request: RemoveTopic) -> Done:
         """See messages.RemoveTopic."""

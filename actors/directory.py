@@ -16,6 +16,7 @@ from actors.messages import (
     ListBookies,
     LocateSubscription,
     LocateTopic,
+    RemoveUnused,
     SubscriptionSettings,
     Suspect,
     TopicSettings,
@@ -79,8 +80,8 @@ class Directory:
     async def dispatcher_again(
         self, topic: str, partition: int, subscription: str, settings: SubscriptionSettings
     ) -> Address:
-        """The same for one who comes back, and asks for no settings: those in force are another's, or an operator's, by
-        now. A subscription that was deleted meanwhile is made again, as for one who comes for the first time.
+        """The same for a consumer that comes back. It asks for no settings, because others may have been chosen since.
+        A subscription that was deleted meanwhile is created again with `settings`.
         """
         try:
             return await self.dispatcher(topic, partition, subscription)
@@ -90,6 +91,10 @@ class Directory:
     async def create(self, topic: str, settings: TopicSettings) -> None:
         """Create a topic; fine if it exists with these settings. Raises Conflict, Invalid, Unavailable."""
         await self._ask(CreateTopic(topic=topic, settings=settings))
+
+    async def remove_unused(self, topic: str, subscription: str) -> None:
+        """Delete a subscription that is not durable, if no consumer uses it. Raises Unavailable, Fenced."""
+        await self._ask(RemoveUnused(topic=topic, subscription=subscription))
 
     async def bookies(self) -> BookieList:
         """The bookies that can be written to now. Raises Unavailable."""

@@ -38,6 +38,8 @@ class Configuration:
     async def change(self, settings: SubscriptionSettings) -> bool:
         """Other settings, while no consumer is connected or awaited (Conflict); returns whether that changed any.
 
+        A durable subscription stays durable (Conflict): its backlog must not go with a consumer.
+
         An owner keeps the settings that it began with, and the trust in itself that hangs on its lease: when the new
         ones are durable it ends, and the next one begins with them. `initial_position` counts only when a subscription
         is made. Raises Invalid for settings that cannot work.
@@ -52,6 +54,10 @@ class Configuration:
             told = ", ".join(f"{name} is {getattr(now, name)!r}, not {getattr(settings, name)!r}" for name in names)
             raise Conflict(
                 f"the settings of {self._of.subscription} can change only while no consumer is connected: {told}"
+            )
+        if not settings.durable and (self._state.next_settings or now).durable:
+            raise Conflict(
+                f"subscription {self._of.subscription} is durable and stays so; delete it first, or choose another name"
             )
         self._state.begin_next_with(settings)
         await self._store.barrier()

@@ -9,7 +9,7 @@ concerns. The parts know nothing of the actor, and of each other only what they 
 * what comes next from the log: `reader`;
 * who is attached, and until when: `membership`, carried out by `consumers`, `leases` and `rejoin`;
 * what goes out: `delivery`; what comes back unfinished: `redelivery` and `dead_letters`;
-* which keys wait for somebody's decision: `parked_keys`;
+* which keys wait for an operator's decision: `parked_keys`;
 * which delayed messages are taken back, or come at another time: `delayed_messages`;
 * where the cursor is moved to: `seek`.
 """
@@ -49,6 +49,7 @@ from actors.dispatcher.statistics import Statistics
 from actors.dispatcher.store import CursorStore
 from actors.dispatcher.subscription import PartitionSubscription
 from actors.dispatcher.takeover import Possession, take_over
+from actors.dispatcher.unused import LooksForUse
 from actors.fenced_record import FencedRecord
 from actors.key_shared.dispatch import Dispatch
 from actors.messages import (
@@ -73,6 +74,7 @@ from actors.messages import (
     FindOwner,
     GivenBack,
     HandOver,
+    IsUnused,
     ListAssignments,
     ListBlockedKeys,
     ListDelayed,
@@ -94,6 +96,7 @@ from actors.messages import (
     Stats,
     SubscriptionSettings,
     Text,
+    Unused,
     WhatIf,
 )
 from actors.ports import Ports
@@ -262,6 +265,8 @@ class Dispatcher(Actor):
         parts = self._owning
         if len(parts.sessions) and not request.force:
             raise Invalid(f"{len(parts.sessions)} consumers are connected; close them, or use force")
+        if request.only_unused and not parts.use.unused():
+            raise Invalid("the subscription is durable, or in use")
         for session in parts.sessions.all():
             parts.leases.end(session, "deleted")
         await parts.own.tracker.delete()
@@ -303,6 +308,10 @@ class Dispatcher(Actor):
     async def on_list_pending(self, request: ListPending) -> Text:
         """See messages.ListPending."""
         return document(self._owning.inspection.pending(request))
+
+    async def on_is_unused(self, request: IsUnused) -> Unused:
+        """See messages.IsUnused."""
+        return Unused(unused=self._owning.use.unused())
 
     async def on_find_backlog(self, request: FindBacklog) -> BacklogFound:
         """See messages.FindBacklog."""
@@ -377,6 +386,7 @@ class Parts:
         self.explanation = Explanation(
             ports, of, state, core, tracker, own.changed_delays.now, reader, rejoin, self.parked
         )
+        self.use = LooksForUse(ports, of, state, actor.directory)
         self.inspection = Inspection(of, core, sessions, tracker, cursor, reader)
         self.own, self.runs, self.sessions, self.store, self._spawn = own, runs, sessions, store, ports.spawn
         self.reader, self.leases = reader, leases
@@ -394,6 +404,7 @@ class Parts:
             ("places", self.grace.run()),
             ("progress", self.own.reporter.run(self.store, self.seeker.expire_old)),
             ("history", self.own.history.run()),
+            ("use", self.use.run()),
             ("delayed changes", self.own.changed_delays.remove_leftovers()),
         ):
             self._spawn(work, name)

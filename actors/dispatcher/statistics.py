@@ -83,6 +83,7 @@ class Statistics:
             "subscription": self._of.subscription,
             "epoch": self._epoch,
             "policy": settings.policy,
+            "isDurable": settings.durable,
             "paused": self._state.paused,
             "awaitedConsumers": len(self._state.membership.all(State.AWAITED)),
             "watchdogStalls": self._deliverer.stalls,

@@ -87,10 +87,26 @@ class ExpireMessages(Request[Skipped]):
 
 
 class DeleteSubscription(Request[Deleted]):
-    """Forget the subscription on this partition. force: also if consumers are connected; their sessions end."""
+    """Forget the subscription on this partition. force: also if consumers are connected; their sessions end.
+
+    only_unused: Invalid unless it is `Unused`.
+    """
 
     reply: ClassVar[type[Reply]] = Deleted
     force: bool = False
+    only_unused: bool = False
+
+
+class Unused(Reply):
+    """unused: the subscription is not durable, and on this partition no consumer is attached, joining or awaited."""
+
+    unused: bool
+
+
+class IsUnused(Request[Unused]):
+    """May the subscription on this partition go?"""
+
+    reply: ClassVar[type[Reply]] = Unused
 
 
 class Pause(Request[Paused]):

@@ -33,9 +33,9 @@ class Done(Reply):
 
 
 class Alive(Reply, kw_only=True):
-    """Somebody is there. refuses: why it takes no new runs (a bookie whose disk is full); empty if it does.
+    """The actor is alive. refuses: why it takes no new runs (a bookie whose disk is full); empty if it does.
 
-    problem: what keeps it from part of its work, so that somebody has to look; empty if nothing does.
+    problem: what keeps it from part of its work, so that an operator has to look; empty if nothing does.
     """
 
     refuses: str = ""

@@ -132,6 +132,14 @@ class RemoveSubscription(Request[Done], kw_only=True):
     force: bool = False
 
 
+class RemoveUnused(Request[Done], kw_only=True):
+    """Delete a subscription that is not durable if no consumer uses it on any partition; fine if it stays."""
+
+    reply: ClassVar[type[Reply]] = Done
+    topic: Name
+    subscription: Name
+
+
 class BookiesAdded(Reply):
     """ids: those that did not run before."""
 

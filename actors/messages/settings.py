@@ -37,6 +37,8 @@ class SubscriptionSettings(msgspec.Struct, kw_only=True):
     """Per-subscription settings, kept in its metadata record. Names after Pulsar's, in snake_case."""
 
     type: str = "key_shared"
+    durable: bool = True
+    """False: the subscription goes when no consumer has been attached for a lease, as Pulsar's non-durable ones go."""
     policy: str = "draining_hashes"
     remember_unacked_keys: bool = False
     allow_out_of_order_delivery: bool = False
@@ -57,7 +59,7 @@ class SubscriptionSettings(msgspec.Struct, kw_only=True):
     max_redeliver_count: int = 0
     dead_letter_policy: str = "skip"
     """What becomes of a key of which a message was redelivered too often. skip: the message goes to the dead letter
-    topic, and its key goes on, as in Pulsar. block: the key waits until somebody decides. park: it does not count as
+    topic, and its key goes on, as in Pulsar. block: the key waits until an operator decides. park: it does not count as
     waiting either, within the limits."""
     park_max_keys: int = 1_000
     park_max_bytes: int = 256 * 1024 * 1024

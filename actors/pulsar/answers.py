@@ -49,7 +49,7 @@ BY_CERTIFICATE = "tls"
 
 
 class Answers:
-    """The requests of one connection that need somebody else; a method a command."""
+    """The requests of one connection that need a question to another actor: one method for each command."""
 
     def __init__(self, session: Session) -> None:
         self._c = session
@@ -263,7 +263,9 @@ class Answers:
             raise Refused(ServerError.PRODUCER_BUSY, "the subscription name is empty")
         subscription = check_name("subscription", quoted(asked.subscription))
         settings = SubscriptionSettings(
-            type=TYPES[asked.type], initial_position="earliest" if asked.initial_position == 1 else "latest"
+            type=TYPES[asked.type],
+            durable=asked.durable,
+            initial_position="earliest" if asked.initial_position == 1 else "latest",
         )
         ranges: list[tuple[int, int]] = []
         if asked.type == KEY_SHARED and asked.HasField("key_shared"):
@@ -272,9 +274,8 @@ class Answers:
             if meta.mode == STICKY:
                 settings.selector = "sticky"
                 ranges = [(each.start, each.end) for each in meta.hash_ranges]
-        passing = not asked.durable and start is None
         name, named = check_name("consumer", quoted(name)), bool(asked.consumer_name)
-        return Asked(subscription, name, settings, ranges, start, asked.priority_level, passing, named)
+        return Asked(subscription, name, settings, ranges, start, asked.priority_level, named)
 
     async def _start(self, asked: Any, place: Place) -> int:
         """Where a reader begins: after a seek there, else where it says, else at its initial position."""

@@ -44,7 +44,8 @@ def clients_here(gateway: Connected, topic: str, partition: int) -> dict[str, li
         {
             "consumerName": unquoted(one.asked.name),
             "subscription": unquoted(one.asked.subscription),
-            "reader": one.asked.start is not None,
+            "reader": one.is_reader,
+            **one.read_so_far(),
             **_told(gateway, one, "consumerId"),
         }
         for (known, _), here in gateway.consumers.items()

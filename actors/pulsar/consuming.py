@@ -35,7 +35,7 @@ from actors.pulsar.sent import Sent
 from actors.pulsar.topics import Place
 from actors.signal import Signal
 from storage.errors import NotFound, SluiceError
-from storage.position import entry_of, ledger_of
+from storage.position import entry_of, ledger_of, show
 
 LATE_MS = 20
 """Milliseconds between two looks while it is not known whether the lease still stands."""
@@ -50,9 +50,9 @@ Rows = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a client wants of a subscription. start: a reader's first position, None for a durable subscription.
+    """What a client wants of a subscription. start: a reader's first position, None for a consumer of a subscription.
 
-    passing: the subscription goes with its last consumer. named: the client chose the name.
+    named: the client chose the name.
     """
 
     subscription: str
@@ -61,7 +61,6 @@ class Asked:
     ranges: list[tuple[int, int]]
     start: int | None
     priority: int = 0
-    passing: bool = False
     named: bool = True
 
 
@@ -134,6 +133,17 @@ class WireConsumer:
     async def answers(self) -> bool:
         """See actors.pulsar.gateway.ConsumerHere."""
         return not self.closed and await self._alive()
+
+    def read_so_far(self) -> dict[str, Any]:
+        """How far a reader is, for people; empty for a consumer, of which the owner of its subscription tells."""
+        if not isinstance(self._part, LogReader):
+            return {}
+        return {
+            "readPosition": show(self._part.at),
+            "msgOutCounter": self._part.handed_out,
+            "availablePermits": max(self.permits, 0),
+            "unackedMessages": self.unacknowledged(),
+        }
 
     async def open(self) -> None:
         """Attach. Raises SluiceErrors."""

@@ -44,7 +44,10 @@ class LogReader:
         self._ports, self._payloads, self._place = ports, payloads, place
         self._topic = TopicClient(ports, directory, place.topic, place.partition)
         self._received, self._told = received, told
-        self._at = max(start, 0)
+        self.at = max(start, 0)
+        """The position of the next message."""
+        self.handed_out = 0
+        """Messages, those that came again included."""
         self._permits = 0
         self._signal = Signal()
         self._handed: list[Received] = []
@@ -111,6 +114,7 @@ class LogReader:
     def _hand_out(self, part: Received) -> None:
         self._handed = [one for one in self._handed if one.open.any()]
         self._handed.append(part)
+        self.handed_out += len(part)
         self._received(part)
 
     async def wait_confirmed(self) -> None:
@@ -138,12 +142,12 @@ class LogReader:
                 return
 
     def _question(self) -> ReadIndex:
-        return ReadIndex(start=self._at, limit=min(self._permits, MOST_ROWS), wait=WAIT_MS)
+        return ReadIndex(start=self.at, limit=min(self._permits, MOST_ROWS), wait=WAIT_MS)
 
     async def _read(self, found: IndexRead) -> None:
         for run in found.runs:
             last = position(run.ledger, run.first_entry) + run.count
-            at = max(self._at, position(run.ledger, run.first_entry))
+            at = max(self.at, position(run.ledger, run.first_entry))
             while at < last and not self._closed:
                 if self._permits <= 0:
                     return
@@ -151,11 +155,11 @@ class LogReader:
                     part = self._cut(await self._payloads.run(run.ledger, entry_of(at)), at)
                 except NotFound:
                     break  # it was trimmed meanwhile
-                at = self._at = at + len(part)
+                at = self.at = at + len(part)
                 self._permits -= len(part)
                 if not self._closed:
                     self._hand_out(part)
-        self._at, self._over = max(self._at, found.resume), found.ends
+        self.at, self._over = max(self.at, found.resume), found.ends
         self._tell_end()
 
     def _cut(self, run: DecodedRun, at: int) -> Received:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Coroutine
 from typing import Any
 
-from actors.messages import RemoveSubscription
 from actors.pulsar.clients import Introduction, metadata_of
 from actors.pulsar.consuming import WireConsumer
 from actors.pulsar.fields import ServerError, command
@@ -15,7 +13,7 @@ from actors.pulsar.gateway import PROTOCOL, VERSION, Gateway, Identity, Link
 from actors.pulsar.producing import WireProducer
 from actors.pulsar.refusals import Refused
 from actors.signal import Signal
-from storage.errors import Invalid, NotFound, SluiceError
+from storage.errors import SluiceError
 
 PENDING_BYTES = 32 * 1024 * 1024
 """So many bytes of sends may be under way before a connection is read no further."""
@@ -116,13 +114,15 @@ class Session:
         self.gateway.introductions.pop(consumer, None)
 
     async def leave(self, consumer: WireConsumer) -> None:
-        """A consumer that was removed does not come back; what was there for as long as it goes with the last one."""
+        """A consumer that was removed does not come back; a subscription that is not durable goes with its last one.
+
+        Its owner would see that after a lease (`actors.dispatcher.unused`); here it is known at once.
+        """
         await consumer.close()
         topic, subscription = consumer.place.topic, consumer.asked.subscription
-        if consumer.asked.passing and not self.gateway.consumers.get((topic, subscription)):
-            with contextlib.suppress(NotFound, Invalid):  # somebody was faster, or others use it
-                remove = RemoveSubscription(topic=topic, subscription=subscription)
-                await self.gateway.ask(self.gateway.controller, remove)
+        durable = consumer.is_reader or consumer.asked.settings.durable
+        if not durable and not self.gateway.consumers.get((topic, subscription)):
+            await self.gateway.directory.remove_unused(topic, subscription)
 
     def add_producer(self, producer: WireProducer, asked: Any, access_mode: str) -> None:
         """One more, and what its client said. Raises Refused if there are too many."""

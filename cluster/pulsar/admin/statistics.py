@@ -1,7 +1,7 @@
 """Statistics with the names and the shape that Pulsar's tools read, made from what the owners tell.
 
 What Sluice counts besides stands beside Pulsar's names. What it does not count (bytes that went out, rates of single
-clients) is left out, and the tools show their 0 for it. A rate is the mean since somebody asked here before.
+clients) is left out, and the tools show their 0 for it. A rate is the mean since the question before, whoever asked it.
 """
 
 from __future__ import annotations
@@ -75,6 +75,12 @@ class Shapes:
         row, rate = of.row, self._rates.of
         messages, size = int(row.get("msgInCounter", 0)), int(row.get("bytesInCounter", 0))
         subscriptions = {name: self._subscription(of, name, each, now) for name, each in of.subscriptions.items()}
+        backlogs = [each["backlogSize"] for each in subscriptions.values()]
+        subscriptions |= {
+            name: self._subscription(of, name, each, now)
+            for name, each in _readers(of).items()
+            if name not in subscriptions
+        }
         publishers = [_publisher(each) for each in of.clients["producers"]]
         return {
             **totals([row]),
@@ -86,7 +92,7 @@ class Shapes:
             "msgOutCounter": _sum(subscriptions.values(), "msgOutCounter"),
             "averageMsgSize": round(size / messages, 3) if messages else 0.0,
             "storageSize": int(row.get("storageSize", 0)),
-            "backlogSize": max((each["backlogSize"] for each in subscriptions.values()), default=0),
+            "backlogSize": max(backlogs, default=0),
             **_NO_QUOTA,
             "publishers": publishers,
             "waitingPublishers": sum(1 for each in of.clients["producers"] if not each["ready"]),
@@ -101,10 +107,10 @@ class Shapes:
 
     def _subscription(self, of: Partition, name: str, row: Row, now: int) -> Row:
         kind = TYPES.get(str(row.get("type")), str(row.get("type")))
-        sent = int(row.get("msgOutCounter", 0))
+        sent, durable = int(row.get("msgOutCounter", 0)), bool(row.get("isDurable", True))
         clients = list(of.clients["consumers"])
         consumers = [self._consumer(of, clients, name, each, now) for each in row.get("consumers", ())]
-        active = [each["consumerName"] for each in consumers if each.get("keyHashRangeArrays")]
+        active = [each["consumerName"] for each in consumers if each.get("keyHashRangeArrays") or each.get("reader")]
         told = [each.get("lastAckedTimestamp", 0) for each in consumers]
         return {
             **{key: value for key, value in row.items() if key not in ("partition", "epoch", "subscription", "topic")},
@@ -116,8 +122,8 @@ class Shapes:
             "consumers": consumers,
             "lastAckedTimestamp": max(told, default=0),
             "lastConsumedTimestamp": max((each.get("lastConsumedTimestamp", 0) for each in consumers), default=0),
-            "isDurable": True,
-            "durable": True,
+            "isDurable": durable,
+            "durable": durable,
             "isReplicated": False,
             "replicated": False,
             "subscriptionProperties": {},
@@ -145,11 +151,41 @@ class Shapes:
         }
 
 
+def _readers(of: Partition) -> dict[str, Row]:
+    """What Pulsar shows of readers: each has a subscription of its own, that is not durable and Exclusive.
+
+    As the owner of a subscription would tell it, by name.
+    """
+    rows: dict[str, Row] = {}
+    for each in of.clients["consumers"]:
+        if each["reader"]:
+            row = rows.setdefault(
+                each["subscription"],
+                {"type": "exclusive", "isDurable": False, "msgOutCounter": 0, "msgBacklog": 0, "consumers": []},
+            )
+            row["consumers"].append(each)
+            row["msgOutCounter"] += each["msgOutCounter"]
+            row["unackedMessages"] = row.get("unackedMessages", 0) + each["unackedMessages"]
+            row["msgBacklog"] = max(row["msgBacklog"], _behind(of.row, each["readPosition"]))
+            row["consumersCount"] = len(row["consumers"])
+    return rows
+
+
+def _behind(row: Row, position: str) -> int:
+    """How many messages of a partition are at a position or behind it."""
+    ledger, _, entry = position.partition(":")
+    at, first = (int(ledger), int(entry)) if entry else (-1, 0)
+    counts = {int(each["ledgerId"]): int(each["entries"]) for each in row.get("ledgers", ())}
+    return sum(max(count - (first if each == at else 0), 0) for each, count in counts.items() if each >= at)
+
+
 def merged(partitions: Mapping[str, Row], *, shown: bool) -> Row:
     """PartitionedTopicStats: sums over partitions by their full names. shown: each of them as well."""
     rows = list(partitions.values())
     names = list(dict.fromkeys(name for row in rows for name in row["subscriptions"]))
-    subscriptions = {name: _one_of([row["subscriptions"][name] for row in rows]) for name in names}
+    subscriptions = {
+        name: _one_of([row["subscriptions"][name] for row in rows if name in row["subscriptions"]]) for name in names
+    }
     size, messages = _sum(rows, "bytesInCounter"), _sum(rows, "msgInCounter")
     return {
         **_one_of(rows),

@@ -127,6 +127,7 @@ class Topics:
         for partition in await self._known(which):
             producers += len(partition.clients["producers"])
             consumers += sum(int(row.get("consumersCount", 0)) for row in partition.subscriptions.values())
+            consumers += sum(1 for client in partition.clients["consumers"] if client["reader"])
         if producers or consumers:
             raise Invalid(f"Topic has {producers} connected producers and {consumers} connected consumers; use force")
 

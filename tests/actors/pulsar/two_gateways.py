@@ -57,7 +57,7 @@ class Clients:
         self.broker.world.client(name)
         process = self.broker.world.process(name)
         wire = Wire(self.pipes, process, [gateway], random.Random(1), heard=heard, lost=lambda: None)
-        await wire.connect("orders", 1)
+        await wire.connect("orders", self.broker.partitions)
         return wire
 
     async def producer(self, wire: Wire, name: str, mode: int, **more: Any) -> Any:
@@ -96,7 +96,7 @@ async def told(broker: Broker) -> None:
             await broker.quiet(100)
 
 
-def with_gateways(scenario: Callable[[Clients], Coroutine[Any, Any, None]]) -> None:
+def with_gateways(scenario: Callable[[Clients], Coroutine[Any, Any, None]], *, partitions: int = 1) -> None:
     """Play it."""
 
     async def main(broker: Broker) -> None:
@@ -105,7 +105,7 @@ def with_gateways(scenario: Callable[[Clients], Coroutine[Any, Any, None]]) -> N
         await scenario(clients)
         await told(broker)
 
-    play(main)
+    play(main, partitions=partitions)
 
 
 def new_topic_owner(broker: Broker) -> None:

@@ -7,7 +7,25 @@ from tests.sim.mutants import Mutant
 GATEWAY = "gateway"
 ACCESS = "tests/actors/pulsar/test_access_modes.py"
 
+NOT_DURABLE = "tests/actors/pulsar/test_not_durable.py"
+
 SERVING: list[Mutant] = [
+    Mutant(
+        name="a part of a subscription goes while the rest is in use",
+        module="actors.controller",
+        old="            if not (await self._ask(address, IsUnused())).unused:",
+        new="            if False:",
+        world=GATEWAY,
+        test=f"{NOT_DURABLE}::test_stays_while_one_partition_is_in_use",
+    ),
+    Mutant(
+        name="a durable subscription becomes one that is not",
+        module="actors.dispatcher.configuration",
+        old="        if not settings.durable and (self._state.next_settings or now).durable:",
+        new="        if False:",
+        world=GATEWAY,
+        test=f"{NOT_DURABLE}::test_a_durable_one_stays_durable",
+    ),
     Mutant(
         name="all sends of a run have the first one's id",
         module="actors.pulsar.producing",

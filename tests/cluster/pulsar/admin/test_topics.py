@@ -103,6 +103,28 @@ def test_figures_are_true(tool: Tool, client: pulsar.Client) -> None:
     producer.close()
 
 
+def test_readers_are_shown_as_subscriptions(tool: Tool, client: pulsar.Client) -> None:
+    """As with Pulsar: each one of its own, exclusive and not durable; and they keep a topic from being deleted."""
+    producer = client.create_producer("read")
+    for number in range(6):
+        producer.send(str(number).encode())
+    reader = client.create_reader("read", pulsar.MessageId.earliest, reader_name="r", receiver_queue_size=2)
+    assert reader.read_next(PATIENCE).data() == b"0"
+    [(name, told)] = tool.get(f"{BASE}/read/stats")["subscriptions"].items()
+    assert name.startswith("reader")
+    assert (told["type"], told["isDurable"], told["activeConsumerName"]) == ("Exclusive", False, "r")
+    assert told["msgOutCounter"] + told["msgBacklog"] == 6
+    assert told["msgOutCounter"] > 0
+    [one] = told["consumers"]
+    assert one["address"].startswith("/127.0.0.1:")
+    assert one["clientVersion"].startswith("Pulsar-CPP")
+    assert tool.get(f"{BASE}/read/partitioned-stats")["subscriptions"][name]["consumersCount"] == 1
+    producer.close()
+    assert tool.ask("DELETE", f"{BASE}/read").status == 412
+    reader.close()
+    assert tool.get(f"{BASE}/read/stats")["subscriptions"] == {}
+
+
 def test_partitions_are_summed_up(tool: Tool, client: pulsar.Client) -> None:
     tool.ask("PUT", f"{BASE}/sums/partitions", 2)
     tool.ask("PUT", f"{BASE}/sums/subscription/s", {"ledgerId": -1, "entryId": -1})
