@@ -42,7 +42,7 @@ async def cut_delivery(ports: Ports, delivery: Delivery, least: int) -> Delivery
 
 
 async def cut_read(ports: Ports, read: PayloadRead, entries: npt.NDArray[np.uint32], least: int) -> PayloadRead:
-    """A run that was asked for, as it is sent to who wants these entries of its ledger (ascending); see above."""
+    """A run that was asked for, as it is sent to a consumer that wants these entries of its ledger (ascending)."""
     rows = entries.astype(np.int64) - read.first_entry
     inside = rows[(rows >= 0) & (rows < read.count)].astype(np.uint32)
     return await _cut(ports, read, read.payload, inside, least) if len(inside) else read

@@ -1,8 +1,8 @@
 """A metadata record with one owner at a time.
 
 The record is a series of numbered versions made with put-if-absent. Whoever writes version n+1 knows that nobody else
-changed the record since version n; whoever loses that race is no longer the owner and stops at once. There is no
-lock, no lease and no clock in this: the number is the epoch's proof (S15).
+changed the record since version n. An owner that loses that race is no longer the owner and stops at once. There is no
+lock, no lease and no clock in this: the version number is the proof of the epoch (S15).
 
 A write whose outcome is unknown is looked up: the value carries the writer's address, so "mine or not" has an answer.
 
@@ -53,11 +53,11 @@ class FencedRecord:
         return value
 
     def begin_after(self, epoch: int) -> None:
-        """Something else tells of an owner under this epoch: take a higher one. To be called before the first save."""
+        """Another source names an owner with this epoch: take a higher one. To be called before the first save."""
         self.epoch = max(self.epoch, epoch + 1)
 
     async def save(self, value: dict[str, Any]) -> None:
-        """Write the next version, durably. Raises Fenced, for ever, once somebody else wrote one.
+        """Write the next version, durably. Raises Fenced, for ever, once another owner wrote one.
 
         Retries while the store is away: an owner that cannot write does not lose its ownership by that.
         """

@@ -4,7 +4,7 @@
 * Every request and every reply passes the codec, also between two actors of one process. Whatever the caller does to
   its columns afterwards changes nothing, and what cannot travel fails where it is written first: in a test.
 * A request belongs to the callee. It runs in a task of the host, and a caller that gives up ends nobody's work.
-* There is one end. Who waits for an answer then learns at once that the actor is gone, and so does who asks later.
+* There is one end. Callers that wait for an answer then learn at once that the actor is gone, and so do later ones.
 
 A SluiceError raised by a handler is an answer. Anything else is a defect of the actor: the host is told, and ends it.
 """

@@ -60,7 +60,7 @@ class Clock(Protocol):
 
     def timer(self, milliseconds: int, call: Callable[[], object]) -> Timer:
         """Run `call` after so long, unless it is cancelled first. It must not await and belongs to no actor: all that
-        it may do is wake somebody. A wait that usually ends before its time costs a task less than with `sleep`.
+        it may do is wake a waiting task. A wait that usually ends before its time costs a task less than with `sleep`.
         """
 
 
@@ -175,7 +175,7 @@ class Meta(Protocol):
     async def create(self, key: str, number: int, value: bytes) -> bool:
         """Put version `number` if it is absent and follows the newest; durable when True is returned.
 
-        False: that number exists (somebody else was first) or does not follow the newest. Raises Unavailable: the
+        False: that number exists (another writer was first) or does not follow the newest. Raises Unavailable: the
         outcome is unknown; read again and compare.
         """
 

@@ -13,7 +13,7 @@ from actors.ports import Ports
 
 
 class Signal:
-    """Something changed. `set` wakes everybody who waits now; it stays set until a `clear`."""
+    """Something changed. `set` wakes all tasks that wait now; it stays set until a `clear`."""
 
     def __init__(self) -> None:
         self._set = False

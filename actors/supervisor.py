@@ -153,7 +153,7 @@ class Supervisor:
     async def ensure_one_of(self, entries: list[Running], number: int | None) -> list[Address]:
         """Start several actors side by side, and wait for this one of them; for all if it is None.
 
-        The start of one partition's owner may take long, and must not keep those waiting who want another's. Returns
+        The start of one partition's owner may take long, and callers that want another's must not wait for it. Returns
         the addresses, empty where one is not there yet. Raises NotFound if there are fewer, and what the start of one
         that was waited for raises.
         """
@@ -238,7 +238,7 @@ class Supervisor:
         return entry.kind != "bookie" or self.failures.may_start(entry.settings["bookie"], now)
 
     async def _look(self, entry: Running, address: Address) -> None:
-        """Ping one actor; replace it if it is gone, or was silent too often. Who comes meanwhile waits for that."""
+        """Ping one actor; replace it if it is gone, or was silent too often. Callers meanwhile wait for that."""
         if entry.looking is not None:
             await entry.looking.wait(self.ports)
             return
@@ -275,7 +275,7 @@ class Supervisor:
                 self.ports.spawn(self._look(other, other.address), "look beside")
 
     async def suspect(self, address: Address) -> None:
-        """Somebody got no answer from there; returns when it was replaced if it had to be."""
+        """A caller got no answer from this address; returns when the actor there was replaced, if that was needed."""
         for entry in list(self._running.values()):
             if entry.address == address:
                 await self._look(entry, address)

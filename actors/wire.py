@@ -43,7 +43,7 @@ class Blob:
 
 
 def owned(data: Buffer) -> memoryview:
-    """A copy for who keeps it: what came from another process may lie in memory that all of them share.
+    """A copy for a receiver that keeps it: what came from another process may lie in memory that all of them share.
 
     Its room is small, and needed for what is on its way.
     """
@@ -76,7 +76,7 @@ class Packed(msgspec.Struct, frozen=True):
         return len(self.head) + sum(memoryview(part).nbytes for part in self.attachments)
 
     def copied(self) -> Packed:
-        """The same, safe from who wrote it: columns are copied, payloads are read-only for everybody as they are."""
+        """The same, safe from later writes by its sender: columns are copied; payloads are read-only already."""
         kept = [part if memoryview(part).readonly else bytes(memoryview(part)) for part in self.attachments]
         return Packed(self.head, kept, list(self.handles))
 

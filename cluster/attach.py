@@ -80,7 +80,7 @@ def check_order() -> None:
 
 
 def answers(address: str, timeout_s: float = 2.0) -> bool:
-    """Whether somebody listens there."""
+    """Whether a process listens there."""
     host, _, port = str(address).rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout_s):

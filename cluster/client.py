@@ -71,7 +71,10 @@ class Client:
     def __init__(
         self, on_close: contextlib.ExitStack | None = None, net: DirectNet | None = None, loop: LoopThread | None = None
     ) -> None:
-        """on_close: ends with it. net: reaches the cluster; Ray's without it. loop: somebody else's, to run on."""
+        """on_close: closed with the client. net: reaches the cluster; Ray's by default.
+
+        loop: an event loop to run on, which `close` does not end; by default one of its own.
+        """
         # pyarrow imports pandas at its first conversion, a quarter of a second that the first message should not wait.
         pa.array(np.zeros(1))
         self._loop = loop or LoopThread("sluice-client")

@@ -57,7 +57,7 @@ class Consumer:
         close: Callable[[Consumer], None],
         named: bool = True,
     ) -> None:
-        """named: somebody chose the name, and the consumer may come back under it."""
+        """named: the user chose the name, and the consumer may come back under it."""
         self._loop, self._topic, self._subscription, self._name = loop, topic, subscription, name
         self.named = named
         self._nack_delay = negative_ack_redelivery_delay_ms

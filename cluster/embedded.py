@@ -177,7 +177,7 @@ async def _nobody(host: str) -> Unknown:
 def running(wanted: ClusterOptions, **more: Any) -> Iterator[EmbeddedCluster]:
     """A cluster in this process on a data folder, for the length of a `with` block. more: of EmbeddedCluster.
 
-    Raises Invalid if somebody else holds the folder, or a cluster runs on it; Unavailable.
+    Raises Invalid if another process holds the folder, or a cluster runs on it; Unavailable.
     """
     root = prepare_folder(wanted.data_dir)
     with claimed(root):

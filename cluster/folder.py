@@ -39,7 +39,7 @@ def prepare_folder(data_dir: Path) -> Path:
 def claimed(root: Path) -> Iterator[None]:
     """Hold a data folder: nobody else starts or ends a cluster on it meanwhile.
 
-    Raises Invalid, which names the process that holds it, if somebody does.
+    Raises Invalid, which names the process that holds it, if one does.
     """
     handle = os.open(root / LOCK_FILE, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:

@@ -68,7 +68,7 @@ class HttpServer:
         return HttpDoor(lambda accepted: self._ports.spawn(self.take(accepted), "http"))
 
     async def take(self, transport: asyncio.Transport, begun: bytes = b"") -> None:
-        """Serve a connection that somebody else accepted, which reads nothing now and on which these bytes came."""
+        """Serve a connection that another listener accepted, which is paused, and on which these bytes came."""
         await self._begin()
         server = self._runner.server
         if server is None or len(server.connections) >= self._most or transport.is_closing():

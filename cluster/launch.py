@@ -119,8 +119,8 @@ def _session(wanted: ClusterOptions) -> Iterator[str]:
 def inside(data_dir: Path | str) -> None:
     """Sluice in the Ray cluster that this process is attached to: found, or started there; it ends with that cluster.
 
-    Raises Invalid if the cluster has several nodes, for then somebody has to say where the data goes, or if another
-    one runs on this folder; Unavailable.
+    Raises Invalid if the cluster has several nodes, because then the caller has to say where the data goes, or if
+    another one runs on this folder; Unavailable.
     """
     import ray
 

@@ -34,7 +34,7 @@ class LoopThread:
         """Run a coroutine there and wait for it. Raises NoAnswer after `timeout` seconds."""
         try:
             future: Future[T] = asyncio.run_coroutine_threadsafe(work, self.loop)
-        except RuntimeError as error:  # the loop is closed: somebody else closed the client meanwhile
+        except RuntimeError as error:  # the loop is closed: another thread closed the client meanwhile
             work.close()
             raise Fenced("the client is closed") from error
         try:

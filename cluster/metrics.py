@@ -92,7 +92,7 @@ SUBSCRIPTION = (
     Metric("sluice_order_violations_total", ("orderViolationsTotal",), "Broken promises that it found"),
     Metric("sluice_subscription_revoked_messages", ("msgRevoked",), "Messages that consumers were asked to give back"),
     Metric("sluice_subscription_revoked_total", ("msgRevokedTotal",), "The same, all that ever were"),
-    Metric("sluice_subscription_parked_keys", ("parkedKeys",), "Keys that are parked, for somebody to decide"),
+    Metric("sluice_subscription_parked_keys", ("parkedKeys",), "Keys that are parked until an operator decides"),
     Metric("sluice_subscription_blocked_keys", ("blockedKeys",), "Keys that wait for a decision and are not parked"),
     Metric("sluice_subscription_parked_messages", ("msgParked",), "Messages of parked keys"),
     Metric("sluice_subscription_parked_bytes", ("parkedBytes",), "Their bytes"),

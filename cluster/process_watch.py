@@ -4,7 +4,7 @@ A consumer that is killed says nothing, and its lease runs for seconds. But a pr
 on its own machine the kernel knows. So a consumer names its process when it attaches: machine, process id and start
 time. A host on the same machine opens a pidfd, a handle of that very process: it becomes readable when all of its
 threads are gone, and never for another reason, be it frozen, traced or out of memory. The start time is compared after
-the handle was opened, so a number that was given to somebody else since is not taken for it.
+the handle was opened, so a number that another process has got since is not taken for it.
 
 Nothing else is proof. A broken connection may be a cut cable; a process of another machine, or of another container
 with its own process ids, may be anything. For those, and on systems without pidfds, the lease alone decides.

@@ -3,7 +3,7 @@
 Ray's library is C++ and Python by turns. An interrupt that becomes a Python exception in the middle of its start leaves
 it half built, and taking such a thing apart sometimes ends the process with SIGSEGV, with everything that it had
 started still there. So a first signal is held back until the start has ended one way or the other, which Ray itself
-bounds; then it has its usual effect. A second one is not held back: somebody insists.
+bounds; then it has its usual effect. A second one is not held back: the user insists.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Whether a fault has shown its effect: the next one waits for it, and a verdict says which have not.
 
-A fault without effect tests nothing. Somebody who joined and received nothing took over no key; a kill of somebody who
+A fault without effect tests nothing. A consumer that joined and received nothing took over no key; a kill of one that
 held nothing was a kill of an idle process. So each fault has something that must be seen after
 it, and is given PATIENCE_S for it under load.
 """

@@ -8,7 +8,7 @@ A planned fault and one that a person asks for may come together, each from a th
 decided under a lock, what they wait for is not.
 
 What the history says about an end must be true for the judge: the death is noted before the signal is sent, so no
-delivery to somebody else can come before it.
+delivery to another consumer can come before it.
 
 A schedule is drawn from the seed alone, whom and how long included, so that the same seed breaks the same things at
 the same times. What lasts (a frozen or slowed process) is taken back by a timer, and by `calm` at the latest.
@@ -232,7 +232,7 @@ class Fleet:
         self._spares += [self._process() for _ in range(count - len(self._spares))]
 
     def await_joined(self) -> None:
-        """Wait until everybody has joined. Raises Unavailable if somebody cannot."""
+        """Wait until all consumers have joined. Raises Unavailable if one cannot."""
         deadline = time.monotonic() + _READY_S
         self.poll()
         while not all(member.last.joined for member in self.working):
@@ -376,7 +376,7 @@ class Fleet:
         self._episodes = []
 
     def _victim(self, fault: Fault) -> Member | None:
-        """Who is hit: somebody who works. None while half of the consumers are still joining or suffer already.
+        """Who is hit: a consumer that works. None while half of the consumers are still joining or suffer already.
 
         Otherwise a machine on which a join takes longer than the time between two faults ends without consumers.
         """

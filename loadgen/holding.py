@@ -3,7 +3,7 @@
 Under a load that everybody can carry, a consumer is done with most messages at once, and a SIGKILL hits a process that
 holds nothing: it proves nothing. A process that is stopped first can acknowledge no more, so what is sent to it from
 then on is its own until it dies. Stopped for longer, its queue fills, and messages of its keys wait at the broker, read
-and not sent: only then is it decided who gets those, when somebody joins to help and takes some of its keys over.
+and not sent: only then is it decided who gets those, when a consumer joins to help and takes some of its keys over.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ WORKLOADS: dict[str, dict[str, Any]] = {
 }
 """Workloads by name. joins: few keys that always have messages in flight, consumers so slow and with so little room
 that much is read and not yet sent, and many who come and go: that is where a policy shows whether it lets a newcomer
-in without taking a key from somebody who still works on it."""
+in without taking a key from a consumer that still works on it."""
 
 
 @dataclass(frozen=True, slots=True)

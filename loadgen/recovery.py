@@ -1,6 +1,6 @@
 """How long the broker needed after each fault, and how long keys were held back: measured from histories alone.
 
-    redelivery  From SIGKILL of a consumer to the first delivery, to somebody else, of what was waiting at it. Waiting
+    redelivery  From SIGKILL of a consumer to the first delivery, to another one, of what was waiting at it. Waiting
                 at it were the messages of the keys whose newest delivery before its death was its own, which lie before
                 the newest position that anybody had received by then. Told for each kill (its first such message) and
                 for each key of each kill.
@@ -304,7 +304,7 @@ class _Deliveries:
             result.waiting[str(partition)] = waiting.tolist()
 
     def measure_redelivery(self, result: Recovery, at: int, incarnation: str) -> None:
-        """What was waiting at a killed consumer, and when the first of it came to somebody else."""
+        """What was waiting at a killed consumer, and when the first of it came to another consumer."""
         if incarnation not in self.names:
             return
         dead = self.names.index(incarnation)

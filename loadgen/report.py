@@ -179,7 +179,7 @@ def _tiles(report: Report) -> str:
 
 
 def _moved(report: Report) -> str:
-    """How many hashes were given to somebody else while messages flowed, and why; else what the histories show."""
+    """How many hashes were given to another consumer while messages flowed, and why; else what the histories show."""
     moves = report.moves
     if moves is None or not moves.moved:
         return f"{report.judgement.findings.checked['hashes_moved']:,}"

@@ -37,7 +37,7 @@ def plan_rolling(consumers: int, rounds: int, every_s: float) -> list[Fault]:
 class Moves:
     """Hashes that moved between consumers, and those that had to. consumers: how many there are when all are there.
 
-    by_cause: those that moved because somebody `joined`, or `left` in whatever way.
+    by_cause: those that moved because a consumer `joined`, or `left` in whatever way.
     """
 
     consumers: int

@@ -3,7 +3,7 @@
     SluiceError
     |-- Unavailable   try again later, unchanged; the outcome of a write is not known
     |-- Overloaded    slow down, then try again
-    |-- Fenced        somebody newer owns this; reopen or look the owner up again
+    |-- Fenced        a newer owner has this; reopen or look the owner up again
     |   `-- ProducerFenced  a newer producer has taken the name; this one is at its end
     |-- Conflict      the record moved on; read it again and decide anew
     |-- NotFound      no such topic, subscription, ledger, entry or object

@@ -3,7 +3,7 @@
 **Theory.** A record is a series of immutable versions numbered 1, 2, 3, ... without gaps. The only write is "create
 version n if it is absent and n-1 is the newest". Whoever wants to change a record reads the newest version, decides,
 and creates the next; of several who read the same version exactly one succeeds. Losing is therefore not an error of
-the store but the message "somebody newer is here", and an owner that loses stops. No locks, no leases, no clocks.
+the store but the message "there is a newer owner", and an owner that loses stops. No locks, no leases, no clocks.
 
 Old versions are trimmed, so that a record that is rewritten a million times stays small. The newest and the one
 before it always remain.
@@ -50,7 +50,7 @@ class Metadata(Protocol):
     def create(self, key: str, number: int, value: bytes) -> bool:
         """Create version `number` if it is absent and follows the newest; durable when True is returned.
 
-        False: somebody else was first, or the number does not follow; nothing was written. Raises Unavailable: the
+        False: another writer was first, or the number does not follow; nothing was written. Raises Unavailable: the
         outcome is unknown, read again and compare.
         """
 

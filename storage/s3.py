@@ -11,7 +11,7 @@ the name is not taken afterwards, the answer is Unavailable, never a lie.
 
 *An object below an object.* MinIO keeps "a" and "a/b" when both are put, and then leaves "a/b" out of every list
 without a word; others refuse it. So a key ends in "=", which no name contains, and no key is a folder of another.
-Keys that do not end so are somebody else's and are not listed.
+Keys that do not end so are not ours and are not listed.
 
 Credentials come from boto3's own chain alone (environment, profile, role): they are never an argument, never in a
 URL and never in a message. What can be mended by trying again is Unavailable; what only a person can mend (bucket,

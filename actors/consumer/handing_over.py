@@ -16,7 +16,7 @@ from storage.errors import Fenced, Unavailable
 
 
 class HandingOver:
-    """to: whom one partition's hashes are offered, empty for nobody. done: somebody took them."""
+    """to: whom one partition's hashes are offered, empty: to none. done: that consumer has taken them."""
 
     def __init__(self, ports: Ports, where: Callable[[], tuple[Address, int] | None]) -> None:
         """where: the owner and the session by now; None once the consumer closes."""

@@ -32,7 +32,7 @@ PARALLEL = 8
 class Recovery:
     """One recovery. finished: called when every bucket is restored or given up.
 
-    under_readers: somebody may have read the log already and left to the index what was delayed then.
+    under_readers: subscriptions may have read the log already, and left to the index what was delayed then.
     """
 
     def __init__(self, bucket_set: BucketSet, finished: Callable[[], None], *, under_readers: bool) -> None:

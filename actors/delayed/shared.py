@@ -131,7 +131,7 @@ class SharedIndex:
         return None
 
     def distribute(self, now: int, enough: Callable[[], bool]) -> None:
-        """Move what is due, and what has to be read again, to all views, until somebody has enough."""
+        """Move what is due, and what has to be read again, to all views, until one of them has enough."""
         self.look(now)
         for start, end in self.tracker.take_rescans():
             self._reread(start, end)

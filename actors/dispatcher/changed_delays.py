@@ -73,7 +73,7 @@ class ChangedDelays:
             changes.move(entries)
 
     def reopen(self, start: int) -> None:
-        """Somebody sought back: everything from this position on is wanted again."""
+        """The cursor was moved back: everything from this position on is wanted again."""
         for changes in self._all():
             changes.reopen(start)
 

@@ -1,10 +1,10 @@
 """Consumers come and go: a session for each, its place in the core, and a name in the record before it gets anything.
 
-**A place that is taken** (an exclusive subscription, or a range of hashes; KS-15). Who has it is asked, by ending its
-long poll: who lives polls again at once. Who is not heard within some seconds is dead or cut off and loses the place,
-as in Pulsar. But it may still work on what it holds, as long as its lease says so: until then that stays with
-it, its keys go to nobody, and what it says is void. So the newcomer is let in, gets everything else, and no key is at
-two consumers.
+**A place that is taken** (an exclusive subscription, or a range of hashes; KS-15). Its consumer is asked, by ending
+its long poll: one that lives polls again at once. One that is not heard within some seconds is dead or cut off and
+loses the place, as in Pulsar. But it may still work on what it holds until its lease is over: until then that stays
+with it, its keys go to no other consumer, and what it says is void. So the newcomer is let in and gets everything else,
+and no key is at two consumers.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class Consumers:
         return self._membership.is_void(request.incarnation, holds=bool(len(request.holding)))
 
     async def _make_room(self, ranges: Sequence[tuple[int, int]]) -> bool:
-        """Ask those in whose place a newcomer would be; whoever does not answer loses it. False: somebody is there."""
+        """Ask the consumers whose place a newcomer wants; those that do not answer lose it. False: one of them did."""
         found = [self._sessions.find(number) for number in self._core.rivals(ranges)]
         silent = await self._leases.silent([session for session in found if session is not None])
         for session in silent or []:

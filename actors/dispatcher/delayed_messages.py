@@ -91,7 +91,7 @@ class DelayedMessages:
         )
 
     def sought(self, start: int) -> None:
-        """Somebody sought back to a position: what was cancelled from there on is wanted again."""
+        """The cursor was moved back to a position: what was cancelled from there on is wanted again."""
         self._changed.reopen(start)
         self._store.dirty()
 

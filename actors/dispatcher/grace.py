@@ -7,7 +7,7 @@ move. What a place is, and that nobody else's hashes move in the other cases: `a
 
 **Durable.** The record holds the ring with every place. Whoever attaches is answered only when the version that has its
 place is written, so a consumer that got anything has the same place under the next owner. A new owner counts the grace
-anew, from when nobody who had the place may be alive any more: it never ends early, and may end later.
+anew, from the time at which no holder of the place can be alive any more: it never ends early, and may end later.
 
 **An earlier life** of a consumer, as it says itself, holds nothing any more: its session ends, its place is taken on.
 """
@@ -81,7 +81,7 @@ class Grace:
         """Numbers of consumers that wait for a place, with their names, and until when (monotonic ms)."""
         self._damped_total = 0
         self._coming: Counter[str] = Counter()
-        """Names under which somebody attaches just now."""
+        """Names of the consumers that are attaching now."""
 
     @property
     def keeps_places(self) -> bool:
@@ -92,7 +92,7 @@ class Grace:
 
     @contextlib.contextmanager
     def coming(self, name: str) -> Iterator[None]:
-        """Somebody of this name attaches: who came before the grace was over finds its place."""
+        """A consumer of this name attaches: one that came before the grace was over finds its place."""
         self._coming[name] += 1
         try:
             yield

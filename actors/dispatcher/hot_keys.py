@@ -2,7 +2,7 @@
 
 What is read is counted by the hash of its key, in groups of many thousand messages: one sort of a column a group, and
 two summaries of a fixed size, by messages and by bytes. The index columns know hashes alone; what the key is called
-stands in the message, so one message of each of the heaviest hashes is remembered and read when somebody asks. Every
+stands in the message, so one message of each of the heaviest hashes is remembered and read when an operator asks. Every
 million messages these counts are halved: what was heavy once fades.
 
 A third summary is by the time for which consumers hold a key's messages, from their delivery until they are

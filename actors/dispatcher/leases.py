@@ -88,7 +88,7 @@ class Leases:
         self._changed()
 
     def _is_late_copy(self, session: Session) -> bool:
-        """It never asked for anything, and one of its name is here: who sent its first request had ended before."""
+        """It never polled, and another session has its name: its consumer had ended before this first request came."""
         namesakes = [other for other in self._sessions.all() if other.name == session.name and other is not session]
         return session.turn == 0 and bool(namesakes)
 
@@ -102,9 +102,9 @@ class Leases:
             self._forget_when_ended(member)
 
     async def silent(self, asked: Sequence[Session]) -> list[Session] | None:
-        """Ask these whether they live, by ending their long polls: who lives polls again at once.
+        """Ask these whether they live, by ending their long polls: a consumer that lives polls again at once.
 
-        Returns those who do not within LIVENESS_MS, without those whose sessions ended; None: somebody lives.
+        Returns those who do not within LIVENESS_MS, without those whose sessions ended; None: one of them lives.
         """
         until = self._ports.clock.monotonic() + LIVENESS_MS
         for session in asked:
@@ -122,7 +122,7 @@ class Leases:
     def retire(self, session: Session, *, succeeded: bool = False) -> None:
         """It does not answer: it loses its place, and as long as its lease may last it keeps what it holds.
 
-        succeeded: somebody takes its place over at once, so that it stays as it is until then.
+        succeeded: another consumer takes its place over at once; until then the place stays as it is.
         """
         self._ports.log("retired", consumer=session.name, session=session.number)
         if not succeeded:

@@ -219,7 +219,7 @@ class Membership:
         return [member for member in self.all(state) if member.until <= now]
 
     def forget_overdue(self, now: int) -> bool:
-        """Wait for nobody who must have stopped by now; True if the record need not name somebody any more."""
+        """Wait for nobody who must have stopped by now; True if the record still names one of these."""
         gone = self.overdue(State.AWAITED, now)
         for member in gone:
             del self._members[member.incarnation]

@@ -1,4 +1,4 @@
-"""Runs of which something is still somebody's business: how positions become parts of a delivery.
+"""Runs with messages that are not done yet: how positions become parts of a delivery.
 
 The decision core speaks in positions; a consumer needs (run, rows, handle). A run is kept from when it is read until
 the last of its messages is done, wherever the mark-delete position stands: one message that nobody finishes costs its

@@ -226,7 +226,7 @@ class ParkedKeys:
             found = [at async for at in self._of_keys(chosen, ends.last)]
             gone = np.unique(np.concatenate([gone, *found]))
         if self._core.resets != resets:
-            raise Unavailable("somebody moved the cursor meanwhile; ask again")
+            raise Unavailable("the cursor was moved meanwhile; ask again")
         gone = gone[~self._cursor.is_acknowledged(gone)]
         self._core.parking.decide(chosen)
         if len(gone):

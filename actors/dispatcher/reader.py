@@ -229,7 +229,7 @@ class Reader:
         first = _first_ledger(reply)
         if first > ledger_of(start) and generation == self.generation:
             # An answer names every ledger from the asked position on. The asked one is not among them: it is gone, or
-            # never held more than was read of it. What lies in ledgers before it may still be held by somebody.
+            # never held more than was read of it. What lies in ledgers before it may still be held by a consumer.
             if start == 0:
                 self._cursor.chain([(first, None)], complete=True)
             else:
@@ -245,7 +245,7 @@ class Reader:
         if generation != self.generation:
             return True
         for ledger, first_entry, count in reply.lost:
-            # Nobody can read them and somebody said so: they are done, and what comes behind them goes on.
+            # No bookie can read them, and an operator gave them up: they are done, and what comes behind them goes on.
             self._cursor.chain([(ledger, None)])
             self._given_up(run_positions(ledger, first_entry, count))
         chain: list[tuple[int, int | None]] = list(reply.ended)

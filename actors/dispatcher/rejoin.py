@@ -3,8 +3,8 @@
 Nothing is sent before each of them came back and said what it holds, or must have stopped (promise 2). A consumer that
 comes back names the positions that it holds, and not their keys. As long as those messages were not read again nobody
 here knows which hashes they occupy: the ring may have changed, and a message of the same key that lies before them
-would go to somebody else. So the topic is asked for their hashes first, and nothing is sent until it answered. Waiting
-until they are read instead could take without end: reading stops when permits or look-ahead are used up.
+would go to another consumer. So the topic is asked for their hashes first, and nothing is sent until it has answered.
+Waiting until they are read instead could take for ever: reading stops when permits or look-ahead are used up.
 """
 
 from __future__ import annotations

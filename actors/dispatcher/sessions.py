@@ -171,7 +171,7 @@ class Sessions:
         self._open: dict[int, Session] = {}
 
     def any(self) -> bool:
-        """Whether somebody is attached."""
+        """Whether any consumer is attached."""
         return len(self) > 0
 
     def __len__(self) -> int:

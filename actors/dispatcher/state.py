@@ -77,7 +77,7 @@ class SubscriptionState:
         self.known = True
 
     def acknowledged_by_index(self) -> None:
-        """Somebody acknowledges single messages of a batch. The record that says which also says this."""
+        """A client acknowledges single messages of a batch. The record that says which ones also says this."""
         self.by_index = True
 
     def pause(self, paused: bool) -> None:

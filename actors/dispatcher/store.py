@@ -25,13 +25,13 @@ from storage.errors import Fenced, Unavailable
 GROUP_MS = 10
 """Milliseconds between two versions at the least."""
 LINGER_MS = 100
-"""Milliseconds for which acknowledgements gather before a version is written, unless somebody waits for it.
+"""Milliseconds for which acknowledgements gather before a version is written, unless a caller waits for it.
 
 An owner that dies meanwhile forgets them, and the consumers, who know what was not confirmed, say them again to the
-next one. Only who loses owner and consumer at once gets those messages a second time.
+next one. Only when owner and consumer are lost at once do those messages come a second time.
 """
 MOST_REST_MS = 500
-"""Between two versions passes as much time as the first took to write, at the most this, unless somebody waits."""
+"""Between two versions passes as much time as the first took to write, at the most this, unless a caller waits."""
 RETRY_MS = 50
 
 
@@ -128,5 +128,7 @@ class CursorStore:
         self._done.set()
         took = self._ports.clock.monotonic() - began
         await self._ports.clock.sleep(GROUP_MS)
-        if took > GROUP_MS:  # a slow store has a rest, but nobody who waits for a version waits for that as well
+        if (
+            took > GROUP_MS
+        ):  # a slow store has a rest, but a caller that waits for a version does not wait for that as well
             await self._urgent.wait(self._ports, min(took, MOST_REST_MS) - GROUP_MS)

@@ -1,7 +1,7 @@
 """Taking a subscription over: everything that a new owner must find out and make durable before it serves anybody.
 
 A new owner raises the epoch in the record, so that the old one can no longer save a cursor, and knows from the record
-how far the subscription is and who was attached. Whom it waits for then: `rejoin`.
+how far the subscription is and which consumers were attached. For which of them it waits then: `rejoin`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from storage.cursor import Cursor
 from storage.position import ledger_of
 
 START_PATIENCE_MS = 15_000
-"""How long a start waits for the topic: then who asked for it learns why, and the start is tried again."""
+"""How long a start waits for the topic: then the caller learns why, and the start is tried again."""
 
 
 @dataclass(frozen=True, slots=True)

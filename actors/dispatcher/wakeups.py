@@ -1,4 +1,4 @@
-"""What wakes the parts of a dispatcher. Who changes something sets a signal, and knows nothing of who looks.
+"""What wakes the parts of a dispatcher. A part that changes something sets a signal, and does not know who waits.
 
 Everything that may make a message deliverable sets `route`. Setting it twice before the router runs costs one pass, and
 a pass that finds nothing is cheap; so no change needs to know what it might have freed, and none can be forgotten (L4,

@@ -1,4 +1,4 @@
-"""What one routing sends: whole columns, sorted by consumer, and cut for each of them only when somebody asks.
+"""What one routing sends: whole columns, sorted by consumer, and cut for each of them only when it is asked for.
 
 With hundreds of consumers the cuts are most of the objects of a pass. Whoever works on columns takes the `shares`
 and needs none of them; whoever serves one consumer after the other iterates, and gets one `Assignment` for each.

@@ -158,7 +158,7 @@ class Core:
 
     @property
     def held_for_decision(self) -> int:
-        """Messages that wait for somebody to decide, or to be looked at, and are not parked (`lot`)."""
+        """Messages that wait for an operator's decision, or to be looked at, and are not parked (`lot`)."""
         return self.lot.counted + self.window.count[DEAD] if self.lot.on else 0
 
     def unreached(self, rows: Rows) -> Mask:

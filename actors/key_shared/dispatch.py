@@ -3,7 +3,7 @@
 A plain synchronous object. It knows positions and hashes, never payloads; it does no I/O and has no clock (`now` is
 milliseconds). The dispatcher actor feeds it and carries out what `route` says. The parts:
 
-    window      the messages that are somebody's business, by column, each in one state
+    window      the messages that are read and not done, by column, each in one state
     tables      owner, holder, pending and replayed by hash; draining is derived from them
     members     consumers, permits, limits
     selectors   who owns which hash
@@ -134,7 +134,7 @@ class Dispatch:
     def bring(self, consumer: int, positions: Positions, hashes: Hashes) -> None:
         """Masked hashes (uint32) of what is `unread`: known before it is read, so that their keys go to nobody else.
 
-        positions: all of them that the topic still has. What cannot be this consumer's, because somebody else holds its
+        positions: all of them that the topic still has. What cannot be this consumer's, because another one holds its
         hash by now, waits until it is read; what is done and gone from the topic is claimed no longer.
         """
         core = self._core
@@ -221,7 +221,7 @@ class Dispatch:
 
     @property
     def window(self) -> Window:
-        """The messages that are somebody's business; for reading only."""
+        """The messages that are read and not done; for reading only."""
         return self._core.window
 
     @property

@@ -3,7 +3,7 @@
 Keys are told apart exactly, and hashes are what is at hand: a hash is *closed* while a key of it is parked, or a
 message of it has failed and its key was not read yet. What lies behind the failed message of a closed hash comes
 here, first as UNKNOWN; when its key was read it is PARKED, or goes back because the key is another one. A key is parked
-as long as its failed message is not done, or until somebody lets it go.
+as long as its failed message is not done, or until an operator lets it go.
 
 **Limits.** So many keys, and so many bytes, are PARKED. What is above them is BLOCKED, as is everything under
 `dead_letter_policy=block`, and so is UNKNOWN what nobody looked at: these count as waiting, so that reading forward
@@ -62,7 +62,7 @@ class Lot:
         self.bytes = 0
         """Of what is PARKED."""
         self.stale = self.asks_back = False
-        """stale: other hashes are closed than `close` was told. asks_back: somebody may hold what lies behind."""
+        """stale: other hashes are closed than `close` was told. asks_back: a consumer may hold what lies behind."""
         self.examined = False
         """Some row of the window was here, and is of another key."""
         self._closed: Hashes = np.empty(0, np.uint32)

@@ -1,4 +1,4 @@
-"""Parking a key: what failed too often, and what follows it of its key, waits until somebody decides; others go on.
+"""Parking a key: what failed too often, and what follows it of its key, waits until an operator decides; others go on.
 
 Before each dispatch `collect` takes what lies behind a failed message of a closed hash out of the window and into the
 lot (`lot`). Whoever reads the messages tells their keys (`Parking.examined`): what is of a parked key stays, anything
@@ -122,7 +122,7 @@ def back(core: Core, positions: Positions, hashes: Hashes, flags: int = 0) -> No
 
 
 def bring_back(core: Core, positions: Positions) -> None:
-    """Whatever of these is in the lot is in the window again: somebody turned out to hold it."""
+    """Whatever of these is in the lot is in the window again: a consumer turned out to hold it."""
     if core.lot.live:
         back(core, *core.lot.take(positions))
 
@@ -298,7 +298,7 @@ class Parking:
         return count
 
     def decide(self, keys: Iterable[ParkedKey]) -> None:
-        """Somebody discards these: that their failed message is done does not let them go by itself."""
+        """An operator discards these: that their failed message is done does not let them go by itself."""
         for each in keys:
             each.decided = True
 

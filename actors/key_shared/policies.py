@@ -8,7 +8,7 @@ A policy owns one gate: given rows with their hashes and owners, which of them m
   what had been sent, up to some position, before it came, until all of that is acknowledged. One stuck message
   holds the newcomer back for all keys (LS-8).
 * `RecentlyJoined` with `READ` (before PIP-282): the same with the read position in place of the last sent one. Its
-  two published defects follow from that (a message may be read, but not sent, when somebody joins) and are kept, so
+  two published defects follow from that (a message may be read, but not sent, when a consumer joins) and are kept, so
   that the verifier has something to find.
 * `Unordered`: no gate (Shared, and `allow_out_of_order_delivery`).
 
@@ -76,7 +76,7 @@ class Policy(Protocol):
         """An acknowledgement alone may open the gate (PIP-319)."""
 
     def marked(self, position: int) -> bool:
-        """Everything up to `position` is acknowledged; True if that opened the gate for somebody."""
+        """Everything up to `position` is acknowledged; True if that opened the gate for a consumer."""
 
 
 class DrainingHashes:
@@ -86,7 +86,7 @@ class DrainingHashes:
     strict = True
 
     def gate(self, tables: HashTables, window: Window, rows: Candidates) -> tuple[Gate, Mask] | None:
-        """Rows whose hash is draining at somebody else than their owner."""
+        """Rows whose hash is draining at another consumer than their owner."""
         if tables.draining == 0:
             return None
         return Gate.DRAINING, tables.drains[rows.hashes]
@@ -151,7 +151,7 @@ class RecentlyJoined:
         return Gate.RECENTLY_JOINED, above
 
     def joined(self, slot: int, others: int, window: Window, last_read: int) -> None:
-        """Remember the position if there is anything that is not acknowledged and somebody to hold it (LS-5)."""
+        """Remember the position if there are other consumers and unacknowledged messages (LS-5)."""
         if others and window.live:
             limit = last_read if self.which is JoinPosition.READ else self.last_sent(window, last_read)
             if limit > self.mark_delete:
@@ -164,7 +164,7 @@ class RecentlyJoined:
             self.recent.clear()
 
     def remembers(self) -> bool:
-        """With PIP-319, while somebody is recently joined."""
+        """With PIP-319, while a consumer has joined recently."""
         return self.remember_unacked_keys and bool(self.recent)
 
     def marked(self, position: int) -> bool:
@@ -208,7 +208,7 @@ def _unsent(window: Window) -> Positions:
 
 
 def held_elsewhere(window: Window, wanted: HashIndex, owners: Reduced) -> Mask:
-    """For each hash with its owner: does somebody else hold unacknowledged messages of it (RK-3)?
+    """For each hash with its owner: does another consumer hold unacknowledged messages of it (RK-3)?
 
     Asks the rows themselves, since under some policies a hash may be at several consumers.
     """

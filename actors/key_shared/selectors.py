@@ -276,7 +276,7 @@ class Sticky:
         self._owner: Reduced = np.full(HASH_RANGE, NO_SLOT, np.uint16)
 
     def add(self, slot: int, name: str, *, ranges: Sequence[Range] = (), priority: int = 0) -> None:
-        """Take exactly these ranges. Invalid: the list itself is wrong. Conflict: somebody else has a part of it."""
+        """Take exactly these ranges. Invalid: the list itself is wrong. Conflict: another consumer has a part of it."""
         if not ranges:
             raise Invalid(f"consumer {name!r} brings no ranges, and this subscription uses the sticky selector")
         mine = np.zeros(HASH_RANGE, np.bool_)

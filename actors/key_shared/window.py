@@ -1,4 +1,4 @@
-"""The window: every message between the mark-delete position and the read position that is still somebody's business.
+"""The window: every message between the mark-delete position and the read position that is not done.
 
 One row a message, by column, always ascending by position. A row is in one of these states:
 
@@ -255,7 +255,7 @@ class Window:
         self.count[after] += count
 
     def revive(self, rows: Rows, state: int) -> None:
-        """Rows that are DONE are somebody's business again, as they were read."""
+        """Rows that are DONE are open again, as they were read."""
         self.move(rows, len(rows), DONE, state)
         self.flags[rows] = 0
         self.redelivery[rows] = 0

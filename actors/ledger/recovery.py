@@ -12,7 +12,7 @@
 4. *Close*: the last entry, and the fragments that recovery had to change, reach the metadata in one version.
 
 Should the end come out below an entry that is known to be confirmed, the bookies have lost it: that is Corrupt, and
-the ledger stays as it is for somebody to look at.
+the ledger stays as it is, for an operator to look at.
 
 This module holds the decisions. `actors.ledger.recovery_op` asks the bookies.
 """

@@ -2,7 +2,7 @@
 
 Runs are numbered from 0 without gaps, and so are entries; the first entry of each run in a uint32 array says it all.
 The open ledger's table grows with every append. The table of an older ledger is put together from what the bookies
-of its fragments say they hold: each run must be told by somebody, and all must agree.
+of its fragments say they hold: each run must be reported by at least one bookie, and all must agree.
 """
 
 from __future__ import annotations

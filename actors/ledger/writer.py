@@ -47,7 +47,7 @@ class LedgerWriter:
     """Appends to an open ledger.
 
     save_fragment makes a new fragment durable in the metadata (raises Fenced if it cannot); confirmed is called with
-    runs in order; stored is called once a run needs no more bytes in hand; lost when somebody newer owns the ledger.
+    runs in order; stored is called once a run needs no more bytes in hand; lost when a newer owner has the ledger.
     """
 
     def __init__(
@@ -214,7 +214,7 @@ class LedgerWriter:
             self._ports.spawn(self._replace(), "ensemble_change")
 
     async def _replace(self) -> None:
-        """Replace the bookies that failed, one change after another, while there is somebody to replace them."""
+        """Replace the bookies that failed, one change after another, while there are bookies to replace them."""
         try:
             while self._failed and not self._over():
                 await self._bookies.refresh()

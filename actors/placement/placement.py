@@ -77,7 +77,7 @@ class Placement:
         return any(is_broker(slot) for slot in self.serving)
 
     def is_replaced(self, slot: str) -> bool:
-        """Whether a broker's slot had a process before, so that somebody misses what ran there."""
+        """Whether a broker's slot had a process before, so that the actors that ran there are missed."""
         return is_broker(slot) and slot in self._lost
 
     def wanted(self) -> int:

@@ -95,7 +95,7 @@ def _java_hashes(batch: Batch) -> Hashes:
 
 @dataclass(slots=True)
 class Entrance:
-    """How a producer that somebody serves comes to a partition; see messages.OpenProducer.
+    """How a gateway's producer opens a partition; see messages.OpenProducer.
 
     again: true at most until it is in. waits: told when the producer has to wait until it has the partition to itself.
     """
@@ -168,7 +168,7 @@ class PartitionProducer:
 
     @property
     def topic_epoch(self) -> int | None:
-        """How often somebody had the partition to himself before this producer has; None of one that shares it."""
+        """Pulsar's topic epoch: how often a producer got the partition exclusively, up to this one; None if shared."""
         return None if self._entrance.access == "shared" else self._entrance.topic_epoch
 
     async def leave(self) -> None:

@@ -29,13 +29,13 @@ class Doors(Protocol):
         """Be the one gateway of this machine, until `close` or the end of the process. False: another one is."""
 
     async def listen(self, scheme: str, port: int) -> int:
-        """Listen there; 0 is any free port. Returns the number. Raises Unavailable if somebody else has the port."""
+        """Listen there; 0 is any free port. Returns the number. Raises Unavailable if another program has the port."""
 
     def chosen(self, scheme: str) -> int:
         """The number that an earlier gateway of this machine has told; 0 if there is none."""
 
     def tell(self, scheme: str, port: int) -> None:
-        """Leave word for commands where clients connect; 0: nowhere, because somebody else has the port."""
+        """Publish for the command line where clients connect; 0: nowhere, because another program has the port."""
 
     def close(self) -> None:
         """Listen no more, and let others claim. Idempotent."""
@@ -59,7 +59,7 @@ class Doorkeeper:
 
     @property
     def refused(self) -> dict[str, int]:
-        """Ports that somebody else has, who is no gateway of this cluster, by scheme."""
+        """Ports that a program outside of this cluster has, by scheme."""
         missing = self._missing if self._claimed else {}
         return {scheme: port or self._doors.chosen(scheme) for scheme, port in missing.items()}
 

@@ -2,7 +2,7 @@
 
 An id names the first row of what was sent as one frame, and not how many rows that were. Clients repeat
 acknowledgements, and acknowledge on a new connection what they were sent on an earlier one. What is not known stands
-for its first row alone: to take the rest of the producer's batch for acknowledged, part of which somebody else may
+for its first row alone: to take the rest of the producer's batch for acknowledged, part of which another consumer may
 have, would lose messages, while one that comes again is only a duplicate.
 """
 

@@ -51,7 +51,7 @@ def read_pairs(source: Bytes, several: list[Slices], count: int) -> tuple[Pairs 
         columns = [source.slices(read.at[tag], read.value[tag]) for tag in (_NAME, _VALUE)]
         try:
             return Pairs(rows, columns[0].cast(pa.string()), columns[1].cast(pa.string())), odd
-        except pa.ArrowInvalid:  # somebody's are no UTF-8: who that is, is found out one by one
+        except pa.ArrowInvalid:  # properties of one message are not UTF-8: look at each message alone
             wrong[:] = True
     odd[rows[wrong]] = True
     return None, odd

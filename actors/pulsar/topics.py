@@ -86,7 +86,7 @@ async def settings_of(
             raise
     policies = await create.policies(namespace_of(topic)[0])
     settings = new_settings(await directory.bookies(), policies)
-    with contextlib.suppress(Conflict):  # somebody else was first
+    with contextlib.suppress(Conflict):  # another client created it first
         await directory.create(topic, settings)
     return await directory.settings(topic)
 

@@ -1,13 +1,14 @@
 """Which producers may write to a partition: Pulsar's access modes, decided where the partition is owned.
 
 The partition's *epoch* counts how often a producer has had it to itself; it stands in the partition's record, and so
-does whose it is. Who had it once and comes back after somebody else knows by that number that its time is over.
+does the producer that has it now. A producer that had it, and comes back after another one, learns by that number that
+its time is over.
 
-Of two producers of one name the one that is there stays, unless the other is itself, back on another connection.
+Of two producers with one name the first one stays, unless the second one is the same client on a new connection.
 
 Only producers with a *home* are counted, that of the gateway which serves them: a home can be asked whether a producer
-is still there, and one that does not answer has lost it. Producers without one are not in the way of somebody who wants
-the partition for itself, but they write no more from then on, either.
+is still there, and one that does not answer has lost it. Producers without a home do not keep another producer from
+having the partition to itself; from then on they are refused as well.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from actors.messages import OpenProducer
 from storage.errors import Conflict, ProducerFenced
 
 LINE_MS = 10_000
-"""Who waits and has not asked for so long waits no more."""
+"""A producer that waits for its turn and has not asked for so long is dropped from the line."""
 PUT_OUT = 64
 
 
@@ -36,14 +37,14 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Somebody is in the way: ask the homes whether these are still there."""
+    """Other producers are in the way: ask their homes whether they are still there."""
 
     holders: list[Holder]
 
 
 @dataclass(slots=True)
 class Access:
-    """Who is there, who waits. No I/O; times are milliseconds."""
+    """Which producers are there, and which wait. No I/O; times are milliseconds."""
 
     epoch: int = -1
     holder: Holder | None = None

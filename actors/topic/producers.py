@@ -117,7 +117,7 @@ class Producers:
         if producer.incarnation == incarnation and producer.session:
             return producer
         if incarnation in producer.replaced:
-            raise ProducerFenced(f"producer {name!r} was opened again by somebody newer")
+            raise ProducerFenced(f"producer {name!r} was opened again by a newer instance")
         if producer.session:
             producer.replaced.append(producer.incarnation)
         self._sessions += 1
@@ -139,7 +139,7 @@ class Producers:
                 self.end(other, producer.incarnation)
 
     def is_replaced(self, name: str, incarnation: str) -> bool:
-        """Whether this incarnation has given way to somebody."""
+        """Whether this incarnation has given way to another producer."""
         producer = self._known.get(name)
         return producer is not None and incarnation in producer.replaced
 
@@ -222,7 +222,7 @@ class Producers:
         return not producer.pending and now - producer.seen > FORGET_MS
 
     def fail(self, error: SluiceError) -> None:
-        """The owner stops: everybody who waits for an outcome learns that it is not known here."""
+        """The owner stops: all that wait for an outcome learn that it is not known here."""
         for producer in self._known.values():
             for pending in producer.pending.values():
                 pending.outcome.set_exception(error)

@@ -188,7 +188,7 @@ class LogReads:
         return None if cached is None or (whole and cached.blob is None) else cached
 
     async def _load_once(self, ledger: LedgerRecord, run: int, whole: bool, keep: bool) -> CachedRun:
-        """Load a run, or wait for who is loading it: all consumers of a dead owner come with the same messages."""
+        """Load a run, or wait until it is loaded: all consumers of a dead owner come with the same messages."""
         place = (ledger.id, run)
         while (coming := self._coming.get(place)) is not None:
             await coming.wait(self._ports)
@@ -231,7 +231,7 @@ class LogReads:
     async def rows(self, positions: Positions) -> RowIndex:
         """Index columns of single messages; what was trimmed is left out.
 
-        Raises Unavailable for what is not known here. Who asks holds it, so it is confirmed: this is an owner that was
+        Raises Unavailable for what is not known here. The consumer that asks holds it, so it is confirmed: this owner was
         replaced and does not know it, and must not say that there is nothing.
         """
         shown: list[Positions] = []
@@ -334,7 +334,7 @@ class LogReads:
         return found
 
     async def _again(self, ledger: LedgerRecord, run: int) -> tuple[StoredFrame, memoryview]:
-        """A verified copy for somebody who could not use the first one; it may be that nobody can."""
+        """A verified copy for a reader that could not use the first one; perhaps no copy can be used."""
         try:
             frame, data = await self._log.reader.whole(ledger, run)
             decode_body(data[frame.header.columns_bytes :], frame.header.shape, frame.header.count)

@@ -182,7 +182,7 @@ class Topic(Actor):
             await next(reversed(producer.pending.values())).outcome
         await self._ready()
         if producer.session != session:
-            raise ProducerFenced(f"producer {request.producer!r} was opened again by somebody newer")
+            raise ProducerFenced(f"producer {request.producer!r} was opened again by a newer instance")
         stored, epoch = producer.stored, self._log.epoch
         return ProducerOpened(session=session, last_sequence=stored, epoch=epoch, topic_epoch=exclusive)
 

@@ -3,8 +3,8 @@
 A run whose copies are all damaged, or whose body nobody can decode, stops every reader in front of it. That is right as
 long as a copy may come back, and it is never right to decide it in silence: so the run is named (`line`: in the answer
 to a ping, from where it reaches `status` and the alarms), and an operator may give it up. What is given up is written
-into the partition's record: readers step over it, who asks for its payload is told so, and it is not copied any more.
-Nothing else of the ledger changes, so all other messages keep their order.
+into the partition's record: readers step over it, a request for its payload is refused with that, and it is not
+copied any more. Nothing else of the ledger changes, so all other messages keep their order.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Trouble:
 
 
 class Unreadable:
-    """The runs that could not be read when somebody last tried."""
+    """The runs that could not be read at the last try."""
 
     def __init__(self, ports: Ports) -> None:
         self._ports = ports
@@ -145,7 +145,7 @@ class GivingUp:
         raise NotFound(f"no bookie that answers knows entry {entry} of ledger {ledger.id}")
 
     async def _check_unreadable(self, ledger: LedgerRecord, lost: GivenUp) -> None:
-        """Raises Invalid if somebody can read the run, Unavailable while a bookie that may have it does not answer."""
+        """Raises Invalid if the run can be read, Unavailable while a bookie that may have it does not answer."""
         for bookie in ledger.write_set(lost.run):
             others = tuple(name for name in ledger.bookies() if name != bookie)
             try:

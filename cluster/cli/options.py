@@ -71,7 +71,7 @@ def moment(text: str) -> int:
 
 
 def _check_address(text: str | None) -> str | None:
-    """HOST:PORT at which somebody listens. Ray itself would wait for more than a minute."""
+    """HOST:PORT at which a process listens. Ray itself would wait for more than a minute."""
     if text is None:
         return None
     host, _, port = text.rpartition(":")

@@ -77,7 +77,7 @@ def up(
 
 
 def _was_given(option: str, sources: Mapping[str, str]) -> bool:
-    """Whether somebody said so, here or in the environment or the file; defaults are nobody's wish."""
+    """Whether the user chose it, as an option, in the environment or in the file; a default does not count."""
     return option in sources or (option == "bookie_settings" and any(key.startswith("bookie.") for key in sources))
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from cluster.client import Client
 
 LOOK_SECONDS = 3.0
-"""How long nothing may move before somebody is told, and how often it is looked at again."""
+"""How long nothing may move before the user is told, and how often it is looked at again."""
 
 
 class Waiting:

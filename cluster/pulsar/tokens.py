@@ -22,7 +22,7 @@ _PUBLIC = ["RS256", "RS384", "RS512", "ES256", "ES384", "ES512"]
 
 
 class Rejected(Invalid):
-    """Somebody who is not let in."""
+    """Credentials that are refused."""
 
 
 @dataclass(frozen=True, slots=True)

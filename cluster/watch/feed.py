@@ -1,4 +1,4 @@
-"""Asks the owners while somebody looks, and sends what they say as server-sent events.
+"""Asks the owners while a page is open, and sends what they say as server-sent events.
 
 All who look at one subscription share one round of questions: EVERY_MS apart for what moves fast (the dispatchers),
 SLOW rounds apart for the rest. Nobody looks: nobody asks. A round begins when the former has ended, so owners that are

@@ -1,7 +1,7 @@
 """From the owners' statistics to a picture of one subscription, and from two pictures to what happened between them.
 
 A picture is plain data for JSON. Of the 65,536 hashes it holds ranges, not hashes: a consumer's ranges change only
-when somebody joins or leaves, and what drains is few.
+when a consumer joins or leaves, and what drains is few.
 """
 
 from __future__ import annotations

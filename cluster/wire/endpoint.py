@@ -21,7 +21,7 @@ class Endpoint(msgspec.Struct, frozen=True):
     """Where a process listens. machine: what sees its files, and with them the socket at path; network: what its
     loopback is the loopback of; host and port: from elsewhere.
 
-    secret: proves that somebody was told this, where the cluster has no token of its own; else empty. tls: the files
+    secret: proves that the caller was told this, where the cluster has no token of its own; else empty. tls: the files
     that this process speaks TLS with (cluster.wire.tls.TlsFiles), empty if it does not: a caller that was told of none
     of its own uses those at the same paths.
     """

@@ -12,7 +12,7 @@ cannot prove itself to. The listener's name is part of it: a port that another p
 somebody else, and the caller knows that the one it wanted has gone.
 
 The handshake protects the door, not the road: between machines, use TLS (cluster.wire.tls). Each proof then covers
-the TLS connection as well, so that somebody in the middle cannot pass it on.
+the TLS connection as well, so that a man in the middle cannot pass it on.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def refusal(reason: str, *, elsewhere: bool = False) -> list[Buffer]:
 
 
 def prove(key: bytes, role: bytes, name: str, callers: bytes, listeners: bytes, binding: bytes = b"") -> bytes:
-    """What only somebody with the key can say about this connection. binding: of its TLS, empty without."""
+    """What only a holder of the key can say about this connection. binding: of its TLS, empty without."""
     parts = (b"sluice", role, name.encode(), callers, listeners, *([binding] if binding else []))
     said = b"".join(len(part).to_bytes(4, "little") + part for part in parts)
     return hmac.digest(key, said, "sha256")

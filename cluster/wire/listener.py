@@ -117,7 +117,7 @@ class Listener:
 
 
 class _Incoming:
-    """One connection from somebody. moved: called when it has proved itself, and when it has ended."""
+    """One incoming connection. moved: called when it has proved itself, and when it has ended."""
 
     def __init__(
         self,

@@ -84,7 +84,7 @@ class SharedPayload:
 
     @classmethod
     def received(cls, descriptor: int) -> SharedPayload:
-        """What somebody passed; the descriptor is taken. Raises Malformed unless nobody can ever change it."""
+        """The contents of a descriptor, which is taken over. Raises Malformed unless it can never be changed."""
         try:
             seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
             if seals & _SEALS != _SEALS:

@@ -1,6 +1,6 @@
 """TLS between machines: both sides show a certificate of the cluster's own authority.
 
-The certificate says that somebody may speak at all, the token (cluster.wire.handshake) which process he is, and the
+The certificate says that a process may speak at all, the token (cluster.wire.handshake) which process he is, and the
 proof of the token covers the TLS connection itself: nobody can stand between two processes and pass on what they say,
 not even with a certificate of the cluster. Names in certificates are not looked at, because processes are found by
 address and prove their own names.
@@ -24,7 +24,7 @@ from storage.errors import Invalid
 from storage.frame import Buffer
 
 _HANDSHAKE, _ALERT = 0x16, 0x15
-"""First byte of what TLS begins with; anything else comes from somebody who does not speak it."""
+"""First byte of what TLS begins with; anything else comes from a peer that does not speak it."""
 _FLIGHTS = 6
 """Turns of a handshake within one process: more than it takes."""
 

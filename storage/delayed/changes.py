@@ -1,4 +1,4 @@
-"""What became of delayed messages by the will of somebody: which were cancelled, and which have another due time.
+"""Delayed messages that were changed on request: which were cancelled, and which have another due time.
 
 The log says when a message was to come, once and for ever. What is here wins over that, for one subscription: a
 cancelled message is done (the cursor says so too; here it stands that nobody ever got it for that), and a rescheduled

@@ -171,5 +171,5 @@ async def not_offered(request: web.Request) -> web.Response:
 
 
 def forced(request: web.Request) -> bool:
-    """Whether a deletion is to be done also where somebody is connected."""
+    """Whether to delete also while clients are connected."""
     return request.query.get("force", "").lower() == "true"

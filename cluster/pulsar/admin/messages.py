@@ -30,7 +30,7 @@ from storage.errors import Invalid, NotFound, Unavailable
 from storage.position import entry_of, ledger_of, position, run_positions
 
 MOST_STEPS = 1_000
-"""So far into a backlog or a log somebody may look this way: a question a message."""
+"""So far into a backlog or a log these paths look, because each message costs a question."""
 PREFIX = "X-Pulsar-"
 
 

@@ -59,4 +59,4 @@ def test_an_owner_that_was_replaced_is_looked_up_again() -> None:
 
 
 def test_a_newer_producer_of_the_name_ends_the_older() -> None:
-    assert isinstance(open_after(ProducerFenced("'p' was opened again by somebody newer")), ProducerFenced)
+    assert isinstance(open_after(ProducerFenced("'p' was opened again by a newer instance")), ProducerFenced)
