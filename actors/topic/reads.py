@@ -231,8 +231,8 @@ class LogReads:
     async def rows(self, positions: Positions) -> RowIndex:
         """Index columns of single messages; what was trimmed is left out.
 
-        Raises Unavailable for what is not known here. The consumer that asks holds it, so it is confirmed: this owner was
-        replaced and does not know it, and must not say that there is nothing.
+        Raises Unavailable for what is not known here. The consumer that asks holds it, so it is confirmed: this owner
+        was replaced and does not know it, and must not say that there is nothing.
         """
         shown: list[Positions] = []
         hashes: list[np.ndarray] = []

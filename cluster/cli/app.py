@@ -16,8 +16,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
-    help="Sluice: a keyed message broker on Ray that proves its order. "
-    "Start with `./sluice flood`. Exit codes: 0 fine, 1 a promise was broken, 2 the call was wrong.",
+    help="Sluice: a message broker that keeps the order of each key, on Ray or in one process. "
+    "Try `./sluice flood`, or `./sluice up`, then `produce` and `consume`. "
+    "Exit codes: 0 fine, 1 a promise was broken, 2 the call was wrong.",
 )
 
 

@@ -22,7 +22,9 @@ MessagesOption = Annotated[int, typer.Option("--messages", min=1, help="How many
 SizeOption = Annotated[int, typer.Option("--size", min=16, max=5 << 20, help="Bytes of a message's payload.")]
 KeysOption = Annotated[int, typer.Option("--keys", min=1, help="How many different keys.")]
 SkewOption = Annotated[float, typer.Option("--skew", min=0, help="Zipf exponent of the keys; 0 is uniform.")]
-ConsumersOption = Annotated[int, typer.Option("--consumers", min=1, help="Consumers of the subscription.")]
+ConsumersOption = Annotated[
+    int, typer.Option("--consumers", min=1, max=256, help="Consumers of the subscription, each a process.")
+]
 DelayedOption = Annotated[
     float,
     typer.Option(
@@ -30,7 +32,7 @@ DelayedOption = Annotated[
         metavar="FRACTION",
         min=0,
         max=1,
-        help="Part of the messages that is delayed; in acts, of the second.",
+        help="Part of the messages that is delayed; in a flood in acts, part of the second act.",
     ),
 ]
 RateOption = Annotated[float, typer.Option("--rate", min=0, help="Messages per second; 0 is as fast as can be.")]
@@ -53,18 +55,21 @@ ReportFile = Annotated[Path | None, typer.Option("--report", metavar="FILE", hel
 
 WorkloadOption = Annotated[
     Workload | None,
-    typer.Option("--workload", help="Options by name: few keys, slow consumers, many who come and go."),
+    typer.Option("--workload", help="A set of options; joins: few keys, slow consumers, many of which come and go."),
 ]
 RestartsOption = Annotated[
     int,
-    typer.Option("--restarts", min=0, help="Faults under load, in turn: join, hang, leave and return, kill, freeze."),
+    typer.Option("--restarts", min=0, help="How many faults, in turn: join, hang, leave and return, kill, freeze."),
 ]
 ClientOption = Annotated[
     Client,
-    typer.Option("--client", help="Whose client publishes and consumes; pulsar: the unchanged one, at the gateway."),
+    typer.Option(
+        "--client",
+        help="Which client publishes and consumes; pulsar: the unchanged pulsar-client.",
+    ),
 ]
 StrictOption = Annotated[
-    bool, typer.Option("--strict", help="Exit 1 as well when something that was to be tested was not shown.")
+    bool, typer.Option("--strict", help="Exit 1 as well when a promise could not be tested (not shown).")
 ]
 WatchOption = Annotated[
     bool, typer.Option("--watch", help="Print the address of a live page, with a button for every fault.")
@@ -96,7 +101,9 @@ def flood(
     minutes: MinutesOption = None,
     seed: SeedOption = None,
     policy: PolicyOption = "draining_hashes",
-    nack: Annotated[float, typer.Option("--nack", help="Share of messages that consumers give back once.")] = 0.0,
+    nack: Annotated[
+        float, typer.Option("--nack", metavar="FRACTION", help="Part of the messages that consumers give back once.")
+    ] = 0.0,
     nack_order: NackOrderOption = "none",
     input: Annotated[
         str | None,
@@ -125,6 +132,8 @@ def flood(
     Exit 0 when every promise held, 1 when one was broken.
     """
     _check_input(input, key_column, payload_columns or time_column)
+    if minutes is not None and _is_given(context, "messages"):
+        raise typer.BadParameter("give --messages or --minutes, not both")
     columns = [name.strip() for name in payload_columns.split(",") if name.strip()] if payload_columns else None
     given: dict[str, Any] = dict(  # noqa: C408 - the names are parameters
         partitions=partitions, messages=messages, size=size, keys=keys, skew=skew, consumers=consumers,
@@ -152,13 +161,19 @@ def chaos(
     ] = None,
     faults: Annotated[
         str | None,
-        typer.Option("--faults", metavar="A,B,...", help="Which faults. Default: all that this cluster can stand."),
+        typer.Option(
+            "--faults",
+            metavar="A,B,...",
+            help="For example kill-consumer,kill-bookie. Default: all that this cluster can stand.",
+        ),
     ] = None,
     scenario: Annotated[
-        Scenario | None, typer.Option("--scenario", help="A scenario of its own in place of --faults.")
+        Scenario | None, typer.Option("--scenario", help="Restart one consumer after the other, in place of --faults.")
     ] = None,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="How often a scenario is repeated.")] = 3,
-    every: Annotated[str, typer.Option("--every", help="Time between two faults, for example 3s.")] = "3s",
+    every: Annotated[
+        str, typer.Option("--every", metavar="DURATION", help="Time between two faults, for example 500ms or 3s.")
+    ] = "3s",
     partitions: PartitionsOption = 4,
     size: SizeOption = 100,
     keys: KeysOption = 10_000,
@@ -181,7 +196,7 @@ def chaos(
     """
     period = milliseconds(every)
     if period <= 0:
-        raise typer.BadParameter("--every must be more than nothing")
+        raise typer.BadParameter("--every must be more than 0")
     names = [name.strip() for name in faults.split(",") if name.strip()] if faults else ["all"]
     kinds: Any = import_module("loadgen.kinds").KINDS
     unknown = [name for name in names if name not in kinds and names != ["all"]]
@@ -204,9 +219,13 @@ def _asked_for(context: typer.Context, values: dict[str, Any], workload: str | N
     """All values; with a workload those alone that the command line has, because the rest is the workload's own."""
     if workload is None:
         return values
-    sources = {name: context.get_parameter_source(name) for name in values}
-    given = [name for name, source in sources.items() if source is not None and source.name != "DEFAULT"]
-    return {name: values[name] for name in given} | {"workload": workload}
+    return {name: value for name, value in values.items() if _is_given(context, name)} | {"workload": workload}
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    """Whether an option is on the command line, and not its default."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
 
 
 def _s3_endpoint() -> str | None:
@@ -269,10 +288,20 @@ def _flood(**options: object) -> int:
 
     for name in ("json", "report"):
         path = options.get(name)
-        if isinstance(path, Path) and not path.absolute().parent.is_dir():
-            raise Invalid(f"cannot write {path}: there is no folder {path.absolute().parent}")
+        if isinstance(path, Path):
+            _check_writable(path.absolute())
     os.environ.update(ensure_java())  # before anything is started, so that a missing Java costs no time
     # The load generator lies above the cluster in the order of imports, so it is looked up and not imported.
     command: Any = import_module("loadgen.flood").flood_command
     code: int = command(**options)
     return code
+
+
+def _check_writable(path: Path) -> None:
+    """Before a run of minutes, not after it. Raises Invalid where no file can be written."""
+    if not path.parent.is_dir():
+        raise Invalid(f"cannot write {path}: there is no folder {path.parent}")
+    if path.is_dir():
+        raise Invalid(f"cannot write {path}: it is a folder; name a file")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise Invalid(f"cannot write {path}: permission denied")

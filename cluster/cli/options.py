@@ -123,13 +123,15 @@ KeyOption = Annotated[str | None, typer.Option("--key", "-k", metavar="KEY", hel
 
 NackOrderOption = Annotated[
     Literal["none", "key"],
-    typer.Option("--nack-order", help="key: what is given back goes out again before later messages of its key."),
+    typer.Option("--nack-order", help="key: a message that is given back comes again before later ones of its key."),
 ]
 ConsumerNameOption = Annotated[
     str | None,
-    typer.Option("--name", metavar="NAME", callback=_name("consumer"), help="The consumer's name, for coming back."),
+    typer.Option(
+        "--name", metavar="NAME", callback=_name("consumer"), help="Name under which the consumer can come back."
+    ),
 ]
 GraceOption = Annotated[
     int | None,
-    typer.Option("--grace-ms", min=0, help="Milliseconds for which hashes are kept for who comes back under its name."),
+    typer.Option("--grace-ms", min=0, help="How long (ms) the keys of a consumer that left wait for one of its name."),
 ]

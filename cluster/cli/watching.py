@@ -22,15 +22,15 @@ SILENCE_SECONDS = 30
 
 
 def watch(
-    topic: Annotated[str, typer.Argument(metavar="[TOPIC]", help="What to look at first.")] = "",
-    subscription: Annotated[str, typer.Argument(metavar="[SUBSCRIPTION]")] = "",
+    topic: Annotated[str, typer.Argument(metavar="[TOPIC]", help="Which topic to show first.")] = "",
+    subscription: Annotated[str, typer.Argument(metavar="[SUBSCRIPTION]", help="Default: the first one.")] = "",
     text: Annotated[bool, typer.Option("--text", help="Show it here instead of in a browser.")] = False,
     data_dir: DataDirOption = None,
     config: ConfigOption = None,
 ) -> int:
-    """Show live who owns which key, what drains, what waits and why, and what happens in the cluster.
+    """Show live which consumer owns which keys, what drains, what waits and why, and what happens in the cluster.
 
-    Prints the address of a page for a browser on this machine; what stands behind its # is the token.
+    Prints the address of a page for a browser on this machine. The part after # is its secret: do not pass it on.
     """
     from cluster.config import load
 

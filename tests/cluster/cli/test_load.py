@@ -93,6 +93,22 @@ def test_a_workload_gives_what_was_not_asked_for(cli: Cli, flood: list[dict[str,
     assert (options.keys, options.partitions, options.receiver_queue_size) == (7, 1, 400)
 
 
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("flood --json .", "it is a folder; name a file"),
+        ("flood --report missing/report.html", "there is no folder"),
+        ("chaos --report .", "it is a folder; name a file"),
+        ("flood --minutes 1 --messages 5", "give --messages or --minutes, not both"),
+        ("flood --consumers 257", "less than or equal to 256"),
+    ],
+)
+def test_what_cannot_work_is_refused_at_once(cli: Cli, flood: list[dict[str, Any]], line: str, told: str) -> None:
+    code, _, err = cli(*line.split())
+    assert (code, flood) == (2, [])
+    assert told in err
+
+
 def test_chaos_refuses_a_fault_that_does_not_exist(cli: Cli, flood: list[dict[str, Any]]) -> None:
     code, _, err = cli("chaos", "--faults", "kill,meteorite")
     assert code == 2
