@@ -10,9 +10,9 @@ nobody else. `actors/bookie_failure_detector.py` says when it is lost for good; 
 settings and those that ever served, which their cookies in the metadata tell: a shorter list in the settings must not
 hide data.
 
-Now and then the controller lets the bookies forget what no partition names any more
-(`actors/ledger/garbage_collection.py`). Two controllers may do that at once, or one that was frozen in the middle of
-it: what is collected was deleted for good.
+Now and then the bookies are let forget what no partition names any more (`actors/ledger/garbage_collection.py`), and
+subscriptions that are not durable go when nobody uses them (`actors/unused_subscriptions.py`). Two controllers may do
+either at once.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ from actors.messages import (
     DeleteTopic,
     DescribeCluster,
     Done,
-    IsUnused,
     ListBookies,
     ListSubscriptions,
     ListTopics,
@@ -61,8 +60,8 @@ from actors.messages.settings import check_subscription, check_topic, dead_lette
 from actors.names import check_name
 from actors.ports import Address, Places, Ports, Unknown
 from actors.replication_auditor import ReplicationAuditor
-from actors.subscription_records import not_durable, partitions_of
 from actors.supervisor import Running, Supervisor, state_of
+from actors.unused_subscriptions import UnusedSubscriptions
 from actors.wire import Request
 from storage.errors import Conflict, Invalid, NotFound, SluiceError, Unavailable
 
@@ -92,6 +91,7 @@ class Controller(Actor):
         self._supervisor = Supervisor(ports, self._places, lost_after_ms)
         self._gateways = GatewayKeeper(ports, self._places, self._supervisor) if gateways else None
         self._auditor = ReplicationAuditor(ports, self._supervisor.lost, self._partitions)
+        self._unused = UnusedSubscriptions(ports, self._supervisor, self._changes)
         self._leftovers_ms = leftovers_ms
         self._deleting: dict[str, str] = {}
         """Topics that are being deleted, and what of them goes at present: subscriptions, then partitions."""
@@ -147,7 +147,7 @@ class Controller(Actor):
         """Let the bookies forget ledgers that no partition names any more; for ever."""
         while True:
             await self.ports.clock.sleep(self._leftovers_ms)
-            await self._start_forgotten()
+            await self._unused.start_forgotten()
             try:
                 deleted = await collect_garbage(self.ports, self._bookie_list())
             except SluiceError as error:
@@ -155,16 +155,6 @@ class Controller(Actor):
                 continue
             if deleted:
                 self.ports.log("garbage_collected", ledgers=deleted)
-
-    async def _start_forgotten(self) -> None:
-        """Start the owners of subscriptions that are not durable: those that nobody came back to then find that they
-        are unused (`actors.dispatcher.unused`). A cluster that was ended as a whole leaves such.
-        """
-        try:
-            for topic, subscription in await not_durable(self.ports):
-                await self._owners(topic, subscription)
-        except SluiceError as error:
-            self.ports.log("forgotten_subscriptions_wait", error=str(error))
 
     async def _partitions(self, everything: bool) -> list[tuple[str, Address]]:
         """See replication_auditor.Partitions."""
@@ -300,6 +290,9 @@ class Controller(Actor):
         """Whether a subscription, or its topic, is being deleted."""
         return topic in self._deleting or (topic, subscription) in self._unsubscribing
 
+    def _changes(self, topic: str, subscription: str) -> bool:
+        return self._goes(topic, subscription) or topic in self._growing
+
     async def _locate_subscription(self, request: LocateSubscription) -> Located:
         topic = await self._topic_settings(request.topic)
         if request.settings is None:
@@ -395,37 +388,19 @@ class Controller(Actor):
         await self._end_for_good("dispatcher", place, address, request, record)
 
     async def on_remove_unused(self, request: RemoveUnused) -> Done:
-        """See messages.RemoveUnused. Nothing is deleted before the owners of all partitions have said that it may be:
-        a part of a subscription must not go while another one is in use.
-        """
+        """See messages.RemoveUnused."""
         topic, subscription = request.topic, request.subscription
-        if self._goes(topic, subscription) or topic in self._growing:
-            return Done()
-        owners = await self._owners(topic, subscription)
-        for address in owners.values():
-            if not (await self._ask(address, IsUnused())).unused:
-                return Done()
-        if self._goes(topic, subscription) or topic in self._growing:  # after an await
+        owners = await self._unused.owners_of_unused(topic, subscription)
+        if not owners:
             return Done()
         self._unsubscribing[topic, subscription] = None
         delete = DeleteSubscription(only_unused=True)
         try:
             for partition, address in owners.items():
                 await self._forget_partition(topic, subscription, partition, address, delete)
-        except Invalid as error:  # a consumer came in between
-            self.ports.log("not_unused", topic=topic, subscription=subscription, error=str(error))
         finally:
             self._unsubscribing.pop((topic, subscription), None)
         return Done()
-
-    async def _owners(self, topic: str, subscription: str) -> dict[int, Address]:
-        """The dispatchers of the partitions that have a record of the subscription, started where they do not run."""
-        partitions = await partitions_of(self.ports, topic, subscription)
-        # Those of the record count. If that is deleted just now, what is made anew must go by itself.
-        plain = msgspec.to_builtins(SubscriptionSettings(durable=False))
-        place = {"topic": topic, "subscription": subscription, "subscription_settings": plain}
-        entries = [self._supervisor.want("dispatcher", {**place, "partition": number}) for number in partitions]
-        return dict(zip(partitions, await self._supervisor.ensure_all(entries), strict=True))
 
     async def on_remove_topic(self, request: RemoveTopic) -> Done:
         """See messages.RemoveTopic."""

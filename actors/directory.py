@@ -93,7 +93,7 @@ class Directory:
         await self._ask(CreateTopic(topic=topic, settings=settings))
 
     async def remove_unused(self, topic: str, subscription: str) -> None:
-        """Delete a subscription that is not durable, if no consumer uses it. Raises Unavailable, Fenced."""
+        """Delete a subscription that is not durable, if no consumer uses it. Raises SluiceErrors."""
         await self._ask(RemoveUnused(topic=topic, subscription=subscription))
 
     async def bookies(self) -> BookieList:

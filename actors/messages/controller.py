@@ -133,7 +133,10 @@ class RemoveSubscription(Request[Done], kw_only=True):
 
 
 class RemoveUnused(Request[Done], kw_only=True):
-    """Delete a subscription that is not durable if no consumer uses it on any partition; fine if it stays."""
+    """Delete a subscription that is not durable if no consumer uses it on any partition; fine if it stays.
+
+    Invalid if a consumer came in between; the rest of it stays.
+    """
 
     reply: ClassVar[type[Reply]] = Done
     topic: Name

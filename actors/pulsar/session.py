@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Coroutine
 from typing import Any
 
@@ -116,13 +117,14 @@ class Session:
     async def leave(self, consumer: WireConsumer) -> None:
         """A consumer that was removed does not come back; a subscription that is not durable goes with its last one.
 
-        Its owner would see that after a lease (`actors.dispatcher.unused`); here it is known at once.
+        Its owner sees that as well, after a lease (`actors.dispatcher.unused`); here it is known at once.
         """
         await consumer.close()
         topic, subscription = consumer.place.topic, consumer.asked.subscription
         durable = consumer.is_reader or consumer.asked.settings.durable
         if not durable and not self.gateway.consumers.get((topic, subscription)):
-            await self.gateway.directory.remove_unused(topic, subscription)
+            with contextlib.suppress(SluiceError):
+                await self.gateway.directory.remove_unused(topic, subscription)
 
     def add_producer(self, producer: WireProducer, asked: Any, access_mode: str) -> None:
         """One more, and what its client said. Raises Refused if there are too many."""

@@ -75,6 +75,21 @@ WatchOption = Annotated[
     bool, typer.Option("--watch", help="Print the address of a live page, with a button for every fault.")
 ]
 
+NackOption = Annotated[
+    float, typer.Option("--nack", metavar="FRACTION", help="Part of the messages that consumers give back once.")
+]
+FaultsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--faults",
+        metavar="A,B,...",
+        help="For example kill-consumer,kill-bookie. Default: all that this cluster can stand.",
+    ),
+]
+EveryOption = Annotated[
+    str, typer.Option("--every", metavar="DURATION", help="Time between two faults, for example 500ms or 3s.")
+]
+
 _INPUT = "Real input"
 KeyColumnOption = Annotated[
     str | None, typer.Option("--key-column", help="Column that is the key.", rich_help_panel=_INPUT)
@@ -101,9 +116,7 @@ def flood(
     minutes: MinutesOption = None,
     seed: SeedOption = None,
     policy: PolicyOption = "draining_hashes",
-    nack: Annotated[
-        float, typer.Option("--nack", metavar="FRACTION", help="Part of the messages that consumers give back once.")
-    ] = 0.0,
+    nack: NackOption = 0.0,
     nack_order: NackOrderOption = "none",
     input: Annotated[
         str | None,
@@ -132,8 +145,7 @@ def flood(
     Exit 0 when every promise held, 1 when one was broken.
     """
     _check_input(input, key_column, payload_columns or time_column)
-    if minutes is not None and _is_given(context, "messages"):
-        raise typer.BadParameter("give --messages or --minutes, not both")
+    _check_length(context, minutes)
     columns = [name.strip() for name in payload_columns.split(",") if name.strip()] if payload_columns else None
     given: dict[str, Any] = dict(  # noqa: C408 - the names are parameters
         partitions=partitions, messages=messages, size=size, keys=keys, skew=skew, consumers=consumers,
@@ -144,6 +156,12 @@ def flood(
         strict=strict, watch=watch, client=client,
     )  # fmt: skip
     return _flood(**_asked_for(context, given, workload))
+
+
+def _check_length(context: typer.Context, minutes: float | None) -> None:
+    """Raises BadParameter if the load is to end for two reasons."""
+    if minutes is not None and _is_given(context, "messages"):
+        raise typer.BadParameter("give --messages or --minutes, not both")
 
 
 def _check_input(input: str | None, key_column: str | None, others: str | None) -> None:
@@ -159,21 +177,12 @@ def chaos(
         float | None,
         typer.Option("--minutes", min=0.1, help="How long. Default: 5, and for a scenario as long as it may take."),
     ] = None,
-    faults: Annotated[
-        str | None,
-        typer.Option(
-            "--faults",
-            metavar="A,B,...",
-            help="For example kill-consumer,kill-bookie. Default: all that this cluster can stand.",
-        ),
-    ] = None,
+    faults: FaultsOption = None,
     scenario: Annotated[
         Scenario | None, typer.Option("--scenario", help="Restart one consumer after the other, in place of --faults.")
     ] = None,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="How often a scenario is repeated.")] = 3,
-    every: Annotated[
-        str, typer.Option("--every", metavar="DURATION", help="Time between two faults, for example 500ms or 3s.")
-    ] = "3s",
+    every: EveryOption = "3s",
     partitions: PartitionsOption = 4,
     size: SizeOption = 100,
     keys: KeysOption = 10_000,

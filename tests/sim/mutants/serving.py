@@ -12,8 +12,8 @@ NOT_DURABLE = "tests/actors/pulsar/test_not_durable.py"
 SERVING: list[Mutant] = [
     Mutant(
         name="a part of a subscription goes while the rest is in use",
-        module="actors.controller",
-        old="            if not (await self._ask(address, IsUnused())).unused:",
+        module="actors.unused_subscriptions",
+        old="            if isinstance(reply, Unknown) or not reply.unused:",
         new="            if False:",
         world=GATEWAY,
         test=f"{NOT_DURABLE}::test_stays_while_one_partition_is_in_use",
