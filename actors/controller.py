@@ -17,8 +17,9 @@ either at once.
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -119,6 +120,7 @@ class Controller(Actor):
             self.ports.spawn(self._gateways.run(), "gateways")
         self.ports.spawn(self._auditor.run(), "replication auditor")
         self.ports.spawn(self._collect_leftovers(), "leftovers")
+        self.ports.spawn(self._unused.run(), "unused")
 
     async def _known_bookies(self) -> list[str]:
         """Those of the settings, then those that have a cookie besides."""
@@ -147,7 +149,6 @@ class Controller(Actor):
         """Let the bookies forget ledgers that no partition names any more; for ever."""
         while True:
             await self.ports.clock.sleep(self._leftovers_ms)
-            await self._unused.start_forgotten()
             try:
                 deleted = await collect_garbage(self.ports, self._bookie_list())
             except SluiceError as error:
@@ -368,39 +369,37 @@ class Controller(Actor):
         return Done()
 
     async def _delete_subscription(self, topic: str, subscription: str, force: bool) -> None:
+        with self._deletion_of(topic, subscription):
+            located = await self._locate_subscription(LocateSubscription(topic=topic, subscription=subscription))
+            owners = dict(enumerate(located.addresses))
+            await self._forget(topic, subscription, owners, DeleteSubscription(force=force))
+
+    async def on_remove_unused(self, request: RemoveUnused) -> Done:
+        """See messages.RemoveUnused."""
+        owners = await self._unused.owners_of_unused(request.topic, request.subscription)
+        with self._deletion_of(request.topic, request.subscription):
+            await self._forget(request.topic, request.subscription, owners, DeleteSubscription(only_unused=True))
+        return Done()
+
+    @contextlib.contextmanager
+    def _deletion_of(self, topic: str, subscription: str) -> Iterator[None]:
+        """Nobody locates a subscription while it is deleted. Raises Unavailable if it is being deleted already."""
         if (topic, subscription) in self._unsubscribing:
             raise Unavailable(f"subscription {subscription!r} of {topic!r} is being deleted")
         self._unsubscribing[topic, subscription] = None
         try:
-            located = await self._locate_subscription(LocateSubscription(topic=topic, subscription=subscription))
-            request = DeleteSubscription(force=force)
-            for partition, address in enumerate(located.addresses):
-                await self._forget_partition(topic, subscription, partition, address, request)
+            yield
         finally:
             self._unsubscribing.pop((topic, subscription), None)
 
-    async def _forget_partition(
-        self, topic: str, subscription: str, partition: int, address: Address, request: DeleteSubscription
+    async def _forget(
+        self, topic: str, subscription: str, owners: Mapping[int, Address], request: DeleteSubscription
     ) -> None:
-        """Have a dispatcher delete its subscription on a partition, and end it."""
-        place = {"topic": topic, "partition": partition, "subscription": subscription}
-        record = f"subscription/{topic}/{partition}/{subscription}"
-        await self._end_for_good("dispatcher", place, address, request, record)
-
-    async def on_remove_unused(self, request: RemoveUnused) -> Done:
-        """See messages.RemoveUnused."""
-        topic, subscription = request.topic, request.subscription
-        owners = await self._unused.owners_of_unused(topic, subscription)
-        if not owners:
-            return Done()
-        self._unsubscribing[topic, subscription] = None
-        delete = DeleteSubscription(only_unused=True)
-        try:
-            for partition, address in owners.items():
-                await self._forget_partition(topic, subscription, partition, address, delete)
-        finally:
-            self._unsubscribing.pop((topic, subscription), None)
-        return Done()
+        """Have owners, by partition, delete their part of a subscription, and end them."""
+        for partition, address in owners.items():
+            place = {"topic": topic, "partition": partition, "subscription": subscription}
+            record = f"subscription/{topic}/{partition}/{subscription}"
+            await self._end_for_good("dispatcher", place, address, request, record)
 
     async def on_remove_topic(self, request: RemoveTopic) -> Done:
         """See messages.RemoveTopic."""

@@ -8,19 +8,21 @@ owners. Now and then these are started; then they find out that they are unused.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
-import msgpack
 import msgspec
 
+from actors.dispatcher.state import settings_in
 from actors.messages import IsUnused, SubscriptionSettings
-from actors.messages.settings import stored_settings
 from actors.ports import Address, Ports, Unknown
 from actors.supervisor import Supervisor
-from storage.errors import SluiceError
+from storage.errors import Corrupt, SluiceError
 
 PREFIX = "subscription/"
 CALL_TIMEOUT = 10_000
+LOOK_MS = 600_000
+"""Ten minutes: each record is read."""
 
 
 class UnusedSubscriptions:
@@ -43,14 +45,16 @@ class UnusedSubscriptions:
                 return {}
         return {} if self._changes(topic, subscription) else owners
 
-    async def start_forgotten(self) -> None:
-        """Start the owners of all subscriptions that are not durable, where they do not run."""
-        try:
-            for topic, subscription in await self._not_durable():
-                if not self._changes(topic, subscription):
-                    await self._owners(topic, subscription)
-        except SluiceError as error:
-            self._ports.log("forgotten_subscriptions_wait", error=str(error))
+    async def run(self) -> None:
+        """Start the owners of all subscriptions that are not durable, where they do not run; again and again."""
+        while True:
+            await self._ports.clock.sleep(LOOK_MS)
+            try:
+                for topic, subscription in await self._not_durable():
+                    if not self._changes(topic, subscription):
+                        await self._owners(topic, subscription)
+            except SluiceError as error:
+                self._ports.log("unused_subscriptions_wait", error=str(error))
 
     async def _owners(self, topic: str, subscription: str) -> dict[int, Address]:
         """The dispatchers of the partitions that have a record of the subscription, started where they do not run."""
@@ -68,12 +72,7 @@ class UnusedSubscriptions:
         for key in await self._ports.meta.keys(PREFIX):
             _, topic, _, name = key.split("/")
             record = None if (topic, name) in found else await self._ports.meta.read(key)
-            value = None if record is None else msgpack.unpackb(record.value)
-            if isinstance(value, dict) and not _settings(value).durable:
-                found[topic, name] = None
+            with contextlib.suppress(Corrupt):  # its owner says so
+                if record is not None and not settings_in(record.value).durable:
+                    found[topic, name] = None
         return list(found)
-
-
-def _settings(value: dict[str, object]) -> SubscriptionSettings:
-    stored = value.get("settings")
-    return stored_settings(stored if isinstance(stored, bytes) else b"", SubscriptionSettings)[0]

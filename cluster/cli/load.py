@@ -94,6 +94,9 @@ _INPUT = "Real input"
 KeyColumnOption = Annotated[
     str | None, typer.Option("--key-column", help="Column that is the key.", rich_help_panel=_INPUT)
 ]
+TimeColumnOption = Annotated[
+    str | None, typer.Option("--time-column", help="Column that gives the order.", rich_help_panel=_INPUT)
+]
 PayloadColumnsOption = Annotated[
     str | None,
     typer.Option("--payload-columns", metavar="A,B,...", help="Default: all columns.", rich_help_panel=_INPUT),
@@ -124,9 +127,7 @@ def flood(
     ] = None,
     key_column: KeyColumnOption = None,
     payload_columns: PayloadColumnsOption = None,
-    time_column: Annotated[
-        str | None, typer.Option("--time-column", help="Column that gives the order.", rich_help_panel=_INPUT)
-    ] = None,
+    time_column: TimeColumnOption = None,
     bookies: BookiesOption = 3,
     objects: ObjectsOption = None,
     s3_endpoint: S3EndpointOption = None,

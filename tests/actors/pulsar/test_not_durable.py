@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from actors.controller import LEFTOVERS_MS, Controller
+from actors.controller import Controller
 from actors.messages import ListSubscriptions, SubscriptionSettings
+from actors.unused_subscriptions import LOOK_MS
 from tests.actors.pulsar.two_gateways import GATEWAYS, SHARED, Clients, with_gateways
 from tests.scenarios.key_shared.broker import CONTROLLER, TOPIC, Broker
 from tests.sim.worlds.wire import Refusal, message_id
@@ -137,6 +138,6 @@ def test_one_that_nobody_runs_is_found() -> None:
         await broker.world.start("controller", lambda ports: Controller(ports, bookies=["bookie-0"]), fixed=True)
         await broker.quiet(SOON_MS)
         assert await there(broker)
-        await gone(broker, LEFTOVERS_MS + SOON_MS)
+        await gone(broker, LOOK_MS + SOON_MS)
 
     with_gateways(scenario)
