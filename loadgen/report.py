@@ -151,7 +151,7 @@ def _banner(report: Report) -> str:
     messages = report.judgement.findings.messages
     lead = (
         f"{messages['confirmed']:,} messages published, {messages['acked']:,} acknowledged, "
-        f"{len(report.faults)} faults under load."
+        f"{len(report.faults)} fault{'' if len(report.faults) == 1 else 's'} under load."
     )
     lines = ([] if good else report.reasons[:8]) + [f"not shown: {line}" for line in report.not_shown[:8]]
     reasons = "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>" if lines else ""
@@ -199,13 +199,14 @@ def _card(title: str, inside: str, note: str = "") -> str:
 
 
 def _figure(figure: Any, name: str) -> str:
+    """On a narrow screen it keeps its width and is moved sideways: squeezed, its names lie upon its curves."""
     html: str = figure.to_html(
         full_html=False,
         include_plotlyjs=False,
         div_id=name,
         config={"displayModeBar": False, "responsive": True},
     )
-    return html
+    return f'<div class="wide">{html}</div>'
 
 
 NOT_SHOWN = "not shown"
@@ -461,6 +462,7 @@ header ul{margin:8px 0 0;padding-left:18px}
 .tile{padding:16px 18px}.tile b{display:block;font-size:24px;letter-spacing:-.02em;font-variant-numeric:tabular-nums}
 .tile span{color:var(--muted);font-size:13px;line-height:1.3;display:block;margin-top:2px}
 .card{padding:20px 24px;margin:16px 0;min-width:0}
+.wide{overflow-x:auto}.wide>div{min-width:640px}
 .card h2{margin:0 0 6px;font-size:17px}.note{color:var(--muted);margin:2px 0 10px;font-size:14px}
 @media(max-width:760px){header{flex-wrap:wrap}.when{margin-left:0;text-align:left}}
 table{width:100%;border-collapse:collapse}td,th{padding:8px 10px 8px 0;border-top:1px solid var(--line);
