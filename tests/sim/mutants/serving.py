@@ -32,7 +32,7 @@ SERVING: list[Mutant] = [
         old="                    first += send.rows\n",
         new="",
         world=GATEWAY,
-        seed=66,
+        seed=2,
     ),
     Mutant(
         name="a part of a batch acknowledges all of it",
