@@ -81,6 +81,8 @@ class CancelsCourse(Course):
         self._changing = True
         self._swept: set[bytes] = set()
         """Keys of which all was cancelled, also what was stored and not confirmed yet."""
+        self._repeated: set[Message] = set()
+        """What somebody asked again to have cancelled: an answer that was lost may have said that it is."""
 
     async def change_often(self, rng: random.Random) -> None:
         """Cancel and reschedule now and then until the trouble is over and a little longer."""
@@ -133,7 +135,16 @@ class CancelsCourse(Course):
         places = {f"{show(send[5])}:{partition}": send for send in targets}
         self._expect(list(places.values()), time)
         wanted = {"message_ids": [place.rpartition(":")[0] for place in places]}
-        answer = await insist(ports, directory, self.size.traffic.settings, partition, verb, {**wanted, **time})
+        repeated = {(send[2], send[3]) for send in targets} if not time else set()
+        answer = await insist(
+            ports,
+            directory,
+            self.size.traffic.settings,
+            partition,
+            verb,
+            {**wanted, **time},
+            lambda: self._repeated.update(repeated),
+        )
         assert {row["messageId"] for row in answer["messages"]} == set(places), "somebody was not answered"
         for row in answer["messages"]:
             self._judge_answer(places[row["messageId"]], row["answer"], time.get("deliver_at", 0))
@@ -156,7 +167,8 @@ class CancelsCourse(Course):
         before = message in self._cancelled
         assert not before or answer in (CANCELLED, UNKNOWN), f"{message} was cancelled, and is now {answer!r}"
         finished = not before and not self.past.is_open(*message)
-        swept = answer == UNKNOWN and send[2] in self._swept  # cancelled with its key, and trimmed since
+        # Cancelled with its key, or by a call whose answer was lost, and trimmed since.
+        swept = answer == UNKNOWN and (send[2] in self._swept or message in self._repeated)
         if answer == CANCELLED or (swept and not finished):
             self._cancelled.setdefault(message, self.past.stamp())
             send[6] = history.INFO

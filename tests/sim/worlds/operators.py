@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from actors.directory import Directory
@@ -20,8 +21,12 @@ async def insist(
     partition: int,
     verb: str,
     arguments: dict[str, Any],
+    again: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Ask a partition's dispatcher until there is an answer: asking again changes nothing. Raises Invalid."""
+    """Ask a partition's dispatcher until there is an answer: asking again changes nothing. Raises Invalid.
+
+    again: called before it is asked once more.
+    """
     while True:
         try:
             address = await directory.dispatcher(TOPIC, partition, SUBSCRIPTION, settings)
@@ -34,3 +39,4 @@ async def insist(
         except SluiceError as error:
             ports.log("not answered", error=str(error))
         await ports.clock.sleep(50)
+        again()
