@@ -198,8 +198,8 @@ def check_stores(urls: Iterable[str], endpoint: str | None = None) -> None:
     """Look at the URLs of stores before anything is started; an empty one is not looked at.
 
     In each store in S3 one object is written, read, listed and deleted; a connection to it that others can read is
-    warned of. Raises Invalid in one line that names what a
-    person has to mend (URL, endpoint, bucket, credentials, permission), Unavailable if nobody answers.
+    warned of. Raises Invalid in one line that names what a person has to mend (URL, endpoint, bucket, credentials,
+    permission), Unavailable if nobody answers.
     """
     for url in dict.fromkeys(urls):
         if url and _split(url, "file:///path, sqlite:///path, a path, s3://bucket/prefix or memory:")[0] == "s3":
