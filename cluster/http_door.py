@@ -1,4 +1,4 @@
-"""A connection that was just accepted, and goes as it is to who answers HTTP."""
+"""What stands before who answers HTTP: a connection that was just accepted, and what comes on it, in parts."""
 
 from __future__ import annotations
 
@@ -18,3 +18,38 @@ class HttpDoor(asyncio.Protocol):
         accepted = cast(asyncio.Transport, transport)
         accepted.pause_reading()
         self._take(accepted)
+
+
+class HeadAlone(asyncio.Protocol):
+    """Hands on what comes, the end of a request's head apart from what follows it, in the same order and unchanged.
+
+    What follows a request that announces no body is read as the next one. The parser that answers here drops all that
+    it read at once where a part of that is no HTTP, and nobody would answer the request. Some clients send a body that
+    they do not announce: apart, the request is answered, what follows is refused, and the connection closed.
+    """
+
+    def __init__(self, behind: asyncio.Protocol) -> None:
+        self._behind = behind
+
+    def data_received(self, data: bytes) -> None:
+        """In a body the end of a line may look like that of a head: to the parser a cut more or less means nothing."""
+        head, end, rest = data.partition(b"\r\n\r\n")
+        self._behind.data_received(head + end)
+        if rest:
+            self._behind.data_received(rest)
+
+    def eof_received(self) -> bool | None:
+        """Nothing more comes."""
+        return self._behind.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection has ended."""
+        self._behind.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """What was written piles up."""
+        self._behind.pause_writing()
+
+    def resume_writing(self) -> None:
+        """It was taken."""
+        self._behind.resume_writing()

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from actors.ports import Ports
 from cluster.environment import LOOPBACK
-from cluster.http_door import HttpDoor
+from cluster.http_door import HeadAlone, HttpDoor
 from cluster.http_guard import Handler
 from storage.errors import Invalid, Unavailable
 
@@ -75,10 +75,11 @@ class HttpServer:
             transport.abort()
             return
         protocol: Any = server()
-        transport.set_protocol(protocol)
+        alone = HeadAlone(protocol)
+        transport.set_protocol(alone)
         protocol.connection_made(transport)
         if begun:
-            protocol.data_received(begun)
+            alone.data_received(begun)
         transport.resume_reading()
 
     async def close(self) -> None:

@@ -97,6 +97,38 @@ def test_a_request_may_come_in_pieces(server: Client, raw: Raw) -> None:
     assert server.pulsar_service_url.encode() in data
 
 
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_body_that_no_header_announces(server: Client, raw: Raw, apart: bool) -> None:
+    """The request is answered, and what follows it is refused and ends the connection."""
+    topic = f"unannounced-{apart}".lower()
+    server.create_topic(topic)
+    head = f"DELETE /admin/v2/persistent/public/default/{topic} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+    body = b'{"force": true}'
+    if apart:
+        raw.send(head)
+        raw.send(body)
+    else:
+        raw.send(head + body)
+    data = b""
+    while chunk := raw._socket.recv(65536):
+        data += chunk
+    assert data.startswith(b"HTTP/1.1 204")
+    assert data.count(b"HTTP/1.") == 2
+    assert b" 400 Bad Request" in data
+    assert topic not in [one["topic"] for one in server.topics()]
+
+
+def test_requests_that_come_at_once_are_answered_in_turn(server: Client, raw: Raw) -> None:
+    counts = "/admin/v2/persistent/public/default/at-once/partitions"
+    put = f"PUT {counts} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\n3\r\n\r\n"
+    raw.send(f"{put}GET {counts} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+    data = b""
+    while chunk := raw._socket.recv(65536):
+        data += chunk
+    assert data.startswith(b"HTTP/1.1 204")
+    assert b'{"partitions": 3' in data
+
+
 def test_tokens_and_tls_are_wanted_here_too(tmp_path: Path) -> None:
     key = tmp_path / "token.key"
     key.write_bytes(secrets.token_bytes(32))
