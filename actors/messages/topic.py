@@ -62,7 +62,8 @@ class ProducersPresent(Reply, kw_only=True):
 
 class ProducersHere(Request[ProducersPresent], kw_only=True):
     """Which of these producers on a partition does a home still serve? ended: somebody else has it to itself now, and
-    they are to give way.
+    they are to give way. over: the partition takes no more messages; they leave when what they sent has its outcome,
+    and their clients come again and learn it.
     """
 
     reply: ClassVar[type[Reply]] = ProducersPresent
@@ -70,6 +71,7 @@ class ProducersHere(Request[ProducersPresent], kw_only=True):
     partition: int
     incarnations: list[str]
     ended: bool
+    over: bool = False
 
 
 class ClientsHere(Request[Text], kw_only=True):

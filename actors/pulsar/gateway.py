@@ -111,6 +111,9 @@ class ProducerHere(Protocol):
     def give_way(self) -> None:
         """Another producer has the topic to itself from now on."""
 
+    async def come_again(self) -> None:
+        """Its client has to ask for it again, once everything it sent has its outcome."""
+
     async def answers(self) -> bool:
         """Whether its client shows a sign of life soon; the connection of one that does not is over."""
 
@@ -176,6 +179,9 @@ class Gateway:
         if request.ended:
             for producer in meant:
                 producer.give_way()
+        elif request.over:
+            for producer in meant:
+                self.ports.spawn(producer.come_again(), "over")
         else:
             told = await asyncio.gather(*(producer.answers() for producer in meant))
             meant = [producer for producer, answers in zip(meant, told, strict=True) if answers]

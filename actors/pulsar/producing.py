@@ -242,6 +242,17 @@ class WireProducer:
         """Another producer has the topic to itself from now on."""
         self._fenced(self)
 
+    async def come_again(self) -> None:
+        """Take nothing more, and send the client away when all that was taken has its outcome.
+
+        One that is being opened stays: its client would wait for an answer that is never said.
+        """
+        if self.ready:
+            self.ready = False
+            await self.flush()
+            if not self.closed:
+                self._fenced(self)
+
     async def answers(self) -> bool:
         """See actors.pulsar.gateway.ProducerHere."""
         return not self.closed and await self._alive()

@@ -63,6 +63,11 @@ class Access:
         """What the record is to say."""
         return Exclusivity(self.epoch, self.holder)
 
+    @property
+    def present(self) -> list[Holder]:
+        """The producers that are there."""
+        return list(self._present.values())
+
     def judge(self, request: OpenProducer, now: int, *, asked: bool) -> Admit | Wait | Ask:
         """What becomes of a producer that wants to write. asked: who is in the way has been asked just now.
 

@@ -58,8 +58,7 @@ class Admission:
         if request.access == "shared":
             return -1
         self._producers.end_others(request.producer)
-        for home in sorted({other.home for other in ended}):
-            self._ports.spawn(self._tell(home, [other for other in ended if other.home == home]), "ended")
+        self._tell_all(ended, over=False)
         epoch = self._access.epoch
         if self._access.durable != before:
             try:
@@ -71,6 +70,10 @@ class Admission:
 
     def _with_access(self, record: PartitionRecord) -> PartitionRecord:
         return msgspec.structs.replace(record, exclusivity=self._access.durable)
+
+    def over(self) -> None:
+        """The partition takes no more messages: its producers leave. Who is not reached learns it by sending."""
+        self._tell_all(self._access.present, over=True)
 
     def leave(self, incarnation: str) -> None:
         """A producer is gone, or waits no more."""
@@ -87,12 +90,20 @@ class Admission:
                     self._producers.end(holder.name, holder.incarnation)
                     self.leave(holder.incarnation)
 
-    async def _tell(self, home: str, ended: list[Holder]) -> None:
-        await self._ask(home, ended, ended=True)
+    def _tell_all(self, holders: list[Holder], *, over: bool) -> None:
+        for home in sorted({one.home for one in holders}):
+            self._ports.spawn(self._tell(home, [one for one in holders if one.home == home], over=over), "ended")
 
-    async def _ask(self, home: str, holders: list[Holder], *, ended: bool) -> list[str]:
+    async def _tell(self, home: str, holders: list[Holder], *, over: bool) -> None:
+        await self._ask(home, holders, ended=not over, over=over)
+
+    async def _ask(self, home: str, holders: list[Holder], *, ended: bool, over: bool = False) -> list[str]:
         request = ProducersHere(
-            topic=self._topic, partition=self._partition, incarnations=[one.incarnation for one in holders], ended=ended
+            topic=self._topic,
+            partition=self._partition,
+            incarnations=[one.incarnation for one in holders],
+            ended=ended,
+            over=over,
         )
         try:
             reply = await self._ports.net.call(home, request, LIVENESS_MS)

@@ -386,6 +386,7 @@ class Topic(Actor):
         await self._ready()
         await self._termination.end()
         await self._ready()
+        self._admission.over()
         return self._reads.ends()
 
     async def on_delete_topic(self, request: DeleteTopic) -> Done:
