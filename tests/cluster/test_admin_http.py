@@ -264,8 +264,9 @@ async def test_parked_keys_are_shown_and_decided_of(session: aiohttp.ClientSessi
         ("POST", f"{BASE}/orders/subscription/billing/expireMessages/\u0665", None, 412),
         ("GET", f"{BASE}/orders/subscription/billing/explain?hash=" + "9" * 5000, None, 412),
         ("GET", f"{BASE}/orders/subscription/billing/explain?hash=x", None, 412),
-        ("GET", f"{BASE}/orders/subscription/%2e%2e/explain?key=k", None, 412),
-        ("DELETE", f"{BASE}/orders/subscription/a%00b", None, 412),
+        ("GET", f"{BASE}/orders/subscription/%20/explain?key=k", None, 412),
+        ("DELETE", f"{BASE}/orders/subscription/{'s' * 129}", None, 412),
+        ("DELETE", f"{BASE}/orders/subscription/{'%00' * 50}", None, 412),
     ],
 )
 async def test_wrong_calls_get_a_status_and_a_reason(
