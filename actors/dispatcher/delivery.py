@@ -68,7 +68,7 @@ class Deliverer:
         session.begin_turn(request.turn)
         if session.answered is None:
             self._core.grant(session.number, request.granted)
-            self._look()
+            self._wakeups.route.set()
             if not session.waiting:
                 session.ready.clear()
                 await session.ready.wait(self._ports, request.wait)
@@ -95,7 +95,7 @@ class Deliverer:
         self._leases.heard(session)
         self._acknowledge(session, request)
         if request.granted and self._core.grant(session.number, request.granted):
-            self._look()
+            self._wakeups.route.set()
         while request.durable and session.durable < request.ack_turn:
             await self._store.barrier()
             self._check_open(session)
@@ -155,17 +155,10 @@ class Deliverer:
         """
         interval = self._state.settings.unblocking_interval_ms
         if interval <= 0:
-            self._look()
+            self._wakeups.route.set()
         elif not self._put_off:
             self._put_off = True
             self._ports.spawn(self._wake_after(interval), "unblock")
-
-    def _look(self) -> None:
-        """Messages are done, or permits were granted: have it looked at, unless nothing waits and the next is asked for
-        already. So it is with a message now and then, and the pass for that one brings the reports in as well.
-        """
-        if not (self._core.rests and self._reader.reading) or self._backlog.any_delayed():
-            self._wakeups.route.set()
 
     async def _wake_after(self, milliseconds: int) -> None:
         await self._ports.clock.sleep(milliseconds)

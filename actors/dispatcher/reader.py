@@ -18,8 +18,8 @@ from actors.delayed.tracker import DelayedTracker
 from actors.dispatcher.open_runs import OpenRuns
 from actors.dispatcher.wakeups import Wakeups
 from actors.key_shared.dispatch import Dispatch
+from actors.ledger.fan_out import FanOut
 from actors.messages import IndexRead, ReadEnds, ReadIndex, RunIndex
-from actors.outcome import Outcome
 from actors.ports import Ports
 from actors.signal import Signal
 from actors.topic_client import TopicClient
@@ -71,7 +71,7 @@ class Reader:
         """The topic was terminated, and everything in it was read."""
         self.reading = False
         self.generation = self._holds = 0
-        self._asked: Outcome[IndexRead | None] = Outcome()
+        self._asked: FanOut[None, IndexRead] = FanOut(ports, "read")
         self.index_ready = Signal()
         self._rescans: list[tuple[int, int]] = []
 
@@ -95,7 +95,7 @@ class Reader:
     def _begin_anew(self) -> None:
         """What is under way becomes void."""
         self.generation += 1
-        self._asked.set_result(None)
+        self._asked.wake()
 
     async def restore_index(self) -> None:
         """Wait for the delayed index to be restored; an object store that is away holds up nobody else."""
@@ -200,18 +200,17 @@ class Reader:
 
     async def _answer(self, request: ReadIndex) -> IndexRead | None:
         """The topic's answer; None as soon as the read is void. Raises what the topic refuses with."""
-        asked = self._asked = Outcome()
-        asking = self._ports.spawn(self._ask(request, asked), "read")
+        asked = self._asked = FanOut(self._ports, "read")
+        asked.start(None, self._topic.ask(request, READ_TIMEOUT))
         try:
-            return await asked
+            if not await asked.within():
+                return None
+            _, outcome = await asked.next()
         finally:
-            asking.cancel()
-
-    async def _ask(self, request: ReadIndex, asked: Outcome[IndexRead | None]) -> None:
-        try:
-            asked.set_result(await self._topic.ask(request, READ_TIMEOUT))
-        except SluiceError as error:
-            asked.set_exception(error)
+            asked.cancel()
+        if isinstance(outcome, SluiceError):
+            raise outcome
+        return outcome
 
     def _next(self) -> int:
         """Where something may be that is neither done nor delayed: whole stretches are never read (discontinuous)."""

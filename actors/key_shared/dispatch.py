@@ -396,15 +396,6 @@ class Dispatch:
 
     # -- observation ------------------------------------------------------------------------------------------------
 
-    @property
-    def rests(self) -> bool:
-        """Whether nothing waits that a report or a grant could let go, and nobody would be told anything by one: all
-        that is here is with consumers, and no hash of it is awaited. Reports may gather then.
-        """
-        core = self._state
-        with_consumers = core.window.live == core.window.count[PENDING]
-        return with_consumers and not (core.tables.draining or core.revoked or core.claiming or core.lot.on)
-
     def idle(self) -> bool:
         """Nothing is pending, waiting or dead: all that was read is done."""
         return self._core.window.live == 0 and self._core.lot.live == 0

@@ -41,11 +41,15 @@ class FanOut(Generic[K, T]):
         return self._open > 0
 
     async def within(self, milliseconds: int | None = None) -> bool:
-        """Whether an outcome is there, or comes within so many milliseconds."""
+        """Whether an outcome is there, or comes within so many milliseconds, and before `wake`."""
         self._signal.clear()
         if not self._outcomes:
             await self._signal.wait(self._ports, milliseconds)
         return bool(self._outcomes)
+
+    def wake(self) -> None:
+        """Let whoever is in `within` go on, outcome or not."""
+        self._signal.set()
 
     async def next(self) -> tuple[K, T | SluiceError]:
         """The next outcome, in order of arrival."""
