@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 
 from actors.consumer.held import Received
-from actors.dispatcher.dead_letters import _with_origin
+from actors.directory import Directory
+from actors.dispatcher.dead_letters import DeadLetters, _with_origin
+from actors.dispatcher.subscription import PartitionSubscription
+from actors.messages import SubscriptionSettings
 from storage.batch import make_batch
 from storage.position import position
+from tests.sim.world import World
 
 KIND = pa.map_(pa.string(), pa.string())
 
@@ -43,3 +48,33 @@ def test_it_keeps_its_own_properties_and_an_earlier_origin() -> None:
     assert _with_origin(received, "orders").column("properties").to_pylist() == told
     cut = replace(received, rows=received.rows.slice(1), positions=received.positions[1:])
     assert _with_origin(cut, "orders").column("properties").to_pylist() == told[1:]
+
+
+class _Core:
+    """A core in which nothing is dead; it counts how often that is asked."""
+
+    asked = 0
+
+    def dead_letters(self) -> list[int]:
+        self.asked += 1
+        return []
+
+
+def test_one_move_goes_at_a_time() -> None:
+    core, nothing = _Core(), cast(Any, None)
+
+    async def run(world: World) -> None:
+        ports = world.client("dispatcher")
+        of = PartitionSubscription("orders", 0, "billing")
+        letters = DeadLetters(
+            ports, Directory(ports, "controller"), of, SubscriptionSettings(), cast(Any, core), nothing, nothing
+        )
+        letters.wake()
+        letters.wake()
+        await world.loop.pause(1)
+        assert core.asked == 1
+        letters.wake()
+        await world.loop.pause(1)
+        assert core.asked == 2
+
+    World(1).play(run)
