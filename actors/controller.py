@@ -10,7 +10,7 @@ nobody else. `actors/bookie_failure_detector.py` says when it is lost for good; 
 settings and those that ever served, which their cookies in the metadata tell: a shorter list in the settings must not
 hide data.
 
-Now and then the bookies are let forget what no partition names any more (`actors/ledger/garbage_collection.py`), and
+Now and then the bookies are told what no partition names any more (`actors/ledger/garbage_collection.py`), and
 subscriptions that are not durable go when nobody uses them (`actors/unused_subscriptions.py`). Two controllers may do
 either at once.
 """
@@ -60,6 +60,7 @@ from actors.messages import (
 from actors.messages.settings import check_subscription, check_topic, dead_letter_topic, stored_settings
 from actors.names import check_name
 from actors.ports import Address, Places, Ports, Unknown
+from actors.pulsar.records import forget_topic
 from actors.replication_auditor import ReplicationAuditor
 from actors.supervisor import Running, Supervisor, state_of
 from actors.unused_subscriptions import UnusedSubscriptions
@@ -421,8 +422,7 @@ class Controller(Actor):
                 place = {"topic": topic, "partition": partition}
                 await self._end_for_good("topic", place, address, DeleteTopic(force=force))
             await self.ports.meta.remove(topic_key(topic))
-            await self.ports.meta.remove(f"schema/{topic}")
-            await self.ports.meta.remove(f"quota/topic/{topic}")
+            await forget_topic(self.ports.meta, topic)
         finally:
             self._deleting.pop(topic, None)
         return Done()

@@ -12,10 +12,10 @@ import msgspec
 from actors.names import TENANT_NAMESPACE, check_space, namespace_of
 from actors.ports import Meta
 from actors.pulsar.compatibility import DEFAULT, STRATEGIES
-from storage.errors import Conflict, Corrupt, Invalid, NotFound, Unavailable
+from actors.pulsar.records import decoded, revise, value_of
+from storage.errors import Conflict, Invalid, NotFound
 
 _SPACES, _TENANTS = "namespace/", "tenant/"
-_TRIES = 20
 
 
 class Policies(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -42,7 +42,7 @@ class Namespaces:
 
     async def policies(self, space: str) -> Policies:
         """Those of a namespace. Raises NotFound if there is none."""
-        return (await self._read(space))[1]
+        return _policies_in(space, await value_of(self._meta, _SPACES + space))
 
     async def of_topic(self, topic: str) -> Policies:
         """Those that hold for a topic, whoever made it. Raises Unavailable."""
@@ -54,24 +54,11 @@ class Namespaces:
 
     async def change(self, space: str, **values: bool | str) -> None:
         """Set policies of a namespace. Raises NotFound, Invalid."""
-        for _ in range(_TRIES):
-            number, known = await self._read(space)
-            wanted = msgspec.structs.replace(known, **values)
-            if await self._meta.create(_SPACES + space, number + 1, msgspec.json.encode(wanted)):
-                return
-        raise Unavailable(f"the policies of {space} are being changed by others; try again")
 
-    async def _read(self, space: str) -> tuple[int, Policies]:
-        found = await self._meta.read(_SPACES + space)
-        if found is None:
-            if space == TENANT_NAMESPACE:
-                return 0, Policies()
-            text = f"Namespace {space[:80]} does not exist: see `pulsar-admin namespaces create`"
-            raise NotFound(text)
-        try:
-            return found.number, msgspec.json.decode(found.value, type=Policies)
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
-            raise Corrupt(f"the policies of {space} cannot be read: {error}") from error
+        def changed(value: bytes | None) -> bytes:
+            return msgspec.json.encode(msgspec.structs.replace(_policies_in(space, value), **values))
+
+        await revise(self._meta, _SPACES + space, changed, f"the policies of {space} are")
 
     async def all_of(self, tenant: str = "") -> list[str]:
         """Every namespace, or those of a tenant."""
@@ -113,3 +100,12 @@ class Namespaces:
         if prefix + name not in await self._meta.keys(prefix):
             raise NotFound(f"{kind} {name} does not exist")
         await self._meta.remove(prefix + name)
+
+
+def _policies_in(space: str, value: bytes | None) -> Policies:
+    """What the record of a namespace says. Raises NotFound, Corrupt."""
+    if value is not None:
+        return decoded(value, Policies, f"the policies of {space}")
+    if space != TENANT_NAMESPACE:
+        raise NotFound(f"Namespace {space[:80]} does not exist: see `pulsar-admin namespaces create`")
+    return Policies()

@@ -21,9 +21,10 @@ from actors.messages import BacklogSize, MeasureBacklog
 from actors.names import namespace_of
 from actors.ports import Meta, Ports
 from actors.pulsar.fields import ServerError
+from actors.pulsar.records import decoded, revise, topic_quota_key, value_of
 from actors.pulsar.refusals import Refused
 from actors.topic_client import TopicClient
-from storage.errors import Corrupt, Invalid, SluiceError, Unavailable
+from storage.errors import Invalid, SluiceError
 
 CHECK_MS = 5_000
 """So often producers are looked at, and quotas that were set elsewhere are seen."""
@@ -33,7 +34,6 @@ CODES = {
     "producer_exception": ServerError.PRODUCER_BLOCKED_QUOTA_EXCEEDED_EXCEPTION,
 }
 """What a producer that is kept out is told, by the policy: with the first clients wait, with the second they fail."""
-_TRIES = 20
 
 
 class Quota(msgspec.Struct, frozen=True):
@@ -56,7 +56,7 @@ def of_namespace(space: str) -> str:
 
 def of_topic(topic: str) -> str:
     """The name of a topic's own quota."""
-    return f"topic/{topic}"
+    return topic_quota_key(topic).removeprefix(PREFIX)
 
 
 class Quotas:
@@ -79,23 +79,14 @@ class Quotas:
 
     async def read(self, name: str) -> Quota | None:
         """One of them, None if it is not set. Raises Unavailable, Corrupt."""
-        found = await self._meta.read(PREFIX + name)
-        if found is None:
-            return None
-        try:
-            return msgspec.json.decode(found.value, type=Quota)
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
-            raise Corrupt(f"the backlog quota of {name} cannot be read: {error}") from error
+        value = await value_of(self._meta, PREFIX + name)
+        return None if value is None else decoded(value, Quota, f"the backlog quota of {name}")
 
     async def set(self, name: str, quota: Quota) -> None:
         """It holds from now on, elsewhere within CHECK_MS. Raises Unavailable."""
-        for _ in range(_TRIES):
-            found = await self._meta.read(PREFIX + name)
-            number = 0 if found is None else found.number
-            if await self._meta.create(PREFIX + name, number + 1, msgspec.json.encode(quota)):
-                await self.look()
-                return
-        raise Unavailable(f"the backlog quota of {name} is being changed by others; try again")
+        value = msgspec.json.encode(quota)
+        await revise(self._meta, PREFIX + name, lambda _: value, f"the backlog quota of {name} is")
+        await self.look()
 
     async def unset(self, name: str) -> None:
         """There is none any more. Raises Unavailable."""

@@ -18,8 +18,9 @@ from actors.ports import Ports
 from actors.pulsar.compatibility import ALWAYS, NEVER, compatible
 from actors.pulsar.fields import Schema, ServerError, parse
 from actors.pulsar.namespaces import Namespaces
+from actors.pulsar.records import revise, schema_key, value_of
 from actors.pulsar.refusals import Refused
-from storage.errors import Corrupt, Invalid, NotFound, Unavailable
+from storage.errors import Corrupt, Invalid, NotFound
 
 VERSION = struct.Struct(">q")
 MAX_SCHEMA_BYTES = 256 * 1024
@@ -29,7 +30,6 @@ DELETED = b""
 UNCHECKED = (0, 21)
 """Kinds of schemas that go with every other: bytes, and whatever the topic has."""
 BACKWARD, ALL = "BACKWARD", "_TRANSITIVE"
-_TRIES = 20
 
 
 class Schemas:
@@ -49,7 +49,7 @@ class Schemas:
 
     async def goes_with(self, topic: str, schema: Any) -> bool:
         """Whether a schema may follow those of a topic. Raises Unavailable."""
-        _, versions = await self._read(topic)
+        versions = await self._read(topic)
         try:
             _check(topic, await self.strategy(topic), schema, _pairs(versions[_begin(versions) :]))
         except Refused:
@@ -60,7 +60,7 @@ class Schemas:
         """A consumer comes with this, which must read the newest; where there is none, it is added. Raises as put."""
         if schema.type in UNCHECKED:
             return
-        _, versions = await self._read(topic)
+        versions = await self._read(topic)
         earlier = _pairs(versions[_begin(versions) :])
         if not earlier:
             await self.put(topic, schema)
@@ -72,7 +72,7 @@ class Schemas:
     async def check_writer(self, topic: str) -> None:
         """A producer comes without a schema. Raises Refused where its namespace wants one, Unavailable."""
         if (await self._namespaces.of_topic(topic)).enforced:
-            _, versions = await self._read(topic)
+            versions = await self._read(topic)
             if _pairs(versions[_begin(versions) :]):
                 text = f"topic {topic} has a schema, and its namespace enforces that: produce with a schema"
                 raise Refused(ServerError.INCOMPATIBLE_SCHEMA, text)
@@ -83,20 +83,22 @@ class Schemas:
         return await self._add(topic, DELETED, ALWAYS)
 
     async def _add(self, topic: str, encoded: bytes, strategy: str) -> bytes:
-        for _ in range(_TRIES):
-            number, versions = await self._read(topic)
-            place = _place_of(encoded, versions)
-            if place is not None:
-                return VERSION.pack(place)
+        def added(value: bytes | None) -> bytes:
+            versions = _versions_in(topic, value)
+            if value is not None and _place_of(encoded, versions) is not None:
+                return value
             _check(topic, strategy, parse(Schema, encoded), _pairs(versions[_begin(versions) :]))
             if len(versions) >= MAX_VERSIONS:
                 raise Invalid(f"topic {topic} has {len(versions)} schemas already")
-            await self._ports.meta.create(schema_key(topic), number + 1, msgpack.packb([*versions, encoded]))
-        raise Unavailable(f"the schemas of {topic} are being changed by others; try again")
+            packed: bytes = msgpack.packb([*versions, encoded])
+            return packed
+
+        value = await revise(self._ports.meta, schema_key(topic), added, f"the schemas of {topic} are")
+        return VERSION.pack(_place_of(encoded, _versions_in(topic, value)))
 
     async def version_of(self, topic: str, schema: Any) -> bytes:
         """The version of a schema that is there. Raises NotFound, Invalid, Unavailable."""
-        _, versions = await self._read(topic)
+        versions = await self._read(topic)
         place = _place_of(_encoded(schema), versions)
         if place is None:
             raise NotFound(f"topic {topic} has no such schema")
@@ -104,7 +106,7 @@ class Schemas:
 
     async def all_of(self, topic: str) -> list[tuple[Any, bytes]]:
         """Every version since the last deletion, and its number. Raises Unavailable."""
-        _, versions = await self._read(topic)
+        versions = await self._read(topic)
         begin = _begin(versions)
         return [(parse(Schema, version), VERSION.pack(begin + n)) for n, version in enumerate(versions[begin:])]
 
@@ -112,26 +114,22 @@ class Schemas:
         """A version and its number; the newest if none is named. Raises NotFound, Invalid, Unavailable."""
         if version and len(version) != VERSION.size:
             raise Invalid(f"a schema version has {VERSION.size} bytes, not {len(version)}")
-        _, versions = await self._read(topic)
+        versions = await self._read(topic)
         place = VERSION.unpack(version)[0] if version else len(versions) - 1
         if not _begin(versions) <= place < len(versions):
             raise NotFound(f"topic {topic} has no such schema")
         return parse(Schema, versions[place]), VERSION.pack(place)
 
-    async def _read(self, topic: str) -> tuple[int, list[bytes]]:
-        found = await self._ports.meta.read(schema_key(topic))
-        if found is None:
-            return 0, []
-        try:
-            versions = [bytes(version) for version in msgpack.unpackb(found.value)]
-        except (ValueError, TypeError, msgpack.UnpackException) as error:
-            raise Corrupt(f"the schemas of {topic} cannot be read: {error}") from error
-        return found.number, versions
+    async def _read(self, topic: str) -> list[bytes]:
+        return _versions_in(topic, await value_of(self._ports.meta, schema_key(topic)))
 
 
-def schema_key(topic: str) -> str:
-    """The metadata key of a topic's schemas."""
-    return f"schema/{topic}"
+def _versions_in(topic: str, value: bytes | None) -> list[bytes]:
+    """What the record of a topic's schemas says. Raises Corrupt."""
+    try:
+        return [] if value is None else [bytes(version) for version in msgpack.unpackb(value)]
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise Corrupt(f"the schemas of {topic} cannot be read: {error}") from error
 
 
 def _place_of(encoded: bytes, versions: list[bytes]) -> int | None:
