@@ -1,4 +1,4 @@
-"""What several wait for, and none of them can end: who gives up waiting gives up for himself alone.
+"""What several wait for, and none of them can end: whoever gives up waiting gives up alone.
 
 It does for actors what `asyncio.shield` around a future does, with one change of tasks less a wait and without a second
 future: a message passes two of these on its way to the disk.
@@ -7,7 +7,7 @@ future: a message passes two of these on its way to the disk.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
@@ -62,6 +62,12 @@ class Outcome(Generic[T]):
         calls, self._calls = self._calls, []
         for call in calls:
             call()
+
+
+async def all_of(outcomes: Iterable[Outcome[Any]]) -> None:
+    """Wait for each, in order. Raises the first error; what comes behind it goes on."""
+    for outcome in outcomes:
+        await outcome
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:

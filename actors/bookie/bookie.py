@@ -18,7 +18,7 @@ from actors.bookie.maintenance import BookieMaintenance
 from actors.bookie.settings import BookieSettings
 from actors.bookie.store import Store
 from actors.ids import stay_above
-from actors.outcome import Outcome
+from actors.outcome import Outcome, all_of
 from actors.ports import Disk, DiskFailed, DiskFull, Ports
 from actors.wire import Blob, Reply, Request
 from storage.errors import Conflict, Corrupt, Invalid, Unavailable
@@ -233,8 +233,7 @@ class Bookie(Actor):
             for ledger in sorted(request.ledgers)
             if ledger not in self.store.ledgers.deleted
         ]
-        for wait in waits:
-            await wait
+        await all_of(waits)
         return messages.Done()
 
     async def on_list_ledgers(self, request: messages.ListLedgers) -> messages.LedgerList:

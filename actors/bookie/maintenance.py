@@ -16,7 +16,7 @@ import numpy as np
 from actors.bookie.commit import RESERVE, marks_name, segment_name, segment_of
 from actors.bookie.replay import scan_segment
 from actors.bookie.store import REBUILD, Store
-from actors.outcome import Outcome
+from actors.outcome import Outcome, all_of
 from actors.ports import DiskFull
 from storage.errors import Corrupt, NotFound, Overloaded, Unavailable
 from storage.frame import decode_frame
@@ -122,9 +122,9 @@ class BookieMaintenance:
             if finding.envelope is not None and finding.envelope.kind is Kind.RUN:
                 await self._move(finding.envelope, batch)
             if sum(not moved.done() for moved in batch) >= 16:
-                await _all(batch)
+                await all_of(batch)
                 batch.clear()
-        await _all(batch)
+        await all_of(batch)
         store.segments.emptied(segment)
 
     async def _move(self, record: Envelope, batch: list[Outcome[Envelope]]) -> None:
@@ -143,8 +143,3 @@ class BookieMaintenance:
             raise Unavailable(f"a segment was damaged while it was compacted: {error}") from error
         batch.append(store.log.submit(replace(record, segment=0, offset=0, durable=0), [data]))
         self.compacted_bytes += record.size
-
-
-async def _all(moved: list[Outcome[Envelope]]) -> None:
-    for one in moved:
-        await one
