@@ -11,6 +11,7 @@ from actors.messages.common import Done, Text, no_rows
 from actors.wire import Blob, Reply, Request
 
 AccessMode = Literal["shared", "exclusive", "wait_for_exclusive", "exclusive_with_fencing"]
+ProducerNews = Literal["none", "taken", "over"]
 
 
 class ProducerOpened(Reply, kw_only=True):
@@ -61,17 +62,18 @@ class ProducersPresent(Reply, kw_only=True):
 
 
 class ProducersHere(Request[ProducersPresent], kw_only=True):
-    """Which of these producers on a partition does a home still serve? ended: somebody else has it to itself now, and
-    they are to give way. over: the partition takes no more messages; they leave when what they sent has its outcome,
-    and their clients come again and learn it.
+    """Which of these producers on a partition does a home still serve?
+
+    news: what they are told by it. taken: somebody else has the partition to itself now, and they are to give way.
+    over: it takes no more messages; they leave when what they sent has its outcome, and their clients come again and
+    learn it.
     """
 
     reply: ClassVar[type[Reply]] = ProducersPresent
     topic: str
     partition: int
     incarnations: list[str]
-    ended: bool
-    over: bool = False
+    news: ProducerNews = "none"
 
 
 class ClientsHere(Request[Text], kw_only=True):

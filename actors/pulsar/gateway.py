@@ -176,10 +176,10 @@ class Gateway:
         """See messages.ProducersHere. Those that are to give way do so."""
         here = self.producers.get((request.topic, request.partition), [])
         meant = [producer for producer in here if producer.incarnation in request.incarnations]
-        if request.ended:
+        if request.news == "taken":
             for producer in meant:
                 producer.give_way()
-        elif request.over:
+        elif request.news == "over":
             for producer in meant:
                 self.ports.spawn(producer.come_again(), "over")
         else:

@@ -6,6 +6,7 @@ import msgspec
 
 from actors.ledger.record import Holder, PartitionRecord
 from actors.messages import OpenProducer, ProducersHere
+from actors.messages.topic import ProducerNews
 from actors.ports import Ports, Unknown
 from actors.signal import Signal
 from actors.topic.access import Access, Ask, Wait
@@ -58,7 +59,7 @@ class Admission:
         if request.access == "shared":
             return -1
         self._producers.end_others(request.producer)
-        self._tell_all(ended, over=False)
+        self._tell_all(ended, "taken")
         epoch = self._access.epoch
         if self._access.durable != before:
             try:
@@ -73,7 +74,7 @@ class Admission:
 
     def over(self) -> None:
         """The partition takes no more messages: its producers leave. Who is not reached learns it by sending."""
-        self._tell_all(self._access.present, over=True)
+        self._tell_all(self._access.present, "over")
 
     def leave(self, incarnation: str) -> None:
         """A producer is gone, or waits no more."""
@@ -84,26 +85,25 @@ class Admission:
         """Forget those who are not there any more."""
         for home in sorted({holder.home for holder in holders}):
             mine = [holder for holder in holders if holder.home == home]
-            there = await self._ask(home, mine, ended=False)
+            there = await self._ask(home, mine)
             for holder in mine:
                 if holder.incarnation not in there:
                     self._producers.end(holder.name, holder.incarnation)
                     self.leave(holder.incarnation)
 
-    def _tell_all(self, holders: list[Holder], *, over: bool) -> None:
+    def _tell_all(self, holders: list[Holder], news: ProducerNews) -> None:
         for home in sorted({one.home for one in holders}):
-            self._ports.spawn(self._tell(home, [one for one in holders if one.home == home], over=over), "ended")
+            self._ports.spawn(self._tell(home, [one for one in holders if one.home == home], news), news)
 
-    async def _tell(self, home: str, holders: list[Holder], *, over: bool) -> None:
-        await self._ask(home, holders, ended=not over, over=over)
+    async def _tell(self, home: str, holders: list[Holder], news: ProducerNews) -> None:
+        await self._ask(home, holders, news)
 
-    async def _ask(self, home: str, holders: list[Holder], *, ended: bool, over: bool = False) -> list[str]:
+    async def _ask(self, home: str, holders: list[Holder], news: ProducerNews = "none") -> list[str]:
         request = ProducersHere(
             topic=self._topic,
             partition=self._partition,
             incarnations=[one.incarnation for one in holders],
-            ended=ended,
-            over=over,
+            news=news,
         )
         try:
             reply = await self._ports.net.call(home, request, LIVENESS_MS)
