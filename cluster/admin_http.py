@@ -31,7 +31,7 @@ from actors.messages import DescribeCluster, Explain, ListDelayed, Ping, Stats, 
 from actors.ports import Ports, Unknown
 from cluster.delayed import DelayedChanges
 from cluster.http_guard import guard
-from cluster.http_server import CONNECTION_SECONDS, HttpServer, body_of, number_of
+from cluster.http_server import CONNECTION_SECONDS, HttpServer, body_of, number_of, object_in
 from cluster.metrics import Distribution, Metric, distributions, series
 from cluster.pulsar.admin.addresses import Addresses
 from cluster.pulsar.admin.broker import CALL_TIMEOUT, Broker, named, subscription_of, topic_of
@@ -188,13 +188,8 @@ class AdminHttp(Actor):
 
     async def _choice(self, request: web.Request) -> dict[str, Any]:
         """The body as a JSON object. Raises Invalid."""
-        try:
-            chosen = json.loads(await body_of(request))
-        except ValueError:
-            chosen = None
-        if not isinstance(chosen, dict):
-            raise Invalid('the body is JSON that says which messages, for example {"key": "invoice-7"}')
-        return chosen
+        complaint = 'the body is JSON that says which messages, for example {"key": "invoice-7"}'
+        return object_in(await body_of(request), complaint)
 
 
 def _head(metric: Metric, kind: str) -> list[str]:

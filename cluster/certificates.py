@@ -24,8 +24,7 @@ def load_own(context: ssl.SSLContext, certificate: tuple[str, str], key: tuple[s
     """Show this certificate. Both are names of settings and their paths. Raises Invalid."""
     readable(*certificate)
     readable(*key)
-    if os.stat(key[1]).st_mode & (stat.S_IRGRP | stat.S_IROTH):
-        raise Invalid(f"{key[0]} {key[1]} is readable by others; chmod 600 it")
+    check_private(*key)
     try:
         context.load_cert_chain(certificate[1], key[1], password=_no_password)
     except ssl.SSLError as error:
@@ -42,6 +41,12 @@ def readable(name: str, path: str) -> None:
         Path(path).open("rb").close()
     except OSError as error:
         raise Invalid(f"{name} {path} cannot be read: {error.strerror}") from None
+
+
+def check_private(name: str, path: str | Path) -> None:
+    """Raises Invalid if a file that exists holds a secret which others can read. name: of the setting."""
+    if os.stat(path).st_mode & (stat.S_IRGRP | stat.S_IROTH):
+        raise Invalid(f"{name} {path} is readable by others; chmod 600 it")
 
 
 def check_date(name: str, path: str) -> None:

@@ -7,6 +7,7 @@ that send half a request, or none, hold nothing for long.
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -142,6 +143,17 @@ async def body_of(request: web.Request) -> str:
             return (await request.read()).decode("utf-8", "replace")
     except TimeoutError:
         raise Invalid(f"the body did not come within {seconds:g} s") from None
+
+
+def object_in(body: str, complaint: str) -> dict[str, Any]:
+    """A body that is a JSON object. Raises Invalid with the complaint."""
+    try:
+        given = json.loads(body)
+    except ValueError:
+        given = None
+    if not isinstance(given, dict):
+        raise Invalid(complaint)
+    return given
 
 
 def number_of(text: str, complaint: str = "{} is no number") -> int:

@@ -14,11 +14,11 @@ import hashlib
 import hmac
 import re
 import secrets
-import stat
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from cluster.certificates import check_private
 from cluster.pulsar.tokens import Identity, Rejected
 from storage.errors import Invalid
 
@@ -69,11 +69,9 @@ def _read(file: Path) -> dict[str, bytes]:
     """The hash of each user. Raises Invalid."""
     try:
         text = file.read_text("utf-8")
-        readable = file.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH)
     except (OSError, UnicodeDecodeError) as error:
         raise Invalid(f"pulsar_password_file {file} cannot be read: {getattr(error, 'strerror', error)}") from None
-    if readable:
-        raise Invalid(f"pulsar_password_file {file} is readable by others; chmod 600 it")
+    check_private("pulsar_password_file", file)
     found: dict[str, bytes] = {}
     for number, line in enumerate(text.splitlines(), 1):
         name, _, hashed = line.strip().partition(":")

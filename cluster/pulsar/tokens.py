@@ -6,10 +6,10 @@ the client's role, and may have a time at which it ends; everything else in it i
 
 from __future__ import annotations
 
-import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from cluster.certificates import check_private
 from storage.errors import Invalid
 
 METHOD = "token"
@@ -39,12 +39,11 @@ class TokenAuthenticator:
     def __init__(self, key_file: Path) -> None:
         try:
             self._key = key_file.read_bytes()
-            readable = key_file.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH)
         except OSError as error:
             raise Invalid(f"pulsar_token_key_file {key_file} cannot be read: {error.strerror}") from None
         public = b"PUBLIC KEY" in self._key
-        if not public and readable:
-            raise Invalid(f"pulsar_token_key_file {key_file} is readable by others; chmod 600 it")
+        if not public:
+            check_private("pulsar_token_key_file", key_file)
         if not public and len(self._key) < SECRET_BYTES:
             raise Invalid(f"the secret in {key_file} has {len(self._key)} bytes; {SECRET_BYTES} are the least")
         self._algorithms = _PUBLIC if public else _SECRET

@@ -10,13 +10,10 @@ P is `producer_request_hold` or `producer_exception`. A quota by time, and one t
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 from aiohttp import web
 
 from actors.pulsar.quotas import Quota, of_namespace, of_topic
-from cluster.http_server import body_of, number_of
+from cluster.http_server import body_of, number_of, object_in
 from cluster.pulsar.admin.broker import Broker, named, space_of
 from cluster.pulsar.admin.topics import NAMESPACE, TOPIC
 from storage.errors import Invalid
@@ -24,6 +21,7 @@ from storage.errors import Invalid
 BY_SIZE = "destination_storage"
 EVICTION = "consumer_backlog_eviction"
 NO_LIMIT = -1
+_COMPLAINT = 'the body is a quota, for example {"limitSize": 1048576, "policy": "producer_request_hold"}'
 
 
 class QuotasByHttp:
@@ -56,7 +54,7 @@ class QuotasByHttp:
         return web.json_response({})
 
     async def _set(self, request: web.Request) -> web.Response:
-        name, given = await self._name(request), _object(await body_of(request))
+        name, given = await self._name(request), object_in(await body_of(request), _COMPLAINT)
         size = given.get("limitSize", given.get("limit", NO_LIMIT))
         kind = request.query.get("backlogQuotaType", BY_SIZE)
         if (
@@ -84,13 +82,3 @@ class QuotasByHttp:
         which = named(request)
         await self._broker.settings(which)
         return of_topic(which.topic)
-
-
-def _object(body: str) -> dict[str, Any]:
-    try:
-        given = json.loads(body)
-    except ValueError:
-        given = None
-    if not isinstance(given, dict):
-        raise Invalid('the body is a quota, for example {"limitSize": 1048576, "policy": "producer_request_hold"}')
-    return given

@@ -26,7 +26,7 @@ from aiohttp import web
 from actors.messages import ClientsHere, RemoveTopic, SendAway, TopicSettings
 from actors.names import unquoted
 from actors.pulsar.topics import full_name, full_names
-from cluster.http_server import body_of, number_of
+from cluster.http_server import body_of, number_of, object_in
 from cluster.pulsar.admin.broker import Broker, Named, forced, named, space_of, topic_of
 from cluster.pulsar.admin.statistics import Partition, Shapes, internal, merged
 from storage.errors import Conflict, Invalid, NotFound
@@ -205,10 +205,7 @@ def _no_properties(body: str) -> None:
 
 def _partitions_in(body: str) -> str:
     """The number of partitions where they come with properties. Raises Invalid."""
-    try:
-        given = json.loads(body)
-    except ValueError:
-        given = {}
+    given = object_in(body, "the body is the number of partitions, alone or as JSON with properties")
     _no_properties(json.dumps(given.get("properties")))
     return str(given.get("partitions"))
 
