@@ -128,7 +128,6 @@ class CursorStore:
         self._done.set()
         took = self._ports.clock.monotonic() - began
         await self._ports.clock.sleep(GROUP_MS)
-        if (
-            took > GROUP_MS
-        ):  # a slow store has a rest, but a caller that waits for a version does not wait for that as well
+        if took > GROUP_MS:
+            # a slow store has a rest, but a caller that waits for a version does not wait for that as well
             await self._urgent.wait(self._ports, min(took, MOST_REST_MS) - GROUP_MS)

@@ -1,6 +1,6 @@
 """TLS between machines: both sides show a certificate of the cluster's own authority.
 
-The certificate says that a process may speak at all, the token (cluster.wire.handshake) which process he is, and the
+The certificate says that a process may speak at all, the token (cluster.wire.handshake) which process it is, and the
 proof of the token covers the TLS connection itself: nobody can stand between two processes and pass on what they say,
 not even with a certificate of the cluster. Names in certificates are not looked at, because processes are found by
 address and prove their own names.
