@@ -4,11 +4,11 @@ It only suggests. Two controllers at once, a late order of an old one, an owner 
 none of these can break a promise, because every owner is fenced by its epoch in the metadata. So the controller
 keeps no state of its own that matters: what exists is in the metadata, what runs is asked of the places.
 
-`actors/supervisor.py` starts the actors, watches them and replaces the dead. A bookie that cannot be started stops
-nobody else. `actors/bookie_failure_detector.py` says when it is lost for good; then the topics copy what it held
-(`actors/replication_auditor.py`). One that is full is named to the topics as such. The bookies are those of the
-settings and those that ever served, which their cookies in the metadata tell: a shorter list in the settings must not
-hide data.
+`actors/topic_catalog.py` reads and writes the records of topics. `actors/supervisor.py` starts the actors, watches them
+and replaces the dead. A bookie that cannot be started stops nobody else. `actors/bookie_failure_detector.py` says when
+it is lost for good; then the topics copy what it held (`actors/replication_auditor.py`). One that is full is named to
+the topics as such. The bookies are those of the settings and those that ever served, which their cookies in the
+metadata tell: a shorter list in the settings must not hide data.
 
 Now and then the bookies are told what no partition names any more (`actors/ledger/garbage_collection.py`), and
 subscriptions that are not durable go when nobody uses them (`actors/unused_subscriptions.py`). Two controllers may do
@@ -27,6 +27,7 @@ import msgspec
 from actors.actor import Actor
 from actors.bookie_failure_detector import LOST_AFTER_MS
 from actors.dispatcher.state import settings_in
+from actors.dispatcher.subscription import PartitionSubscription
 from actors.gateway_keeper import GatewayKeeper
 from actors.ledger.garbage_collection import collect_garbage
 from actors.messages import (
@@ -57,15 +58,15 @@ from actors.messages import (
     TopicList,
     TopicSettings,
 )
-from actors.messages.settings import check_subscription, check_topic, dead_letter_topic, stored_settings
+from actors.messages.settings import check_subscription
 from actors.names import check_name
 from actors.ports import Address, Places, Ports, Unknown
-from actors.pulsar.records import forget_topic
 from actors.replication_auditor import ReplicationAuditor
 from actors.supervisor import Running, Supervisor, state_of
+from actors.topic_catalog import TopicCatalog, check_dead_letters, check_growth, check_settings
 from actors.unused_subscriptions import UnusedSubscriptions
 from actors.wire import Request
-from storage.errors import Conflict, Invalid, NotFound, SluiceError, Unavailable
+from storage.errors import Invalid, NotFound, SluiceError, Unavailable
 
 CALL_TIMEOUT = 10_000
 LEFTOVERS_MS = 600_000
@@ -90,6 +91,7 @@ class Controller(Actor):
         assert ports.places is not None
         self._places: Places = ports.places
         self._bookies = bookies
+        self._catalog = TopicCatalog(ports.meta, ports.log)
         self._supervisor = Supervisor(ports, self._places, lost_after_ms)
         self._gateways = GatewayKeeper(ports, self._places, self._supervisor) if gateways else None
         self._auditor = ReplicationAuditor(ports, self._supervisor.lost, self._partitions)
@@ -161,10 +163,9 @@ class Controller(Actor):
     async def _partitions(self, everything: bool) -> list[tuple[str, Address]]:
         """See replication_auditor.Partitions."""
         if everything:
-            for key in await self.ports.meta.keys("topic/"):
-                topic = key.removeprefix("topic/")
+            for topic in await self._catalog.names():
                 try:
-                    settings = await self._topic_settings(topic)
+                    settings = await self._catalog.settings(topic)
                 except NotFound:
                     continue  # deleted meanwhile
                 if topic not in self._deleting:
@@ -185,11 +186,7 @@ class Controller(Actor):
         check_name("topic", request.topic, short=True)
         lost = self._supervisor.lost()
         check_settings(request.settings, len([key for key in self._bookie_ids() if key not in lost]))
-        value = msgspec.json.encode(request.settings)
-        if not await self.ports.meta.create(topic_key(request.topic), 1, value):
-            known = await self._topic_settings(request.topic)
-            if known != request.settings:
-                raise Conflict(f"topic {request.topic} exists with other settings")
+        await self._catalog.create(request.topic, request.settings)
         return Done()
 
     async def on_add_partitions(self, request: AddPartitions) -> Done:
@@ -199,7 +196,7 @@ class Controller(Actor):
         what is published before its consumers come. If this ends halfway nothing is changed, and it can be asked again.
         """
         topic = request.topic
-        number, settings = await self._topic_record(topic)
+        number, settings = await self._catalog.record(topic)
         wanted = msgspec.structs.replace(settings, partitions=request.partitions)
         check_growth(topic, settings, wanted)
         if topic in self._deleting or topic in self._growing:
@@ -208,8 +205,7 @@ class Controller(Actor):
         try:
             await self._spread(topic, settings.partitions, wanted)
             if wanted != settings:
-                if not await self.ports.meta.create(topic_key(topic), number + 1, msgspec.json.encode(wanted)):
-                    raise Unavailable(f"topic {topic!r} was changed by somebody else; ask again")
+                await self._catalog.replace(topic, number, wanted)
                 await self._spread(topic, settings.partitions, wanted)  # who subscribed when this began
         finally:
             del self._growing[topic]
@@ -218,8 +214,8 @@ class Controller(Actor):
     async def _spread(self, topic: str, first: int, settings: TopicSettings) -> None:
         """Start the partitions from `first` on, and on them every subscription, as it is on the others."""
         await self._ensure_all(self._topic_entries(topic, settings)[first:])
-        for subscription in await self._subscriptions(topic):
-            record = await self.ports.meta.read(f"subscription/{topic}/0/{subscription}")
+        for subscription in await self._catalog.subscriptions(topic):
+            record = await self.ports.meta.read(PartitionSubscription(topic, 0, subscription).key)
             if record is None:
                 continue  # it is being deleted, or made
             plain = msgspec.to_builtins(settings_in(record.value))
@@ -245,19 +241,6 @@ class Controller(Actor):
         place = {"topic": topic, "subscription": subscription, "subscription_settings": plain}
         return [self._supervisor.want("dispatcher", {**place, "partition": p}) for p in partitions]
 
-    async def _topic_settings(self, topic: str) -> TopicSettings:
-        return (await self._topic_record(topic))[1]
-
-    async def _topic_record(self, topic: str) -> tuple[int, TopicSettings]:
-        """The number of the version that holds, and the settings in it. Raises NotFound."""
-        record = await self.ports.meta.read(topic_key(topic))
-        if record is None:
-            raise NotFound(f"there is no topic {topic!r}")
-        settings, told = stored_settings(record.value, TopicSettings)
-        for line in told:
-            self.ports.log("settings_repaired", topic=topic, change=line)
-        return record.number, settings
-
     def _topic_entries(self, topic: str, settings: TopicSettings) -> list[Running]:
         plain = msgspec.to_builtins(settings)
         return [
@@ -270,7 +253,7 @@ class Controller(Actor):
 
     async def on_locate_topic(self, request: LocateTopic) -> Located:
         """See messages.LocateTopic. Raises Unavailable while its partitions are deleted: nobody starts them anew."""
-        settings = await self._topic_settings(request.topic)
+        settings = await self._catalog.settings(request.topic)
         if self._deleting.get(request.topic) == "partitions":
             raise Unavailable(f"topic {request.topic!r} is being deleted")
         entries = self._topic_entries(request.topic, self._growing.get(request.topic, settings))
@@ -296,12 +279,10 @@ class Controller(Actor):
         return self._goes(topic, subscription) or topic in self._growing
 
     async def _locate_subscription(self, request: LocateSubscription) -> Located:
-        topic = await self._topic_settings(request.topic)
+        topic = await self._catalog.settings(request.topic)
         if request.settings is None:
-            known = await self.ports.meta.keys(f"subscription/{request.topic}/")
-            if not any(key.endswith(f"/{request.subscription}") for key in known):
-                raise NotFound(f"topic {request.topic!r} has no subscription {request.subscription!r}")
-        if request.settings is not None:
+            await self._catalog.check_subscription_exists(request.topic, request.subscription)
+        else:
             check_name("subscription", request.subscription)
             check_subscription(request.settings)
             check_dead_letters(request.topic, request.subscription, request.settings)
@@ -352,17 +333,11 @@ class Controller(Actor):
 
     async def on_list_topics(self, request: ListTopics) -> TopicList:
         """See messages.ListTopics."""
-        names = [key.removeprefix("topic/") for key in await self.ports.meta.keys("topic/")]
-        return TopicList(topics={name: await self._topic_settings(name) for name in names})
+        return TopicList(topics=await self._catalog.all())
 
     async def on_list_subscriptions(self, request: ListSubscriptions) -> SubscriptionList:
         """See messages.ListSubscriptions."""
-        return SubscriptionList(names=await self._subscriptions(request.topic))
-
-    async def _subscriptions(self, topic: str) -> list[str]:
-        await self._topic_settings(topic)
-        keys = await self.ports.meta.keys(f"subscription/{topic}/")
-        return sorted({key.rsplit("/", 1)[1] for key in keys})
+        return SubscriptionList(names=await self._catalog.subscriptions(request.topic))
 
     async def on_remove_subscription(self, request: RemoveSubscription) -> Done:
         """See messages.RemoveSubscription."""
@@ -399,13 +374,13 @@ class Controller(Actor):
         """Have owners, by partition, delete their part of a subscription, and end them."""
         for partition, address in owners.items():
             place = {"topic": topic, "partition": partition, "subscription": subscription}
-            record = f"subscription/{topic}/{partition}/{subscription}"
+            record = PartitionSubscription(topic, partition, subscription).key
             await self._end_for_good("dispatcher", place, address, request, record)
 
     async def on_remove_topic(self, request: RemoveTopic) -> Done:
         """See messages.RemoveTopic."""
         topic, force = request.topic, request.force
-        subscriptions = await self._subscriptions(topic)
+        subscriptions = await self._catalog.subscriptions(topic)
         if subscriptions and not force:
             raise Invalid(f"topic {topic} has subscriptions ({', '.join(subscriptions)}); use force")
         if topic in self._deleting:
@@ -421,8 +396,7 @@ class Controller(Actor):
             for partition, address in enumerate(located.addresses):
                 place = {"topic": topic, "partition": partition}
                 await self._end_for_good("topic", place, address, DeleteTopic(force=force))
-            await self.ports.meta.remove(topic_key(topic))
-            await forget_topic(self.ports.meta, topic)
+            await self._catalog.remove(topic)
         finally:
             self._deleting.pop(topic, None)
         return Done()
@@ -468,32 +442,3 @@ class Controller(Actor):
             ],
         }
         return Text(json=json.dumps(told))
-
-
-def topic_key(topic: str) -> str:
-    """The metadata key of a topic's settings."""
-    return f"topic/{topic}"
-
-
-def check_settings(settings: TopicSettings, bookies: int) -> None:
-    """Refuse a topic that could never be written, or is too large: see check_topic; and ensemble <= bookies."""
-    check_topic(settings)
-    if settings.ensemble > bookies:
-        raise Invalid(f"an ensemble of {settings.ensemble} needs as many bookies; this cluster has {bookies}")
-
-
-def check_growth(topic: str, settings: TopicSettings, wanted: TopicSettings) -> None:
-    """Raises Invalid where a topic cannot be given so many partitions."""
-    if settings.partitions == 1 != wanted.partitions:
-        raise Invalid(f"topic {topic} is not a partitioned topic: it has one partition, and stays so")
-    if wanted.partitions < settings.partitions:
-        raise Invalid(f"topic {topic} has {settings.partitions} partitions, which cannot become {wanted.partitions}")
-    check_topic(wanted)
-
-
-def check_dead_letters(topic: str, subscription: str, settings: SubscriptionSettings) -> None:
-    """Raises Invalid where a dead letter topic has a name that no topic can have, or is the topic itself."""
-    if settings.max_redeliver_count:
-        target = check_name("topic", dead_letter_topic(topic, subscription, settings))
-        if target == topic:
-            raise Invalid(f"dead_letter_topic is {topic} itself: what nobody can handle would come back for ever")

@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from actors.controller import check_dead_letters
 from actors.messages import SubscriptionSettings
 from actors.names import check_name
+from actors.topic_catalog import check_dead_letters
 from storage.errors import Invalid
 
 

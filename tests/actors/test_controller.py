@@ -10,7 +10,7 @@ import pytest
 
 from actors.actor import Actor
 from actors.bookie_failure_detector import REFUSALS
-from actors.controller import COOKIES, Controller, check_settings
+from actors.controller import COOKIES, Controller
 from actors.messages import (
     AddBookies,
     Configure,
@@ -34,6 +34,7 @@ from actors.messages import (
 )
 from actors.ports import Address, Ports, Unknown
 from actors.supervisor import MISSES, PING_MS, PING_TIMEOUT
+from actors.topic_catalog import check_settings
 from storage.errors import Conflict, Corrupt, Invalid, NotFound, SluiceError
 from tests.sim.world import World
 

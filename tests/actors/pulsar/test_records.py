@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
@@ -29,7 +30,11 @@ class _Overtaken(MemoryMeta):
 async def test_changes_at_once_are_all_kept() -> None:
     meta = MemoryMeta()
     letters = [b"a", b"b", b"c", b"d", b"e"]
-    await asyncio.gather(*(revise(meta, "k", lambda v, one=one: (v or b"") + one, "k is") for one in letters))
+
+    def adding(letter: bytes) -> Callable[[bytes | None], bytes]:
+        return lambda value: (value or b"") + letter
+
+    await asyncio.gather(*(revise(meta, "k", adding(letter), "k is") for letter in letters))
     value = await value_of(meta, "k")
     assert value is not None
     assert sorted(value) == sorted(b"abcde")

@@ -1,0 +1,107 @@
+"""Which topics and subscriptions there are: the records in the metadata, and what such a record may say.
+
+A record each, `topic/<topic>` with its settings, and `subscription/<topic>/<partition>/<subscription>`, which the
+dispatcher writes that serves it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import msgspec
+
+from actors.messages import SubscriptionSettings, TopicSettings
+from actors.messages.settings import check_topic, dead_letter_topic, stored_settings
+from actors.names import check_name
+from actors.ports import Log, Meta
+from actors.pulsar.records import forget_topic
+from storage.errors import Conflict, Invalid, NotFound, Unavailable
+
+_TOPICS = "topic/"
+
+
+class TopicCatalog:
+    """The records. Every method may raise Unavailable, and NotFound where there is no such topic."""
+
+    def __init__(self, meta: Meta, log: Log) -> None:
+        self._meta, self._log = meta, log
+
+    async def names(self) -> list[str]:
+        """Every topic."""
+        return [key.removeprefix(_TOPICS) for key in await self._meta.keys(_TOPICS)]
+
+    async def all(self) -> dict[str, TopicSettings]:
+        """Every topic and its settings, by name; without those that are deleted meanwhile."""
+        found: dict[str, TopicSettings] = {}
+        for topic in await self.names():
+            with contextlib.suppress(NotFound):
+                found[topic] = await self.settings(topic)
+        return found
+
+    async def create(self, topic: str, settings: TopicSettings) -> None:
+        """Nothing happens if it exists so already. Raises Conflict if it exists with other settings."""
+        new = await self._meta.create(_TOPICS + topic, 1, msgspec.json.encode(settings))
+        if not new and await self.settings(topic) != settings:
+            raise Conflict(f"topic {topic} exists with other settings")
+
+    async def settings(self, topic: str) -> TopicSettings:
+        """Those of a topic."""
+        return (await self.record(topic))[1]
+
+    async def record(self, topic: str) -> tuple[int, TopicSettings]:
+        """The number of the version that holds, and the settings in it."""
+        record = await self._meta.read(_TOPICS + topic)
+        if record is None:
+            raise NotFound(f"there is no topic {topic!r}")
+        settings, told = stored_settings(record.value, TopicSettings)
+        for line in told:
+            self._log("settings_repaired", topic=topic, change=line)
+        return record.number, settings
+
+    async def replace(self, topic: str, number: int, settings: TopicSettings) -> None:
+        """Settings in the place of those of this version. Raises Unavailable if it is no longer the newest."""
+        if not await self._meta.create(_TOPICS + topic, number + 1, msgspec.json.encode(settings)):
+            raise Unavailable(f"topic {topic!r} was changed by somebody else; ask again")
+
+    async def remove(self, topic: str) -> None:
+        """Forget a topic, and what else is kept of it."""
+        await self._meta.remove(_TOPICS + topic)
+        await forget_topic(self._meta, topic)
+
+    async def subscriptions(self, topic: str) -> list[str]:
+        """Those of a topic, by name."""
+        await self.settings(topic)
+        return await self._subscriptions(topic)
+
+    async def check_subscription_exists(self, topic: str, subscription: str) -> None:
+        """Raises NotFound if there is none."""
+        if subscription not in await self._subscriptions(topic):
+            raise NotFound(f"topic {topic!r} has no subscription {subscription!r}")
+
+    async def _subscriptions(self, topic: str) -> list[str]:
+        keys = await self._meta.keys(f"subscription/{topic}/")
+        return sorted({key.rsplit("/", 1)[1] for key in keys})
+
+
+def check_settings(settings: TopicSettings, bookies: int) -> None:
+    """Refuse a topic that could never be written, or is too large: see check_topic; and ensemble <= bookies."""
+    check_topic(settings)
+    if settings.ensemble > bookies:
+        raise Invalid(f"an ensemble of {settings.ensemble} needs as many bookies; this cluster has {bookies}")
+
+
+def check_growth(topic: str, settings: TopicSettings, wanted: TopicSettings) -> None:
+    """Raises Invalid where a topic cannot be given so many partitions."""
+    if settings.partitions == 1 != wanted.partitions:
+        raise Invalid(f"topic {topic} is not a partitioned topic: it has one partition, and stays so")
+    if wanted.partitions < settings.partitions:
+        raise Invalid(f"topic {topic} has {settings.partitions} partitions, which cannot become {wanted.partitions}")
+    check_topic(wanted)
+
+
+def check_dead_letters(topic: str, subscription: str, settings: SubscriptionSettings) -> None:
+    """Raises Invalid where a dead letter topic has a name that no topic can have, or is the topic itself."""
+    if settings.max_redeliver_count:
+        target = check_name("topic", dead_letter_topic(topic, subscription, settings))
+        if target == topic:
+            raise Invalid(f"dead_letter_topic is {topic} itself: what nobody can handle would come back for ever")

@@ -1,0 +1,74 @@
+"""Records of topics: of several who write at once one wins, and what goes meanwhile is no error."""
+
+from __future__ import annotations
+
+import pytest
+
+from actors.messages import TopicSettings
+from actors.ports import Version
+from actors.topic_catalog import TopicCatalog
+from storage.errors import Conflict, NotFound, Unavailable
+from tests.kit.meta import MemoryMeta
+
+TWO, FOUR = TopicSettings(partitions=2), TopicSettings(partitions=4)
+
+
+class _Vanishing(MemoryMeta):
+    """A topic is there when its name is listed, and no more when it is read."""
+
+    async def read(self, key: str) -> Version | None:
+        return None if key == "topic/gone" else await super().read(key)
+
+
+def catalog(meta: MemoryMeta) -> TopicCatalog:
+    return TopicCatalog(meta, lambda event, **values: None)
+
+
+async def test_a_topic_is_made_once() -> None:
+    topics = catalog(MemoryMeta())
+    await topics.create("t", TWO)
+    await topics.create("t", TWO)
+    with pytest.raises(Conflict, match="topic t exists with other settings"):
+        await topics.create("t", FOUR)
+    assert await topics.all() == {"t": TWO}
+
+
+async def test_what_is_deleted_meanwhile_is_not_listed() -> None:
+    topics = catalog(_Vanishing())
+    await topics.create("stays", TWO)
+    await topics.create("gone", TWO)
+    assert await topics.names() == ["gone", "stays"]
+    assert await topics.all() == {"stays": TWO}
+
+
+async def test_who_changes_what_was_changed_is_told() -> None:
+    topics = catalog(MemoryMeta())
+    await topics.create("t", TWO)
+    number, _ = await topics.record("t")
+    await topics.replace("t", number, FOUR)
+    with pytest.raises(Unavailable, match="changed by somebody else"):
+        await topics.replace("t", number, TopicSettings(partitions=8))
+    assert await topics.settings("t") == FOUR
+
+
+async def test_a_subscription_of_many_partitions_is_one() -> None:
+    meta = MemoryMeta()
+    topics = catalog(meta)
+    await topics.create("t", TWO)
+    for key in ("subscription/t/0/b", "subscription/t/1/b", "subscription/t/0/a", "subscription/tt/0/c"):
+        await meta.create(key, 1, b"")
+    assert await topics.subscriptions("t") == ["a", "b"]
+    await topics.check_subscription_exists("t", "b")
+    with pytest.raises(NotFound, match="topic 't' has no subscription 'c'"):
+        await topics.check_subscription_exists("t", "c")
+    with pytest.raises(NotFound, match="there is no topic 'tt'"):
+        await topics.subscriptions("tt")
+
+
+async def test_a_topic_that_is_removed_leaves_nothing() -> None:
+    meta = MemoryMeta()
+    topics = catalog(meta)
+    await topics.create("t", TWO)
+    await meta.create("schema/t", 1, b"")
+    await topics.remove("t")
+    assert meta.records == {}
