@@ -16,6 +16,8 @@ from actors.messages import NO_POSITIONS
 from storage.position import Positions
 
 NONE_OVERTOOK: npt.NDArray[np.bool_] = np.empty(0, np.bool_)
+UNKNOWN = -1
+"""Of a part it is not known how much of its last batch follows."""
 
 
 @dataclass(eq=False, slots=True)
@@ -27,6 +29,7 @@ class Received:
     open: which rows are neither acknowledged nor given back. revoked: the session ended, they are others' now. shown:
     so many of the rows, from the first on, the application has seen. overtook: bool (n,), which the application had
     before an earlier message of their key came again. taken_back: bool (n,), which the dispatcher has asked back.
+    follows: so many messages of the last one's batch, as a client sent it, follow it in the log; UNKNOWN at times.
     """
 
     rows: pa.RecordBatch
@@ -41,6 +44,7 @@ class Received:
     revoked: bool = False
     shown: int = 0
     taken_back: npt.NDArray[np.bool_] | None = None
+    follows: int = 0
     open: npt.NDArray[np.bool_] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -66,6 +70,7 @@ class Received:
             return
         keep = np.ones(len(self), bool)
         keep[rows] = False
+        self.follows = self.follows if keep[-1] else UNKNOWN
         self.rows = self.rows.filter(pa.array(keep))
         self.positions, self.dispatch = self.positions[keep], self.dispatch[keep]
         self.redeliveries, self.deliver_at = self.redeliveries[keep], self.deliver_at[keep]

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from actors.backoff import Backoff
+from actors.consumer.client_batches import ClientBatches
 from actors.consumer.hand_backs import CALL_TIMEOUT, RETRY_FIRST, RETRY_MOST, HandBack, HandBacks
 from actors.consumer.handing_over import HandingOver
 from actors.consumer.held import Holding, Received
@@ -76,10 +77,11 @@ class PartitionConsumer:
         self._directory, self._topic, self.partition, self._subscription = directory, topic, partition, subscription
         self._name, self._incarnation, self._generation = name, incarnation, 0
         self._process, self._priority, self._keep_place = process, priority, keep_place
-        self.handing_over = HandingOver(ports, lambda: None if self.closing else (self._address, self.session))
+        self.handing_over = HandingOver(ports, self._owner)
         self._settings, self._ranges, self._queue_size = settings, ranges, queue_size
         self._received, self._told, self._before_poll = received, told, before_poll
         self._holding, self._hand_backs = Holding(), HandBacks(ports)
+        self.batches = ClientBatches(ports, self._owner, self._holding)
         self._address: Address = ""
         self.session = self.epoch = 0
         self._turn = self._got = self._queued = self._lease = self._renewed = self._granted_sent = 0
@@ -93,6 +95,10 @@ class PartitionConsumer:
         self._revocations = Revocations(ports, self._holding, self._inbox, self._hand_backs, taking_back)
         self._paused = self._asking = self._gathering = self.closing = self.by_index = False  # the last: see Poll
         self.failed: SluiceError | None = None
+
+    def _owner(self) -> tuple[Address, int] | None:
+        """The owner and the session by now; None once this consumer closes."""
+        return None if self.closing else (self._address, self.session)
 
     async def open(self) -> None:
         """Attach once (errors of the caller's making are raised here), then go on in the background."""
@@ -212,9 +218,7 @@ class PartitionConsumer:
                 await self._changed.wait(self._ports, ACK_LINGER)
 
     async def _send_rest(self) -> None:
-        """Nobody else sends acknowledgements when this consumer closes, and those on their way may not have arrived:
-        say all of them. Raises Fenced when the session is over.
-        """
+        """Nobody else does when this consumer closes. Raises Fenced when the session is over."""
         self._take_acks()
         for turn, _, positions in list(self._unconfirmed):
             last = turn == self._ack_turn
@@ -248,10 +252,7 @@ class PartitionConsumer:
     # -- the session ----------------------------------------------------------------------------------------------
 
     async def _attach(self, *, first: bool = False) -> None:
-        """Find the dispatcher and open a session, for as long as it takes.
-
-        Who comes back and finds its place taken (a subscription for one consumer, fixed ranges) waits for it.
-        """
+        """Find the dispatcher and open a session, for as long as it takes; one who comes back waits for its place."""
         wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
         while not self.closing:
             try:
@@ -273,6 +274,7 @@ class PartitionConsumer:
                     self._ports.log("attach_unknown", partition=self.partition, reason=reply.reason)
                     await self._directory.suspect(self._address)
                 elif reply.session and await self._say_given_back(reply):
+                    self.batches.attached(apart=reply.apart)
                     self._enter(reply.session, reply.epoch, reply.lease, sent)
                     return
                 elif not reply.session and not self.closing:
@@ -287,9 +289,8 @@ class PartitionConsumer:
             await wait.pause()
 
     async def _say_given_back(self, attached: Attached) -> bool:
-        """Tell a new session what was given back and not confirmed: no owner may know of it.
-
-        That is before anything is delivered under the session, so nothing newer can be meant. False: attach again.
+        """Tell a new session what was given back and not confirmed, which no owner may know of: before anything is
+        delivered under the session, so nothing newer can be meant. False: attach again.
         """
         if attached.session == self.session:
             return True  # it is not new, and has been told or is being told
@@ -419,10 +420,8 @@ class PartitionConsumer:
                 )
 
     def _came(self, messages: list[Received], trimmed: Positions) -> None:
-        """Messages are complete; what was trimmed before its payload was fetched never comes, and frees its permits.
-
-        Every subscription is done with that, and this one has cleared it: it is acknowledged, or it would count as held
-        as long as this consumer lives, and hold back its key.
+        """Messages are complete. What was trimmed before its payload was fetched, which everybody is done with, never
+        comes: it frees its permits and is acknowledged, or it would count as held, and hold back its key.
         """
         if len(trimmed):
             self._queued -= len(trimmed)

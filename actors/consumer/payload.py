@@ -25,7 +25,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from actors.backoff import Backoff
-from actors.consumer.held import NONE_OVERTOOK, Received
+from actors.consumer.held import NONE_OVERTOOK, UNKNOWN, Received
 from actors.directory import Directory
 from actors.messages import NO_ROWS, Part, PayloadRead, ReadPayload
 from actors.ports import Ports
@@ -82,6 +82,19 @@ class DecodedRun:
     def rows_of(self, entries: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Where these entries, which must be here, stand in the columns."""
         return entries - self.first_entry if self.held is None else self.held.searchsorted(entries)
+
+    def follows(self, row: int) -> int:
+        """How many messages of a row's batch, as a client sent it, follow it; UNKNOWN if they may not be here."""
+        if (row == self.rows.num_rows - 1 and self.held is None) or "batch_index" not in self.rows.schema.names:
+            return 0
+        index = self.rows.column("batch_index")
+        place, following = (*index.slice(row, 2).to_pylist(), None)[:2]
+        if place is None or self.held is not None:
+            return 0 if place is None else UNKNOWN
+        if following != place + 1:
+            return 0
+        behind = index.slice(row).fill_null(-1).to_numpy(zero_copy_only=False)
+        return int(np.argmin(np.append(np.diff(behind) == 1, False)))
 
 
 class DecodedRuns:
@@ -308,6 +321,7 @@ class Payloads:
             epoch=epoch,
             session=session,
             overtook=np.isin(part.rows[start : start + count], part.overtook) if len(part.overtook) else NONE_OVERTOOK,
+            follows=run.follows(int(rows[-1])),
         )
 
 
@@ -348,6 +362,7 @@ def _concatenate(group: list[Received]) -> Received:
         epoch=first.epoch,
         session=first.session,
         overtook=np.concatenate([piece.overtook for piece in group]),
+        follows=group[-1].follows,
     )
 
 

@@ -15,9 +15,9 @@ import numpy as np
 
 from actors.dispatcher.grace import Grace
 from actors.dispatcher.leases import Leases
-from actors.dispatcher.membership import Membership
 from actors.dispatcher.rejoin import Rejoin
 from actors.dispatcher.sessions import Session, Sessions
+from actors.dispatcher.state import SubscriptionState
 from actors.dispatcher.store import CursorStore
 from actors.dispatcher.wakeups import Wakeups
 from actors.key_shared.dispatch import Dispatch
@@ -25,7 +25,6 @@ from actors.messages import Attach, Attached, Detach
 from actors.names import check_name
 from actors.ports import Ports
 from actors.signal import Signal
-from storage.cursor import Cursor
 from storage.errors import Conflict, Invalid, Unavailable
 from storage.position import Positions
 
@@ -37,10 +36,9 @@ class Consumers:
         self,
         ports: Ports,
         epoch: int,
-        membership: Membership,
+        state: SubscriptionState,
         sessions: Sessions,
         core: Dispatch,
-        cursor: Cursor,
         store: CursorStore,
         leases: Leases,
         rejoin: Rejoin,
@@ -50,7 +48,8 @@ class Consumers:
     ) -> None:
         """check_owner: raises Fenced when this dispatcher has ended."""
         self._ports, self._epoch = ports, epoch
-        self._membership, self._sessions, self._core, self._cursor = membership, sessions, core, cursor
+        self._state, self._membership, self._cursor = state, state.membership, state.cursor
+        self._sessions, self._core = sessions, core
         self._store, self._leases, self._rejoin, self._wakeups = store, leases, rejoin, wakeups
         self._grace, self._check_owner = grace, check_owner
         self._attaching: dict[str, Signal] = {}
@@ -89,7 +88,11 @@ class Consumers:
 
     def _attached(self, session: int) -> Attached:
         return Attached(
-            session=session, epoch=self._epoch, lease=self._membership.lease_ms, revokes=self._core.nack_ordered
+            session=session,
+            epoch=self._epoch,
+            lease=self._membership.lease_ms,
+            revokes=self._core.nack_ordered,
+            apart=self._state.apart,
         )
 
     async def _join(self, request: Attach) -> Session:

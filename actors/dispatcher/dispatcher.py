@@ -24,6 +24,7 @@ from actors.consumer.payload import Payloads
 from actors.delayed.shared import SharedIndex
 from actors.directory import Directory
 from actors.dispatcher.backlog import Backlog
+from actors.dispatcher.client_batches import ClientBatches
 from actors.dispatcher.configuration import Configuration
 from actors.dispatcher.consumers import Consumers
 from actors.dispatcher.dead_letters import DeadLetters
@@ -71,6 +72,7 @@ from actors.messages import (
     ExpireMessages,
     Explain,
     FindBacklog,
+    FindOpen,
     FindOwner,
     GivenBack,
     HandOver,
@@ -90,10 +92,12 @@ from actors.messages import (
     RescheduleDelayed,
     Resume,
     Seek,
+    SentApart,
     Skip,
     Skipped,
     Sought,
     Stats,
+    StillOpen,
     SubscriptionSettings,
     Text,
     Unused,
@@ -200,6 +204,16 @@ class Dispatcher(Actor):
     async def on_acknowledge(self, request: Acknowledge) -> Acknowledged:
         """See messages.Acknowledge."""
         return await self.parts.deliverer.acknowledge(request)
+
+    async def on_find_open(self, request: FindOpen) -> StillOpen:
+        """See messages.FindOpen."""
+        self._speaking(request.session)
+        return self.parts.batches.still_open(request)
+
+    async def on_sent_apart(self, request: SentApart) -> Done:
+        """See messages.SentApart."""
+        self._speaking(request.session)
+        return await self.parts.batches.sent_apart(request)
 
     async def on_negative_acknowledge(self, request: NegativeAcknowledge) -> GivenBack:
         """See messages.NegativeAcknowledge."""
@@ -369,8 +383,9 @@ class Parts:
         dead_letters = DeadLetters(ports, actor.directory, of, state.settings, core, runs, backlog.done_elsewhere)
         self.parked = parked = _parked_keys(actor, own, runs, store, backlog)
         self.consumers = Consumers(
-            ports, epoch, membership, sessions, core, cursor, store, leases, rejoin, grace, wakeups, actor.check_owner
+            ports, epoch, state, sessions, core, store, leases, rejoin, grace, wakeups, actor.check_owner
         )
+        self.batches = ClientBatches(state, store, actor.check_owner)
         failed = _looking_at_what_failed(core, dead_letters, parked)
         self.deliverer = deliverer = Deliverer(
             ports, state, core, runs, sessions, leases, rejoin, reader, backlog, store, failed, wakeups, ended

@@ -29,7 +29,8 @@ def settings_in(value: bytes) -> SubscriptionSettings:
 @dataclass(slots=True)
 class SubscriptionState:
     """settings: those in force, which an owner keeps as it began with them. next_settings: those of the next owner, if
-    they differ. known: the topic has a durable note of this subscription. by_index: see messages.Poll.
+    they differ. known: the topic has a durable note of this subscription. by_index: see messages.Poll. apart: see
+    messages.SentApart.
     """
 
     settings: SubscriptionSettings
@@ -38,6 +39,7 @@ class SubscriptionState:
     paused: bool = False
     known: bool = False
     by_index: bool = False
+    apart: bool = False
     next_settings: SubscriptionSettings | None = None
 
     @classmethod
@@ -58,6 +60,7 @@ class SubscriptionState:
             paused=bool(value.get("paused", False)),
             known=bool(value.get("known", True)),
             by_index=bool(value.get("by_index", False)),
+            apart=bool(value.get("apart", False)),
         )
 
     def record(self, redeliveries: bytes) -> dict[str, Any]:
@@ -69,6 +72,7 @@ class SubscriptionState:
             "paused": self.paused,
             "known": self.known,
             "by_index": self.by_index,
+            "apart": self.apart,
             "redeliveries": redeliveries,
         }
 
@@ -79,6 +83,10 @@ class SubscriptionState:
     def acknowledged_by_index(self) -> None:
         """A client acknowledges single messages of a batch. The record that says which ones also says this."""
         self.by_index = True
+
+    def sent_apart(self) -> None:
+        """A client is sent a part of a batch."""
+        self.apart = True
 
     def pause(self, paused: bool) -> None:
         """Send nothing, or go on."""

@@ -83,6 +83,7 @@ from actors.messages.dispatcher import (
     Detach,
     Event,
     Explain,
+    FindOpen,
     GivenBack,
     HandOver,
     NegativeAcknowledge,
@@ -90,6 +91,8 @@ from actors.messages.dispatcher import (
     Poll,
     RedeliverUnacknowledged,
     Revocation,
+    SentApart,
+    StillOpen,
 )
 from actors.messages.parking import Discard, ListParked, Redrive
 from actors.messages.settings import SubscriptionSettings, TopicSettings
@@ -170,6 +173,7 @@ __all__ = [
     "FenceLedger",
     "FenceState",
     "FindBacklog",
+    "FindOpen",
     "FindOwner",
     "FindTime",
     "Found",
@@ -230,11 +234,13 @@ __all__ = [
     "Seek",
     "SelectDelayed",
     "SendAway",
+    "SentApart",
     "Skip",
     "Skipped",
     "Sought",
     "StartGateways",
     "Stats",
+    "StillOpen",
     "SubscriptionList",
     "SubscriptionSettings",
     "Suspect",

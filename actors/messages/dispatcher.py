@@ -18,12 +18,14 @@ class Attached(Reply, kw_only=True):
 
     session 0: refused. This incarnation was given up and what it holds went to others; attach as another, holding none.
     revokes: this owner may ask for messages back (`nack_order=key`); no owner begins to while anybody is attached.
+    apart: somebody said SentApart.
     """
 
     session: int
     epoch: int
     lease: int
     revokes: bool = False
+    apart: bool = False
 
 
 class Attach(Request[Attached], kw_only=True):
@@ -152,6 +154,27 @@ class Acknowledge(Request[Acknowledged], kw_only=True):
     acks: np.ndarray = msgspec.field(default_factory=no_positions)
     durable: bool = False
     by_index: bool = False
+
+
+class StillOpen(Reply, kw_only=True):
+    """positions: int64, ascending."""
+
+    positions: np.ndarray = msgspec.field(default_factory=no_positions)
+
+
+class FindOpen(Request[StillOpen], kw_only=True):
+    """Which of these positions (int64, ascending) are not done? For who has a part of a client's batch."""
+
+    reply: ClassVar[type[Reply]] = StillOpen
+    session: int
+    positions: np.ndarray = msgspec.field(default_factory=no_positions)
+
+
+class SentApart(Request[Done], kw_only=True):
+    """From now on ids of this subscription may stand for parts of clients' batches. Answered when that is durable."""
+
+    reply: ClassVar[type[Reply]] = Done
+    session: int
 
 
 class GivenBack(Reply, kw_only=True):

@@ -33,6 +33,7 @@ from actors.pulsar.pieces import acknowledged_rows
 from actors.pulsar.reading import LogReader
 from actors.pulsar.sent import Sent
 from actors.pulsar.topics import Place
+from actors.pulsar.whole import Stretch, WholeBatches
 from actors.signal import Signal
 from storage.errors import NotFound, SluiceError
 from storage.position import entry_of, ledger_of, show
@@ -95,11 +96,13 @@ class WireConsumer:
         self.permits = self._granted = 0
         self.opened = self.closed = False
         self.payloads = Payloads(gateway.ports, gateway.directory, place.topic, place.partition, gateway.decoded)
+        self._noting = False
+        self._whole: WholeBatches | None = None
         self._part = self._durable() if asked.start is None else self._reader(asked.start)
 
     def _durable(self) -> PartitionConsumer | LogReader:
         gateway, place = self._gateway, self.place
-        return PartitionConsumer(
+        part = PartitionConsumer(
             gateway.ports,
             gateway.directory,
             topic=place.topic,
@@ -118,6 +121,16 @@ class WireConsumer:
             keep_place=self.asked.named,
             decoded=gateway.decoded,
         )
+        if self.asked.settings.type in ONE_HAS_ALL:
+            self._whole = WholeBatches(
+                gateway.ports,
+                part,
+                self.payloads,
+                want=self._want,
+                send=self._send,
+                idle=lambda: not (self._unsent or self._choked),
+            )
+        return part
 
     def _reader(self, start: int) -> PartitionConsumer | LogReader:
         gateway, place = self._gateway, self.place
@@ -159,7 +172,12 @@ class WireConsumer:
 
     def _grant(self) -> None:
         """Keep as many messages on their way as the client wants, and one connection may."""
-        more = min(self.permits, MOST_GRANTED) - self._granted
+        here = 0 if self._whole is None else self._whole.waiting
+        self._want(min(self.permits, MOST_GRANTED) - here)
+
+    def _want(self, messages: int) -> None:
+        """Let so many be on their way."""
+        more = messages - self._granted
         if more > 0:
             self._granted += more
             self._part.grant(more)
@@ -195,18 +213,28 @@ class WireConsumer:
         self._send()
 
     def _send(self) -> None:
-        while self._unsent and not self._choked and not self.closed:
-            part = self._unsent[0]
+        ready = deque[Stretch]() if self._whole is None else self._whole.ready
+        while (ready or self._unsent) and not (self._choked or self._noting or self.closed):
+            part = ready[0].part if ready else self._unsent[0]
             if not part.revoked and self._part.lease_over():
                 if not self._waiting:
                     self._waiting = True
                     self._gateway.ports.spawn(self._look_again(), "lease")
                 return
-            self._unsent.popleft()
-            self._granted -= len(part)
-            if not part.revoked and len(part):
-                self._send_part(part)
+            if ready:
+                self._send_part(ready.popleft())
+            else:
+                self._unsent.popleft()
+                self._granted -= len(part)
+                if not part.revoked and len(part):
+                    self._take(part)
             self._grant()
+
+    def _take(self, part: Received) -> None:
+        if self._whole is None:
+            self._send_part(Stretch(part, 0, len(part)))
+        else:
+            self._whole.take(part)
 
     async def _look_again(self) -> None:
         while not self.closed and self._part.lease_over():
@@ -214,18 +242,39 @@ class WireConsumer:
         self._waiting = False
         self._send()
 
-    def _send_part(self, part: Received) -> None:
+    def _send_part(self, stretch: Stretch) -> None:
+        part = stretch.part
         if int(part.positions[0]) <= self._cumulative:  # an earlier connection of this client was done with these
             self._part.acknowledge(part, np.flatnonzero(part.positions <= self._cumulative))
         if not part.open.any():
             return
-        part.shown = len(part)
         to = Addressee(self.number, self.place.told, self.epoch)
         known, gateway = self._sent if self._part.by_index else None, self._gateway
-        pieces = encode_part(part, to, known, gateway.recent, abreast=gateway.abreast_from)
+        between = None if stretch.end - stretch.first == len(part) else (stretch.first, stretch.end)
+        whole, abreast = self._whole is not None, gateway.abreast_from
+        pieces = encode_part(part, to, known, gateway.recent, abreast=abreast, whole=whole, between=between)
+        if whole and (pieces.apart or stretch.rest) and not self._apart:
+            self._noting = True
+            gateway.ports.spawn(self._note_apart(stretch), "apart")
+            return
+        part.shown = len(part)
         self._sent.add(part, pieces.firsts, pieces.counts, pieces.positions, pieces.places)
         self.permits -= pieces.messages
         self._write(pieces.data)
+
+    @property
+    def _apart(self) -> bool:
+        """Whether an id that is not known here may stand for a part of a batch."""
+        return isinstance(self._part, PartitionConsumer) and self._part.batches.apart
+
+    async def _note_apart(self, stretch: Stretch) -> None:
+        """Send a part of a batch once the subscription says durably that it may."""
+        assert isinstance(self._part, PartitionConsumer)
+        await self._part.batches.send_apart()
+        self._noting = False
+        if self._whole is not None:
+            self._whole.ready.appendleft(stretch)
+        self._send()
 
     def _told(self, partition: int, event: Event) -> None:
         if event.kind in ("lost", "failed") and not self.closed:
@@ -266,7 +315,7 @@ class WireConsumer:
             count, sure = pieces.count(self._key, at, one.ack_set)
             if cumulative and not sure and self._begins(at + 1):
                 count, sure = 1, True  # in the middle of what begins there, clients say what lies before it
-            if sure or pieces.begins(self._key, at) or self.asked.settings.type not in ONE_HAS_ALL:
+            if sure or pieces.begins(self._key, at) or self._apart or self.asked.settings.type not in ONE_HAS_ALL:
                 # the rest of the producer's batch was sent apart, or to others
                 rows = at + acknowledged_rows(count, one.ack_set)
                 self._part.acknowledge_positions(rows)
@@ -375,6 +424,8 @@ class WireConsumer:
                 part.close()
                 self._granted -= len(part)
             self._unsent.clear()
+            if self._whole is not None:
+                self._whole.clear()
             self._grant()
             await self._part.redeliver_all()
             return
@@ -393,6 +444,8 @@ class WireConsumer:
         self.closed = True
         self._forget(np.array(list(self._sent), np.int64))
         self._unsent.clear()
+        if self._whole is not None:
+            self._whole.clear()
         if self.opened:
             await self._part.close()
 

@@ -19,6 +19,7 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from actors.consumer.held import Received
@@ -45,6 +46,7 @@ class Pieces:
 
     positions: of each one's entry, packed: that of its first row, but for those with holes. data: the frames, one
     behind the other. places: of those with holes, by their number, each row's index in the batch; int64, ascending.
+    apart: one of them begins in the midst of its batch.
     """
 
     firsts: Ints
@@ -52,6 +54,7 @@ class Pieces:
     positions: Ints
     data: bytes
     places: dict[int, Ints] = field(default_factory=dict)
+    apart: bool = False
 
     @property
     def messages(self) -> int:
@@ -59,8 +62,10 @@ class Pieces:
         return int(self.counts.sum()) + sum(int(each[-1]) + 1 - len(each) for each in self.places.values())
 
 
-def first_rows(part: Received, *, holes: bool = False) -> Ints:
-    """Where the pieces of a part begin, int64, ascending. holes: what is left of one batch is one piece."""
+def first_rows(part: Received, *, holes: bool = False, counted: bool = True) -> Ints:
+    """Where the pieces of a part begin, int64, ascending. holes: what is left of one batch is one piece. counted: none
+    has two redelivery counts.
+    """
     count = len(part)
     if "batch_index" not in part.rows.schema.names:
         return np.arange(count)
@@ -70,10 +75,20 @@ def first_rows(part: Received, *, holes: bool = False) -> Ints:
     follows &= steps > 0 if holes else steps == 1
     if not holes and not part.open.all():  # a piece is done or it is not, so that what is not done of a batch is sent
         follows &= part.open[1:] == part.open[:-1]
-    for column in (part.redeliveries, part.deliver_at):
+    for column in (part.redeliveries, part.deliver_at) if counted else (part.deliver_at,):
         if column.any():
             follows &= column[1:] == column[:-1]
     return np.concatenate([np.zeros(1, np.int64), np.flatnonzero(~follows) + 1])
+
+
+def _in(starts: Ints, between: tuple[int, int] | None) -> npt.NDArray[np.bool_]:
+    """Which of these rows lie there, bool."""
+    return np.ones(len(starts), bool) if between is None else (starts >= between[0]) & (starts < between[1])
+
+
+def _begins_late(part: Received, starts: Ints) -> bool:
+    """Whether one of these rows is not the first of its batch."""
+    return "batch_index" in part.rows.schema.names and bool((_indexes(part)[starts] > 0).any())
 
 
 def _indexes(part: Received) -> Ints:
@@ -89,23 +104,27 @@ def encode_part(
     recent: Recent | None = None,
     *,
     abreast: int = ABREAST,
+    whole: bool = False,
+    between: tuple[int, int] | None = None,
 ) -> Pieces:
     """The frames of a part, without pieces that begin with a row that is done.
 
+    between: only those of its pieces that begin in these rows. whole: batches are not cut where the redelivery count
+    changes; a frame says the highest.
     known: of a client that acknowledges single messages of batches, the entries that it has: of others it is sent what
     is left of them with holes. None where the client is not known to do that. recent: frames to be sent as they came,
     where there are so many pieces: `abreast`.
     """
     if known is not None and "batch_index" in part.rows.schema.names:
-        return _with_holes(part, to, known)
-    starts = first_rows(part)
+        return _with_holes(part, to, known, between)
+    starts = first_rows(part, counted=not whole)
     ends = np.append(starts[1:], len(part))
-    wanted = part.open[starts]
+    wanted = part.open[starts] & _in(starts, between)
     starts, ends = starts[wanted], ends[wanted]
     data = _repeated(part, starts, ends, to, recent) if recent is not None and len(starts) >= abreast else None
     if data is None:
         data = joined(_made(part, starts, ends, to))
-    return Pieces(starts, ends - starts, part.positions[starts], data)
+    return Pieces(starts, ends - starts, part.positions[starts], data, apart=whole and _begins_late(part, starts))
 
 
 def _made(part: Received, starts: Ints, ends: Ints, to: Addressee) -> pa.Array:
@@ -121,7 +140,7 @@ def _repeated(part: Received, starts: Ints, ends: Ints, to: Addressee, recent: R
     found, bodies = recent.find(part.positions[starts], ends - starts)
     if not found.any():
         return None
-    frames = repeat_bodies(part, starts[found], to, bodies)
+    frames = repeat_bodies(part, starts[found], ends[found], to, bodies)
     if found.all():
         return joined(frames)
     others = _made(part, starts[~found], ends[~found], to)
@@ -148,16 +167,17 @@ def _only(part: Received, starts: Ints, ends: Ints) -> tuple[Received, Ints, Int
     return some, behind - counts, behind
 
 
-def _with_holes(part: Received, to: Addressee, known: Container[int]) -> Pieces:
+def _with_holes(part: Received, to: Addressee, known: Container[int], between: tuple[int, int] | None) -> Pieces:
     """As encode_part does: a batch whose entry the client has not goes under its old id."""
-    starts, indexes = first_rows(part, holes=True), _indexes(part)
+    starts, indexes = first_rows(part, holes=True, counted=False), _indexes(part)
+    within = _in(starts, between)
     firsts: list[int] = []
     ends: list[int] = []
     entries: list[int] = []
     places: dict[int, Ints] = {}
     last = -1
-    for first, end in zip(starts.tolist(), [*starts[1:].tolist(), len(part)], strict=True):
-        if not part.open[first]:
+    for first, end, wanted in zip(starts.tolist(), [*starts[1:].tolist(), len(part)], within.tolist(), strict=True):
+        if not (wanted and part.open[first]):
             continue
         index, at = indexes[first:end], int(part.positions[first])
         left = max(int(index[0]), 0)
@@ -174,7 +194,9 @@ def _with_holes(part: Received, to: Addressee, known: Container[int]) -> Pieces:
         entries += [at, *part.positions[firsts[len(entries) + 1 :]].tolist()]
     begin, stop = np.array(firsts, np.int64), np.array(ends, np.int64)
     data = b"".join(_one_by_one(part, begin, stop, to, places))
-    return Pieces(begin, stop - begin, np.array(entries, np.int64), data, places)
+    late = np.array([first for number, first in enumerate(firsts) if number not in places], np.int64)
+    apart = _begins_late(part, late)
+    return Pieces(begin, stop - begin, np.array(entries, np.int64), data, places, apart)
 
 
 def _words(index: Ints) -> list[int]:
@@ -199,7 +221,7 @@ def _one_by_one(
             consumer_id=to.consumer_id,
             message_id={"ledger": ledger_of(position), "entry": entry_of(position), "partition": to.partition},
         )
-        if count := int(part.redeliveries[first]):
+        if count := int(part.redeliveries[first:end].max()):
             told.message.redelivery_count = count
         if to.epoch is not None:
             told.message.consumer_epoch = to.epoch

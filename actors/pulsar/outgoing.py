@@ -50,7 +50,7 @@ def encode_pieces(part: Received, starts: Ints, to: Addressee) -> pa.Array | Non
         return None
     metadata, size = encoded
     body = join(of_u32(size).column(), *metadata, _payload(part, rows, starts, alone, bodies))
-    told = _commands(part, starts, to)
+    told = _commands(part, starts, np.append(starts[1:], len(part)), to)
     head, length = told.lengths(), lengths_of(body)
     ends = np.cumsum(length)
     sums = of_u32(checksums(joined(body), ends - length, ends))
@@ -58,9 +58,9 @@ def encode_pieces(part: Received, starts: Ints, to: Addressee) -> pa.Array | Non
     return join(front.column(), body)
 
 
-def repeat_bodies(part: Received, starts: Ints, to: Addressee, bodies: pa.Array) -> pa.Array:
-    """Frames of the pieces that begin at these rows, a binary column. bodies: of each what follows the command."""
-    told = _commands(part, starts, to)
+def repeat_bodies(part: Received, starts: Ints, ends: Ints, to: Addressee, bodies: pa.Array) -> pa.Array:
+    """Frames of the pieces of these rows, a binary column. bodies: of each what follows the command."""
+    told = _commands(part, starts, ends, to)
     head = told.lengths()
     front = side_by_side(len(starts), [of_u32(lengths_of(bodies) + head + 4), of_u32(head), told])
     return join(front.column(), bodies)
@@ -74,12 +74,13 @@ def _alone(rows: pa.RecordBatch) -> npt.NDArray[np.bool_]:
     return alone
 
 
-def _commands(part: Received, starts: Ints, to: Addressee) -> Cells:
+def _commands(part: Received, starts: Ints, ends: Ints, to: Addressee) -> Cells:
     count, positions = len(starts), part.positions[starts]
     ledgers = positions >> ENTRY_BITS
     ledger = int(ledgers[0]) if (ledgers == ledgers[0]).all() else ledgers
     place: list[Field] = [(0x08, ledger), (0x10, positions & MAX_ENTRY)]
-    counts = part.redeliveries[starts].astype(np.int64)
+    spans = np.column_stack([starts, ends]).ravel()
+    counts = np.maximum.reduceat(np.append(part.redeliveries, 0), spans)[::2].astype(np.int64)
     fields: list[Field] = [
         (0x08, to.consumer_id),
         (0x12, encode_numbers(count, [*place, (0x18, to.partition & UNSIGNED)])),

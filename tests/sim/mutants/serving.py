@@ -8,6 +8,7 @@ GATEWAY = "gateway"
 ACCESS = "tests/actors/pulsar/test_access_modes.py"
 
 NOT_DURABLE = "tests/actors/pulsar/test_not_durable.py"
+WHOLE = "tests/actors/pulsar/test_whole_batches.py"
 
 SERVING: list[Mutant] = [
     Mutant(
@@ -27,6 +28,54 @@ SERVING: list[Mutant] = [
         test=f"{NOT_DURABLE}::test_a_durable_one_stays_durable",
     ),
     Mutant(
+        name="a batch for which there is no room is sent in parts",
+        module="actors.pulsar.whole",
+        old="        if not (self._working or self._begun or part.follows):",
+        new="        if True:",
+        world=GATEWAY,
+        test=f"{WHOLE}::test_a_batch_for_which_there_is_no_room_goes_whole",
+    ),
+    Mutant(
+        name="what is kept back of a batch is asked for once more",
+        module="actors.pulsar.consuming",
+        old="        self._want(min(self.permits, MOST_GRANTED) - here)",
+        new="        self._want(min(self.permits, MOST_GRANTED))",
+        world=GATEWAY,
+        test=f"{WHOLE}::test_a_batch_for_which_there_is_no_room_goes_whole",
+    ),
+    Mutant(
+        name="an id stands for all of a batch that was sent in parts",
+        module="actors.pulsar.consuming",
+        old="            if sure or pieces.begins(self._key, at) or self._apart or ",
+        new="            if sure or pieces.begins(self._key, at) or ",
+        world=GATEWAY,
+        test=f"{WHOLE}::test_a_part_whose_rest_waits_stands_for_nothing_else",
+    ),
+    Mutant(
+        name="that batches were sent in parts dies with the owner",
+        module="actors.dispatcher.state",
+        old='            "apart": self.apart,\n',
+        new="",
+        world=GATEWAY,
+        test=f"{WHOLE}::test_a_part_whose_rest_waits_stands_for_nothing_else",
+    ),
+    Mutant(
+        name="what is done of a batch is waited for",
+        module="actors.dispatcher.client_batches",
+        old="positions=positions[~self._state.cursor.is_acknowledged(positions)]",
+        new="positions=positions",
+        world=GATEWAY,
+        test=f"{WHOLE}::test_what_is_done_of_a_batch_is_not_waited_for",
+    ),
+    Mutant(
+        name="a batch is cut where its counts differ",
+        module="actors.pulsar.deliveries",
+        old="    starts = first_rows(part, counted=not whole)",
+        new="    starts = first_rows(part)",
+        world=GATEWAY,
+        test=f"{WHOLE}::test_a_batch_of_two_counts_is_one",
+    ),
+    Mutant(
         name="all sends of a run have the first one's id",
         module="actors.pulsar.producing",
         old="                    first += send.rows\n",
@@ -40,7 +89,7 @@ SERVING: list[Mutant] = [
         old="    return np.flatnonzero(~open_)",
         new="    return np.arange(count)",
         world=GATEWAY,
-        seed=61,
+        seed=1,
     ),
     Mutant(
         name="an id that is over stands for whatever follows",

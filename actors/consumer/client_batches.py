@@ -1,0 +1,90 @@
+"""Batches of Pulsar's clients at a consumer that is to get all of each: what is left of one, and what came in parts.
+
+Consumers of Exclusive and Failover subscriptions give a batch to their client whole, and may have to wait for the rest
+of one. Where that does not come, the subscription notes for good that ids may stand for parts of batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from actors.backoff import Backoff
+from actors.consumer.hand_backs import CALL_TIMEOUT, RETRY_FIRST, RETRY_MOST
+from actors.consumer.held import Holding, Received
+from actors.messages import FindOpen, SentApart
+from actors.ports import Address, Ports, Unknown
+from actors.wire import Reply, Request
+from storage.errors import SluiceError
+from storage.position import Positions
+
+R = TypeVar("R", bound=Reply)
+
+
+class ClientBatches:
+    """apart: of this subscription some batch may have been sent in parts, to whomever."""
+
+    def __init__(self, ports: Ports, where: Callable[[], tuple[Address, int] | None], holding: Holding) -> None:
+        """where: the owner and the session by now; None once the consumer closes."""
+        self._ports, self._where, self._holding = ports, where, holding
+        self.apart = False
+
+    def attached(self, *, apart: bool) -> None:
+        """An owner says what it knows."""
+        self.apart = self.apart or apart
+
+    async def still_open(self, positions: Positions) -> Positions:
+        """Which of these (int64, ascending) are not done, as the owner knows it; all of them once this one closes."""
+        reply = await self._ask(lambda session: FindOpen(session=session, positions=positions))
+        return positions if reply is None else reply.positions
+
+    async def send_apart(self) -> None:
+        """Note durably that a batch is sent in parts; done when this returns, or the consumer closes."""
+        if not self.apart:
+            self.apart = await self._ask(lambda session: SentApart(session=session)) is not None
+
+    async def _ask(self, question: Callable[[int], Request[R]]) -> R | None:
+        """Ask whoever is the owner until there is an answer; None once the consumer closes."""
+        wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
+        while (place := self._where()) is not None:
+            try:
+                reply: Any = await self._ports.net.call(place[0], question(place[1]), CALL_TIMEOUT)
+                if not isinstance(reply, Unknown):
+                    answered: R = reply
+                    return answered
+            except SluiceError:  # whoever is the owner then is asked
+                pass
+            await wait.pause()
+        return None
+
+    def joined(self, begun: Received, first: int, more: Received, count: int) -> Received:
+        """The open rows of a part from a row on, and so many of the first ones of another, which both lose them: one
+        part, which is held from now on.
+        """
+        ours = np.flatnonzero(begun.open[first:]) + first
+        theirs = np.arange(count)[more.open[:count]]
+        pieces = [(begun, ours), (more, theirs)]
+
+        def column(name: str) -> Any:
+            return np.concatenate([getattr(part, name)[rows] for part, rows in pieces])
+
+        new = Received(
+            rows=pa.concat_batches([part.rows.take(pa.array(rows)) for part, rows in pieces]),
+            partition=more.partition,
+            positions=column("positions"),
+            dispatch=column("dispatch"),
+            redeliveries=column("redeliveries"),
+            deliver_at=column("deliver_at"),
+            epoch=more.epoch,
+            session=more.session,
+            overtook=column("overtook"),
+            follows=more.follows if count == len(more) else 0,
+        )
+        for part, rows in pieces:
+            part.close(rows)
+        new.shown = len(new)
+        self._holding.add(new)
+        return new

@@ -1,0 +1,181 @@
+"""Where all messages are at one consumer: batches go out whole, and what an id stands for at another gateway."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from actors.consumer.held import Received
+from actors.consumer.partition import PartitionConsumer
+from actors.messages import SubscriptionSettings
+from actors.pulsar.whole import PATIENCE_MS
+from tests.actors.pulsar.two_gateways import GATEWAYS, SHARED, Clients, with_gateways
+from tests.sim.worlds.wire import Refusal, Wire, message_id
+
+ONE, _, FAILOVER, KEYED = range(4)
+LONG_MS = 60_000
+
+
+async def with_room(clients: Clients, wire: Wire, kind: int, permits: int) -> None:
+    """Subscribe, with room for so many messages."""
+    asked = {"topic": "orders", "subscription": "pulsar", "type": kind, "consumer_id": 0, "consumer_name": "a"}
+    await wire.ask("subscribe", **asked, initial_position=1)
+    wire.say("flow", consumer_id=0, permits=permits)
+
+
+@pytest.mark.parametrize("kind", [ONE, FAILOVER])
+def test_a_batch_for_which_there_is_no_room_goes_whole(kind: int) -> None:
+    async def scenario(clients: Clients) -> None:
+        wire = await clients.join("c0", GATEWAYS[0])
+        await with_room(clients, wire, kind, 3)
+        await clients.producer(wire, "till", SHARED)
+        await clients.send_batch(wire, "c0", 10)
+        await clients.broker.until(lambda: len(clients.numbers("c0")) >= 3)
+        await clients.broker.quiet(500)
+        assert (clients.numbers("c0"), clients.frames["c0"]) == ([*range(10)], 1)
+        await clients.send_batch(wire, "c0", 5)
+        await clients.broker.quiet(500)
+        assert clients.frames["c0"] == 1, "there is no room"
+        wire.say("flow", consumer_id=0, permits=8)
+        await clients.broker.until(lambda: clients.frames["c0"] == 2)
+        assert len(clients.numbers("c0")) == 15
+
+    with_gateways(scenario)
+
+
+@pytest.mark.parametrize("kind", [ONE, FAILOVER])
+def test_what_never_came_is_not_acknowledged_elsewhere(kind: int) -> None:
+    """A client has what it had room for, its gateway dies, and it is done with that at another one."""
+
+    async def scenario(clients: Clients) -> None:
+        first = await clients.join("c0", GATEWAYS[0])
+        await with_room(clients, first, kind, 3)
+        await clients.producer(first, "till", SHARED)
+        await clients.send_batch(first, "c0", 10)
+        await clients.broker.until(lambda: len(clients.numbers("c0")) >= 3)
+        at = clients.came["c0"][0].position
+        clients.broker.world.crash(GATEWAYS[0])
+        again = await clients.join("c2", GATEWAYS[1])
+        await with_room(clients, again, kind, 0)
+        again.say("ack", consumer_id=0, message_id=[message_id(at)])
+        again.say("flow", consumer_id=0, permits=1_000)
+        await clients.producer(again, "other", SHARED)
+        await clients.send(again, "c2")
+        everything = {*range(10)}
+        await clients.broker.until(lambda: {*clients.numbers("c0"), *clients.numbers("c2")} >= everything, LONG_MS)
+
+    with_gateways(scenario)
+
+
+async def half_given_back(clients: Clients, wire: Wire, delay: int) -> None:
+    """A batch of ten is sent; a consumer of Sluice's own gives the second half back for so many ms, and leaves."""
+    own: list[Received] = []
+    part = PartitionConsumer(
+        clients.broker.ports,
+        clients.broker.directory,
+        topic="orders",
+        partition=0,
+        subscription="pulsar",
+        name="own",
+        incarnation="own-1",
+        settings=SubscriptionSettings(type="exclusive", initial_position="earliest"),
+        ranges=[],
+        queue_size=100,
+        received=own.append,
+        told=lambda *_: None,
+    )
+    await part.open()
+    await clients.producer(wire, "till", SHARED)
+    await clients.send_batch(wire, "c0", 10)
+    await clients.broker.until(lambda: sum(len(each) for each in own) == 10)
+    await part.negative_acknowledge(own[0], np.arange(5, 10), delay)
+    await part.close()
+
+
+def test_a_batch_of_two_counts_is_one() -> None:
+    """Half of it comes for the second time."""
+
+    async def scenario(clients: Clients) -> None:
+        wire = await clients.join("c0", GATEWAYS[0])
+        await half_given_back(clients, wire, 1_000)
+        await clients.broker.quiet(2_000)
+        await with_room(clients, wire, ONE, 1_000)
+        await clients.broker.until(lambda: clients.numbers("c0") == [*range(10)])
+        assert clients.frames["c0"] == 1
+
+    with_gateways(scenario)
+
+
+@pytest.mark.parametrize("ends", ["gateway", "both"])
+def test_a_part_whose_rest_waits_stands_for_nothing_else(ends: str) -> None:
+    """A consumer of Sluice's own gave the rest of a batch back for a while, so it does not come with the beginning."""
+
+    async def scenario(clients: Clients) -> None:
+        world = clients.broker.world
+        first = await clients.join("c0", GATEWAYS[0])
+        await half_given_back(clients, first, LONG_MS)
+        await with_room(clients, first, ONE, 1_000)
+        await clients.broker.until(lambda: clients.numbers("c0") == [*range(5)])
+        at = clients.came["c0"][0].position
+        world.crash(GATEWAYS[0])
+        for name in world.alive("dispatcher-") if ends == "both" else ():
+            world.crash(name)
+        again = await clients.join("c2", GATEWAYS[1])
+        await with_room(clients, again, ONE, 0)
+        with pytest.raises(Refusal, match="only a part is known"):
+            await again.ask("ack", consumer_id=0, message_id=[message_id(at)])
+        again.say("flow", consumer_id=0, permits=1_000)
+        await clients.broker.until(lambda: set(clients.numbers("c2")) == {*range(1, 10)}, 2 * LONG_MS)
+
+    with_gateways(scenario)
+
+
+def test_what_is_done_of_a_batch_is_not_waited_for() -> None:
+    """Nor does an id stand for less because of it: all that there was to send was sent."""
+
+    async def scenario(clients: Clients) -> None:
+        first = await clients.join("c0", GATEWAYS[0])
+        await with_room(clients, first, FAILOVER, 1_000)
+        await clients.producer(first, "till", SHARED)
+        await clients.send_batch(first, "c0", 10)
+        await clients.broker.until(lambda: len(clients.numbers("c0")) == 10)
+        at = clients.came["c0"][0].position
+        await first.ask("ack", consumer_id=0, message_id=[message_id(at, [*range(8)])])
+        await first.ask("close_consumer", consumer_id=0)
+        await with_room(clients, first, FAILOVER, 1_000)
+        await clients.broker.until(lambda: clients.numbers("c0")[10:] == [*range(8)], PATIENCE_MS // 2)
+        clients.broker.world.crash(GATEWAYS[0])
+        again = await clients.join("c2", GATEWAYS[1])
+        await with_room(clients, again, FAILOVER, 0)
+        await again.ask("ack", consumer_id=0, message_id=[message_id(at)])
+        again.say("flow", consumer_id=0, permits=1_000)
+        await clients.producer(again, "other", SHARED)
+        await clients.send(again, "c2")
+        await clients.broker.until(lambda: len(clients.numbers("c2")) > 0, LONG_MS)
+        assert len(clients.numbers("c2")) == 1, "and nothing of the batch"
+
+    with_gateways(scenario)
+
+
+@pytest.mark.parametrize("name", ["all", "one"])
+def test_what_is_given_back_comes_again_whole(name: str) -> None:
+    """Also where some of it was not sent yet, and so has another count."""
+
+    async def scenario(clients: Clients) -> None:
+        wire = await clients.join("c0", GATEWAYS[0])
+        await with_room(clients, wire, ONE, 3)
+        await clients.producer(wire, "till", SHARED)
+        for _ in range(2):
+            await clients.send_batch(wire, "c0", 10)
+        await clients.broker.until(lambda: len(clients.numbers("c0")) == 10)
+        at = clients.came["c0"][0].position
+        wire.say("flow", consumer_id=0, permits=9)
+        named = {"message_ids": [message_id(at)]} if name == "one" else {}
+        wire.say("redeliver", consumer_id=0, **named)
+        wire.say("flow", consumer_id=0, permits=20)
+        await clients.broker.until(lambda: len(set(clients.numbers("c0")[10:])) == 11)
+        await clients.broker.quiet(PATIENCE_MS)
+        frames = clients.frames["c0"]
+        assert len(clients.numbers("c0")) == 10 * frames, "every frame is a whole batch"
+
+    with_gateways(scenario)
