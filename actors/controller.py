@@ -197,7 +197,8 @@ class Controller(Actor):
         """
         topic = request.topic
         number, settings = await self._catalog.record(topic)
-        wanted = msgspec.structs.replace(settings, partitions=request.partitions)
+        alone = settings.partitioned and request.partitions == 1
+        wanted = msgspec.structs.replace(settings, partitions=request.partitions, partitioned=alone)
         check_growth(topic, settings, wanted)
         if topic in self._deleting or topic in self._growing:
             raise Unavailable(f"topic {topic!r} is being {'deleted' if topic in self._deleting else 'changed'}")

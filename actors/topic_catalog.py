@@ -92,7 +92,7 @@ def check_settings(settings: TopicSettings, bookies: int) -> None:
 
 def check_growth(topic: str, settings: TopicSettings, wanted: TopicSettings) -> None:
     """Raises Invalid where a topic cannot be given so many partitions."""
-    if settings.partitions == 1 != wanted.partitions:
+    if not settings.has_partitions and wanted.partitions != 1:
         raise Invalid(f"topic {topic} is not a partitioned topic: it has one partition, and stays so")
     if wanted.partitions < settings.partitions:
         raise Invalid(f"topic {topic} has {settings.partitions} partitions, which cannot become {wanted.partitions}")

@@ -31,6 +31,14 @@ class TopicSettings(msgspec.Struct, kw_only=True):
     deduplication_enabled: bool = False
     """Of Pulsar's clients: a message that a producer of the same name sent before is stored once, by its sequence id.
     Sluice's own producers never need it."""
+    partitioned: bool = False
+    """To clients of Pulsar a topic of one partition is one without partitions, which gets no more of them, unless this
+    is set. Of several partitions it means nothing."""
+
+    @property
+    def has_partitions(self) -> bool:
+        """Whether clients of Pulsar know it as a partitioned topic."""
+        return self.partitioned or self.partitions > 1
 
 
 class SubscriptionSettings(msgspec.Struct, kw_only=True):

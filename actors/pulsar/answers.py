@@ -90,7 +90,7 @@ class Answers:
         if partition is None:
             making = self._making(asked.allow_creation)
             settings = await settings_of(self._g.directory, topic, create=making, now=True)
-            count = settings.partitions if settings.partitions > 1 else 0
+            count = settings.partitions if settings.has_partitions else 0
         else:
             await find_place(self._g.directory, asked.topic, create=None)
         self._c.say("partition_metadata_answer", request_id=asked.request_id, partitions=count, response=SUCCESS)

@@ -68,8 +68,8 @@ def full_names(topics: Mapping[str, TopicSettings]) -> list[str]:
     """Topics as clients know them, those of several partitions by the names of these."""
     names: list[str] = []
     for name, settings in topics.items():
-        count = settings.partitions
-        names += [full_name(name, p if count > 1 else None) for p in range(count)]
+        several = settings.has_partitions
+        names += [full_name(name, p if several else None) for p in range(settings.partitions)]
     return names
 
 
@@ -91,11 +91,15 @@ async def settings_of(
     return await directory.settings(topic)
 
 
-def new_settings(bookies: BookieList, policies: Policies, partitions: int = 1) -> TopicSettings:
-    """Those of a topic for which nobody chose any: with two copies, where there are as many bookies."""
+def new_settings(bookies: BookieList, policies: Policies, partitions: int = 0) -> TopicSettings:
+    """Those of a topic for which nobody chose any: with two copies, where there are as many bookies.
+
+    partitions: 0 is a topic without.
+    """
     copies = min(2, len(bookies.ids)) or 1
     return TopicSettings(
-        partitions=partitions,
+        partitions=partitions or 1,
+        partitioned=partitions == 1,
         ensemble=copies,
         write_quorum=copies,
         ack_quorum=copies,
@@ -108,8 +112,8 @@ async def find_place(directory: Directory, name: str, *, create: Namespaces | No
     topic, partition = split_name(name)
     settings = await settings_of(directory, topic, create=create if partition is None else None)
     if partition is None:
-        if settings.partitions > 1:
-            raise Invalid(f"topic {topic} has {settings.partitions} partitions; name one of them")
+        if settings.has_partitions:
+            raise Invalid(f"topic {topic} is divided into partitions ({settings.partitions}); name one of them")
         return Place(topic, 0, -1)
     if partition >= settings.partitions and partition >= (await directory.settings_now(topic)).partitions:
         raise NotFound(f"topic {topic} has no partition {partition}")

@@ -8,6 +8,7 @@ import pytest
 
 from actors.messages import (
     AddPartitions,
+    CreateTopic,
     ListTopics,
     Located,
     LocateSubscription,
@@ -54,6 +55,18 @@ def test_a_topic_gets_more_and_never_fewer() -> None:
         with pytest.raises(Invalid, match="not a partitioned topic"):
             await stage.ask(AddPartitions(topic="plain", partitions=2))
         assert await count(stage) == 5
+
+    play(scenario)
+
+
+def test_a_partitioned_topic_of_one_gets_more() -> None:
+    async def scenario(stage: Stage) -> None:
+        one = TopicSettings(partitioned=True)
+        await stage.ask(CreateTopic(topic="t", settings=one))
+        await stage.ask(AddPartitions(topic="t", partitions=1))
+        assert (await stage.ask(ListTopics())).topics["t"] == one
+        await stage.ask(AddPartitions(topic="t", partitions=3))
+        assert (await stage.ask(ListTopics())).topics["t"] == TopicSettings(partitions=3)
 
     play(scenario)
 

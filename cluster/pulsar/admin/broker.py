@@ -84,7 +84,7 @@ class Broker:
         return settings
 
     async def create(self, topic: str, partitions: int) -> None:
-        """Make a topic. Raises Conflict if there is one of that name, Invalid."""
+        """Make a topic; partitions: 0 is one without. Raises Conflict if there is one of that name, Invalid."""
         with contextlib.suppress(NotFound):
             await self.directory.settings_now(topic)
             raise Conflict(f"This topic already exists: {topic}")

@@ -1,7 +1,7 @@
 """What is changed of a topic for good, by HTTP; paths below /admin/v2/persistent/public/default/{topic}.
 
 POST .../partitions              more partitions; the body is their number. 422 if that is fewer than there are
-POST .../terminate               no more messages; the id of the last one. 405 of a topic of several partitions
+POST .../terminate               no more messages; the id of the last one. 405 of a topic with partitions
 POST .../terminate/partitions    the same of every partition, by its number; 405 of a topic that has none
 """
 
@@ -50,26 +50,26 @@ class Changes:
     async def _terminate(self, request: web.Request) -> web.Response:
         which = named(request)
         settings = await self._broker.settings(which)
-        if settings.partitions > 1 and which.partition is None:
+        if settings.has_partitions and which.partition is None:
             return web.json_response({"reason": "Termination of a partitioned topic is not allowed"}, status=405)
-        return web.json_response(await self._end(which, told=-1 if settings.partitions == 1 else which.partition))
+        return web.json_response(await self._end(which, told=which.partition if settings.has_partitions else -1))
 
     async def _terminate_all(self, request: web.Request) -> web.Response:
         topic = topic_of(request)
-        count = (await self._broker.settings(Named(topic, None))).partitions
-        if count == 1:
+        settings = await self._broker.settings(Named(topic, None))
+        if not settings.has_partitions:
             reason = "Termination of a non-partitioned topic is not allowed using partitioned-terminate"
             return web.json_response({"reason": f"{reason}, please use terminate commands"}, status=405)
-        partitions = range(count)
+        partitions = range(settings.partitions)
         ends = await asyncio.gather(*(self._end(Named(topic, partition), partition) for partition in partitions))
         return web.json_response({str(partition): end for partition, end in zip(partitions, ends, strict=True)})
 
     async def _partitions(self, topic: str) -> int:
-        """How many a topic has. Raises Conflict where that is one, which is no partition to Pulsar's tools."""
-        count = (await self._broker.settings(Named(topic, None))).partitions
-        if count == 1:
+        """How many a topic has. Raises Conflict where it is one without."""
+        settings = await self._broker.settings(Named(topic, None))
+        if not settings.has_partitions:
             raise Conflict(f"Topic {full_name(topic)} is not the partitioned topic.")
-        return count
+        return settings.partitions
 
     async def _end(self, which: Named, told: int | None) -> dict[str, Any]:
         """Take no more messages on a partition. told: its number as clients have it in ids."""

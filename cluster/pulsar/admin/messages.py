@@ -118,13 +118,13 @@ class Messages:
         """A topic of one partition, or a partition. Raises Invalid, NotFound."""
         which = named(request)
         settings = await self._broker.settings(which)
-        if which.partition is None and settings.partitions > 1:
-            raise Invalid(f"topic {which.topic} has {settings.partitions} partitions; name one of them")
+        if which.partition is None and settings.has_partitions:
+            raise Invalid(f"topic {which.topic} is divided into partitions ({settings.partitions}); name one of them")
         return which
 
     async def _index(self, which: Named) -> int:
         """The partition as ids have it."""
-        several = (await self._broker.settings(which)).partitions > 1
+        several = (await self._broker.settings(which)).has_partitions
         return (which.partition or 0) if several or which.partition is not None else -1
 
     async def _ends(self, which: Named) -> Ends:

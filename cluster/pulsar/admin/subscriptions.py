@@ -90,7 +90,7 @@ class Subscriptions:
     async def _reset(self, request: web.Request) -> web.Response:
         which, name = named(request), subscription_of(request)
         start, excluded = _start_of(await body_of(request))
-        if isinstance(start, str) and which.partition is None and (await self._broker.settings(which)).partitions > 1:
+        if isinstance(start, str) and which.partition is None and (await self._broker.settings(which)).has_partitions:
             raise Invalid("a message id is one on a partition: name that, or give earliest or latest")
         if not isinstance(start, str):
             start = "earliest" if start == EARLIEST else "latest"

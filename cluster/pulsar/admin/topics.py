@@ -1,14 +1,14 @@
 """Topics by HTTP.
 
 GET    /admin/v2/persistent/public/default                    topics, partitions by their names
-GET    .../partitioned                                        topics of several partitions
+GET    .../partitioned                                        topics that have partitions
 GET    /admin/v2/non-persistent/public/default[/partitioned]  none: there is nothing that is not durable
 GET    /admin/v2/namespaces/public/default/topics             as the first
 PUT    .../{topic}                                            create, with one partition; 409 if it is there
 PUT    .../{topic}/partitions                                 create; the body is the number of partitions
-GET    .../{topic}/partitions                                 their number; 0 is a topic of one
+GET    .../{topic}/partitions                                 their number; 0 is a topic without
 DELETE .../{topic}[/partitions]?force=true                    412 while clients are connected, unless forced
-GET    .../{topic}/stats | partitioned-stats                  of a topic of several partitions both are the sums
+GET    .../{topic}/stats | partitioned-stats                  of a topic with partitions both are the sums
 GET    .../{topic}/internalStats | partitioned-internalStats | internal-info
 GET    .../{topic}/subscriptions
 PUT    .../{topic}/unload                                     its clients connect again
@@ -73,7 +73,7 @@ class Topics:
 
     async def _partitioned(self, request: web.Request) -> web.Response:
         known = await self._broker.topics_in(space_of(request))
-        return web.json_response([full_name(name) for name, settings in known.items() if settings.partitions > 1])
+        return web.json_response([full_name(name) for name, settings in known.items() if settings.has_partitions])
 
     async def _none(self, request: web.Request) -> web.Response:
         await self._broker.topics_in(space_of(request))
@@ -83,7 +83,7 @@ class Topics:
         which, count = named(request), 0
         try:
             settings = await self._broker.settings(which)
-            count = settings.partitions if settings.partitions > 1 and which.partition is None else 0
+            count = settings.partitions if settings.has_partitions and which.partition is None else 0
         except NotFound:
             if request.query.get("checkAllowAutoCreation", "").lower() != "true":
                 raise
@@ -92,7 +92,7 @@ class Topics:
     async def _create_plain(self, request: web.Request) -> web.Response:
         topic = topic_of(request)
         _no_properties(await body_of(request))
-        await self._broker.create(topic, 1)
+        await self._broker.create(topic, 0)
         return web.Response(status=204)
 
     async def _create(self, request: web.Request) -> web.Response:
@@ -109,12 +109,12 @@ class Topics:
         """As with Pulsar, subscriptions go with their topic, and who is connected keeps it unless that is forced."""
         which, force = named(request), forced(request)
         settings = await self._broker.settings(which)
-        if which.partition is None and settings.partitions > 1 and not request.path.endswith("/partitions"):
+        if which.partition is None and settings.has_partitions and not request.path.endswith("/partitions"):
             raise Conflict(
                 f"{full_name(which.topic)} is a partitioned topic, instead of calling delete topic, please call "
                 "delete-partitioned-topic."
             )
-        if which.partition is not None and settings.partitions > 1:
+        if which.partition is not None and settings.has_partitions:
             raise Invalid(f"a partition cannot be deleted alone: delete topic {which.topic}")
         if not force:
             await self._check_unused(which)
@@ -155,7 +155,7 @@ class Topics:
         made = {each.name: self._shapes.topic(each, settings, now) for each in known}
         if (quota := self._broker.quotas.that_holds(which.topic)) is not None:
             made = {name: {**row, "backlogQuotaLimitSize": quota.limit} for name, row in made.items()}
-        if which.partition is not None or (settings.partitions == 1 and request.path.endswith("/stats")):
+        if which.partition is not None or (not settings.has_partitions and request.path.endswith("/stats")):
             return web.json_response(next(iter(made.values())))
         shown = request.query.get("perPartition", "true").lower() == "true"
         return web.json_response(merged(made, shown=shown))
@@ -164,7 +164,7 @@ class Topics:
         which = named(request)
         settings = await self._broker.settings(which)
         made = {each.name: internal(each.row, each.subscriptions) for each in await self._known(which)}
-        if which.partition is not None or settings.partitions == 1:
+        if which.partition is not None or not settings.has_partitions:
             return web.json_response(next(iter(made.values())))
         return web.json_response(
             {"metadata": {"partitions": settings.partitions, "deleted": False}, "partitions": made}
@@ -174,7 +174,7 @@ class Topics:
         """Everything that is known of the partitions that are named."""
         rows = await self._broker.statistics(which)
         names = await self._broker.subscriptions(which.topic)
-        several = (await self._broker.settings(which)).partitions > 1
+        several = (await self._broker.settings(which)).has_partitions
         answers = await asyncio.gather(*(self._broker.statistics(which, name) for name in names))
         made = []
         for number, row in enumerate(rows):

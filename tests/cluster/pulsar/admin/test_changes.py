@@ -13,7 +13,7 @@ from cluster.embedded import running
 from cluster.options import ClusterOptions
 from cluster.pulsar.ports import WEB, port_of, service_url
 from tests.cluster.pulsar.admin.asking import BASE, Tool
-from tests.cluster.pulsar.clients import EARLIEST, received
+from tests.cluster.pulsar.clients import EARLIEST, PATIENCE, received
 from tests.cluster.pulsar.raw import Raw
 
 pytestmark = pytest.mark.timeout(240)
@@ -51,6 +51,24 @@ def test_a_topic_gets_more_partitions(tool: Tool, client: pulsar.Client) -> None
     assert sorted(str(message.message_id()) for message in came) == sorted(str(one) for one in ids)
     late = client.subscribe("grown", "late", initial_position=EARLIEST)
     assert len(received(late, 12)) == 12
+
+
+def test_a_partitioned_topic_may_have_one_partition(tool: Tool, client: pulsar.Client) -> None:
+    assert tool.ask("PUT", f"{BASE}/single/partitions", 1).status == 204
+    only = "persistent://public/default/single-partition-0"
+    assert client.get_topic_partitions("single") == [only]
+    consumer = client.subscribe("single", "s")
+    first = client.create_producer("single").send(b"before")
+    assert first.partition() == 0
+    assert tool.get(f"{BASE}/single/partitions")["partitions"] == 1
+    assert only in tool.get(BASE)
+    assert "persistent://public/default/single" in tool.get(f"{BASE}/partitioned")
+    assert list(tool.get(f"{BASE}/single/partitioned-stats")["partitions"]) == [only]
+    assert tool.ask("POST", f"{BASE}/single/terminate").status == 405
+    assert tool.ask("DELETE", f"{BASE}/single").status == 409
+    assert tool.ask("POST", f"{BASE}/single/partitions", 3).status == 204
+    assert len(client.get_topic_partitions("single")) == 3
+    assert consumer.receive(PATIENCE).data() == b"before"
 
 
 def test_partitions_are_refused_as_pulsar_refuses_them(tool: Tool) -> None:
