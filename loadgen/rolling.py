@@ -35,11 +35,12 @@ def plan_rolling(consumers: int, rounds: int, every_s: float) -> list[Fault]:
 
 @dataclass
 class Moves:
-    """Hashes that moved between consumers, and those that had to: all of who left, an even share for who joined.
+    """Hashes that moved between consumers, and those that had to. consumers: how many there are when all are there.
 
     by_cause: those that moved because a consumer `joined`, or `left` in whatever way.
     """
 
+    consumers: int
     moved: int = 0
     minimum: float = 0.0
     changes: int = 0
@@ -78,7 +79,7 @@ class Moves:
         if what == "left":
             self.minimum += sum(length for giver, length in rows if giver.rpartition("#")[0] == name)
         else:
-            self.minimum += HASHES / max(int(change["consumers"]), 1)
+            self.minimum += HASHES / self.consumers
         self.changes += 1
 
     @property

@@ -17,10 +17,12 @@ import numpy as np
 from actors.actor import Actor
 from actors.consumer.payload import DecodedRuns
 from actors.directory import Directory
-from actors.messages import ClientsHere, Done, ProducersHere, ProducersPresent, SendAway, Text
+from actors.messages import ClientsHere, Done, PassingHere, ProducersHere, ProducersPresent, SendAway, Text
 from actors.ports import Address, Ports, Unknown
 from actors.pulsar.clients import Introduction, clients_here, send_away
+from actors.pulsar.expiry import Expiry
 from actors.pulsar.namespaces import Namespaces
+from actors.pulsar.passing import PassingTopics
 from actors.pulsar.pieces import Pieces
 from actors.pulsar.quotas import Backlogs, Quotas
 from actors.pulsar.recent import Recent
@@ -157,7 +159,9 @@ class Gateway:
         self.producers: dict[tuple[str, int], list[ProducerHere]] = {}
         """Those that are connected here, by topic and partition."""
         self.quotas = Quotas(ports.meta)
+        self.expiry = Expiry(ports, controller, self.directory)
         self.backlogs = Backlogs(ports, self.directory, self.quotas, self.producers)
+        self.passing = PassingTopics(ports, controller, lambda: bool(self.url or self.url_tls))
         self.introductions: dict[object, Introduction] = {}
         """What clients said of the producers and consumers that are connected here."""
         self.sought: dict[tuple[str, int, str], int] = {}
@@ -208,6 +212,10 @@ class GatewayActor(Actor):
     async def on_clients_here(self, request: ClientsHere) -> Text:
         """See messages.ClientsHere."""
         return Text(json=json.dumps(clients_here(self.gateway, request.topic, request.partition)))
+
+    async def on_passing_here(self, request: PassingHere) -> Text:
+        """See messages.PassingHere."""
+        return Text(json=self.gateway.passing.here())
 
     async def on_send_away(self, request: SendAway) -> Done:
         """See messages.SendAway."""

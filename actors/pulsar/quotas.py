@@ -21,6 +21,7 @@ from actors.messages import BacklogSize, MeasureBacklog
 from actors.names import namespace_of
 from actors.ports import Meta, Ports
 from actors.pulsar.fields import ServerError
+from actors.pulsar.passing import passes
 from actors.pulsar.records import decoded, revise, topic_quota_key, value_of
 from actors.pulsar.refusals import Refused
 from actors.topic_client import TopicClient
@@ -126,6 +127,8 @@ class Backlogs:
         """Send those away that would be kept out if they came now. Raises Unavailable, Corrupt."""
         await self._quotas.look()
         for topic, partition in list(self._producers):
+            if passes(topic):  # nothing of it waits
+                continue
             try:
                 await self.check(topic, partition)
             except Refused:

@@ -25,9 +25,14 @@ def topic_quota_key(topic: str) -> str:
     return f"quota/topic/{topic}"
 
 
+def topic_lifetime_key(topic: str) -> str:
+    """The metadata key of how long a topic's messages are kept."""
+    return f"lifetime/topic/{topic}"
+
+
 async def forget_topic(meta: Meta, topic: str) -> None:
     """Remove what gateways kept of a topic that is no more. Raises Unavailable."""
-    for key in (schema_key(topic), topic_quota_key(topic)):
+    for key in (schema_key(topic), topic_quota_key(topic), topic_lifetime_key(topic)):
         await meta.remove(key)
 
 

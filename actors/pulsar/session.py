@@ -11,6 +11,7 @@ from actors.pulsar.consuming import WireConsumer
 from actors.pulsar.fields import ServerError, command
 from actors.pulsar.frames import encode
 from actors.pulsar.gateway import PROTOCOL, VERSION, Gateway, Identity, Link
+from actors.pulsar.passing import PassingConsumer, PassingProducer
 from actors.pulsar.producing import WireProducer
 from actors.pulsar.refusals import Refused
 from actors.signal import Signal
@@ -23,6 +24,8 @@ MOST_HANDLES = 10_000
 ALIVE_MS = 1_000
 """A client that another one would replace has so long to say that it is there."""
 NO_REQUEST = (1 << 64) - 1
+AnyProducer = WireProducer | PassingProducer
+AnyConsumer = WireConsumer | PassingConsumer
 CPP = "Pulsar-CPP"
 """How the client in C++, and with it that in Python, names itself. Of all refusals of a message it takes one for what
 it is; at any other it connects and sends again for ever. In Java that one means to send again.
@@ -34,8 +37,8 @@ class Session:
 
     def __init__(self, gateway: Gateway, link: Link) -> None:
         self.gateway, self.link = gateway, link
-        self.producers: dict[int, WireProducer] = {}
-        self.consumers: dict[int, WireConsumer] = {}
+        self.producers: dict[int, AnyProducer] = {}
+        self.consumers: dict[int, AnyConsumer] = {}
         self.identity: Identity | None = None
         self.certified = ""
         """Whom the client's certificate names, if it showed one of a trusted authority."""
@@ -97,7 +100,7 @@ class Session:
         made = Introduction(number, self.link.peer, self.version, now, told, access_mode)
         self.gateway.introductions[one] = made
 
-    def add_consumer(self, consumer: WireConsumer, asked: Any) -> None:
+    def add_consumer(self, consumer: AnyConsumer, asked: Any) -> None:
         """One more, and what its client said. Raises Refused if there are too many."""
         if len(self.consumers) + len(self.producers) >= MOST_HANDLES:
             raise Refused(ServerError.TOO_MANY_REQUESTS, f"a connection has at most {MOST_HANDLES} consumers")
@@ -107,14 +110,14 @@ class Session:
         self._introduce(consumer, consumer.number, asked)
         consumer.choke(self._choked)
 
-    def remove_consumer(self, consumer: WireConsumer) -> None:
+    def remove_consumer(self, consumer: AnyConsumer) -> None:
         """One less."""
         if self.consumers.get(consumer.number) is consumer:
             del self.consumers[consumer.number]
         _discard(self.gateway.consumers, (consumer.place.topic, consumer.asked.subscription), consumer)
         self.gateway.introductions.pop(consumer, None)
 
-    async def leave(self, consumer: WireConsumer) -> None:
+    async def leave(self, consumer: AnyConsumer) -> None:
         """A consumer that was removed does not come back; a subscription that is not durable goes with its last one.
 
         Its owner sees that as well, after a lease (`actors.dispatcher.unused`); here it is known at once.
@@ -126,7 +129,7 @@ class Session:
             with contextlib.suppress(SluiceError):
                 await self.gateway.directory.remove_unused(topic, subscription)
 
-    def add_producer(self, producer: WireProducer, asked: Any, access_mode: str) -> None:
+    def add_producer(self, producer: AnyProducer, asked: Any, access_mode: str) -> None:
         """One more, and what its client said. Raises Refused if there are too many."""
         if len(self.consumers) + len(self.producers) >= MOST_HANDLES:
             raise Refused(ServerError.TOO_MANY_REQUESTS, f"a connection has at most {MOST_HANDLES} producers")
@@ -134,20 +137,20 @@ class Session:
         self.gateway.producers.setdefault((producer.place.topic, producer.place.partition), []).append(producer)
         self._introduce(producer, producer.number, asked, access_mode)
 
-    def remove_producer(self, producer: WireProducer) -> None:
+    def remove_producer(self, producer: AnyProducer) -> None:
         """One less."""
         if self.producers.get(producer.number) is producer:
             del self.producers[producer.number]
         _discard(self.gateway.producers, (producer.place.topic, producer.place.partition), producer)
         self.gateway.introductions.pop(producer, None)
 
-    def send_away(self, consumer: WireConsumer) -> None:
+    def send_away(self, consumer: AnyConsumer) -> None:
         """The client has to come back with this consumer: it drops what it was sent, and subscribes again."""
         self.remove_consumer(consumer)
         self.say("close_consumer", consumer_id=consumer.number, request_id=NO_REQUEST)
         self.begin(consumer.close(), "close")
 
-    def fenced(self, producer: WireProducer) -> None:
+    def fenced(self, producer: AnyProducer) -> None:
         """Another producer of this name has taken its place."""
         producer.close()
         self.remove_producer(producer)

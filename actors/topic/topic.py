@@ -101,7 +101,7 @@ class Topic(Actor):
         self._reads = LogReads(ports, self._log)
         self._termination = Termination(ports, self._log)
         self._giving_up = GivingUp(ports, known, self._log)
-        self._upkeep = Upkeep(ports, known, self._log, self._reads)
+        self._upkeep = Upkeep(ports, known, topic, self._log, self._reads)
         self._delayed = IndexOwner(ports, shared or SharedIndex(), topic, partition)
         self._deleted = False
         self._serving = Signal()

@@ -15,29 +15,35 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from actors.ledger.record import LedgerRecord, PartitionRecord, State
+from actors.lifetimes import Retention
 from storage.position import position
 
 
-def trimmable(record: PartitionRecord, marks: Mapping[str, int], now: int) -> list[int]:
+def trimmable(record: PartitionRecord, marks: Mapping[str, int], now: int, kept: Retention) -> list[int]:
     """Ids of the ledgers that may go, from the head of the chain. marks: mark-delete positions of subscriptions."""
-    settings = record.settings
-    if not record.ever_subscribed and not (settings.retention_ms or settings.retention_bytes):
+    if not record.ever_subscribed and not (kept.ms or kept.bytes):
         return []
-    slowest = min(marks.values()) if marks else None
-    consumed: list[LedgerRecord] = []
-    for ledger in record.ledgers:
-        passed = slowest is None or position(ledger.id, max(ledger.last_entry, 0)) <= slowest
-        if ledger.state is not State.CLOSED or not passed:
-            break
-        consumed.append(ledger)
-    size = sum(ledger.bytes for ledger in consumed)
+    passed = consumed(record, marks)
+    size = sum(ledger.bytes for ledger in passed)
     gone = []
-    for ledger in consumed:
-        if _retained(settings.retention_ms, settings.retention_bytes, now - ledger.closed_at, size):
+    for ledger in passed:
+        if _retained(kept.ms, kept.bytes, now - ledger.closed_at, size):
             break
         gone.append(ledger.id)
         size -= ledger.bytes
     return gone
+
+
+def consumed(record: PartitionRecord, marks: Mapping[str, int]) -> list[LedgerRecord]:
+    """Those that may go as far as subscriptions are concerned, from the head of the chain."""
+    slowest = min(marks.values()) if marks else None
+    found: list[LedgerRecord] = []
+    for ledger in record.ledgers:
+        passed = slowest is None or position(ledger.id, max(ledger.last_entry, 0)) <= slowest
+        if ledger.state is not State.CLOSED or not passed:
+            break
+        found.append(ledger)
+    return found
 
 
 def _retained(limit_ms: int, limit_bytes: int, age: int, size: int) -> bool:

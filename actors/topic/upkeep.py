@@ -17,11 +17,12 @@ from actors.ledger.bookies import Bookies
 from actors.ledger.garbage_collection import noted_released
 from actors.ledger.record import LedgerRecord, PartitionRecord
 from actors.ledger.replication import Replicator, under_replicated
+from actors.lifetimes import Kept
 from actors.messages import DeleteLedgers, Progress
 from actors.ports import Ports
 from actors.topic.log import PartitionLog
 from actors.topic.reads import LogReads
-from actors.topic.trimming import trimmable
+from actors.topic.trimming import consumed, trimmable
 from storage.errors import Conflict, Fenced, SluiceError
 
 DELETE_TIMEOUT = 10_000
@@ -36,12 +37,13 @@ PRUNE_AT = 64
 class Upkeep:
     """The slow work of one partition's owner."""
 
-    def __init__(self, ports: Ports, bookies: Bookies, log: PartitionLog, reads: LogReads) -> None:
+    def __init__(self, ports: Ports, bookies: Bookies, topic: str, log: PartitionLog, reads: LogReads) -> None:
         self._ports = ports
         self._bookies = bookies
         self._log = log
         self._reads = reads
         self._replicator = Replicator(ports, bookies, log.reader, log.metadata)
+        self._kept = Kept(ports, topic)
         self._numbers: dict[str, int] = {}
         self._lost: list[str] = []
         self._leftovers: dict[str, list[int]] = {}
@@ -129,14 +131,17 @@ class Upkeep:
 
     async def trim(self) -> None:
         """Delete what every subscription has passed and retention does not keep."""
-        if not trimmable(self._log.record, self.marks, self._ports.clock.now()):
+        if not consumed(self._log.record, self.marks):
+            return
+        kept = await self._kept.now(self._log.record.settings)
+        if not trimmable(self._log.record, self.marks, self._ports.clock.now(), kept):
             return
         gone: list[LedgerRecord] = []
         noted = await noted_released(self._ports) if len(self._log.record.released) >= PRUNE_AT else BitMap()
 
         def change(record: PartitionRecord) -> PartitionRecord:
             # Decided again at the moment of the change: a subscription may have come meanwhile.
-            ids = trimmable(record, self.marks, self._ports.clock.now())
+            ids = trimmable(record, self.marks, self._ports.clock.now(), kept)
             gone[:] = [ledger for ledger in record.ledgers if ledger.id in ids]
             left = tuple(number for number in record.released if number not in noted)
             return msgspec.structs.replace(self._with_marks(record), released=left).without_ledgers(ids)

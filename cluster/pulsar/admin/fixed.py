@@ -8,7 +8,7 @@ PUT  .../namespaces/public/default/unload       all clients connect again
 GET  /admin/v2/clusters | clusters/sluice
 GET  /admin/v2/brokers | brokers/{cluster} | brokers/leaderBroker | health | ready | version
 GET  /admin/v2/brokers/configuration | configuration/values | configuration/runtime
-GET  /lookup/v2/topic/persistent/public/default/{topic}[/bundle]
+GET  /lookup/v2/topic/[non-]persistent/public/default/{topic}[/bundle]
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ from typing import Any
 
 from aiohttp import web
 
+from actors.lifetimes import Lifetimes, of_namespace
 from actors.messages import Ping, SendAway
 from cluster.pulsar.admin.addresses import Addresses
 from cluster.pulsar.admin.broker import Broker, named, not_offered, space_of
+from cluster.pulsar.admin.lifetimes import retention_shown
 from cluster.pulsar.admin.namespaces import CLUSTER
 from cluster.pulsar.admin.topics import NAMESPACE
 from storage.errors import NotFound
 
 BUNDLE = ("0x00000000", "0xffffffff")
 """All hashes are in one."""
-LOOKUP = "/lookup/v2/topic/persistent/{tenant}/{namespace}/{topic}"
+LOOKUP = "/lookup/v2/topic/{kind:(non-)?persistent}/{tenant}/{namespace}/{topic}"
 
 
 class Fixed:
@@ -66,7 +68,15 @@ class Fixed:
     async def _policies(self, request: web.Request) -> web.Response:
         policies = await self._broker.namespaces.policies(space_of(request))
         told = {"auth_policies": {}, "replication_clusters": [CLUSTER], "bundles": _bundles(), "deleted": False}
-        own = {"schema_compatibility_strategy": policies.compatibility, "deduplicationEnabled": policies.deduplication}
+        own: dict[str, Any] = {
+            "schema_compatibility_strategy": policies.compatibility,
+            "deduplicationEnabled": policies.deduplication,
+        }
+        said = await Lifetimes(self._broker.ports.meta).read(of_namespace(space_of(request)))
+        if said.retention is not None:
+            own["retention_policies"] = retention_shown(said.retention)
+        if said.ttl_ms is not None:
+            own["message_ttl_in_seconds"] = said.ttl_ms // 1000
         return web.json_response({**told, **own, "schema_validation_enforced": policies.enforced})
 
     async def _bundles(self, request: web.Request) -> web.Response:

@@ -17,6 +17,7 @@ import json
 
 from aiohttp import web
 
+from actors.lifetimes import Lifetimes
 from actors.pulsar.namespaces import Policies
 from actors.pulsar.quotas import of_namespace
 from actors.pulsar.topics import topics_in
@@ -92,6 +93,7 @@ class NamespacesByHttp:
             raise Conflict(f"namespace {space} has topics")
         await self._namespaces.remove(space)
         await self._broker.quotas.unset(of_namespace(space))
+        await Lifetimes(self._broker.ports.meta).forget(of_namespace(space))
         return web.Response(status=204)
 
     async def _policy(self, request: web.Request) -> web.Response:

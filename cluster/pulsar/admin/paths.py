@@ -8,8 +8,10 @@ from cluster.pulsar.admin.addresses import Addresses
 from cluster.pulsar.admin.broker import Broker
 from cluster.pulsar.admin.changes import Changes
 from cluster.pulsar.admin.fixed import Fixed
+from cluster.pulsar.admin.lifetimes import LifetimesByHttp
 from cluster.pulsar.admin.messages import Messages
 from cluster.pulsar.admin.namespaces import NamespacesByHttp
+from cluster.pulsar.admin.passing import PassingByHttp
 from cluster.pulsar.admin.policies import Policies
 from cluster.pulsar.admin.quotas import QuotasByHttp
 from cluster.pulsar.admin.schemas import SchemasByHttp
@@ -22,6 +24,7 @@ def pulsar_routes(broker: Broker, addresses: Addresses) -> list[web.RouteDef]:
     """Every route; the last one refuses what there is not, so whoever has routes of his own puts them before these."""
     return [
         *Topics(broker, Shapes(addresses)).routes(),
+        *PassingByHttp(broker).routes(),
         *Subscriptions(broker).routes(),
         *Changes(broker).routes(),
         *Messages(broker).routes(),
@@ -29,5 +32,6 @@ def pulsar_routes(broker: Broker, addresses: Addresses) -> list[web.RouteDef]:
         *Fixed(broker, addresses).routes(),
         *NamespacesByHttp(broker).routes(),
         *QuotasByHttp(broker).routes(),
+        *LifetimesByHttp(broker).routes(),
         *Policies(broker).routes(),
     ]

@@ -1,6 +1,6 @@
 """Policies by HTTP: those that a topic has here are told, none can be changed, and none is silently accepted.
 
-GET    .../{topic}/deduplicationEnabled | messageTTL | retention         from the topic's settings
+GET    .../{topic}/deduplicationEnabled                                   from the topic's settings
 GET    .../{topic}/{policy}, /admin/v2/namespaces/public/default/{policy}   204: it is not set
 DELETE of the same                                                        204: it is not set any more
 everything else                                                           405, in one line
@@ -11,9 +11,8 @@ from __future__ import annotations
 from aiohttp import web
 
 from cluster.pulsar.admin.broker import Broker, named, not_offered, space_of
-from cluster.pulsar.admin.topics import NAMESPACE, TOPIC, settings_shown
+from cluster.pulsar.admin.topics import NAMESPACE, TOPIC
 
-SETTINGS = ("deduplicationEnabled", "messageTTL", "retention")
 POLICIES = (
     "autoSubscriptionCreation", "autoTopicCreation", "compactionThreshold",
     "deduplicationSnapshotInterval", "delayedDelivery", "dispatchRate", "dispatcherPauseOnAckStatePersistent",
@@ -39,20 +38,18 @@ class Policies:
     def routes(self) -> list[web.RouteDef]:
         """See the module."""
         names = f"{{policy:{'|'.join(POLICIES)}}}"
-        known = f"{{policy:{'|'.join(SETTINGS)}}}"
         return [
-            web.get(f"{TOPIC}/{known}", self._setting),
+            web.get(f"{TOPIC}/deduplicationEnabled", self._deduplication),
             web.get(f"{TOPIC}/{names}", self._unset),
             web.delete(f"{TOPIC}/{names}", self._unset),
-            web.get(f"{NAMESPACE}/{{policy:{'|'.join((*POLICIES, 'messageTTL', 'retention'))}}}", self._unset_for_all),
+            web.get(f"{NAMESPACE}/{names}", self._unset_for_all),
             web.delete(f"{NAMESPACE}/{names}", self._unset_for_all),
             web.route("*", "/admin/{rest:.*}", not_offered),
             web.route("*", "/lookup/{rest:.*}", not_offered),
         ]
 
-    async def _setting(self, request: web.Request) -> web.Response:
-        told = settings_shown(await self._broker.settings(named(request)))[request.match_info["policy"]]
-        return web.Response(status=204) if told is None else web.json_response(told)
+    async def _deduplication(self, request: web.Request) -> web.Response:
+        return web.json_response((await self._broker.settings(named(request))).deduplication_enabled)
 
     async def _unset(self, request: web.Request) -> web.Response:
         await self._broker.settings(named(request))

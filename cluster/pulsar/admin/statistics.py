@@ -81,7 +81,7 @@ class Shapes:
             for name, each in _readers(of).items()
             if name not in subscriptions
         }
-        publishers = [_publisher(each) for each in of.clients["producers"]]
+        publishers = [publisher(each) for each in of.clients["producers"]]
         return {
             **totals([row]),
             "msgRateIn": rate(f"in:{of.name}", messages, now),
@@ -278,7 +278,8 @@ def _stored(row: Row, messages: int) -> int:
     return round(messages * int(row.get("storageSize", 0)) / entries) if entries else 0
 
 
-def _publisher(row: Row) -> Row:
+def publisher(row: Row) -> Row:
+    """A producer, of what a gateway knows of it."""
     return {
         "accessMode": ACCESS.get(row["accessMode"], "Shared"),
         "producerId": row["producerId"],

@@ -1,8 +1,12 @@
 """Topics by HTTP.
 
 GET    /admin/v2/persistent/public/default                    topics, partitions by their names
+<<<<<<< HEAD
 GET    .../partitioned                                        topics that have partitions
 GET    /admin/v2/non-persistent/public/default[/partitioned]  none: there is nothing that is not durable
+=======
+GET    .../partitioned                                        topics of several partitions
+>>>>>>> 0cb0c2a (Topics that are not persistent; retention and time to live while topics are used)
 GET    /admin/v2/namespaces/public/default/topics             as the first
 PUT    .../{topic}                                            create, with one partition; 409 if it is there
 PUT    .../{topic}/partitions                                 create; the body is the number of partitions
@@ -23,7 +27,7 @@ from typing import Any
 
 from aiohttp import web
 
-from actors.messages import ClientsHere, RemoveTopic, SendAway, TopicSettings
+from actors.messages import ClientsHere, RemoveTopic, SendAway
 from actors.names import unquoted
 from actors.pulsar.topics import full_name, full_names
 from cluster.http_server import body_of, number_of, object_in
@@ -33,7 +37,6 @@ from storage.errors import Conflict, Invalid, NotFound
 
 BASE = "/admin/v2/persistent/{tenant}/{namespace}"
 TOPIC = f"{BASE}/{{topic}}"
-OTHERS = "/admin/v2/non-persistent/{tenant}/{namespace}"
 NAMESPACE = "/admin/v2/namespaces/{tenant}/{namespace}"
 
 
@@ -48,8 +51,6 @@ class Topics:
         return [
             web.get(BASE, self._list),
             web.get(f"{BASE}/partitioned", self._partitioned),
-            web.get(OTHERS, self._none),
-            web.get(f"{OTHERS}/partitioned", self._none),
             web.get(f"{NAMESPACE}/topics", self._list),
             web.put(TOPIC, self._create_plain),
             web.put(f"{TOPIC}/partitions", self._create),
@@ -74,10 +75,6 @@ class Topics:
     async def _partitioned(self, request: web.Request) -> web.Response:
         known = await self._broker.topics_in(space_of(request))
         return web.json_response([full_name(name) for name, settings in known.items() if settings.has_partitions])
-
-    async def _none(self, request: web.Request) -> web.Response:
-        await self._broker.topics_in(space_of(request))
-        return web.json_response([])
 
     async def _partitions(self, request: web.Request) -> web.Response:
         which, count = named(request), 0
@@ -208,20 +205,3 @@ def _partitions_in(body: str) -> str:
     given = object_in(body, "the body is the number of partitions, alone or as JSON with properties")
     _no_properties(json.dumps(given.get("properties")))
     return str(given.get("partitions"))
-
-
-def settings_shown(settings: TopicSettings) -> dict[str, Any]:
-    """Policies of a topic that are settings of it here, by Pulsar's paths."""
-    return {
-        "deduplicationEnabled": settings.deduplication_enabled,
-        "messageTTL": settings.ttl_ms // 1000 if settings.ttl_ms else None,
-        "retention": _retention(settings),
-    }
-
-
-def _retention(settings: TopicSettings) -> dict[str, int] | None:
-    if not settings.retention_ms and not settings.retention_bytes:
-        return None
-    minutes = settings.retention_ms // 60_000 if settings.retention_ms > 0 else settings.retention_ms
-    megabytes = settings.retention_bytes >> 20 if settings.retention_bytes > 0 else settings.retention_bytes
-    return {"retentionTimeInMinutes": minutes, "retentionSizeInMB": megabytes}

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.ledger.record import PartitionRecord, State
+from actors.lifetimes import Retention, made_with
 from actors.messages import TopicSettings
 from actors.topic.trimming import trimmable
 from storage.position import position
@@ -33,35 +34,40 @@ def record(retention_ms: int = 0, retention_bytes: int = 0, ever: bool = True, l
     )  # fmt: skip
 
 
+def trimmed(of: PartitionRecord, marks: dict[str, int], now: int) -> list[int]:
+    """What may go, with the retention that the topic was made with."""
+    return trimmable(of, marks, now, made_with(of.settings) or Retention(0, 0))
+
+
 def test_the_slowest_subscription_decides() -> None:
-    assert trimmable(record(), {"a": position(2, 9), "b": position(3, 9)}, NOW) == [1, 2]
-    assert trimmable(record(), {"a": position(2, 8), "b": position(3, 9)}, NOW) == [1]
-    assert trimmable(record(), {"a": -1}, NOW) == []
+    assert trimmed(record(), {"a": position(2, 9), "b": position(3, 9)}, NOW) == [1, 2]
+    assert trimmed(record(), {"a": position(2, 8), "b": position(3, 9)}, NOW) == [1]
+    assert trimmed(record(), {"a": -1}, NOW) == []
 
 
 def test_the_open_ledger_is_never_trimmed() -> None:
-    assert trimmable(record(), {"a": position(9, 0)}, NOW) == [1, 2, 3]
+    assert trimmed(record(), {"a": position(9, 0)}, NOW) == [1, 2, 3]
 
 
 def test_without_a_subscription_ever_everything_is_kept() -> None:
-    assert trimmable(record(ever=False), {}, NOW) == []
-    assert trimmable(record(ever=True), {}, NOW) == [1, 2, 3]
+    assert trimmed(record(ever=False), {}, NOW) == []
+    assert trimmed(record(ever=True), {}, NOW) == [1, 2, 3]
 
 
 def test_retention_keeps_what_is_young_and_fits() -> None:
     done = {"a": position(4, 0)}
-    assert trimmable(record(retention_ms=2500), done, NOW) == [1]
-    assert trimmable(record(retention_ms=-1), done, NOW) == []
-    assert trimmable(record(retention_bytes=200), done, NOW) == [1]
-    assert trimmable(record(retention_ms=-1, retention_bytes=100), done, NOW) == [1, 2]
-    assert trimmable(record(retention_ms=1, retention_bytes=-1), done, NOW) == [1, 2, 3]
-    assert trimmable(record(retention_ms=2500, ever=False), {}, NOW) == [1]
+    assert trimmed(record(retention_ms=2500), done, NOW) == [1]
+    assert trimmed(record(retention_ms=-1), done, NOW) == []
+    assert trimmed(record(retention_bytes=200), done, NOW) == [1]
+    assert trimmed(record(retention_ms=-1, retention_bytes=100), done, NOW) == [1, 2]
+    assert trimmed(record(retention_ms=1, retention_bytes=-1), done, NOW) == [1, 2, 3]
+    assert trimmed(record(retention_ms=2500, ever=False), {}, NOW) == [1]
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(-1, 9)), min_size=1, max_size=4), st.integers(-1, 5000))
 def test_nothing_above_any_mark_ever_goes(marks: list[tuple[int, int]], retention_ms: int) -> None:
     at = {str(n): position(ledger, max(entry, 0)) - (entry < 0) for n, (ledger, entry) in enumerate(marks)}
-    gone = trimmable(record(retention_ms=retention_ms), at, NOW)
+    gone = trimmed(record(retention_ms=retention_ms), at, NOW)
     assert gone == list(range(1, len(gone) + 1))
     assert all(position(ledger, 9) <= min(at.values()) for ledger in gone)

@@ -26,7 +26,7 @@ def test_topics_are_made_listed_and_deleted(tool: Tool) -> None:
     listed = tool.get(BASE)
     assert {f"{NAME}made", f"{NAME}made-3-partition-2"} <= set(listed)
     assert f"{NAME}made-3" in tool.get(f"{BASE}/partitioned")
-    assert tool.get("/admin/v2/non-persistent/public/default") == []
+    assert tool.get("/admin/v2/non-persistent/public/default/partitioned") == []
     assert tool.ask("DELETE", f"{BASE}/made-3").status == 409
     for path in ("made", "made-3/partitions"):
         assert tool.ask("DELETE", f"{BASE}/{path}").status == 204

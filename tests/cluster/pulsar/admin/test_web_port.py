@@ -43,7 +43,7 @@ def test_slashes_in_a_row_mean_one(tool: Tool) -> None:
     assert tool.ask("PUT", f"/{BASE}//slashes").status == 204
     assert tool.get(f"//{BASE}/slashes/partitions?checkAllowAutoCreation=false")["partitions"] == 0
     assert tool.ask("GET", f"/{BASE}/nowhere/partitions").status == 404
-    assert tool.ask("PUT", f"/{BASE}/slashes/retention").status == 405
+    assert tool.ask("PUT", f"/{BASE}/slashes/persistence").status == 405
     assert tool.ask("GET", "//nothing").status == 404
     assert tool.ask("GET", "//").status == 404
 
@@ -53,8 +53,8 @@ def test_what_is_not_offered_is_refused_at_once(tool: Tool) -> None:
     for method, path in (
         ("PUT", f"{BASE}/plain/offload"),
         ("PUT", f"{BASE}/plain/compaction"),
-        ("POST", f"{BASE}/plain/retention"),
-        ("POST", "/admin/v2/namespaces/public/default/retention"),
+        ("POST", f"{BASE}/plain/persistence"),
+        ("POST", "/admin/v2/namespaces/public/default/persistence"),
         ("GET", "/admin/v2/broker-stats/metrics"),
         ("GET", "/admin/v3/functions/public/default"),
         ("PUT", "/admin/v2/clusters/other"),

@@ -1,0 +1,123 @@
+"""How long messages are kept, by HTTP, of a namespace and of a topic (`N` is either's path).
+
+GET    N/retention      {"retentionTimeInMinutes": M, "retentionSizeInMB": S}, 204 where nothing is said
+POST   N/retention      say it; -1 is without end, and 0 for both keeps nothing that everybody has seen
+GET    N/messageTTL     seconds, 204 where nothing is said
+POST   N/messageTTL     say it: as the body of a namespace's, as ?messageTTL= of a topic's; 0: nothing expires
+DELETE of both          nothing is said any more
+
+Of a topic, with ?applied=true, GET tells what holds: its own, or its namespace's.
+"""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from actors.lifetimes import Lifetimes, Retention, made_with, of_namespace, of_topic, retention_of, ttl_of
+from actors.messages import TopicSettings
+from actors.pulsar.expiry import Expiry
+from cluster.http_server import body_of, number_of, object_in
+from cluster.pulsar.admin.broker import Broker, named, space_of
+from cluster.pulsar.admin.topics import NAMESPACE, TOPIC
+from storage.errors import Conflict, Invalid
+
+MINUTE_MS, MB = 60_000, 1 << 20
+EXAMPLE = '{"retentionTimeInMinutes": 60, "retentionSizeInMB": 100}'
+
+
+class LifetimesByHttp:
+    """These routes."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker, self._lifetimes = broker, Lifetimes(broker.ports.meta)
+        self._expiry = Expiry(broker.ports, broker.controller, broker.directory)
+
+    def routes(self) -> list[web.RouteDef]:
+        """See the module."""
+        return [
+            route
+            for base in (NAMESPACE, TOPIC)
+            for route in (
+                web.get(f"{base}/retention", self._retention),
+                web.post(f"{base}/retention", self._set_retention),
+                web.delete(f"{base}/retention", self._unset_retention),
+                web.get(f"{base}/messageTTL", self._ttl),
+                web.post(f"{base}/messageTTL", self._set_ttl),
+                web.delete(f"{base}/messageTTL", self._unset_ttl),
+            )
+        ]
+
+    async def _retention(self, request: web.Request) -> web.Response:
+        name, made = await self._named(request)
+        told = (await self._lifetimes.read(name)).retention or made_with(made)
+        if told is None and _applied(request):
+            told = await retention_of(self._lifetimes, named(request).topic, made)
+        return web.Response(status=204) if told is None else web.json_response(retention_shown(told))
+
+    async def _set_retention(self, request: web.Request) -> web.Response:
+        name, _ = await self._named(request)
+        await self._lifetimes.change(name, retention=_retention_in(await body_of(request)))
+        return web.Response(status=204)
+
+    async def _unset_retention(self, request: web.Request) -> web.Response:
+        name, _ = await self._named(request)
+        await self._lifetimes.change(name, retention=None)
+        return web.Response(status=204)
+
+    async def _ttl(self, request: web.Request) -> web.Response:
+        name, made = await self._named(request)
+        ttl = (await self._lifetimes.read(name)).ttl_ms
+        if ttl is None and made.ttl_ms:
+            ttl = made.ttl_ms
+        elif ttl is None and _applied(request):
+            ttl = ttl_of(await self._lifetimes.everything(), named(request).topic, made)
+        return web.Response(status=204) if ttl is None else web.json_response(ttl // 1000)
+
+    async def _set_ttl(self, request: web.Request) -> web.Response:
+        name, made = await self._named(request)
+        if made.ttl_ms:
+            raise Conflict(f"the topic was made with a time to live of {made.ttl_ms // 1000} s, which stays")
+        text = request.query.get("messageTTL", "") if "topic" in request.match_info else await body_of(request)
+        seconds = number_of(text, "messageTTL is a number of seconds, not {}")
+        await self._lifetimes.change(name, ttl_ms=seconds * 1000)
+        self._broker.ports.spawn(self._expiry.look(), "expiry")
+        return web.Response(status=204)
+
+    async def _unset_ttl(self, request: web.Request) -> web.Response:
+        name, _ = await self._named(request)
+        await self._lifetimes.change(name, ttl_ms=None)
+        return web.Response(status=204)
+
+    async def _named(self, request: web.Request) -> tuple[str, TopicSettings]:
+        """Whom a path means, and what it was made with. Raises NotFound."""
+        if "topic" not in request.match_info:
+            await self._broker.namespaces.policies(space_of(request))
+            return of_namespace(space_of(request)), TopicSettings()
+        which = named(request)
+        return of_topic(which.topic), await self._broker.settings(which)
+
+
+def retention_shown(of: Retention) -> dict[str, int]:
+    """As Pulsar's tools read it."""
+    minutes = of.ms // MINUTE_MS if of.ms > 0 else of.ms
+    megabytes = of.bytes // MB if of.bytes > 0 else of.bytes
+    return {"retentionTimeInMinutes": minutes, "retentionSizeInMB": megabytes}
+
+
+def _retention_in(body: str) -> Retention:
+    """What is posted. Raises Invalid."""
+    complaint = f"the body is a retention in numbers of -1 or more, for example {EXAMPLE}"
+    given = object_in(body, complaint)
+    minutes, megabytes = given.get("retentionTimeInMinutes"), given.get("retentionSizeInMB")
+    if type(minutes) is not int or type(megabytes) is not int or min(minutes, megabytes) < -1:
+        raise Invalid(complaint)
+    if (minutes == 0) != (megabytes == 0):
+        raise Invalid("of a retention, time and size are both 0, or neither is; -1 is without end")
+    return Retention(
+        minutes * MINUTE_MS if minutes > 0 else minutes,
+        megabytes * MB if megabytes > 0 else megabytes,
+    )
+
+
+def _applied(request: web.Request) -> bool:
+    return "topic" in request.match_info and request.query.get("applied", "").lower() == "true"
