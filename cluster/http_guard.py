@@ -66,8 +66,12 @@ async def answered(request: web.Request, handler: Handler, *names: str) -> web.S
     except SluiceError as error:
         status = next((code for kind, code in STATUS if isinstance(error, kind)), 500)
         return web.json_response({"reason": str(error)}, status=status)
-    except web.HTTPException:
-        raise
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        reason = f"{error.reason}: {request.method} {request.path[:200]}"
+        allow = {name: value for name, value in error.headers.items() if name == "Allow"}
+        return web.json_response({"reason": reason}, status=error.status, headers=allow)
     except Exception as error:
         logger.exception("%s %s failed", request.method, request.path)
         return web.json_response({"reason": f"internal error: {type(error).__name__}"}, status=500)

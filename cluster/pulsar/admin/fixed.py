@@ -25,10 +25,9 @@ from cluster.pulsar.admin.broker import Broker, named, not_offered, space_of
 from cluster.pulsar.admin.lifetimes import retention_shown
 from cluster.pulsar.admin.namespaces import CLUSTER
 from cluster.pulsar.admin.topics import NAMESPACE
+from cluster.pulsar.admin.whole_namespaces import BUNDLE, WHOLE
 from storage.errors import NotFound
 
-BUNDLE = ("0x00000000", "0xffffffff")
-"""All hashes are in one."""
 LOOKUP = "/lookup/v2/topic/{kind:(non-)?persistent}/{tenant}/{namespace}/{topic}"
 
 
@@ -57,6 +56,7 @@ class Fixed:
             _said(f"{brokers}/configuration/values", {}),
             _said(f"{brokers}/configuration/runtime", {}),
             web.get(f"{brokers}/internal-configuration", not_offered),
+            web.get(f"{brokers}/{{check:backlog-quota-check|backlogQuotaCheck}}", not_offered),
             web.get(brokers, self._brokers),
             web.get(f"{brokers}/{{cluster}}", self._brokers),
             web.get(LOOKUP, self._lookup),
@@ -127,7 +127,7 @@ class Fixed:
 
     async def _bundle(self, request: web.Request) -> web.Response:
         named(request)
-        return web.Response(text="_".join(BUNDLE))
+        return web.Response(text=WHOLE)
 
 
 def _bundles() -> dict[str, Any]:

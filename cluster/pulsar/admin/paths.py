@@ -18,6 +18,7 @@ from cluster.pulsar.admin.schemas import SchemasByHttp
 from cluster.pulsar.admin.statistics import Shapes
 from cluster.pulsar.admin.subscriptions import Subscriptions
 from cluster.pulsar.admin.topics import Topics
+from cluster.pulsar.admin.whole_namespaces import WholeNamespaces
 
 
 def pulsar_routes(broker: Broker, addresses: Addresses) -> list[web.RouteDef]:
@@ -31,6 +32,7 @@ def pulsar_routes(broker: Broker, addresses: Addresses) -> list[web.RouteDef]:
         *SchemasByHttp(broker).routes(),
         *Fixed(broker, addresses).routes(),
         *NamespacesByHttp(broker).routes(),
+        *WholeNamespaces(broker).routes(),
         *QuotasByHttp(broker).routes(),
         *LifetimesByHttp(broker).routes(),
         *Policies(broker).routes(),

@@ -1,6 +1,9 @@
 """Policies by HTTP: those that a topic has here are told, none can be changed, and none is silently accepted.
 
 GET    .../{topic}/deduplicationEnabled                                   from the topic's settings
+GET    .../{topic}/schemaValidationEnforced[?applied=true]                false, or what its namespace says
+GET    .../{topic}/permissions, .../default/permissions/subscription      {}: nobody is given any
+POST   .../permissions/{role}, and DELETE                                 501: who may connect may do everything
 GET    .../{topic}/{policy}, /admin/v2/namespaces/public/default/{policy}   204: it is not set
 DELETE of the same                                                        204: it is not set any more
 everything else                                                           405, in one line
@@ -25,7 +28,12 @@ POLICIES = (
     "shadowTopics", "deduplication", "subscriptionAuthMode", "antiAffinity", "encryptionRequired",
 )  # fmt: skip
 """Those that are never set here."""
-_OF_NOTHING: dict[str, object] = {"properties": {}}
+_OF_NOTHING: dict[str, object] = {
+    "properties": {},
+    "shadowTopics": [],
+    "maxTopicsPerNamespace": 0,
+    "dispatcherPauseOnAckStatePersistent": False,
+}
 """What is answered where it is not nothing but empty."""
 
 
@@ -40,6 +48,15 @@ class Policies:
         names = f"{{policy:{'|'.join(POLICIES)}}}"
         return [
             web.get(f"{TOPIC}/deduplicationEnabled", self._deduplication),
+            web.get(f"{TOPIC}/schemaValidationEnforced", self._enforced),
+            web.get(f"{TOPIC}/permissions", self._nobody),
+            web.get(f"{NAMESPACE}/permissions/subscription", self._nobody),
+            *(
+                web.route(method, f"{base}/permissions/{{role:.+}}", _no_permissions)
+                for method in ("POST", "DELETE")
+                for base in (TOPIC, NAMESPACE)
+            ),
+            web.get(f"{TOPIC}/replication", self._unset),
             web.get(f"{TOPIC}/{names}", self._unset),
             web.delete(f"{TOPIC}/{names}", self._unset),
             web.get(f"{NAMESPACE}/{names}", self._unset_for_all),
@@ -51,6 +68,18 @@ class Policies:
     async def _deduplication(self, request: web.Request) -> web.Response:
         return web.json_response((await self._broker.settings(named(request))).deduplication_enabled)
 
+    async def _enforced(self, request: web.Request) -> web.Response:
+        await self._broker.settings(which := named(request))
+        applied = request.query.get("applied", "").lower() == "true"
+        return web.json_response(applied and (await self._broker.namespaces.of_topic(which.topic)).enforced)
+
+    async def _nobody(self, request: web.Request) -> web.Response:
+        if "topic" in request.match_info:
+            await self._broker.settings(named(request))
+        else:
+            await self._broker.namespaces.policies(space_of(request))
+        return web.json_response({})
+
     async def _unset(self, request: web.Request) -> web.Response:
         await self._broker.settings(named(request))
         return _not_set(request)
@@ -60,7 +89,13 @@ class Policies:
         return _not_set(request)
 
 
+async def _no_permissions(request: web.Request) -> web.Response:
+    """As Pulsar answers where authorization is switched off."""
+    reason = "Authorization is not enabled: whoever may connect may do everything"
+    return web.json_response({"reason": reason}, status=501)
+
+
 def _not_set(request: web.Request) -> web.Response:
     """Some of Pulsar's tools do not know what to do with nothing."""
-    told = _OF_NOTHING.get(request.match_info["policy"]) if request.method == "GET" else None
+    told = _OF_NOTHING.get(request.match_info.get("policy", "")) if request.method == "GET" else None
     return web.Response(status=204) if told is None else web.json_response(told)

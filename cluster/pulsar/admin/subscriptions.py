@@ -3,6 +3,8 @@
     PUT    .../subscription/{sub}              create, from where the body says: {"ledgerId": L, "entryId": E}; earliest
            is -1 twice, latest 2^63-1 twice, and so is no body. 409 if there is one of that name. It is on all
            partitions: with an id, which wants the name of one, it begins at the latest on the others.
+           Properties, and ?replicated=true, are refused with 405.
+    GET    .../subscription/{sub}/properties   {}: none are kept
     DELETE .../subscription/{sub}?force=true   412 while consumers are connected, unless forced
     POST   .../subscription/{sub}/skip/{n} | skip_all
     POST   .../subscription/{sub}/resetcursor/{ms}    to a time
@@ -25,7 +27,7 @@ from cluster.http_guard import Handler
 from cluster.http_server import body_of, number_of
 from cluster.pulsar.admin.broker import Broker, Named, forced, named, subscription_of
 from cluster.pulsar.admin.topics import TOPIC
-from storage.errors import Conflict, Invalid
+from storage.errors import Conflict, Invalid, NotFound
 from storage.position import MAX_ENTRY, MAX_LEDGER
 
 SUBSCRIPTION = f"{TOPIC}/subscription/{{subscription}}"
@@ -43,6 +45,7 @@ class Subscriptions:
         return [
             web.put(SUBSCRIPTION, self._create),
             web.delete(SUBSCRIPTION, self._remove),
+            web.get(f"{SUBSCRIPTION}/properties", self._properties),
             web.post(f"{SUBSCRIPTION}/skip/{{number}}", self._verb("skip", "messages")),
             web.post(f"{SUBSCRIPTION}/skip_all", self._verb("clear_backlog")),
             web.post(f"{SUBSCRIPTION}/resetcursor/{{number}}", self._verb("seek", "time")),
@@ -66,7 +69,11 @@ class Subscriptions:
     async def _create(self, request: web.Request) -> web.Response:
         which, name = named(request), subscription_of(request)
         count = (await self._broker.settings(which)).partitions
-        start, excluded = _start_of(await body_of(request))
+        body = await body_of(request)
+        if request.query.get("replicated", "").lower() == "true" or _has_properties(body):
+            reason = "Sluice does not offer subscriptions with properties, nor replicated ones"
+            return web.json_response({"reason": reason}, status=405)
+        start, excluded = _start_of(body)
         if isinstance(start, str) and which.partition is None and count > 1:
             raise Invalid("a message id begins a subscription on one partition: name it, or give earliest or latest")
         if name in await self._broker.subscriptions(which.topic):
@@ -78,6 +85,13 @@ class Subscriptions:
         if isinstance(start, str):
             await self._seek(Named(which.topic, which.partition or 0), name, start, excluded=excluded)
         return web.Response(status=204)
+
+    async def _properties(self, request: web.Request) -> web.Response:
+        which, name = named(request), subscription_of(request)
+        await self._broker.settings(which)
+        if name not in await self._broker.subscriptions(which.topic):
+            raise NotFound(f"topic {which.topic!r} has no subscription {name!r}")
+        return web.json_response({})
 
     async def _remove(self, request: web.Request) -> web.Response:
         which, name = named(request), subscription_of(request)
@@ -124,6 +138,15 @@ class Subscriptions:
     def _before(self, request: web.Request) -> dict[str, Any]:
         age = number_of(request.match_info["number"]) * 1000
         return {"before": max(self._broker.ports.clock.now() - age, 0)}
+
+
+def _has_properties(body: str) -> bool:
+    """Whether somebody wants properties kept with a subscription."""
+    try:
+        given = json.loads(body) if body.strip() else None
+    except ValueError:
+        return False
+    return isinstance(given, dict) and bool(given.get("properties"))
 
 
 def _start_of(body: str) -> tuple[int | str, bool]:

@@ -16,7 +16,8 @@ GET    .../{topic}/stats | partitioned-stats                  of a topic with pa
 GET    .../{topic}/internalStats | partitioned-internalStats | internal-info
 GET    .../{topic}/subscriptions
 PUT    .../{topic}/unload                                     its clients connect again
-GET    .../{topic}/compaction                                 that there was none
+POST   .../{topic}/createMissedPartitions                     nothing to do: a topic has all of its partitions
+GET    .../{topic}/compaction | offload                       that there was none
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ class Topics:
             web.get(f"{TOPIC}/internal-info", self._internal),
             web.get(f"{TOPIC}/subscriptions", self._subscriptions),
             web.put(f"{TOPIC}/unload", self._unload),
-            web.get(f"{TOPIC}/compaction", self._compaction),
+            web.post(f"{TOPIC}/createMissedPartitions", self._nothing_missed),
+            web.get(f"{TOPIC}/compaction", self._never_run),
+            web.get(f"{TOPIC}/offload", self._never_run),
         ]
 
     # -- which there are ------------------------------------------------------------------------------------------
@@ -134,7 +137,11 @@ class Topics:
         await self._broker.ask_gateways(SendAway(topic=which.topic, partition=which.partition))
         return web.Response(status=204)
 
-    async def _compaction(self, request: web.Request) -> web.Response:
+    async def _nothing_missed(self, request: web.Request) -> web.Response:
+        await self._broker.settings(named(request))
+        return web.Response(status=204)
+
+    async def _never_run(self, request: web.Request) -> web.Response:
         await self._broker.settings(named(request))
         return web.json_response({"status": "NOT_RUN", "lastError": ""})
 

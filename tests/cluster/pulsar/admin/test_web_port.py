@@ -59,10 +59,47 @@ def test_what_is_not_offered_is_refused_at_once(tool: Tool) -> None:
         ("GET", "/admin/v3/functions/public/default"),
         ("PUT", "/admin/v2/clusters/other"),
         ("GET", "/admin/v2/brokers/internal-configuration"),
+        ("GET", "/admin/v2/brokers/backlog-quota-check"),
+        ("GET", "/admin/v2/brokers/backlogQuotaCheck"),
     ):
         answer = tool.ask(method, path)
         assert answer.status == 405, path
         assert "Sluice does not offer" in answer.body["reason"]
+
+
+def test_what_tools_cannot_take_as_nothing_is_told(tool: Tool) -> None:
+    """With no answer at all some of Pulsar's commands end in a stack trace."""
+    tool.ask("PUT", f"{BASE}/plain")
+    space = "/admin/v2/namespaces/public/default"
+    assert tool.get(f"{BASE}/plain/shadowTopics") == []
+    assert tool.get(f"{BASE}/plain/schemaValidationEnforced") is False
+    assert tool.get(f"{BASE}/plain/permissions") == tool.get(f"{space}/permissions/subscription") == {}
+    assert tool.get(f"{space}/maxTopicsPerNamespace") == 0
+    assert tool.get(f"{space}/dispatcherPauseOnAckStatePersistent") is False
+    assert tool.get(f"{BASE}/plain/offload")["status"] == "NOT_RUN"
+    assert tool.ask("POST", f"{BASE}/plain/createMissedPartitions").status == 204
+    assert tool.ask("GET", f"{BASE}/nowhere/offload").status == 404
+    assert tool.ask("POST", f"{space}/schemaValidationEnforced", True).status == 204
+    assert tool.get(f"{BASE}/plain/schemaValidationEnforced?applied=true") is True
+    assert tool.ask("DELETE", f"{space}/schemaValidationEnforced").status == 204
+
+
+def test_what_would_be_ignored_is_refused(tool: Tool) -> None:
+    path = f"{BASE}/plain/subscription"
+    tool.ask("PUT", f"{BASE}/plain")
+    start = {"ledgerId": -1, "entryId": -1}
+    assert tool.ask("PUT", f"{path}/one", {**start, "properties": {"a": "b"}}).status == 405
+    assert tool.ask("PUT", f"{path}/one?replicated=true", start).status == 405
+    assert tool.get(f"{BASE}/plain/subscriptions") == []
+    assert tool.ask("PUT", f"{path}/one?replicated=false", {**start, "properties": {}}).status == 204
+    assert tool.get(f"{path}/one/properties") == {}
+    assert tool.ask("GET", f"{path}/nobody/properties").status == 404
+    for where in (f"{BASE}/plain", "/admin/v2/namespaces/public/default"):
+        for method in ("POST", "DELETE"):
+            refused = tool.ask(method, f"{where}/permissions/till", ["produce"])
+            assert (refused.status, refused.body["reason"][:28]) == (501, "Authorization is not enabled")
+    refused = tool.ask("GET", "/proxy-stats/connections")
+    assert (refused.status, refused.body) == (404, {"reason": "Not Found: GET /proxy-stats/connections"})
 
 
 def test_what_nobody_set_is_not_set(tool: Tool) -> None:

@@ -1,0 +1,102 @@
+"""Pulsar's own command line, unchanged. It runs where Java is and PULSAR_HOME names Pulsar's distribution."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.pulsar.admin.asking import Tool
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+SHELL = Path(os.environ.get("PULSAR_HOME", "nowhere")) / "bin" / "pulsar-shell"
+OFFERED = """
+client produce -m one,two,three -k customer-7 -p a=b orders
+client produce -m passing non-persistent://public/default/passing
+client consume -s billing -p Earliest -n 3 -t Key_Shared orders
+client read -m earliest -n 1 orders
+admin topics create-subscription orders -s late -m earliest
+admin topics peek-messages orders -s late -n 2
+admin topics examine-messages orders -i latest -m 1
+admin topics get-message-by-id orders -l 1 -e 0
+admin topics skip orders -s late -n 1
+admin topics reset-cursor orders -s late -t 1h
+admin topics expire-messages orders -s late -t 3600
+admin topics set-retention orders -s 10M -t 1h
+admin topics get-retention orders
+admin topics set-message-ttl orders -t 3600
+admin topics get-message-ttl orders
+admin topics get-schema-validation-enforce orders
+admin topics get-shadow-topics orders
+admin topics get-subscription-properties orders -s late
+admin topics permissions orders
+admin topics stats orders
+admin topics stats-internal orders
+admin topics create-missed-partitions orders
+admin topics get-partitioned-topic-metadata non-persistent://public/default/x
+admin topics lookup non-persistent://public/default/x
+admin namespaces set-retention public/default --size -1 --time -1
+admin namespaces get-retention public/default
+admin namespaces set-message-ttl public/default -ttl 3600
+admin namespaces get-max-topics-per-namespace public/default
+admin namespaces get-dispatcher-pause-on-ack-state-persistent public/default
+admin namespaces clear-backlog public/default --force
+admin namespaces unload public/default -b 0x00000000_0xffffffff
+admin namespaces policies public/default
+"""
+REFUSED = """
+admin topics create-subscription orders -s other -m earliest -p a=b
+admin topics create-subscription orders -s other -m earliest -r
+admin topics create non-persistent://public/default/x
+admin topics compact orders
+admin topics grant-permission orders --role r --actions produce
+admin namespaces grant-permission public/default --role r --actions produce
+admin namespaces set-persistence public/default -e 1 -w 1 -a 1 -r 0
+admin brokers backlog-quota-check
+admin brokers shutdown -m 10
+admin broker-stats topics
+admin proxy-stats connections
+admin functions list --tenant public --namespace default
+admin transactions coordinators-list
+"""
+WORDS = re.compile(r"Sluice does not offer|is not enabled|is there while clients use it|Not Found: GET|compaction")
+
+
+def said(tool: Tool, folder: Path, commands: str) -> dict[str, str]:
+    """What the tool prints for each command."""
+    if shutil.which("java") is None or not SHELL.exists():
+        pytest.skip("no Java, or PULSAR_HOME does not name Pulsar's distribution")
+    script, settings = folder / "commands", folder / "client.conf"
+    script.write_text(commands.lstrip())
+    settings.write_text(f"webServiceUrl=http://127.0.0.1:{tool.port}/\nbrokerServiceUrl={tool.service_url}/\n")
+    environment = {**os.environ, "PULSAR_CLIENT_CONF": str(settings), "HOME": str(folder)}
+    done = subprocess.run(
+        [str(SHELL), "-f", str(script)], capture_output=True, text=True, timeout=500, check=False, env=environment
+    )
+    text = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout + done.stderr)
+    parts = re.split(r"^\[\d+/\d+\] Executing (.*)$", text, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def test_what_is_offered_works_and_prints_no_stack(tool: Tool, tmp_path: Path) -> None:
+    told = said(tool, tmp_path, OFFERED)
+    assert list(told) == OFFERED.strip().splitlines()
+    ugly = {
+        command: text
+        for command, text in told.items()
+        if re.search(r"^\s+at |^Reason:|HTTP \d\d\d|Usage:", text, re.MULTILINE)
+    }
+    assert not ugly
+    assert told["client consume -s billing -p Earliest -n 3 -t Key_Shared orders"].count("got message") == 3
+    assert '"retentionTimeInMinutes" : 60' in told["admin topics get-retention orders"]
+
+
+def test_what_is_not_offered_is_refused_in_one_line(tool: Tool, tmp_path: Path) -> None:
+    told = said(tool, tmp_path, "client produce -m one orders\n" + REFUSED.lstrip())
+    unclear = {command: text for command, text in told.items() if command in REFUSED and not WORDS.search(text)}
+    assert not unclear
+    assert not {command: text for command, text in told.items() if re.search(r"^\s+at ", text, re.MULTILINE)}
