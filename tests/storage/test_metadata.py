@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import sqlite3
 import subprocess
@@ -211,6 +212,41 @@ def test_a_write_lock_held_by_another_process_is_waited_for(tmp_path: Path) -> N
     release.start()
     assert store.create("a", 1, b"one")
     release.join()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_group_of_versions_is_as_they_are_one_by_one(tmp_path: Path, seed: int) -> None:
+    """Whether all of them follow, some are refused, or one follows another; and each record keeps as many."""
+    rng = random.Random(seed)
+    grouped, model = SqliteMetadata(tmp_path / "m.db"), MemoryMetadata()
+    newest: dict[str, int] = {}
+    for _ in range(12):
+        keys = [f"k/{number}" for number in rng.sample(range(500), rng.choice([1, 2, 16, 450]))]
+        versions = [(key, newest.get(key, 0) + 1, rng.randbytes(20)) for key in keys]
+        for _ in range(rng.choice([0, 0, 1, 3])):
+            key, number, _ = rng.choice(versions)
+            versions.insert(rng.randrange(len(versions)), (key, max(number + rng.choice([-1, 0, 1, 2]), 1), b"else"))
+        outcomes = grouped.create_many(versions)
+        assert outcomes == [model.create(*version) for version in versions]
+        for (key, number, _), created in zip(versions, outcomes, strict=True):
+            newest[key] = number if created else newest.get(key, 0)
+    for key, number in newest.items():
+        assert grouped.read(key) == model.read(key)
+        with sqlite3.connect(grouped.path) as connection:
+            kept = connection.execute("SELECT number FROM versions WHERE key = ? ORDER BY number", (key,)).fetchall()
+        assert [row[0] for row in kept] == [each for each in (number - 1, number) if each]
+
+
+def test_a_group_of_versions_takes_four_statements(tmp_path: Path) -> None:
+    """Each is a chance for a busy thread to keep the interpreter's lock for a while."""
+    store = SqliteMetadata(tmp_path / "m.db")
+    said: list[str] = []
+    for number in range(1, 4):
+        said.clear()
+        store._connection.set_trace_callback(said.append)
+        assert all(store.create_many([(f"record/{key}", number, b"x") for key in range(16)]))
+        store._connection.set_trace_callback(None)
+        assert len(said) == 4
 
 
 def test_a_number_that_does_not_follow_is_refused_unwritten() -> None:
