@@ -58,6 +58,9 @@ class Actor:
         """Refuse everything from now on. Idempotent. Never writes: a stopped owner may be an outdated one."""
         self.stopped = self.stopped or reason
 
+    def release(self) -> None:
+        """Let go of what takes much memory: it has ended, and its process has not. Idempotent."""
+
     async def handle(self, request: Request[Any]) -> Reply:
         """Answer one request."""
         if isinstance(request, messages.Ping):

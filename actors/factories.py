@@ -2,7 +2,8 @@
 
 `settings` are those of `Places.start`, plain values: `topic`, `partition`, and `topic_settings` for a topic,
 `subscription` and `subscription_settings` for a dispatcher. `controller` is the address that they ask for everything
-else; `shared` are the indexes of delayed messages that the actors of this process have in common.
+else; `shared` are the indexes of delayed messages that the actors of this process have in common, `room` what their
+caches may hold.
 """
 
 from __future__ import annotations
@@ -16,10 +17,17 @@ from actors.directory import Directory
 from actors.dispatcher import Dispatcher
 from actors.messages import SubscriptionSettings, TopicSettings
 from actors.ports import Address, Ports
+from actors.topic.tail import CacheRoom
 from actors.topic.topic import Topic
 
 
-def make_topic(ports: Ports, settings: dict[str, Any], controller: Address, shared: SharedIndexes) -> Topic:
+def make_topic(
+    ports: Ports,
+    settings: dict[str, Any],
+    controller: Address,
+    shared: SharedIndexes,
+    room: CacheRoom | None = None,
+) -> Topic:
     """The owner of a partition's log, not yet started."""
     return Topic(
         ports,
@@ -28,6 +36,7 @@ def make_topic(ports: Ports, settings: dict[str, Any], controller: Address, shar
         settings=msgspec.convert(settings["topic_settings"], TopicSettings),
         bookies=Directory(ports, controller).bookies,
         shared=shared.of(settings["topic"], settings["partition"]),
+        room=room,
     )
 
 

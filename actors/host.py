@@ -68,6 +68,7 @@ class HostedActor:
         """Answer nobody any more, and tell those who wait. Idempotent."""
         self._over = self._over or reason or "stopped"
         self.settle(Unavailable(f"{self.actor.ports.me} ended: {reason}"))
+        self.actor.release()
         for call in list(self._calls):
             call.cancel()
 

@@ -20,6 +20,7 @@ from actors.factories import make_dispatcher, make_topic
 from actors.placement.placement import Placement
 from actors.placement.placer import Placer
 from actors.ports import Places, Ports
+from actors.topic.tail import CacheRoom
 from cluster.disk import FileDisk
 from cluster.pulsar.ports import wanted_ports
 from cluster.stores import AsyncMeta, AsyncObjects, open_metadata, open_objects
@@ -43,10 +44,10 @@ def make_host(
 
 
 class SluiceParts:
-    """The parts that every host is given. Each host has one object of this class, and with it its shared indexes."""
+    """The parts that every host is given. Each host has one object of this class, and with it what its actors share."""
 
     def __init__(self) -> None:
-        self._shared = SharedIndexes()
+        self._shared, self._room = SharedIndexes(), CacheRoom()
 
     def stores(self, settings: dict[str, Any]) -> tuple[AsyncMeta, AsyncObjects]:
         """The metadata and object stores that the settings name; every process opens its own."""
@@ -84,7 +85,7 @@ class SluiceParts:
 
             return PulsarGateway(ports, controller=CONTROLLER, settings=settings)
         if kind == "topic":
-            return make_topic(ports, settings, CONTROLLER, self._shared)
+            return make_topic(ports, settings, CONTROLLER, self._shared, self._room)
         if kind == "dispatcher":
             return make_dispatcher(ports, settings, CONTROLLER, self._shared)
         raise Invalid(f"there is no actor of kind {kind!r}")

@@ -33,7 +33,7 @@ from actors.messages import HEADS_AT_ONCE, Published, TopicSettings
 from actors.ports import Ports
 from actors.signal import Signal
 from actors.topic.producers import Producers
-from actors.topic.tail import TAIL_BYTES, CachedRun, RunCache
+from actors.topic.tail import TAIL_BYTES, CachedRun, CacheRoom, RunCache
 from actors.wire import Blob
 from storage.errors import Fenced, InvariantViolation, Overloaded, Unavailable
 from storage.frame import Run
@@ -73,6 +73,7 @@ class PartitionLog:
         settings: TopicSettings,
         producers: Producers,
         lost: Callable[[str], None],
+        room: CacheRoom,
     ) -> None:
         self._ports = ports
         self._settings = settings
@@ -91,7 +92,7 @@ class PartitionLog:
         self.bookies = bookies
         self.reader = LedgerReader(ports, bookies)
         self.metadata = PartitionMetadata(ports, topic, partition, lost)
-        self.tail = RunCache(TAIL_BYTES)
+        self.tail = RunCache(TAIL_BYTES, room)
         self.tables: dict[int, RunOffsets] = {}
         self.last_confirmed = EARLIEST
         self.settled: list[int] = []

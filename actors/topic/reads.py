@@ -34,7 +34,7 @@ from actors.messages import (
 from actors.ports import Ports
 from actors.signal import Signal
 from actors.topic.log import PartitionLog
-from actors.topic.tail import OLD_BYTES, SHARED_FROM, CachedRun, RunCache
+from actors.topic.tail import OLD_BYTES, SHARED_FROM, CachedRun, CacheRoom, RunCache
 from actors.topic.unreadable import Unreadable
 from actors.wire import Blob, owned
 from storage.batch import decode_body
@@ -61,13 +61,17 @@ class _Budget:
 class LogReads:
     """The reading half of a topic."""
 
-    def __init__(self, ports: Ports, log: PartitionLog) -> None:
+    def __init__(self, ports: Ports, log: PartitionLog, room: CacheRoom | None = None) -> None:
         self._ports = ports
         self._log = log
-        self._old = RunCache(OLD_BYTES)
+        self._old = RunCache(OLD_BYTES, room)
         self.unreadable = Unreadable(ports)
         self._loading: dict[int, asyncio.Lock] = {}
         self._coming: dict[tuple[int, int], Signal] = {}
+
+    def close(self) -> None:
+        """Forget what was read, and keep nothing any more."""
+        self._old.close()
 
     # -- where things are --------------------------------------------------------------------------------------------
 

@@ -3,6 +3,9 @@
 A run that was appended stays until newer ones need its place; a reader that keeps up never touches a bookie. Runs
 that had to be read from bookies go into a smaller part of their own, so that one slow subscription that reads old
 runs does not drive the tail out for everybody else.
+
+Each cache has its limit, and those of one process have one together (`CacheRoom`): an owner's memory grows until they
+are full, which takes minutes under a small load, and then no more, however many partitions it has.
 """
 
 from __future__ import annotations
@@ -17,6 +20,12 @@ SHARED_FROM = 64 * 1024
 """Payloads of so many bytes and more are shared and named by handle; smaller ones travel in requests and answers."""
 TAIL_BYTES = 64 * 1024 * 1024
 OLD_BYTES = 16 * 1024 * 1024
+PROCESS_BYTES = 4 * TAIL_BYTES
+"""For all partitions of a process together."""
+RUN_BYTES = 1_400
+"""What a small run takes in memory beside its payload, as measured: its objects, and the head of its request."""
+_AT_ONCE = 1024 * 1024
+"""So many bytes the largest cache gives way at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +43,43 @@ class CachedRun:
     @property
     def weight(self) -> int:
         """Bytes that it holds in memory, about."""
-        return 256 + (self.bytes if self.blob is not None else self.columns.size)
+        return RUN_BYTES + (self.bytes if self.blob is not None else self.columns.size)
+
+
+class CacheRoom:
+    """What the caches of one process may hold together. Where that is not enough the largest one gives way."""
+
+    def __init__(self, limit: int = PROCESS_BYTES) -> None:
+        self._limit = limit
+        self._caches: list[RunCache] = []
+        self.bytes = 0
+
+    def enter(self, cache: RunCache) -> None:
+        """This one counts from now on."""
+        self._caches.append(cache)
+
+    def leave(self, cache: RunCache) -> None:
+        """It holds nothing any more, and never will."""
+        self._caches.remove(cache)
+
+    def count(self, change: int) -> None:
+        """A cache holds so many bytes more; caches give way if these are too many."""
+        self.bytes += change
+        while change > 0 and self.bytes > self._limit:
+            largest = max(self._caches, key=lambda cache: cache.bytes)
+            largest.give_way(max(self.bytes - self._limit, min(_AT_ONCE, self._limit // 16)))
 
 
 class RunCache:
-    """Runs by (ledger, run), the oldest leaving when `limit` bytes are reached."""
+    """Runs by (ledger, run), the oldest leaving when `limit` bytes are reached. room: of the process; else its own."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, room: CacheRoom | None = None) -> None:
         self._limit = limit
         self._runs: OrderedDict[tuple[int, int], CachedRun] = OrderedDict()
         self.bytes = 0
+        self._room = room or CacheRoom()
+        self._room.enter(self)
+        self._closed = False
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -55,23 +91,37 @@ class RunCache:
     def put(self, run: CachedRun) -> None:
         """Keep a run; the oldest give way. A run above the whole limit is not kept."""
         key = (run.header.ledger, run.header.run)
-        old = self._runs.pop(key, None)
-        if old is not None:
-            self.bytes -= old.weight
-        if run.weight > self._limit:
+        self._count(self._runs.pop(key, None), -1)
+        if self._closed or run.weight > self._limit:
             return
+        if self.bytes + run.weight > self._limit:
+            self.give_way(self.bytes + run.weight - self._limit)
         self._runs[key] = run
-        self.bytes += run.weight
-        while self.bytes > self._limit:
-            _, gone = self._runs.popitem(last=False)
-            self.bytes -= gone.weight
+        self._count(run, 1)
+
+    def give_way(self, count: int) -> None:
+        """Forget the oldest runs, of so many bytes at the least, or all."""
+        until = self.bytes - count
+        while self._runs and self.bytes > until:
+            self._count(self._runs.popitem(last=False)[1], -1)
 
     def drop(self, ledger: int, run: int) -> None:
         """Forget one run; fine if it is not here."""
-        gone = self._runs.pop((ledger, run), None)
-        self.bytes -= 0 if gone is None else gone.weight
+        self._count(self._runs.pop((ledger, run), None), -1)
 
     def drop_ledgers(self, ledgers: list[int]) -> None:
         """Forget the runs of deleted ledgers."""
         for key in [key for key in self._runs if key[0] in ledgers]:
-            self.bytes -= self._runs.pop(key).weight
+            self._count(self._runs.pop(key), -1)
+
+    def close(self) -> None:
+        """Forget everything, and keep nothing any more. Idempotent."""
+        if not self._closed:
+            self.give_way(self.bytes)
+            self._closed = True
+            self._room.leave(self)
+
+    def _count(self, run: CachedRun | None, sign: int) -> None:
+        if run is not None:
+            self.bytes += sign * run.weight
+            self._room.count(sign * run.weight)

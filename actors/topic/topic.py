@@ -61,7 +61,7 @@ from actors.topic.log import PartitionLog
 from actors.topic.producers import Join, NotYet, Producer, Producers, Store, Stored, Tail
 from actors.topic.reads import LogReads
 from actors.topic.stats import backlog_bytes, describe, describe_loss
-from actors.topic.tail import SHARED_FROM
+from actors.topic.tail import SHARED_FROM, CacheRoom
 from actors.topic.termination import Termination
 from actors.topic.unreadable import ALARM_MS, GivingUp
 from actors.topic.upkeep import Upkeep
@@ -78,7 +78,9 @@ TEND_MS = 1_000
 
 
 class Topic(Actor):
-    """Owner of `topic`, partition `partition`. bookies tells which bookies there are (ListBookies)."""
+    """Owner of `topic`, partition `partition`. bookies tells which bookies there are (ListBookies). room: for runs in
+    memory, of its process; by default its own.
+    """
 
     def __init__(
         self,
@@ -89,16 +91,18 @@ class Topic(Actor):
         settings: TopicSettings,
         bookies: Callable[[], Awaitable[BookieList]],
         shared: SharedIndex | None = None,
+        room: CacheRoom | None = None,
     ) -> None:
         super().__init__(ports)
+        room = room or CacheRoom()
         self.topic = topic
         self.partition = partition
         self.settings = settings
         self._producers = Producers()
         known = Bookies(ports, bookies)
-        self._log = PartitionLog(ports, known, topic, partition, settings, self._producers, self._halt)
+        self._log = PartitionLog(ports, known, topic, partition, settings, self._producers, self._halt, room)
         self._admission = Admission(ports, self._log, self._producers, topic, partition)
-        self._reads = LogReads(ports, self._log)
+        self._reads = LogReads(ports, self._log, room)
         self._termination = Termination(ports, self._log)
         self._giving_up = GivingUp(ports, known, self._log)
         self._upkeep = Upkeep(ports, known, topic, self._log, self._reads)
@@ -126,6 +130,12 @@ class Topic(Actor):
         self._log.halt()
         self._serving.set()
         self._producers.fail(Fenced(self._gone()))
+        self.release()
+
+    def release(self) -> None:
+        """See Actor."""
+        self._log.tail.close()
+        self._reads.close()
 
     def _gone(self) -> str:
         return f"partition {self.partition} of {self.topic!r} is no longer served here: {self.stopped}"

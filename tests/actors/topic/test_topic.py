@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from actors.messages import ReadEnds, TopicSettings
+from actors.topic.tail import RUN_BYTES
 from storage.errors import Fenced
 from tests.actors.topic.cluster import Cluster, TestProducer, insist, read_all
 from tests.sim.world import World
@@ -45,6 +46,31 @@ def test_a_new_owner_finds_everything_and_the_old_one_is_fenced() -> None:
         await taken.publish(2)
         found = await read_all(client, new)
         assert [value for _, _, value in found] == [f"p-{n}" for n in range(17)]
+
+    World(2).play(scenario)
+
+
+@pytest.mark.parametrize("by", ["replaced", "failed"])
+def test_an_owner_that_ends_holds_no_runs_in_its_process(by: str) -> None:
+    """The process goes on, perhaps for weeks, and nothing would collect what the owner held."""
+
+    async def scenario(world: World) -> None:
+        cluster = Cluster(world)
+        old = await cluster.start()
+        client = world.client("client")
+        producer = TestProducer(client, old)
+        await producer.open()
+        for _ in range(5):
+            await producer.publish(3)
+        await world.loop.pause(100)
+        assert cluster.room.bytes > 5 * RUN_BYTES
+        if by == "replaced":
+            await TestProducer(client, await cluster.start_owner(), incarnation="2").open()
+            with pytest.raises(Fenced):
+                await producer.publish(1)
+        else:
+            world.process("owner1").hosted.end("failed")
+        assert cluster.room.bytes == 0
 
     World(2).play(scenario)
 
