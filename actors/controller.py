@@ -290,7 +290,7 @@ class Controller(Actor):
         plain = msgspec.to_builtins(request.settings or SubscriptionSettings())
         entries = self._dispatcher_entries(request.topic, request.subscription, plain, range(topic.partitions))
         try:
-            addresses = await self._supervisor.ensure_one_of(entries, request.partition)
+            addresses = await self._supervisor.ensure_one_of(entries, request.partition, waits=request.waits)
         except (Invalid, NotFound):
             self._forget_unstarted(entries)
             raise
@@ -298,9 +298,8 @@ class Controller(Actor):
             if request.settings is None or not address or request.partition not in (None, number):
                 continue
             if self._configured.get(entry.name) != (address, request.settings):
-                addresses[number] = await self._configure(entry, address, request.settings)
-                self._configured[entry.name] = (addresses[number], request.settings)
-        return Located(addresses=addresses)
+                addresses[number] = await self._configure(entry, address, request.settings) if request.waits else ""
+        return Located(addresses=addresses, settings=msgspec.json.encode(topic).decode())
 
     async def _configure(self, entry: Running, address: Address, settings: SubscriptionSettings) -> Address:
         """Have a dispatcher work with these settings; where it is then. Raises Conflict while it has consumers.
@@ -311,7 +310,9 @@ class Controller(Actor):
         entry.settings["subscription_settings"] = msgspec.to_builtins(settings)
         if answer.changed:
             await self._supervisor.suspect(address)  # it ended, to begin again with them
-        return await self._supervisor.ensure(entry)
+        address = await self._supervisor.ensure(entry)
+        self._configured[entry.name] = (address, settings)
+        return address
 
     async def on_list_bookies(self, request: ListBookies) -> BookieList:
         """See messages.ListBookies."""

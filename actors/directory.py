@@ -67,6 +67,24 @@ class Directory:
         await self.topic(topic, 0)
         return self._settings[topic]
 
+    async def join(self, topic: str, subscription: str, settings: SubscriptionSettings) -> TopicSettings:
+        """The topic's settings now, as `settings_now`, and what is known of its dispatchers, in one question; a
+        subscription that is new is created with `settings`.
+        """
+        before = self._settings.get(topic)
+        request = LocateSubscription(topic=topic, subscription=subscription, settings=settings, waits=False)
+        try:
+            located = await self._ask(request)
+        except NotFound:
+            self.forget(topic)
+            raise
+        now = msgspec.json.decode(located.settings, type=TopicSettings)
+        if before not in (None, now):
+            self.forget(topic)
+        self._settings[topic] = now
+        self._dispatchers[topic, subscription] = located.addresses
+        return now
+
     async def dispatcher(
         self, topic: str, partition: int, subscription: str, settings: SubscriptionSettings | None = None
     ) -> Address:

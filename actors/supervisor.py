@@ -150,21 +150,24 @@ class Supervisor:
                 raise error
         return [await self.ensure(entry) for entry in entries]
 
-    async def ensure_one_of(self, entries: list[Running], number: int | None) -> list[Address]:
-        """Start several actors side by side, and wait for this one of them; for all if it is None.
+    async def ensure_one_of(self, entries: list[Running], number: int | None, *, waits: bool = True) -> list[Address]:
+        """Start several actors side by side, and wait for this one of them; for all if it is None. waits False: for
+        none.
 
         The start of one partition's owner may take long, and callers that want another's must not wait for it. Returns
         the addresses, empty where one is not there yet. Raises NotFound if there are fewer, and what the start of one
         that was waited for raises.
         """
-        if number is None:
+        if number is None and waits:
             return await self.ensure_all(entries)
-        if not 0 <= number < len(entries):
+        if number is not None and not 0 <= number < len(entries):
             raise NotFound(f"there is no partition {number}; there are {len(entries)}")
+        wanted = entries[number] if number is not None and waits else None
         for other in entries:
-            if other is not entries[number] and not other.address and other.starting is None:
+            if other is not wanted and not other.address and other.starting is None:
                 self.ports.spawn(self._start_aside(other), "start")
-        await self.ensure(entries[number])
+        if wanted is not None:
+            await self.ensure(wanted)
         return [entry.address for entry in entries]
 
     async def _start_aside(self, entry: Running) -> None:

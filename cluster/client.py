@@ -56,9 +56,8 @@ from storage.errors import Invalid, NotFound, Unavailable
 from storage.hashing import masked_hash
 from storage.position import entry_of, ledger_of, parse, show
 
-CALL_TIMEOUT = 15_000
 T = TypeVar("T")
-LOCATE_FIRST, LOCATE_MOST = 50, 1_000
+CALL_TIMEOUT, LOCATE_FIRST, LOCATE_MOST = 15_000, 50, 1_000
 OPEN_TIMEOUT = SUBSCRIBE_TIMEOUT = 120_000
 MOST_PRIORITY = (1 << 31) - 1
 OPERATION_TIMEOUT = 30_000
@@ -170,8 +169,7 @@ class Client:
         if hashing_scheme not in HASHING_SCHEMES:
             raise Invalid(f"hashing_scheme is {' or '.join(HASHING_SCHEMES)}, not {hashing_scheme!r}")
         topic = check_name("topic", topic)
-        name = producer_name or f"producer-{secrets.token_hex(8)}"
-        check_name("producer", name)
+        name = check_name("producer", producer_name or f"producer-{secrets.token_hex(8)}")
         batching = Batching(batching_max_messages, batching_max_allowed_size_in_bytes, batching_max_publish_delay_ms)
         work = self._create_producer(topic, name, initial_sequence_id, compression, batching, hashing_scheme)
         return self._open_within(work, OPEN_TIMEOUT, f"opening a producer on {topic}")
@@ -269,7 +267,10 @@ class Client:
         priority: int,
     ) -> None:
         topic = consumer.topic()
-        settings = await self._settings(topic, now=True)
+        try:
+            settings = await self._directory.join(topic, consumer.subscription_name(), wanted)
+        except Unavailable:
+            settings = await self._settings(topic, now=True)
         incarnation = f"{consumer.consumer_name()}-{secrets.token_hex(8)}"
         consumer.parts = [
             PartitionConsumer(

@@ -11,8 +11,9 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,7 @@ RangesCallback = Callable[[int, str, list[tuple[int, int]]], None]
 LATE_S = 0.02
 """Seconds between two looks while it is not known whether the lease still stands."""
 HAND_OVER_MS = 20
+CLOSE_S = 30.0
 FEW = 8
 """Of larger parts nothing waits: their messages are no single ones now and then, and the thread is awake anyway."""
 URGENT_SHARE = 4
@@ -256,8 +258,7 @@ class Consumer:
         """Give back everything that is not acknowledged."""
         self._current = []
         self._hand_over_now()
-        for part in self.parts:
-            self._loop.run(part.redeliver_all())
+        self._loop.run(_together(part.redeliver_all() for part in self.parts))
 
     def wait_acknowledged(self, timeout_ms: int | None = None) -> None:
         """Wait until every acknowledgement so far is durable.
@@ -266,8 +267,8 @@ class Consumer:
         messages come again.
         """
         self._hand_over_now()
-        for part in self.parts:
-            self._loop.run(part.wait_confirmed(), None if timeout_ms is None else timeout_ms / 1000)
+        waits = _together(part.wait_confirmed() for part in self.parts)
+        self._loop.run(waits, None if timeout_ms is None else timeout_ms / 1000)
 
     def pause(self) -> None:
         """Ask for no more messages; what was granted may still come."""
@@ -306,8 +307,7 @@ class Consumer:
         From then on this one goes on until it `is_handed_over`, and should then be closed: each key passes over when
         what it holds of it is acknowledged. Raises Invalid, and Conflict if one of that name has hashes already.
         """
-        for part in self.parts:
-            self._loop.run(part.handing_over.offer(to or self._name))
+        self._loop.run(_together(part.handing_over.offer(to or self._name) for part in self.parts))
 
     def is_handed_over(self) -> bool:
         """Another consumer took over on every partition, and nothing is held here any more."""
@@ -333,8 +333,7 @@ class Consumer:
             time.sleep(0.005)
         self._closed = True
         self._hand_over_now()
-        for part in self.parts:
-            self._loop.run(part.close(for_good=for_good), 30)
+        self._loop.run(_together(part.close(for_good=for_good) for part in self.parts), CLOSE_S)
         with self._arrived:
             self._arrived.notify_all()
         self._on_close(self)
@@ -353,6 +352,15 @@ class Consumer:
         if consumer is None or found is None:
             raise NotFound(f"message {what} was not received here, or is done")
         return consumer, *found
+
+
+async def _together(works: Iterable[Coroutine[Any, Any, object]]) -> None:
+    """All partitions at once: what becomes durable for one does so for the others in the same write. Raises the first
+    error when all have ended.
+    """
+    for outcome in await asyncio.gather(*works, return_exceptions=True):
+        if isinstance(outcome, BaseException):
+            raise outcome
 
 
 async def _confirmed_after(consumer: PartitionConsumer) -> None:

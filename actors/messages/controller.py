@@ -13,7 +13,10 @@ from actors.wire import Reply, Request
 
 
 class Located(Reply, kw_only=True):
-    """Address of each partition's owner, by partition; empty where it is being started and was not waited for."""
+    """Address of each partition's owner, by partition; empty where it is being started and was not waited for.
+
+    settings: those of the topic (TopicSettings), as JSON.
+    """
 
     addresses: list[str]
     settings: str = "{}"
@@ -53,7 +56,8 @@ class LocateTopic(Request[Located], kw_only=True):
 class LocateSubscription(Request[Located], kw_only=True):
     """Addresses of the dispatchers of all partitions. With settings, the subscription is created if it is new.
 
-    partition: the one whose dispatcher is waited for; None waits for all.
+    partition: the one whose dispatcher is waited for; None waits for all. waits False: for none; those that are not
+    there, or work with other settings than these, are empty.
     """
 
     reply: ClassVar[type[Reply]] = Located
@@ -61,6 +65,7 @@ class LocateSubscription(Request[Located], kw_only=True):
     subscription: str
     settings: SubscriptionSettings | None = None
     partition: int | None = None
+    waits: bool = True
 
 
 class StartGateways(Request[Done]):

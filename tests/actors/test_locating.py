@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import msgspec
 import pytest
 
 from actors.directory import Directory
-from actors.messages import LocateSubscription, LocateTopic, SubscriptionSettings
+from actors.messages import AddPartitions, LocateSubscription, LocateTopic, RemoveTopic, SubscriptionSettings
 from storage.errors import Invalid, NotFound, Unavailable
 from tests.actors.test_controller import CONTROLLER, Stage, play
 
@@ -102,6 +103,58 @@ def test_new_settings_of_one_partition_do_not_wait_for_another() -> None:
         directory = Directory(stage.client, CONTROLLER)
         changed = SubscriptionSettings(max_redeliver_count=5)
         await stage.world.within(PROMPT_MS, directory.dispatcher("t", 0, "s", changed), "partition 0 is not found")
+
+    play(scenario)
+
+
+def test_who_joins_asks_once_and_waits_for_no_owner() -> None:
+    """Told is who is there and works with these settings; who is not is being started, or asked for by partition."""
+
+    async def scenario(stage: Stage) -> None:
+        stage.broken["t/1/s"] = Unavailable("no place")
+        await stage.create_only(partitions=3)
+        settings, directory = SubscriptionSettings(), Directory(stage.client, CONTROLLER)
+        topic = await stage.world.within(PROMPT_MS, directory.join("t", "s", settings), "joining waits")
+        assert topic.partitions == 3
+        for partition in (0, 2):
+            asked = LocateSubscription(topic="t", subscription="s", settings=settings, partition=partition)
+            await stage.world.within(PROMPT_MS, stage.ask(asked), f"partition {partition} is not found")
+        assert await directory.join("t", "s", settings) == topic
+        stage.world.crash("controller")  # nobody needs it for what was told
+        assert all([await directory.dispatcher("t", partition, "s", settings) for partition in (0, 2)])
+        with pytest.raises(Unavailable):
+            await directory.dispatcher("t", 1, "s", settings)
+
+    play(scenario)
+
+
+def test_who_joins_with_other_settings_is_told_of_no_dispatcher_that_has_not_got_them() -> None:
+    async def scenario(stage: Stage) -> None:
+        await stage.create(partitions=2)
+        first = LocateSubscription(topic="t", subscription="s", settings=SubscriptionSettings())
+        before = (await stage.ask(first)).addresses
+        changed = SubscriptionSettings(max_redeliver_count=5)
+        ask = LocateSubscription(topic="t", subscription="s", settings=changed, waits=False)
+        assert (await stage.ask(ask)).addresses == ["", ""]
+        for partition in range(2):
+            await stage.ask(msgspec.structs.replace(ask, partition=partition, waits=True))
+        assert (await stage.ask(ask)).addresses == before
+
+    play(scenario)
+
+
+def test_who_joins_a_topic_that_grew_or_went_learns_it() -> None:
+    async def scenario(stage: Stage) -> None:
+        await stage.create(partitions=2)
+        settings, directory = SubscriptionSettings(), Directory(stage.client, CONTROLLER)
+        assert (await directory.join("t", "s", settings)).partitions == 2
+        await directory.topic("t", 1)
+        await stage.ask(AddPartitions(topic="t", partitions=4))
+        assert (await directory.join("t", "s", settings)).partitions == 4
+        await directory.topic("t", 3)
+        await stage.ask(RemoveTopic(topic="t", force=True))
+        with pytest.raises(NotFound, match="there is no topic 't'"):
+            await directory.join("t", "s", settings)
 
     play(scenario)
 

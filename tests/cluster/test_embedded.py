@@ -21,6 +21,7 @@ from cluster.client import Client
 from cluster.consumer import Consumer
 from cluster.embedded import EmbeddedCluster
 from cluster.options import ClusterOptions
+from storage.metadata_sqlite import SqliteMetadata
 from tests.cluster.helpers import PATIENCE_S, PYTHON, ROOT, Received, batch, eventually
 
 pytestmark = pytest.mark.timeout(300)
@@ -100,6 +101,23 @@ def test_the_lowest_priority_level_is_the_active_consumer(one: tuple[EmbeddedClu
     with pytest.raises(cluster.Invalid, match="priority_level is 0 to"):
         client.subscribe("orders", "s", type="failover", priority_level=-1)
     first.close()
+
+
+def test_the_partitions_of_a_consumer_wait_for_their_writes_together(one: tuple[EmbeddedCluster, Client]) -> None:
+    """One after the other, sixteen partitions are sixteen syncs of the disk, and as many round trips."""
+    inner, client = one
+    producer, consumer = opened(client, 16)
+    for number in range(200):
+        producer.send_async(b"x", partition_key=str(number))
+    for _ in range(200):
+        consumer.acknowledge(consumer.receive(PATIENCE_S * 1000))
+    written: list[str] = []
+    store = inner._stores[0].store
+    assert isinstance(store, SqliteMetadata)
+    store._connection.set_trace_callback(written.append)
+    consumer.wait_acknowledged()
+    store._connection.set_trace_callback(None)
+    assert 0 < written.count("COMMIT") < 8
 
 
 def test_who_changes_columns_afterwards_changes_nothing(one: tuple[EmbeddedCluster, Client]) -> None:
