@@ -110,7 +110,7 @@ def test_the_partitions_of_a_consumer_wait_for_their_writes_together(one: tuple[
     for number in range(200):
         producer.send_async(b"x", partition_key=str(number))
     for _ in range(200):
-        consumer.acknowledge(consumer.receive(PATIENCE_S * 1000))
+        consumer.acknowledge(consumer.receive(int(PATIENCE_S * 1000)))
     written: list[str] = []
     store = inner._stores[0].store
     assert isinstance(store, SqliteMetadata)

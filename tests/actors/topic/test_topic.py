@@ -69,7 +69,9 @@ def test_an_owner_that_ends_holds_no_runs_in_its_process(by: str) -> None:
             with pytest.raises(Fenced):
                 await producer.publish(1)
         else:
-            world.process("owner1").hosted.end("failed")
+            hosted = world.process("owner1").hosted
+            assert hosted is not None
+            hosted.end("failed")
         assert cluster.room.bytes == 0
 
     World(2).play(scenario)
