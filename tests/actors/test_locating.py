@@ -128,7 +128,7 @@ def test_who_joins_asks_once_and_waits_for_no_owner() -> None:
     play(scenario)
 
 
-def test_who_joins_with_other_settings_is_told_of_no_dispatcher_that_has_not_got_them() -> None:
+def test_who_joins_with_other_settings_is_told_of_none_without() -> None:
     async def scenario(stage: Stage) -> None:
         await stage.create(partitions=2)
         first = LocateSubscription(topic="t", subscription="s", settings=SubscriptionSettings())

@@ -103,7 +103,7 @@ def test_the_lowest_priority_level_is_the_active_consumer(one: tuple[EmbeddedClu
     first.close()
 
 
-def test_the_partitions_of_a_consumer_wait_for_their_writes_together(one: tuple[EmbeddedCluster, Client]) -> None:
+def test_partitions_wait_for_their_writes_together(one: tuple[EmbeddedCluster, Client]) -> None:
     """One after the other, sixteen partitions are sixteen syncs of the disk, and as many round trips."""
     inner, client = one
     producer, consumer = opened(client, 16)
