@@ -107,7 +107,7 @@ class Chaos:
         self._processes = processes
         self._client = client
         self._topic, self._subscription = topic, subscription
-        self.moves = Moves(options.consumers)
+        self.moves = Moves()
         self._s3 = options.s3_endpoint_url
         self._holding = Holding(client, topic, subscription)
         self._often = options.scenario == ROLLING

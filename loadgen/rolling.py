@@ -35,12 +35,11 @@ def plan_rolling(consumers: int, rounds: int, every_s: float) -> list[Fault]:
 
 @dataclass
 class Moves:
-    """Hashes that moved between consumers, and those that had to. consumers: how many there are when all are there.
+    """Hashes that moved between consumers, and those that had to: all of who left, an even share for who joined.
 
     by_cause: those that moved because a consumer `joined`, or `left` in whatever way.
     """
 
-    consumers: int
     moved: int = 0
     minimum: float = 0.0
     changes: int = 0
@@ -79,7 +78,7 @@ class Moves:
         if what == "left":
             self.minimum += sum(length for giver, length in rows if giver.rpartition("#")[0] == name)
         else:
-            self.minimum += HASHES / self.consumers
+            self.minimum += HASHES / max(int(change["consumers"]), 1)
         self.changes += 1
 
     @property

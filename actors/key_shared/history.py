@@ -29,12 +29,16 @@ NOBODY = ""
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One change of owners: number from 1, when (ms), why, and each stretch that moved with old and new name."""
+    """One change of owners: number from 1, when (ms), why, and each stretch that moved with old and new name.
+
+    consumers: how many there were after it; 0 if it was written before that was kept.
+    """
 
     number: int
     at: int
     cause: str
     moved: tuple[tuple[int, int, str, str], ...]
+    consumers: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -42,6 +46,7 @@ class Change:
             "epoch": self.number,
             "at": self.at,
             "cause": self.cause,
+            "consumers": self.consumers,
             "moved": [{"range": [low, high], "from": old, "to": new} for low, high, old, new in self.moved],
         }
 
@@ -85,10 +90,11 @@ class History:
             return
         self.number += 1
         names = {member.slot: f"{member.name}#{member.number}" for member in members.by_slot if member is not None}
+        consumers = len(names)
         if gone is not None:
             names.setdefault(gone.slot, f"{gone.name}#{gone.number}")
         named = tuple((low, high, names.get(old, NOBODY), names.get(new, NOBODY)) for low, high, old, new in moved)
-        self.changes.append(Change(self.number, now, cause, named))
+        self.changes.append(Change(self.number, now, cause, named, consumers))
         count = sum(high - low + 1 for low, high, old, new in named if old and new)
         self.hashes_moved += count * (not handed_over)
         self.hashes_handed_over += count * handed_over

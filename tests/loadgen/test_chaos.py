@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from actors.key_shared.history import Change
 from loadgen.chaos import Chaos, _store_bytes, plan
 from loadgen.consume import ConsumeJob
 from loadgen.episodes import Episode
@@ -263,13 +264,12 @@ def test_a_rolling_restart_hits_everybody_in_turn(chaos: Chaos, signals: list[tu
     assert (signals, len(PretendedProcess.made)) == ([], made)
 
 
-def change(epoch: int, cause: str, *moved: tuple[int, int, str, str]) -> dict[str, Any]:
-    rows = [{"range": [low, high], "from": old, "to": new} for low, high, old, new in moved]
-    return {"epoch": epoch, "at": 0, "cause": cause, "moved": rows}
+def change(epoch: int, cause: str, *moved: tuple[int, int, str, str], consumers: int = 3) -> dict[str, Any]:
+    return Change(epoch, 0, cause, moved, consumers).as_dict()
 
 
 def test_moves_are_counted_against_what_is_deserved() -> None:
-    moves = Moves(consumers=3)
+    moves = Moves()
     first = change(1, "a joined", (1, HASHES, "", "a#1"))
     moves.count(0, 1, [first])
     assert moves.changes == 0
@@ -281,6 +281,8 @@ def test_moves_are_counted_against_what_is_deserved() -> None:
     joined = change(3, "a b joined", (1, 100, "c#3", "a b#4"))
     moves.count(0, 1, [left, joined])
     assert (moves.moved, moves.minimum) == (250, 100 + HASHES / 3)
+    moves.count(0, 1, [joined, change(4, "e joined", (1, 50, "c#3", "e#5"), consumers=4)])
+    assert (moves.moved, moves.minimum) == (300, 100 + HASHES / 3 + HASHES / 4)
     moves.count(0, 2, [change(7, "x left", (1, 9, "x#1", "y#2"))])  # another owner begins to number anew
     moves.count(1, 1, [change(9, "x left", (1, 9, "x#1", "y#2"))])
-    assert moves.changes == 2
+    assert moves.changes == 3

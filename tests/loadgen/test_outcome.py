@@ -65,7 +65,7 @@ def make_report(**changes: Any) -> Report:
 
 
 def test_restarts_after_the_load_have_shown_nothing() -> None:
-    moves = Moves(consumers=3, moved=100, minimum=90.0)
+    moves = Moves(moved=100, minimum=90.0)
     under_load = {"at_us": START + 1_000_000, "at_s": 1.0, "kind": "restart-consumer", "target": "consumer-1"}
     late = under_load | {"at_us": START + 4_500_000, "at_s": 4.5}
     assert make_report(moves=moves, rolling_restart=True, faults=[under_load]).verdict == "ok"

@@ -236,6 +236,7 @@ def test_history_and_events_tell_the_same_story() -> None:
         (2, 2_000, "c2 joined"),
         (3, 3_000, "c1 left"),
     ]
+    assert [change["consumers"] for change in changes] == [1, 2, 1]
     events = flow.dispatch.take_events(flow.numbers["c2"])
     assert [(event.kind, event.epoch) for event in events] == [("assigned", 2), ("assigned", 3)]
     total = sum(high - low + 1 for event in events for low, high in event.ranges)
