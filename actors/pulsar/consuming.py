@@ -169,6 +169,8 @@ class WireConsumer:
         """The client has room for so many more messages; it gets no more than are reasonable at once."""
         self.permits += permits
         self._grant()
+        if self._whole is not None and self._whole.ready:
+            self._send()
 
     def _grant(self) -> None:
         """Keep as many messages on their way as the client wants, and one connection may."""
@@ -222,6 +224,8 @@ class WireConsumer:
                     self._gateway.ports.spawn(self._look_again(), "lease")
                 return
             if ready:
+                if self._whole is not None and self.permits <= 0:
+                    return  # what was asked for to complete a batch may have brought more than that
                 self._send_part(ready.popleft())
             else:
                 self._unsent.popleft()

@@ -28,6 +28,7 @@ SEEDS = {
     "parking": 30,
     "placement": 100,
     "redeliveries": 30,
+    "relay": 30,
     "restless": 40,
     "seeks": 30,
     "skips": 30,

@@ -37,6 +37,14 @@ SERVING: list[Mutant] = [
         test=f"{WHOLE}::test_a_batch_for_which_there_is_no_room_goes_whole",
     ),
     Mutant(
+        name="what came of a batch stands for all of it",
+        module="actors.pulsar.whole",
+        old="    if part.follows <= 0 or not part.open[-1]:",
+        new="    if True:",
+        world="relay",
+        seed=27,
+    ),
+    Mutant(
         name="what is kept back of a batch is asked for once more",
         module="actors.pulsar.consuming",
         old="        self._want(min(self.permits, MOST_GRANTED) - here)",

@@ -8,7 +8,7 @@ from tests.sim.worlds.broker import BrokerWorld
 from tests.sim.worlds.cancels import CancelsWorld
 from tests.sim.worlds.dead_letters import DeadLettersWorld
 from tests.sim.worlds.delays import DelaysWorld
-from tests.sim.worlds.gateway import GatewayWorld
+from tests.sim.worlds.gateway import GatewayWorld, RelayWorld
 from tests.sim.worlds.grace import GraceWorld
 from tests.sim.worlds.ledger import LedgerWorld
 from tests.sim.worlds.nack_order import NackOrderWorld
@@ -37,6 +37,7 @@ WORLDS: dict[str, Scenario] = {
         PlacementWorld(),
         RedeliveriesWorld(),
         NackOrderWorld(),
+        RelayWorld(),
         RestlessWorld(),
         RestoredWorld(),
         SeeksWorld(),

@@ -41,11 +41,20 @@ from tests.sim.pipes import End, Pipes
 from tests.sim.world import Process, World
 from tests.sim.worlds.broker import CONTROLLER, TOPIC, BrokerWorld, Course, Size
 from tests.sim.worlds.clients import SOMEBODY
-from tests.sim.worlds.types import ORDER
+from tests.sim.worlds.types import ORDER, RELAYED
 from tests.sim.worlds.wire import Stamp
-from tests.sim.worlds.wire_clients import SHARED, Manner, WireConsumerModel, WireProducerModel
+from tests.sim.worlds.wire_clients import (
+    FAILOVER,
+    KEY_SHARED,
+    SHARED,
+    Manner,
+    WireConsumerModel,
+    WireProducerModel,
+)
 
 FIXED = 6650
+KINDS = {KEY_SHARED: "key_shared", SHARED: "shared", FAILOVER: "failover"}
+EXCUSED = {SHARED: ORDER, FAILOVER: RELAYED}
 
 
 class GatewayWorld(BrokerWorld):
@@ -63,8 +72,8 @@ class GatewayWorld(BrokerWorld):
         machines = [f"machine-{number}" for number in range(rng.choice((1, 2, 2, 3)))]
         manner = Manner.draw(rng, machines, deduplicated=deduplicated)
         doors = DoorsOf.draw(rng)
-        kind = "shared" if manner.type == SHARED else "key_shared"
-        settings = SubscriptionSettings(type=kind, initial_position="earliest")
+        manner = self._manner(manner)
+        settings = SubscriptionSettings(type=KINDS[manner.type], initial_position="earliest")
         topic = msgspec.structs.replace(size.topic, deduplication_enabled=deduplicated)
         size = replace(size, topic=topic, traffic=replace(size.traffic, settings=settings))
         changes = Changes.draw(random.Random(f"changes/{world.seed}"), size.traffic.partitions)
@@ -73,6 +82,19 @@ class GatewayWorld(BrokerWorld):
             size = replace(size, traffic=replace(size.traffic, settings=settings))
             manner, doors = replace(manner, watchful=True, earliest=False), replace(doors, own=0.0)
         return GatewayCourse(world, faults, options, size, manner, doors, changes)
+
+    def _manner(self, drawn: Manner) -> Manner:
+        """How clients are."""
+        return drawn
+
+
+class RelayWorld(GatewayWorld):
+    """The same with a Failover subscription, where batches go whole to the consumer that is active."""
+
+    name = "relay"
+
+    def _manner(self, drawn: Manner) -> Manner:
+        return replace(drawn, type=FAILOVER)
 
 
 @dataclass(frozen=True)
@@ -181,8 +203,7 @@ class GatewayCourse(Course):
         self.machines = self.pipes.machines
         self._rng = random.Random(f"doors/{world.seed}")
         world.gateway_machines = manner.gateways
-        if manner.type == SHARED:
-            self.excused |= ORDER
+        self.excused |= EXCUSED.get(manner.type, set())
         world.ears.append(self._hear)
 
     async def _build(self) -> None:

@@ -17,9 +17,11 @@ from tests.sim.world import World
 from tests.sim.worlds.broker import BrokerWorld, Course, Size
 
 ORDER = {"order", "overlap"}
+RELAYED = {"overlap", "unexplained_redelivery", "early"}
+"""Of failover: what the active consumer holds goes to the next one, and no message is delayed (BD-1)."""
 _EXCUSED: list[tuple[dict[str, Any], set[str]]] = [
     ({"type": "shared"}, ORDER),
-    ({"type": "failover"}, {"overlap", "unexplained_redelivery", "early"}),
+    ({"type": "failover"}, RELAYED),
     ({"allow_out_of_order_delivery": True}, ORDER),
     ({"policy": "last_sent_position"}, ORDER),
     ({"policy": "last_sent_position", "remember_unacked_keys": True}, ORDER),
@@ -27,8 +29,8 @@ _EXCUSED: list[tuple[dict[str, Any], set[str]]] = [
     ({"policy": "read_position", "remember_unacked_keys": True}, ORDER),
     ({"delay_key_policy": "block_key"}, set()),
 ]
-"""Settings, and what is not promised with them. Of failover, what the active consumer holds goes to the next one, and
-no message is delayed (BD-1). The older policies keep order in the cases that PIP-282 describes, not in every churn."""
+"""Settings, and what is not promised with them. The older policies keep order in the cases that PIP-282 describes, not
+in every churn."""
 
 
 class TypesWorld(BrokerWorld):
