@@ -56,7 +56,6 @@ admin topics compact orders
 admin topics grant-permission orders --role r --actions produce
 admin namespaces grant-permission public/default --role r --actions produce
 admin namespaces set-persistence public/default -e 1 -w 1 -a 1 -r 0
-admin brokers backlog-quota-check
 admin brokers shutdown -m 10
 admin broker-stats topics
 admin proxy-stats connections
