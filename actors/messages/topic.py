@@ -254,15 +254,19 @@ class ReadEnds(Request[Ends]):
 
 
 class BacklogSize(Reply, kw_only=True):
-    """bytes: about what lies behind the slowest durable subscription; 0 without one."""
+    """bytes: about what lies behind the slowest durable subscription; 0 without one. old: whether some of it was
+    published before the time that was asked about.
+    """
 
     bytes: int
+    old: bool = False
 
 
 class MeasureBacklog(Request[BacklogSize]):
-    """How much waits on the partition?"""
+    """How much waits on the partition, and was some of it published before a time (ms)? 0: that is not asked."""
 
     reply: ClassVar[type[Reply]] = BacklogSize
+    before: int = 0
 
 
 class Found(Reply, kw_only=True):

@@ -1,4 +1,5 @@
-"""Messages that are older than is said of their topic, or of its namespace (actors.lifetimes), count as done.
+"""Messages that are older than is said of their topic, or of its namespace, count as done: by a time to live
+(actors.lifetimes), or by a quota of age that evicts (actors.pulsar.quotas).
 
 Every gateway looks every EXPIRE_MS: two that do it at once do no more than one. What a topic was made with, the owners
 of its subscriptions see to by themselves.
@@ -12,6 +13,7 @@ from actors.directory import Directory
 from actors.lifetimes import Lifetimes, ttl_of
 from actors.messages import ExpireMessages, ListSubscriptions, ListTopics
 from actors.ports import Address, Ports, Unknown
+from actors.pulsar.quotas import AGES, EVICTION, Quotas
 from actors.wire import Request
 from storage.errors import SluiceError, Unavailable
 
@@ -24,7 +26,7 @@ class Expiry:
 
     def __init__(self, ports: Ports, controller: Address, directory: Directory) -> None:
         self._ports, self._controller, self._directory = ports, controller, directory
-        self._lifetimes = Lifetimes(ports.meta)
+        self._lifetimes, self._ages = Lifetimes(ports.meta), Quotas(ports.meta, AGES)
 
     async def run(self) -> None:
         """Look again and again, for ever."""
@@ -36,13 +38,19 @@ class Expiry:
         """Once. What cannot be asked now waits for the next time."""
         try:
             said = await self._lifetimes.everything()
-            if not any(one.ttl_ms for one in said.values()):
+            await self._ages.look()
+            if not any(one.ttl_ms for one in said.values()) and not self._ages:
                 return
             for topic, settings in (await self._ask(self._controller, ListTopics())).topics.items():
-                if ttl := ttl_of(said, topic, settings):
-                    await self._expire(topic, settings.partitions, ttl)
+                if times := [time for time in (ttl_of(said, topic, settings), self._evicted(topic)) if time]:
+                    await self._expire(topic, settings.partitions, min(times))
         except SluiceError as error:
             self._ports.log("expiry_waits", error=str(error))
+
+    def _evicted(self, topic: str) -> int:
+        """Milliseconds after which messages are evicted, 0 if they are not."""
+        age = self._ages.that_holds(topic)
+        return age.limit * 1000 if age is not None and age.policy == EVICTION else 0
 
     async def _expire(self, topic: str, partitions: int, ttl: int) -> None:
         before = max(self._ports.clock.now() - ttl, 0)

@@ -24,7 +24,7 @@ from actors.pulsar.expiry import Expiry
 from actors.pulsar.namespaces import Namespaces
 from actors.pulsar.passing import PassingTopics
 from actors.pulsar.pieces import Pieces
-from actors.pulsar.quotas import Backlogs, Quotas
+from actors.pulsar.quotas import AGES, Backlogs, Quotas
 from actors.pulsar.recent import Recent
 from actors.pulsar.schemas import Schemas
 from actors.pulsar.topics import Place
@@ -158,9 +158,9 @@ class Gateway:
         """Those that are connected here, by topic and subscription."""
         self.producers: dict[tuple[str, int], list[ProducerHere]] = {}
         """Those that are connected here, by topic and partition."""
-        self.quotas = Quotas(ports.meta)
+        self.quotas, self.ages = Quotas(ports.meta), Quotas(ports.meta, AGES)
         self.expiry = Expiry(ports, controller, self.directory)
-        self.backlogs = Backlogs(ports, self.directory, self.quotas, self.producers)
+        self.backlogs = Backlogs(ports, self.directory, self.quotas, self.ages, self.producers)
         self.passing = PassingTopics(ports, controller, lambda: bool(self.url or self.url_tls))
         self.introductions: dict[object, Introduction] = {}
         """What clients said of the producers and consumers that are connected here."""

@@ -25,6 +25,11 @@ def topic_quota_key(topic: str) -> str:
     return f"quota/topic/{topic}"
 
 
+def topic_age_key(topic: str) -> str:
+    """The metadata key of how old a topic's backlog may be."""
+    return f"quota-age/topic/{topic}"
+
+
 def topic_lifetime_key(topic: str) -> str:
     """The metadata key of how long a topic's messages are kept."""
     return f"lifetime/topic/{topic}"
@@ -32,7 +37,7 @@ def topic_lifetime_key(topic: str) -> str:
 
 async def forget_topic(meta: Meta, topic: str) -> None:
     """Remove what gateways kept of a topic that is no more. Raises Unavailable."""
-    for key in (schema_key(topic), topic_quota_key(topic), topic_lifetime_key(topic)):
+    for key in (schema_key(topic), topic_quota_key(topic), topic_age_key(topic), topic_lifetime_key(topic)):
         await meta.remove(key)
 
 

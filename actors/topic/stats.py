@@ -69,6 +69,16 @@ def backlog_bytes(log: PartitionLog, marks: Mapping[str, int]) -> int:
     return size
 
 
+def first_waiting(log: PartitionLog, marks: Mapping[str, int]) -> int | None:
+    """The position of the first message behind the slowest subscription, None if nothing waits. marks: as above."""
+    slowest = min(marks.values(), default=None)
+    for ledger in log.record.ledgers if slowest is not None else ():
+        last = log.last_entry(ledger)
+        if last >= 0 and slowest is not None and position(ledger.id, last) > slowest:
+            return max(position(ledger.id, 0), slowest + 1)
+    return None
+
+
 def _size(log: PartitionLog, ledger: LedgerRecord) -> int:
     return ledger.bytes if ledger.state is State.CLOSED else log.open_bytes
 

@@ -60,7 +60,7 @@ from actors.topic.admission import Admission
 from actors.topic.log import PartitionLog
 from actors.topic.producers import Join, NotYet, Producer, Producers, Store, Stored, Tail
 from actors.topic.reads import LogReads
-from actors.topic.stats import backlog_bytes, describe, describe_loss
+from actors.topic.stats import backlog_bytes, describe, describe_loss, first_waiting
 from actors.topic.tail import SHARED_FROM, CacheRoom
 from actors.topic.termination import Termination
 from actors.topic.unreadable import ALARM_MS, GivingUp
@@ -356,7 +356,10 @@ class Topic(Actor):
     async def on_measure_backlog(self, request: MeasureBacklog) -> BacklogSize:
         """How much waits."""
         await self._ready()
-        return BacklogSize(bytes=backlog_bytes(self._log, self._upkeep.marks))
+        marks, old = self._upkeep.marks, False
+        if request.before and (first := first_waiting(self._log, marks)) is not None:
+            old = first < (await self._reads.find_time(request.before)).position
+        return BacklogSize(bytes=backlog_bytes(self._log, marks), old=old)
 
     async def on_find_time(self, request: FindTime) -> Found:
         """The first message published at or after a time."""

@@ -28,7 +28,7 @@ class GatewayHttp:
     def __init__(self, gateway: Gateway, addresses: Addresses, host: str) -> None:
         self._gateway, self._host = gateway, host
         ports = gateway.ports
-        broker = Broker(ports, gateway.controller, gateway.directory, ports.me, gateway.quotas)
+        broker = Broker(ports, gateway.controller, gateway.directory, ports.me, gateway.quotas, gateway.ages)
         self._server = HttpServer(ports, pulsar_routes(broker, addresses), self._guard)
 
     async def take(self, transport: asyncio.Transport, begun: bytes = b"") -> None:

@@ -14,7 +14,7 @@ from actors.messages import CreateTopic, DescribeCluster, ListSubscriptions, Lis
 from actors.names import check_name, namespace_of, quoted
 from actors.ports import Address, Ports, Unknown
 from actors.pulsar.namespaces import Namespaces
-from actors.pulsar.quotas import Quotas
+from actors.pulsar.quotas import AGES, Quotas
 from actors.pulsar.topics import listed, new_settings, split_name, topic_name, topics_in
 from actors.wire import Request
 from storage.errors import Conflict, Fenced, Invalid, NotFound, Unavailable
@@ -30,7 +30,7 @@ class Named(NamedTuple):
 
 
 class Broker:
-    """Asks the controller and the owners. here: the gateway of this process, if there is one; quotas: its own."""
+    """Asks the controller and the owners. here: the gateway of this process, if there is one; quotas, ages: its own."""
 
     def __init__(
         self,
@@ -39,11 +39,13 @@ class Broker:
         directory: Directory | None = None,
         here: Address = "",
         quotas: Quotas | None = None,
+        ages: Quotas | None = None,
     ) -> None:
         self.ports, self.controller, self._here = ports, controller, here
         self.directory = directory or Directory(ports, controller)
         self.namespaces = Namespaces(ports.meta)
-        self.quotas = quotas or Quotas(ports.meta)
+        self.quotas = Quotas(ports.meta) if quotas is None else quotas
+        self.ages = Quotas(ports.meta, AGES) if ages is None else ages
 
     async def ask(self, address: Address, request: Request[Any]) -> Any:
         """An answer. Raises Unavailable if there is none, and what is refused."""

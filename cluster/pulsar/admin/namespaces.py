@@ -93,6 +93,7 @@ class NamespacesByHttp:
             raise Conflict(f"namespace {space} has topics")
         await self._namespaces.remove(space)
         await self._broker.quotas.unset(of_namespace(space))
+        await self._broker.ages.unset(of_namespace(space))
         await Lifetimes(self._broker.ports.meta).forget(of_namespace(space))
         return web.Response(status=204)
 

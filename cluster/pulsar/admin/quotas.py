@@ -3,23 +3,24 @@
 GET    N/backlogQuotaMap       {"destination_storage": {"limitSize": bytes, "policy": P, ...}}, {} where none is set
 POST   N/backlogQuota          set it: {"limitSize": bytes, "policy": P}, with ?backlogQuotaType=destination_storage
 DELETE N/backlogQuota          there is none any more
+The same with ?backlogQuotaType=message_age and {"limitTime": seconds, "policy": P}.
 
-P is `producer_request_hold` or `producer_exception`. A quota by time, and one that throws messages away
-(`consumer_backlog_eviction`), are refused with 405.
+P is `producer_request_hold` or `producer_exception`, and of age `consumer_backlog_eviction` as well, by which what is
+too old counts as done. By size that is refused with 405.
 """
 
 from __future__ import annotations
 
 from aiohttp import web
 
-from actors.pulsar.quotas import Quota, of_namespace, of_topic
+from actors.pulsar.expiry import Expiry
+from actors.pulsar.quotas import EVICTION, Quota, of_namespace, of_topic
 from cluster.http_server import body_of, number_of, object_in
 from cluster.pulsar.admin.broker import Broker, named, space_of
 from cluster.pulsar.admin.topics import NAMESPACE, TOPIC
 from storage.errors import Invalid
 
-BY_SIZE = "destination_storage"
-EVICTION = "consumer_backlog_eviction"
+BY_SIZE, BY_AGE = "destination_storage", "message_age"
 NO_LIMIT = -1
 _COMPLAINT = 'the body is a quota, for example {"limitSize": 1048576, "policy": "producer_request_hold"}'
 
@@ -28,7 +29,8 @@ class QuotasByHttp:
     """These routes."""
 
     def __init__(self, broker: Broker) -> None:
-        self._broker, self._quotas = broker, broker.quotas
+        self._broker, self._kinds = broker, {BY_SIZE: broker.quotas, BY_AGE: broker.ages}
+        self._expiry = Expiry(broker.ports, broker.controller, broker.directory)
 
     def routes(self) -> list[web.RouteDef]:
         """See the module."""
@@ -46,32 +48,30 @@ class QuotasByHttp:
         names = [await self._name(request)]
         if "topic" in request.match_info and request.query.get("applied", "").lower() == "true":
             names.append(of_namespace(space_of(request)))
-        for name in names:
-            quota = await self._quotas.read(name)
-            if quota is not None:
-                told = {"limit": quota.limit, "limitSize": quota.limit, "limitTime": NO_LIMIT, "policy": quota.policy}
-                return web.json_response({BY_SIZE: told})
-        return web.json_response({})
+        told = {}
+        for kind, quotas in self._kinds.items():
+            found = [quota for name in names if (quota := await quotas.read(name)) is not None]
+            if found:
+                told[kind] = _shown(kind, found[0])
+        return web.json_response(told)
 
     async def _set(self, request: web.Request) -> web.Response:
-        name, given = await self._name(request), object_in(await body_of(request), _COMPLAINT)
-        size = given.get("limitSize", given.get("limit", NO_LIMIT))
-        kind = request.query.get("backlogQuotaType", BY_SIZE)
-        if (
-            kind != BY_SIZE
-            or given.get("policy") == EVICTION
-            or given.get("limitTime", NO_LIMIT) not in (NO_LIMIT, None)
-        ):
-            reason = f"Sluice offers backlog quotas by size (type {BY_SIZE}) that keep producers out, and no others"
+        name, kind, given = await self._name(request), _kind(request), object_in(await body_of(request), _COMPLAINT)
+        policy, field = given.get("policy"), "limitSize" if kind == BY_SIZE else "limitTime"
+        other = given.get("limitTime" if kind == BY_SIZE else "limitSize", NO_LIMIT)
+        if (kind == BY_SIZE and policy == EVICTION) or other not in (NO_LIMIT, None):
+            reason = f"Sluice offers {EVICTION} by time (type {BY_AGE}) alone, and a limit of one kind at a time"
             return web.json_response({"reason": reason}, status=405)
-        policy = given.get("policy")
         if not isinstance(policy, str):
             raise Invalid("the body has a policy, for example producer_request_hold")
-        await self._quotas.set(name, Quota(number_of(str(size), "limitSize is a number of bytes, not {}"), policy))
+        limit = given.get(field, given.get("limit", NO_LIMIT) if kind == BY_SIZE else NO_LIMIT)
+        number = number_of(str(limit), f"{field} is a number of {'bytes' if kind == BY_SIZE else 'seconds'}, not {{}}")
+        await self._kinds[kind].set(name, Quota(number, policy))
+        self._broker.ports.spawn(self._expiry.look(), "expiry")
         return web.Response(status=204)
 
     async def _unset(self, request: web.Request) -> web.Response:
-        await self._quotas.unset(await self._name(request))
+        await self._kinds[_kind(request)].unset(await self._name(request))
         return web.Response(status=204)
 
     async def _name(self, request: web.Request) -> str:
@@ -82,3 +82,16 @@ class QuotasByHttp:
         which = named(request)
         await self._broker.settings(which)
         return of_topic(which.topic)
+
+
+def _kind(request: web.Request) -> str:
+    """Raises Invalid for a kind of quotas that there is not."""
+    kind = request.query.get("backlogQuotaType", BY_SIZE)
+    if kind not in (BY_SIZE, BY_AGE):
+        raise Invalid(f"there are quotas of type {BY_SIZE} and {BY_AGE}, not {kind[:40]}")
+    return kind
+
+
+def _shown(kind: str, quota: Quota) -> dict[str, object]:
+    size, seconds = (quota.limit, NO_LIMIT) if kind == BY_SIZE else (NO_LIMIT, quota.limit)
+    return {"limit": size, "limitSize": size, "limitTime": seconds, "policy": quota.policy}

@@ -159,6 +159,8 @@ class Topics:
         made = {each.name: self._shapes.topic(each, settings, now) for each in known}
         if (quota := self._broker.quotas.that_holds(which.topic)) is not None:
             made = {name: {**row, "backlogQuotaLimitSize": quota.limit} for name, row in made.items()}
+        if (quota := self._broker.ages.that_holds(which.topic)) is not None:
+            made = {name: {**row, "backlogQuotaLimitTime": quota.limit} for name, row in made.items()}
         if which.partition is not None or (not settings.has_partitions and request.path.endswith("/stats")):
             return web.json_response(next(iter(made.values())))
         shown = request.query.get("perPartition", "true").lower() == "true"

@@ -165,10 +165,11 @@ class TestProducer:
                 pass
             await self.ports.clock.sleep(50)
 
-    async def publish(self, count: int) -> Published:
+    async def publish(self, count: int, now: int = 1000) -> Published:
         """Publish the next `count` messages, valued `name-sequence`."""
         first = self.next
-        run = make_test_run([f"{self.name}-{n}" for n in range(first, first + count)], producer=self.name, first=first)
+        values = [f"{self.name}-{n}" for n in range(first, first + count)]
+        run = make_test_run(values, producer=self.name, first=first, now=now)
         reply = await self.send(run, first)
         self.next = first + count
         self.places.append((first, reply))

@@ -19,6 +19,34 @@ async def comes_to(client: Ports, cluster: Cluster, subscription: str, at: int, 
     await client.net.call(cluster.current, Progress(subscription=subscription, mark_delete=at, number=number), TIMEOUT)
 
 
+def test_what_waits_is_old_or_not() -> None:
+    async def scenario(world: World) -> None:
+        cluster = Cluster(world, settings=TopicSettings(roll_entries=10))
+        client = world.client("client")
+        producer = TestProducer(client, await cluster.start())
+        await producer.open()
+
+        async def old(before: int) -> bool:
+            reply = await client.net.call(cluster.current, MeasureBacklog(before=before), TIMEOUT)
+            assert not isinstance(reply, Unknown)
+            return reply.old
+
+        for count, now in ((5, 1_000), (5, 9_000), (10, 9_000)):
+            await producer.publish(count, now)
+        middle, late = 5_000, 9_001
+        assert not await old(late), "nobody waits for anything"
+        await comes_to(client, cluster, "s", -1, 1)
+        assert [await old(before) for before in (0, 1_000, middle, late)] == [False, False, True, True]
+        first, _, second = (place.ledger for _, place in producer.places)
+        for number, entry in enumerate((4, 9)):
+            await comes_to(client, cluster, "s", position(first, entry), 2 + number)
+            assert [await old(before) for before in (middle, late)] == [False, True]
+        await comes_to(client, cluster, "s", position(second, 9), 4)
+        assert not await old(late)
+
+    World(33).play(scenario)
+
+
 def test_what_the_slowest_has_passed_does_not_wait() -> None:
     """Over several ledgers, and a change of the owner."""
 

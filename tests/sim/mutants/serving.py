@@ -212,4 +212,20 @@ SERVING: list[Mutant] = [
         world=GATEWAY,
         test="tests/actors/pulsar/test_expiry.py",
     ),
+    Mutant(
+        name="what is done counts among what waits",
+        module="actors.topic.stats",
+        old="return max(position(ledger.id, 0), slowest + 1)",
+        new="return position(ledger.id, 0)",
+        world=GATEWAY,
+        test="tests/actors/topic/test_backlog.py::test_what_waits_is_old_or_not",
+    ),
+    Mutant(
+        name="a quota of age is of no kind of policy",
+        module="actors.pulsar.quotas",
+        old="if age is not None and age.policy == EVICTION:",
+        new="if age is not None:",
+        world=GATEWAY,
+        test="tests/actors/pulsar/test_ages.py",
+    ),
 ]

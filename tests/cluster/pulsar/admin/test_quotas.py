@@ -87,6 +87,8 @@ def test_what_is_not_offered_is_refused(tool: Tool) -> None:
     path = f"{SPACES}/public/default/backlogQuota"
     assert tool.ask("POST", path, quota("consumer_backlog_eviction")).status == 405
     assert tool.ask("POST", f"{path}?backlogQuotaType=message_age", quota(HOLD)).status == 405
+    assert tool.ask("POST", f"{path}?backlogQuotaType=message_age", {"policy": HOLD}).status == 412
+    assert tool.ask("POST", f"{path}?backlogQuotaType=message_count", quota(HOLD)).status == 412
     assert tool.ask("POST", path, {"limitTime": 60, "policy": HOLD}).status == 405
     assert tool.ask("POST", path, quota("whatever")).status == 412
     assert tool.ask("POST", path, {"policy": HOLD}).status == 412
@@ -94,6 +96,40 @@ def test_what_is_not_offered_is_refused(tool: Tool) -> None:
     assert tool.ask("POST", f"{SPACES}/public/nowhere/backlogQuota", quota(HOLD)).status == 404
     assert tool.ask("POST", f"{BASE}/nowhere/backlogQuota", quota(HOLD)).status == 404
     assert tool.get(f"{SPACES}/public/default/backlogQuotaMap") == {}
+
+
+def test_what_waits_too_long_keeps_producers_out(tool: Tool, client: pulsar.Client) -> None:
+    """Until it is done; by then both kinds of quotas hold side by side."""
+    name, aged = "waiting", "backlogQuotaType=message_age"
+    consumer = client.subscribe(name, "s")
+    producer = client.create_producer(name)
+    producer.send(b"long ago")
+    body = {"limitTime": 1, "policy": EXCEPTION}
+    assert tool.ask("POST", f"{BASE}/{name}/backlogQuota?{aged}", body).status == 204
+    assert tool.ask("POST", f"{BASE}/{name}/backlogQuota", quota(HOLD)).status == 204
+    told = {"limit": -1, "limitSize": -1, "limitTime": 1, "policy": EXCEPTION}
+    assert tool.get(f"{BASE}/{name}/backlogQuotaMap") == {"message_age": told, "destination_storage": quota(HOLD)}
+    until(lambda: code_of(tool, name) == 8)
+    assert tool.get(f"{BASE}/{name}/stats")["backlogQuotaLimitTime"] == 1
+    for message in received(consumer, 1):
+        consumer.acknowledge(message)
+    until(lambda: code_of(tool, name) == 0)
+    assert tool.ask("DELETE", f"{BASE}/{name}/backlogQuota?{aged}").status == 204
+    assert tool.get(f"{BASE}/{name}/backlogQuotaMap") == {"destination_storage": quota(HOLD)}
+
+
+def test_what_waits_too_long_is_evicted(tool: Tool, client: pulsar.Client) -> None:
+    name, body = "evicted", {"limitTime": 1, "policy": "consumer_backlog_eviction"}
+    client.subscribe(name, "s").close()
+    client.create_producer(name).send(b"long ago")
+
+    def gone() -> bool:
+        path = f"{BASE}/{name}/backlogQuota?backlogQuotaType=message_age"
+        assert tool.ask("POST", path, body).status == 204
+        return bool(tool.get(f"{BASE}/{name}/stats")["subscriptions"]["s"]["msgBacklog"] == 0)
+
+    until(gone)
+    assert code_of(tool, name) == 0
 
 
 def test_a_new_topic_of_the_name_has_none(tool: Tool) -> None:

@@ -1,0 +1,54 @@
+"""Backlog quotas by age: who keeps producers out, and whose messages go."""
+
+from __future__ import annotations
+
+import pytest
+
+from actors.pulsar.expiry import EXPIRE_MS, Expiry
+from actors.pulsar.quotas import AGES, EVICTION, Backlogs, Quota, Quotas, of_namespace, of_topic
+from actors.pulsar.refusals import Refused
+from tests.scenarios.key_shared.broker import CONTROLLER, TOPIC, Broker, play
+
+SPACE, HOLD = of_namespace("public/default"), "producer_request_hold"
+
+
+def gateways(broker: Broker) -> tuple[Backlogs, Quotas]:
+    """What a gateway does about quotas, and those of age."""
+    ages = Quotas(broker.ports.meta, AGES)
+    return Backlogs(broker.ports, broker.directory, Quotas(broker.ports.meta), ages, {}), ages
+
+
+def test_producers_are_kept_out_while_something_waits_too_long() -> None:
+    async def scenario(broker: Broker) -> None:
+        backlogs, ages = gateways(broker)
+        await ages.set(SPACE, Quota(60, HOLD))
+        await broker.publish("a")
+        await backlogs.check(TOPIC, 0)
+        await broker.quiet(61_000)
+        await broker.publish("b")
+        with pytest.raises(Refused):
+            await backlogs.check(TOPIC, 0)
+        await ages.set(of_topic(TOPIC), Quota(600, HOLD))
+        await backlogs.check(TOPIC, 0)
+        await ages.unset(of_topic(TOPIC))
+        client = await broker.join("worker")
+        await broker.until(lambda: len(client.got) == 2)
+        await broker.quiet(2_000)
+        await backlogs.check(TOPIC, 0)
+
+    play(scenario)
+
+
+def test_what_is_evicted_keeps_nobody_out() -> None:
+    async def scenario(broker: Broker) -> None:
+        backlogs, ages = gateways(broker)
+        broker.ports.spawn(Expiry(broker.ports, CONTROLLER, broker.directory).run(), "expiry")
+        await ages.set(SPACE, Quota(1, EVICTION))
+        await broker.publish("a", "b")
+        await broker.quiet(2_000)
+        await backlogs.check(TOPIC, 0)
+        assert (await broker.stats())["msgBacklog"] == 2
+        await broker.quiet(2 * EXPIRE_MS)
+        assert (await broker.stats())["msgBacklog"] == 0
+
+    play(scenario)
