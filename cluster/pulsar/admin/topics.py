@@ -28,8 +28,9 @@ from typing import Any
 
 from aiohttp import web
 
-from actors.messages import ClientsHere, RemoveTopic, SendAway
+from actors.messages import ClientsHere, PassingHere, RemoveTopic, SendAway
 from actors.names import unquoted
+from actors.pulsar.passing import KIND
 from actors.pulsar.topics import full_name, full_names
 from cluster.http_server import body_of, number_of, object_in
 from cluster.pulsar.admin.broker import Broker, Named, forced, named, space_of, topic_of
@@ -73,7 +74,14 @@ class Topics:
     # -- which there are ------------------------------------------------------------------------------------------
 
     async def _list(self, request: web.Request) -> web.Response:
-        return web.json_response(full_names(await self._broker.topics_in(space_of(request))))
+        """Those that are stored; by `mode` also, or only, those that are not persistent."""
+        space, mode = space_of(request), request.query.get("mode", "").upper()
+        names = full_names(await self._broker.topics_in(space))
+        if mode in ("ALL", "NON_PERSISTENT"):
+            told = [json.loads(reply.json)["topics"] for reply in await self._broker.ask_gateways(PassingHere())]
+            passing = {name for topics in told for name in topics if name.startswith(f"{KIND}{space}/")}
+            names = [*(names if mode == "ALL" else []), *sorted(passing)]
+        return web.json_response(names)
 
     async def _partitioned(self, request: web.Request) -> web.Response:
         known = await self._broker.topics_in(space_of(request))

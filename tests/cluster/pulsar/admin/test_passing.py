@@ -98,3 +98,15 @@ def test_tools_see_them_while_they_are_used(tool: Tool, client: pulsar.Client) -
     consumer.close()
     until(lambda: f"{TOPIC}seen" not in tool.get(BASE))
     assert tool.ask("GET", "/admin/v2/non-persistent/no/where/t/partitions").status == 404
+
+
+@pytest.mark.parametrize(
+    ("mode", "kinds"), [("", (0,)), ("PERSISTENT", (0,)), ("NON_PERSISTENT", (1,)), ("ALL", (0, 1))]
+)
+def test_topics_are_listed_by_their_kind(tool: Tool, client: pulsar.Client, mode: str, kinds: tuple[int, ...]) -> None:
+    both = ["persistent://public/default/listed", f"{TOPIC}listed"]
+    producers = [client.create_producer(topic) for topic in both]
+    told = tool.get(f"/admin/v2/namespaces/public/default/topics?mode={mode}")
+    assert [topic for topic in told if topic in both] == [both[kind] for kind in kinds]
+    for producer in producers:
+        producer.close()
