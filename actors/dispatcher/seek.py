@@ -4,6 +4,9 @@ Whatever moves the read position holds the reader while it works, so that nothin
 position. Skipping keeps what connected consumers hold (KS-45); seeking ends every session, and dispatch begins again
 only when each of those consumers was told so or its lease has run out. The stores are asked last: an outage is told to
 who asked, and leaves a subscription that has moved, not one that is torn between two places.
+
+A seek may wait long for the topic, longer than whoever asked for it. When a later one has been carried out meanwhile,
+it is void: what that one was answered holds.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from actors.messages import FindTime
 from actors.ports import Ports
 from actors.topic_client import TopicClient
 from storage.cursor import Cursor
+from storage.errors import Conflict
 
 
 class Seeker:
@@ -42,16 +46,24 @@ class Seeker:
         self._ports, self._topic, self._directory = ports, topic, directory
         self._cursor, self._reader, self._backlog = cursor, reader, backlog
         self._leases, self._reporter, self._store, self._wakeups = leases, reporter, store, wakeups
+        self._asked = self._sought = 0
+        """How many seeks were asked for, and the number of the last one that was carried out."""
 
     # -- what is asked --------------------------------------------------------------------------------------------
 
     async def to_message(self, message_id: str) -> int:
-        """Seek to `ledger:entry`, `earliest` or `latest`; see `seek`. Raises Invalid for a place that never was."""
-        return await self.seek(place(message_id, await read_ends(self._ports, self._topic)))
+        """Seek to `ledger:entry`, `earliest` or `latest`; see `_seek`. Raises Invalid for a place that never was."""
+        number = self._number()
+        return await self._seek(number, place(message_id, await read_ends(self._ports, self._topic)))
 
     async def to_time(self, time: int) -> int:
-        """Seek to the first message of a time (ms) or later; see `seek`. Raises Invalid for one in the future."""
-        return await self.seek(await self._position_of(time))
+        """Seek to the first message of a time (ms) or later; see `_seek`. Raises Invalid for one in the future."""
+        number = self._number()
+        return await self._seek(number, await self._position_of(time))
+
+    def _number(self) -> int:
+        self._asked += 1
+        return self._asked
 
     async def skip(self, messages: int) -> tuple[int, int]:
         """The next so many messages that are not done count as done, whatever ledgers they lie in.
@@ -93,14 +105,18 @@ class Seeker:
 
     # -- how it is done -------------------------------------------------------------------------------------------
 
-    async def seek(self, target: int) -> int:
+    async def _seek(self, number: int, target: int) -> int:
         """Start over at a position, or where the topic begins if that lies behind it; durable when it returns.
 
         Every session ends, the consumers come back by themselves. The topic is told before anything moves, so that what
-        is sought is not trimmed. Raises Unavailable, and has moved nothing, if it does not answer.
+        is sought is not trimmed. Has moved nothing if it raises Unavailable, because the topic does not answer, or
+        Conflict, because a seek that was asked for after this `number` has moved the subscription.
         """
         with self._reporter.seeking(target):
             target = await self._reporter.secure(target)
+            if number < self._sought:
+                raise Conflict("a seek that was asked for later has moved the subscription")
+            self._sought = number
             self._leases.dismiss("seek")
             with self._reader.held():
                 self._backlog.start_over(target)

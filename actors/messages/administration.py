@@ -58,7 +58,7 @@ class Configured(Reply):
 class Seek(Request[Sought]):
     """Start over from a message (`ledger:entry`, `earliest`, `latest`), or from a time (ms) if that is given.
 
-    Every session ends; the consumers come back by themselves.
+    Every session ends; the consumers come back by themselves. Conflict if a seek that was asked for later was faster.
     """
 
     reply: ClassVar[type[Reply]] = Sought

@@ -19,7 +19,7 @@ from actors.signal import Signal
 from actors.topic.topic import Topic
 from actors.wire import Request
 from storage.cursor import Cursor
-from storage.errors import Invalid, Unavailable
+from storage.errors import Conflict, Invalid, Unavailable
 from storage.position import parse, position, show
 from tests.scenarios.key_shared.broker import Broker, play
 from tests.sim.world import Process, World
@@ -192,5 +192,41 @@ def test_a_seek_does_not_wait_for_the_read_at_the_end() -> None:
             await broker.admin("seek", message_id=show(client.got[first].position))
             await broker.until(lambda count=before + 4 - first: len(client.got) == count, READ_WAIT // 2)  # type: ignore[misc]
             assert client.came()[before:] == list("abcd")[first:]
+
+    play(scenario)
+
+
+def test_a_seek_that_waited_does_not_undo_a_later_one() -> None:
+    """The first waits for the topic while a second one is carried out: that one was answered, and holds."""
+
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c")
+        await broker.publish(*"abcd")
+        await broker.until(lambda: len(client.got) == 4)
+        actor = broker.world.process(broker.world.alive("dispatcher-")[0]).actor
+        assert isinstance(actor, Dispatcher)
+        reporter, waits, answered = actor.parts.own.reporter, Signal(), Signal()
+        secure = reporter.secure
+
+        async def late(target: int) -> int:
+            waits.set()
+            await answered.wait(broker.ports)
+            return await secure(target)
+
+        async def first() -> None:
+            with pytest.raises(Conflict, match="asked for later"):
+                await broker.admin("seek", message_id=show(client.got[3].position))
+            refused.set()
+
+        refused = Signal()
+        reporter.secure = late  # type: ignore[method-assign]
+        broker.ports.spawn(first(), "first")
+        await waits.wait(broker.ports)
+        reporter.secure = secure  # type: ignore[method-assign]
+        await broker.admin("seek", message_id=show(client.got[1].position))
+        answered.set()
+        await refused.wait(broker.ports)
+        await broker.until(lambda: len(client.got) == 7)
+        assert client.came()[4:] == list("bcd")
 
     play(scenario)
