@@ -8,16 +8,27 @@ from typing import cast
 
 
 class HttpDoor(asyncio.Protocol):
-    """Hands a connection over, which reads nothing until whoever took it goes on with it."""
+    """Hands a connection over, which reads nothing until whoever took it goes on with it.
+
+    came: what it has read all the same. uvloop begins to read after `connection_made`, whatever was said there.
+    """
 
     def __init__(self, take: Callable[[asyncio.Transport], object]) -> None:
         self._take = take
+        self._accepted: asyncio.Transport | None = None
+        self.came = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Hand it over."""
-        accepted = cast(asyncio.Transport, transport)
-        accepted.pause_reading()
-        self._take(accepted)
+        self._accepted = cast(asyncio.Transport, transport)
+        self._accepted.pause_reading()
+        self._take(self._accepted)
+
+    def data_received(self, data: bytes) -> None:
+        """Keep it, and read no more."""
+        self.came += data
+        if self._accepted is not None:
+            self._accepted.pause_reading()
 
 
 class HeadAlone(asyncio.Protocol):

@@ -75,6 +75,9 @@ class HttpServer:
         if server is None or len(server.connections) >= self._most or transport.is_closing():
             transport.abort()
             return
+        door = transport.get_protocol()
+        if isinstance(door, HttpDoor):
+            begun += door.came
         protocol: Any = server()
         alone = HeadAlone(protocol)
         transport.set_protocol(alone)
