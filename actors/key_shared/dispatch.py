@@ -282,8 +282,9 @@ class Dispatch:
             positions, hashes = positions[new], hashes[new]
         window.add(positions, hashes, core.reduce(hashes), state, flags, core.now)
         redelivering.recall(core, positions)
+        claimed = core.claiming
         core.claim_all()
-        if not behind:
+        if claimed or not behind:
             revoking.revoke(core)
 
     # -- consumers --------------------------------------------------------------------------------------------------

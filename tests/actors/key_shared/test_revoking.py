@@ -42,6 +42,16 @@ def test_later_messages_of_the_key_are_asked_back() -> None:
     assert driver.route() == {"a": ["1:1", "1:3", "1:4"]}
 
 
+def test_what_a_consumer_came_with_is_asked_back_where_it_lies_behind_what_is_read_now() -> None:
+    driver = Driver(nack_order="key")
+    driver.join("a", holding=at("1:1"))
+    driver.publish("k", "k")
+    assert asked_back(driver, "a") == ["1:1"]
+    driver.dispatch.check()
+    give_back(driver, "a", "1:1")
+    assert driver.route() == {"a": ["1:0", "1:1"]}
+
+
 def test_without_the_option_nothing_is_asked_back() -> None:
     driver = Driver()
     driver.join("a")

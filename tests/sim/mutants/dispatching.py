@@ -373,6 +373,14 @@ DISPATCHING: list[Mutant] = [
         test="tests/actors/dispatcher/test_seek.py",
     ),
     Mutant(
+        name="a seek that waited undoes a later one",
+        module="actors.dispatcher.seek",
+        old="            if number < self._sought:\n",
+        new="            if False:\n",
+        world=SEEKS,
+        test="tests/actors/dispatcher/test_seek.py::test_a_seek_that_waited_does_not_undo_a_later_one",
+    ),
+    Mutant(
         name="a statement from before a seek is sent behind it",
         module="actors.dispatcher.progress",
         old="                    if seeks == self._seeks:\n                        # To",
