@@ -42,7 +42,7 @@ def test_later_messages_of_the_key_are_asked_back() -> None:
     assert driver.route() == {"a": ["1:1", "1:3", "1:4"]}
 
 
-def test_what_a_consumer_came_with_is_asked_back_where_it_lies_behind_what_is_read_now() -> None:
+def test_what_lies_behind_what_is_read_only_now_is_asked_back() -> None:
     driver = Driver(nack_order="key")
     driver.join("a", holding=at("1:1"))
     driver.publish("k", "k")
