@@ -48,7 +48,7 @@ ONCE_FAILED = [
     ("parking", 1449),  # a message was told apart before the failed one before it, which was of its key
     ("grace", 204),  # the first request of a consumer that had ended, behind the one that came in its stead
     ("grace", 285),  # a hand-over before the consumer has a place to hand over
-    ("seeks", 28),  # what a report let go was looked at with the next message, which never came
+    ("seeks", 28),  # a copy of an early seek waited for its topic, and undid a later one that had been answered
     ("cancels", 75),  # a cancellation whose answer was lost, asked for again after the topic had trimmed the message
     ("ledger", 310411),  # a bookie that is still starting when it is asked for its copies
 ]
