@@ -6,7 +6,9 @@ given to anybody else (promise 2 across a change of owner).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +20,8 @@ from storage.position import Positions
 NONE_OVERTOOK: npt.NDArray[np.bool_] = np.empty(0, np.bool_)
 UNKNOWN = -1
 """Of a part it is not known how much of its last batch follows."""
+Piece = tuple[pa.RecordBatch, npt.NDArray[np.int64] | None]
+"""Rows of one run, and the numbers of those that are meant; None: all of them."""
 
 
 @dataclass(eq=False, slots=True)
@@ -55,6 +59,19 @@ class Received:
     def __len__(self) -> int:
         return len(self.positions)
 
+    @property
+    def schema(self) -> pa.Schema:
+        """Which columns the rows have."""
+        return self.rows.schema
+
+    def column(self, name: str) -> pa.Array:
+        """One column of the rows."""
+        return self.rows.column(name)
+
+    def let_go(self) -> None:
+        """Nobody looks at the rows any more; where they are, and that they are held, stays."""
+        self.rows = self.rows.slice(0, 0)
+
     def counts(self, rows: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.uint8]:
         """Redelivery counts of those rows (None = all) that are open: what `close` is about to return."""
         rows = np.flatnonzero(self.open) if rows is None else rows[self.open[rows]]
@@ -85,6 +102,57 @@ class Received:
         rows = rows[self.open[rows]]
         self.open[rows] = False
         return self.positions[rows]
+
+
+class Unread(Received):
+    """Messages that are taken out of their runs when somebody looks at them: who passes them on as they came does not.
+
+    pieces: the runs' rows, each with the numbers of those that are meant (int64), None for all of them.
+    """
+
+    __slots__ = ("_pieces",)
+
+    def __init__(self, pieces: Sequence[Piece], **columns: Any) -> None:
+        super().__init__(rows=None, **columns)
+        self._pieces = tuple(pieces)
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """See above."""
+        return self._pieces
+
+    def take_out(self) -> pa.RecordBatch:
+        """Take the rows out of their runs; returns them."""
+        if len(self._pieces) > 1 or self._pieces[0][1] is not None:
+            taken = [rows if chosen is None else rows.take(pa.array(chosen)) for rows, chosen in self._pieces]
+            self.rows = taken[0] if len(taken) == 1 else pa.concat_batches(taken)
+        return self._pieces[0][0]
+
+    @property
+    def rows(self) -> pa.RecordBatch:
+        """See Received."""
+        return self.take_out()
+
+    @rows.setter
+    def rows(self, rows: pa.RecordBatch) -> None:
+        self._pieces = ((rows, None),)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """See Received."""
+        return self._pieces[0][0].schema
+
+    def column(self, name: str) -> pa.Array:
+        """See Received; of the other columns nothing is taken out."""
+        taken = [
+            rows.column(name) if chosen is None else rows.column(name).take(pa.array(chosen))
+            for rows, chosen in self._pieces
+        ]
+        return taken[0] if len(taken) == 1 else pa.concat_arrays(taken)
+
+    def let_go(self) -> None:
+        """See Received."""
+        self.rows = self._pieces[0][0].slice(0, 0)
 
 
 class Holding:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
 import msgspec
 import numpy as np
 
-from actors.consumer.held import Received
+from actors.consumer.held import Received, Unread
 from actors.consumer.payload import JOIN_ROWS, Payloads, join
 from actors.messages import NO_POSITIONS, Part
 from actors.ports import Ports
@@ -26,7 +26,7 @@ class Inbox:
     came: told of messages that are complete, and of positions (int64, ascending) that were trimmed meanwhile.
     """
 
-    def __init__(self, ports: Ports, payloads: Payloads, came: Callable[[list[Received], Positions], None]) -> None:
+    def __init__(self, ports: Ports, payloads: Payloads, came: Callable[[Sequence[Received], Positions], None]) -> None:
         self._ports, self._payloads, self._came = ports, payloads, came
         self._parts: deque[Delivered] = deque()
         self._signal = Signal()
@@ -75,7 +75,7 @@ class Inbox:
             while self._parts and not self._closed:
                 taken = self._leading()
                 self._payloads.expect(part for part, _, _ in taken)
-                pieces: list[Received] = []
+                pieces: list[Unread] = []
                 for part, epoch, session in taken:
                     pieces += await self._payloads.resolve(part, epoch, session)
                 if not self._parts or self._parts[0] is not taken[0]:
@@ -111,7 +111,7 @@ def _without(part: Part, positions: Positions) -> list[Part]:
     ]
 
 
-def _missing(taken: list[Delivered], pieces: list[Received]) -> Positions:
+def _missing(taken: list[Delivered], pieces: Sequence[Received]) -> Positions:
     """What was delivered and not found, ascending."""
     if sum(len(part.rows) for part, _, _ in taken) == sum(len(piece) for piece in pieces):
         return NO_POSITIONS

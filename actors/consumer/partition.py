@@ -20,7 +20,7 @@ from actors.consumer.hand_backs import CALL_TIMEOUT, RETRY_FIRST, RETRY_MOST, Ha
 from actors.consumer.handing_over import HandingOver
 from actors.consumer.held import Holding, Received
 from actors.consumer.inbox import Inbox
-from actors.consumer.payload import DecodedRuns, Payloads
+from actors.consumer.payload import Payloads
 from actors.consumer.revocations import Revocations, TakingBack
 from actors.directory import Directory
 from actors.messages import (
@@ -70,9 +70,9 @@ class PartitionConsumer:
         priority: int = 0,
         taking_back: TakingBack | None = None,
         keep_place: bool = True,
-        decoded: DecodedRuns | None = None,
+        payloads: Payloads | None = None,
     ) -> None:
-        """before_poll: called when a poll is about to go, which takes what is acknowledged in it along."""
+        """before_poll: called when a poll is about to go, which takes acknowledgements along. payloads: if shared."""
         self._ports = ports
         self._directory, self._topic, self.partition, self._subscription = directory, topic, partition, subscription
         self._name, self._incarnation, self._generation = name, incarnation, 0
@@ -91,7 +91,7 @@ class PartitionConsumer:
         self._unconfirmed: deque[tuple[int, int, Positions]] = deque()
         self._ack_turn = self._ack_due = self._said = self._heard = self._losses = self._losses_told = 0
         self._ack_signal, self._changed = Signal(), Signal()
-        self._inbox = Inbox(ports, Payloads(ports, directory, topic, partition, decoded), self._came)
+        self._inbox = Inbox(ports, payloads or Payloads(ports, directory, topic, partition), self._came)
         self._revocations = Revocations(ports, self._holding, self._inbox, self._hand_backs, taking_back)
         self._paused = self._asking = self._gathering = self.closing = self.by_index = False  # the last: see Poll
         self.failed: SluiceError | None = None
@@ -419,7 +419,7 @@ class PartitionConsumer:
                     f"revoked-{self.partition}",
                 )
 
-    def _came(self, messages: list[Received], trimmed: Positions) -> None:
+    def _came(self, messages: Sequence[Received], trimmed: Positions) -> None:
         """Messages are complete. What was trimmed before its payload was fetched, which everybody is done with, never
         comes: it frees its permits and is acknowledged, or it would count as held, and hold back its key.
         """

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,16 +25,16 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from actors.backoff import Backoff
-from actors.consumer.held import NONE_OVERTOOK, UNKNOWN, Received
+from actors.consumer.held import NONE_OVERTOOK, UNKNOWN, Unread
 from actors.directory import Directory
 from actors.messages import NO_ROWS, Part, PayloadRead, ReadPayload
 from actors.ports import Ports
 from actors.signal import Signal
 from actors.topic_client import TopicClient
 from actors.wire import Blob, owned
-from storage.batch import decode_body
+from storage.batch import decode_body, rows_of_body
 from storage.errors import Corrupt, Fenced, NotFound, Overloaded, Unavailable
-from storage.frame import index_columns, payload_crc
+from storage.frame import Run, index_columns, payload_crc
 from storage.position import MAX_ENTRY, positions_of
 
 READ_TIMEOUT = 10_000
@@ -162,15 +162,26 @@ class DecodedRuns:
 
 
 class Payloads:
-    """Resolves parts of one partition. decoded: where runs are kept, if others share them."""
+    """Resolves parts of one partition. decoded: where runs are kept, if others share them.
+
+    unread: nothing is taken out of the runs before somebody looks at it. Until then a part keeps its runs.
+    """
 
     def __init__(
-        self, ports: Ports, directory: Directory, topic: str, partition: int, decoded: DecodedRuns | None = None
+        self,
+        ports: Ports,
+        directory: Directory,
+        topic: str,
+        partition: int,
+        decoded: DecodedRuns | None = None,
+        *,
+        unread: bool = False,
     ) -> None:
         self._ports = ports
         self._topic = TopicClient(ports, directory, topic, partition)
         self._partition = partition
         self._decoded = DecodedRuns() if decoded is None else decoded
+        self._unread = unread
         self._cut_apart = False
         """The topic is far: everybody is given rows of his own, and waits for nobody else's."""
         self._gone_ledger, self._gone_until = -1, 0
@@ -184,9 +195,9 @@ class Payloads:
                 wanted.setdefault(part.ledger, []).append(part.first_entry + part.rows.astype(np.int64))
         self._expected = {ledger: _ascending(entries) for ledger, entries in wanted.items()}
 
-    async def resolve(self, part: Part, epoch: int, session: int) -> list[Received]:
+    async def resolve(self, part: Part, epoch: int, session: int) -> list[Unread]:
         """The part's messages, in order, one `Received` a run. Messages that were trimmed are left out."""
-        found: list[Received] = []
+        found: list[Unread] = []
         entries = part.first_entry + part.rows.astype(np.int64)
         start = 0
         while start < len(entries):
@@ -220,7 +231,7 @@ class Payloads:
         if part.count and part.blob is not None:
             payload = await self._sent_along(part.ledger, part.blob)
             if payload is not None:
-                run = _sent(part, payload)
+                run = _sent(part, payload, kept=self._unread)
                 if run is not None:
                     return run
                 damaged = True
@@ -307,12 +318,13 @@ class Payloads:
 
     def _cut(
         self, part: Part, run: DecodedRun, entries: npt.NDArray[np.int64], start: int, epoch: int, session: int
-    ) -> Received:
+    ) -> Unread:
         rows = run.rows_of(entries)
         count = len(rows)
         counts = part.redeliveries[start : start + count]
-        return Received(
-            rows=run.rows if count == run.rows.num_rows else run.rows.take(pa.array(rows)),
+        piece = run.rows, None if count == run.rows.num_rows else rows
+        received = Unread(
+            [piece],
             partition=self._partition,
             positions=positions_of(part.ledger, entries),
             dispatch=np.arange(part.dispatch + start, part.dispatch + start + count, dtype=np.int64),
@@ -323,6 +335,9 @@ class Payloads:
             overtook=np.isin(part.rows[start : start + count], part.overtook) if len(part.overtook) else NONE_OVERTOOK,
             follows=run.follows(int(rows[-1])),
         )
+        if not self._unread:
+            received.take_out()
+        return received
 
 
 def _ascending(several: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
@@ -331,16 +346,16 @@ def _ascending(several: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
     return entries if bool((np.diff(entries) > 0).all()) else np.unique(entries)
 
 
-def join(pieces: list[Received]) -> list[Received]:
+def join(pieces: Sequence[Unread]) -> Sequence[Unread]:
     """Join neighbouring small pieces of one session into larger ones; order and every column stay as they are."""
     if len(pieces) < 2:
         return pieces
-    joined: list[Received] = []
-    group: list[Received] = []
+    joined: list[Unread] = []
+    group: list[Unread] = []
     size = 0
     for piece in pieces:
         fits = size + len(piece) <= JOIN_ROWS and len(piece) <= JOIN_ROWS // 2
-        if group and not (fits and piece.rows.schema.equals(group[0].rows.schema)):
+        if group and not (fits and piece.schema.equals(group[0].schema)):
             joined.append(_concatenate(group))
             group, size = [], 0
         group.append(piece)
@@ -348,12 +363,12 @@ def join(pieces: list[Received]) -> list[Received]:
     return [*joined, _concatenate(group)] if group else joined
 
 
-def _concatenate(group: list[Received]) -> Received:
+def _concatenate(group: list[Unread]) -> Unread:
     if len(group) == 1:
         return group[0]
     first = group[0]
-    return Received(
-        rows=pa.concat_batches([piece.rows for piece in group]),
+    return Unread(
+        [piece for part in group for piece in part.pieces],
         partition=first.partition,
         positions=np.concatenate([piece.positions for piece in group]),
         dispatch=np.concatenate([piece.dispatch for piece in group]),
@@ -366,9 +381,18 @@ def _concatenate(group: list[Received]) -> Received:
     )
 
 
-def _sent(part: Part, payload: memoryview) -> DecodedRun | None:
-    """The run that came with a part, None if its checksum does not fit."""
-    if len(part.rows) == (len(part.cut) or part.count):  # of a piece, the rows that are taken out are a copy anyway
+def published_run(ledger: int, first_entry: int, run: Run) -> DecodedRun:
+    """A run that this process made and published, as those are that are read: of what it made it checks nothing."""
+    columns = run.count * (12 if run.delayed else 4)
+    due, _ = index_columns(run.payload[:columns], run.count, run.delayed)
+    rows = rows_of_body(run.payload[columns:], run.shape)
+    return DecodedRun(ledger, first_entry, rows, due, len(run.payload))
+
+
+def _sent(part: Part, payload: memoryview, *, kept: bool) -> DecodedRun | None:
+    """The run that came with a part, None if its checksum does not fit. kept: also when rows were taken out of it."""
+    # Of a piece, the rows that are taken out are a copy anyway.
+    if kept or len(part.rows) == (len(part.cut) or part.count):
         payload = owned(payload)
     return _piece(part.ledger, part, payload)
 

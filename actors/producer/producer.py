@@ -108,7 +108,9 @@ class Entrance:
 
 
 class PartitionProducer:
-    """The appends of one producer to one partition, in order. entrance: of one that others may ask for."""
+    """The appends of one producer to one partition, in order. entrance: of one that others may ask for. published: told
+    of each run and where it is.
+    """
 
     def __init__(
         self,
@@ -120,8 +122,10 @@ class PartitionProducer:
         incarnation: str,
         compression: str | None = None,
         entrance: Entrance | None = None,
+        published: Callable[[Run, Published], None] = lambda run, place: None,
     ) -> None:
         self._ports = ports
+        self._published = published
         self._entrance = entrance or Entrance("")
         self._directory = directory
         self._topic = topic
@@ -219,6 +223,7 @@ class PartitionProducer:
         if published.count != run.count:
             raise InvariantViolation(f"{run.count} messages were published, {published.count} confirmed")
         self.last_sequence = first_sequence + run.count - 1
+        self._published(run, published)
         first = position(published.ledger, published.first_entry) if published.ledger else -1
         self._report(gathered, first, None)
 

@@ -20,12 +20,15 @@ from actors.pulsar.fields import Metadata
 from actors.pulsar.frames import CHECKSUMMED, Cut, checksums
 from actors.pulsar.layouts import read_alike
 from actors.pulsar.properties import read_pairs
+from actors.pulsar.recent import Bodies
 from storage.batch import LAST_TIME, MAX_RUN_MESSAGES
 from storage.position import entry_of, ledger_of
 
 SEND_COMMAND = b"\x08\x06"
 """How the command of a SEND begins, whoever writes it: its type."""
 _TYPE, _SEND = 0x08, 0x32
+_SHORT = int.from_bytes(bytes([*SEND_COMMAND, _SEND, 0]), "big")
+"""The same, with the tag of its fields and their length, 0."""
 _PROPERTIES = 0x22
 _PRODUCER, _SEQUENCE, _COUNT, _HIGHEST = 0x08, 0x10, 0x18, 0x30
 _OF_SEND = (_PRODUCER, _SEQUENCE, _COUNT, _HIGHEST)
@@ -53,7 +56,7 @@ class Sends:
     rows: Ints
     table: pa.RecordBatch
     size: int
-    bodies: pa.Array | None = None
+    bodies: Bodies | None = None
     error: tuple[int, str] | None = None
     first: int = -1
     settled: bool = False
@@ -145,14 +148,11 @@ def _side_by_side(found: Found, producers: Ints, taken: Ints, counts: Ints) -> t
 
 def _read(data: bytes, starts: Ints, ends: Ints) -> _Read | None:
     """Commands and metadata; None if a command has to be looked at alone."""
-    source = Bytes(data)
+    source = Bytes(data, padded=True)
     stop = starts + 8 + source.u32(starts + 4)
     if (stop > ends).any():
         return None
-    envelope = read_alike(source, starts + 8, stop, (_TYPE, _SEND))
-    begin = envelope.at[_SEND]
-    command = read_alike(source, begin, begin + np.maximum(envelope.value[_SEND], 0), _OF_SEND)
-    wrong = envelope.odd | command.odd | (envelope.value[_SEND] < 0)
+    command, wrong = _commands(source, starts + 8, stop)
     if (wrong | (command.value[_PRODUCER] < 0) | (command.value[_SEQUENCE] < 0)).any():
         return None
     magic = (source.data[stop] == CHECKSUMMED[0]) & (source.data[stop + 1] == CHECKSUMMED[1])
@@ -175,6 +175,19 @@ def _read(data: bytes, starts: Ints, ends: Ints) -> _Read | None:
         pa.binary(), 2 * len(starts), [None, pa.py_buffer(offsets), pa.py_buffer(source.data)]
     )
     return _Read(source, command, metadata, payload, ends, odd, rests)
+
+
+def _commands(source: Bytes, at: Ints, stop: Ints) -> tuple[Fields, Flags]:
+    """(What the commands say that stand at these places, which of them have to be looked at alone.)"""
+    begin, size = at + 4, stop - at - 4
+    short = (size >= 0) & (size < 128)  # its length is one byte
+    if short.all() and bool((source.u32(at) == (_SHORT + size)).all()):
+        command = read_alike(source, begin, stop, _OF_SEND)
+        return command, command.odd
+    envelope = read_alike(source, at, stop, (_TYPE, _SEND))
+    begin = envelope.at[_SEND]
+    command = read_alike(source, begin, begin + np.maximum(envelope.value[_SEND], 0), _OF_SEND)
+    return command, envelope.odd | command.odd | (envelope.value[_SEND] < 0)
 
 
 def _messages(data: bytes, read: _Read, taken: Ints) -> tuple[Found, Ints, Flags]:
@@ -252,14 +265,15 @@ def _their(read: _Read, frames: Ints) -> list[Slices]:
 
 
 def _heads(read: _Read, taken: Ints, counts: Ints) -> Heads:
-    value = read.metadata.value
+    value, (rests, kinds) = read.metadata.value, _rests(read, taken)
     return Heads(
         counts=counts,
         alone=value[_MESSAGES][taken] < 0,
         sequence=value[_NUMBER][taken],
         publish_time=value[_PUBLISHED][taken],
         deliver_at=np.maximum(value[_DUE][taken], 0),
-        pulsar=_rests(read, taken),
+        rests=rests,
+        kinds=kinds,
     )
 
 
@@ -285,33 +299,24 @@ def _by_producer(read: _Read, taken: Ints, table: pa.RecordBatch, counts: Ints, 
     return made
 
 
-def _bodies(read: _Read, frames: Ints, keys: pa.Array) -> pa.Array | None:
+def _bodies(read: _Read, frames: Ints, keys: pa.Array) -> Bodies | None:
     """What follows the commands of frames; None if it may have to be made anew: some are delayed, of which the time may
     be changed, or have a key that is no text.
     """
     if (read.metadata.value[_DUE][frames] > 0).any() or not is_text(keys):
         return None
-    return read.rests.take(pa.array(frames * 2 + 1))
+    return Bodies(read.rests, frames * 2 + 1)
 
 
-def _rests(read: _Read, taken: Ints) -> pa.Array:
-    """What no column explains: the producer's name and the schema's version, the same for nearly all frames."""
+def _rests(read: _Read, taken: Ints) -> tuple[pa.Array, Ints]:
+    """(What no column explains: the producer's name and the schema's version; which of these each frame has.)"""
     value, at = read.metadata.value, read.metadata.at
-    kinds = []
-    for tag in (_NAME, _SCHEMA):
-        size = value[tag][taken]
-        if (size < 0).all():
-            kinds.append(pa.nulls(len(taken), pa.binary()).dictionary_encode())
-            continue
-        kinds.append(read.source.slices(at[tag][taken], np.maximum(size, 0), null=size < 0).dictionary_encode())
-    names, versions = kinds
-    width = len(versions.dictionary) + 1
-    both = names.indices.to_numpy() * width + versions.indices.fill_null(width - 1).to_numpy()
-    distinct, where = np.unique(both, return_inverse=True)
+    names, versions = ((at[tag][taken], value[tag][taken]) for tag in (_NAME, _SCHEMA))
+    differs = read.source.differ(*names) | read.source.differ(*versions)
     rests = []
-    for one in distinct.tolist():
-        metadata = Metadata(producer_name=names.dictionary[one // width].as_py())
-        if one % width < width - 1:
-            metadata.schema_version = versions.dictionary[one % width].as_py()
+    for frame in np.flatnonzero(differs).tolist():
+        metadata = Metadata(producer_name=read.source.slice(names[0][frame], names[1][frame]))
+        if versions[1][frame] >= 0:
+            metadata.schema_version = read.source.slice(versions[0][frame], versions[1][frame])
         rests.append(metadata.SerializeToString())
-    return pa.array(rests, pa.binary()).take(pa.array(where))
+    return pa.array(rests, pa.binary()), np.cumsum(differs) - 1

@@ -181,7 +181,7 @@ def find_messages(source: Bytes, begin: Ints, end: Ints) -> tuple[Found, npt.NDA
 @dataclass(frozen=True, slots=True)
 class Heads:
     """What stands once for all messages of a frame; n frames. counts: its messages; alone: it has one that is in no
-    batch. sequence: of its first message. pulsar: what no column holds.
+    batch. sequence: of its first message. rests: what no column holds, binary. kinds: which of these it has.
     """
 
     counts: Ints
@@ -189,7 +189,8 @@ class Heads:
     sequence: Ints
     publish_time: Ints
     deliver_at: Ints
-    pulsar: pa.Array
+    rests: pa.Array
+    kinds: Ints
 
 
 def table_of(source: Bytes, found: Found, heads: Heads, pairs: Pairs | None) -> pa.RecordBatch:
@@ -197,7 +198,6 @@ def table_of(source: Bytes, found: Found, heads: Heads, pairs: Pairs | None) -> 
     counts, total = heads.counts, len(found.key_at)
     index = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
     sequence = np.where(found.sequence >= 0, found.sequence, np.repeat(heads.sequence, counts) + index)
-    of_frame = pa.array(np.repeat(np.arange(len(counts)), counts))
     columns = {
         "key": _slices(source, found.key_at, found.key_size),
         "payload": source.slices(found.payload_at, found.payload_size),
@@ -208,7 +208,7 @@ def table_of(source: Bytes, found: Found, heads: Heads, pairs: Pairs | None) -> 
         "deliver_at": pa.array(np.repeat(heads.deliver_at, counts)),
         "sequence_id": pa.array(sequence),
         "batch_index": pa.array(index.astype(np.int32), mask=np.repeat(heads.alone, counts)),
-        "pulsar": heads.pulsar.take(of_frame),
+        "pulsar": heads.rests.take(pa.array(np.repeat(heads.kinds, counts))),
     }
     return pa.RecordBatch.from_pydict(columns)
 

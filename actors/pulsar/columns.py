@@ -17,12 +17,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from actors.pulsar.cells import Cells, Flags, Ints, Words, field, side_by_side
+from actors.pulsar.frames import PAD
 
 UNSIGNED = (1 << 64) - 1
 """The largest number of 64 bits; as an id, Pulsar's word for none."""
 MOST_FIELDS = 16
 """A message with more fields than that is odd."""
-_PAD = 16
 _INLINE = 12
 """Bytes that an Arrow view holds itself."""
 _EVENLY = 4096
@@ -34,11 +34,14 @@ _NOTHING = pa.scalar(b"", pa.binary())
 
 
 class Bytes:
-    """Bytes to be read at many places at once. Places lie within `data`; up to 16 bytes behind it read as zero."""
+    """Bytes to be read at many places at once. Places lie within `data`; up to PAD bytes behind it read as zero.
 
-    def __init__(self, data: bytes) -> None:
-        self.data = np.frombuffer(data + b"\0" * _PAD, np.uint8)
-        self.size = len(data)
+    padded: these zeros stand at the end of `data` already.
+    """
+
+    def __init__(self, data: bytes, *, padded: bool = False) -> None:
+        self.data = np.frombuffer(data if padded else data + b"\0" * PAD, np.uint8)
+        self.size = len(self.data) - PAD
         self._words = np.lib.stride_tricks.as_strided(
             self.data[:8].view("<u8"), shape=(self.data.size - 8,), strides=(1,), writeable=False
         )
@@ -73,6 +76,20 @@ class Bytes:
         mask[last == 0] = 0
         length = (np.bitwise_count(mask) >> 3).astype(np.int64)
         return _squeezed(word & mask & _LOW), length
+
+    def slice(self, at: int, size: int) -> bytes:
+        """The bytes of one slice."""
+        return self.data[at : at + size].tobytes()
+
+    def differ(self, at: Ints, size: Ints) -> Flags:
+        """Which slices are not as the one before them; the first one is not. size: -1 for none."""
+        differs: Flags = np.append(True, size[1:] != size[:-1])
+        for width in np.unique(size).tolist():
+            if width > 0:
+                rows = np.flatnonzero(size == width)
+                found = np.lib.stride_tricks.sliding_window_view(self.data, width)[at[rows]]
+                differs[rows[1:]] |= (found[1:] != found[:-1]).any(axis=1)
+        return differs
 
     def slices(self, start: Ints, length: Ints, *, null: npt.NDArray[np.bool_] | None = None) -> pa.Array:
         """Slices as a binary column. null: which of them are null."""

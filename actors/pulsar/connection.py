@@ -48,8 +48,11 @@ class Connection(Session):
 
     # -- in -------------------------------------------------------------------------------------------------------
 
-    def data(self, chunk: bytes) -> None:
-        """These bytes were read. Never raises: a client that breaks the protocol is told and closed."""
+    def data(self, chunk: bytes | memoryview) -> None:
+        """These bytes were read, and may be written over afterwards.
+
+        Never raises: a client that breaks the protocol is told and closed.
+        """
         if self.closed:
             return
         self._heard = self.gateway.ports.clock.monotonic()

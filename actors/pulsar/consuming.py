@@ -95,7 +95,14 @@ class WireConsumer:
         self.epoch: int | None = None
         self.permits = self._granted = 0
         self.opened = self.closed = False
-        self.payloads = Payloads(gateway.ports, gateway.directory, place.topic, place.partition, gateway.decoded)
+        self.payloads = Payloads(
+            gateway.ports,
+            gateway.directory,
+            place.topic,
+            place.partition,
+            gateway.decoded,
+            unread=asked.settings.type not in ONE_HAS_ALL,
+        )
         self._noting = False
         self._whole: WholeBatches | None = None
         self._part = self._durable() if asked.start is None else self._reader(asked.start)
@@ -119,7 +126,7 @@ class WireConsumer:
             priority=self.asked.priority,
             taking_back=TakingBack(shown_too=False),
             keep_place=self.asked.named,
-            decoded=gateway.decoded,
+            payloads=self.payloads,
         )
         if self.asked.settings.type in ONE_HAS_ALL:
             self._whole = WholeBatches(
@@ -265,6 +272,8 @@ class WireConsumer:
         self._sent.add(part, pieces.firsts, pieces.counts, pieces.positions, pieces.places)
         self.permits -= pieces.messages
         self._write(pieces.data)
+        if self._whole is None and not self.is_reader:  # a reader hands out again from here what is given back
+            part.let_go()
 
     @property
     def _apart(self) -> bool:

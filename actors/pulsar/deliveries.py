@@ -67,7 +67,7 @@ def first_rows(part: Received, *, holes: bool = False, counted: bool = True) -> 
     has two redelivery counts.
     """
     count = len(part)
-    if "batch_index" not in part.rows.schema.names:
+    if "batch_index" not in part.schema.names:
         return np.arange(count)
     index = _indexes(part)
     steps = np.diff(index)
@@ -88,12 +88,12 @@ def _in(starts: Ints, between: tuple[int, int] | None) -> npt.NDArray[np.bool_]:
 
 def _begins_late(part: Received, starts: Ints) -> bool:
     """Whether one of these rows is not the first of its batch."""
-    return "batch_index" in part.rows.schema.names and bool((_indexes(part)[starts] > 0).any())
+    return "batch_index" in part.schema.names and bool((_indexes(part)[starts] > 0).any())
 
 
 def _indexes(part: Received) -> Ints:
     """Of each row its index in its client's batch, -1 for one that came alone."""
-    column = part.rows.column("batch_index")
+    column = part.column("batch_index")
     return np.asarray(column.fill_null(-1).to_numpy(zero_copy_only=False), np.int64)
 
 
@@ -113,10 +113,12 @@ def encode_part(
     changes; a frame says the highest.
     known: of a client that acknowledges single messages of batches, the entries that it has: of others it is sent what
     is left of them with holes. None where the client is not known to do that. recent: frames to be sent as they came,
-    where there are so many pieces: `abreast`.
+    where there are so many pieces, or so many rows and nothing else: `abreast`.
     """
-    if known is not None and "batch_index" in part.rows.schema.names:
+    if known is not None and "batch_index" in part.schema.names:
         return _with_holes(part, to, known, between)
+    if recent is not None and len(part) >= abreast and between is None and (came := _as_it_came(part, to, recent)):
+        return came
     starts = first_rows(part, counted=not whole)
     ends = np.append(starts[1:], len(part))
     wanted = part.open[starts] & _in(starts, between)
@@ -125,6 +127,19 @@ def encode_part(
     if data is None:
         data = joined(_made(part, starts, ends, to))
     return Pieces(starts, ends - starts, part.positions[starts], data, apart=whole and _begins_late(part, starts))
+
+
+def _as_it_came(part: Received, to: Addressee, recent: Recent) -> Pieces | None:
+    """The same where nothing has to be looked at: all of it are frames to be sent as they came, and none is done."""
+    columns = (part.redeliveries, part.deliver_at)
+    if not part.open.all() or not all((column == column[0]).all() for column in columns):
+        return None
+    starts, counts, bodies = recent.whole(part.positions)
+    if int(counts.sum()) < len(part):
+        return None
+    return Pieces(
+        starts, counts, part.positions[starts], joined(repeat_bodies(part, starts, starts + counts, to, bodies))
+    )
 
 
 def _made(part: Received, starts: Ints, ends: Ints, to: Addressee) -> pa.Array:

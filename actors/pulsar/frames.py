@@ -23,6 +23,9 @@ from storage.batch import MAX_MESSAGE_BYTES
 
 U32 = struct.Struct(">I")
 _TWO = struct.Struct(">II")
+PAD = 16
+"""So many zeros stand behind what is cut, so that numbers of a few bytes can be read from any place in it."""
+_ZEROS = b"\0" * PAD
 CHECKSUMMED = b"\x0e\x01"
 BROKER_ENTRY = b"\x0e\x02"
 HEADROOM = 10 * 1024
@@ -51,6 +54,7 @@ class Body:
 @dataclass(frozen=True, slots=True)
 class Cut:
     """Whole frames, one behind the other in `data`. starts: where each begins, its length included; end: of the last.
+    PAD zeros end the data, which belong to nobody.
 
     A sequence of Frames; one whose command reaches behind it raises Malformed when it is looked at.
     """
@@ -76,7 +80,10 @@ class Cut:
 
 
 class Cutter:
-    """Bytes in, whole frames out. What is not whole yet is kept, and nothing is copied twice for waiting."""
+    """Bytes in, whole frames out. What is not whole yet is kept, and nothing is copied twice for waiting.
+
+    What is fed in may be written over afterwards.
+    """
 
     def __init__(self, limit: int = MAX_FRAME_BYTES) -> None:
         self._limit = limit
@@ -84,14 +91,14 @@ class Cutter:
         self._have = 0
         self._need = 4
 
-    def feed(self, data: bytes) -> Cut:
+    def feed(self, data: bytes | memoryview) -> Cut:
         """The frames that are whole now. Raises Malformed; nothing can be read from such a client any more."""
-        self._chunks.append(data)
         self._have += len(data)
         if self._have < self._need:
+            self._chunks.append(bytes(data))
             return Cut(b"", [], 0)
-        whole = data if len(self._chunks) == 1 else b"".join(self._chunks)
-        starts, at, end, read, limit = [], 0, len(whole), U32.unpack_from, self._limit
+        whole = b"".join((*self._chunks, data, _ZEROS))
+        starts, at, end, read, limit = [], 0, self._have, U32.unpack_from, self._limit
         self._need = 4
         while end - at >= 4:
             total = read(whole, at)[0]
@@ -102,7 +109,7 @@ class Cutter:
                 break
             starts.append(at)
             at += 4 + total
-        left = whole[at:]
+        left = whole[at:end]
         self._chunks, self._have = ([left] if left else []), len(left)
         return Cut(whole, starts, at)
 

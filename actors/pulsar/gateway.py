@@ -156,6 +156,7 @@ class Gateway:
         """What consumers have read of the log: those of one partition mostly want the same runs."""
         self.consumers: dict[tuple[str, str], list[ConsumerHere]] = {}
         """Those that are connected here, by topic and subscription."""
+        self._readers: dict[tuple[str, int], dict[ConsumerHere, None]] = {}
         self.producers: dict[tuple[str, int], list[ProducerHere]] = {}
         """Those that are connected here, by topic and partition."""
         self.quotas, self.ages = Quotas(ports.meta), Quotas(ports.meta, AGES)
@@ -169,6 +170,22 @@ class Gateway:
         self.moving: dict[tuple[str, int, str], Signal] = {}
         """Subscriptions that are being moved, by topic, partition and name: set when that is over."""
         self._made = 0
+
+    def reads(self, consumer: ConsumerHere) -> None:
+        """This one has come."""
+        self._readers.setdefault((consumer.place.topic, consumer.place.partition), {})[consumer] = None
+
+    def reads_no_more(self, consumer: ConsumerHere) -> None:
+        """It has gone. Idempotent."""
+        place = consumer.place.topic, consumer.place.partition
+        others = self._readers.get(place, {})
+        others.pop(consumer, None)
+        if not others:
+            self._readers.pop(place, None)
+
+    def is_read(self, topic: str, partition: int) -> bool:
+        """Whether a partition has consumers here."""
+        return (topic, partition) in self._readers
 
     def fresh(self, word: str) -> str:
         """A name that nobody else has; short, because a producer's stands in each of its frames."""

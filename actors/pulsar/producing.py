@@ -19,6 +19,8 @@ from collections.abc import Awaitable, Callable
 
 import numpy as np
 
+from actors.consumer.payload import published_run
+from actors.messages import Published
 from actors.producer.producer import Entrance, Outgoing, PartitionProducer
 from actors.pulsar.abreast import Sends
 from actors.pulsar.columns import UNSIGNED
@@ -29,6 +31,7 @@ from actors.pulsar.refusals import Refused, code_of
 from actors.pulsar.sends import Send, decode_sends, run_of
 from actors.pulsar.topics import Place
 from storage.errors import Conflict, Fenced, SluiceError
+from storage.frame import Run
 from storage.position import entry_of, ledger_of
 
 SHIFT = 16
@@ -86,6 +89,7 @@ class WireProducer:
             stored_name(name),
             self.incarnation,
             entrance=entrance,
+            published=self._published,
         )
         self._next = 0
         self._deduplicate, self._last = deduplicate, -1
@@ -153,6 +157,11 @@ class WireProducer:
             self._done(sends.size, error)
 
         self._part.send(Outgoing(batch, first, np.arange(count), done, only_end=self._deduplicate))
+
+    def _published(self, run: Run, place: Published) -> None:
+        """Who reads the partition here need not ask for what was published here."""
+        if not place.duplicate and self._gateway.is_read(self.place.topic, self.place.partition):
+            self._gateway.decoded.add(published_run(place.ledger, place.first_entry, run))
 
     def _first_of(self, sends: Sends) -> int:
         """The sequence of the first row at the topic."""

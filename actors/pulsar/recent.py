@@ -10,27 +10,60 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from actors.pulsar.cells import Ints
+from actors.pulsar.cells import Flags, Ints
 
 MOST_BYTES = 32 * 1024 * 1024
 """So many bytes of frames are kept; the oldest go first."""
+
+
+class Bodies(NamedTuple):
+    """What followed the commands of n frames. column: binary, what was read with them is there as well. places: where
+    each one's stands in it.
+    """
+
+    column: pa.Array
+    places: Ints
+
+    def take(self, numbers: Ints) -> pa.Array:
+        """Those of some frames, binary."""
+        return self.column.take(pa.array(self.places[numbers]))
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """(The memory that they hold, by its address, and its bytes.)"""
+        data = self.column.buffers()[2]
+        return (0, 0) if data is None else (data.address, data.size)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Stretch:
     """Frames that lie one behind the other in the log, n of them.
 
-    positions: of the first row of each, int64, ascending. counts: rows of each. bodies: what followed the commands.
+    positions: of the first row of each, int64, ascending. counts: rows of each.
     """
 
     positions: Ints
     counts: Ints
+    bodies: Bodies
+
+
+class Frames(NamedTuple):
+    """Frames of which all rows are in a part, n of them.
+
+    starts: the row with which each begins there. counts: its rows; int64. bodies: what follows its command, binary.
+    """
+
+    starts: Ints
+    counts: Ints
     bodies: pa.Array
+
+
+_NONE = Frames(np.empty(0, np.int64), np.empty(0, np.int64), pa.array([], pa.binary()))
 
 
 class Recent:
@@ -39,44 +72,82 @@ class Recent:
     def __init__(self, most: int = MOST_BYTES) -> None:
         self._most = most
         self._bytes = 0
+        self._held: dict[int, int] = {}
+        """How many stretches hold a piece of memory, by its address: what was read at once counts once."""
         self._stretches: OrderedDict[int, _Stretch] = OrderedDict()
         self._firsts: list[int] = []
 
-    def keep(self, first: int, counts: Ints, bodies: pa.Array) -> None:
+    def keep(self, first: int, counts: Ints, bodies: Bodies) -> None:
         """Frames were stored, the first row of the first one at this position. counts: rows of each, int64.
 
-        bodies: binary, no slice: checksum, metadata and payload of each.
+        bodies: checksum, metadata and payload of each.
         """
         if first in self._stretches:
             return
         self._stretches[first] = _Stretch(first + np.cumsum(counts) - counts, counts, bodies)
         insort(self._firsts, first)
-        self._bytes += bodies.nbytes
+        address, size = bodies.held
+        held = self._held[address] = self._held.get(address, 0) + 1
+        self._bytes += size if held == 1 else 0
         while self._bytes > self._most:
             oldest, gone = self._stretches.popitem(last=False)
             del self._firsts[bisect_left(self._firsts, oldest)]
-            self._bytes -= gone.bodies.nbytes
+            self._let_go(*gone.bodies.held)
 
-    def find(self, positions: Ints, counts: Ints) -> tuple[npt.NDArray[np.bool_], pa.Array]:
+    def _let_go(self, address: int, size: int) -> None:
+        self._held[address] -= 1
+        if not self._held[address]:
+            del self._held[address]
+            self._bytes -= size
+
+    def find(self, positions: Ints, counts: Ints) -> tuple[Flags, pa.Array]:
         """(Which of these pieces, n, are whole frames that are here; the bodies of those.)
 
         positions: of the first rows, int64. counts: rows of each. Pieces in another order than the log's are not found.
         """
         found = np.zeros(len(positions), bool)
-        bodies = [pa.array([], pa.binary())]
-        if len(positions) and bool((np.diff(positions) > 0).all()):
-            first = bisect_right(self._firsts, int(positions[0])) - 1
-            end = bisect_right(self._firsts, int(positions[-1]))
-            for start in self._firsts[max(first, 0) : end]:
-                bodies.append(_matching(self._stretches[start], positions, counts, found))
+        bodies = [_NONE.bodies, *(_matching(one, positions, counts, found) for one in self._around(positions))]
         return found, pa.concat_arrays(bodies)
 
+    def _around(self, positions: Ints) -> list[_Stretch]:
+        """The stretches among which these may be; none if they do not ascend."""
+        if not len(positions) or not bool((np.diff(positions) > 0).all()):
+            return []
+        first = bisect_right(self._firsts, int(positions[0])) - 1
+        end = bisect_right(self._firsts, int(positions[-1]))
+        return [self._stretches[start] for start in self._firsts[max(first, 0) : end]]
 
-def _matching(stretch: _Stretch, positions: Ints, counts: Ints, found: npt.NDArray[np.bool_]) -> pa.Array:
+    def whole(self, positions: Ints) -> Frames:
+        """The frames that are here of which every row is among these positions, int64.
+
+        Of positions in another order than the log's there are none.
+        """
+        found = [_whole(stretch, positions) for stretch in self._around(positions)]
+        if len(found) == 1:
+            return found[0]
+        starts, counts, bodies = zip(*found, strict=True) if found else ([_NONE.starts], [_NONE.counts], [_NONE.bodies])
+        return Frames(np.concatenate(starts), np.concatenate(counts), pa.concat_arrays(bodies))
+
+
+def _matching(stretch: _Stretch, positions: Ints, counts: Ints, found: Flags) -> pa.Array:
     """The bodies of the pieces that are frames of a stretch, which are marked as found."""
     begin, end = positions.searchsorted([stretch.positions[0], stretch.positions[-1] + 1])
     places = stretch.positions.searchsorted(positions[begin:end])
     found[begin:end] = (stretch.positions[places] == positions[begin:end]) & (
         stretch.counts[places] == counts[begin:end]
     )
-    return stretch.bodies.take(pa.array(places[found[begin:end]]))
+    return stretch.bodies.take(places[found[begin:end]])
+
+
+def _whole(stretch: _Stretch, positions: Ints) -> Frames:
+    """See Recent.whole; of one stretch."""
+    begin = int(stretch.positions.searchsorted(positions[0]))
+    end = int(stretch.positions.searchsorted(positions[-1], side="right"))
+    firsts, counts = stretch.positions[begin:end], stretch.counts[begin:end]
+    starts = positions.searchsorted(firsts)
+    ends = starts + counts
+    lasts = np.minimum(ends, len(positions)) - 1
+    # Ascending, so all between first and last are there if the last one stands so far behind the first.
+    fits = (positions[starts] == firsts) & (positions[lasts] == firsts + counts - 1) & (ends <= len(positions))
+    there = np.flatnonzero(fits)
+    return Frames(starts[there], counts[there], stretch.bodies.take(there + begin))

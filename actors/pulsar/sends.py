@@ -285,7 +285,8 @@ def _heads_of(plain: list[_Packed], counts: Ints) -> Heads:
         sequence=np.array([_signed(one.sequence_id) for one in metadata], np.int64),
         publish_time=np.array([one.publish_time for one in metadata], np.int64),
         deliver_at=np.array([max(one.deliver_at_time, 0) for one in metadata], np.int64),
-        pulsar=pa.array([_rest(one) for one in plain], pa.binary()),
+        rests=pa.array([_rest(one) for one in plain], pa.binary()),
+        kinds=np.arange(len(plain)),
     )
 
 

@@ -107,6 +107,7 @@ class Session:
         self.consumers[consumer.number] = consumer
         key = (consumer.place.topic, consumer.asked.subscription)
         self.gateway.consumers.setdefault(key, []).append(consumer)
+        self.gateway.reads(consumer)
         self._introduce(consumer, consumer.number, asked)
         consumer.choke(self._choked)
 
@@ -115,6 +116,7 @@ class Session:
         if self.consumers.get(consumer.number) is consumer:
             del self.consumers[consumer.number]
         _discard(self.gateway.consumers, (consumer.place.topic, consumer.asked.subscription), consumer)
+        self.gateway.reads_no_more(consumer)
         self.gateway.introductions.pop(consumer, None)
 
     async def leave(self, consumer: AnyConsumer) -> None:

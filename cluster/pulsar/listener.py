@@ -154,12 +154,13 @@ class _Socket(asyncio.BufferedProtocol):
         """So many bytes were read."""
         if self._conversation is None:
             return
-        data = bytes(self._buffer[:count])
-        if self._head is not None:
-            data, self._head = self._head + data, None
-            if data[:4] in HTTP or any(word.startswith(data) for word in HTTP):
-                self._not_binary(data)
-                return
+        if self._head is None:
+            self._conversation.data(self._buffer[:count])
+            return
+        data, self._head = self._head + bytes(self._buffer[:count]), None
+        if data[:4] in HTTP or any(word.startswith(data) for word in HTTP):
+            self._not_binary(data)
+            return
         self._conversation.data(data)
 
     def _not_binary(self, data: bytes) -> None:

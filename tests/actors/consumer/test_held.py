@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from actors.consumer.held import Holding, Received
+from actors.consumer.held import Holding, Received, Unread
 
 
 def part(first: int, count: int) -> Received:
@@ -21,6 +21,49 @@ def part(first: int, count: int) -> Received:
         epoch=1,
         session=1,
     )
+
+
+def unread() -> Unread:
+    """Rows 1 and 3 of one run, and all of another."""
+    runs = [
+        pa.record_batch({"key": keys, "payload": [b"x"] * len(keys)}) for keys in ([b"a", b"b", b"c", b"d"], [b"e"])
+    ]
+    one, zeros = part(10, 3), np.zeros(3, np.int64)
+    return Unread(
+        [(runs[0], np.array([1, 3])), (runs[1], None)],
+        partition=0,
+        positions=one.positions,
+        dispatch=zeros,
+        redeliveries=one.redeliveries,
+        deliver_at=zeros,
+        epoch=1,
+        session=1,
+    )
+
+
+def test_rows_are_taken_out_when_somebody_looks() -> None:
+    one = unread()
+    assert one.column("key").to_pylist() == [b"b", b"d", b"e"]
+    assert len(one.pieces) == 2
+    assert one.schema.equals(one.pieces[0][0].schema)
+    assert one.rows.column("key").to_pylist() == [b"b", b"d", b"e"]
+    assert one.rows is one.rows
+    assert one.column("key").to_pylist() == [b"b", b"d", b"e"]
+
+
+def test_what_is_taken_back_unread_is_never_seen() -> None:
+    one = unread()
+    one.take_back(np.array([1]))
+    assert one.rows.column("key").to_pylist() == [b"b", b"e"]
+    assert one.positions.tolist() == [10, 12]
+
+
+def test_rows_that_are_let_go_are_still_held() -> None:
+    for one in (unread(), part(10, 3)):
+        one.let_go()
+        assert one.rows.num_rows == 0
+        assert one.close(np.array([1])).tolist() == [11]
+        assert one.close().tolist() == [10, 12]
 
 
 def test_closing_rows_tells_each_position_once() -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.consumer.payload import GONE_MS, DecodedRun, DecodedRuns, Payloads
+from actors.consumer.payload import GONE_MS, DecodedRun, DecodedRuns, Payloads, published_run
 from actors.cutting import cut_read
 from actors.messages import Part, PayloadRead, ReadPayload
 from actors.wire import Blob
@@ -77,6 +77,29 @@ def part_of(rows: list[int], blob: Blob | None, ledger: int = 1) -> Part:
         rows=np.array(rows, np.uint32),
         blob=blob,
     )
+
+
+@pytest.mark.parametrize("delayed", [True, False])
+def test_what_was_published_here_is_what_is_read(delayed: bool) -> None:
+    """And nobody is asked for it."""
+    columns = {"key": ["a", "b"], "payload": ["1", "2"]} | ({"deliver_at": [0, 77]} if delayed else {})
+    run = make_run(make_batch(pa.record_batch(columns), now=9, producer="p"))
+    machine, decoded = Machine(), DecodedRuns()
+    decoded.add(published_run(1, 0, run))
+    payloads = Payloads(cast(Any, machine), cast(Any, machine), "t", 0, decoded)
+    part = part_of([1], None)
+    (got,) = asyncio.run(payloads.resolve(part, 1, 1))
+    assert got.rows.column("payload").to_pylist() == [b"2"]
+    assert got.deliver_at.tolist() == [77 if delayed else 0]
+    assert machine.asked == 0
+
+
+def test_what_is_not_taken_out_yet_keeps_no_memory_of_others() -> None:
+    machine = Machine()
+    payloads = Payloads(cast(Any, machine), cast(Any, machine), "t", 0, unread=True)
+    (got,) = asyncio.run(payloads.resolve(part_of([0, 2], machine.share()), 1, 1))
+    machine.reuse()
+    assert got.rows.column("payload").to_pylist() == [b"1", b"333"]
 
 
 @pytest.mark.parametrize("rows", [[0, 1, 2], [0, 2]], ids=["whole", "piece"])

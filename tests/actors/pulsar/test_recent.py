@@ -14,7 +14,7 @@ from actors.pulsar.abreast import Sends, read_sends
 from actors.pulsar.deliveries import encode_part
 from actors.pulsar.fields import Single
 from actors.pulsar.outgoing import Addressee
-from actors.pulsar.recent import Recent
+from actors.pulsar.recent import Bodies, Recent
 from actors.pulsar.sends import run_of
 from tests.actors.pulsar.made import NOW, U32, part, taken
 from tests.actors.pulsar.test_abreast import cut_of, plain, sent_frames
@@ -54,6 +54,12 @@ def said(data: bytes) -> list[Any]:
     return seen
 
 
+def bodies(*given: bytes) -> Bodies:
+    """As they are kept, what follows them being something else."""
+    column = pa.array([one for body in given for one in (body, b"?")], pa.binary())
+    return Bodies(column, np.arange(0, 2 * len(given), 2))
+
+
 def given_of(sends: Sends) -> Received:
     return part(run_of(sends.table, now=NOW, producer="till", first_sequence=0), first=FIRST)
 
@@ -68,15 +74,16 @@ def test_what_is_sent_as_it_came_is_what_is_made(frames: list[tuple[int, bytes]]
     some = taken(whole, rows) if data.draw(st.booleans()) else whole
     done = data.draw(st.sets(st.sampled_from(range(len(some)))))
     some.close(np.array(sorted(done), np.int64))
-    bodies = sends.bodies
-    assume(bodies is not None)
-    assert bodies is not None
+    came = sends.bodies
+    assume(came is not None)
+    assert came is not None
     recent, half = Recent(), data.draw(st.integers(0, len(mine)))
     begins = np.cumsum(sends.rows) - sends.rows
     if half:
-        recent.keep(FIRST, sends.rows[:half], bodies[:half])
+        recent.keep(FIRST, sends.rows[:half], came._replace(places=came.places[:half]))
     if half < len(mine) and data.draw(st.booleans()):
-        recent.keep(FIRST + int(begins[half]), sends.rows[half:], bodies[half:])
+        rest = came._replace(places=came.places[half:])
+        recent.keep(FIRST + int(begins[half]), sends.rows[half:], rest)
     repeated, made = encode_part(some, TO, recent=recent, abreast=1), encode_part(some, TO)
     assert said(repeated.data) == said(made.data)
     for one, other in zip(
@@ -93,6 +100,7 @@ def test_bytes_are_those_that_came() -> None:
     body = batch({"payload": b"a"}, {"payload": b"b"}, uncompressed_size=7).body
     mine = [frame(asked, bytes(body.metadata), bytes(body.payload))] * 40
     sends, recent = stored(mine), Recent()
+    assert sends.bodies is not None
     recent.keep(FIRST, sends.rows, sends.bodies)
     frames = told(encode_part(given_of(sends), TO, recent=recent).data)
     assert [metadata.uncompressed_size for _, metadata, _ in frames] == [7] * 40
@@ -108,19 +116,34 @@ def test_what_is_delayed_is_not_remembered() -> None:
 
 
 def test_the_oldest_go_first() -> None:
-    recent, bodies, counts = Recent(most=250), pa.array([b"x" * 96], pa.binary()), np.array([2])
+    recent = Recent(most=250)
     for number in range(3):
-        recent.keep(FIRST + 10 * number, counts, bodies)
-    positions = FIRST + np.array([0, 10, 20])
-    found, kept = recent.find(positions, np.array([2, 2, 2]))
-    assert found.tolist() == [False, True, True]
-    assert len(kept) == 2
+        recent.keep(FIRST + 10 * number, np.array([2]), bodies(b"x" * 96))
+    found = recent.whole(FIRST + np.array([0, 1, 10, 11, 20, 21]))
+    assert (found.starts.tolist(), found.counts.tolist(), len(found.bodies)) == ([2, 4], [2, 2], 2)
+
+
+def test_what_was_read_at_once_counts_once() -> None:
+    """And as long as some of it is kept."""
+    recent, several = Recent(most=250), bodies(b"x" * 96, b"y" * 96)
+    for number in range(2):
+        recent.keep(FIRST + 10 * number, np.array([1]), several._replace(places=several.places[number : number + 1]))
+    kept = FIRST + np.array([0, 10, 20])
+    assert recent.whole(kept).starts.tolist() == [0, 1]
+    recent.keep(FIRST + 20, np.array([1]), bodies(b"z" * 96))
+    assert recent.whole(kept).starts.tolist() == [2]
 
 
 def test_a_part_of_a_frame_is_not_the_frame() -> None:
     recent = Recent()
-    recent.keep(FIRST, np.array([2, 3]), pa.array([b"a", b"b"], pa.binary()))
-    positions = FIRST + np.array([0, 2])
-    assert recent.find(positions, np.array([2, 2]))[0].tolist() == [True, False]
-    assert recent.find(positions + 1, np.array([1, 3]))[0].tolist() == [False, False]
-    assert recent.find(positions[::-1], np.array([3, 2]))[0].tolist() == [False, False]
+    recent.keep(FIRST, np.array([2, 3]), bodies(b"a", b"b"))
+
+    def whole(*rows: int) -> list[tuple[int, bytes]]:
+        found = recent.whole(FIRST + np.array(rows))
+        return list(zip(found.starts.tolist(), found.bodies.to_pylist(), strict=True))
+
+    assert whole(0, 1, 2, 3, 4) == [(0, b"a"), (2, b"b")]
+    assert whole(0, 1, 2, 3, 9) == [(0, b"a")]
+    assert whole(0, 2, 3, 4, 5) == [(1, b"b")]
+    assert whole(1, 2, 4) == []
+    assert whole(3, 2, 1, 0) == []

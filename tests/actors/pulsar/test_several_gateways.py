@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import pytest
 
+from storage.position import entry_of, ledger_of
 from tests.actors.pulsar.two_gateways import GATEWAYS, SHARED, Clients, new_topic_owner, with_gateways
+from tests.sim.worlds.gateway import SimGateway
 from tests.sim.worlds.wire import Refusal, message_id
 
 ONE, MANY, FAILOVER, KEYED = range(4)
@@ -190,5 +192,29 @@ def test_an_exclusive_subscription_has_one_consumer() -> None:
         await clients.consumer(first, ONE, "a")
         with pytest.raises(Refusal):
             await clients.consumer(second, ONE, "b")
+
+    with_gateways(scenario)
+
+
+def test_what_is_published_and_read_here_is_at_hand() -> None:
+    """And nothing is kept where nobody reads it."""
+
+    async def scenario(clients: Clients) -> None:
+        def at_hand(gateway: str, position: int) -> bool:
+            actor = clients.broker.world.process(gateway).actor
+            assert isinstance(actor, SimGateway)
+            return actor.gateway.decoded.find(ledger_of(position), entry_of(position)) is not None
+
+        first, second = [await clients.join(f"c{number}", name) for number, name in enumerate(GATEWAYS)]
+        await clients.producer(first, "till", SHARED)
+        await clients.consumer(second, MANY, "far")
+        await clients.send_batch(first, "c0", 3)
+        await clients.broker.until(lambda: len(clients.came.get("c1", [])) == 3)
+        assert not at_hand(GATEWAYS[0], clients.came["c1"][0].position)
+        await clients.consumer(first, MANY, "near", subscription="another")
+        await clients.broker.until(lambda: len(clients.came.get("c0", [])) == 3)
+        await clients.send_batch(first, "c0", 2)
+        await clients.broker.until(lambda: len(clients.came["c0"]) == 5)
+        assert at_hand(GATEWAYS[0], clients.came["c0"][4].position)
 
     with_gateways(scenario)
