@@ -139,7 +139,7 @@ def test_a_part_of_a_frame_is_not_the_frame() -> None:
     recent.keep(FIRST, np.array([2, 3]), bodies(b"a", b"b"))
 
     def whole(*rows: int) -> list[tuple[int, bytes]]:
-        found = recent.whole(FIRST + np.array(rows))
+        found = recent.whole(FIRST + np.array(rows, np.int64))
         return list(zip(found.starts.tolist(), found.bodies.to_pylist(), strict=True))
 
     assert whole(0, 1, 2, 3, 4) == [(0, b"a"), (2, b"b")]
@@ -147,3 +147,8 @@ def test_a_part_of_a_frame_is_not_the_frame() -> None:
     assert whole(0, 2, 3, 4, 5) == [(1, b"b")]
     assert whole(1, 2, 4) == []
     assert whole(3, 2, 1, 0) == []
+    assert whole() == []
+    positions = FIRST + np.array([0, 2])
+    assert recent.find(positions, np.array([2, 2]))[0].tolist() == [True, False]
+    assert recent.find(positions + 1, np.array([1, 3]))[0].tolist() == [False, False]
+    assert recent.find(positions[::-1], np.array([3, 2]))[0].tolist() == [False, False]
