@@ -270,6 +270,10 @@ class Answers:
         if self._c.closed:
             await made.close()
             return
+        if made.closed:
+            raise Refused(
+                ServerError.SERVICE_NOT_READY, "the consumer lost its place before it was open; subscribe again"
+            )
         self._c.say("success", request_id=asked.request_id)
         made.subscribed()
 

@@ -147,9 +147,13 @@ class Session:
         self.gateway.introductions.pop(producer, None)
 
     def send_away(self, consumer: AnyConsumer) -> None:
-        """The client has to come back with this consumer: it drops what it was sent, and subscribes again."""
+        """The client has to come back with this consumer: it drops what it was sent, and subscribes again.
+
+        One that is still being opened is refused instead, where that was asked for.
+        """
         self.remove_consumer(consumer)
-        self.say("close_consumer", consumer_id=consumer.number, request_id=NO_REQUEST)
+        if consumer.opened:
+            self.say("close_consumer", consumer_id=consumer.number, request_id=NO_REQUEST)
         self.begin(consumer.close(), "close")
 
     def fenced(self, producer: AnyProducer) -> None:
