@@ -193,14 +193,16 @@ class Answers:
 
     async def _produce(self, asked: Any, producer: WireProducer | PassingProducer) -> None:
         version, own, topic = b"", {}, producer.place.topic
-        if passes(topic):
-            topic = persistent_name(topic)
+        topic = persistent_name(topic) if passes(topic) else topic
         if producer.topic_epoch is not None:
             own = {"topic_epoch": producer.topic_epoch}
         if asked.HasField("schema"):
             version = await self._g.schemas.put(topic, asked.schema)
         else:
             await self._g.schemas.check_writer(topic)
+        if producer.closed:
+            raise Refused(ServerError.SERVICE_NOT_READY, "the producer lost its place meanwhile; ask again")
+        producer.told = True
         self._c.say(
             "producer_success",
             request_id=asked.request_id,
@@ -224,8 +226,7 @@ class Answers:
 
     async def subscribe(self, asked: Any) -> None:
         """SUBSCRIBE: one more consumer, or a reader."""
-        known = self._c.consumers.get(asked.consumer_id)
-        if known is not None:
+        if (known := self._c.consumers.get(asked.consumer_id)) is not None:
             if known.opened:
                 self._c.say("success", request_id=asked.request_id)
                 return
@@ -269,11 +270,8 @@ class Answers:
             raise
         if self._c.closed:
             await made.close()
-            return
         if made.closed:
-            raise Refused(
-                ServerError.SERVICE_NOT_READY, "the consumer lost its place before it was open; subscribe again"
-            )
+            raise Refused(ServerError.SERVICE_NOT_READY, "the consumer lost its place meanwhile; subscribe again")
         self._c.say("success", request_id=asked.request_id)
         made.subscribed()
 

@@ -64,6 +64,7 @@ class PassingProducer:
     topic_epoch = None
     last_sequence_id = -1
     ready = True
+    told = False
 
     def __init__(
         self,

@@ -93,8 +93,9 @@ class WireProducer:
         )
         self._next = 0
         self._deduplicate, self._last = deduplicate, -1
-        self.ready = False
-        self.closed = False
+        self.ready = self.closed = False
+        self.told = False
+        """Its client knows that it is there."""
 
     async def open(self) -> None:
         """Register at the partition's owner, which may take until others have left. Raises SluiceErrors."""

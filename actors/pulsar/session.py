@@ -157,10 +157,11 @@ class Session:
         self.begin(consumer.close(), "close")
 
     def fenced(self, producer: AnyProducer) -> None:
-        """Another producer of this name has taken its place."""
+        """Another producer of this name has taken its place. One that is still being opened is refused instead."""
         producer.close()
         self.remove_producer(producer)
-        self.say("close_producer", producer_id=producer.number, request_id=NO_REQUEST)
+        if producer.told:
+            self.say("close_producer", producer_id=producer.number, request_id=NO_REQUEST)
 
     async def answers(self) -> bool:
         """Ask the client for a sign of life; one that gives none within ALIVE_MS has lost its connection."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
+from typing import Any
 
 import pytest
 
 from actors.pulsar.clients import send_away
 from actors.pulsar.fields import ServerError
-from tests.actors.pulsar.two_gateways import GATEWAYS, Clients, with_gateways
+from tests.actors.pulsar.two_gateways import GATEWAYS, SHARED, Clients, with_gateways
 from tests.sim.worlds.gateway import SimGateway
 from tests.sim.worlds.wire import Refusal
 
@@ -19,6 +21,21 @@ def unload(clients: Clients) -> None:
     actor = clients.broker.world.process(GATEWAYS[0]).actor
     assert isinstance(actor, SimGateway)
     send_away(actor.gateway, "orders", None)
+
+
+async def refused_meanwhile(clients: Clients, owners: str, opening: Coroutine[Any, Any, Any]) -> None:
+    """Owners take their time to answer, and the topic is unloaded meanwhile."""
+    frozen = clients.broker.world.alive(owners)
+    for name in frozen:
+        clients.broker.world.pause(name)
+    answer = asyncio.ensure_future(opening)
+    await clients.broker.quiet(100)
+    unload(clients)
+    for name in frozen:
+        clients.broker.world.resume(name)
+    with pytest.raises(Refusal) as refusal:
+        await answer
+    assert refusal.value.code == ServerError.SERVICE_NOT_READY
 
 
 def test_who_is_subscribed_is_told_to_come_back() -> None:
@@ -37,18 +54,22 @@ def test_who_is_not_subscribed_yet_is_refused() -> None:
     async def scenario(clients: Clients) -> None:
         wire = await clients.join("c", GATEWAYS[0])
         await clients.consumer(await clients.join("other", GATEWAYS[1]), MANY, "other")
-        dispatchers = clients.broker.world.alive("dispatcher-")
-        for name in dispatchers:
-            clients.broker.world.pause(name)
-        opening = asyncio.ensure_future(clients.consumer(wire, MANY, "c"))
-        await clients.broker.quiet(100)
-        unload(clients)
-        for name in dispatchers:
-            clients.broker.world.resume(name)
-        with pytest.raises(Refusal) as refusal:
-            await opening
-        assert refusal.value.code == ServerError.SERVICE_NOT_READY
+        await refused_meanwhile(clients, "dispatcher-", clients.consumer(wire, MANY, "c"))
         assert clients.sent_away == []
         await clients.consumer(wire, MANY, "c", consumer_id=1)
+
+    with_gateways(scenario)
+
+
+def test_a_producer_is_told_when_it_is_there() -> None:
+    async def scenario(clients: Clients) -> None:
+        wire = await clients.join("p", GATEWAYS[0])
+        await clients.producer(wire, "p", SHARED)
+        unload(clients)
+        await clients.broker.until(lambda: clients.ended == ["p"])
+        await refused_meanwhile(clients, "topic-", clients.producer(wire, "p", SHARED))
+        assert clients.ended == ["p"]
+        await clients.producer(wire, "p", SHARED)
+        await clients.send(wire, "p")
 
     with_gateways(scenario)
