@@ -25,6 +25,7 @@ from actors.ports import Address, Ports, Unknown
 from actors.wire import R, Request
 from storage.errors import NotFound, SluiceError, Unavailable
 
+ANSWER_TIMEOUT = 15_000
 LOCATE_TIMEOUT = 30_000
 """Milliseconds that the controller may take to start an owner and let it recover."""
 
@@ -122,6 +123,14 @@ class Directory:
         reply = await self._ports.net.call(self._controller, request, LOCATE_TIMEOUT)
         if isinstance(reply, Unknown):
             raise Unavailable(f"the controller does not answer: {reply.reason}")
+        return reply
+
+    async def ask(self, address: Address, request: Request[R], timeout: int = ANSWER_TIMEOUT) -> R:
+        """The answer of whoever is at an address. Raises Unavailable if there is none: then it is suspected."""
+        reply = await self._ports.net.call(address, request, timeout)
+        if isinstance(reply, Unknown):
+            await self.suspect(address)
+            raise Unavailable(f"{address} does not answer: {reply.reason}")
         return reply
 
     def forget(self, topic: str) -> None:

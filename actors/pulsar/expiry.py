@@ -7,18 +7,14 @@ of its subscriptions see to by themselves.
 
 from __future__ import annotations
 
-from typing import Any
-
 from actors.directory import Directory
 from actors.lifetimes import Lifetimes, ttl_of
 from actors.messages import ExpireMessages, ListSubscriptions, ListTopics
-from actors.ports import Address, Ports, Unknown
+from actors.ports import Address, Ports
 from actors.pulsar.quotas import AGES, EVICTION, Quotas
-from actors.wire import Request
-from storage.errors import SluiceError, Unavailable
+from storage.errors import SluiceError
 
 EXPIRE_MS = 60_000
-CALL_TIMEOUT = 15_000
 
 
 class Expiry:
@@ -41,7 +37,7 @@ class Expiry:
             await self._ages.look()
             if not any(one.ttl_ms for one in said.values()) and not self._ages:
                 return
-            for topic, settings in (await self._ask(self._controller, ListTopics())).topics.items():
+            for topic, settings in (await self._directory.ask(self._controller, ListTopics())).topics.items():
                 if times := [time for time in (ttl_of(said, topic, settings), self._evicted(topic)) if time]:
                     await self._expire(topic, settings.partitions, min(times))
         except SluiceError as error:
@@ -55,16 +51,9 @@ class Expiry:
     async def _expire(self, topic: str, partitions: int, ttl: int) -> None:
         before = max(self._ports.clock.now() - ttl, 0)
         try:
-            names = (await self._ask(self._controller, ListSubscriptions(topic=topic))).names
+            names = (await self._directory.ask(self._controller, ListSubscriptions(topic=topic))).names
             for name, partition in ((name, partition) for name in names for partition in range(partitions)):
                 owner = await self._directory.dispatcher(topic, partition, name)
-                await self._ask(owner, ExpireMessages(before=before))
+                await self._directory.ask(owner, ExpireMessages(before=before))
         except SluiceError as error:
             self._ports.log("expiry_waits", topic=topic, error=str(error))
-
-    async def _ask(self, address: Address, request: Request[Any]) -> Any:
-        reply = await self._ports.net.call(address, request, CALL_TIMEOUT)
-        if isinstance(reply, Unknown):
-            await self._directory.suspect(address)
-            raise Unavailable(f"{address} does not answer: {reply.reason}")
-        return reply

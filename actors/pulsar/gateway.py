@@ -18,7 +18,7 @@ from actors.actor import Actor
 from actors.consumer.payload import DecodedRuns
 from actors.directory import Directory
 from actors.messages import ClientsHere, Done, PassingHere, ProducersHere, ProducersPresent, SendAway, Text
-from actors.ports import Address, Ports, Unknown
+from actors.ports import Address, Ports
 from actors.pulsar.clients import Introduction, clients_here, send_away
 from actors.pulsar.expiry import Expiry
 from actors.pulsar.namespaces import Namespaces
@@ -31,9 +31,7 @@ from actors.pulsar.topics import Place
 from actors.signal import Signal
 from actors.wire import Request
 from storage.batch import MAX_MESSAGE_BYTES
-from storage.errors import Unavailable
 
-CALL_TIMEOUT = 15_000
 DECODED_BYTES = 128 * 1024 * 1024
 """Payload of decoded runs that is kept, for the consumers of all partitions."""
 VERSION = "Sluice"
@@ -210,11 +208,7 @@ class Gateway:
 
     async def ask(self, address: Address, request: Request[Any]) -> Any:
         """One question. Raises Unavailable if there is no answer."""
-        reply = await self.ports.net.call(address, request, CALL_TIMEOUT)
-        if isinstance(reply, Unknown):
-            await self.directory.suspect(address)
-            raise Unavailable(f"{address} does not answer: {reply.reason}")
-        return reply
+        return await self.directory.ask(address, request)
 
 
 class GatewayActor(Actor):

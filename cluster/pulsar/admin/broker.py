@@ -49,11 +49,7 @@ class Broker:
 
     async def ask(self, address: Address, request: Request[Any]) -> Any:
         """An answer. Raises Unavailable if there is none, and what is refused."""
-        reply = await self.ports.net.call(address, request, CALL_TIMEOUT)
-        if isinstance(reply, Unknown):
-            await self.directory.suspect(address)
-            raise Unavailable(f"{address} does not answer: {reply.reason}")
-        return reply
+        return await self.directory.ask(address, request)
 
     async def ask_gateways(self, request: Request[Any]) -> list[Any]:
         """The answers of the gateways that there are: who serves no client has none."""
