@@ -15,10 +15,9 @@ from actors.messages import TopicSettings
 from actors.messages.settings import check_topic
 from actors.names import namespace_of
 from actors.ports import Meta, Ports
-from actors.pulsar.records import decoded, revise, value_of
+from actors.pulsar.records import LIFETIMES, decoded, of_namespace, of_topic, revise, value_of
 
 LOOK_MS = 60_000
-PREFIX = "lifetime/"
 
 
 class Retention(msgspec.Struct, frozen=True):
@@ -41,25 +40,15 @@ class Lifetime(msgspec.Struct, frozen=True, omit_defaults=True):
         check_topic(TopicSettings(ttl_ms=self.ttl_ms or 0))
 
 
-def of_namespace(space: str) -> str:
-    """The name of what is said of a namespace."""
-    return f"namespace/{space}"
-
-
-def of_topic(topic: str) -> str:
-    """The name of what is said of a topic."""
-    return f"topic/{topic}"
-
-
 class Lifetimes:
-    """The records. Names: `of_namespace`, `of_topic`. Every method may raise Unavailable, and readers Corrupt."""
+    """The records. Names: actors.pulsar.records. Every method may raise Unavailable, and readers Corrupt."""
 
     def __init__(self, meta: Meta) -> None:
         self._meta = meta
 
     async def read(self, name: str) -> Lifetime:
         """What is said."""
-        return _lifetime_in(name, await value_of(self._meta, PREFIX + name))
+        return _lifetime_in(name, await value_of(self._meta, LIFETIMES + name))
 
     async def change(self, name: str, **values: int | Retention | None) -> None:
         """Say fields of Lifetime anew; None: nothing is said of it any more. Raises Invalid."""
@@ -67,15 +56,15 @@ class Lifetimes:
         def changed(value: bytes | None) -> bytes:
             return msgspec.json.encode(msgspec.structs.replace(_lifetime_in(name, value), **values))
 
-        await revise(self._meta, PREFIX + name, changed, f"the lifetime of {name} is")
+        await revise(self._meta, LIFETIMES + name, changed, f"the lifetime of {name} is")
 
     async def forget(self, name: str) -> None:
         """Nothing is said any more."""
-        await self._meta.remove(PREFIX + name)
+        await self._meta.remove(LIFETIMES + name)
 
     async def everything(self) -> dict[str, Lifetime]:
         """All that is said, by name."""
-        names = [key.removeprefix(PREFIX) for key in await self._meta.keys(PREFIX)]
+        names = [key.removeprefix(LIFETIMES) for key in await self._meta.keys(LIFETIMES)]
         return {name: await self.read(name) for name in names}
 
 

@@ -11,7 +11,8 @@ from actors.directory import Directory
 from actors.lifetimes import Lifetimes, ttl_of
 from actors.messages import ExpireMessages, ListSubscriptions, ListTopics
 from actors.ports import Address, Ports
-from actors.pulsar.quotas import AGES, EVICTION, Quotas
+from actors.pulsar.quotas import EVICTION, Quotas
+from actors.pulsar.records import AGES
 from storage.errors import SluiceError
 
 EXPIRE_MS = 60_000

@@ -24,8 +24,9 @@ from actors.pulsar.expiry import Expiry
 from actors.pulsar.namespaces import Namespaces
 from actors.pulsar.passing import PassingTopics
 from actors.pulsar.pieces import Pieces
-from actors.pulsar.quotas import AGES, Backlogs, Quotas
+from actors.pulsar.quotas import Backlogs, Quotas
 from actors.pulsar.recent import Recent
+from actors.pulsar.records import AGES
 from actors.pulsar.schemas import Schemas
 from actors.pulsar.topics import Place
 from actors.signal import Signal

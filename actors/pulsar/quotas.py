@@ -23,24 +23,21 @@ from actors.names import namespace_of
 from actors.ports import Meta, Ports
 from actors.pulsar.fields import ServerError
 from actors.pulsar.passing import passes
-from actors.pulsar.records import decoded, revise, topic_quota_key, value_of
+from actors.pulsar.records import QUOTAS, decoded, of_namespace, of_topic, revise, value_of
 from actors.pulsar.refusals import Refused
 from actors.topic_client import TopicClient
 from storage.errors import Invalid, SluiceError
 
 CHECK_MS = 5_000
 """So often producers are looked at, and quotas that were set elsewhere are seen."""
-PREFIX, MOST = "quota/", 1 << 50
+MOST = 1 << 50
 CODES = {
     "producer_request_hold": ServerError.PRODUCER_BLOCKED_QUOTA_EXCEEDED_ERROR,
     "producer_exception": ServerError.PRODUCER_BLOCKED_QUOTA_EXCEEDED_EXCEPTION,
 }
 """What a producer that is kept out is told, by the policy: with the first clients wait, with the second they fail."""
-
-
 EVICTION = "consumer_backlog_eviction"
 """The policy by which producers go on, and what is too old counts as done."""
-AGES = "quota-age/"
 
 
 class Quota(msgspec.Struct, frozen=True):
@@ -56,20 +53,10 @@ class Quota(msgspec.Struct, frozen=True):
             raise Invalid(f"a quota is a number of bytes or seconds, not {self.limit}")
 
 
-def of_namespace(space: str) -> str:
-    """The name of a namespace's quota."""
-    return f"namespace/{space}"
-
-
-def of_topic(topic: str) -> str:
-    """The name of a topic's own quota."""
-    return topic_quota_key(topic).removeprefix(PREFIX)
-
-
 class Quotas:
-    """The records below a prefix, and what is known of them. Names: `of_namespace`, `of_topic`."""
+    """The records below a prefix, and what is known of them. Names and prefixes: actors.pulsar.records."""
 
-    def __init__(self, meta: Meta, prefix: str = PREFIX) -> None:
+    def __init__(self, meta: Meta, prefix: str = QUOTAS) -> None:
         self._meta, self._prefix = meta, prefix
         self._known: dict[str, Quota] = {}
 

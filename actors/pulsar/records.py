@@ -12,6 +12,8 @@ from storage.errors import Corrupt, Unavailable
 
 T = TypeVar("T")
 
+QUOTAS, AGES, LIFETIMES = "quota/", "quota-age/", "lifetime/"
+"""Prefixes of what a namespace and a topic may each have a record of: see actors.pulsar.quotas, actors.lifetimes."""
 _TRIES = 20
 
 
@@ -20,24 +22,19 @@ def schema_key(topic: str) -> str:
     return f"schema/{topic}"
 
 
-def topic_quota_key(topic: str) -> str:
-    """The metadata key of a topic's own backlog quota."""
-    return f"quota/topic/{topic}"
+def of_namespace(space: str) -> str:
+    """How records of a namespace are named, behind the prefix of their kind."""
+    return f"namespace/{space}"
 
 
-def topic_age_key(topic: str) -> str:
-    """The metadata key of how old a topic's backlog may be."""
-    return f"quota-age/topic/{topic}"
-
-
-def topic_lifetime_key(topic: str) -> str:
-    """The metadata key of how long a topic's messages are kept."""
-    return f"lifetime/topic/{topic}"
+def of_topic(topic: str) -> str:
+    """How records of a topic are named, behind the prefix of their kind."""
+    return f"topic/{topic}"
 
 
 async def forget_topic(meta: Meta, topic: str) -> None:
     """Remove what gateways kept of a topic that is no more. Raises Unavailable."""
-    for key in (schema_key(topic), topic_quota_key(topic), topic_age_key(topic), topic_lifetime_key(topic)):
+    for key in (schema_key(topic), *(prefix + of_topic(topic) for prefix in (QUOTAS, AGES, LIFETIMES))):
         await meta.remove(key)
 
 

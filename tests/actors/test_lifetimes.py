@@ -4,19 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from actors.lifetimes import (
-    LOOK_MS,
-    PREFIX,
-    Lifetime,
-    Lifetimes,
-    Retention,
-    of_namespace,
-    of_topic,
-    retention_of,
-    ttl_of,
-)
+from actors.lifetimes import LOOK_MS, Lifetime, Lifetimes, Retention, retention_of, ttl_of
 from actors.messages import Progress, ReadEnds, TopicSettings
 from actors.ports import Unknown
+from actors.pulsar.records import LIFETIMES, of_namespace, of_topic
 from storage.errors import Corrupt, Invalid
 from storage.position import ledger_of, position
 from tests.actors.topic.cluster import TIMEOUT, Cluster, TestProducer
@@ -57,7 +48,7 @@ def test_what_can_hold_for_nobody_is_refused() -> None:
 def test_a_record_that_cannot_be_read_is_told() -> None:
     async def scenario(world: World) -> None:
         meta = world.client("tool").meta
-        await meta.create(f"{PREFIX}{SPACE}", 1, b"?")
+        await meta.create(f"{LIFETIMES}{SPACE}", 1, b"?")
         with pytest.raises(Corrupt):
             await Lifetimes(meta).read(SPACE)
 
@@ -99,7 +90,7 @@ def test_nothing_is_deleted_while_it_is_not_known() -> None:
     async def scenario(world: World) -> None:
         cluster = Cluster(world, settings=TopicSettings(roll_entries=10))
         client = world.client("client")
-        await client.meta.create(f"{PREFIX}{of_topic('t')}", 1, b"?")
+        await client.meta.create(f"{LIFETIMES}{of_topic('t')}", 1, b"?")
         producer = TestProducer(client, await cluster.start())
         await producer.open()
         for _ in range(4):

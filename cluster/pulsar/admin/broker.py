@@ -14,7 +14,8 @@ from actors.messages import CreateTopic, DescribeCluster, ListSubscriptions, Lis
 from actors.names import check_name, namespace_of, quoted
 from actors.ports import Address, Ports, Unknown
 from actors.pulsar.namespaces import Namespaces
-from actors.pulsar.quotas import AGES, Quotas
+from actors.pulsar.quotas import Quotas
+from actors.pulsar.records import AGES
 from actors.pulsar.topics import listed, new_settings, split_name, topic_name, topics_in
 from actors.wire import Request
 from storage.errors import Conflict, Fenced, Invalid, NotFound, Unavailable

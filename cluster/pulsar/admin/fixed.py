@@ -18,8 +18,9 @@ from typing import Any
 
 from aiohttp import web
 
-from actors.lifetimes import Lifetimes, of_namespace
+from actors.lifetimes import Lifetimes
 from actors.messages import Ping, SendAway
+from actors.pulsar.records import of_namespace
 from cluster.pulsar.admin.addresses import Addresses
 from cluster.pulsar.admin.broker import Broker, named, not_offered, space_of
 from cluster.pulsar.admin.lifetimes import retention_shown

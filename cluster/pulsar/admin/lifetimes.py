@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from actors.lifetimes import Lifetimes, Retention, made_with, of_namespace, of_topic, retention_of, ttl_of
+from actors.lifetimes import Lifetimes, Retention, made_with, retention_of, ttl_of
 from actors.messages import TopicSettings
 from actors.pulsar.expiry import Expiry
+from actors.pulsar.records import of_namespace, of_topic
 from cluster.http_server import body_of, number_of, object_in
 from cluster.pulsar.admin.broker import Broker, named, space_of
 from cluster.pulsar.admin.topics import NAMESPACE, TOPIC

@@ -19,7 +19,7 @@ from aiohttp import web
 
 from actors.lifetimes import Lifetimes
 from actors.pulsar.namespaces import Policies
-from actors.pulsar.quotas import of_namespace
+from actors.pulsar.records import of_namespace
 from actors.pulsar.topics import topics_in
 from cluster.http_server import body_of
 from cluster.pulsar.admin.broker import Broker, space_of

@@ -14,7 +14,8 @@ from __future__ import annotations
 from aiohttp import web
 
 from actors.pulsar.expiry import Expiry
-from actors.pulsar.quotas import EVICTION, Quota, of_namespace, of_topic
+from actors.pulsar.quotas import EVICTION, Quota
+from actors.pulsar.records import of_namespace, of_topic
 from cluster.http_server import body_of, number_of, object_in
 from cluster.pulsar.admin.broker import Broker, named, space_of
 from cluster.pulsar.admin.topics import NAMESPACE, TOPIC

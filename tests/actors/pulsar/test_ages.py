@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from actors.pulsar.expiry import EXPIRE_MS, Expiry
-from actors.pulsar.quotas import AGES, EVICTION, Backlogs, Quota, Quotas, of_namespace, of_topic
+from actors.pulsar.quotas import EVICTION, Backlogs, Quota, Quotas
+from actors.pulsar.records import AGES, of_namespace, of_topic
 from actors.pulsar.refusals import Refused
 from tests.scenarios.key_shared.broker import CONTROLLER, TOPIC, Broker, play
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from actors.lifetimes import Lifetimes, of_namespace, of_topic
+from actors.lifetimes import Lifetimes
 from actors.pulsar.expiry import EXPIRE_MS, Expiry
+from actors.pulsar.records import of_namespace, of_topic
 from tests.scenarios.key_shared.broker import CONTROLLER, TOPIC, Broker, play
 
 SPACE = of_namespace("public/default")

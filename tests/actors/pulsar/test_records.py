@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from actors.ports import Version
-from actors.pulsar.quotas import Quota, Quotas, of_topic
-from actors.pulsar.records import decoded, forget_topic, revise, schema_key, value_of
+from actors.pulsar.quotas import Quota, Quotas
+from actors.pulsar.records import decoded, forget_topic, of_topic, revise, schema_key, value_of
 from storage.errors import Corrupt, NotFound, Unavailable
 from tests.kit.meta import MemoryMeta
 
