@@ -22,7 +22,7 @@ from actors.messages import (
 from actors.names import check_name, quoted, unquoted
 from actors.producer.producer import Entrance
 from actors.pulsar.columns import UNSIGNED
-from actors.pulsar.consuming import Asked, WireConsumer
+from actors.pulsar.consuming import STICKY, TYPES, Asked, WireConsumer
 from actors.pulsar.fields import ServerError
 from actors.pulsar.gateway import Certified, ConsumerHere, Identity
 from actors.pulsar.ids import position_of
@@ -40,8 +40,6 @@ from storage.position import EARLIEST, entry_of, ledger_of, show
 
 ACCESS_MODES: tuple[AccessMode, ...] = ("shared", "exclusive", "wait_for_exclusive", "exclusive_with_fencing")
 EXCLUSIVE, SHARED, FAILOVER, KEY_SHARED = range(4)
-TYPES = ("exclusive", "shared", "failover", "key_shared")
-STICKY = 1
 SUCCESS, FAILED = 0, 1
 CONNECT, LOOKUP_FAILED = 1, 2
 LATEST = (1 << 63) - 1
@@ -91,15 +89,14 @@ class Answers:
         count = 0
         if passes(asked.topic):
             await self._passing.place(asked.topic)
-            self._c.say("partition_metadata_answer", request_id=asked.request_id, partitions=0, response=SUCCESS)
-            return
-        topic, partition = split_name(asked.topic)
-        if partition is None:
-            making = self._making(asked.allow_creation)
-            settings = await settings_of(self._g.directory, topic, create=making, now=True)
-            count = settings.partitions if settings.has_partitions else 0
         else:
-            await find_place(self._g.directory, asked.topic, create=None)
+            topic, partition = split_name(asked.topic)
+            if partition is None:
+                making = self._making(asked.allow_creation)
+                settings = await settings_of(self._g.directory, topic, create=making, now=True)
+                count = settings.partitions if settings.has_partitions else 0
+            else:
+                await find_place(self._g.directory, asked.topic, create=None)
         self._c.say("partition_metadata_answer", request_id=asked.request_id, partitions=count, response=SUCCESS)
 
     async def lookup(self, asked: Any) -> None:

@@ -42,6 +42,10 @@ LATE_MS = 20
 """Milliseconds between two looks while it is not known whether the lease still stands."""
 MOST_GRANTED = 50_000
 """Messages that may be on their way to one consumer, however many it has asked for."""
+TYPES = ("exclusive", "shared", "failover", "key_shared")
+"""Of subscriptions, by their numbers on the wire."""
+STICKY = 1
+"""The mode of Key_Shared in which consumers bring ranges of their own."""
 ONE_HAS_ALL = ("exclusive", "failover")
 """Types of subscriptions where all messages of a batch are at one consumer."""
 _ACTIVE = {"assigned": True, "revoked": False, "inactive": False}

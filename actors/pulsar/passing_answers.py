@@ -6,15 +6,12 @@ from typing import Any
 
 from actors.messages import SubscriptionSettings
 from actors.names import check_name, namespace_of, quoted
+from actors.pulsar.consuming import STICKY, TYPES
 from actors.pulsar.fields import ServerError
 from actors.pulsar.passing import PassingConsumer, PassingProducer, Wanted, passing_place, persistent_name
 from actors.pulsar.refusals import Refused
 from actors.pulsar.session import Session
 from actors.pulsar.topics import Place
-
-EXCLUSIVE = "exclusive"
-TYPES = (EXCLUSIVE, "shared", "failover", "key_shared")
-STICKY = 1
 
 
 class PassingAnswers:
@@ -81,7 +78,7 @@ class PassingAnswers:
         kind = TYPES[asked.type]
         settings = SubscriptionSettings(type=kind)
         wanted = Wanted(subscription, name, settings, asked.priority_level)
-        while kind == EXCLUSIVE and (earlier := self._g.passing.consumers_of(place.topic, subscription)):
+        while kind == "exclusive" and (earlier := self._g.passing.consumers_of(place.topic, subscription)):
             if await earlier[0].answers():
                 break
         topic = self._g.passing.topic(place.topic)

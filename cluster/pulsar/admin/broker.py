@@ -10,12 +10,22 @@ from typing import Any, NamedTuple
 from aiohttp import web
 
 from actors.directory import Directory
-from actors.messages import CreateTopic, DescribeCluster, ListSubscriptions, ListTopics, Stats, TopicSettings, shown
+from actors.messages import (
+    ClientsHere,
+    CreateTopic,
+    DescribeCluster,
+    ListSubscriptions,
+    ListTopics,
+    Stats,
+    TopicSettings,
+    shown,
+)
 from actors.names import check_name, namespace_of, quoted
 from actors.ports import Address, Ports, Unknown
+from actors.pulsar.expiry import Expiry
 from actors.pulsar.namespaces import Namespaces
 from actors.pulsar.quotas import Quotas
-from actors.pulsar.records import AGES
+from actors.pulsar.records import AGES, of_namespace, of_topic
 from actors.pulsar.topics import listed, new_settings, split_name, topic_name, topics_in
 from actors.wire import Request
 from storage.errors import Conflict, Fenced, Invalid, NotFound, Unavailable
@@ -47,6 +57,7 @@ class Broker:
         self.namespaces = Namespaces(ports.meta)
         self.quotas = Quotas(ports.meta) if quotas is None else quotas
         self.ages = Quotas(ports.meta, AGES) if ages is None else ages
+        self.expiry = Expiry(ports, controller, self.directory)
 
     async def ask(self, address: Address, request: Request[Any]) -> Any:
         """An answer. Raises Unavailable if there is none, and what is refused."""
@@ -62,6 +73,14 @@ class Broker:
         told = json.loads((await self.ask(self.controller, DescribeCluster())).json)
         running = [row["address"] for row in told["actors"] if row["kind"] == "gateway"]
         return [address for address in dict.fromkeys([*running, self._here]) if address]
+
+    async def clients(self, topic: str, partition: int) -> dict[str, list[dict[str, Any]]]:
+        """Who is connected, as far as the gateways answer: producers and consumers."""
+        found: dict[str, list[dict[str, Any]]] = {"producers": [], "consumers": []}
+        for reply in await self.ask_gateways(ClientsHere(topic=topic, partition=partition)):
+            for kind, rows in json.loads(reply.json).items():
+                found[kind] += rows
+        return found
 
     # -- topics ---------------------------------------------------------------------------------------------------
 
@@ -81,6 +100,17 @@ class Broker:
         if named.partition is not None and named.partition >= settings.partitions:
             raise NotFound(f"topic {named.topic} has no partition {named.partition}")
         return settings
+
+    async def recorded(self, request: web.Request) -> tuple[str, TopicSettings]:
+        """The name of the records of the topic or namespace that a path names, and what it was made with.
+
+        Raises NotFound.
+        """
+        if "topic" not in request.match_info:
+            await self.namespaces.policies(space_of(request))
+            return of_namespace(space_of(request)), TopicSettings()
+        which = named(request)
+        return of_topic(which.topic), await self.settings(which)
 
     async def create(self, topic: str, partitions: int) -> None:
         """Make a topic; partitions: 0 is one without. Raises Conflict if there is one of that name, Invalid."""
@@ -139,6 +169,11 @@ class Broker:
 
 
 # -- what a path names ------------------------------------------------------------------------------------------------
+
+
+def applied(request: web.Request) -> bool:
+    """Whether of a topic that has no record what its namespace says is meant."""
+    return "topic" in request.match_info and request.query.get("applied", "").lower() == "true"
 
 
 def space_of(request: web.Request) -> str:

@@ -14,11 +14,8 @@ from __future__ import annotations
 from aiohttp import web
 
 from actors.lifetimes import Lifetimes, Retention, made_with, retention_of, ttl_of
-from actors.messages import TopicSettings
-from actors.pulsar.expiry import Expiry
-from actors.pulsar.records import of_namespace, of_topic
 from cluster.http_server import body_of, number_of, object_in
-from cluster.pulsar.admin.broker import Broker, named, space_of
+from cluster.pulsar.admin.broker import Broker, applied, named
 from cluster.pulsar.admin.topics import NAMESPACE, TOPIC
 from storage.errors import Conflict, Invalid
 
@@ -31,7 +28,6 @@ class LifetimesByHttp:
 
     def __init__(self, broker: Broker) -> None:
         self._broker, self._lifetimes = broker, Lifetimes(broker.ports.meta)
-        self._expiry = Expiry(broker.ports, broker.controller, broker.directory)
 
     def routes(self) -> list[web.RouteDef]:
         """See the module."""
@@ -49,53 +45,45 @@ class LifetimesByHttp:
         ]
 
     async def _retention(self, request: web.Request) -> web.Response:
-        name, made = await self._named(request)
+        name, made = await self._broker.recorded(request)
         told = (await self._lifetimes.read(name)).retention or made_with(made)
-        if told is None and _applied(request):
+        if told is None and applied(request):
             told = await retention_of(self._lifetimes, named(request).topic, made)
         return web.Response(status=204) if told is None else web.json_response(retention_shown(told))
 
     async def _set_retention(self, request: web.Request) -> web.Response:
-        name, _ = await self._named(request)
+        name, _ = await self._broker.recorded(request)
         await self._lifetimes.change(name, retention=_retention_in(await body_of(request)))
         return web.Response(status=204)
 
     async def _unset_retention(self, request: web.Request) -> web.Response:
-        name, _ = await self._named(request)
+        name, _ = await self._broker.recorded(request)
         await self._lifetimes.change(name, retention=None)
         return web.Response(status=204)
 
     async def _ttl(self, request: web.Request) -> web.Response:
-        name, made = await self._named(request)
+        name, made = await self._broker.recorded(request)
         ttl = (await self._lifetimes.read(name)).ttl_ms
         if ttl is None and made.ttl_ms:
             ttl = made.ttl_ms
-        elif ttl is None and _applied(request):
+        elif ttl is None and applied(request):
             ttl = ttl_of(await self._lifetimes.everything(), named(request).topic, made)
         return web.Response(status=204) if ttl is None else web.json_response(ttl // 1000)
 
     async def _set_ttl(self, request: web.Request) -> web.Response:
-        name, made = await self._named(request)
+        name, made = await self._broker.recorded(request)
         if made.ttl_ms:
             raise Conflict(f"the topic was made with a time to live of {made.ttl_ms // 1000} s, which stays")
         text = request.query.get("messageTTL", "") if "topic" in request.match_info else await body_of(request)
         seconds = number_of(text, "messageTTL is a number of seconds, not {}")
         await self._lifetimes.change(name, ttl_ms=seconds * 1000)
-        self._broker.ports.spawn(self._expiry.look(), "expiry")
+        self._broker.ports.spawn(self._broker.expiry.look(), "expiry")
         return web.Response(status=204)
 
     async def _unset_ttl(self, request: web.Request) -> web.Response:
-        name, _ = await self._named(request)
+        name, _ = await self._broker.recorded(request)
         await self._lifetimes.change(name, ttl_ms=None)
         return web.Response(status=204)
-
-    async def _named(self, request: web.Request) -> tuple[str, TopicSettings]:
-        """Whom a path means, and what it was made with. Raises NotFound."""
-        if "topic" not in request.match_info:
-            await self._broker.namespaces.policies(space_of(request))
-            return of_namespace(space_of(request)), TopicSettings()
-        which = named(request)
-        return of_topic(which.topic), await self._broker.settings(which)
 
 
 def retention_shown(of: Retention) -> dict[str, int]:
@@ -118,7 +106,3 @@ def _retention_in(body: str) -> Retention:
         minutes * MINUTE_MS if minutes > 0 else minutes,
         megabytes * MB if megabytes > 0 else megabytes,
     )
-
-
-def _applied(request: web.Request) -> bool:
-    return "topic" in request.match_info and request.query.get("applied", "").lower() == "true"

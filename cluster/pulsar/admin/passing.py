@@ -15,7 +15,7 @@ from typing import Any
 
 from aiohttp import web
 
-from actors.messages import ClientsHere, PassingHere
+from actors.messages import PassingHere
 from actors.names import unquoted
 from actors.pulsar.passing import KIND, passing_place
 from cluster.pulsar.admin.broker import Broker, space_of
@@ -68,10 +68,7 @@ class PassingByHttp:
         of = (await self._known()).get(name)
         if of is None:
             raise NotFound(f"no client uses topic {name} now")
-        clients: dict[str, list[dict[str, Any]]] = {"producers": [], "consumers": []}
-        for reply in await self._broker.ask_gateways(ClientsHere(topic=name, partition=0)):
-            for kind, rows in json.loads(reply.json).items():
-                clients[kind] += rows
+        clients = await self._broker.clients(name, 0)
         subscriptions = {
             unquoted(own): {
                 **row,

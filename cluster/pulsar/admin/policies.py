@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from cluster.pulsar.admin.broker import Broker, named, not_offered, space_of
+from cluster.pulsar.admin.broker import Broker, applied, named, not_offered, space_of
 from cluster.pulsar.admin.topics import NAMESPACE, TOPIC
 
 POLICIES = (
@@ -70,8 +70,7 @@ class Policies:
 
     async def _enforced(self, request: web.Request) -> web.Response:
         await self._broker.settings(which := named(request))
-        applied = request.query.get("applied", "").lower() == "true"
-        return web.json_response(applied and (await self._broker.namespaces.of_topic(which.topic)).enforced)
+        return web.json_response(applied(request) and (await self._broker.namespaces.of_topic(which.topic)).enforced)
 
     async def _nobody(self, request: web.Request) -> web.Response:
         if "topic" in request.match_info:

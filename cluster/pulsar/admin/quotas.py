@@ -13,11 +13,10 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from actors.pulsar.expiry import Expiry
 from actors.pulsar.quotas import EVICTION, Quota
-from actors.pulsar.records import of_namespace, of_topic
+from actors.pulsar.records import of_namespace
 from cluster.http_server import body_of, number_of, object_in
-from cluster.pulsar.admin.broker import Broker, named, space_of
+from cluster.pulsar.admin.broker import Broker, applied, space_of
 from cluster.pulsar.admin.topics import NAMESPACE, TOPIC
 from storage.errors import Invalid
 
@@ -31,7 +30,6 @@ class QuotasByHttp:
 
     def __init__(self, broker: Broker) -> None:
         self._broker, self._kinds = broker, {BY_SIZE: broker.quotas, BY_AGE: broker.ages}
-        self._expiry = Expiry(broker.ports, broker.controller, broker.directory)
 
     def routes(self) -> list[web.RouteDef]:
         """See the module."""
@@ -46,8 +44,8 @@ class QuotasByHttp:
         ]
 
     async def _show(self, request: web.Request) -> web.Response:
-        names = [await self._name(request)]
-        if "topic" in request.match_info and request.query.get("applied", "").lower() == "true":
+        names = [(await self._broker.recorded(request))[0]]
+        if applied(request):
             names.append(of_namespace(space_of(request)))
         told = {}
         for kind, quotas in self._kinds.items():
@@ -57,7 +55,8 @@ class QuotasByHttp:
         return web.json_response(told)
 
     async def _set(self, request: web.Request) -> web.Response:
-        name, kind, given = await self._name(request), _kind(request), object_in(await body_of(request), _COMPLAINT)
+        name, _ = await self._broker.recorded(request)
+        kind, given = _kind(request), object_in(await body_of(request), _COMPLAINT)
         policy, field = given.get("policy"), "limitSize" if kind == BY_SIZE else "limitTime"
         other = given.get("limitTime" if kind == BY_SIZE else "limitSize", NO_LIMIT)
         if (kind == BY_SIZE and policy == EVICTION) or other not in (NO_LIMIT, None):
@@ -68,21 +67,14 @@ class QuotasByHttp:
         limit = given.get(field, given.get("limit", NO_LIMIT) if kind == BY_SIZE else NO_LIMIT)
         number = number_of(str(limit), f"{field} is a number of {'bytes' if kind == BY_SIZE else 'seconds'}, not {{}}")
         await self._kinds[kind].set(name, Quota(number, policy))
-        self._broker.ports.spawn(self._expiry.look(), "expiry")
+        self._broker.ports.spawn(self._broker.expiry.look(), "expiry")
         return web.Response(status=204)
 
     async def _unset(self, request: web.Request) -> web.Response:
-        await self._kinds[_kind(request)].unset(await self._name(request))
+        kind = _kind(request)
+        name, _ = await self._broker.recorded(request)
+        await self._kinds[kind].unset(name)
         return web.Response(status=204)
-
-    async def _name(self, request: web.Request) -> str:
-        """Whose quota a path means. Raises NotFound."""
-        if "topic" not in request.match_info:
-            await self._broker.namespaces.policies(space_of(request))
-            return of_namespace(space_of(request))
-        which = named(request)
-        await self._broker.settings(which)
-        return of_topic(which.topic)
 
 
 def _kind(request: web.Request) -> str:

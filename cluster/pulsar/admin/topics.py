@@ -24,11 +24,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
 
 from aiohttp import web
 
-from actors.messages import ClientsHere, PassingHere, RemoveTopic, SendAway
+from actors.messages import PassingHere, RemoveTopic, SendAway
 from actors.names import unquoted
 from actors.pulsar.passing import KIND
 from actors.pulsar.topics import full_name, full_names
@@ -195,16 +194,8 @@ class Topics:
             partition = int(row["partition"])
             subscriptions = {unquoted(name): told[number] for name, told in zip(names, answers, strict=True)}
             name = full_name(which.topic, partition if several else None)
-            made.append(Partition(name, row, subscriptions, await self._clients(which.topic, partition)))
+            made.append(Partition(name, row, subscriptions, await self._broker.clients(which.topic, partition)))
         return made
-
-    async def _clients(self, topic: str, partition: int) -> dict[str, Any]:
-        """Who is connected, as far as the gateways answer."""
-        found: dict[str, Any] = {"producers": [], "consumers": []}
-        for reply in await self._broker.ask_gateways(ClientsHere(topic=topic, partition=partition)):
-            for kind, rows in json.loads(reply.json).items():
-                found[kind] += rows
-        return found
 
 
 def _no_properties(body: str) -> None:
