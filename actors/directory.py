@@ -10,6 +10,7 @@ import contextlib
 
 import msgspec
 
+from actors.backoff import Backoff
 from actors.messages import (
     BookieList,
     CreateTopic,
@@ -23,9 +24,10 @@ from actors.messages import (
 )
 from actors.ports import Address, Ports, Unknown
 from actors.wire import R, Request
-from storage.errors import NotFound, SluiceError, Unavailable
+from storage.errors import Fenced, NotFound, SluiceError, Unavailable
 
-ANSWER_TIMEOUT = 15_000
+ANSWER_TIMEOUT, OWNER_PATIENCE = 15_000, 30_000
+RETRY_FIRST, RETRY_MOST = 50, 1_000
 LOCATE_TIMEOUT = 30_000
 """Milliseconds that the controller may take to start an owner and let it recover."""
 
@@ -132,6 +134,41 @@ class Directory:
             await self.suspect(address)
             raise Unavailable(f"{address} does not answer: {reply.reason}")
         return reply
+
+    async def ask_owner(
+        self,
+        topic: str,
+        partition: int,
+        subscription: str | None,
+        request: Request[R],
+        *,
+        timeout: int = ANSWER_TIMEOUT,
+        patience: int = OWNER_PATIENCE,
+    ) -> R:
+        """The answer of the owner of a partition, or of a subscription on it; if the one that is known does not answer
+        or is none any more, of the one after it, who is asked for `patience` milliseconds.
+
+        What may not be done twice is asked once, of whom the controller names now. Raises Unavailable, Fenced: then it
+        may have been done; NotFound, and what the owner refuses with.
+        """
+        wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
+        until = self._ports.clock.monotonic() + patience
+        if not request.repeatable:
+            self.forget(topic)
+        while True:
+            address = ""
+            try:
+                if subscription is None:
+                    address = await self.topic(topic, partition)
+                else:
+                    address = await self.dispatcher(topic, partition, subscription)
+                return await self.ask(address, request, timeout)
+            except (Unavailable, Fenced) as error:
+                if isinstance(error, Fenced) and address:
+                    await self.suspect(address)
+                if (address and not request.repeatable) or self._ports.clock.monotonic() > until:
+                    raise
+            await wait.pause()
 
     def forget(self, topic: str) -> None:
         """The topic was deleted, or is another one now."""

@@ -58,9 +58,10 @@ R = TypeVar("R", bound=Reply)
 
 
 class Request(msgspec.Struct, Generic[R], kw_only=True, omit_defaults=True):
-    """Base of every request. reply is the class of its answer."""
+    """Base of every request. reply is the class of its answer; repeatable: asked twice it does what it does once."""
 
     reply: ClassVar[type[Reply]]
+    repeatable: ClassVar[bool] = True
 
 
 class Packed(msgspec.Struct, frozen=True):

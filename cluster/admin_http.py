@@ -177,7 +177,7 @@ class AdminHttp(Actor):
     async def _change_delayed(self, request: web.Request) -> web.Response:
         topic, subscription = topic_of(request), subscription_of(request)
         chosen = await self._choice(request)
-        changes = DelayedChanges(self.ports, self._broker.directory, lambda: self._broker.subscriptions(topic))
+        changes = DelayedChanges(self._broker.directory, lambda: self._broker.subscriptions(topic))
         verb = f"{request.match_info['what']}_delayed"
         return web.json_response(await changes.change(topic, subscription, verb, chosen))
 

@@ -106,35 +106,35 @@ class Client:
         """Create a topic; fine if it exists with the same settings. Settings: actors.messages.TopicSettings."""
         topic = check_name("topic", topic)
         wanted = wanted_settings({"partitions": partitions, **settings}, TopicSettings)
-        self._ask(CONTROLLER, CreateTopic(topic=topic, settings=wanted))
+        self._ask(CreateTopic(topic=topic, settings=wanted))
 
     def add_partitions(self, topic: str, partitions: int) -> None:
         """Let a topic have so many partitions, which none with one has. Who sends or receives learns it when opened."""
         topic = check_name("topic", topic)
-        self._ask(CONTROLLER, AddPartitions(topic=topic, partitions=partitions))
+        self._ask(AddPartitions(topic=topic, partitions=partitions))
         self._directory.forget(topic)
 
     def terminate_topic(self, topic: str) -> list[str]:
         """Let a topic take no more messages, for good; returns the last id of each partition, "earliest" for none."""
-        return [show(self._ask(address, Terminate()).last) for address in self._addresses(topic, None)]
+        return [show(reply.last) for reply in self._ask_owners(topic, None, Terminate())]
 
     def topics(self) -> list[dict[str, Any]]:
         """Name and settings of every topic."""
-        found = self._ask(CONTROLLER, ListTopics()).topics
+        found = self._ask(ListTopics()).topics
         return [{"topic": name, **msgspec.to_builtins(settings)} for name, settings in found.items()]
 
     def subscriptions(self, topic: str) -> list[str]:
         """Names of a topic's subscriptions."""
-        return list(self._ask(CONTROLLER, ListSubscriptions(topic=check_name("topic", topic))).names)
+        return list(self._ask(ListSubscriptions(topic=check_name("topic", topic))).names)
 
     def delete_topic(self, topic: str, force: bool = False) -> None:
         """Delete a topic and its messages; refused while it has subscriptions unless force."""
-        self._ask(CONTROLLER, RemoveTopic(topic=check_name("topic", topic), force=force))
+        self._ask(RemoveTopic(topic=check_name("topic", topic), force=force))
 
     def delete_subscription(self, topic: str, subscription: str, force: bool = False) -> None:
         """Delete a subscription and what it remembers; refused while consumers are connected unless force."""
         topic = check_name("topic", topic)
-        self._ask(CONTROLLER, RemoveSubscription(topic=topic, subscription=subscription, force=force))
+        self._ask(RemoveSubscription(topic=topic, subscription=subscription, force=force))
 
     def get_topic_partitions(self, topic: str) -> list[str]:
         """The names of a topic's partitions."""
@@ -304,8 +304,8 @@ class Client:
 
     def stored(self, topic: str) -> list[StoredRange]:
         """What the topic stores now, confirmed, as ranges that never change; by partition, in order."""
-        addresses = self._addresses(topic, None)
-        return [part for p, address in enumerate(addresses) for part in ranges_of(p, self._ask(address, ReadEnds()))]
+        ends = enumerate(self._ask_owners(topic, None, ReadEnds()))
+        return [part for partition, reply in ends for part in ranges_of(partition, reply)]
 
     def read(self, topic: str, wanted: StoredRange) -> Iterator[Received]:
         """The messages of a range in order, delayed ones included, whatever subscriptions did with them; without
@@ -323,9 +323,9 @@ class Client:
         if at < 0:
             raise Invalid("accept_loss wants LEDGER:ENTRY")
         request = AcceptLoss(ledger=ledger_of(at), entry=entry_of(at), dry_run=dry_run)
-        for address in self._addresses(topic, None):
+        for partition in range(self._partitions(topic)):
             with contextlib.suppress(NotFound):
-                return dict(self._ask_json(address, request))
+                return dict(self._ask_owner(topic, partition, None, request))
         raise NotFound(f"no partition of {topic} has entry {run}")
 
     # -- delayed messages -----------------------------------------------------------------------------------------
@@ -361,30 +361,28 @@ class Client:
         topic = check_name("topic", topic)
 
         async def names() -> list[str]:
-            return list((await self._call(CONTROLLER, ListSubscriptions(topic=topic))).names)
+            return list((await self._call(ListSubscriptions(topic=topic))).names)
 
-        asked = DelayedChanges(self._ports, self._directory, names).change(topic, subscription, verb, chosen)
+        asked = DelayedChanges(self._directory, names).change(topic, subscription, verb, chosen)
         return self._loop.run(asked)
 
     # -- questions ------------------------------------------------------------------------------------------------
 
     def stats(self, topic: str, subscription: str | None = None) -> list[dict[str, Any]]:
         """Statistics of a topic, or of one subscription, a row a partition; Pulsar's names."""
-        return [self._ask_json(address, Stats()) for address in self._addresses(topic, subscription)]
+        return [shown(reply) for reply in self._ask_owners(topic, subscription, Stats())]
 
     def admin(
         self, topic: str, subscription: str, verb: str, *, partition: int | None = None, **arguments: Any
     ) -> list[Any]:
         """Run an administrative verb of a subscription (`messages.VERBS`) on one partition, or on all of them."""
         request = request_of(verb, arguments)
-        addresses = self._addresses(topic, subscription)
+        count = self._partitions(topic)
         if partition is not None:
-            if not 0 <= partition < len(addresses):
-                raise NotFound(f"topic {topic} has no partition {partition}")
-            addresses = [addresses[partition]]
-        elif len(addresses) > 1 and arguments.get("message_id", "earliest") not in ("earliest", "latest"):
-            raise Invalid(f"topic {topic} has {len(addresses)} partitions; name the message's: LEDGER:ENTRY:PARTITION")
-        return [self._ask_json(address, request) for address in addresses]
+            return [self._ask_owner(topic, partition, subscription, request)]
+        if count > 1 and arguments.get("message_id", "earliest") not in ("earliest", "latest"):
+            raise Invalid(f"topic {topic} has {count} partitions; name the message's: LEDGER:ENTRY:PARTITION")
+        return [shown(reply) for reply in self._ask_owners(topic, subscription, request)]
 
     def explain(
         self,
@@ -401,21 +399,18 @@ class Client:
         """
         if sum(given is not None for given in (key, hash, message_id)) != 1:
             raise Invalid("explain wants exactly one of key, hash and message_id")
-        addresses = self._addresses(topic, subscription)
         if message_id is not None:
             at = MessageId.parse(message_id) if isinstance(message_id, str) else message_id
-            if at.partition_index >= len(addresses):
-                raise NotFound(f"topic {topic} has no partition {at.partition_index}")
-            return dict(self._ask_json(addresses[at.partition_index], Explain(position=at.position)))
+            return dict(self._ask_owner(topic, at.partition_index, subscription, Explain(position=at.position)))
         encoded = key.encode() if isinstance(key, str) else key
         if encoded is not None:
-            home = masked_hash(encoded) % len(addresses)
-            return dict(self._ask_json(addresses[home], Explain(key=encoded)))
-        return {"partitions": [self._ask_json(address, Explain(hash=hash)) for address in addresses]}
+            home = masked_hash(encoded) % self._partitions(topic)
+            return dict(self._ask_owner(topic, home, subscription, Explain(key=encoded)))
+        return {"partitions": [shown(reply) for reply in self._ask_owners(topic, subscription, Explain(hash=hash))]}
 
     def status(self) -> dict[str, Any]:
         """What runs where."""
-        return dict(self._ask_json(CONTROLLER, DescribeCluster()))
+        return dict(shown(self._ask(DescribeCluster())))
 
     def alarms(self) -> list[str]:
         """What is wrong with the cluster, in one line each."""
@@ -425,16 +420,25 @@ class Client:
         """Why something that this client waits for did not work when it was last tried, one line for each cause."""
         return self._log.troubles()
 
-    def _addresses(self, topic: str, subscription: str | None) -> list[str]:
+    def _partitions(self, topic: str) -> int:
+        return self._loop.run(self._settings(check_name("topic", topic))).partitions
+
+    def _ask_owners(self, topic: str, subscription: str | None, request: Request[Any]) -> list[Any]:
+        """The answers of the owners of all partitions, asked at once; of those of the subscription, if one is named."""
+
+        async def ask(partitions: int) -> list[Any]:
+            each = (self._directory.ask_owner(topic, p, subscription, request) for p in range(partitions))
+            return await asyncio.gather(*each)
+
         topic = check_name("topic", topic)
+        return self._loop.run(ask(self._partitions(topic)))
 
-        async def locate() -> list[str]:
-            partitions = (await self._settings(topic)).partitions
-            if subscription is None:
-                return [await self._directory.topic(topic, partition) for partition in range(partitions)]
-            return [await self._directory.dispatcher(topic, p, subscription) for p in range(partitions)]
-
-        return self._loop.run(locate())
+    def _ask_owner(self, topic: str, partition: int, subscription: str | None, request: Request[Any]) -> Any:
+        """The answer of one of them, as plain values. Raises NotFound if there is no such partition."""
+        topic = check_name("topic", topic)
+        if not 0 <= partition < self._partitions(topic):
+            raise NotFound(f"topic {topic} has no partition {partition}")
+        return shown(self._loop.run(self._directory.ask_owner(topic, partition, subscription, request)))
 
     async def _settings(self, topic: str, *, now: bool = False) -> TopicSettings:
         """The topic's settings; a controller that is being replaced is waited for. now: its number of partitions may
@@ -450,24 +454,19 @@ class Client:
                     raise
                 await wait.pause()
 
-    def _ask_json(self, address: str, request: Request[Any]) -> Any:
-        return shown(self._ask(address, request))
+    def _ask(self, request: Request[Any]) -> Any:
+        return self._loop.run(self._call(request))
 
-    def _ask(self, address: str, request: Request[Any]) -> Any:
-        return self._loop.run(self._call(address, request))
-
-    async def _call(self, address: str, request: Request[Any]) -> Any:
-        """Ask once; the controller as often as it takes another one to be there in its place."""
+    async def _call(self, request: Request[Any]) -> Any:
+        """The controller's answer; it is asked as often as it takes another one to be there in its place."""
         wait = Backoff(self._ports, LOCATE_FIRST, LOCATE_MOST)
         patient_until = self._ports.clock.monotonic() + OPERATION_TIMEOUT
         while True:
-            reply = await self._ports.net.call(address, request, CALL_TIMEOUT)
+            reply = await self._ports.net.call(CONTROLLER, request, CALL_TIMEOUT)
             if not isinstance(reply, Unknown):
                 return reply
-            if address != CONTROLLER:
-                await self._directory.suspect(address)
-            if address != CONTROLLER or self._ports.clock.monotonic() > patient_until:
-                raise Unavailable(f"{address} does not answer: {reply.reason}")
+            if self._ports.clock.monotonic() > patient_until:
+                raise Unavailable(f"{CONTROLLER} does not answer: {reply.reason}")
             await wait.pause()
 
     # -- life -----------------------------------------------------------------------------------------------------

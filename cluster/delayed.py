@@ -11,18 +11,15 @@ from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
-from actors.backoff import Backoff
 from actors.directory import Directory
 from actors.messages import CancelDelayed, RescheduleDelayed, request_of, shown
-from actors.ports import Ports, Unknown
 from actors.wire import Request
 from cluster.message import MessageId
-from storage.errors import Fenced, Invalid, NotFound, Unavailable
+from storage.errors import Invalid, NotFound
 from storage.hashing import masked_hash
 
 CALL_TIMEOUT = 120_000
 PATIENCE = 60_000
-RETRY_FIRST, RETRY_MOST = 50, 1_000
 
 _CHOICES = {
     "message_id", "delay_id", "key", "due_from", "due_to", "before", "everything", "dry_run", "deliver_at",
@@ -32,9 +29,9 @@ _CHOICES = {
 class DelayedChanges:
     """Asks the owners of a topic's subscriptions."""
 
-    def __init__(self, ports: Ports, directory: Directory, subscriptions: Callable[[], Awaitable[list[str]]]) -> None:
+    def __init__(self, directory: Directory, subscriptions: Callable[[], Awaitable[list[str]]]) -> None:
         """subscriptions: the names of all of the topic's."""
-        self._ports, self._directory, self._subscriptions = ports, directory, subscriptions
+        self._directory, self._subscriptions = directory, subscriptions
 
     async def change(
         self, topic: str, subscription: str | None, verb: str, chosen: Mapping[str, Any]
@@ -53,21 +50,9 @@ class DelayedChanges:
         ]
 
     async def _ask(self, topic: str, partition: int, subscription: str, request: Request[Any]) -> Any:
-        wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
-        until = self._ports.clock.monotonic() + PATIENCE
-        while True:
-            try:
-                address = await self._directory.dispatcher(topic, partition, subscription)
-                reply = await self._ports.net.call(address, request, CALL_TIMEOUT)
-                if not isinstance(reply, Unknown):
-                    return reply
-                await self._directory.suspect(address)
-                problem = f"{address} does not answer: {reply.reason}"
-            except (Unavailable, Fenced) as error:
-                problem = str(error)
-            if self._ports.clock.monotonic() > until:
-                raise Unavailable(problem)
-            await wait.pause()
+        return await self._directory.ask_owner(
+            topic, partition, subscription, request, timeout=CALL_TIMEOUT, patience=PATIENCE
+        )
 
 
 def requests(verb: str, chosen: Mapping[str, Any], partitions: int) -> dict[int, Request[Any]]:

@@ -70,6 +70,7 @@ class Skip(Request[Skipped]):
     """The next `messages` messages that are not done count as done."""
 
     reply: ClassVar[type[Reply]] = Skipped
+    repeatable: ClassVar[bool] = False
     messages: Annotated[int, Meta(ge=1, le=1 << 53)]
 
 

@@ -28,13 +28,16 @@ from actors.messages import (
     LocateTopic,
     Replicate,
     Replicated,
+    Skip,
+    Skipped,
+    Stats,
     SubscriptionSettings,
     Suspect,
+    Text,
     TopicSettings,
 )
 from actors.ports import Address, Ports, Unknown
 from actors.supervisor import MISSES, PING_MS, PING_TIMEOUT
-from actors.topic_catalog import check_settings
 from storage.errors import Conflict, Corrupt, Invalid, NotFound, SluiceError
 from tests.sim.world import World
 
@@ -44,7 +47,7 @@ GIVE_UP = (PING_MS + PING_TIMEOUT) * (MISSES + 1)
 
 
 class Stub(Actor):
-    """An actor of any kind. broken: why it cannot start."""
+    """An actor of any kind. broken: why one of a name cannot start, and one at an address does not answer."""
 
     def __init__(self, ports: Ports, stage: Stage, name: str) -> None:
         super().__init__(ports)
@@ -63,6 +66,19 @@ class Stub(Actor):
         """Say what is left, as the test has it."""
         self.stage.told.append((self.name, list(request.lost)))
         return Replicated(remaining=self.stage.remaining)
+
+    async def on_stats(self, request: Stats) -> Text:
+        """Where it is."""
+        self.stage.asked.append(self.ports.me)
+        if self.ports.me in self.stage.broken:
+            raise self.stage.broken[self.ports.me]
+        return Text(json=json.dumps(self.ports.me))
+
+    async def on_skip(self, request: Skip) -> Skipped:
+        """Do it, and end before the answer."""
+        self.stage.asked.append(self.ports.me)
+        self.stage.world.stop(self.ports.me)
+        return Skipped(skipped=request.messages, position="0:0")
 
     async def on_delete_topic(self, request: DeleteTopic) -> Done:
         """Fine, in its time."""
@@ -97,6 +113,7 @@ class Stage:
         self.broken: dict[str, SluiceError] = {}
         self.told: list[tuple[str, list[str]]] = []
         self.remaining = 0
+        self.asked: list[Address] = []
         self.slow_ms = 0
         self.vanishing = ""
         """Whether who is told to delete ends before it answers: done, or undone."""
@@ -463,20 +480,3 @@ def test_wrong_questions_are_refused() -> None:
             await stage.ask(ListSubscriptions(topic="x"))
 
     play(scenario)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "told"),
-    [
-        ({"partitions": 0}, "partitions = 0: it is 1 to 1024"),
-        ({"ensemble": 4, "write_quorum": 4}, "needs as many bookies; this cluster has 3"),
-        ({"ensemble": 2, "write_quorum": 3}, "the quorums must satisfy"),
-        ({"write_quorum": 1, "ack_quorum": 2}, "the quorums must satisfy"),
-        ({"ack_quorum": 0}, "ack_quorum = 0: it is 1 to 64"),
-    ],
-)
-def test_settings_that_could_never_be_written_are_refused(wrong: dict[str, Any], told: str) -> None:
-    """Before anything is stored."""
-    with pytest.raises(Invalid, match=told):
-        check_settings(TopicSettings(**wrong), 3)
-    check_settings(TopicSettings(ensemble=3, write_quorum=3, ack_quorum=3), 3)

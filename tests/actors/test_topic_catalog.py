@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from actors.messages import TopicSettings
 from actors.ports import Version
-from actors.topic_catalog import TopicCatalog
-from storage.errors import Conflict, NotFound, Unavailable
+from actors.topic_catalog import TopicCatalog, check_settings
+from storage.errors import Conflict, Invalid, NotFound, Unavailable
 from tests.kit.meta import MemoryMeta
 
 TWO, FOUR = TopicSettings(partitions=2), TopicSettings(partitions=4)
@@ -72,3 +74,20 @@ async def test_a_topic_that_is_removed_leaves_nothing() -> None:
     await meta.create("schema/t", 1, b"")
     await topics.remove("t")
     assert meta.records == {}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"partitions": 0}, "partitions = 0: it is 1 to 1024"),
+        ({"ensemble": 4, "write_quorum": 4}, "needs as many bookies; this cluster has 3"),
+        ({"ensemble": 2, "write_quorum": 3}, "the quorums must satisfy"),
+        ({"write_quorum": 1, "ack_quorum": 2}, "the quorums must satisfy"),
+        ({"ack_quorum": 0}, "ack_quorum = 0: it is 1 to 64"),
+    ],
+)
+def test_settings_that_could_never_be_written_are_refused(wrong: dict[str, Any], told: str) -> None:
+    """Before anything is stored."""
+    with pytest.raises(Invalid, match=told):
+        check_settings(TopicSettings(**wrong), 3)
+    check_settings(TopicSettings(ensemble=3, write_quorum=3, ack_quorum=3), 3)

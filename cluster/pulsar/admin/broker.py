@@ -134,15 +134,8 @@ class Broker:
         return await self.directory.dispatcher(topic, partition, subscription)
 
     async def ask_owner(self, topic: str, partition: int, subscription: str | None, request: Request[Any]) -> Any:
-        """What an owner answers; if the one that is known is none any more, the one after it."""
-        address = await self.owner(topic, partition, subscription)
-        try:
-            return await self.ask(address, request)
-        except (Unavailable, Fenced):
-            after = await self.owner(topic, partition, subscription)
-            if after == address:
-                raise
-            return await self.ask(after, request)
+        """See Directory."""
+        return await self.directory.ask_owner(topic, partition, subscription, request)
 
     async def rows(self, named: Named, subscription: str | None, request: Request[Any]) -> list[Any]:
         """What the owners of all partitions answer, or that of the one that is named, asked at once."""

@@ -1,0 +1,82 @@
+"""Asking the owner of a partition, or of a subscription on it, through hints that may be old."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from actors.directory import Directory
+from actors.messages import Skip, Stats, SubscriptionSettings
+from storage.errors import Fenced, NotFound, Unavailable
+from tests.actors.test_controller import CONTROLLER, GIVE_UP, Stage, play
+
+
+@pytest.mark.parametrize("subscription", [None, "s"])
+def test_who_knows_an_owner_that_ended_asks_the_one_after_it(subscription: str | None) -> None:
+    async def scenario(stage: Stage) -> None:
+        directory, first = await known(stage, subscription)
+        stage.world.crash(stage.process(first))
+        asked = directory.ask_owner("t", 0, subscription, Stats())
+        told = json.loads((await stage.world.within(GIVE_UP, asked, "nobody answers")).json)
+        assert told != first
+        assert stage.asked == [told]
+
+    play(scenario)
+
+
+def test_an_owner_that_is_none_any_more_is_no_answer() -> None:
+    """It lives, so that it is not missed, and says itself that there is another one."""
+
+    async def scenario(stage: Stage) -> None:
+        directory, first = await known(stage, None)
+        stage.broken[first] = Fenced("there is a newer owner")
+        stage.world.loop.after(1_000, stage.world.crash, stage.process(first))
+        asked = directory.ask_owner("t", 0, None, Stats())
+        told = json.loads((await stage.world.within(GIVE_UP, asked, "nobody answers")).json)
+        assert set(stage.asked) == {first, told}
+        assert told != first
+
+    play(scenario)
+
+
+def test_what_may_not_be_done_twice_is_asked_once() -> None:
+    """Of the owner of now; and it may have been done, when that does not answer."""
+
+    async def scenario(stage: Stage) -> None:
+        directory, first = await known(stage, "s")
+        stage.world.crash(stage.process(first))
+        other = Directory(stage.client, CONTROLLER)
+        await other.suspect(first)
+        now = await other.dispatcher("t", 0, "s")
+        with pytest.raises(Unavailable):
+            await directory.ask_owner("t", 0, "s", Skip(messages=1))
+        assert now != first
+        assert stage.asked == [now]
+
+    play(scenario)
+
+
+def test_an_owner_that_nobody_can_start_is_waited_for_so_long() -> None:
+    async def scenario(stage: Stage) -> None:
+        stage.broken["t/0"] = Unavailable("no place")
+        await stage.create_only()
+        directory = Directory(stage.client, CONTROLLER)
+        began = stage.client.clock.monotonic()
+        with pytest.raises(Unavailable, match="no place"):
+            await directory.ask_owner("t", 0, None, Stats(), patience=5_000)
+        assert stage.client.clock.monotonic() - began >= 5_000
+        with pytest.raises(NotFound):
+            await directory.ask_owner("u", 0, None, Stats())
+
+    play(scenario)
+
+
+async def known(stage: Stage, subscription: str | None) -> tuple[Directory, str]:
+    """A directory that knows the owner of a topic's partition, or of a subscription on it; and where that is."""
+    await stage.create()
+    directory = Directory(stage.client, CONTROLLER)
+    if subscription is None:
+        return directory, await directory.topic("t", 0)
+    await stage.client.meta.create(f"subscription/t/0/{subscription}", 1, b"of the dispatcher")
+    return directory, await directory.dispatcher("t", 0, subscription, SubscriptionSettings())
