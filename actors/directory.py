@@ -7,6 +7,7 @@ the next question brings the new owner. Safety never rests on this: owners are f
 from __future__ import annotations
 
 import contextlib
+from typing import cast
 
 import msgspec
 
@@ -14,9 +15,12 @@ from actors.backoff import Backoff
 from actors.messages import (
     BookieList,
     CreateTopic,
+    Done,
     ListBookies,
     LocateSubscription,
     LocateTopic,
+    RemoveSubscription,
+    RemoveTopic,
     RemoveUnused,
     SubscriptionSettings,
     Suspect,
@@ -121,8 +125,8 @@ class Directory:
         """The bookies that can be written to now. Raises Unavailable."""
         return await self._ask(ListBookies())
 
-    async def _ask(self, request: Request[R]) -> R:
-        reply = await self._ports.net.call(self._controller, request, LOCATE_TIMEOUT)
+    async def _ask(self, request: Request[R], timeout: int = LOCATE_TIMEOUT) -> R:
+        reply = await self._ports.net.call(self._controller, request, timeout)
         if isinstance(reply, Unknown):
             raise Unavailable(f"the controller does not answer: {reply.reason}")
         return reply
@@ -168,6 +172,31 @@ class Directory:
                     await self.suspect(address)
                 if (address and not request.repeatable) or self._ports.clock.monotonic() > until:
                     raise
+            await wait.pause()
+
+    async def ask_controller(
+        self, request: Request[R], *, timeout: int = ANSWER_TIMEOUT, patience: int = OWNER_PATIENCE
+    ) -> R:
+        """The controller's answer. One that is being replaced, and what it cannot do now, is waited for, for `patience`
+        milliseconds; 0: it is asked once.
+
+        What is to be deleted and is gone at a later try was deleted by an earlier one. Raises Unavailable, and what is
+        refused.
+        """
+        wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
+        until = self._ports.clock.monotonic() + patience
+        tried = False
+        while True:
+            try:
+                return await self._ask(request, timeout)
+            except Unavailable:
+                if self._ports.clock.monotonic() >= until:
+                    raise
+            except NotFound:
+                if not (tried and isinstance(request, RemoveSubscription | RemoveTopic)):
+                    raise
+                return cast(R, Done())
+            tried = True
             await wait.pause()
 
     def forget(self, topic: str) -> None:

@@ -120,7 +120,7 @@ class AdminHttp(Actor):
     async def status(self) -> dict[str, Any] | None:
         """See Owners."""
         try:
-            return dict(shown(await self._broker.ask(self._controller, DescribeCluster())))
+            return dict(shown(await self._broker.ask_controller(DescribeCluster(), patience=0)))
         except Unavailable:
             return None
 
@@ -138,7 +138,7 @@ class AdminHttp(Actor):
 
     async def _metrics(self, request: web.Request) -> web.Response:
         lines: dict[str, list[str]] = {}
-        for row in shown(await self._broker.ask(self._controller, DescribeCluster()))["actors"]:
+        for row in shown(await self._broker.ask_controller(DescribeCluster(), patience=0))["actors"]:
             if row["kind"] not in ("dispatcher", "topic") or not row["address"]:
                 continue
             try:

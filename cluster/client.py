@@ -37,7 +37,7 @@ from actors.messages import (
     shown,
 )
 from actors.names import check_name
-from actors.ports import Ports, Unknown
+from actors.ports import Ports
 from actors.producer.producer import HASHING_SCHEMES, MURMUR3, PartitionProducer
 from actors.wire import Request
 from cluster.alarms import alarms_of
@@ -57,7 +57,7 @@ from storage.hashing import masked_hash
 from storage.position import entry_of, ledger_of, parse, show
 
 T = TypeVar("T")
-CALL_TIMEOUT, LOCATE_FIRST, LOCATE_MOST = 15_000, 50, 1_000
+LOCATE_FIRST, LOCATE_MOST = 50, 1_000
 OPEN_TIMEOUT = SUBSCRIBE_TIMEOUT = 120_000
 MOST_PRIORITY = (1 << 31) - 1
 OPERATION_TIMEOUT = 30_000
@@ -361,7 +361,7 @@ class Client:
         topic = check_name("topic", topic)
 
         async def names() -> list[str]:
-            return list((await self._call(ListSubscriptions(topic=topic))).names)
+            return list((await self._directory.ask_controller(ListSubscriptions(topic=topic))).names)
 
         asked = DelayedChanges(self._directory, names).change(topic, subscription, verb, chosen)
         return self._loop.run(asked)
@@ -455,19 +455,7 @@ class Client:
                 await wait.pause()
 
     def _ask(self, request: Request[Any]) -> Any:
-        return self._loop.run(self._call(request))
-
-    async def _call(self, request: Request[Any]) -> Any:
-        """The controller's answer; it is asked as often as it takes another one to be there in its place."""
-        wait = Backoff(self._ports, LOCATE_FIRST, LOCATE_MOST)
-        patient_until = self._ports.clock.monotonic() + OPERATION_TIMEOUT
-        while True:
-            reply = await self._ports.net.call(CONTROLLER, request, CALL_TIMEOUT)
-            if not isinstance(reply, Unknown):
-                return reply
-            if self._ports.clock.monotonic() > patient_until:
-                raise Unavailable(f"{CONTROLLER} does not answer: {reply.reason}")
-            await wait.pause()
+        return self._loop.run(self._directory.ask_controller(request))
 
     # -- life -----------------------------------------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ from actors.pulsar.refusals import Refused, code_of
 from actors.pulsar.session import Session
 from actors.pulsar.topics import Place, find_place, full_names, settings_of, split_name, topics_in
 from actors.signal import Signal
-from actors.topic_client import TopicClient
+from actors.wire import R, Request
 from storage.errors import Conflict, Invalid, NotFound, SluiceError
 from storage.position import EARLIEST, entry_of, ledger_of, show
 
@@ -43,6 +43,8 @@ EXCLUSIVE, SHARED, FAILOVER, KEY_SHARED = range(4)
 SUCCESS, FAILED = 0, 1
 CONNECT, LOOKUP_FAILED = 1, 2
 LATEST = (1 << 63) - 1
+ASK_MS, PATIENCE_MS = 10_000, 15_000
+"""An owner is asked, and the one after it, for less than the 30 s for which clients wait for an answer."""
 PERSISTENT, NON_PERSISTENT = range(2)
 BY_CERTIFICATE = "tls"
 """The method's name where a client is who its certificate says."""
@@ -119,7 +121,7 @@ class Answers:
     async def topics_of(self, asked: Any) -> None:
         """The topics of a namespace, partitions by their names: none of one that there is not, as with Pulsar."""
         names: list[str] = []
-        known = await self._g.ask(self._g.controller, ListTopics())
+        known = await self._g.directory.ask_controller(ListTopics())
         if asked.mode != NON_PERSISTENT:
             names = full_names(topics_in(asked.namespace, known.topics))
         if asked.mode != PERSISTENT:
@@ -315,20 +317,21 @@ class Answers:
             return sought
         if asked.start_rollback_seconds:
             since = max(self._g.ports.clock.now() - asked.start_rollback_seconds * 1000, 0)
-            return (await self._topic(place).ask(FindTime(time=since))).position
+            return (await self._ask_owner(place, None, FindTime(time=since))).position
         if asked.HasField("start_message_id"):
             return await self._at(asked.start_message_id, place)
-        return EARLIEST if asked.initial_position == 1 else (await self._topic(place).ask(ReadEnds())).next
+        return EARLIEST if asked.initial_position == 1 else (await self._ask_owner(place, None, ReadEnds())).next
 
     async def _at(self, one: Any, place: Place) -> int:
         """The position of an id, earliest and latest included; of a batch its first row: clients skip by themselves."""
         if one.ledger == LATEST or one.entry == LATEST:
-            return (await self._topic(place).ask(ReadEnds())).next
+            return (await self._ask_owner(place, None, ReadEnds())).next
         at = position_of(one)
         return EARLIEST if at is None else at
 
-    def _topic(self, place: Place) -> TopicClient:
-        return TopicClient(self._g.ports, self._g.directory, place.topic, place.partition)
+    async def _ask_owner(self, place: Place, subscription: str | None, request: Request[R]) -> R:
+        ask = partial(self._g.directory.ask_owner, timeout=ASK_MS, patience=PATIENCE_MS)
+        return await ask(place.topic, place.partition, subscription, request)
 
     def _consumer(self, number: int) -> WireConsumer:
         found = self._known(number)
@@ -370,7 +373,7 @@ class Answers:
         if not consumer.is_reader and not self._g.consumers.get(key):
             try:
                 remove = RemoveSubscription(topic=key[0], subscription=key[1], force=asked.force)
-                await self._g.ask(self._g.controller, remove)
+                await self._g.directory.ask_controller(remove)
             except NotFound:
                 pass
             except Invalid as error:
@@ -384,7 +387,7 @@ class Answers:
         consumer = self._consumer(asked.consumer_id)
         place, name = consumer.place, consumer.asked.subscription
         if asked.HasField("publish_time"):
-            found = await self._topic(place).ask(FindTime(time=min(asked.publish_time, LATEST >> 16)))
+            found = await self._ask_owner(place, None, FindTime(time=min(asked.publish_time, LATEST >> 16)))
             target = found.position
         else:
             target = await self._at(asked.message_id, place)
@@ -406,8 +409,7 @@ class Answers:
         try:
             for other in here:
                 await other.close()
-            address = await self._g.directory.dispatcher(place.topic, place.partition, subscription)
-            await self._g.ask(address, Seek(message_id=show(target)))
+            await self._ask_owner(place, subscription, Seek(message_id=show(target)))
         finally:
             self._g.moving.pop((place.topic, place.partition, subscription), None)
             done.set()
@@ -417,7 +419,7 @@ class Answers:
     async def get_last_id(self, asked: Any) -> None:
         """GET_LAST_MESSAGE_ID: of the last message, with its place in its batch; of none if that was deleted."""
         consumer = self._consumer(asked.consumer_id)
-        ends = await self._topic(consumer.place).ask(ReadEnds())
+        ends = await self._ask_owner(consumer.place, None, ReadEnds())
         last: dict[str, int] = {"ledger": UNSIGNED, "entry": UNSIGNED, "batch_index": -1}
         if (at := ends.last) >= max(ends.first, 0):
             with contextlib.suppress(NotFound):
@@ -461,9 +463,8 @@ class Answers:
 
     async def _stats(self, consumer: WireConsumer | PassingConsumer) -> dict[str, Any]:
         """The statistics of a consumer's subscription on its partition."""
-        place = consumer.place
-        address = await self._g.directory.dispatcher(place.topic, place.partition, consumer.asked.subscription)
-        told: dict[str, Any] = json.loads((await self._g.ask(address, Stats())).json)
+        answer = await self._ask_owner(consumer.place, consumer.asked.subscription, Stats())
+        told: dict[str, Any] = json.loads(answer.json)
         return told
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from actors.directory import Directory
 from actors.lifetimes import Lifetimes, ttl_of
 from actors.messages import ExpireMessages, ListSubscriptions, ListTopics
-from actors.ports import Address, Ports
+from actors.ports import Ports
 from actors.pulsar.quotas import EVICTION, Quotas
 from actors.pulsar.records import AGES
 from storage.errors import SluiceError
@@ -21,8 +21,8 @@ EXPIRE_MS = 60_000
 class Expiry:
     """Asks the owners of subscriptions."""
 
-    def __init__(self, ports: Ports, controller: Address, directory: Directory) -> None:
-        self._ports, self._controller, self._directory = ports, controller, directory
+    def __init__(self, ports: Ports, directory: Directory) -> None:
+        self._ports, self._directory = ports, directory
         self._lifetimes, self._ages = Lifetimes(ports.meta), Quotas(ports.meta, AGES)
 
     async def run(self) -> None:
@@ -38,7 +38,7 @@ class Expiry:
             await self._ages.look()
             if not any(one.ttl_ms for one in said.values()) and not self._ages:
                 return
-            for topic, settings in (await self._directory.ask(self._controller, ListTopics())).topics.items():
+            for topic, settings in (await self._directory.ask_controller(ListTopics())).topics.items():
                 if times := [time for time in (ttl_of(said, topic, settings), self._evicted(topic)) if time]:
                     await self._expire(topic, settings.partitions, min(times))
         except SluiceError as error:
@@ -52,9 +52,8 @@ class Expiry:
     async def _expire(self, topic: str, partitions: int, ttl: int) -> None:
         before = max(self._ports.clock.now() - ttl, 0)
         try:
-            names = (await self._directory.ask(self._controller, ListSubscriptions(topic=topic))).names
+            names = (await self._directory.ask_controller(ListSubscriptions(topic=topic))).names
             for name, partition in ((name, partition) for name in names for partition in range(partitions)):
-                owner = await self._directory.dispatcher(topic, partition, name)
-                await self._directory.ask(owner, ExpireMessages(before=before))
+                await self._directory.ask_owner(topic, partition, name, ExpireMessages(before=before))
         except SluiceError as error:
             self._ports.log("expiry_waits", topic=topic, error=str(error))

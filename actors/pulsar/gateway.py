@@ -10,7 +10,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -30,7 +30,6 @@ from actors.pulsar.records import AGES
 from actors.pulsar.schemas import Schemas
 from actors.pulsar.topics import Place
 from actors.signal import Signal
-from actors.wire import Request
 from storage.batch import MAX_MESSAGE_BYTES
 
 DECODED_BYTES = 128 * 1024 * 1024
@@ -159,7 +158,7 @@ class Gateway:
         self.producers: dict[tuple[str, int], list[ProducerHere]] = {}
         """Those that are connected here, by topic and partition."""
         self.quotas, self.ages = Quotas(ports.meta), Quotas(ports.meta, AGES)
-        self.expiry = Expiry(ports, controller, self.directory)
+        self.expiry = Expiry(ports, self.directory)
         self.backlogs = Backlogs(ports, self.directory, self.quotas, self.ages, self.producers)
         self.passing = PassingTopics(ports, controller, lambda: bool(self.url or self.url_tls))
         self.introductions: dict[object, Introduction] = {}
@@ -206,10 +205,6 @@ class Gateway:
             told = await asyncio.gather(*(producer.answers() for producer in meant))
             meant = [producer for producer, answers in zip(meant, told, strict=True) if answers]
         return ProducersPresent(incarnations=[producer.incarnation for producer in meant])
-
-    async def ask(self, address: Address, request: Request[Any]) -> Any:
-        """One question. Raises Unavailable if there is no answer."""
-        return await self.directory.ask(address, request)
 
 
 class GatewayActor(Actor):

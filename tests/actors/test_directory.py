@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Coroutine
+from typing import Any
 
 import pytest
 
 from actors.directory import Directory
-from actors.messages import Skip, Stats, SubscriptionSettings
+from actors.messages import ListTopics, Ping, RemoveSubscription, RemoveTopic, Skip, Stats, SubscriptionSettings
 from storage.errors import Fenced, NotFound, Unavailable
 from tests.actors.test_controller import CONTROLLER, GIVE_UP, Stage, play
 
@@ -80,3 +82,52 @@ async def known(stage: Stage, subscription: str | None) -> tuple[Directory, str]
         return directory, await directory.topic("t", 0)
     await stage.client.meta.create(f"subscription/t/0/{subscription}", 1, b"of the dispatcher")
     return directory, await directory.dispatcher("t", 0, subscription, SubscriptionSettings())
+
+
+def test_a_controller_that_comes_again_is_waited_for() -> None:
+    async def scenario(stage: Stage) -> None:
+        await stage.create_only()
+        stage.world.crash("controller")
+        stage.world.background(_later(stage, 3_000, stage.begin()), "begin")
+        asked = Directory(stage.client, CONTROLLER).ask_controller(ListTopics())
+        assert list((await stage.world.within(10_000, asked, "nobody answers")).topics) == ["t"]
+        stage.world.crash("controller")
+        with pytest.raises(Unavailable, match="the controller does not answer"):
+            await stage.world.within(1_000, Directory(stage.client, CONTROLLER).ask_controller(Ping(), patience=0), "")
+
+    play(scenario)
+
+
+def test_a_long_deletion_is_waited_for() -> None:
+    """It is asked for again while it goes on, and what is gone then was deleted."""
+
+    async def scenario(stage: Stage) -> None:
+        await subscribed(stage)
+        directory = Directory(stage.client, CONTROLLER)
+        stage.slow_ms, stage.vanishing = 4_000, "done"
+        for request in (RemoveSubscription(topic="t", subscription="s"), RemoveTopic(topic="t")):
+            await stage.world.within(30_000, directory.ask_controller(request, timeout=1_000), "it is not deleted")
+            with pytest.raises(NotFound):
+                await directory.ask_controller(request)
+
+    play(scenario)
+
+
+def test_a_deletion_finds_the_owner_after_one_that_ended() -> None:
+    async def scenario(stage: Stage) -> None:
+        stage.world.crash(stage.process(await subscribed(stage)))
+        request = RemoveSubscription(topic="t", subscription="s")
+        await Directory(stage.client, CONTROLLER).ask_controller(request)
+        assert stage.starts["t/0/s"] == 2, "the part of it that is there was deleted by the owner after it"
+
+    play(scenario)
+
+
+async def subscribed(stage: Stage) -> str:
+    """A topic with a subscription that has a record; where its owner is."""
+    return (await known(stage, "s"))[1]
+
+
+async def _later(stage: Stage, ms: int, work: Coroutine[Any, Any, None]) -> None:
+    await stage.world.loop.pause(ms)
+    await work

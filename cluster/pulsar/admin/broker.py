@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from aiohttp import web
 
-from actors.directory import Directory
+from actors.directory import OWNER_PATIENCE, Directory
 from actors.messages import (
     ClientsHere,
     CreateTopic,
@@ -57,11 +57,11 @@ class Broker:
         self.namespaces = Namespaces(ports.meta)
         self.quotas = Quotas(ports.meta) if quotas is None else quotas
         self.ages = Quotas(ports.meta, AGES) if ages is None else ages
-        self.expiry = Expiry(ports, controller, self.directory)
+        self.expiry = Expiry(ports, self.directory)
 
-    async def ask(self, address: Address, request: Request[Any]) -> Any:
-        """An answer. Raises Unavailable if there is none, and what is refused."""
-        return await self.directory.ask(address, request)
+    async def ask_controller(self, request: Request[Any], *, patience: int = OWNER_PATIENCE) -> Any:
+        """See Directory."""
+        return await self.directory.ask_controller(request, patience=patience)
 
     async def ask_gateways(self, request: Request[Any]) -> list[Any]:
         """The answers of the gateways that there are: who serves no client has none."""
@@ -70,7 +70,7 @@ class Broker:
 
     async def gateways(self) -> list[Address]:
         """Every gateway that runs: where Pulsar's clients are connected."""
-        told = json.loads((await self.ask(self.controller, DescribeCluster())).json)
+        told = json.loads((await self.ask_controller(DescribeCluster())).json)
         running = [row["address"] for row in told["actors"] if row["kind"] == "gateway"]
         return [address for address in dict.fromkeys([*running, self._here]) if address]
 
@@ -86,7 +86,7 @@ class Broker:
 
     async def topics(self) -> dict[str, TopicSettings]:
         """Every topic."""
-        return dict((await self.ask(self.controller, ListTopics())).topics)
+        return dict((await self.ask_controller(ListTopics())).topics)
 
     async def topics_in(self, space: str) -> dict[str, TopicSettings]:
         """Those of a namespace. Raises NotFound if it is not there."""
@@ -119,11 +119,11 @@ class Broker:
             raise Conflict(f"This topic already exists: {topic}")
         policies = await self.namespaces.policies(namespace_of(topic)[0])
         settings = new_settings(await self.directory.bookies(), policies, partitions)
-        await self.ask(self.controller, CreateTopic(topic=topic, settings=settings))
+        await self.ask_controller(CreateTopic(topic=topic, settings=settings))
 
     async def subscriptions(self, topic: str) -> list[str]:
         """The names of a topic's. Raises NotFound."""
-        return list((await self.ask(self.controller, ListSubscriptions(topic=topic))).names)
+        return list((await self.ask_controller(ListSubscriptions(topic=topic))).names)
 
     # -- owners ---------------------------------------------------------------------------------------------------
 
@@ -150,7 +150,8 @@ class Broker:
 
         async def one(partition: int) -> dict[str, Any] | None:
             try:
-                return dict(shown(await self.ask(await self.owner(topic, partition, subscription), request)))
+                owner = await self.owner(topic, partition, subscription)
+                return dict(shown(await self.directory.ask(owner, request)))
             except (Unavailable, Fenced):
                 return None
 

@@ -43,7 +43,7 @@ class Changes:
         if wanted < count:
             reason = f"Desired partitions {wanted} can't be less than the current partitions {count}."
             return web.json_response({"reason": reason}, status=422)
-        await self._broker.ask(self._broker.controller, AddPartitions(topic=topic, partitions=wanted))
+        await self._broker.ask_controller(AddPartitions(topic=topic, partitions=wanted))
         await self._broker.directory.settings_now(topic)
         return web.Response(status=204)
 

@@ -112,7 +112,7 @@ class Fixed:
         return web.json_response({"brokerId": self._at.broker, "serviceUrl": self._at.http})
 
     async def _health(self, request: web.Request) -> web.Response:
-        await self._broker.ask(self._broker.controller, Ping())
+        await self._broker.ask_controller(Ping(), patience=0)
         return web.Response(text="ok")
 
     async def _version(self, request: web.Request) -> web.Response:

@@ -97,7 +97,7 @@ class Subscriptions:
         which, name = named(request), subscription_of(request)
         await self._broker.settings(which)
         remove = RemoveSubscription(topic=which.topic, subscription=name, force=forced(request))
-        await self._broker.ask(self._broker.controller, remove)
+        await self._broker.ask_controller(remove)
         self._broker.directory.forget(which.topic)
         return web.Response(status=204)
 

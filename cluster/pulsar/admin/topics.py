@@ -125,7 +125,7 @@ class Topics:
             raise Invalid(f"a partition cannot be deleted alone: delete topic {which.topic}")
         if not force:
             await self._check_unused(which)
-        await self._broker.ask(self._broker.controller, RemoveTopic(topic=which.topic, force=True))
+        await self._broker.ask_controller(RemoveTopic(topic=which.topic, force=True))
         self._broker.directory.forget(which.topic)
         return web.Response(status=204)
 

@@ -67,7 +67,7 @@ class WholeNamespaces:
     async def _unsubscribe(self, request: web.Request) -> web.Response:
         async for topic, name in self._subscriptions(request):
             remove = RemoveSubscription(topic=topic, subscription=name, force=False)
-            await self._broker.ask(self._broker.controller, remove)
+            await self._broker.ask_controller(remove)
             self._broker.directory.forget(topic)
         return web.Response(status=204)
 

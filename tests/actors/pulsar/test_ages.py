@@ -8,7 +8,7 @@ from actors.pulsar.expiry import EXPIRE_MS, Expiry
 from actors.pulsar.quotas import EVICTION, Backlogs, Quota, Quotas
 from actors.pulsar.records import AGES, of_namespace, of_topic
 from actors.pulsar.refusals import Refused
-from tests.scenarios.key_shared.broker import CONTROLLER, TOPIC, Broker, play
+from tests.scenarios.key_shared.broker import TOPIC, Broker, play
 
 SPACE, HOLD = of_namespace("public/default"), "producer_request_hold"
 
@@ -43,7 +43,7 @@ def test_producers_are_kept_out_while_something_waits_too_long() -> None:
 def test_what_is_evicted_keeps_nobody_out() -> None:
     async def scenario(broker: Broker) -> None:
         backlogs, ages = gateways(broker)
-        broker.ports.spawn(Expiry(broker.ports, CONTROLLER, broker.directory).run(), "expiry")
+        broker.ports.spawn(Expiry(broker.ports, broker.directory).run(), "expiry")
         await ages.set(SPACE, Quota(1, EVICTION))
         await broker.publish("a", "b")
         await broker.quiet(2_000)

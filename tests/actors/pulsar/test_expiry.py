@@ -5,14 +5,14 @@ from __future__ import annotations
 from actors.lifetimes import Lifetimes
 from actors.pulsar.expiry import EXPIRE_MS, Expiry
 from actors.pulsar.records import of_namespace, of_topic
-from tests.scenarios.key_shared.broker import CONTROLLER, TOPIC, Broker, play
+from tests.scenarios.key_shared.broker import TOPIC, Broker, play
 
 SPACE = of_namespace("public/default")
 
 
 async def looking(broker: Broker) -> Lifetimes:
     """A gateway looks now and then."""
-    broker.ports.spawn(Expiry(broker.ports, CONTROLLER, broker.directory).run(), "expiry")
+    broker.ports.spawn(Expiry(broker.ports, broker.directory).run(), "expiry")
     return Lifetimes(broker.ports.meta)
 
 
