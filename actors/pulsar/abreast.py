@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from actors.pulsar.batches import Found, Heads, find_messages, of_one_size, starts_of, table_of
+from actors.pulsar.batches import Found, Heads, find_messages, of_like_size, starts_of, table_of
 from actors.pulsar.bodies import is_text
 from actors.pulsar.cells import Flags, Ints, of_u32, ranges, side_by_side
 from actors.pulsar.columns import UNSIGNED, Bytes, Field, Fields, Slices, encode_numbers
@@ -224,7 +224,7 @@ def _begins(data: bytes, source: Bytes, at: Ints, end: Ints, counts: Ints) -> tu
     Of frames that are odd it means nothing.
     """
     odd = np.zeros(len(at), bool)
-    even, begin = of_one_size(source, at, end, counts)
+    even, begin = of_like_size(source, at, end, counts)
     if len(even) == len(at):
         return begin, odd
     starts = [begin, at[counts <= 0]]

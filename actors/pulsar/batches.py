@@ -65,22 +65,26 @@ class Found:
         return Found(none[0], none[1], none[2], none[3], none[4], none[5], none[6], none[7], [])
 
 
-def of_one_size(source: Bytes, at: Ints, end: Ints, counts: Ints) -> tuple[Ints, Ints]:
-    """(Batches whose messages seem to be of one size, where these messages begin).
+def of_like_size(source: Bytes, at: Ints, end: Ints, counts: Ints) -> tuple[Ints, Ints]:
+    """(Batches whose messages seem to be of one size, or the last of them one byte longer, where these messages begin).
 
-    That is a guess: whoever reads the messages finds that each ends where the next one begins, or it was wrong.
+    Numbers that go up need one byte more from some message on. That is a guess: whoever reads the messages finds that
+    each ends where the next one begins, or it was wrong.
     """
     each = (end - at) // np.maximum(counts, 1)
-    even = np.flatnonzero((counts > 0) & (each > 4) & (each * counts == end - at))
-    if not len(even):
-        return even, even
-    many = counts[even]
+    alike = np.flatnonzero((counts > 0) & (each > 4))
+    if not len(alike):
+        return alike, alike
+    many = counts[alike]
+    shorter = many - ((end - at)[alike] - each[alike] * many)
     firsts = np.cumsum(many) - many
     index = np.arange(int(many.sum())) - np.repeat(firsts, many)
-    begin = np.repeat(at[even], many) + index * np.repeat(each[even], many)
+    begin = np.repeat(at[alike], many) + index * np.repeat(each[alike], many)
+    if (shorter < many).any():
+        begin += np.maximum(index - np.repeat(shorter, many), 0)
     heads = source.u32(begin)
-    same = np.logical_and.reduceat(heads == np.repeat(heads[firsts], many), firsts)
-    return (even, begin) if same.all() else (even[same], begin[np.repeat(same, many)])
+    same = np.logical_and.reduceat((heads - np.repeat(heads[firsts], many)).view(np.uint64) <= 1, firsts)
+    return (alike, begin) if same.all() else (alike[same], begin[np.repeat(same, many)])
 
 
 def starts_of(payload: bytes, count: int) -> list[int] | None:

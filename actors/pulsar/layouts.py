@@ -18,6 +18,8 @@ from actors.pulsar.columns import MOST_FIELDS, Bytes, Fields, Slices, read_field
 
 LEAST = 16
 """So many messages of one size are worth being looked at together."""
+FEW = 24
+"""Up to so many that are like no others are read each by itself."""
 MOST_LAYOUTS = 6
 """So many layouts are tried in one read."""
 _MOST_BYTES = 2048
@@ -50,11 +52,26 @@ class Layout:
         return fits
 
 
+Places = list[tuple[int, int, int]]
+
+
 def layout_of(message: bytes, known: Collection[int]) -> Layout | None:
     """How a message is laid out; None if it is malformed, or has other fields than the known ones, see read_fields."""
+    found = _walked(message, known)
+    if found is None:
+        return None
+    numbers, slices, mask = found
+    masks = np.frombuffer(mask, "<u8")
+    told = np.flatnonzero(masks)
+    same = np.frombuffer(message.ljust(len(mask), b"\0"), "<u8")
+    return Layout(numbers, slices, (8 * told).tolist(), (same & masks)[told], masks[told])
+
+
+def _walked(message: bytes, known: Collection[int]) -> tuple[Places, Places, bytearray] | None:
+    """(Numbers and slices of a message, see Layout; of each byte the bits that say how it is laid out.)"""
     mask = bytearray(-(-len(message) // 8) * 8)
-    numbers: list[tuple[int, int, int]] = []
-    slices: list[tuple[int, int, int]] = []
+    numbers: Places = []
+    slices: Places = []
     at, stop = 0, len(message)
     while at < stop:
         wide = message[at] > 127 and at + 1 < stop
@@ -68,19 +85,14 @@ def layout_of(message: bytes, known: Collection[int]) -> Layout | None:
         mask[at:begin] = b"\xff" * (begin - at)
         if tag & 7 == 2:
             mask[begin:end] = b"\xff" * (end - begin)
-            size = sum((byte & 127) << 7 * place for place, byte in enumerate(message[begin:end]))
+            size = _number(message, begin, end)
             slices.append((tag, end, size))
             end += size
         else:
             mask[begin:end] = b"\x80" * (end - begin)
             numbers.append((tag, begin, end - begin))
         at = end
-    if at != stop:
-        return None
-    masks = np.frombuffer(mask, "<u8")
-    told = np.flatnonzero(masks)
-    same = np.frombuffer(message.ljust(len(mask), b"\0"), "<u8")
-    return Layout(numbers, slices, (8 * told).tolist(), (same & masks)[told], masks[told])
+    return (numbers, slices, mask) if at == stop else None
 
 
 def read_alike(source: Bytes, at: Ints, stop: Ints, known: Collection[int], repeated: int = -1) -> Fields:
@@ -103,17 +115,57 @@ def read_alike(source: Bytes, at: Ints, stop: Ints, known: Collection[int], repe
         rows = rows[fits]
         left[rows] = False
         _put(found, layout, source, at[rows], rows, repeated)
-    if left.all():
+    rows = np.flatnonzero(left)
+    if len(rows) <= FEW:
+        rows = _one_by_one(found, source, at, stop, rows, repeated)
+    if len(rows) == count:
         return read_fields(source, at, stop, known, repeated)
-    if left.any():
-        rows = np.flatnonzero(left)
+    if len(rows):
         _merge(found, read_fields(source, at[rows], stop[rows], known, repeated), rows)
     return found
 
 
+def _one_by_one(found: Fields, source: Bytes, at: Ints, stop: Ints, rows: Ints, repeated: int) -> Ints:
+    """Read these messages each by itself; returns those that have to be read in another way."""
+    left: list[int] = []
+    several: list[list[tuple[int, int, int]]] = []
+    known = (*found.value, repeated)
+    for row in rows.tolist():
+        begin, end = int(at[row]), int(stop[row])
+        fits = begin <= end <= min(source.size, begin + _MOST_BYTES)
+        message = source.slice(begin, end - begin) if fits else b""
+        walked = _walked(message, known) if fits else None
+        if walked is None:
+            left.append(row)
+            continue
+        numbers, slices, _ = walked
+        for tag, first, width in numbers:
+            found.value[tag][row] = _number(message, first, first + width)
+        times = 0
+        for tag, first, size in slices:
+            if tag != repeated:
+                found.value[tag][row], found.at[tag][row] = size, begin + first
+                continue
+            several += [[]] if times == len(several) else []
+            several[times].append((row, begin + first, size))
+            times += 1
+    found.several.extend(Slices(*np.array(each, np.int64).T) for each in several)
+    return np.array(left, np.int64)
+
+
+def _number(message: bytes, begin: int, end: int) -> int:
+    """The number that is written in these bytes."""
+    number = 0
+    for byte in reversed(message[begin:end]):
+        number = number << 7 | byte & 127
+    return number
+
+
 def _nothing(count: int, known: Collection[int]) -> Fields:
-    value = {tag: np.full(count, -1, np.int64) for tag in known}
-    return Fields(value, {tag: np.zeros(count, np.int64) for tag in known if tag & 7 == 2}, np.zeros(count, bool), [])
+    slices = [tag for tag in known if tag & 7 == 2]
+    value = dict(zip(known, np.full((len(known), count), -1, np.int64), strict=True))
+    begins = dict(zip(slices, np.zeros((len(slices), count), np.int64), strict=True))
+    return Fields(value, begins, np.zeros(count, bool), [])
 
 
 def _put(found: Fields, layout: Layout, source: Bytes, at: Ints, rows: Ints, repeated: int) -> None:

@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.pulsar.abreast import Sends, read_sends, sends_in
+from actors.pulsar.batches import of_like_size, starts_of
+from actors.pulsar.columns import Bytes
 from actors.pulsar.fields import Command, command, parse
 from actors.pulsar.frames import Cut, Cutter, body_of
 from actors.pulsar.sends import Send, decode_sends, run_of
@@ -115,6 +117,32 @@ def test_a_damaged_byte_is_found_or_changes_nothing(given_frames: list[tuple[int
     frames[victim][data.draw(st.integers(covered, len(frames[victim]) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     read = read_sends(cut_of([bytes(one) for one in frames]), 0, len(frames))
     assert read is None or read[given_frames[victim][0]] is None
+
+
+@given(st.integers(120, 130), st.lists(st.integers(1, 12), min_size=1, max_size=6), st.integers(0, 2))
+def test_messages_whose_numbers_grow_are_found_at_once(first: int, counts: list[int], longer: int) -> None:
+    """From some message on a number takes a byte more. longer: so are payloads, by which nobody may be misled."""
+    payloads = [[bytes(3 + longer * (place % 3)) for place in range(count)] for count in counts]
+    sends = [
+        batch(
+            *({"payload": one, "partition_key": b"k", "sequence_id": first + place} for place, one in enumerate(many))
+        )
+        for many in payloads
+    ]
+    bodies = [bytes(send.body.payload) for send in sends]
+    ends = np.cumsum([len(body) for body in bodies])
+    at = ends - [len(body) for body in bodies]
+    alike, begin = of_like_size(Bytes(b"".join(bodies)), at, ends, np.array(counts))
+    found = dict(zip(alike.tolist(), np.split(begin, np.cumsum(np.array(counts)[alike])[:-1]), strict=False))
+    for number, body in enumerate(bodies):
+        if number in found or not longer:
+            assert found[number].tolist() == [at[number] + start for start in starts_of(body, counts[number]) or []]
+    asked = command("send", producer_id=1, sequence_id=0)
+    frames = [frame(asked, bytes(send.body.metadata), bytes(send.body.payload)) for send in sends]
+    read = read_sends(cut_of(frames), 0, len(frames))
+    assert read is not None
+    assert read[1] is not None
+    agree(read[1], frames)
 
 
 def test_a_frame_of_another_kind_is_no_send() -> None:
