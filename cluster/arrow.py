@@ -2,8 +2,10 @@
 
 At the first conversion of an array pyarrow imports pandas if it is installed, to see whether it was given one of its
 objects: nine tenths of a second of processor time in each process that touches a column, and a flood has a dozen. No
-process of ours holds such objects, so for them there is no pandas. A user's own process is left as it is: what it
-receives may be wanted as a frame.
+process of ours holds such objects, so for them there is no pandas; the one that reads a user's input with Spark is an
+exception. A user's own process is left as it is: what it receives may be wanted as a frame.
+
+Nothing heavy is imported here: the command line begins with it.
 """
 
 from __future__ import annotations
@@ -13,9 +15,6 @@ from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-
-import numpy as np
-import pyarrow as pa
 
 
 class _Absent(MetaPathFinder):
@@ -33,4 +32,8 @@ def without_pandas() -> None:
     """Let there be no pandas in this process, unless it is imported already. Safe to repeat."""
     if "pandas" not in sys.modules and not any(isinstance(finder, _Absent) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Absent())
-        pa.array(np.zeros(1))
+
+
+def with_pandas() -> None:
+    """Let there be pandas again. To be called before anything is converted: pyarrow looks once."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Absent)]

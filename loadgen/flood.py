@@ -22,7 +22,7 @@ from typing import Any
 import pyarrow as pa
 from rich.console import Console
 
-from cluster.arrow import without_pandas
+from cluster.arrow import with_pandas, without_pandas
 from cluster.attach import join
 from loadgen import pulsar_client
 from loadgen.acts import FAST, LOADED, REST, Act, Pace, Reserve, second_rate
@@ -77,9 +77,12 @@ def flood_command(**values: Any) -> int:
     options = FloodOptions.of(**values)
     if options.client == PULSAR:
         pulsar_client.check_installed()
-    if options.input is not None:
+    if options.input is None:
+        without_pandas()
+    else:
         from loadgen.inputs import check_input
 
+        with_pandas()  # Spark's frames want it
         check_input(options)
     # Ray tells on standard output when a worker dies, which here is the plan: only the console writes there.
     console = Console(file=sys.stdout)
@@ -87,8 +90,6 @@ def flood_command(**values: Any) -> int:
         stack.enter_context(finish_undisturbed())
         stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(folder / "ray.log", "w"))))
         display = stack.enter_context(make_display(console))
-        if options.input is None:  # Spark's frames want it
-            without_pandas()
         helpers = stack.enter_context(Helpers(folder, options))
         display.show(Progress(phase="starting the cluster" if options.address is None else "joining the cluster"))
         began = time.monotonic()

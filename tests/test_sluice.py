@@ -29,8 +29,9 @@ case $1 in
 venv)
     for venv; do :; done
     mkdir -p "$venv/bin"
-    printf '#!/bin/sh\n[ "$1" != -m ] || { echo "error: no index here"; exit 1; }\nexec "%s" "$@"\n' "$REAL_PYTHON" \\
+    printf '#!/bin/sh\n[ "$1" != -m ] || { echo "$*" >>"$CALLS"; echo "error: no index here"; exit 1; }\n' \\
         >"$venv/bin/python"
+    printf 'exec "%s" "$@"\n' "$REAL_PYTHON" >>"$venv/bin/python"
     chmod +x "$venv/bin/python"
     ;;
 pip)
@@ -118,6 +119,14 @@ def test_sets_up_once_and_hands_over(checkout: Checkout) -> None:
     assert checkout.run("x")[2] == ""
     assert len(checkout.installs()) == 1
     assert "--group" not in checkout.installs()[0]
+
+
+def test_what_was_installed_is_compiled_once(checkout: Checkout) -> None:
+    """And if that fails, nothing is lost."""
+    assert checkout.run("x", PYTHONDONTWRITEBYTECODE="1")[0] == 0
+    assert checkout.run("x")[0] == 0
+    (compiled,) = [line for line in checkout.calls.read_text().splitlines() if line.startswith("-m ")]
+    assert compiled.startswith("-m compileall ")
 
 
 def test_the_tests_bring_their_tools(checkout: Checkout) -> None:
