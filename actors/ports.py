@@ -73,8 +73,8 @@ class Net(Protocol):
         An explicit refusal by the peer (Fenced, NotFound, ...) is raised as that SluiceError: it *is* an answer.
         """
 
-    async def share(self, payload: Buffer) -> Blob:
-        """Make a large payload fetchable by others without copying it into each call.
+    async def share(self, *parts: Buffer) -> Blob:
+        """Make a large payload fetchable by others without copying it into each call; its parts become one.
 
         The sharer keeps the returned blob as long as it wants the payload to stay fetchable. Small payloads come
         back as inline blobs. A shared blob is never the only copy: `fetch` may find it gone.

@@ -110,11 +110,15 @@ class DirectNet:
         self.lookups += 1
         return await self._finder(host)
 
-    async def share(self, payload: Buffer) -> Blob:
+    async def share(self, *parts: Buffer) -> Blob:
         """See actors.ports.Net. A payload that came from another process is passed on as it came."""
-        if len(payload) < SHARE_FROM:
-            return Blob(payload)
-        return Blob(payload, SharedPayload.behind(payload) or SharedPayload.of(payload))
+        size = sum(map(len, parts))
+        shared: SharedPayload | None = None
+        if size >= SHARE_FROM:
+            shared = (SharedPayload.behind(parts[0]) if len(parts) == 1 else None) or SharedPayload.of(*parts)
+        if len(parts) == 1:
+            return Blob(parts[0], shared)
+        return Blob(b"".join(parts)) if shared is None else Blob(handle=shared, size=size)
 
     async def fetch(self, blob: Blob) -> memoryview | None:
         """See actors.ports.Net."""

@@ -19,6 +19,7 @@ against the limits, before anything is allocated.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from operator import attrgetter
 
@@ -27,7 +28,15 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from storage.batch import MAX_INFLATED_BYTES, MAX_RUN_BYTES, MAX_RUN_MESSAGES, Batch, encode_body, shape_of
+from storage.batch import (
+    MAX_INFLATED_BYTES,
+    MAX_RUN_BYTES,
+    MAX_RUN_MESSAGES,
+    Batch,
+    body_parts,
+    encode_body,
+    shape_of,
+)
 from storage.errors import Corrupt, Invalid
 from storage.hashing import Hashes
 from storage.inflated import inflated_bytes
@@ -134,17 +143,42 @@ def index_columns(columns: Buffer, count: int, delayed: bool) -> tuple[npt.NDArr
 
 def make_run(batch: Batch, compression: str | None = None) -> Run:
     """Encode a batch once, in the producer. Raises Invalid above 65,536 messages or 64 MiB."""
-    if not 0 < len(batch) <= MAX_RUN_MESSAGES:
-        raise Invalid(f"a run holds 1 to {MAX_RUN_MESSAGES} messages, not {len(batch)}")
-    parts = [] if batch.deliver_at is None else [batch.deliver_at.tobytes()]
     body = memoryview(encode_body(batch.rows, compression)).cast("B")
     if compression is not None and (size := inflated_bytes(body)) > MAX_INFLATED_BYTES:
         raise Invalid(f"a run takes at most {MAX_INFLATED_BYTES} bytes without compression, this one {size}")
-    payload = b"".join([*parts, batch.hashes.tobytes(), body])
-    if len(payload) > MAX_RUN_BYTES:
-        raise Invalid(f"a run holds at most {MAX_RUN_BYTES} bytes, this one {len(payload)}; send smaller batches")
-    delayed = batch.deliver_at is not None
-    return Run(len(batch), delayed, shape_of(batch.rows.schema), memoryview(payload), payload_crc(payload))
+    payload = b"".join(_checked(batch, [body]))
+    return _run(batch, memoryview(payload), payload_crc(payload))
+
+
+def run_parts(batch: Batch) -> list[Buffer]:
+    """The payload of `make_run` without compression, in parts that lie behind one another: nothing large is copied.
+
+    Whoever has written them into one piece makes it a run with `run_of`. Raises Invalid as make_run does.
+    """
+    return _checked(batch, [memoryview(part).cast("B") for part in body_parts(batch.rows)])
+
+
+def run_of(batch: Batch, payload: memoryview, parts: Sequence[Buffer]) -> Run:
+    """The run of a batch whose parts were written into `payload`. The checksum is that of the parts."""
+    crc = 0
+    for part in parts:
+        crc = google_crc32c.extend(crc, part if isinstance(part, bytes) else np.frombuffer(part, np.uint8))
+    return _run(batch, payload, crc)
+
+
+def _checked(batch: Batch, body: list[Buffer]) -> list[Buffer]:
+    """Index columns and body, if they are within the limits."""
+    if not 0 < len(batch) <= MAX_RUN_MESSAGES:
+        raise Invalid(f"a run holds 1 to {MAX_RUN_MESSAGES} messages, not {len(batch)}")
+    delayed = [] if batch.deliver_at is None else [batch.deliver_at.tobytes()]
+    parts = [*delayed, batch.hashes.tobytes(), *body]
+    if (size := sum(map(len, parts))) > MAX_RUN_BYTES:
+        raise Invalid(f"a run holds at most {MAX_RUN_BYTES} bytes, this one {size}; send smaller batches")
+    return parts
+
+
+def _run(batch: Batch, payload: memoryview, crc: int) -> Run:
+    return Run(len(batch), batch.deliver_at is not None, shape_of(batch.rows.schema), payload, crc)
 
 
 def payload_crc(payload: Buffer) -> int:

@@ -27,7 +27,7 @@ from actors.signal import Signal
 from actors.wire import Blob
 from storage.batch import MAX_RUN_MESSAGES, Batch, has_keyed_delay
 from storage.errors import Conflict, Fenced, InvariantViolation, Overloaded, ProducerFenced, SluiceError, Unavailable
-from storage.frame import Run, make_run
+from storage.frame import Run, make_run, run_of, run_parts
 from storage.hashing import Hashes, java_hash_column
 from storage.position import position
 
@@ -37,6 +37,8 @@ RUN_BYTES = 8 * 1024 * 1024
 MURMUR3, JAVA_STRING = "murmur3_32_hash", "java_string_hash"
 HASHING_SCHEMES = (MURMUR3, JAVA_STRING)
 """By which hash of its key a message finds its partition: Pulsar's names."""
+SHARED_FROM = 64 * 1024
+"""Payloads of so many bytes and more are shared on the way to the owner, as it shares them with the others."""
 PUBLISH_TIMEOUT = 10_000
 RETRY_FIRST, RETRY_MOST = 5, 500
 
@@ -216,10 +218,14 @@ class PartitionProducer:
     async def _publish(self, gathered: list[Outgoing]) -> None:
         batch = _join([outgoing.batch for outgoing in gathered])
         keyed_delay = has_keyed_delay(batch.rows, batch.deliver_at)
-        run = make_run(batch, self._compression)
+        if sum([outgoing.bytes for outgoing in gathered]) >= SHARED_FROM and self._compression is None:
+            run, payload = await self._shared(batch)
+        else:
+            run = make_run(batch, self._compression)
+            payload = Blob(run.payload)
         last = gathered[-1]
         first_sequence = last.first_sequence + len(last.batch) - run.count
-        published = await self._append(run, first_sequence, keyed_delay)
+        published = await self._append(run, payload, first_sequence, keyed_delay)
         if published.count != run.count:
             raise InvariantViolation(f"{run.count} messages were published, {published.count} confirmed")
         self.last_sequence = first_sequence + run.count - 1
@@ -233,7 +239,7 @@ class PartitionProducer:
             if first >= 0:
                 first += len(outgoing.batch)
 
-    async def _append(self, run: Run, first_sequence: int, keyed_delay: bool) -> Published:
+    async def _append(self, run: Run, payload: Blob, first_sequence: int, keyed_delay: bool) -> Published:
         """Publish until there is an answer. The request never changes, so a repetition is recognised."""
         wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
         while True:
@@ -245,7 +251,7 @@ class PartitionProducer:
                 delayed=run.delayed,
                 shape=run.shape,
                 crc=run.crc,
-                payload=Blob(run.payload),
+                payload=payload,
                 # Everything between what is confirmed and this run had its outcome: no predecessor will come.
                 follows=self.last_sequence,
                 keyed_delay=keyed_delay,
@@ -263,7 +269,22 @@ class PartitionProducer:
                 await self._reopen(attempts=0)
             if self.closed is not None:
                 raise self.closed
+            payload = Blob(run.payload)  # a handle is never the only copy: it may be what was wrong
             await wait.pause()
+
+    async def _shared(self, batch: Batch) -> tuple[Run, Blob]:
+        """A large batch as a run, and how that travels: written straight into the memory from which the owner, who
+        hands on what it gets, and everybody after it read it.
+        """
+        if not self._ports.net.rows_from(self._address):
+            parts = run_parts(batch)
+            shared = await self._ports.net.share(*parts)
+            payload = await self._ports.net.fetch(shared)
+            if payload is not None:
+                handle = Blob(handle=shared.handle, size=shared.size)
+                return run_of(batch, payload, parts), shared if shared.handle is None else handle
+        run = make_run(batch)
+        return run, Blob(run.payload)
 
     def _opening(self) -> OpenProducer:
         way = self._entrance

@@ -64,8 +64,8 @@ class SharedPayload:
         SharedPayload.open += 1
 
     @classmethod
-    def of(cls, payload: Buffer) -> SharedPayload | None:
-        """Write a payload into memory of its own; None where that cannot be had now."""
+    def of(cls, *parts: Buffer) -> SharedPayload | None:
+        """Write the parts of a payload into memory of its own; None where that cannot be had now."""
         if not POSSIBLE or cls.open >= _most_open():
             return None
         try:
@@ -73,14 +73,15 @@ class SharedPayload:
         except OSError:
             return None
         try:
-            left = memoryview(payload).cast("B")
-            while left:
-                left = left[os.write(descriptor, left[:_PIECE]) :]
+            for part in parts:
+                left = memoryview(part).cast("B")
+                while left:
+                    left = left[os.write(descriptor, left[:_PIECE]) :]
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
         except OSError:
             os.close(descriptor)
             return None
-        return cls(descriptor, len(payload))
+        return cls(descriptor, sum(map(len, parts)))
 
     @classmethod
     def received(cls, descriptor: int) -> SharedPayload:
@@ -96,9 +97,17 @@ class SharedPayload:
 
     @classmethod
     def behind(cls, view: Buffer) -> SharedPayload | None:
-        """The shared payload that a view shows the whole of, if it can be passed on."""
+        """The shared payload that a view shows the whole of, if it can be passed on.
+
+        Where too many came from others, this one is read here alone from now on, and travels in the frame.
+        """
         base = getattr(view.obj, "base", None) if isinstance(view, memoryview) else None
-        return base if isinstance(base, cls) and base.descriptor >= 0 and base.size == len(view) else None
+        if not isinstance(base, cls) or base.descriptor < 0 or base.size != len(view):
+            return None
+        if cls.open > _most_open():
+            base.settle()
+            return None
+        return base
 
     @property
     def __array_interface__(self) -> dict[str, Any]:

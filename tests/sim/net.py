@@ -213,9 +213,9 @@ class SimNet:
             witness(self._process, to, request, answer)
         return opened(request, answer)
 
-    async def share(self, payload: Buffer) -> Blob:
+    async def share(self, *parts: Buffer) -> Blob:
         """Large payloads by handle, small ones inline."""
-        data = bytes(payload)
+        data = b"".join(parts)
         if len(data) <= self._network.faults.share_above:
             return Blob(data)
         return Blob(data=data, handle=SimHandle(data, self._process), size=len(data))

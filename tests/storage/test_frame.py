@@ -20,6 +20,8 @@ from storage.frame import (
     decode_head,
     encode_head,
     make_run,
+    run_of,
+    run_parts,
 )
 
 
@@ -45,6 +47,22 @@ def test_a_frame_comes_back_as_it_was(delayed: bool) -> None:
     assert (frame.deliver_at is None) is not delayed
     assert decode_body(frame.body, header.shape, 3)["payload"].to_pylist() == [b"1", b"22", b"333"]
     assert decode_head(data) == header
+
+
+@pytest.mark.parametrize("start", [0, 3])
+@pytest.mark.parametrize("optional", [{}, {"properties": [[("a", "b")], [], None] * 4}, {"deliver_at": [0, 9, 7] * 4}])
+def test_a_run_in_parts_is_the_same_run(optional: dict[str, object], start: int) -> None:
+    """Nothing large is copied for it, also where the batch is a slice of a larger one."""
+    types = {"properties": pa.map_(pa.string(), pa.string())}
+    columns = {name: pa.array(values, types.get(name)) for name, values in optional.items()}
+    columns |= {"key": pa.array(["a", None, "ccc"] * 4), "payload": pa.array(["x" * 5000, "", "yy"] * 4)}
+    batch = make_batch(pa.record_batch(columns), now=9, producer="p").slice(start, 12)
+    parts = run_parts(batch)
+    run = run_of(batch, memoryview(b"".join(parts)), parts)
+    assert run == make_run(batch)
+    if not start:
+        payload = batch.rows.column("payload").buffers()[2]
+        assert payload.address in [pa.py_buffer(part).address for part in parts]
 
 
 def test_every_flipped_byte_is_seen() -> None:

@@ -170,8 +170,8 @@ class NoNet:
     async def call(self, to: str, request: Request[Any], timeout: int) -> Any:
         return Unknown("nobody is there")
 
-    async def share(self, payload: Buffer) -> Blob:
-        return Blob(payload)
+    async def share(self, *parts: Buffer) -> Blob:
+        return Blob(b"".join(parts))
 
     async def fetch(self, blob: Blob) -> memoryview | None:
         return blob.data

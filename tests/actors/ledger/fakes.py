@@ -146,9 +146,10 @@ class Wire:
                 outcomes.append(error)
         return outcomes
 
-    async def share(self, payload: Buffer) -> Blob:
+    async def share(self, *parts: Buffer) -> Blob:
         """By handle."""
-        return Blob(None, handle=bytes(payload), size=len(payload))
+        payload = b"".join(parts)
+        return Blob(None, handle=payload, size=len(payload))
 
     async def fetch(self, blob: Blob) -> memoryview | None:
         """The bytes behind a handle."""

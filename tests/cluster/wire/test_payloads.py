@@ -138,6 +138,22 @@ def test_where_descriptors_run_short_nothing_is_shared(monkeypatch: pytest.Monke
     del first
 
 
+def test_parts_become_one() -> None:
+    made = SharedPayload.of(ROWS[:1000], b"", memoryview(ROWS)[1000:])
+    assert made is not None
+    assert made.size == len(ROWS)
+    assert made.view() == ROWS
+
+
+def test_where_descriptors_run_short_what_came_is_read_here_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = share()
+    view = made.view()
+    monkeypatch.setattr(payloads, "_most_open", lambda: 0)
+    assert SharedPayload.behind(view) is None
+    assert made.descriptor < 0
+    assert view == ROWS
+
+
 def test_a_frame_that_nobody_reads_leaves_no_descriptor() -> None:
     made, reader = share(), FrameReader()
     reader.descriptors.append(os.dup(made.descriptor))
