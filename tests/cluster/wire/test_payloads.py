@@ -145,7 +145,7 @@ def test_parts_become_one() -> None:
     assert made.view() == ROWS
 
 
-def test_where_descriptors_run_short_what_came_is_read_here_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_came_is_not_passed_on_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
     made = share()
     view = made.view()
     monkeypatch.setattr(payloads, "_most_open", lambda: 0)
