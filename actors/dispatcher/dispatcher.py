@@ -95,6 +95,7 @@ from actors.messages import (
     SentApart,
     Skip,
     Skipped,
+    SkipTo,
     Sought,
     Stats,
     StillOpen,
@@ -273,6 +274,10 @@ class Dispatcher(Actor):
     async def on_expire_messages(self, request: ExpireMessages) -> Skipped:
         """See messages.ExpireMessages."""
         return _skipped(await self._owning.seeker.expire(request.before))
+
+    async def on_skip_to(self, request: SkipTo) -> Skipped:
+        """See messages.SkipTo."""
+        return _skipped(await self._owning.seeker.to_position(request.position))
 
     async def on_delete_subscription(self, request: DeleteSubscription) -> Deleted:
         """See messages.DeleteSubscription: the delayed index goes first, then the record, then this actor."""

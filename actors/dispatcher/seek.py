@@ -82,6 +82,10 @@ class Seeker:
         """Everything that was published before a time (ms) counts as done."""
         return await self._skip_to(await self._position_of(before))
 
+    async def to_position(self, target: int) -> tuple[int, int]:
+        """Everything before a position counts as done."""
+        return await self._skip_to(target)
+
     async def expire_old(self) -> None:
         """Messages older than the topic's time to live count as done (ttl_ms; 0 = they are kept)."""
         ttl = (await self._directory.settings(self._topic.topic)).ttl_ms

@@ -87,6 +87,13 @@ class ExpireMessages(Request[Skipped]):
     before: Time
 
 
+class SkipTo(Request[Skipped], kw_only=True):
+    """Everything before a position counts as done."""
+
+    reply: ClassVar[type[Reply]] = Skipped
+    position: int
+
+
 class DeleteSubscription(Request[Deleted]):
     """Forget the subscription on this partition. force: also if consumers are connected; their sessions end.
 

@@ -269,6 +269,21 @@ class MeasureBacklog(Request[BacklogSize]):
     before: int = 0
 
 
+class Excess(Reply, kw_only=True):
+    """subscriptions: durable ones behind which too much waits. position: from there on there is little enough."""
+
+    subscriptions: list[str]
+    position: int
+
+
+class FindExcess(Request[Excess], kw_only=True):
+    """Behind whom do `limit` bytes or more wait on the partition, and from where on are there at most `keep`?"""
+
+    reply: ClassVar[type[Reply]] = Excess
+    limit: int
+    keep: int
+
+
 class Found(Reply, kw_only=True):
     """position of the first message published at or after the asked time; the end if there is none."""
 

@@ -1,7 +1,7 @@
 """Backlog quotas: how many bytes may wait on a partition before its producers are kept out, and for how many seconds.
 
 A record each, `quota/namespace/<tenant>/<namespace>` and `quota/topic/<topic>`, those of age below `quota-age/`; that
-of the topic goes before that of its namespace. One of age may say that what is too old counts as done instead, which
+of the topic goes before that of its namespace. Either may say that the oldest messages count as done instead, which
 actors.pulsar.expiry carries out. They change seldom, so every gateway keeps all of them and looks again now and then: a
 store that is away keeps no producer out.
 
@@ -37,7 +37,7 @@ CODES = {
 }
 """What a producer that is kept out is told, by the policy: with the first clients wait, with the second they fail."""
 EVICTION = "consumer_backlog_eviction"
-"""The policy by which producers go on, and what is too old counts as done."""
+"""The policy by which producers go on, and what is too old or too much counts as done."""
 
 
 class Quota(msgspec.Struct, frozen=True):
@@ -48,7 +48,7 @@ class Quota(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if self.policy not in (*CODES, EVICTION):
-            raise Invalid(f"there is no policy {self.policy[:40]!r}: use {' or '.join(CODES)}")
+            raise Invalid(f"there is no policy {self.policy[:40]!r}: use {', '.join(CODES)} or {EVICTION}")
         if not 0 <= self.limit <= MOST:
             raise Invalid(f"a quota is a number of bytes or seconds, not {self.limit}")
 
@@ -140,8 +140,7 @@ class Backlogs:
     async def check(self, topic: str, partition: int) -> None:
         """Raises Refused if a quota keeps producers out of this partition, Unavailable if that is not known now."""
         size, age = self._quotas.that_holds(topic), self._ages.that_holds(topic)
-        if age is not None and age.policy == EVICTION:
-            age = None
+        size, age = (None if one is not None and one.policy == EVICTION else one for one in (size, age))
         if size is None and age is None:
             return
         before = 0 if age is None else max(self._ports.clock.now() - age.limit * 1000, 0)

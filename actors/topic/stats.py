@@ -69,6 +69,23 @@ def backlog_bytes(log: PartitionLog, marks: Mapping[str, int]) -> int:
     return size
 
 
+def too_far_behind(log: PartitionLog, marks: Mapping[str, int], limit: int) -> list[str]:
+    """Subscriptions behind which something waits, and as much as `limit` bytes. marks: as above."""
+    waiting = {name: backlog_bytes(log, {name: mark}) for name, mark in marks.items()}
+    return sorted(name for name, size in waiting.items() if size >= max(limit, 1))
+
+
+def weighs_at_most(log: PartitionLog, keep: int) -> int:
+    """The first position from which on there are no more than `keep` bytes, by the measure of `backlog_bytes`."""
+    at = 0
+    for ledger in reversed(log.record.ledgers):
+        entries, size = log.last_entry(ledger) + 1, _size(log, ledger)
+        if size > keep:
+            return position(ledger.id, entries - keep * entries // size)
+        at, keep = position(ledger.id, 0), keep - size
+    return at
+
+
 def first_waiting(log: PartitionLog, marks: Mapping[str, int]) -> int | None:
     """The position of the first message behind the slowest subscription, None if nothing waits. marks: as above."""
     slowest = min(marks.values(), default=None)

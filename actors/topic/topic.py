@@ -31,6 +31,8 @@ from actors.messages import (
     DeleteTopic,
     Done,
     Ends,
+    Excess,
+    FindExcess,
     FindTime,
     Found,
     IndexRead,
@@ -60,7 +62,7 @@ from actors.topic.admission import Admission
 from actors.topic.log import PartitionLog
 from actors.topic.producers import Join, NotYet, Producer, Producers, Store, Stored, Tail
 from actors.topic.reads import LogReads
-from actors.topic.stats import backlog_bytes, describe, describe_loss, first_waiting
+from actors.topic.stats import backlog_bytes, describe, describe_loss, first_waiting, too_far_behind, weighs_at_most
 from actors.topic.tail import SHARED_FROM, CacheRoom
 from actors.topic.termination import Termination
 from actors.topic.unreadable import ALARM_MS, GivingUp
@@ -360,6 +362,14 @@ class Topic(Actor):
         if request.before and (first := first_waiting(self._log, marks)) is not None:
             old = first < (await self._reads.find_time(request.before)).position
         return BacklogSize(bytes=backlog_bytes(self._log, marks), old=old)
+
+    async def on_find_excess(self, request: FindExcess) -> Excess:
+        """Behind whom too much waits."""
+        await self._ready()
+        return Excess(
+            subscriptions=too_far_behind(self._log, self._upkeep.marks, request.limit),
+            position=weighs_at_most(self._log, request.keep),
+        )
 
     async def on_find_time(self, request: FindTime) -> Found:
         """The first message published at or after a time."""

@@ -5,15 +5,15 @@ POST   N/backlogQuota          set it: {"limitSize": bytes, "policy": P}, with ?
 DELETE N/backlogQuota          there is none any more
 The same with ?backlogQuotaType=message_age and {"limitTime": seconds, "policy": P}.
 
-P is `producer_request_hold` or `producer_exception`, and of age `consumer_backlog_eviction` as well, by which what is
-too old counts as done. By size that is refused with 405.
+P is `producer_request_hold`, `producer_exception` or `consumer_backlog_eviction`, by which what is too old or too much
+counts as done. A limit of the other kind is refused with 405.
 """
 
 from __future__ import annotations
 
 from aiohttp import web
 
-from actors.pulsar.quotas import EVICTION, Quota
+from actors.pulsar.quotas import Quota
 from actors.pulsar.records import of_namespace
 from cluster.http_server import body_of, number_of, object_in
 from cluster.pulsar.admin.broker import Broker, applied, space_of
@@ -59,9 +59,8 @@ class QuotasByHttp:
         kind, given = _kind(request), object_in(await body_of(request), _COMPLAINT)
         policy, field = given.get("policy"), "limitSize" if kind == BY_SIZE else "limitTime"
         other = given.get("limitTime" if kind == BY_SIZE else "limitSize", NO_LIMIT)
-        if (kind == BY_SIZE and policy == EVICTION) or other not in (NO_LIMIT, None):
-            reason = f"Sluice offers {EVICTION} by time (type {BY_AGE}) alone, and a limit of one kind at a time"
-            return web.json_response({"reason": reason}, status=405)
+        if other not in (NO_LIMIT, None):
+            return web.json_response({"reason": "Sluice offers a limit of one kind at a time"}, status=405)
         if not isinstance(policy, str):
             raise Invalid("the body has a policy, for example producer_request_hold")
         limit = given.get(field, given.get("limit", NO_LIMIT) if kind == BY_SIZE else NO_LIMIT)

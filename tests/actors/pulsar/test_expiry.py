@@ -45,8 +45,8 @@ def test_the_topics_own_goes_first() -> None:
         await broker.publish("a", "b")
         await broker.quiet(2 * EXPIRE_MS)
         assert await backlog(broker) == 2, "0 is that nothing expires"
-        await said.change(of_topic(TOPIC), ttl_ms=None)
         await said.forget(SPACE)
+        await said.change(of_topic(TOPIC), ttl_ms=None)
         await broker.quiet(2 * EXPIRE_MS)
         assert await backlog(broker) == 2
         await said.change(SPACE, ttl_ms=1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from actors.messages import MeasureBacklog, Progress, TopicSettings
+from actors.messages import Excess, FindExcess, MeasureBacklog, Progress, TopicSettings
 from actors.ports import Ports, Unknown
 from storage.position import position
 from tests.actors.topic.cluster import TIMEOUT, Cluster, TestProducer
@@ -73,3 +73,43 @@ def test_what_the_slowest_has_passed_does_not_wait() -> None:
         assert await measured(client, cluster) == 0
 
     World(31).play(scenario)
+
+
+def test_from_where_on_there_is_little_enough() -> None:
+    """Over several ledgers: what is asked to be kept is kept as far as it goes, and no more."""
+
+    async def scenario(world: World) -> None:
+        cluster = Cluster(world, settings=TopicSettings(roll_entries=10))
+        client = world.client("client")
+        producer = TestProducer(client, await cluster.start())
+        await producer.open()
+        for _ in range(3):
+            await producer.publish(10)
+
+        async def excess(limit: int, keep: int) -> Excess:
+            reply = await client.net.call(cluster.current, FindExcess(limit=limit, keep=keep), TIMEOUT)
+            assert not isinstance(reply, Unknown)
+            return reply
+
+        ledgers = [place.ledger for _, place in producer.places]
+        first, last = ledgers[0], ledgers[-1]
+        there = [position(ledger, entry) for ledger in ledgers for entry in range(10)]
+        assert (await excess(0, 0)).subscriptions == [], "nobody waits for anything"
+        await comes_to(client, cluster, "slow", -1, 1)
+        await comes_to(client, cluster, "fast", position(last, 9), 1)
+        everything = await measured(client, cluster)
+        assert (await excess(0, 0)).subscriptions == ["slow"]
+        assert (await excess(everything, 0)).subscriptions == ["slow"]
+        assert (await excess(everything + 1, 0)).subscriptions == []
+        assert (await excess(0, everything)).position == position(first, 0)
+        assert (await excess(0, 0)).position == position(last, 10)
+        for part in range(1, 30):
+            keep = everything * part // 30
+            at = (await excess(0, keep)).position
+            await comes_to(client, cluster, "slow", at - 1, 1 + part * 2)
+            assert await measured(client, cluster) <= keep
+            one_more = max(message for message in there if message < at)
+            await comes_to(client, cluster, "slow", one_more - 1, 2 + part * 2)
+            assert await measured(client, cluster) >= keep
+
+    World(34).play(scenario)

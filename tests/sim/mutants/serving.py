@@ -223,9 +223,17 @@ SERVING: list[Mutant] = [
     Mutant(
         name="a quota of age is of no kind of policy",
         module="actors.pulsar.quotas",
-        old="if age is not None and age.policy == EVICTION:",
-        new="if age is not None:",
+        old="if one is not None and one.policy == EVICTION else one for one in (size, age)",
+        new="if one is not None and one is age else one for one in (size, age)",
         world=GATEWAY,
         test="tests/actors/pulsar/test_ages.py",
+    ),
+    Mutant(
+        name="who is not too far behind is moved on with the others",
+        module="actors.topic.stats",
+        old="if size >= max(limit, 1)",
+        new="if size",
+        world=GATEWAY,
+        test="tests/actors/pulsar/test_eviction.py::test_who_is_below_the_limit_keeps_what_waits",
     ),
 ]

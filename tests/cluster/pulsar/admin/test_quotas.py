@@ -85,7 +85,6 @@ def test_a_namespace_has_one_for_its_topics(tool: Tool, client: pulsar.Client) -
 
 def test_what_is_not_offered_is_refused(tool: Tool) -> None:
     path = f"{SPACES}/public/default/backlogQuota"
-    assert tool.ask("POST", path, quota("consumer_backlog_eviction")).status == 405
     assert tool.ask("POST", f"{path}?backlogQuotaType=message_age", quota(HOLD)).status == 405
     assert tool.ask("POST", f"{path}?backlogQuotaType=message_age", {"policy": HOLD}).status == 412
     assert tool.ask("POST", f"{path}?backlogQuotaType=message_count", quota(HOLD)).status == 412
@@ -130,6 +129,25 @@ def test_what_waits_too_long_is_evicted(tool: Tool, client: pulsar.Client) -> No
 
     until(gone)
     assert code_of(tool, name) == 0
+
+
+def test_what_is_too_much_is_evicted(tool: Tool, client: pulsar.Client) -> None:
+    name = "too-much"
+    client.subscribe(name, "s").close()
+    producer = client.create_producer(name)
+    for number in range(20):
+        producer.send(b"%4d" % number * 250)
+
+    def waiting() -> int:
+        assert tool.ask("POST", f"{BASE}/{name}/backlogQuota", quota("consumer_backlog_eviction")).status == 204
+        return int(tool.get(f"{BASE}/{name}/stats")["subscriptions"]["s"]["msgBacklog"])
+
+    until(lambda: waiting() < 20)
+    assert 5 <= waiting() <= 10
+    assert tool.get(f"{BASE}/{name}/backlogQuotaMap") == {"destination_storage": quota("consumer_backlog_eviction")}
+    producer.send(b"one more")
+    last = received(client.subscribe(name, "s"), waiting())[-1]
+    assert last.data() == b"one more"
 
 
 def test_a_new_topic_of_the_name_has_none(tool: Tool) -> None:
