@@ -73,10 +73,16 @@ def said(tool: Tool, folder: Path, commands: str) -> dict[str, str]:
     script.write_text(commands.lstrip())
     settings.write_text(f"webServiceUrl=http://127.0.0.1:{tool.port}/\nbrokerServiceUrl={tool.service_url}/\n")
     environment = {**os.environ, "PULSAR_CLIENT_CONF": str(settings), "HOME": str(folder)}
-    done = subprocess.run(
-        [str(SHELL), "-f", str(script)], capture_output=True, text=True, timeout=500, check=False, env=environment
+    done = subprocess.run(  # errors in their places: what is refused is told there, and nowhere else for a question
+        [str(SHELL), "-f", str(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=500,
+        check=False,
+        env=environment,
     )
-    text = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout + done.stderr)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout)
     parts = re.split(r"^\[\d+/\d+\] Executing (.*)$", text, flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
