@@ -68,6 +68,10 @@ class Received:
         """One column of the rows."""
         return self.rows.column(name)
 
+    def few(self, chosen: npt.NDArray[np.int64]) -> pa.RecordBatch:
+        """These of the rows, one or more, ascending."""
+        return self.rows.take(pa.array(chosen))
+
     def let_go(self) -> None:
         """Nobody looks at the rows any more; where they are, and that they are held, stays."""
         self.rows = self.rows.slice(0, 0)
@@ -149,6 +153,16 @@ class Unread(Received):
             for rows, chosen in self._pieces
         ]
         return taken[0] if len(taken) == 1 else pa.concat_arrays(taken)
+
+    def few(self, chosen: npt.NDArray[np.int64]) -> pa.RecordBatch:
+        """See Received; the others are not taken out."""
+        ends = np.cumsum([rows.num_rows if which is None else len(which) for rows, which in self._pieces])
+        taken = []
+        for row, number in zip(chosen.tolist(), ends.searchsorted(chosen, side="right").tolist(), strict=True):
+            rows, which = self._pieces[number]
+            place = row - (int(ends[number - 1]) if number else 0)
+            taken.append(rows.slice(place if which is None else int(which[place]), 1))
+        return pa.concat_batches(taken)
 
     def let_go(self) -> None:
         """See Received."""

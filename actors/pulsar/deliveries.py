@@ -25,7 +25,7 @@ import pyarrow as pa
 from actors.consumer.held import Received
 from actors.pulsar.bodies import bodies_of
 from actors.pulsar.cells import Ints, ranges
-from actors.pulsar.columns import UNSIGNED, joined
+from actors.pulsar.columns import UNSIGNED, joined, lengths_of
 from actors.pulsar.fields import Metadata, Single, command
 from actors.pulsar.frames import U32, encode_message
 from actors.pulsar.outgoing import NATIVE, Addressee, encode_pieces, repeat_bodies
@@ -134,12 +134,12 @@ def _as_it_came(part: Received, to: Addressee, recent: Recent) -> Pieces | None:
     columns = (part.redeliveries, part.deliver_at)
     if not part.open.all() or not all((column == column[0]).all() for column in columns):
         return None
-    starts, counts, bodies = recent.whole(part.positions)
+    found = recent.whole(part.positions)
+    starts, counts = found.starts, found.counts
     if int(counts.sum()) < len(part):
         return None
-    return Pieces(
-        starts, counts, part.positions[starts], joined(repeat_bodies(part, starts, starts + counts, to, bodies))
-    )
+    data = joined(repeat_bodies(part, starts, starts + counts, to, found.bodies))
+    return Pieces(starts, counts, part.positions[starts], data)
 
 
 def _made(part: Received, starts: Ints, ends: Ints, to: Addressee) -> pa.Array:
@@ -158,10 +158,43 @@ def _repeated(part: Received, starts: Ints, ends: Ints, to: Addressee, recent: R
     frames = repeat_bodies(part, starts[found], ends[found], to, bodies)
     if found.all():
         return joined(frames)
-    others = _made(part, starts[~found], ends[~found], to)
+    begin, stop = starts[~found], ends[~found]
+    if len(begin) < ABREAST and (cut := _cut(part, begin, stop, to, recent)) is not None:
+        return _woven(frames, np.flatnonzero(~found), cut)
+    others = _made(part, begin, stop, to)
     order = np.empty(len(starts), np.int64)
     order[np.concatenate([np.flatnonzero(found), np.flatnonzero(~found)])] = np.arange(len(starts))
     return joined(pa.concat_arrays([frames, others]).take(pa.array(order)))
+
+
+def _cut(part: Received, starts: Ints, ends: Ints, to: Addressee, recent: Recent) -> list[bytes] | None:
+    """Frames of pieces that are parts of batches at hand, whose messages go as they came; None if one is not that."""
+    positions, counts = part.positions[starts].tolist(), (ends - starts).tolist()
+    payloads: list[memoryview] = []
+    for at, count in zip(positions, counts, strict=True):
+        payload = recent.inside(at, count)
+        if payload is None:
+            return None
+        payloads.append(payload)
+    cells = _Cells(part.few(starts), part.positions[starts], part.deliver_at[starts], columns=True)
+    frames = []
+    for number, payload in enumerate(payloads):
+        told = _told(part, int(starts[number]), int(ends[number]), to, positions[number])
+        metadata = cells.head(number, counts[number])
+        frames.append(encode_message(told.SerializeToString(), metadata.SerializeToString(), payload))
+    return frames
+
+
+def _woven(frames: pa.Array, places: Ints, others: list[bytes]) -> bytes:
+    """Frames with some others between them. places: of each of the others its number among all of them, ascending."""
+    data = memoryview(frames.buffers()[2])
+    ends = np.append(0, np.cumsum(lengths_of(frames)))
+    parts: list[bytes | memoryview] = []
+    last = 0
+    for at, other in zip(ends[places - np.arange(len(places))].tolist(), others, strict=True):
+        parts += [data[last:at], other]
+        last = at
+    return b"".join([*parts, data[last : int(ends[-1])]])
 
 
 def _only(part: Received, starts: Ints, ends: Ints) -> tuple[Received, Ints, Ints]:
@@ -226,20 +259,12 @@ def _one_by_one(
     part: Received, starts: Ints, ends: Ints, to: Addressee, places: Mapping[int, Ints] = MappingProxyType({})
 ) -> list[bytes]:
     bodies = bodies_of(part.rows) if len(part) >= ABREAST and len(starts) * 2 <= len(part) else None
-    cells = _Cells(part, columns=bodies is not None)
+    cells = _Cells(part.rows, part.positions, part.deliver_at, columns=bodies is not None)
     frames = []
     for number, (first, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
         index = places.get(number)
         position = int(part.positions[first]) - (0 if index is None else int(index[0]))
-        told = command(
-            "message",
-            consumer_id=to.consumer_id,
-            message_id={"ledger": ledger_of(position), "entry": entry_of(position), "partition": to.partition},
-        )
-        if count := int(part.redeliveries[first:end].max()):
-            told.message.redelivery_count = count
-        if to.epoch is not None:
-            told.message.consumer_epoch = to.epoch
+        told = _told(part, first, end, to, position)
         if index is not None:
             told.message.ack_set.extend(_words(index))
             metadata, payload = cells.batch(first, index)
@@ -253,16 +278,29 @@ def _one_by_one(
     return frames
 
 
-class _Cells:
-    """The columns of a part as Python objects, and what frames are made of. columns: only a few cells are wanted."""
+def _told(part: Received, first: int, end: int, to: Addressee, position: int) -> Any:
+    """The command of the frame of these rows."""
+    told = command(
+        "message",
+        consumer_id=to.consumer_id,
+        message_id={"ledger": ledger_of(position), "entry": entry_of(position), "partition": to.partition},
+    )
+    if count := int(part.redeliveries[first:end].max()):
+        told.message.redelivery_count = count
+    if to.epoch is not None:
+        told.message.consumer_epoch = to.epoch
+    return told
 
-    def __init__(self, part: Received, *, columns: bool) -> None:
+
+class _Cells:
+    """The columns of some rows as Python objects, and what frames are made of. columns: only a few cells are wanted."""
+
+    def __init__(self, rows: pa.RecordBatch, positions: Ints, due: Ints, *, columns: bool) -> None:
         self._cells: dict[str, Any] = {
-            name: part.rows.column(name) if columns else part.rows.column(name).to_pylist()
-            for name in part.rows.schema.names
+            name: rows.column(name) if columns else rows.column(name).to_pylist() for name in rows.schema.names
         }
-        self._due = part.deliver_at
-        self._positions = part.positions
+        self._due = due
+        self._positions = positions
 
     def cell(self, name: str, row: int) -> Any:
         """One value; None where there is no such column."""

@@ -143,7 +143,7 @@ def encode(command: Any) -> bytes:
     return _TWO.pack(len(head) + 4, len(head)) + head
 
 
-def encode_message(head: bytes, metadata: bytes, payload: bytes) -> bytes:
+def encode_message(head: bytes, metadata: bytes, payload: bytes | memoryview) -> bytes:
     """A frame that carries messages. head: its command, encoded."""
     body = b"".join((U32.pack(len(metadata)), metadata, payload))
     total = len(head) + len(body) + 10

@@ -1,8 +1,8 @@
 """Frames that were stored a moment ago, as their clients sent them.
 
 Where a whole frame goes to one consumer, what follows the command is what its producer sent: checksum, metadata and
-payload need not be made anew. Nothing hangs on this memory. What it does not have, or has no more, is encoded from the
-columns, which say the same.
+payload need not be made anew; of a part of one, its messages need not. Nothing hangs on this memory. What it does not
+have, or has no more, is encoded from the columns, which say the same.
 """
 
 from __future__ import annotations
@@ -15,10 +15,14 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from actors.pulsar.batches import of_like_size
 from actors.pulsar.cells import Flags, Ints
+from actors.pulsar.columns import Bytes
+from actors.pulsar.frames import CHECKSUMMED, U32
 
 MOST_BYTES = 32 * 1024 * 1024
 """So many bytes of frames are kept; the oldest go first."""
+_BEHIND_CHECKSUM = len(CHECKSUMMED) + 4
 
 
 class Bodies(NamedTuple):
@@ -55,15 +59,21 @@ class _Stretch:
 class Frames(NamedTuple):
     """Frames of which all rows are in a part, n of them.
 
-    starts: the row with which each begins there. counts: its rows; int64. bodies: what follows its command, binary.
+    starts: the row with which each begins there. counts: its rows; int64. kept: where what follows their commands is,
+    with the numbers there.
     """
 
     starts: Ints
     counts: Ints
-    bodies: pa.Array
+    kept: list[tuple[Bodies, Ints]]
+
+    @property
+    def bodies(self) -> pa.Array:
+        """What follows the command of each, binary."""
+        return pa.concat_arrays([_NOTHING, *(bodies.take(numbers) for bodies, numbers in self.kept)])
 
 
-_NONE = Frames(np.empty(0, np.int64), np.empty(0, np.int64), pa.array([], pa.binary()))
+_NOTHING = pa.array([], pa.binary())
 
 
 class Recent:
@@ -106,7 +116,7 @@ class Recent:
         positions: of the first rows, int64. counts: rows of each. Pieces in another order than the log's are not found.
         """
         found = np.zeros(len(positions), bool)
-        bodies = [_NONE.bodies, *(_matching(one, positions, counts, found) for one in self._around(positions))]
+        bodies = [_NOTHING, *(_matching(one, positions, counts, found) for one in self._around(positions))]
         return found, pa.concat_arrays(bodies)
 
     def _around(self, positions: Ints) -> list[_Stretch]:
@@ -123,10 +133,35 @@ class Recent:
         Of positions in another order than the log's there are none.
         """
         found = [_whole(stretch, positions) for stretch in self._around(positions)]
-        if len(found) == 1:
-            return found[0]
-        starts, counts, bodies = zip(*found, strict=True) if found else ([_NONE.starts], [_NONE.counts], [_NONE.bodies])
-        return Frames(np.concatenate(starts), np.concatenate(counts), pa.concat_arrays(bodies))
+        none = np.empty(0, np.int64)
+        return Frames(
+            np.concatenate([none, *(each.starts for each in found)]),
+            np.concatenate([none, *(each.counts for each in found)]),
+            [kept for each in found for kept in each.kept],
+        )
+
+    def inside(self, position: int, count: int) -> memoryview | None:
+        """So many messages of a larger batch, from the one at this position on, as they came.
+
+        None if it is not here, or its messages are of many sizes, so that they would have to be looked for.
+        """
+        number = bisect_right(self._firsts, position) - 1
+        stretch = self._stretches[self._firsts[number]] if number >= 0 else None
+        if stretch is None:
+            return None
+        frame = int(stretch.positions.searchsorted(position, side="right")) - 1
+        first, rows = position - int(stretch.positions[frame]), int(stretch.counts[frame])
+        if not count < rows or first + count > rows:
+            return None
+        body = memoryview(stretch.bodies.take(np.array([frame])).buffers()[2])
+        payload = body[_BEHIND_CHECKSUM + 4 + U32.unpack_from(body, _BEHIND_CHECKSUM)[0] :]
+        # What seemed alike was looked at when it came, or it would not be here.
+        size = np.array([len(payload)])
+        alike, begin = of_like_size(Bytes(bytes(payload)), size - size, size, np.array([rows]))
+        if not len(alike):
+            return None
+        begin = np.append(begin, size)
+        return payload[int(begin[first]) : int(begin[first + count])]
 
 
 def _matching(stretch: _Stretch, positions: Ints, counts: Ints, found: Flags) -> pa.Array:
@@ -150,4 +185,4 @@ def _whole(stretch: _Stretch, positions: Ints) -> Frames:
     # Ascending, so all between first and last are there if the last one stands so far behind the first.
     fits = (positions[starts] == firsts) & (positions[lasts] == firsts + counts - 1) & (ends <= len(positions))
     there = np.flatnonzero(fits)
-    return Frames(starts[there], counts[there], stretch.bodies.take(there + begin))
+    return Frames(starts[there], counts[there], [(stretch.bodies, there + begin)])

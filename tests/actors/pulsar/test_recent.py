@@ -6,22 +6,24 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from actors.consumer.held import Received
+from actors.consumer.held import Received, Unread
 from actors.pulsar.abreast import Sends, read_sends
 from actors.pulsar.deliveries import encode_part
-from actors.pulsar.fields import Single
+from actors.pulsar.fields import Single, command
 from actors.pulsar.outgoing import Addressee
 from actors.pulsar.recent import Bodies, Recent
 from actors.pulsar.sends import run_of
-from tests.actors.pulsar.made import NOW, U32, part, taken
+from tests.actors.pulsar.made import NOW, U32, batch, frame, part, taken
 from tests.actors.pulsar.test_abreast import cut_of, plain, sent_frames
 from tests.actors.pulsar.test_outgoing import told
 
 TO = Addressee(3, 1, None)
 FIRST = 5 << 32
+_OF_PART = ("partition", "positions", "dispatch", "redeliveries", "deliver_at", "epoch", "session")
 
 
 def stored(frames: list[bytes]) -> Sends:
@@ -36,10 +38,10 @@ def stored(frames: list[bytes]) -> Sends:
 def said(data: bytes) -> list[Any]:
     """Of each frame what a consumer sees: its command, and of each message key, properties, number and payload."""
     seen: list[Any] = []
-    for command, metadata, payload in told(data):
+    for asked, metadata, payload in told(data):
         if not metadata.HasField("num_messages"):
             pairs = [(pair.key, pair.value) for pair in metadata.properties]
-            seen.append((command, metadata.sequence_id, metadata.partition_key, pairs, payload))
+            seen.append((asked, metadata.sequence_id, metadata.partition_key, pairs, payload))
             continue
         at, messages = 0, []
         for _ in range(metadata.num_messages):
@@ -50,7 +52,7 @@ def said(data: bytes) -> list[Any]:
             messages.append((one.partition_key, pairs, one.sequence_id, payload[at : at + one.payload_size]))
             at += one.payload_size
         assert at == len(payload)
-        seen.append((command, metadata.num_messages, messages))
+        seen.append((asked, metadata.num_messages, messages))
     return seen
 
 
@@ -93,9 +95,6 @@ def test_what_is_sent_as_it_came_is_what_is_made(frames: list[tuple[int, bytes]]
 
 
 def test_bytes_are_those_that_came() -> None:
-    from actors.pulsar.fields import command
-    from tests.actors.pulsar.made import batch, frame
-
     asked = command("send", producer_id=1, sequence_id=0)
     body = batch({"payload": b"a"}, {"payload": b"b"}, uncompressed_size=7).body
     mine = [frame(asked, bytes(body.metadata), bytes(body.payload))] * 40
@@ -106,10 +105,58 @@ def test_bytes_are_those_that_came() -> None:
     assert [metadata.uncompressed_size for _, metadata, _ in frames] == [7] * 40
 
 
-def test_what_is_delayed_is_not_remembered() -> None:
-    from actors.pulsar.fields import command
-    from tests.actors.pulsar.made import batch, frame
+@pytest.mark.parametrize("sizes", [[5] * 9, [5] * 6 + [6] * 3, [5, 7, 5, 5, 6, 5, 5, 5, 5]])
+@pytest.mark.parametrize("number", [0, 124])
+def test_the_cut_parts_of_a_batch_are_those_that_are_made(sizes: list[int], number: int) -> None:
+    """At both ends of what a consumer is given, whole frames between them; the messages of one size, or of several."""
+    asked, frames = command("send", producer_id=1, sequence_id=0), []
+    for key in (b"a", b"b", b"c"):
+        messages = [
+            {"payload": bytes(size), "partition_key": key, "sequence_id": number + place}
+            for place, size in enumerate(sizes)
+        ]
+        body = batch(*messages, partition_key=key, sequence_id=number).body
+        frames.append(frame(asked, bytes(body.metadata), bytes(body.payload)))
+    sends, recent = stored(frames), Recent()
+    assert sends.bodies is not None
+    recent.keep(FIRST, sends.rows, sends.bodies)
+    whole = given_of(sends)
+    for first, end in ((4, 22), (0, 25), (1, 3), (8, 27), (5, 9)):
+        some = taken(whole, list(range(first, end)))
+        unread = Unread(
+            [(whole.rows, np.arange(first, first + 2)), (whole.rows.slice(first + 2, end - first - 2), None)],
+            **{name: getattr(some, name) for name in _OF_PART},
+        )
+        made = encode_part(some, TO)
+        for one in (some, unread):
+            repeated = encode_part(one, TO, recent=recent, abreast=1)
+            assert said(repeated.data) == said(made.data)
+            heads = [metadata.SerializeToString() for _, metadata, _ in told(made.data)]
+            assert [metadata.SerializeToString() for _, metadata, _ in told(repeated.data)] == heads
+            assert repeated.firsts.tolist() == made.firsts.tolist()
 
+
+def test_messages_of_one_size_are_found_inside_a_batch() -> None:
+    asked = command("send", producer_id=1, sequence_id=0)
+    even = batch(*({"payload": bytes([place] * 3)} for place in range(5))).body
+    other = batch(*({"payload": bytes(3 * place)} for place in range(5))).body
+    sends = stored([frame(asked, bytes(body.metadata), bytes(body.payload)) for body in (even, other)])
+    recent = Recent()
+    assert sends.bodies is not None
+    recent.keep(FIRST, sends.rows, sends.bodies)
+    each = len(even.payload) // 5
+    for first, count in ((0, 2), (1, 4), (4, 1)):
+        found = recent.inside(FIRST + first, count)
+        assert found is not None
+        assert found == even.payload[first * each : (first + count) * each]
+    assert recent.inside(FIRST, 5) is None  # a whole frame is no part
+    assert recent.inside(FIRST + 3, 3) is None  # nor is what goes over into the next one
+    assert recent.inside(FIRST + 6, 2) is None
+    assert recent.inside(FIRST - 1, 1) is None
+    assert recent.inside(FIRST + 10, 1) is None
+
+
+def test_what_is_delayed_is_not_remembered() -> None:
     asked = command("send", producer_id=1, sequence_id=0)
     body = batch({"payload": b"a"}, deliver_at_time=NOW).body
     assert stored([frame(asked, bytes(body.metadata), bytes(body.payload))]).bodies is None
