@@ -34,6 +34,9 @@ _SETTINGS = {
     "RAY_timeout_ms_task_wait_for_death_info": "50",
     # Ray's own metrics cost a tenth of the throughput on two cores; the broker's are at its metrics address.
     "RAY_enable_metrics_collection": "0",
+    # A node that does not tell the head of itself in time is given up, after half a minute by itself: on a machine that
+    # does more than it can, that was too early three times in a row.
+    "RAY_raylet_start_wait_time_s": "60",
     # A node is dead after one and a half seconds without a process, or about fourteen without an answer.
     "RAY_health_check_period_ms": "500",
     "RAY_health_check_timeout_ms": "4000",

@@ -46,7 +46,7 @@ def main() -> None:
                     producer.send(str(degrees), partition_key=machine)
             with client.subscribe("alarms", "operator", initial_position="earliest") as consumer:
                 for _ in range(sum(degrees > HOT for _, degrees in READINGS)):
-                    message = consumer.receive(timeout_millis=120_000)
+                    message = consumer.receive(timeout_millis=600_000)
                     print(f"alarm: {message.partition_key()} has {message.data().decode()} degrees")
                     consumer.acknowledge(message)
                 consumer.wait_acknowledged()

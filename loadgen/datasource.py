@@ -319,8 +319,12 @@ class _Session:
         self._unsettled = set()
 
     def _nothing_left(self) -> bool:
-        """Everything in the topic is acknowledged, so nothing that is spooled can come again."""
-        return all(row["msgBacklog"] == 0 for row in self._client.stats(self._topic, self._subscription))
+        """Everything in the topic is acknowledged, so nothing that is spooled can come again. False if nobody knows."""
+        try:
+            told = self._client.stats(self._topic, self._subscription)
+        except SluiceError:
+            return False
+        return all(row["msgBacklog"] == 0 for row in told)
 
     def close(self) -> None:
         """Leave; what is spooled and not committed comes again to whoever reads on."""

@@ -10,6 +10,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+PATIENCE_S = 900.0
+"""For a cluster, Spark and what is done with them, on a machine that runs other tests besides."""
+
+pytestmark = pytest.mark.timeout(1200)
 
 
 def run(name: str, folder: Path) -> list[str]:
@@ -20,7 +24,7 @@ def run(name: str, folder: Path) -> list[str]:
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -28,6 +28,7 @@ from tests.kit.meta import MemoryMeta
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 240.0
+PATIENCE_MS = round(PATIENCE_S * 1000)
 """How long to wait for what must come true; a machine that runs other tests besides is slow."""
 
 FIXED_PORTS = (44217, 44227, 52365)
@@ -122,7 +123,7 @@ class Received:
         def durable() -> bool:
             self.take(consumers)
             for consumer in consumers:
-                consumer.wait_acknowledged(round(PATIENCE_S * 1000))
+                consumer.wait_acknowledged(PATIENCE_MS)
             return rows(client, topic, subscription, "msgBacklog") == 0
 
         eventually(durable, "the backlog stays")

@@ -18,9 +18,9 @@ import cluster
 from cluster import launch
 from cluster.client import Client
 from cluster.consumer import Consumer
-from tests.cluster.helpers import eventually
+from tests.cluster.helpers import PATIENCE_MS, PATIENCE_S, eventually
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def collect(consumers: list[Consumer], count: int, acknowledge: bool = True) -> 
     """Receive `count` messages in all; the numbers of each key in order of arrival."""
     seen: dict[str, list[int]] = {}
     left = count
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     while left > 0:
         assert time.monotonic() < deadline, f"{left} of {count} messages did not come"
         for consumer in consumers:
@@ -69,7 +69,7 @@ def test_single_messages_as_in_pulsar(client: Client) -> None:
     consumer = client.subscribe("single", "s", initial_position="earliest")
     with client.create_producer("single") as producer:
         sent = producer.send(b"paid", {"kind": "order"}, partition_key="customer-7", event_timestamp=17)
-        message = consumer.receive(timeout_millis=10_000)
+        message = consumer.receive(timeout_millis=PATIENCE_MS)
         assert message.data() == b"paid"
         assert message.partition_key() == "customer-7"
         assert message.properties() == {"kind": "order"}
@@ -89,7 +89,7 @@ def test_a_topic_goes_by_pulsars_full_name_as_well(client: Client) -> None:
     consumer = client.subscribe(full, "s", initial_position="earliest")
     with client.create_producer(full) as producer:
         producer.send(b"1", partition_key="k")
-    assert consumer.receive(timeout_millis=10_000).data() == b"1"
+    assert consumer.receive(timeout_millis=PATIENCE_MS).data() == b"1"
     assert client.subscriptions(full) == client.subscriptions("by-full-name") == ["s"]
     assert client.get_topic_partitions(full) == ["by-full-name-partition-0", "by-full-name-partition-1"]
     assert len(client.stats(full, "s")) == len(client.stats("by-full-name")) == 2
@@ -107,12 +107,12 @@ def test_each_key_arrives_in_order_at_two_consumers(client: Client) -> None:
     producer = client.create_producer("ordered")
     receipts = [producer.send_batch(batch(50, 40, first=40 * part)) for part in range(5)]
     for receipt in receipts:
-        assert (receipt.result(30).positions >= 0).all()
+        assert (receipt.result(PATIENCE_S).positions >= 0).all()
     seen = collect(consumers, 50 * 200)
     assert {key: numbers for key, numbers in seen.items() if numbers != list(range(200))} == {}
     assert len(seen) == 50
     for consumer in consumers:
-        consumer.wait_acknowledged(10_000)
+        consumer.wait_acknowledged(PATIENCE_MS)
     assert backlog(client, "ordered", "s") == 0
     rows = client.stats("ordered", "s")
     assert sum(row["orderCheckedTotal"] for row in rows) >= 10_000
@@ -129,8 +129,8 @@ def test_a_delayed_message_is_never_early(client: Client) -> None:
     begun = time.time()
     producer.send(b"later", partition_key="k", deliver_after=timedelta(seconds=1.5))
     producer.send(b"now", partition_key="k")
-    assert consumer.receive(timeout_millis=5_000).data() == b"now"
-    later = consumer.receive(timeout_millis=10_000)
+    assert consumer.receive(timeout_millis=PATIENCE_MS).data() == b"now"
+    later = consumer.receive(timeout_millis=PATIENCE_MS)
     assert later.data() == b"later"
     assert time.time() - begun >= 1.5
     assert later.deliver_at() > 0
@@ -142,9 +142,9 @@ def test_a_negative_acknowledgement_brings_it_again(client: Client) -> None:
     client.create_topic("nack")
     consumer = client.subscribe("nack", "s", initial_position="earliest")
     client.create_producer("nack").send(b"x", partition_key="k")
-    first = consumer.receive(timeout_millis=5_000)
+    first = consumer.receive(timeout_millis=PATIENCE_MS)
     consumer.negative_acknowledge(first, delay_ms=10)
-    again = consumer.receive(timeout_millis=5_000)
+    again = consumer.receive(timeout_millis=PATIENCE_MS)
     assert again.message_id() == first.message_id()
     assert again.redelivery_count() == 1
     consumer.acknowledge(again)
@@ -161,12 +161,12 @@ def test_too_often_given_back_goes_to_the_dead_letter_topic(client: Client) -> N
             producer.send(name.encode(), partition_key=name, properties={"kind": "poison"})
     given = {}
     for _ in range(3 * len(names)):
-        message = consumer.receive(timeout_millis=5_000)
+        message = consumer.receive(timeout_millis=PATIENCE_MS)
         given[message.data()] = str(message.message_id())
         consumer.negative_acknowledge(message, delay_ms=0)
     eventually(lambda: backlog(client, "poison", "s") == 0, "the dead letters stay in the backlog")
     dead = client.subscribe("poison-s-DLQ", "look", initial_position="earliest")
-    buried = [dead.receive(timeout_millis=10_000) for _ in names]
+    buried = [dead.receive(timeout_millis=PATIENCE_MS) for _ in names]
     assert sorted(message.data() for message in buried) == sorted(given)
     for message in buried:
         origin = {"REAL_TOPIC": "poison", "ORIGIN_MESSAGE_ID": given[message.data()]}
@@ -192,15 +192,15 @@ def test_an_identical_repetition_stores_nothing_twice(client: Client) -> None:
     """Same producer name, same first sequence, same rows: the same places (S4, S19)."""
     client.create_topic("dedup", partitions=2)
     first = client.create_producer("dedup", "task-1", initial_sequence_id=0)
-    stored = first.send_batch(batch(10, 30)).result(30)
+    stored = first.send_batch(batch(10, 30)).result(PATIENCE_S)
     again = client.create_producer("dedup", "task-1", initial_sequence_id=0)
-    repeated = again.send_batch(batch(10, 30)).result(30)
+    repeated = again.send_batch(batch(10, 30)).result(PATIENCE_S)
     assert np.array_equal(stored.positions, repeated.positions)
     consumer = client.subscribe("dedup", "s", initial_position="earliest")
     assert {tuple(numbers) for numbers in collect([consumer], 300).values()} == {tuple(range(30))}
     assert consumer.receive_batch(300) is None
     with pytest.raises(cluster.Fenced):
-        first.send_batch(batch(1, 1)).result(30)
+        first.send_batch(batch(1, 1)).result(PATIENCE_S)
     consumer.close()
 
 
@@ -208,9 +208,9 @@ def test_seek_and_clear(client: Client) -> None:
     """Back to the beginning, then everything skipped."""
     client.create_topic("moves")
     consumer = client.subscribe("moves", "s", initial_position="earliest")
-    client.create_producer("moves").send_batch(batch(3, 20)).result(30)
+    client.create_producer("moves").send_batch(batch(3, 20)).result(PATIENCE_S)
     assert sum(map(len, collect([consumer], 60).values())) == 60
-    consumer.wait_acknowledged(10_000)
+    consumer.wait_acknowledged(PATIENCE_MS)
     client.admin("moves", "s", "seek", message_id="earliest")
     assert sum(map(len, collect([consumer], 60, acknowledge=False).values())) == 60
     assert backlog(client, "moves", "s") == 60
@@ -224,10 +224,10 @@ def test_explain_names_the_holder_of_a_draining_hash(client: Client) -> None:
     client.create_topic("why")
     first = client.subscribe("why", "s", initial_position="earliest", consumer_name="first")
     producer = client.create_producer("why")
-    producer.send_batch(batch(200, 1)).result(30)
+    producer.send_batch(batch(200, 1)).result(PATIENCE_S)
     held = [first.receive_batch(5_000)]
     second = client.subscribe("why", "s", consumer_name="second")
-    producer.send_batch(batch(200, 1, first=1)).result(30)
+    producer.send_batch(batch(200, 1, first=1)).result(PATIENCE_S)
     eventually(lambda: client.stats("why", "s")[0]["msgInReplay"] > 0, "nothing waits")
     waiting = [key for key in range(200) if "drain" in str(client.explain("why", "s", key=f"key-{key}"))]
     assert waiting, "no key is draining although a second consumer took half of them"
@@ -284,7 +284,7 @@ def test_a_killed_process_loses_and_repeats_nothing(client: Client, kind: str) -
         os.kill(victim, signal.SIGKILL)
     receipts += [producer.send_batch(batch(40, 20, first=20 * part)) for part in range(10, 20)]
     seen: dict[str, list[int]] = {}
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + PATIENCE_S
     while any(len(set(numbers)) < 400 for numbers in seen.values()) or len(seen) < 40:
         assert time.monotonic() < deadline, {key: len(set(numbers)) for key, numbers in seen.items()}
         for consumer in consumers:
@@ -294,13 +294,13 @@ def test_a_killed_process_loses_and_repeats_nothing(client: Client, kind: str) -
                     seen.setdefault(key.decode(), []).append(int(payload))
                 consumer.acknowledge(got)
     for receipt in receipts:
-        receipt.result(60)
+        receipt.result(PATIENCE_S)
     for key, numbers in seen.items():
         firsts = list(dict.fromkeys(numbers))
         assert firsts == sorted(firsts), f"{key} came out of order"
         assert firsts == list(range(400)), f"{key} lost messages"
     for consumer in consumers:
-        consumer.wait_acknowledged(30_000)
+        consumer.wait_acknowledged(PATIENCE_MS)
     eventually(lambda: backlog(client, topic, "s") == 0, "the backlog stays")
     for consumer in consumers:
         consumer.close()
@@ -314,7 +314,7 @@ def test_what_a_key_and_a_delay_mean_together_is_declared(client: Client) -> Non
     producer.send(b"first", partition_key="a", deliver_after=timedelta(seconds=1))
     producer.send(b"second", partition_key="a")
     producer.send(b"other", partition_key="b")
-    assert [consumer.receive(timeout_millis=10_000).data() for _ in range(3)] == [b"other", b"first", b"second"]
+    assert [consumer.receive(timeout_millis=PATIENCE_MS).data() for _ in range(3)] == [b"other", b"first", b"second"]
     consumer.close()
 
     client.create_topic("strict")
@@ -324,7 +324,7 @@ def test_what_a_key_and_a_delay_mean_together_is_declared(client: Client) -> Non
         producer.send(b"no", partition_key="a", deliver_after=timedelta(seconds=1))
     producer.send(b"later", deliver_after=timedelta(milliseconds=100))
     producer.send(b"now", partition_key="a")
-    assert {consumer.receive(timeout_millis=10_000).data() for _ in range(2)} == {b"later", b"now"}
+    assert {consumer.receive(timeout_millis=PATIENCE_MS).data() for _ in range(2)} == {b"later", b"now"}
     consumer.close()
 
 
@@ -346,5 +346,5 @@ def test_messages_past_their_time_to_live_are_done(client: Client) -> None:
     """ttl_ms of the topic: nobody consumes, and the backlog goes all the same."""
     client.create_topic("short-lived", ttl_ms=500)
     client.subscribe("short-lived", "s", initial_position="earliest").close()
-    client.create_producer("short-lived").send_batch(batch(3, 5)).result(30)
+    client.create_producer("short-lived").send_batch(batch(3, 5)).result(PATIENCE_S)
     eventually(lambda: backlog(client, "short-lived", "s") == 0, "old messages stay")

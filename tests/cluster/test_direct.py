@@ -14,7 +14,7 @@ from cluster.wire import endpoint
 from tests.cluster.helpers import Received, batch, eventually, rows
 from tests.kit.certificates import Authority
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
 EACH = 40
 

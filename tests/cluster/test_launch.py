@@ -25,6 +25,7 @@ from cluster.nodes import free_port
 from cluster.sessions import count_nodes, processes_of, runs
 from cluster.status import describe
 from tests.cluster.helpers import (
+    PATIENCE_MS,
     PATIENCE_S,
     PYTHON,
     ROOT,
@@ -39,8 +40,6 @@ from tests.cluster.helpers import (
     still_open,
     values,
 )
-
-PATIENCE_MS = round(PATIENCE_S * 1000)
 
 
 def up(folder: Path, *, nodes: int = 1, **more: Any) -> dict[str, Any]:

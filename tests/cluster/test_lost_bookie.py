@@ -14,6 +14,7 @@ from cluster import launch
 from cluster.client import Client
 from cluster.status import describe
 from tests.cluster.helpers import (
+    PATIENCE_MS,
     PATIENCE_S,
     Received,
     actors,
@@ -79,7 +80,7 @@ def test_the_copies_of_a_lost_bookie_are_made_again(tmp_path: Path) -> None:
                 lambda: received.missing(KEYS, EACH * BATCHES),
             )
             received.check(KEYS, EACH * BATCHES)
-            consumer.wait_acknowledged(round(PATIENCE_S * 1000))
+            consumer.wait_acknowledged(PATIENCE_MS)
             eventually(lambda: rows(client, "old", "s", "msgBacklog") == 0, "the backlog stays")
             consumer.close()
             with pytest.raises(cluster.Invalid, match="this cluster has 2"):

@@ -21,6 +21,7 @@ from cluster.message import Batch
 from cluster.receipts import Receipt
 from cluster.sessions import runs
 from tests.cluster.helpers import (
+    PATIENCE_MS,
     PATIENCE_S,
     PYTHON,
     ROOT,
@@ -36,7 +37,6 @@ from tests.cluster.helpers import (
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 KEYS, EACH = 40, 20
-PATIENCE_MS = round(PATIENCE_S * 1000)
 
 
 @pytest.fixture(scope="module")

@@ -193,7 +193,7 @@ class ListClient:
 
     def __init__(self, consumer: ListConsumer) -> None:
         self.consumer = consumer
-        self.backlog = 1
+        self.backlog: int | None = 1
         self.opened = 0
 
     def __call__(self) -> ListClient:
@@ -208,7 +208,9 @@ class ListClient:
         pass
 
     def stats(self, topic: str, subscription: str | None = None) -> list[dict[str, Any]]:
-        """One partition, with the backlog that the test wants."""
+        """One partition, with the backlog that the test wants; None: its owner cannot be asked."""
+        if self.backlog is None:
+            raise Unavailable("the owner does not answer")
         return [{"partition": 0, "msgBacklog": self.backlog, "epoch": 1}]
 
     def admin(self, topic: str, subscription: str, verb: str, **arguments: Any) -> list[Any]:

@@ -93,6 +93,9 @@ def test_files_of_an_earlier_life_go_when_nothing_is_left(tmp_path: Path) -> Non
     reader = SluiceStreamReader(_Target("t", client, "p"), "s", tmp_path, limit=5)
     reader.latestOffset({"file": 1})
     assert Spool(tmp_path).path(0).exists()
+    client.backlog = None
+    assert reader.latestOffset({"file": 1}) == {"file": 1}, "the query goes on"
+    assert Spool(tmp_path).path(0).exists()
     client.backlog = 0
     reader.latestOffset({"file": 1})
     assert not Spool(tmp_path).path(0).exists()
