@@ -74,6 +74,22 @@ class Directory:
         await self.topic(topic, 0)
         return self._settings[topic]
 
+    async def settings_within(self, topic: str, patience: int, *, now: bool = False) -> TopicSettings:
+        """The settings of a topic; a controller that is being replaced is waited for, for `patience` milliseconds.
+
+        now: its number of partitions may have risen since somebody asked here. Raises NotFound, Unavailable.
+        """
+        wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
+        until = self._ports.clock.monotonic() + patience
+        while True:
+            try:
+                return await (self.settings_now(topic) if now else self.settings(topic))
+            except Unavailable as error:
+                if self._ports.clock.monotonic() > until:
+                    raise
+                self._ports.log("settings_wait", topic=topic, error=str(error))
+            await wait.pause()
+
     async def join(self, topic: str, subscription: str, settings: SubscriptionSettings) -> TopicSettings:
         """The topic's settings now, as `settings_now`, and what is known of its dispatchers, in one question; a
         subscription that is new is created with `settings`.

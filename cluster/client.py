@@ -13,7 +13,6 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from actors.backoff import Backoff
 from actors.consumer.held import Received
 from actors.consumer.partition import PartitionConsumer
 from actors.consumer.payload import Payloads
@@ -57,11 +56,10 @@ from storage.hashing import masked_hash
 from storage.position import entry_of, ledger_of, parse, show
 
 T = TypeVar("T")
-LOCATE_FIRST, LOCATE_MOST = 50, 1_000
 OPEN_TIMEOUT = SUBSCRIBE_TIMEOUT = 120_000
 MOST_PRIORITY = (1 << 31) - 1
 OPERATION_TIMEOUT = 30_000
-"""Milliseconds for which opening something waits for a controller that does not answer, as Pulsar's clients do."""
+"""Milliseconds for which a question waits for a controller that does not answer, as Pulsar's clients do."""
 
 
 class Client:
@@ -139,7 +137,7 @@ class Client:
     def get_topic_partitions(self, topic: str) -> list[str]:
         """The names of a topic's partitions."""
         topic = check_name("topic", topic)
-        settings = self._loop.run(self._settings(topic, now=True))
+        settings = self._loop.run(self._directory.settings_within(topic, OPERATION_TIMEOUT, now=True))
         return [f"{topic}-partition-{partition}" for partition in range(settings.partitions)]
 
     # -- producers and consumers ----------------------------------------------------------------------------------
@@ -191,7 +189,7 @@ class Client:
         batching: Batching,
         hashing_scheme: str,
     ) -> Producer:
-        settings = await self._settings(topic, now=True)
+        settings = await self._directory.settings_within(topic, OPEN_TIMEOUT, now=True)
         incarnation = secrets.token_hex(8)
         parts = [
             PartitionProducer(self._ports, self._directory, topic, partition, name, incarnation, compression)
@@ -253,7 +251,8 @@ class Client:
             on_ranges=on_ranges,
             close=self._forget,
         )
-        work = self._subscribe(consumer, wanted, key_shared_ranges or [], receiver_queue_size, priority_level)
+        ranges = key_shared_ranges or []
+        work = self._subscribe(consumer, wanted, ranges, receiver_queue_size, priority_level, timeout_ms)
         self._open_within(work, timeout_ms, f"subscribing to {topic}")
         self._remember(consumer)
         return consumer
@@ -265,12 +264,13 @@ class Client:
         ranges: list[tuple[int, int]],
         queue_size: int,
         priority: int,
+        timeout_ms: int,
     ) -> None:
         topic = consumer.topic()
         try:
             settings = await self._directory.join(topic, consumer.subscription_name(), wanted)
         except Unavailable:
-            settings = await self._settings(topic, now=True)
+            settings = await self._directory.settings_within(topic, timeout_ms, now=True)
         incarnation = f"{consumer.consumer_name()}-{secrets.token_hex(8)}"
         consumer.parts = [
             PartitionConsumer(
@@ -421,7 +421,7 @@ class Client:
         return self._log.troubles()
 
     def _partitions(self, topic: str) -> int:
-        return self._loop.run(self._settings(check_name("topic", topic))).partitions
+        return self._loop.run(self._directory.settings_within(check_name("topic", topic), OPERATION_TIMEOUT)).partitions
 
     def _ask_owners(self, topic: str, subscription: str | None, request: Request[Any]) -> list[Any]:
         """The answers of the owners of all partitions, asked at once; of those of the subscription, if one is named."""
@@ -439,20 +439,6 @@ class Client:
         if not 0 <= partition < self._partitions(topic):
             raise NotFound(f"topic {topic} has no partition {partition}")
         return shown(self._loop.run(self._directory.ask_owner(topic, partition, subscription, request)))
-
-    async def _settings(self, topic: str, *, now: bool = False) -> TopicSettings:
-        """The topic's settings; a controller that is being replaced is waited for. now: its number of partitions may
-        have risen since somebody asked here. Raises NotFound, Unavailable.
-        """
-        wait = Backoff(self._ports, LOCATE_FIRST, LOCATE_MOST)
-        patient_until = self._ports.clock.monotonic() + OPERATION_TIMEOUT
-        while True:
-            try:
-                return await (self._directory.settings_now(topic) if now else self._directory.settings(topic))
-            except Unavailable:
-                if self._ports.clock.monotonic() > patient_until:
-                    raise
-                await wait.pause()
 
     def _ask(self, request: Request[Any]) -> Any:
         return self._loop.run(self._directory.ask_controller(request))

@@ -98,6 +98,26 @@ def test_a_controller_that_comes_again_is_waited_for() -> None:
     play(scenario)
 
 
+def test_who_opens_something_waits_as_long_as_it_may() -> None:
+    """Also where another controller is long in coming; what is refused is not waited for."""
+
+    async def scenario(stage: Stage) -> None:
+        await stage.create_only()
+        stage.world.crash("controller")
+        stage.world.background(_later(stage, 60_000, stage.begin()), "begin")
+        asked = Directory(stage.client, CONTROLLER).settings_within("t", 120_000, now=True)
+        assert (await stage.world.within(90_000, asked, "nobody answers")).partitions == 1
+        with pytest.raises(NotFound):
+            await stage.world.within(1_000, Directory(stage.client, CONTROLLER).settings_within("u", 120_000), "")
+        stage.world.crash("controller")
+        began = stage.client.clock.monotonic()
+        with pytest.raises(Unavailable, match="the controller does not answer"):
+            await Directory(stage.client, CONTROLLER).settings_within("t", 5_000)
+        assert stage.client.clock.monotonic() - began >= 5_000
+
+    play(scenario)
+
+
 def test_a_long_deletion_is_waited_for() -> None:
     """It is asked for again while it goes on, and what is gone then was deleted."""
 
