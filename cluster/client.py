@@ -286,7 +286,7 @@ class Client:
                 queue_size=max(queue_size // settings.partitions, 1),
                 received=consumer.received,
                 told=consumer.told,
-                before_poll=consumer.tell_partitions,
+                before_send=consumer.tell_partitions,
                 process=this_process(),
                 priority=priority,
                 taking_back=consumer.taking_back,

@@ -95,7 +95,8 @@ class Consumer:
             self._timer = self._loop.later(HAND_OVER_MS, partial(self.tell_partitions, waited=True))
 
     def tell_partitions(self, *, waited: bool = False) -> None:
-        """Tell the partitions what was taken and acknowledged, single messages as columns. Also before each poll.
+        """Tell the partitions what was taken and acknowledged, single messages as columns. Also before each poll
+        and before somebody waits until that is durable.
 
         waited: long enough for acknowledgements not to wait for a poll any more.
         """
@@ -207,15 +208,15 @@ class Consumer:
         if isinstance(what, Batch):
             consumer = what.consumer
             self._done.append((consumer, what.received, None))
-            self._tell_loop(len(what))
+            if not ack_receipt:
+                self._tell_loop(len(what))
         else:
             consumer, part, row = self._row_of(what)
             self._done.append((consumer, part, row))
-            if not self._loop_told:
+            if not (ack_receipt or self._loop_told):
                 self._hand_over_now()
         if ack_receipt:
-            self._hand_over_now()
-            self._loop.run(_confirmed_after(consumer))
+            self._loop.run(consumer.wait_confirmed())  # which asks for what is done, and sends it
 
     def _tell_loop(self, messages: int) -> None:
         """So many messages more were taken or acknowledged."""
@@ -266,7 +267,6 @@ class Consumer:
         Raises Unavailable (time-out), and Fenced, once, if a session was lost before its acknowledgements were: those
         messages come again.
         """
-        self._hand_over_now()
         waits = _together(part.wait_confirmed() for part in self.parts)
         self._loop.run(waits, None if timeout_ms is None else timeout_ms / 1000)
 
@@ -329,7 +329,7 @@ class Consumer:
         deadline = time.monotonic() + drain_timeout_ms / 1000
         while drain_timeout_ms and self.held() and time.monotonic() < deadline:
             self._hand_over_now()
-            self._loop.run(_confirmed_after(self.parts[0]))
+            self._loop.run(self.parts[0].wait_confirmed())
             time.sleep(0.005)
         self._closed = True
         self._hand_over_now()
@@ -361,7 +361,3 @@ async def _together(works: Iterable[Coroutine[Any, Any, object]]) -> None:
     for outcome in await asyncio.gather(*works, return_exceptions=True):
         if isinstance(outcome, BaseException):
             raise outcome
-
-
-async def _confirmed_after(consumer: PartitionConsumer) -> None:
-    await consumer.wait_confirmed()

@@ -65,21 +65,21 @@ class PartitionConsumer:
         queue_size: int,
         received: Callable[[Received], None],
         told: Callable[[int, Event], None],
-        before_poll: Callable[[], None] = lambda: None,
+        before_send: Callable[[], None] = lambda: None,
         process: str = "",
         priority: int = 0,
         taking_back: TakingBack | None = None,
         keep_place: bool = True,
         payloads: Payloads | None = None,
     ) -> None:
-        """before_poll: called when a poll is about to go, which takes acknowledgements along. payloads: if shared."""
+        """before_send: called when something is about to go that takes acknowledgements along. payloads: if shared."""
         self._ports = ports
         self._directory, self._topic, self.partition, self._subscription = directory, topic, partition, subscription
         self._name, self._incarnation, self._generation = name, incarnation, 0
         self._process, self._priority, self._keep_place = process, priority, keep_place
         self.handing_over = HandingOver(ports, self._owner)
         self._settings, self._ranges, self._queue_size = settings, ranges, queue_size
-        self._received, self._told, self._before_poll = received, told, before_poll
+        self._received, self._told, self._before_send = received, told, before_send
         self._holding, self._hand_backs = Holding(), HandBacks(ports)
         self.batches = ClientBatches(ports, self._owner, self._holding)
         self._address: Address = ""
@@ -90,7 +90,7 @@ class PartitionConsumer:
         """The last delivery that was taken; how often everything was given back under this session."""
         self._unconfirmed: deque[tuple[int, int, Positions]] = deque()
         self._ack_turn = self._ack_due = self._said = self._heard = self._losses = self._losses_told = 0
-        self._ack_signal, self._changed = Signal(), Signal()
+        self._ack_signal = Signal()
         self._inbox = Inbox(ports, payloads or Payloads(ports, directory, topic, partition), self._came)
         self._revocations = Revocations(ports, self._holding, self._inbox, self._hand_backs, taking_back)
         self._paused = self._asking = self._gathering = self.closing = self.by_index = False  # the last: see Poll
@@ -195,6 +195,7 @@ class PartitionConsumer:
         told: those messages come again, to whomever. Told once; what is acknowledged from then on counts anew.
         """
         told = self._losses_told
+        self._before_send()
         await self._until_settled()
         if told != self._losses:
             self._losses_told = self._losses
@@ -212,10 +213,10 @@ class PartitionConsumer:
             turn = next((turn for turn, said, _ in self._unconfirmed if said >= wanted), None)
             if turn is not None:
                 await self._send_acks(Acknowledge(session=self.session, ack_turn=turn, durable=True))
+            elif self.session and self._acks:
+                await self._send_acks(self._acknowledgement(durable=True))
             else:
-                self._ack_signal.set()
-                self._changed.clear()
-                await self._changed.wait(self._ports, ACK_LINGER)
+                await self._ports.clock.sleep(ACK_LINGER)
 
     async def _send_rest(self) -> None:
         """Nobody else does when this consumer closes. Raises Fenced when the session is over."""
@@ -362,7 +363,7 @@ class PartitionConsumer:
         """One turn, repeated until it is answered. Raises Fenced when the session is over."""
         self._turn += 1
         self._gathering = True  # it goes with this poll: nobody else need be woken
-        self._before_poll()
+        self._before_send()
         self._gathering = False
         (ack_turn, acks), session, epoch = self._take_acks(), self.session, self.epoch
         wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
@@ -447,7 +448,6 @@ class PartitionConsumer:
     def _confirm(self, turn: int) -> None:
         while self._unconfirmed and self._unconfirmed[0][0] <= turn:
             self._heard = max(self._heard, self._unconfirmed.popleft()[1])
-        self._changed.set()
 
     async def _acknowledge_alone(self) -> None:
         while not self.closing:
@@ -455,13 +455,14 @@ class PartitionConsumer:
             self._ack_signal.clear()
             while self._acks and not self._starving() and (left := self._ack_due - self._ports.clock.monotonic()) > 0:
                 await self._ports.clock.sleep(left)
-            if self.session == 0 or not (self._acks or self._starving()):
-                continue
-            self._granted_sent = self._granted()
-            self._asking = False
-            ack_turn, acks = self._take_acks()
-            request = Acknowledge(session=self.session, ack_turn=ack_turn, acks=acks, granted=self._granted_sent)
-            await self._send_acks(request)
+            if self.session and (self._acks or self._starving()):
+                await self._send_acks(self._acknowledgement(durable=False))
+
+    def _acknowledgement(self, *, durable: bool) -> Acknowledge:
+        """All that is to be said by now, to be sent by itself."""
+        self._granted_sent, self._asking = self._granted(), False
+        turn, acks = self._take_acks()
+        return Acknowledge(session=self.session, ack_turn=turn, acks=acks, granted=self._granted_sent, durable=durable)
 
     async def _send_acks(self, request: Acknowledge) -> None:
         """Send until answered; a change of session makes it void (the acks are said again there)."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from actors.consumer.partition import ACK_LINGER
+from actors.dispatcher.store import GROUP_MS
 from storage.errors import Fenced
 from tests.scenarios.key_shared.broker import Broker, play
 
@@ -31,6 +33,26 @@ def test_a_lost_acknowledgement_is_told_to_who_asks_later() -> None:
         assert (await broker.stats())["msgBacklog"] == 0
 
     play(scenario, lease_ms=LEASE_MS)
+
+
+def test_who_waits_for_an_acknowledgement_sends_it_at_once_and_once() -> None:
+    """Nothing lingers for a poll to ride on, and one request says it and asks whether it is durable."""
+
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c", acking=False)
+        for number in range(1, 6):
+            await broker.publish("a")
+            await broker.until(lambda number=number: len(client.got) == number)  # type: ignore[misc]
+            await broker.quiet(2 * GROUP_MS)
+            client.ack(client.got[-1])
+            calls, now = broker.world.network.calls.get("Acknowledge", 0), broker.world.loop.now
+            await client.parts[0].wait_confirmed()
+            assert broker.world.loop.now - now < ACK_LINGER
+            await broker.quiet(5 * ACK_LINGER)
+            assert broker.world.network.calls["Acknowledge"] == calls + 1
+        assert (await broker.stats())["msgBacklog"] == 0
+
+    play(scenario)
 
 
 def test_acknowledging_what_was_taken_away_is_told() -> None:
