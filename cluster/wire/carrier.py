@@ -29,6 +29,8 @@ _SEALED = 256 * 1024
 _READS = 8
 """Reads of one socket before the others have their turn."""
 _MOST_IN_HAND = 8 * MAX_DESCRIPTORS
+_CUT_OFF = int(socket.MSG_CTRUNC)
+"""As a bare number: `&` with a member of an enumeration takes ten times as long."""
 _ANCILLARY = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
 
 
@@ -241,7 +243,7 @@ class Carrier:
                 came = array.array("i")
                 came.frombytes(data[: len(data) - len(data) % came.itemsize])
                 self._reader.descriptors.extend(came)
-        if flags & socket.MSG_CTRUNC or len(self._reader.descriptors) > _MOST_IN_HAND:
+        if flags & _CUT_OFF or len(self._reader.descriptors) > _MOST_IN_HAND:
             raise Malformed("more descriptors came than can be taken")
         return count
 

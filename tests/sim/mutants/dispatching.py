@@ -345,7 +345,7 @@ DISPATCHING: list[Mutant] = [
         old="                elif reply.session and await self._say_given_back(reply):\n",
         new="                elif reply.session:\n",
         world=REDELIVERIES,
-        seed=0,
+        seed=6,
     ),
     Mutant(
         name="runs are forgotten below the mark-delete position only",
