@@ -35,7 +35,7 @@ def test_a_lost_acknowledgement_is_told_to_who_asks_later() -> None:
     play(scenario, lease_ms=LEASE_MS)
 
 
-def test_who_waits_for_an_acknowledgement_sends_it_at_once_and_once() -> None:
+def test_who_waits_says_it_at_once_and_once() -> None:
     """Nothing lingers for a poll to ride on, and one request says it and asks whether it is durable."""
 
     async def scenario(broker: Broker) -> None:
