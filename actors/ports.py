@@ -26,6 +26,8 @@ R = TypeVar("R", bound=Reply)
 
 Address = str
 """Where an actor is: `host/name`. Opaque to actors; a new incarnation has a new address."""
+SHARED_FROM = 64 * 1024
+"""Payloads of so many bytes and more are shared and named by handle; smaller ones travel in requests and answers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from actors.backoff import Backoff
 from actors.directory import Directory
 from actors.messages import AccessMode, CloseProducer, OpenProducer, Publish, Published
-from actors.ports import Address, Ports, Unknown
+from actors.ports import SHARED_FROM, Address, Ports, Unknown
 from actors.signal import Signal
 from actors.wire import Blob
 from storage.batch import MAX_RUN_MESSAGES, Batch, has_keyed_delay
@@ -37,8 +37,6 @@ RUN_BYTES = 8 * 1024 * 1024
 MURMUR3, JAVA_STRING = "murmur3_32_hash", "java_string_hash"
 HASHING_SCHEMES = (MURMUR3, JAVA_STRING)
 """By which hash of its key a message finds its partition: Pulsar's names."""
-SHARED_FROM = 64 * 1024
-"""Payloads of so many bytes and more are shared on the way to the owner, as it shares them with the others."""
 PUBLISH_TIMEOUT = 10_000
 RETRY_FIRST, RETRY_MOST = 5, 500
 

@@ -31,10 +31,10 @@ from actors.messages import (
     RowIndex,
     RunIndex,
 )
-from actors.ports import Ports
+from actors.ports import SHARED_FROM, Ports
 from actors.signal import Signal
 from actors.topic.log import PartitionLog
-from actors.topic.tail import OLD_BYTES, SHARED_FROM, CachedRun, CacheRoom, RunCache
+from actors.topic.tail import OLD_BYTES, CachedRun, CacheRoom, RunCache
 from actors.topic.unreadable import Unreadable
 from actors.wire import Blob, owned
 from storage.batch import decode_body

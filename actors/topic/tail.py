@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from actors.wire import Blob
 from storage.frame import Header
 
-SHARED_FROM = 64 * 1024
-"""Payloads of so many bytes and more are shared and named by handle; smaller ones travel in requests and answers."""
 TAIL_BYTES = 64 * 1024 * 1024
 OLD_BYTES = 16 * 1024 * 1024
 PROCESS_BYTES = 4 * TAIL_BYTES

@@ -56,14 +56,14 @@ from actors.messages import (
     TopicSettings,
 )
 from actors.outcome import Outcome
-from actors.ports import Ports
+from actors.ports import SHARED_FROM, Ports
 from actors.signal import Signal
 from actors.topic.admission import Admission
 from actors.topic.log import PartitionLog
 from actors.topic.producers import Join, NotYet, Producer, Producers, Store, Stored, Tail
 from actors.topic.reads import LogReads
 from actors.topic.stats import backlog_bytes, describe, describe_loss, first_waiting, too_far_behind, weighs_at_most
-from actors.topic.tail import SHARED_FROM, CacheRoom
+from actors.topic.tail import CacheRoom
 from actors.topic.termination import Termination
 from actors.topic.unreadable import ALARM_MS, GivingUp
 from actors.topic.upkeep import Upkeep

@@ -9,8 +9,8 @@ import pytest
 from actors.actor import Actor
 from actors.directory import Directory
 from actors.messages import Located, LocateTopic, OpenProducer, ProducerOpened, Publish, Published
-from actors.ports import Ports
-from actors.producer.producer import SHARED_FROM, Outgoing, PartitionProducer
+from actors.ports import SHARED_FROM, Ports
+from actors.producer.producer import Outgoing, PartitionProducer
 from storage.batch import Batch, make_batch
 from storage.errors import Unavailable
 from storage.frame import make_run, payload_crc
