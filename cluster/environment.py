@@ -18,6 +18,7 @@ from cluster.leftovers import claim
 from cluster.tokens import ensure_token
 
 NAMESPACE = "sluice"
+TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
 LOOPBACK = "127.0.0.1"
 CONTROLLER_HOST = "controller"
 """The host that is not placed: Ray knows it by this name, and starts it again itself."""
@@ -67,13 +68,18 @@ def prepare(token_file: Path | None = None) -> None:
         os.environ.setdefault(name, value)
     if token_file is not None:
         ensure_token(token_file)
-        if os.environ.get("RAY_AUTH_TOKEN_PATH") != str(token_file):
-            os.environ["RAY_AUTH_TOKEN_PATH"] = str(token_file)
-            _forget_token()
+        use_token(str(token_file))
 
 
-def _forget_token() -> None:
-    """Ray reads a token once in a process. One that comes to a second cluster must read that one's."""
+def use_token(path: str | None) -> None:
+    """Let Ray take its token from this file; None: from where it does by itself."""
+    if os.environ.get(TOKEN_PATH) == path:
+        return
+    if path is None:
+        del os.environ[TOKEN_PATH]
+    else:
+        os.environ[TOKEN_PATH] = path
+    # Ray reads a token once in a process. One that comes to a second cluster must read that one's.
     loader = getattr(sys.modules.get("ray._raylet"), "AuthenticationTokenLoader", None)
     if loader is not None:
         loader.instance().reset_cache()

@@ -29,7 +29,16 @@ from cluster.attach import answers, check_order, first_line
 from cluster.attach import join as join  # part of this module's interface
 from cluster.bare import bare_nodes
 from cluster.discovery import refuse_running, runs, token_of
-from cluster.environment import CONTROLLER_HOST, LOOPBACK, NAMESPACE, prepare, ray_folder, short_folder
+from cluster.environment import (
+    CONTROLLER_HOST,
+    LOOPBACK,
+    NAMESPACE,
+    TOKEN_PATH,
+    prepare,
+    ray_folder,
+    short_folder,
+    use_token,
+)
 from cluster.folder import DOOR_FILE, STATE_FILE, TOKEN_FILE, claimed, prepare_folder, read_state, write_state
 from cluster.nodes import SLOW_START, START_TRIES, add_node, alive_nodes, start_head
 from cluster.options import ClusterOptions, identified
@@ -83,6 +92,7 @@ def _session(wanted: ClusterOptions) -> Iterator[str]:
 
     if ray.is_initialized():
         raise Invalid("this process is attached to a Ray cluster already")
+    before = os.environ.get(TOKEN_PATH)
     prepare(wanted.data_dir / TOKEN_FILE)
     sessions: list[str] = []
     try:
@@ -114,6 +124,7 @@ def _session(wanted: ClusterOptions) -> Iterator[str]:
         finally:
             # Ray's own shutdown knows nothing of what a start that was interrupted had begun.
             leave_nothing(sessions)
+            use_token(before)  # the program may start a Ray of its own, when this folder is gone
 
 
 def inside(data_dir: Path | str) -> None:

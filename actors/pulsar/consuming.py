@@ -33,7 +33,7 @@ from actors.pulsar.pieces import acknowledged_rows
 from actors.pulsar.reading import LogReader
 from actors.pulsar.sent import Sent
 from actors.pulsar.topics import Place
-from actors.pulsar.whole import Stretch, WholeBatches
+from actors.pulsar.whole import Stretch, WholeBatches, leading
 from actors.signal import Signal
 from storage.errors import NotFound, SluiceError
 from storage.position import entry_of, ledger_of, show
@@ -235,9 +235,12 @@ class WireConsumer:
                     self._gateway.ports.spawn(self._look_again(), "lease")
                 return
             if ready:
-                if self._whole is not None and self.permits <= 0:
+                if self.permits <= 0:
                     return  # what was asked for to complete a batch may have brought more than that
-                self._send_part(ready.popleft())
+                stretch, left = leading(ready.popleft(), self.permits)
+                if left is not None:
+                    ready.appendleft(left)
+                self._send_part(stretch)
             else:
                 self._unsent.popleft()
                 self._granted -= len(part)

@@ -68,6 +68,29 @@ def begun_in(part: Received, first: int = 0) -> Begun | None:
     return Begun(part, max(first, int(outside[-1]) + 1 if len(outside) else 0), last + part.follows)
 
 
+def leading(stretch: Stretch, room: int) -> tuple[Stretch, Stretch | None]:
+    """What of a stretch goes to a client that has room for so many messages, one or more; and what stays.
+
+    A batch goes whole where there is room for its first message. What is done in its midst takes room as well.
+    """
+    part, first, end = stretch.part, stretch.first, stretch.end
+    positions = part.positions[first:end]
+    if abs(int(positions[-1]) - int(positions[0])) < room:
+        return stretch, None
+    starts = positions
+    if "batch_index" in part.schema.names:
+        index = part.column("batch_index").slice(first, end - first).fill_null(0)
+        starts = positions - index.to_numpy(zero_copy_only=False)
+    begins = np.flatnonzero(np.diff(starts, prepend=-1))
+    ends = np.append(begins[1:], len(positions)) - 1
+    taken = np.cumsum(positions[ends] - positions[begins] + 1)
+    behind = begins[1:][taken[:-1] >= room]
+    if not len(behind):
+        return stretch, None
+    cut = first + int(behind[0])
+    return Stretch(part, first, cut), Stretch(part, cut, end, stretch.rest)
+
+
 def continued(begun: Begun, part: Received) -> int:
     """How many of the first rows of a part belong to a batch that was begun."""
     inside = (part.positions >= begun.behind) & (part.positions <= begun.last)

@@ -336,6 +336,7 @@ def test_an_exception_ends_the_local_cluster(tmp_path: Path, monkeypatch: pytest
         return sessions[-1]
 
     monkeypatch.setattr(launch, "short_folder", told)
+    token = os.environ.get("RAY_AUTH_TOKEN_PATH")
     ports: list[int] = []
     with pytest.raises(ZeroDivisionError), launch.local(tmp_path, bookies=1, brokers=1, **SMALL):  # noqa: PT012
         found = listeners(sessions[-1])
@@ -352,6 +353,7 @@ def test_an_exception_ends_the_local_cluster(tmp_path: Path, monkeypatch: pytest
         assert not Path(session).exists()
     assert still_open(ports) == []
     assert "SLUICE_INTERNAL_ADDRESS" not in os.environ
+    assert os.environ.get("RAY_AUTH_TOKEN_PATH") == token
 
 
 # -- what is refused ------------------------------------------------------------------------------------------------

@@ -93,12 +93,15 @@ def raylet_of(session: str, node: dict[str, Any]) -> psutil.Process:
 
 
 def victim(client: Client, topic: str) -> dict[str, Any]:
-    """A node, not the head, that runs the owner of one of a topic's partitions; the bookies are on all nodes."""
-    homes = [node_of(row["address"]) for row in actors(client, "topic", topic)]
-    for node in live_nodes():
-        if node["NodeID"] in homes and "node:__internal_head__" not in node["Resources"]:
-            return node
-    raise AssertionError("every owner is on the head")
+    """A node that is neither the head nor the controller's: one with an owner of a topic's partitions if there is one.
+
+    A new controller starts owners for who asks anew, and clients of owners that live on have no cause to ask. The
+    bookies are on all nodes.
+    """
+    owners = {node_of(row["address"]) for row in actors(client, "topic", topic)}
+    controller = node_of("controller")
+    others = [node for node in live_nodes() if "node:__internal_head__" not in node["Resources"]]
+    return max((node for node in others if node["NodeID"] != controller), key=lambda node: node["NodeID"] in owners)
 
 
 @ray_test

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from actors.consumer.held import Received
 from actors.consumer.partition import PartitionConsumer
 from actors.messages import SubscriptionSettings
-from actors.pulsar.whole import PATIENCE_MS
+from actors.pulsar.whole import PATIENCE_MS, Stretch, leading
 from tests.actors.pulsar.two_gateways import GATEWAYS, SHARED, Clients, with_gateways
 from tests.sim.worlds.wire import Refusal, Wire, message_id
 
@@ -179,3 +180,44 @@ def test_what_is_given_back_comes_again_whole(name: str) -> None:
         assert len(clients.numbers("c0")) == 10 * frames, "every frame is a whole batch"
 
     with_gateways(scenario)
+
+
+@pytest.mark.parametrize(
+    ("positions", "index", "room", "end"),
+    [
+        ([5, 6, 7, 8], [None] * 4, 4, 4),
+        ([5, 6, 7, 8], [None] * 4, 2, 2),
+        ([5, 6, 7, 8], None, 2, 2),
+        ([5, 6, 7, 8], [0, 1, 2, 3], 2, 4),
+        ([5, 6, 7, 8, 9], [0, 1, 2, 0, 1], 3, 3),
+        ([5, 6, 7, 8, 9], [0, 1, 2, 0, 1], 4, 5),
+        ([5, 7, 8], [0, 2, None], 3, 2),
+        ([8, 9, 5], [None] * 3, 2, 2),
+    ],
+)
+def test_what_goes_to_a_client_with_little_room(
+    positions: list[int], index: list[int | None] | None, room: int, end: int
+) -> None:
+    """Whole batches, the last one of which begins where there is room; what is done within them counts."""
+    count = len(positions)
+    columns = {"key": pa.array([b"k"] * count, pa.large_binary())}
+    if index is not None:
+        columns["batch_index"] = pa.array(index, pa.int32())
+    part = Received(
+        rows=pa.record_batch(columns),
+        partition=0,
+        positions=np.array(positions, np.int64),
+        dispatch=np.arange(count, dtype=np.int64),
+        redeliveries=np.zeros(count, np.uint8),
+        deliver_at=np.zeros(count, np.int64),
+        epoch=1,
+        session=1,
+    )
+    whole = Stretch(part, 0, count, rest=True)
+    sent, left = leading(whole, room)
+    if end == count:
+        assert (sent, left) == (whole, None)
+    else:
+        assert (sent, left) == (Stretch(part, 0, end), Stretch(part, end, count, rest=True))
+        second = Stretch(part, 1, count)
+        assert leading(second, 100) == (second, None)
