@@ -133,7 +133,7 @@ async def test_a_process_ends_when_its_own_node_is_given_up(monkeypatch: pytest.
         return list(found)
 
     monkeypatch.setattr(module, "own_node", lambda: "here")
-    monkeypatch.setattr(module.ray, "nodes", nodes)
+    monkeypatch.setattr("ray.nodes", nodes)
     monkeypatch.setattr(module, "LOST_NODES_S", 0.001)
     ended: list[int] = []
     await asyncio.wait_for(RayProcesses({}, Handle).end_with_own_node(lambda: ended.append(len(answers))), 10)

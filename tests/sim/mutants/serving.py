@@ -47,7 +47,7 @@ SERVING: list[Mutant] = [
     Mutant(
         name="what comes beside the rest of a batch is sent without room",
         module="actors.pulsar.consuming",
-        old="                if self._whole is not None and self.permits <= 0:",
+        old="                if self.permits <= 0:",
         new="                if False:",
         world="relay",
         seed=7,
