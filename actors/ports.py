@@ -27,7 +27,7 @@ R = TypeVar("R", bound=Reply)
 Address = str
 """Where an actor is: `host/name`. Opaque to actors; a new incarnation has a new address."""
 SHARED_FROM = 64 * 1024
-"""Payloads of so many bytes and more are shared and named by handle; smaller ones travel in requests and answers."""
+"""The usual `Ports.shared_from`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +307,11 @@ class Log(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Everything an actor is given. disk is None for actors that have none."""
+    """Everything an actor is given. disk is None for actors that have none.
+
+    shared_from: payloads of so many bytes and more are shared and named by handle; smaller ones travel in requests and
+    answers.
+    """
 
     me: Address
     clock: Clock
@@ -320,3 +324,4 @@ class Ports:
     disk: Disk | None = None
     places: Places | None = None
     watch: Watch | None = None
+    shared_from: int = SHARED_FROM

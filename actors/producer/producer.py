@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from actors.backoff import Backoff
 from actors.directory import Directory
 from actors.messages import AccessMode, CloseProducer, OpenProducer, Publish, Published
-from actors.ports import SHARED_FROM, Address, Ports, Unknown
+from actors.ports import Address, Ports, Unknown
 from actors.signal import Signal
 from actors.wire import Blob
 from storage.batch import MAX_RUN_MESSAGES, Batch, has_keyed_delay
@@ -216,7 +216,8 @@ class PartitionProducer:
     async def _publish(self, gathered: list[Outgoing]) -> None:
         batch = _join([outgoing.batch for outgoing in gathered])
         keyed_delay = has_keyed_delay(batch.rows, batch.deliver_at)
-        if sum([outgoing.bytes for outgoing in gathered]) >= SHARED_FROM and self._compression is None:
+        large = sum([outgoing.bytes for outgoing in gathered]) >= self._ports.shared_from
+        if large and self._compression is None:
             run, payload = await self._shared(batch)
         else:
             run = make_run(batch, self._compression)

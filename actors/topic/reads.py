@@ -31,7 +31,7 @@ from actors.messages import (
     RowIndex,
     RunIndex,
 )
-from actors.ports import SHARED_FROM, Ports
+from actors.ports import Ports
 from actors.signal import Signal
 from actors.topic.log import PartitionLog
 from actors.topic.tail import OLD_BYTES, CachedRun, CacheRoom, RunCache
@@ -146,7 +146,7 @@ class LogReads:
                 reply.runs.append(self._shown(cached))
                 reply.resume = position(ledger.id, cached.header.last_entry + 1)
                 budget.messages -= cached.header.count
-                budget.bytes -= cached.columns.size + (cached.bytes if cached.bytes < SHARED_FROM else 0)
+                budget.bytes -= cached.columns.size + (cached.bytes if cached.bytes < self._ports.shared_from else 0)
                 run += 1
 
     async def _as_many(self, ledger: LedgerRecord, runs: range) -> list[CachedRun]:
@@ -158,10 +158,9 @@ class LogReads:
                 raise
             return await self._runs(ledger, runs[:1])
 
-    @staticmethod
-    def _shown(cached: CachedRun) -> RunIndex:
+    def _shown(self, cached: CachedRun) -> RunIndex:
         header, blob = cached.header, cached.blob
-        if blob is not None and blob.handle is None and blob.size >= SHARED_FROM:
+        if blob is not None and blob.handle is None and blob.size >= self._ports.shared_from:
             blob = None
         return RunIndex(
             ledger=header.ledger,

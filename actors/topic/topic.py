@@ -56,7 +56,7 @@ from actors.messages import (
     TopicSettings,
 )
 from actors.outcome import Outcome
-from actors.ports import SHARED_FROM, Ports
+from actors.ports import Ports
 from actors.signal import Signal
 from actors.topic.admission import Admission
 from actors.topic.log import PartitionLog
@@ -296,7 +296,8 @@ class Topic(Actor):
         return run
 
     async def _shared(self, run: Run) -> Blob:
-        return await self.ports.net.share(run.payload) if len(run.payload) >= SHARED_FROM else Blob(run.payload)
+        large = len(run.payload) >= self.ports.shared_from
+        return await self.ports.net.share(run.payload) if large else Blob(run.payload)
 
     async def _publish_tail(self, request: Publish, run: Run, skip: int) -> None:
         """Store the messages behind the first `skip`: the slow path, which decodes and encodes the run."""

@@ -31,6 +31,7 @@ SEEDS = {
     "relay": 30,
     "restless": 40,
     "seeks": 30,
+    "sharing": 40,
     "skips": 30,
     "restored": 30,
     "types": 40,

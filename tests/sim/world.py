@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from actors.actor import Actor
 from actors.host import Answer, HostedActor
-from actors.ports import Address, DiskFailed, Ports, Unknown
+from actors.ports import SHARED_FROM, Address, DiskFailed, Ports, Unknown
 from actors.wire import Packed, Reply, Request
 from storage.errors import Invalid, SluiceError, Unavailable
 from tests.sim.clock import SimClock, SimRng
@@ -76,6 +76,7 @@ class Process:
             log=self.log,
             disk=world.disk(disk) if disk else None,
             places=SimPlaces(world),
+            shared_from=world.shared_from,
         )
 
     def task(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
@@ -159,6 +160,8 @@ class World:
         self.place_failures = 0.0
         self.zombies = 0.0
         """How likely `Places.stop` reports success although the process lives on, frozen or cut off."""
+        self.shared_from = SHARED_FROM
+        """See Ports, for the processes that are started from now on."""
         self.gateway_machines: list[str] = []
         """Machines that the controller is told of."""
         self.power_loss = 0.5

@@ -65,7 +65,7 @@ async def published(world: World, batch: Batch, machine: str, *, loses: bool = F
     await producer.open()
     errors: list[object] = []
     producer.send(Outgoing(batch, 0, np.arange(10), lambda rows, first, error: errors.append(error)))
-    await producer.flush()
+    await world.within(60_000, producer.flush(), "L1: a run is not confirmed")
     assert errors == [None]
     return owners[0]
 

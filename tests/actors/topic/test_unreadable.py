@@ -13,7 +13,6 @@ from actors.bookie import Bookie
 from actors.bookie.commit import segment_name
 from actors.messages import AcceptLoss, Explain, FindTime, Ping, ReadPayload, ReadRowIndex, Stats
 from actors.ports import Address, Unknown
-from actors.topic import reads
 from actors.topic.unreadable import ALARM_MS
 from storage.errors import Fenced, Invalid, NotFound, Unavailable
 from storage.position import entry_of, ledger_of, show
@@ -131,9 +130,7 @@ def test_an_unreadable_run_is_given_up_and_the_others_come() -> None:
     play(scenario)
 
 
-def test_what_was_delivered_and_is_given_up_then_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reads, "SHARED_FROM", 0)  # every payload is asked of the topic
-
+def test_what_was_delivered_and_is_given_up_then_is_done() -> None:
     async def scenario(broker: Broker) -> None:
         at = await three_runs(broker)
         ledger = ledger_of(at[0])
@@ -152,7 +149,7 @@ def test_what_was_delivered_and_is_given_up_then_is_done(monkeypatch: pytest.Mon
         stats = await broker.stats()
         assert (stats["msgBacklog"], stats["unackedMessages"]) == (0, 0)
 
-    play(scenario)
+    play(scenario, shared_from=0)  # every payload is asked of the topic
 
 
 def test_a_recovery_waits_for_a_damaged_run_until_it_is_given_up() -> None:

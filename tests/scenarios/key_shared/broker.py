@@ -34,7 +34,7 @@ from actors.messages import (
     request_of,
     shown,
 )
-from actors.ports import Address, Ports, Unknown
+from actors.ports import SHARED_FROM, Address, Ports, Unknown
 from actors.producer.producer import Outgoing, PartitionProducer, split
 from actors.topic.topic import Topic
 from actors.wire import Reply, Request
@@ -316,9 +316,17 @@ class Broker:
 
 
 def play(
-    scenario: Callable[[Broker], Coroutine[Any, Any, None]], *, seed: int = 1, partitions: int = 1, **settings: Any
+    scenario: Callable[[Broker], Coroutine[Any, Any, None]],
+    *,
+    seed: int = 1,
+    partitions: int = 1,
+    shared_from: int = SHARED_FROM,
+    **settings: Any,
 ) -> None:
-    """Run a scenario; at the end the sentinels of all partitions have seen something, and nothing wrong."""
+    """Run a scenario; at the end the sentinels of all partitions have seen something, and nothing wrong.
+
+    shared_from: see Ports.
+    """
     plain = SubscriptionSettings(**{"initial_position": "earliest", **settings})
 
     async def main(world: World) -> None:
@@ -328,7 +336,9 @@ def play(
         for partition in range(partitions):
             assert (await broker.stats(partition))["orderViolationsTotal"] == 0
 
-    World(seed).play(main)
+    world = World(seed)
+    world.shared_from = shared_from
+    world.play(main)
 
 
 def _disk(settings: dict[str, Any]) -> str:

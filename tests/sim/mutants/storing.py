@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.sim.mutants import Mutant
 
-BOOKIE, LEDGER, RESTORED = "bookie", "ledger", "restored"
+BOOKIE, LEDGER, RESTORED, SHARING = "bookie", "ledger", "restored", "sharing"
 
 STORING: list[Mutant] = [
     Mutant(
@@ -206,5 +206,29 @@ STORING: list[Mutant] = [
         new="        return writer.state.next_entry - 1 if writer is not None",
         world=LEDGER,
         seed=33,
+    ),
+    Mutant(
+        name="a large run's parts are shared in another order",
+        module="actors.producer.producer",
+        old="share(*parts)",
+        new="share(*parts[1:], parts[0])",
+        world=SHARING,
+        seed=1,
+    ),
+    Mutant(
+        name="what a producer shared is let go before it is confirmed",
+        module="actors.producer.producer",
+        old="return run_of(batch, payload, parts), ",
+        new="return run_of(batch, payload[:0], parts), ",
+        world=SHARING,
+        seed=8,
+    ),
+    Mutant(
+        name="a payload that could not be read by its handle is sent by it again",
+        module="actors.producer.producer",
+        old="            payload = Blob(run.payload)  # a handle is never the only copy: it may be what was wrong\n",
+        new="",
+        world=SHARING,
+        test="tests/actors/producer/test_sharing.py",
     ),
 ]

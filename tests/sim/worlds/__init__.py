@@ -19,6 +19,7 @@ from tests.sim.worlds.redeliveries import RedeliveriesWorld
 from tests.sim.worlds.restless import RestlessWorld
 from tests.sim.worlds.restored import RestoredWorld
 from tests.sim.worlds.seeks import SeeksWorld, SkipsWorld
+from tests.sim.worlds.sharing import SharingWorld
 from tests.sim.worlds.types import TypesWorld
 
 WORLDS: dict[str, Scenario] = {
@@ -41,6 +42,7 @@ WORLDS: dict[str, Scenario] = {
         RestlessWorld(),
         RestoredWorld(),
         SeeksWorld(),
+        SharingWorld(),
         SkipsWorld(),
         TypesWorld(),
     )

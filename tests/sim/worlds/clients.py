@@ -28,7 +28,7 @@ from actors.producer.producer import Outgoing, PartitionProducer, split
 from actors.signal import Signal
 from loadgen import history
 from storage.batch import make_batch
-from storage.errors import Fenced, SluiceError, Terminated
+from storage.errors import Corrupt, Fenced, Invalid, SluiceError, Terminated
 from storage.position import Positions
 from tests.sim.clock import EPOCH_MS
 from tests.sim.world import Process, World
@@ -148,9 +148,9 @@ class Traffic:
 class SimProducer:
     """Publishes numbered messages of its own keys, and writes down what it was told."""
 
-    def __init__(self, world: World, past: History, traffic: Traffic, number: int) -> None:
+    def __init__(self, world: World, past: History, traffic: Traffic, number: int, machine: str | None = None) -> None:
         self.name = f"producer-{number}"
-        self.ports = world.client(self.name)
+        self.ports = world.client(self.name, machine=machine)
         self.done: asyncio.Future[None] = world.loop.create_future()
         self._past = past
         self._traffic = traffic
@@ -203,6 +203,8 @@ class SimProducer:
             self._parts[partition].send(Outgoing(share, first, np.arange(len(share)), partial(self._told, row)))
 
     def _told(self, row: int, rows: npt.NDArray[np.int64], at: int, error: SluiceError | None) -> None:
+        refused = isinstance(error, Corrupt | Invalid) and not isinstance(error, Terminated)
+        assert not refused, f"L1: a publish was refused: {error}"
         moment = self._past.stamp()
         for offset in range(len(rows)):
             send = self._past.sends[row + offset]
@@ -239,13 +241,15 @@ class SimConsumer:
     called: str = ""
     """Its name for the broker, if it is one of its own."""
     ranges: list[tuple[int, int]] = field(default_factory=list)
+    machine: str | None = None
+    """Where it is; by default on a machine of its own."""
     parts: list[PartitionConsumer] = field(default_factory=list)
     gone: bool = False
 
     def __post_init__(self) -> None:
         self.name = f"consumer-{self.number}"
         self.rng = random.Random(f"{self.name}/{self.world.seed}")
-        self.ports = self.world.client(self.name)
+        self.ports = self.world.client(self.name, machine=self.machine)
         self.queue: deque[Received] = deque()
         self._wake: asyncio.Future[None] | None = None
         self._acked = Signal()
