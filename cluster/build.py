@@ -6,8 +6,6 @@ What is of Ray alone is imported where it is wanted: a cluster in one process do
 from __future__ import annotations
 
 import dataclasses
-import os
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -103,5 +101,4 @@ def _ray_places(ports: Ports, settings: dict[str, Any]) -> Places:
     processes = RayProcesses(settings, make_host)
     if isinstance(ports.net, DirectNet):
         ports.spawn(processes.part_from_lost_nodes(ports.net.part), "lost-nodes")
-        ports.spawn(processes.end_with_own_node(partial(os._exit, 1)), "own-node")
     return Placer(ports, processes, placement)

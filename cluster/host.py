@@ -38,6 +38,7 @@ from cluster.arrow import without_pandas
 from cluster.environment import CONTROLLER_HOST, LOOPBACK, NAMESPACE
 from cluster.metrics import EVERY_S, Exporter
 from cluster.net import DirectNet, open_endpoint, session_folder
+from cluster.own_node import own_node, watch_own_node
 from cluster.process import ProcessActors
 from cluster.process_watch import ProcessWatch
 from cluster.real import Tasks, log_to_stderr, real_ports
@@ -149,7 +150,7 @@ class Host:
 
     def node(self) -> str:
         """The id of the Ray node that this process runs on."""
-        return str(ray.get_runtime_context().get_node_id())
+        return own_node()
 
     async def _export(self) -> None:
         """Keep the metrics up to date, for as long as this host lives."""
@@ -164,6 +165,7 @@ class Host:
 
     async def _start_boot(self) -> None:
         if self._exporting is None:
+            watch_own_node()
             self._exporting = asyncio.get_running_loop().create_task(self._export())
         for kind, actor, settings in self._boot:
             await self.start(kind, actor, settings)

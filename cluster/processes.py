@@ -47,20 +47,6 @@ class RayProcesses:
                     if node not in live:
                         part(name)
 
-    async def end_with_own_node(self, end: Callable[[], object]) -> None:
-        """Wait until Ray counts the node of this very process as dead, and `end` it.
-
-        If its raylet hangs, Ray starts the controller again elsewhere; this one would live on, and whoever is connected
-        to it would be told for ever where everybody was.
-        """
-        own = own_node()
-        while True:
-            await asyncio.sleep(LOST_NODES_S)
-            with contextlib.suppress(RayError, ConnectionError, RuntimeError):
-                if await asyncio.to_thread(is_dead, own):
-                    end()
-                    return
-
     async def nodes(self) -> list[Node]:
         """See actors.ports.Processes."""
         try:
@@ -161,16 +147,6 @@ def live_nodes() -> list[Node]:
         with ThreadPoolExecutor(len(rows)) as pool:
             rows = [node for node, listens in zip(rows, pool.map(_listens, rows), strict=True) if listens]
     return sorted((Node(node["NodeID"], node["NodeManagerAddress"]) for node in rows), key=lambda node: node.id)
-
-
-def own_node() -> str:
-    """The id of the node that this process runs on."""
-    return str(ray.get_runtime_context().get_node_id())
-
-
-def is_dead(node: str) -> bool:
-    """Whether Ray has given up a node, by its id. One that it does not know, or not yet, is not dead."""
-    return any(row["NodeID"] == node and not row["Alive"] for row in ray.nodes())
 
 
 def _listens(node: dict[str, Any]) -> bool:

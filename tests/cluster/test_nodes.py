@@ -7,19 +7,32 @@ import ctypes
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+import cluster
 from cluster import launch
 from cluster.client import Client
-from cluster.consumer import Consumer
 from cluster.folder import STATE_FILE
+from cluster.producer import Producer
 from cluster.receipts import Receipt
 from cluster.sessions import count_nodes, processes_of, runs
-from tests.cluster.helpers import PATIENCE_S, Received, actors, attached, batch, eventually, rows, session_of, values
+from tests.cluster.helpers import (
+    PATIENCE_S,
+    Received,
+    actors,
+    attached,
+    batch,
+    eventually,
+    pid_of,
+    rows,
+    session_of,
+    values,
+)
 
 KEYS, EACH = 40, 20
 PR_SET_CHILD_SUBREAPER = 36
@@ -92,16 +105,119 @@ def raylet_of(session: str, node: dict[str, Any]) -> psutil.Process:
     raise AssertionError(f"no raylet listens on {node['NodeManagerPort']}")
 
 
+def is_head(node: dict[str, Any]) -> bool:
+    """Whether Ray itself hangs on a node; the driver that this process is hangs on it as well."""
+    return "node:__internal_head__" in node["Resources"]
+
+
 def victim(client: Client, topic: str) -> dict[str, Any]:
     """A node that is neither the head nor the controller's: one with an owner of a topic's partitions if there is one.
 
-    A new controller starts owners for who asks anew, and clients of owners that live on have no cause to ask. The
-    bookies are on all nodes.
+    The bookies are on all nodes.
     """
     owners = {node_of(row["address"]) for row in actors(client, "topic", topic)}
     controller = node_of("controller")
-    others = [node for node in live_nodes() if "node:__internal_head__" not in node["Resources"]]
+    others = [node for node in live_nodes() if not is_head(node)]
     return max((node for node in others if node["NodeID"] != controller), key=lambda node: node["NodeID"] in owners)
+
+
+def controllers_node() -> dict[str, Any]:
+    """The node of the controller, which is started anew until Ray places it on another one than the head."""
+    import ray
+
+    found: list[dict[str, Any]] = []
+
+    def off_the_head() -> bool:
+        if not (at := node_of("controller")):
+            return False
+        found[:] = [node for node in live_nodes() if node["NodeID"] == at and not is_head(node)]
+        if not found:
+            ray.kill(ray.get_actor("controller", "sluice"), no_restart=False)
+        return bool(found)
+
+    eventually(off_the_head, "the controller is on no other node than the head")
+    return found[0]
+
+
+def processes_on(node: dict[str, Any]) -> list[int]:
+    """The ids of Sluice's processes on a node."""
+    import ray
+
+    names = [row["name"] for row in ray.util.list_named_actors(True) if row["namespace"] == "sluice"]
+    return [pid_of(name) for name in names if node_of(name) == node["NodeID"]]
+
+
+@contextlib.contextmanager
+def lost(data: Path, node: dict[str, Any], how: str) -> Iterator[list[psutil.Process]]:
+    """Inside, a node's raylet is dead or frozen; afterwards nothing of the node runs. Yields what it had started.
+
+    SIGKILL ends what it started as well. A raylet under SIGSTOP ends nobody; after some seconds Ray gives its node up.
+    """
+    raylet = raylet_of(session_of(data), node)
+    family = raylet.children(recursive=True)
+    if how == "killed":
+        raylet.kill()
+        raylet.wait(PATIENCE_S)
+    else:
+        raylet.suspend()
+    try:
+        yield family
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            raylet.resume()
+            raylet.wait(PATIENCE_S)  # reaped: to its orphans, who keep the locks of their disks, a zombie looks alive
+    eventually(lambda: not any(runs(process) for process in family), "processes of the lost node live on")
+
+
+class Traffic:
+    """What a producer sends to a topic of three partitions, and two consumers of its subscription `s` get of it."""
+
+    def __init__(self, client: Client, topic: str) -> None:
+        self.client, self.topic = client, topic
+        client.create_topic(topic, partitions=3)
+        client.subscribe(topic, "audit", initial_position="earliest").close()  # keeps every entry from being trimmed
+        self.consumers = [
+            client.subscribe(topic, "s", initial_position="earliest", receiver_queue_size=600) for _ in "ab"
+        ]
+        self.producer = client.create_producer(topic)
+        self.received = Received()
+        self.receipts: list[Receipt] = []
+        self.send()
+        eventually(self.take, "nothing was delivered")
+
+    def send(self, producer: Producer | None = None) -> None:
+        """Five more batches, while the consumers go on."""
+        for _ in range(5):
+            rows = batch(KEYS, EACH, first=EACH * len(self.receipts))
+            self.receipts.append((producer or self.producer).send_batch(rows))
+            self.take()
+
+    def take(self) -> int:
+        """One round over the consumers; returns how many messages came."""
+        return self.received.take(self.consumers)
+
+    def arrives(self) -> None:
+        """Everything that was sent is confirmed, and comes."""
+        for receipt in self.receipts:
+            assert (receipt.result(PATIENCE_S).positions >= 0).all()
+        total = EACH * len(self.receipts)
+        complete = lambda: self.take() >= 0 and self.received.complete(KEYS, total)  # noqa: E731
+        eventually(complete, lambda: self.received.missing(KEYS, total))
+
+    def check(self) -> None:
+        """All is confirmed, received in order and acknowledged; nothing was stored twice."""
+        self.arrives()
+        self.received.check(KEYS, EACH * len(self.receipts))
+        self.received.settle(self.consumers, self.client, self.topic, "s")
+        assert rows(self.client, self.topic, "s", "orderViolationsTotal") == 0
+        stored = sum(row["numberOfEntries"] for row in self.client.stats(self.topic))
+        assert stored == KEYS * EACH * len(self.receipts), "something was stored twice"
+
+    def close(self) -> None:
+        """The clients go."""
+        self.producer.close()
+        for consumer in self.consumers:
+            consumer.close()
 
 
 @ray_test
@@ -128,66 +244,81 @@ def placed(client: Client, topic: str) -> dict[str, str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["killed", "frozen"])
 def test_the_loss_of_a_node_loses_nothing(client: Client, data: Path, how: str) -> None:
-    """Under load. SIGKILL of a raylet, or SIGSTOP until its node is declared dead.
-
-    A frozen raylet ends nobody: what ran on its node lives on beside what takes its place, until the raylet goes on.
-    Bookies keep the locks of their disks meanwhile, so there may be too few for a publish.
-    """
-    topic = f"node-{how}"
-    client.create_topic(topic, partitions=3)
-    client.subscribe(topic, "audit", initial_position="earliest").close()  # keeps every entry from being trimmed
-    consumers = [client.subscribe(topic, "s", initial_position="earliest", receiver_queue_size=600) for _ in "ab"]
-    producer = client.create_producer(topic)
-    received = Received()
-    receipts: list[Receipt] = []
-    for _ in range(5):
-        receipts.append(producer.send_batch(batch(KEYS, EACH, first=EACH * len(receipts))))
-    eventually(lambda: received.take(consumers), "nothing was delivered")
-    node = victim(client, topic)
-    raylet = raylet_of(session_of(data), node)
-    family = [raylet, *raylet.children(recursive=True)]
-    if how == "killed":
-        raylet.kill()
-        raylet.wait(PATIENCE_S)
-    else:
-        raylet.suspend()
-    try:
-        for _ in range(5):
-            receipts.append(producer.send_batch(batch(KEYS, EACH, first=EACH * len(receipts))))
-            received.take(consumers)
+    """Under load. What ran on the node is started on the others."""
+    traffic = Traffic(client, f"node-{how}")
+    node = victim(client, traffic.topic)
+    with lost(data, node, how):
+        traffic.send()
 
         def moved() -> bool:
-            received.take(consumers)
+            traffic.take()
             if node["NodeID"] in [alive["NodeID"] for alive in live_nodes()]:
                 return False
-            found = placed(client, topic)
+            found = placed(client, traffic.topic)
             return len(found) == 6 and not {"", node["NodeID"]} & set(found.values())
 
-        eventually(moved, lambda: f"not all is on the other nodes: {placed(client, topic)}, lost: {node['NodeID']}")
-    finally:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            raylet.resume()
-            raylet.wait(PATIENCE_S)  # reaped: to its orphans, who keep the locks of their disks, a zombie looks alive
-    for _ in range(5):
-        receipts.append(producer.send_batch(batch(KEYS, EACH, first=EACH * len(receipts))))
-    total = EACH * len(receipts)
-    everything = lambda: received.take(consumers) >= 0 and received.complete(KEYS, total)  # noqa: E731
-    eventually(everything, lambda: received.missing(KEYS, total))
-    received.check(KEYS, total)
-    check_rest(client, topic, received, consumers, receipts)
-    eventually(lambda: not any(runs(process) for process in family), "processes of the lost node live on")
+        eventually(
+            moved, lambda: f"not all is on the other nodes: {placed(client, traffic.topic)}, lost: {node['NodeID']}"
+        )
+    traffic.send()
+    traffic.check()
     eventually(lambda: len(actors(client, "bookie")) == 3, "the lost node's bookie does not come back")
-    for consumer in consumers:
-        consumer.close()
+    traffic.close()
 
 
-def check_rest(
-    client: Client, topic: str, received: Received, consumers: list[Consumer], receipts: list[Receipt]
-) -> None:
-    """All is confirmed and acknowledged, in order; nothing was stored twice."""
-    for receipt in receipts:
+@ray_test
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["killed", "frozen"])
+def test_the_loss_of_the_controllers_node_loses_nothing(client: Client, data: Path, how: str) -> None:
+    """Under load. Another controller takes over, for who is connected and for who comes new; the old one has ended.
+
+    So has everything else on the node, also while its raylet is frozen: its bookie comes back on another node.
+    """
+    traffic = Traffic(client, f"controllers-{how}")
+    node = controllers_node()
+    eventually(lambda: len(actors(client, "bookie")) == 3, "a bookie is missing")
+    here = [psutil.Process(pid) for pid in processes_on(node)]
+    assert any(process.pid == pid_of("controller") for process in here)
+    with lost(data, node, how):
+        traffic.send()
+
+        def replaced() -> bool:
+            traffic.take()
+            return node_of("controller") not in ("", node["NodeID"])
+
+        eventually(replaced, "there is no other controller")
+        eventually(lambda: not any(runs(process) for process in here), "processes live on beside their successors")
+        eventually(lambda: len(actors(client, "bookie")) == 3, "the lost node's bookie does not come back")
+
+        def told(by: Client) -> bool:
+            return len(by.stats(traffic.topic, "s")) == len(by.stats(traffic.topic)) == 3
+
+        with cluster.connect(data_dir=data) as newcomer, Client() as attached_to_ray:
+            for each in (client, newcomer, attached_to_ray):
+                eventually(partial(told, each), "nobody tells statistics")
+            traffic.send()
+            traffic.arrives()
+            for number, each in enumerate((client, newcomer, attached_to_ray)):
+                with each.create_producer(traffic.topic) as another:
+                    traffic.send(another)
+                    traffic.arrives()
+                lives_and_goes(each, f"after-{how}-{number}")
+    traffic.send()
+    traffic.check()
+    traffic.close()
+
+
+def lives_and_goes(client: Client, topic: str) -> None:
+    """A topic is made, used and deleted."""
+    client.create_topic(topic, partitions=3)
+    with (
+        client.subscribe(topic, "s", initial_position="earliest") as consumer,
+        client.create_producer(topic) as producer,
+    ):
+        receipt = producer.send_batch(batch(KEYS, EACH))
+        received = Received()
+        eventually(lambda: received.take([consumer]) >= 0 and received.complete(KEYS, EACH), "messages are missing")
         assert (receipt.result(PATIENCE_S).positions >= 0).all()
-    received.settle(consumers, client, topic, "s")
-    assert rows(client, topic, "s", "orderViolationsTotal") == 0
-    stored = sum(row["numberOfEntries"] for row in client.stats(topic))
-    assert stored == KEYS * EACH * len(receipts), "something was stored twice"
+        received.check(KEYS, EACH)
+    client.delete_topic(topic, force=True)
+    assert topic not in [row["topic"] for row in client.topics()]

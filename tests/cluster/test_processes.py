@@ -115,26 +115,3 @@ async def test_connections_to_processes_of_lost_nodes_are_given_up(
     del alive[1]
     assert [await asyncio.wait_for(parted.get(), 5) for _ in range(3)] == ["b"] * 3
     looking.cancel()
-
-
-async def test_a_process_ends_when_its_own_node_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not when Ray cannot be asked, or knows nothing of the node."""
-    answers: list[Any] = [
-        ConnectionError(),
-        [],
-        [{"NodeID": "here", "Alive": True}, {"NodeID": "there", "Alive": False}],
-    ]
-    lost = [{"NodeID": "here", "Alive": False}]
-
-    def nodes() -> list[dict[str, Any]]:
-        found = answers.pop(0) if answers else lost
-        if isinstance(found, Exception):
-            raise found
-        return list(found)
-
-    monkeypatch.setattr(module, "own_node", lambda: "here")
-    monkeypatch.setattr("ray.nodes", nodes)
-    monkeypatch.setattr(module, "LOST_NODES_S", 0.001)
-    ended: list[int] = []
-    await asyncio.wait_for(RayProcesses({}, Handle).end_with_own_node(lambda: ended.append(len(answers))), 10)
-    assert ended == [0]

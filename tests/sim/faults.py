@@ -345,6 +345,7 @@ KINDS: dict[str, Kind] = {
     "process_crash": Kind({"every": (1_000, 30_000)}, episode=_special),
     "process_freeze": Kind({"every": (1_000, 30_000), "length": (20, 30_000)}, episode=_special),
     "node_loss": Kind({"every": (3_000, 60_000), "down": (0, 40_000)}, episode=_special),
+    "node_hang": Kind({"every": (3_000, 60_000), "down": (0, 40_000)}, episode=_special),
     "slow_process": Kind({"chance": _MORE, "most": (500, 200_000)}),
     "start_death": Kind({"chance": _MORE}),
     "answer_loss": Kind({"chance": _FEW}),

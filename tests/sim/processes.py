@@ -1,6 +1,8 @@
 """Nodes and host processes of a simulated cluster, as placement sees them through `actors.ports.Processes`.
 
-A process is slow to start, may die meanwhile, freezes, thaws, and dies with its node. What it was asked while it was
+A process is slow to start, may die meanwhile, freezes, thaws, and dies with its node. If a node is given up without
+having died, its processes are no longer found, asked or ended, but whoever is connected to them is answered, and they
+keep their locks, until they notice that and end themselves (`cluster/own_node.py`). What it was asked while it was
 frozen it does when it thaws, also if nobody waits for it any more. One that is frozen outlives its end by seconds, and
 does so with the lock of its bookie's disk. A bookie's disk is in the machine where the bookie started first; on every
 other machine it is refused, and its process keeps the lock of the empty folder there.
@@ -25,6 +27,8 @@ LINGER_MS = 5_000
 """A frozen process that is ended is gone after so long at the latest."""
 STALE_MS = 2_000
 """A node that died is still taken for alive for so long at most."""
+NOTICE_MS = 4_000
+"""A process has noticed after so long at the latest that its node was given up; one that is frozen, when it thaws."""
 
 
 @dataclass
@@ -48,6 +52,7 @@ class SimProcess:
     ready: bool = False
     frozen: bool = False
     dead: bool = False
+    given_up: bool = False
     actors: dict[str, tuple[str, dict[str, Any]]] = field(default_factory=dict)
     locks: list[tuple[str, str]] = field(default_factory=list)
     held: list[Callable[[], None]] = field(default_factory=list)
@@ -82,6 +87,23 @@ class SimCluster:
         for process in self.alive():
             if process.node == number:
                 self.die(process, "its node died")
+
+    def give_up_node(self, number: str) -> None:
+        """A node is taken for dead at once, and its processes end when they notice that."""
+        self.world.record("cluster", "node is given up", node=number)
+        self.world.count("node given up")
+        del self.nodes[number]
+        for process in self.alive():
+            if process.node == number:
+                process.given_up = True
+                self._answer_gone(process, "its node was given up")
+                self.world.loop.after(self.rng.randrange(NOTICE_MS), self._notice, process)
+
+    def _notice(self, process: SimProcess) -> None:
+        if process.frozen:
+            self.world.loop.after(NOTICE_MS, self._notice, process)
+        else:
+            self.die(process, "it noticed that its node was given up")
 
     def listed(self) -> list[Node]:
         """The nodes that are taken for alive."""
@@ -122,6 +144,9 @@ class SimCluster:
         for lock in process.locks:
             if self.locks.get(lock) is process:
                 del self.locks[lock]
+        self._answer_gone(process, reason)
+
+    def _answer_gone(self, process: SimProcess, reason: str) -> None:
         for future in process.waiting:
             if not future.done():
                 future.set_result(Unknown(reason, gone=True))
@@ -129,7 +154,7 @@ class SimCluster:
     def kill(self, name: str) -> None:
         """End a process from outside."""
         process = self.processes.get(name)
-        if process is None:
+        if process is None or process.given_up:
             return
         if process.frozen:
             self.world.count("lingers")
@@ -163,7 +188,7 @@ class SimProcesses:
     async def names(self) -> list[str]:
         """See actors.ports.Processes."""
         await self._pause(20)
-        return sorted(self._cluster.processes)
+        return sorted(process.name for process in self._cluster.alive() if not process.given_up)
 
     async def make(self, name: str, node: str | None, timeout: int) -> str:
         """See actors.ports.Processes."""
@@ -286,7 +311,7 @@ class SimProcesses:
     async def _ask(self, process: SimProcess | None, work: Callable[[], Any], timeout: int) -> Any:
         """What work in a process returns, when it is up and awake. It is done even if nobody waits any more."""
         await self._pause(5)
-        if process is None or process.dead:
+        if process is None or process.dead or process.given_up:
             return Unknown("there is no such process", gone=True)
         done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         lost = self._cluster.rng.random() < self._cluster.trouble.answer_lost

@@ -1,8 +1,9 @@
 """Controllers that place bookies, topics and dispatchers in processes on nodes, while all of these come and go.
 
 Placement and the controller's supervisor are the real ones; nodes and processes are simulated. Processes freeze, start
-slowly, die, also while they start; nodes die and their machines come back; a controller ends, and the next one finds
-what runs; one that was frozen comes back and works beside its successor for a while.
+slowly, die, also while they start; nodes die, or are given up while their processes live on, and their machines come
+back; a controller ends, and the next one finds what runs; one that was frozen comes back and works beside its successor
+for a while.
 
 At every moment, as far as each controller knows: a slot is served by one process, a bookie's process by nobody else,
 and none that waits serves; no process is made for a slot that has one, or to wait beyond what is wanted. Never do two
@@ -32,7 +33,7 @@ from tests.sim.world import World
 TROUBLE_MS, BOUND_MS = 90_000, 400_000
 LOOK_MS = 50
 RETRY_MS = 100
-TROUBLES = ("process_crash", "process_freeze", "node_loss", "controller_restart", "two_controllers")
+TROUBLES = ("process_crash", "process_freeze", "node_loss", "node_hang", "controller_restart", "two_controllers")
 
 
 class PlacementWorld:
@@ -245,11 +246,18 @@ class _Course:
 
     async def node_loss(self, fault: Fault, rng: random.Random) -> None:
         """A node dies, and its machine comes back later."""
+        await self._without_node(self.cluster.lose_node, fault, rng)
+
+    async def node_hang(self, fault: Fault, rng: random.Random) -> None:
+        """A node hangs until it is given up, and its machine comes back later."""
+        await self._without_node(self.cluster.give_up_node, fault, rng)
+
+    async def _without_node(self, goes: Callable[[str], None], fault: Fault, rng: random.Random) -> None:
         nodes = sorted(self.cluster.nodes)
         if nodes:
             name = nodes[rng.randrange(len(nodes))]
             machine = self.cluster.nodes[name].address
-            self.cluster.lose_node(name)
+            goes(name)
             await self.world.loop.pause(int(rng.random() * fault["down"]))
             self.add_node(machine)
 
