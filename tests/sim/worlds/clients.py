@@ -50,6 +50,8 @@ class History:
         self.events: list[list[Any]] = []
         self.hand_backs: list[list[int]] = []
         """Partition, position, moment, delay (ms), redelivery count seen, moment of the confirmation or -1."""
+        self.batches: dict[tuple[bytes, int], int] = {}
+        """Of messages that were sent in one batch, the row of its first one in `sends`."""
         self._finished: set[tuple[bytes, int]] = set()
         self._open: set[tuple[bytes, int]] = set()
         self.finishes: list[tuple[bytes, int]] = []

@@ -175,6 +175,7 @@ class WireProducerModel:
         places = []
         for offset, (key, number) in enumerate(rows):
             places.append(len(self._past.sends))
+            self._past.batches[key, number] = places[0]
             self._past.sends.append(
                 [self.name, partition, key, number, first + offset, -1, history.INFO, self._past.stamp(), 0, due]
             )
@@ -247,6 +248,8 @@ class WireConsumerModel:
         """Open partitions of which the end was told."""
         self._granted: list[int] = []
         self._came: list[int] = []
+        self._last: list[tuple[int, int]] = []
+        """The batch that the last frame was of, and the position of its last message."""
         self._free: list[int] = []
         self._epochs: list[int] = []
         self._queue: deque[tuple[_Entry, int]] = deque()
@@ -266,6 +269,7 @@ class WireConsumerModel:
         for _ in range(self._partitions, partitions):
             for counts in (self._lives, self._granted, self._came, self._free, self._epochs):
                 counts.append(0)
+            self._last.append((-1, -1))
             self._sessions.append(set())
         self._partitions = max(self._partitions, partitions)
 
@@ -290,6 +294,7 @@ class WireConsumerModel:
     async def _subscribe(self, partition: int) -> None:
         self._lives[partition] += 1
         self._came[partition] = self._granted[partition] = self._free[partition] = 0
+        self._last[partition] = (-1, -1)
         life = self._lives[partition]
         await self._wire.ask(
             "subscribe",
@@ -342,7 +347,9 @@ class WireConsumerModel:
         self._came[partition] += count
         came, granted = self._came[partition], self._granted[partition]
         if self._manner.type == FAILOVER:  # a batch goes whole where there is room for its first message
-            came -= count - 1
+            batch, behind = self._past.batches.get((messages[0].key, messages[0].number), -at), self._last[partition]
+            came -= came if behind[0] == batch and behind[1] < at else count - 1
+            self._last[partition] = batch, messages[-1].position
         assert came <= granted, f"S11: {came} messages for {granted} permits"
         if body.consumer_epoch < self._epochs[partition]:
             self._freed(partition, count)
