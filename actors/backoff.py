@@ -13,17 +13,24 @@ JITTER = 10
 
 
 class Backoff:
-    """The pauses of one series of tries. first, most: milliseconds."""
+    """The pauses of one series of tries. first, most: milliseconds. patience: of those that end after so many."""
 
-    def __init__(self, ports: Ports, first: int, most: int) -> None:
+    def __init__(self, ports: Ports, first: int, most: int, patience: int = 0) -> None:
         self._ports = ports
         self._first, self._most = first, most
         self._next = first
+        self._until = ports.clock.monotonic() + patience
 
     async def pause(self) -> None:
         """Wait before the next try."""
         wait, self._next = self._next, min(2 * self._next, self._most)
         await self._ports.clock.sleep(wait - self._ports.rng.randrange(wait // JITTER + 1))
+
+    async def pause_after(self, error: Exception) -> None:
+        """Wait before the next try, or raise why the last one failed once the patience is over."""
+        if self._ports.clock.monotonic() >= self._until:
+            raise error
+        await self.pause()
 
     def reset(self) -> None:
         """A try went well: the next pause is the first one again."""

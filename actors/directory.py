@@ -79,16 +79,13 @@ class Directory:
 
         now: its number of partitions may have risen since somebody asked here. Raises NotFound, Unavailable.
         """
-        wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
-        until = self._ports.clock.monotonic() + patience
+        wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST, patience)
         while True:
             try:
                 return await (self.settings_now(topic) if now else self.settings(topic))
             except Unavailable as error:
-                if self._ports.clock.monotonic() > until:
-                    raise
                 self._ports.log("settings_wait", topic=topic, error=str(error))
-            await wait.pause()
+                await wait.pause_after(error)
 
     async def join(self, topic: str, subscription: str, settings: SubscriptionSettings) -> TopicSettings:
         """The topic's settings now, as `settings_now`, and what is known of its dispatchers, in one question; a
@@ -171,8 +168,7 @@ class Directory:
         What may not be done twice is asked once, of whom the controller names now. Raises Unavailable, Fenced: then it
         may have been done; NotFound, and what the owner refuses with.
         """
-        wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
-        until = self._ports.clock.monotonic() + patience
+        wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST, patience)
         if not request.repeatable:
             self.forget(topic)
         while True:
@@ -186,9 +182,9 @@ class Directory:
             except (Unavailable, Fenced) as error:
                 if isinstance(error, Fenced) and address:
                     await self.suspect(address)
-                if (address and not request.repeatable) or self._ports.clock.monotonic() > until:
+                if address and not request.repeatable:
                     raise
-            await wait.pause()
+                await wait.pause_after(error)
 
     async def ask_controller(
         self, request: Request[R], *, timeout: int = ANSWER_TIMEOUT, patience: int = OWNER_PATIENCE
@@ -199,21 +195,18 @@ class Directory:
         What is to be deleted and is gone at a later try was deleted by an earlier one. Raises Unavailable, and what is
         refused.
         """
-        wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
-        until = self._ports.clock.monotonic() + patience
+        wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST, patience)
         tried = False
         while True:
             try:
                 return await self._ask(request, timeout)
-            except Unavailable:
-                if self._ports.clock.monotonic() >= until:
-                    raise
+            except Unavailable as error:
+                await wait.pause_after(error)
             except NotFound:
                 if not (tried and isinstance(request, RemoveSubscription | RemoveTopic)):
                     raise
                 return cast(R, Done())
             tried = True
-            await wait.pause()
 
     def forget(self, topic: str) -> None:
         """The topic was deleted, or is another one now."""

@@ -90,7 +90,7 @@ class PartitionConsumer:
         """The last delivery that was taken; how often everything was given back under this session."""
         self._unconfirmed: deque[tuple[int, int, Positions]] = deque()
         self._ack_turn = self._ack_due = self._said = self._heard = self._losses = self._losses_told = 0
-        self._ack_signal = Signal()
+        self._ack_signal, self._session_changed = Signal(), Signal()
         self._inbox = Inbox(ports, payloads or Payloads(ports, directory, topic, partition), self._came)
         self._revocations = Revocations(ports, self._holding, self._inbox, self._hand_backs, taking_back)
         self._paused = self._asking = self._gathering = self.closing = self.by_index = False  # the last: see Poll
@@ -215,8 +215,9 @@ class PartitionConsumer:
                 await self._send_acks(Acknowledge(session=self.session, ack_turn=turn, durable=True))
             elif self.session and self._acks:
                 await self._send_acks(self._acknowledgement(durable=True))
-            else:
-                await self._ports.clock.sleep(ACK_LINGER)
+            else:  # there is no session
+                self._session_changed.clear()
+                await self._session_changed.wait(self._ports)
 
     async def _send_rest(self) -> None:
         """Nobody else does when this consumer closes. Raises Fenced when the session is over."""
@@ -233,6 +234,7 @@ class PartitionConsumer:
         self._inbox.close()
         self._hand_backs.close()
         self._ack_signal.set()
+        self._session_changed.set()
         try:
             if self._acks or self._unconfirmed:
                 await self._until_settled()
@@ -260,15 +262,10 @@ class PartitionConsumer:
                 find = self._directory.dispatcher if first else self._directory.dispatcher_again
                 self._address = await find(self._topic, self.partition, self._subscription, self._settings)
                 request = Attach(
-                    consumer=self._name,
-                    incarnation=f"{self._incarnation}.{self._generation}",
-                    ranges=self._ranges,
-                    priority=self._priority,
-                    holding=self._all_held(),
-                    process=self._process,
-                    keep_place=self._keep_place,
-                    hands_over_to=self.handing_over.to,
-                )
+                    consumer=self._name, incarnation=f"{self._incarnation}.{self._generation}", process=self._process,
+                    ranges=self._ranges, priority=self._priority, holding=self._all_held(),
+                    keep_place=self._keep_place, hands_over_to=self.handing_over.to,
+                )  # fmt: skip
                 sent = self._ports.clock.monotonic()
                 reply = await self._ports.net.call(self._address, request, ATTACH_TIMEOUT)
                 if isinstance(reply, Unknown):
@@ -314,6 +311,7 @@ class PartitionConsumer:
         # What was acknowledged but not confirmed may be unknown to the new owner: say it again.
         self._acks = [(said, positions) for _, said, positions in self._unconfirmed] + self._acks
         self._unconfirmed.clear()
+        self._session_changed.set()
 
     def _all_held(self) -> Positions:
         """Held, waiting to be resolved, or acknowledged without confirmation: nobody else may get these yet."""
@@ -334,6 +332,7 @@ class PartitionConsumer:
         self._unconfirmed.clear()
         self._generation += 1
         self.session = self.epoch = 0
+        self._session_changed.set()
         self._told(self.partition, Event(kind="lost"))
 
     async def _converse(self) -> None:
@@ -343,6 +342,7 @@ class PartitionConsumer:
                 await self._turn_or_attach()
         except (Invalid, NotFound) as error:
             self.failed = error
+            self._session_changed.set()
             self._hand_backs.close()
             self._told(self.partition, Event(kind="failed"))
 

@@ -277,7 +277,7 @@ class Dispatcher(Actor):
 
     async def on_skip_to(self, request: SkipTo) -> Skipped:
         """See messages.SkipTo."""
-        return _skipped(await self._owning.seeker.to_position(request.position))
+        return _skipped(await self._owning.seeker.skip_to(request.position))
 
     async def on_delete_subscription(self, request: DeleteSubscription) -> Deleted:
         """See messages.DeleteSubscription: the delayed index goes first, then the record, then this actor."""

@@ -72,19 +72,23 @@ class Seeker:
         """
         ends = await read_ends(self._ports, self._topic)
         self._cursor.chain(ends.ledgers)
-        return await self._skip_to(behind(self._cursor, ends, messages))
+        return await self.skip_to(behind(self._cursor, ends, messages))
 
     async def clear(self) -> tuple[int, int]:
         """Everything that is there counts as done, also what was read meanwhile, and what is delayed."""
-        return await self._skip_to((await read_ends(self._ports, self._topic)).next, everything=True)
+        return await self.skip_to((await read_ends(self._ports, self._topic)).next, everything=True)
 
     async def expire(self, before: int) -> tuple[int, int]:
         """Everything that was published before a time (ms) counts as done."""
-        return await self._skip_to(await self._position_of(before))
+        return await self.skip_to(await self._position_of(before))
 
-    async def to_position(self, target: int) -> tuple[int, int]:
-        """Everything before a position counts as done."""
-        return await self._skip_to(target)
+    async def skip_to(self, target: int, *, everything: bool = False) -> tuple[int, int]:
+        """Everything before a position counts as done. What comes meanwhile is not in the number that is told."""
+        await self._reader.look()
+        end = self._reader.end
+        before = self._backlog.count(end)
+        await self._forward(target, everything=everything)
+        return before - self._backlog.count(end), target
 
     async def expire_old(self) -> None:
         """Messages older than the topic's time to live count as done (ttl_ms; 0 = they are kept)."""
@@ -98,14 +102,6 @@ class Seeker:
     async def _position_of(self, time: int) -> int:
         check_time(time, self._ports.clock.now())
         return (await self._topic.ask(FindTime(time=time))).position
-
-    async def _skip_to(self, target: int, *, everything: bool = False) -> tuple[int, int]:
-        """Everything before `target` counts as done. What comes meanwhile is not in the number that is told."""
-        await self._reader.look()
-        end = self._reader.end
-        before = self._backlog.count(end)
-        await self._forward(target, everything=everything)
-        return before - self._backlog.count(end), target
 
     # -- how it is done -------------------------------------------------------------------------------------------
 

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from actors.directory import Directory
 from actors.lifetimes import Lifetimes, ttl_of
-from actors.messages import Excess, ExpireMessages, FindExcess, ListSubscriptions, ListTopics, SkipTo
+from actors.messages import ExpireMessages, FindExcess, ListSubscriptions, ListTopics, SkipTo
 from actors.ports import Ports
 from actors.pulsar.quotas import EVICTION, Quotas
 from actors.pulsar.records import AGES
-from actors.topic_client import TopicClient
 from storage.errors import SluiceError
 
 EXPIRE_MS = 60_000
@@ -69,8 +68,7 @@ class Expiry:
         question = FindExcess(limit=most, keep=int(most * LEFT))
         try:
             for partition in range(partitions):
-                owner = TopicClient(self._ports, self._directory, topic, partition)
-                found: Excess = await owner.ask(question)
+                found = await self._directory.ask_owner(topic, partition, None, question)
                 for name in found.subscriptions:
                     await self._directory.ask_owner(topic, partition, name, SkipTo(position=found.position))
         except SluiceError as error:

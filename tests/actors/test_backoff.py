@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from actors.backoff import Backoff
+from storage.errors import Unavailable
 from tests.sim.world import World
 
 
@@ -31,3 +34,21 @@ def test_bo_1_pauses_double_up_to_the_limit_with_some_chance() -> None:
 
 def test_those_who_begin_together_do_not_come_back_together() -> None:
     assert len({tuple(_pauses(seed, 5, -1)) for seed in range(8)}) == 8
+
+
+@pytest.mark.parametrize(("patience", "tries"), [(0, 1), (300, 3)])
+def test_what_fails_until_the_patience_is_over_raises_why_it_failed_last(patience: int, tries: int) -> None:
+    tried: list[Unavailable] = []
+
+    async def fail_for_ever(wait: Backoff) -> None:
+        while True:
+            tried.append(Unavailable("not now"))
+            await wait.pause_after(tried[-1])
+
+    async def run(world: World) -> None:
+        with pytest.raises(Unavailable) as raised:
+            await fail_for_ever(Backoff(world.client("coming back"), 200, 1_000, patience))
+        assert raised.value is tried[-1]
+
+    World(1).play(run)
+    assert len(tried) == tries
