@@ -9,6 +9,7 @@ from typing import Any
 import psutil
 
 from cluster.attach import answers
+from cluster.environment import TOKEN_PATH
 from cluster.folder import STATE_FILE, read_state
 from cluster.sessions import processes_of
 from storage.errors import Invalid
@@ -21,7 +22,7 @@ def find(data_dir: Path | None = None) -> tuple[str, Path | None] | None:
     """Address and token file of a running cluster: of the enclosing `local`, or of the state file. None without."""
     inherited = os.environ.get("SLUICE_INTERNAL_ADDRESS")
     if inherited:
-        token = os.environ.get("RAY_AUTH_TOKEN_PATH")
+        token = os.environ.get(TOKEN_PATH)
         return inherited, Path(token) if token else None
     state = read_state(data_dir or Path("sluice-data"))
     if state is None or ("process" in state and not runs(state)):

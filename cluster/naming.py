@@ -17,7 +17,7 @@ import msgspec
 from actors.host import Answer
 from actors.ports import Unknown
 from actors.wire import Packed, Reply, Request, pack, pack_error, unpack
-from cluster.environment import CONTROLLER_HOST
+from cluster.environment import CONTROLLER_HOST, TOKEN_PATH
 from cluster.folder import DOOR_FILE, replace_file
 from cluster.net import DirectNet, cluster_token, find
 from cluster.tokens import ensure_token
@@ -69,7 +69,7 @@ def open_door(data_dir: Path, address: str, endpoint: Endpoint) -> None:
 
     Without an effect where the cluster's token lies in no file: then nobody could prove that he knows it.
     """
-    token_file = os.environ.get("RAY_AUTH_TOKEN_PATH", "")
+    token_file = os.environ.get(TOKEN_PATH, "")
     if cluster_token() and not token_file:
         return
     replace_file(data_dir / DOOR_FILE, msgspec.json.encode(Door(address, endpoint, token_file)))

@@ -19,6 +19,17 @@ async def comes_to(client: Ports, cluster: Cluster, subscription: str, at: int, 
     await client.net.call(cluster.current, Progress(subscription=subscription, mark_delete=at, number=number), TIMEOUT)
 
 
+async def three_ledgers(world: World) -> tuple[Cluster, Ports, TestProducer]:
+    """A topic with thirty messages in ledgers of ten; who may ask it, and whose messages they are."""
+    cluster = Cluster(world, settings=TopicSettings(roll_entries=10))
+    client = world.client("client")
+    producer = TestProducer(client, await cluster.start())
+    await producer.open()
+    for _ in range(3):
+        await producer.publish(10)
+    return cluster, client, producer
+
+
 def test_what_waits_is_old_or_not() -> None:
     async def scenario(world: World) -> None:
         cluster = Cluster(world, settings=TopicSettings(roll_entries=10))
@@ -51,12 +62,7 @@ def test_what_the_slowest_has_passed_does_not_wait() -> None:
     """Over several ledgers, and a change of the owner."""
 
     async def scenario(world: World) -> None:
-        cluster = Cluster(world, settings=TopicSettings(roll_entries=10))
-        client = world.client("client")
-        producer = TestProducer(client, await cluster.start())
-        await producer.open()
-        for _ in range(3):
-            await producer.publish(10)
+        cluster, client, producer = await three_ledgers(world)
         assert await measured(client, cluster) == 0, "nobody waits for anything"
         await comes_to(client, cluster, "slow", -1, 1)
         await comes_to(client, cluster, "fast", position(producer.places[-1][1].ledger, 9), 1)
@@ -79,12 +85,7 @@ def test_from_where_on_there_is_little_enough() -> None:
     """Over several ledgers: what is asked to be kept is kept as far as it goes, and no more."""
 
     async def scenario(world: World) -> None:
-        cluster = Cluster(world, settings=TopicSettings(roll_entries=10))
-        client = world.client("client")
-        producer = TestProducer(client, await cluster.start())
-        await producer.open()
-        for _ in range(3):
-            await producer.publish(10)
+        cluster, client, producer = await three_ledgers(world)
 
         async def excess(limit: int, keep: int) -> Excess:
             reply = await client.net.call(cluster.current, FindExcess(limit=limit, keep=keep), TIMEOUT)
