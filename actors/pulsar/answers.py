@@ -271,6 +271,8 @@ class Answers:
             await made.close()
         if made.closed:
             raise Refused(ServerError.SERVICE_NOT_READY, "the consumer lost its place meanwhile; subscribe again")
+        if self._g.sought.get(key := (place.topic, place.partition, wanted.subscription)) == wanted.start:
+            self._g.sought.pop(key, None)
         self._c.say("success", request_id=asked.request_id)
         made.subscribed()
 
@@ -289,12 +291,11 @@ class Answers:
         if not 0 <= asked.type < len(TYPES):
             raise Refused(ServerError.NOT_ALLOWED, f"there is no subscription type {asked.type}")
         name = asked.consumer_name or self._g.fresh("consumer")
-        start = None
-        if not asked.durable and asked.type in (EXCLUSIVE, FAILOVER):
-            start = await self._start(asked, place)
         if not asked.subscription:  # clients know it by this code, which is Pulsar's for it
             raise Refused(ServerError.PRODUCER_BUSY, "the subscription name is empty")
-        subscription = check_name("subscription", quoted(asked.subscription))
+        subscription, start = check_name("subscription", quoted(asked.subscription)), None
+        if not asked.durable and asked.type in (EXCLUSIVE, FAILOVER):
+            start = await self._start(asked, place, subscription)
         settings = SubscriptionSettings(
             type=TYPES[asked.type],
             durable=asked.durable,
@@ -310,10 +311,9 @@ class Answers:
         name, named = check_name("consumer", quoted(name)), bool(asked.consumer_name)
         return Asked(subscription, name, settings, ranges, start, asked.priority_level, named)
 
-    async def _start(self, asked: Any, place: Place) -> int:
+    async def _start(self, asked: Any, place: Place, name: str) -> int:
         """Where a reader begins: after a seek there, else where it says, else at its initial position."""
-        sought = self._g.sought.pop((place.topic, place.partition, asked.subscription), None)
-        if sought is not None:
+        if (sought := self._g.sought.get((place.topic, place.partition, name))) is not None:
             return sought
         if asked.start_rollback_seconds:
             since = max(self._g.ports.clock.now() - asked.start_rollback_seconds * 1000, 0)
