@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from actors.consumer.held import Received
+from actors.consumer.losses import tell
 from actors.consumer.partition import PartitionConsumer
 from actors.consumer.revocations import TakingBack
 from actors.messages import Event
@@ -216,7 +217,7 @@ class Consumer:
             if not (ack_receipt or self._loop_told):
                 self._hand_over_now()
         if ack_receipt:
-            self._loop.run(consumer.wait_confirmed())  # which asks for what is done, and sends it
+            self._wait_confirmed([consumer])  # which asks for what is done, and sends it
 
     def _tell_loop(self, messages: int) -> None:
         """So many messages more were taken or acknowledged."""
@@ -267,8 +268,14 @@ class Consumer:
         Raises Unavailable (time-out), and Fenced, once, if a session was lost before its acknowledgements were: those
         messages come again.
         """
-        waits = _together(part.wait_confirmed() for part in self.parts)
-        self._loop.run(waits, None if timeout_ms is None else timeout_ms / 1000)
+        self._wait_confirmed(self.parts, None if timeout_ms is None else timeout_ms / 1000)
+
+    def _wait_confirmed(self, parts: list[PartitionConsumer], timeout: float | None = None) -> None:
+        """What was lost counts as told when all have settled in time: who gives up is told nothing."""
+        losses = [part.losses for part in parts]
+        told = [one.told for one in losses]
+        self._loop.run(_together(part.settle() for part in parts), timeout)
+        tell(losses, since=told)
 
     def pause(self) -> None:
         """Ask for no more messages; what was granted may still come."""
@@ -329,7 +336,10 @@ class Consumer:
         deadline = time.monotonic() + drain_timeout_ms / 1000
         while drain_timeout_ms and self.held() and time.monotonic() < deadline:
             self._hand_over_now()
-            self._loop.run(self.parts[0].wait_confirmed())
+            try:
+                self._loop.run(_together(part.settle() for part in self.parts), max(deadline - time.monotonic(), 0))
+            except SluiceError:  # not in time, or one has failed: more waiting changes nothing
+                break
             time.sleep(0.005)
         self._closed = True
         self._hand_over_now()

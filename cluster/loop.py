@@ -56,9 +56,8 @@ class LoopThread:
         try:
             return future.result(timeout)
         except FutureTimeout:
-            if future.done():
-                raise
-            future.cancel()
+            if not future.cancel():  # it ended just now, or this error is its own
+                return future.result()
             raise NoAnswer(f"no answer within {timeout} s") from None
         except KeyboardInterrupt:
             future.cancel()

@@ -242,13 +242,16 @@ def constant(value: str, count: int) -> pa.Array:
 
 
 def _void_from(acks: pa.Table, events: pa.Table) -> Int64s:
-    """When the session of each acknowledgement was known to be lost: what was not confirmed by then never was."""
+    """When the session of each acknowledgement was known to be lost: what was not confirmed by then never was.
+
+    Said under an earlier session it was said again under this one, after a change of the owner, and was lost with it.
+    """
     void = np.full(acks.num_rows, np.iinfo(np.int64).max)
     session, partition = acks.column("session").to_numpy(), acks.column("partition").to_numpy()
     lost = events.filter(pa.compute.equal(events.column("event"), EXPIRED))
     for row in lost.filter(pa.compute.greater(lost.column("upto"), 0)).to_pylist():
         whose = pa.compute.equal(acks.column("consumer"), row["consumer"]).to_numpy()
-        mine = whose & (session == row["session"]) & (partition == row["partition"])
+        mine = whose & (session <= row["session"]) & (partition == row["partition"])
         np.minimum(void, row["upto"], out=void, where=mine)
     return void
 

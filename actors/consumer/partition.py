@@ -20,6 +20,7 @@ from actors.consumer.hand_backs import CALL_TIMEOUT, RETRY_FIRST, RETRY_MOST, Ha
 from actors.consumer.handing_over import HandingOver
 from actors.consumer.held import Holding, Received
 from actors.consumer.inbox import Inbox
+from actors.consumer.losses import Losses, tell
 from actors.consumer.payload import Payloads
 from actors.consumer.revocations import Revocations, TakingBack
 from actors.directory import Directory
@@ -89,7 +90,8 @@ class PartitionConsumer:
         self._taken_turn = self._consumer_epoch = 0
         """The last delivery that was taken; how often everything was given back under this session."""
         self._unconfirmed: deque[tuple[int, int, Positions]] = deque()
-        self._ack_turn = self._ack_due = self._said = self._heard = self._losses = self._losses_told = 0
+        self._ack_turn = self._ack_due = self._said = self._heard = 0
+        self.losses = Losses()
         self._ack_signal, self._session_changed = Signal(), Signal()
         self._inbox = Inbox(ports, payloads or Payloads(ports, directory, topic, partition), self._came)
         self._revocations = Revocations(ports, self._holding, self._inbox, self._hand_backs, taking_back)
@@ -144,7 +146,7 @@ class PartitionConsumer:
 
     def acknowledge(self, part: Received, rows: np.ndarray | None = None, *, waited: bool = False) -> None:
         """Messages are done. Of a revoked part nothing is sent: they are others' now, which `wait_confirmed` tells."""
-        self._losses += part.revoked
+        self.losses.count += part.revoked
         positions = part.close(rows)
         if len(positions):
             self.acknowledge_positions(positions, waited=waited)
@@ -194,15 +196,13 @@ class PartitionConsumer:
         Raises Fenced if a session was lost with acknowledgements that were not, while this waits or since it was last
         told: those messages come again, to whomever. Told once; what is acknowledged from then on counts anew.
         """
-        told = self._losses_told
-        self._before_send()
-        await self._until_settled()
-        if told != self._losses:
-            self._losses_told = self._losses
-            raise Fenced("the session was lost before its acknowledgements were confirmed")
+        told = self.losses.told
+        await self.settle()
+        tell([self.losses], since=[told])
 
-    async def _until_settled(self) -> None:
+    async def settle(self) -> None:
         """Wait until every acknowledgement so far is durable or void."""
+        self._before_send()
         wanted = self._said
         while self._heard < wanted:
             if self.failed is not None:
@@ -237,7 +237,7 @@ class PartitionConsumer:
         self._session_changed.set()
         try:
             if self._acks or self._unconfirmed:
-                await self._until_settled()
+                await self.settle()
             leave = Detach(session=self.session, keep_place=not for_good)
             await self._ports.net.call(self._address, leave, CALL_TIMEOUT)
         except SluiceError as error:
@@ -326,7 +326,7 @@ class PartitionConsumer:
         self._ports.log("session_lost", partition=self.partition, session=self.session)
         self._holding.revoke()
         self._queued -= self._inbox.clear()
-        self._losses += bool(self._acks or self._unconfirmed)
+        self.losses.count += bool(self._acks or self._unconfirmed)
         self._heard = self._said  # nobody will confirm these any more; whoever waits for them is told
         self._acks.clear()
         self._unconfirmed.clear()

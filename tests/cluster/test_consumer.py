@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from typing import Any, cast
@@ -11,9 +12,10 @@ import pyarrow as pa
 import pytest
 
 from actors.consumer.held import Received
+from actors.consumer.losses import Losses
 from cluster.consumer import HAND_OVER_MS, Consumer
 from cluster.loop import LoopThread
-from storage.errors import Invalid
+from storage.errors import Fenced, Invalid, Unavailable
 
 
 class Silent:
@@ -218,3 +220,34 @@ def test_what_is_taken_back_while_it_is_received_is_not_seen() -> None:
     assert consumer.receive().row == 0
     consumer.part = part
     assert consumer.receive().row == 2
+
+
+class Settling:
+    """A partition that settles when the test says so."""
+
+    def __init__(self, *, settled: bool) -> None:
+        self.losses = Losses()
+        self.settled = asyncio.Event()
+        if settled:
+            self.settled.set()
+
+    async def settle(self) -> None:
+        await self.settled.wait()
+
+
+def test_who_gave_up_waiting_is_told_the_next_time_what_was_lost() -> None:
+    """One partition has lost acknowledgements; another one's took too long, so nobody was told."""
+    loop = LoopThread("test")
+    lost, late = Settling(settled=True), Settling(settled=False)
+    consumer = consumer_on(cast(Calls, loop), Told(), 1_000)
+    consumer.parts = [cast(Any, lost), cast(Any, late)]
+    try:
+        lost.losses.count += 1
+        with pytest.raises(Unavailable):
+            consumer.wait_acknowledged(timeout_ms=50)
+        loop.soon(late.settled.set)
+        with pytest.raises(Fenced, match="lost before"):
+            consumer.wait_acknowledged()
+        consumer.wait_acknowledged()  # told once
+    finally:
+        loop.stop()

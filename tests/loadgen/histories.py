@@ -53,19 +53,18 @@ class Story:
         }
         self.receives.append(row | changes)
 
-    def ack(self, consumer: str, entry: int, at: int, confirmed_at: int = 0, negative: bool = False) -> None:
+    def ack(self, consumer: str, entry: int, at: int, confirmed_at: int = 0, **changes: Any) -> None:
         """An acknowledgement of ledger 1, `entry`, or a negative one."""
-        self.acks.append(
-            {
-                "consumer": consumer,
-                "session": 1,
-                "partition": 0,
-                "position": position(1, entry),
-                "acked_at": at,
-                "confirmed_at": confirmed_at,
-                "negative": negative,
-            }
-        )
+        row: dict[str, Any] = {
+            "consumer": consumer,
+            "session": 1,
+            "partition": 0,
+            "position": position(1, entry),
+            "acked_at": at,
+            "confirmed_at": confirmed_at,
+            "negative": False,
+        }
+        self.acks.append(row | changes)
 
     def event(self, consumer: str, event: str, at: int, **changes: Any) -> None:
         """Something that happened to a whole consumer."""

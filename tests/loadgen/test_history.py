@@ -118,6 +118,18 @@ def test_what_a_lost_session_did_not_confirm_is_never_confirmed() -> None:
     assert acks.column("confirmed_at").to_pylist() == [15, 0, 50]
 
 
+def test_what_was_said_again_under_a_session_is_lost_with_it() -> None:
+    """A new owner has another session for the same consumer, under which it says again what was not confirmed."""
+    story = Story()
+    for session, at in ((1, 10), (2, 20), (3, 40)):
+        story.ack("c", session, at, session=session)
+    story.ack("c", 9, 10, partition=1)
+    story.event("c", EXPIRED, 14, session=2, partition=0, upto=30)
+    story.event("c", CONFIRMED, 50, upto=45)
+    acks = confirm_acks(pa.Table.from_pylist(story.acks, ACKS), pa.Table.from_pylist(story.events, EVENTS))
+    assert acks.column("confirmed_at").to_pylist() == [0, 0, 50, 50]
+
+
 def test_parquet_appears_whole(tmp_path: Path) -> None:
     write_parquet(pa.Table.from_batches([event_rows(2)]), tmp_path / "a.parquet")
     assert [path.name for path in tmp_path.iterdir()] == ["a.parquet"]

@@ -21,7 +21,7 @@ def test_a_lost_acknowledgement_is_told_to_who_asks_later() -> None:
         await broker.until(lambda: len(client.got) == 2)
         heal = broker.world.partition(["c"], ["broker"])
         client.ack(*client.got)
-        await broker.until(lambda: bool(client.parts[0]._losses), 10 * LEASE_MS)
+        await broker.until(lambda: bool(client.parts[0].losses.count), 10 * LEASE_MS)
         heal()
         await broker.until(lambda: len(client.got) == 4, 60_000)
         assert client.came() == ["a", "b", "a", "b"]
@@ -81,7 +81,7 @@ def test_a_lost_acknowledgement_is_told_to_who_closes() -> None:
         await broker.until(lambda: len(client.got) == 1)
         heal = broker.world.partition(["c"], ["broker"])
         client.ack(*client.got)
-        await broker.until(lambda: bool(client.parts[0]._losses), 10 * LEASE_MS)
+        await broker.until(lambda: bool(client.parts[0].losses.count), 10 * LEASE_MS)
         heal()
         await client.parts[0].close()
         with pytest.raises(Fenced, match="lost before"):
