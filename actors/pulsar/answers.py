@@ -271,10 +271,14 @@ class Answers:
             await made.close()
         if made.closed:
             raise Refused(ServerError.SERVICE_NOT_READY, "the consumer lost its place meanwhile; subscribe again")
-        if self._g.sought.get(key := (place.topic, place.partition, wanted.subscription)) == wanted.start:
-            self._g.sought.pop(key, None)
+        self._forget_seek((place.topic, place.partition, wanted.subscription), wanted.start)
         self._c.say("success", request_id=asked.request_id)
         made.subscribed()
+
+    def _forget_seek(self, reader: tuple[str, int, str], start: int | None) -> None:
+        """It is there again, and goes on where it was moved to."""
+        if self._g.sought.get(reader) == start:
+            self._g.sought.pop(reader, None)
 
     async def _wait_alone(self, place: Place, name: str) -> None:
         """Readers of one name keep each other out where they meet, as long as the earlier one's client is there."""
