@@ -248,14 +248,9 @@ class Answers:
         wanted = await self._wanted(asked, place)
         if wanted.start is not None and asked.type == EXCLUSIVE:
             await self._wait_alone(place, wanted.subscription)
+        here = self._c
         made = WireConsumer(
-            self._g,
-            place,
-            asked.consumer_id,
-            wanted,
-            write=self._c.write,
-            lost=self._c.send_away,
-            alive=self._c.answers,
+            self._g, place, asked.consumer_id, wanted, write=here.write, lost=here.send_away, alive=here.answers
         )
         self._c.add_consumer(made, asked)
         if asked.HasField("consumer_epoch"):

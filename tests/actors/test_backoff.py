@@ -37,7 +37,7 @@ def test_those_who_begin_together_do_not_come_back_together() -> None:
 
 
 @pytest.mark.parametrize(("patience", "tries"), [(0, 1), (300, 3)])
-def test_what_fails_until_the_patience_is_over_raises_why_it_failed_last(patience: int, tries: int) -> None:
+def test_when_the_patience_is_over_the_last_error_is_raised(patience: int, tries: int) -> None:
     tried: list[Unavailable] = []
 
     async def fail_for_ever(wait: Backoff) -> None:
