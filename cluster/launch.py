@@ -40,7 +40,7 @@ from cluster.environment import (
     use_token,
 )
 from cluster.folder import DOOR_FILE, STATE_FILE, TOKEN_FILE, claimed, prepare_folder, read_state, write_state
-from cluster.nodes import SLOW_START, START_TRIES, add_node, alive_nodes, start_head
+from cluster.nodes import SLOW_START, START_TRIES, add_node, known_nodes, start_head
 from cluster.options import ClusterOptions, identified
 from cluster.pulsar.ports import forget_ports, pulsar_of, wanted_ports
 from cluster.repeated import note
@@ -309,7 +309,7 @@ def up(values: Configuration, nodes: int = 1) -> dict[str, Any]:
             if fresh and state["session"]:
                 _end(root, state)
             raise
-    answer = {"address": state["address"], "data_dir": str(root), "nodes": len(alive_nodes())}
+    answer = {"address": state["address"], "data_dir": str(root), "nodes": sum(node["alive"] for node in known_nodes())}
     return answer | {"kept": without_effect} | condition() | pulsar_of(root, options.settings())
 
 
@@ -326,6 +326,7 @@ def _start_ray(root: Path, state: dict[str, Any], options: ClusterOptions) -> No
 def _add_nodes(state: dict[str, Any], nodes: int, options: ClusterOptions) -> None:
     """Bring a session that `up` started to so many live nodes."""
     if state["session"]:
+        prepare(token_of(state))  # this process may know nothing of the cluster yet
         for _ in range(nodes - count_nodes(state["session"])):
             add_node(
                 state["session"], state["address"], cpus=options.cpus, object_store_bytes=options.object_store_bytes

@@ -103,8 +103,8 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def alive_nodes() -> list[dict[str, Any]]:
-    """Every node of the Ray cluster that this process is attached to; none if it is attached to none."""
+def known_nodes() -> list[dict[str, Any]]:
+    """Every node of the Ray cluster that this process is attached to, also the lost; none if it is attached to none."""
     if "ray" not in sys.modules:  # a cluster in one process has none
         return []
     import ray

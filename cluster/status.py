@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import cluster
 from cluster.alarms import alarms_of
 from cluster.discovery import find
-from cluster.nodes import alive_nodes
+from cluster.nodes import known_nodes
 from storage.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def describe(values: Configuration) -> dict[str, Any]:
         "objects": values.objects or (values.data_dir.absolute() / "objects").as_uri(),
         "underReplicated": answer["underReplicated"],
         "alarms": alarms_of(answer),
-        "nodes": alive_nodes(),
+        "nodes": known_nodes(),
         "actors": answer["actors"],
         "topics": topics,
     }

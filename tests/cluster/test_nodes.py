@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +19,7 @@ import pytest
 import cluster
 from cluster import launch
 from cluster.client import Client
+from cluster.environment import TOKEN_PATH
 from cluster.folder import STATE_FILE
 from cluster.producer import Producer
 from cluster.receipts import Receipt
@@ -53,10 +56,9 @@ def test_a_process_that_ends_while_nodes_are_counted_is_none(monkeypatch: pytest
 # -- real nodes -----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+@contextlib.contextmanager
+def three_nodes(folder: Path) -> Iterator[Path]:
     """The data folder of a cluster of three nodes. Their processes become children of this one, so it can reap them."""
-    folder = tmp_path_factory.mktemp("nodes") / "data"
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
         assert launch.up(values(folder, bookies=3, brokers=3), 3)["nodes"] == 3
@@ -65,6 +67,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         if (folder / STATE_FILE).exists():
             launch.down(folder)
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The cluster of most of these tests."""
+    with three_nodes(tmp_path_factory.mktemp("nodes") / "data") as folder:
+        yield folder
 
 
 @pytest.fixture
@@ -121,21 +130,21 @@ def victim(client: Client, topic: str) -> dict[str, Any]:
     return max((node for node in others if node["NodeID"] != controller), key=lambda node: node["NodeID"] in owners)
 
 
-def controllers_node() -> dict[str, Any]:
-    """The node of the controller, which is started anew until Ray places it on another one than the head."""
+def controllers_node(*, head: bool = False) -> dict[str, Any]:
+    """The node of the controller, which is started anew until Ray places it on the head, or on another one."""
     import ray
 
     found: list[dict[str, Any]] = []
 
-    def off_the_head() -> bool:
+    def is_there() -> bool:
         if not (at := node_of("controller")):
             return False
-        found[:] = [node for node in live_nodes() if node["NodeID"] == at and not is_head(node)]
+        found[:] = [node for node in live_nodes() if node["NodeID"] == at and is_head(node) == head]
         if not found:
             ray.kill(ray.get_actor("controller", "sluice"), no_restart=False)
         return bool(found)
 
-    eventually(off_the_head, "the controller is on no other node than the head")
+    eventually(is_there, f"the controller is never on {'the head' if head else 'another node than the head'}")
     return found[0]
 
 
@@ -306,6 +315,45 @@ def test_the_loss_of_the_controllers_node_loses_nothing(client: Client, data: Pa
     traffic.send()
     traffic.check()
     traffic.close()
+
+
+@ray_test
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["killed", "frozen"])
+def test_the_loss_of_the_heads_raylet_loses_nothing(tmp_path: Path, how: str) -> None:
+    """With the controller there, for who came in by the door. Programs that are attached to Ray there end with it."""
+    import ray
+
+    with three_nodes(tmp_path / "data") as data:
+        with attached(data) as client:
+            eventually(lambda: len(actors(client, "bookie")) == 3, "a bookie is missing")
+            node = controllers_node(head=True)
+            here = [psutil.Process(pid) for pid in processes_on(node)]
+        assert not ray.is_initialized()
+        with cluster.connect(data_dir=data) as client:
+            traffic = Traffic(client, "head")
+            with lost(data, node, how):
+                traffic.send()
+                eventually(lambda: not any(runs(process) for process in here), "processes live on beside successors")
+                eventually(lambda: len(actors(client, "bookie")) == 3, "the lost node's bookie does not come back")
+                traffic.send()
+                traffic.arrives()
+                lives_and_goes(client, "after")
+                with cluster.connect(data_dir=data) as newcomer:
+                    assert len(newcomer.stats("head", "s")) == 3
+            assert added_by_another_process(data) == 3
+            traffic.send()
+            traffic.check()
+
+
+def added_by_another_process(data: Path) -> int:
+    """How many nodes there are when a process that knows nothing but the folder has brought them to three."""
+    told = "import sys, json; from pathlib import Path; from cluster import launch; from tests.cluster.helpers import "
+    told += "values; print(json.dumps(launch.up(values(Path(sys.argv[1]), bookies=3, brokers=3), 3)))"
+    known = {name: value for name, value in os.environ.items() if name != TOKEN_PATH}
+    done = subprocess.run([sys.executable, "-c", told, data], env=known, capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stderr
+    return int(json.loads(done.stdout.splitlines()[-1])["nodes"])
 
 
 def lives_and_goes(client: Client, topic: str) -> None:
