@@ -115,7 +115,7 @@ def raylet_of(session: str, node: dict[str, Any]) -> psutil.Process:
 
 
 def is_head(node: dict[str, Any]) -> bool:
-    """Whether Ray itself hangs on a node; the driver that this process is hangs on it as well."""
+    """Whether it is the node that Ray was started with; this process is attached to its raylet."""
     return "node:__internal_head__" in node["Resources"]
 
 
@@ -321,7 +321,7 @@ def test_the_loss_of_the_controllers_node_loses_nothing(client: Client, data: Pa
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["killed", "frozen"])
 def test_the_loss_of_the_heads_raylet_loses_nothing(tmp_path: Path, how: str) -> None:
-    """With the controller there, for who came in by the door. Programs that are attached to Ray there end with it."""
+    """With the controller there, for who came in by the door."""
     import ray
 
     with three_nodes(tmp_path / "data") as data:
