@@ -19,7 +19,8 @@ class Backoff:
         self._ports = ports
         self._first, self._most = first, most
         self._next = first
-        self._until = ports.clock.monotonic() + patience
+        # Each message begins some series, and nearly none has a patience: those do not look at the clock.
+        self._until = ports.clock.monotonic() + patience if patience else 0
 
     async def pause(self) -> None:
         """Wait before the next try."""

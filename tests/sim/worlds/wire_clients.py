@@ -348,7 +348,8 @@ class WireConsumerModel:
         came, granted = self._came[partition], self._granted[partition]
         if self._manner.type == FAILOVER:  # a batch goes whole where there is room for its first message
             batch, behind = self._past.batches.get((messages[0].key, messages[0].number), -at), self._last[partition]
-            came -= came if behind[0] == batch and behind[1] < at else count - 1
+            goes_on = behind[0] == batch and behind[1] < at
+            came = 0 if goes_on else came - count + 1
             self._last[partition] = batch, messages[-1].position
         assert came <= granted, f"S11: {came} messages for {granted} permits"
         if body.consumer_epoch < self._epochs[partition]:
