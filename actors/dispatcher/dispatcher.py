@@ -69,6 +69,7 @@ from actors.messages import (
     Detach,
     Discard,
     Done,
+    EvictExcess,
     ExpireMessages,
     Explain,
     FindBacklog,
@@ -95,7 +96,6 @@ from actors.messages import (
     SentApart,
     Skip,
     Skipped,
-    SkipTo,
     Sought,
     Stats,
     StillOpen,
@@ -275,9 +275,9 @@ class Dispatcher(Actor):
         """See messages.ExpireMessages."""
         return _skipped(await self._owning.seeker.expire(request.before))
 
-    async def on_skip_to(self, request: SkipTo) -> Skipped:
-        """See messages.SkipTo."""
-        return _skipped(await self._owning.seeker.skip_to(request.position))
+    async def on_evict_excess(self, request: EvictExcess) -> Skipped:
+        """See messages.EvictExcess."""
+        return _skipped(await self._owning.seeker.evict(request.limit, request.keep))
 
     async def on_delete_subscription(self, request: DeleteSubscription) -> Deleted:
         """See messages.DeleteSubscription: the delayed index goes first, then the record, then this actor."""

@@ -20,7 +20,7 @@ from actors.dispatcher.reader import Reader
 from actors.dispatcher.store import CursorStore
 from actors.dispatcher.targets import behind, check_time, place
 from actors.dispatcher.wakeups import Wakeups
-from actors.messages import FindTime
+from actors.messages import FindExcess, FindTime
 from actors.ports import Ports
 from actors.topic_client import TopicClient
 from storage.cursor import Cursor
@@ -72,23 +72,21 @@ class Seeker:
         """
         ends = await read_ends(self._ports, self._topic)
         self._cursor.chain(ends.ledgers)
-        return await self.skip_to(behind(self._cursor, ends, messages))
+        return await self._skip_to(behind(self._cursor, ends, messages))
 
     async def clear(self) -> tuple[int, int]:
         """Everything that is there counts as done, also what was read meanwhile, and what is delayed."""
-        return await self.skip_to((await read_ends(self._ports, self._topic)).next, everything=True)
+        return await self._skip_to((await read_ends(self._ports, self._topic)).next, everything=True)
 
     async def expire(self, before: int) -> tuple[int, int]:
         """Everything that was published before a time (ms) counts as done."""
-        return await self.skip_to(await self._position_of(before))
+        return await self._skip_to(await self._position_of(before))
 
-    async def skip_to(self, target: int, *, everything: bool = False) -> tuple[int, int]:
-        """Everything before a position counts as done. What comes meanwhile is not in the number that is told."""
-        await self._reader.look()
-        end = self._reader.end
-        before = self._backlog.count(end)
-        await self._forward(target, everything=everything)
-        return before - self._backlog.count(end), target
+    async def evict(self, limit: int, keep: int) -> tuple[int, int]:
+        """If `limit` bytes or more wait, the oldest messages count as done until at most `keep` bytes do."""
+        mark = self._cursor.mark_delete
+        found = await self._topic.ask(FindExcess(mark_delete=mark, limit=limit, keep=keep))
+        return (0, mark + 1) if found.position is None else await self._skip_to(found.position)
 
     async def expire_old(self) -> None:
         """Messages older than the topic's time to live count as done (ttl_ms; 0 = they are kept)."""
@@ -104,6 +102,14 @@ class Seeker:
         return (await self._topic.ask(FindTime(time=time))).position
 
     # -- how it is done -------------------------------------------------------------------------------------------
+
+    async def _skip_to(self, target: int, *, everything: bool = False) -> tuple[int, int]:
+        """Everything before a position counts as done. What comes meanwhile is not in the number that is told."""
+        await self._reader.look()
+        end = self._reader.end
+        before = self._backlog.count(end)
+        await self._forward(target, everything=everything)
+        return before - self._backlog.count(end), target
 
     async def _seek(self, number: int, target: int) -> int:
         """Start over at a position, or where the topic begins if that lies behind it; durable when it returns.

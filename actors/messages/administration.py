@@ -87,11 +87,12 @@ class ExpireMessages(Request[Skipped]):
     before: Time
 
 
-class SkipTo(Request[Skipped], kw_only=True):
-    """Everything before a position counts as done."""
+class EvictExcess(Request[Skipped], kw_only=True):
+    """If `limit` bytes or more wait, the oldest messages count as done until at most `keep` do."""
 
     reply: ClassVar[type[Reply]] = Skipped
-    position: int
+    limit: int
+    keep: int
 
 
 class DeleteSubscription(Request[Deleted]):

@@ -269,17 +269,20 @@ class MeasureBacklog(Request[BacklogSize]):
     before: int = 0
 
 
-class Excess(Reply, kw_only=True):
-    """subscriptions: durable ones behind which too much waits. position: from there on there is little enough."""
+class Excess(Reply):
+    """position: from there on there is little enough; None if no more waits than may."""
 
-    subscriptions: list[str]
-    position: int
+    position: int | None
 
 
 class FindExcess(Request[Excess], kw_only=True):
-    """Behind whom do `limit` bytes or more wait on the partition, and from where on are there at most `keep`?"""
+    """If `limit` bytes or more wait on the partition behind a mark-delete position, from where on is it at most `keep`?
+
+    The mark comes with the question: those that the topic was told (Progress) may be older.
+    """
 
     reply: ClassVar[type[Reply]] = Excess
+    mark_delete: int
     limit: int
     keep: int
 

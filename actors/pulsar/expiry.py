@@ -1,5 +1,5 @@
 """Messages count as done that are older than is said of their topic, or of its namespace, by a time to live
-(actors.lifetimes) or a quota of age that evicts (actors.pulsar.quotas); and the oldest ones behind a durable
+(actors.lifetimes) or a quota of age that evicts (actors.pulsar.quotas); and the oldest ones behind a
 subscription where more wait than a quota of size allows that evicts.
 
 Every gateway looks every EXPIRE_MS: two that do it at once do no more than one. What a topic was made with, the owners
@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from actors.directory import Directory
 from actors.lifetimes import Lifetimes, ttl_of
-from actors.messages import ExpireMessages, FindExcess, ListSubscriptions, ListTopics, SkipTo
+from actors.messages import EvictExcess, ExpireMessages, ListSubscriptions, ListTopics, Skipped
 from actors.ports import Ports
 from actors.pulsar.quotas import EVICTION, Quotas
 from actors.pulsar.records import AGES
+from actors.wire import Request
 from storage.errors import SluiceError
 
 EXPIRE_MS = 60_000
@@ -45,9 +46,10 @@ class Expiry:
                 return
             for topic, settings in (await self._directory.ask_controller(ListTopics())).topics.items():
                 if times := [time for time in (ttl_of(said, topic, settings), self._most_age(topic)) if time]:
-                    await self._expire(topic, settings.partitions, min(times))
+                    before = max(self._ports.clock.now() - min(times), 0)
+                    await self._ask(topic, settings.partitions, ExpireMessages(before=before))
                 if (most := _evicts(self._sizes, topic)) is not None:
-                    await self._evict(topic, settings.partitions, most)
+                    await self._ask(topic, settings.partitions, EvictExcess(limit=most, keep=int(most * LEFT)))
         except SluiceError as error:
             self._ports.log("expiry_waits", error=str(error))
 
@@ -55,22 +57,12 @@ class Expiry:
         """Milliseconds after which messages are evicted, 0 if they are not."""
         return (_evicts(self._ages, topic) or 0) * 1000
 
-    async def _expire(self, topic: str, partitions: int, ttl: int) -> None:
-        before = max(self._ports.clock.now() - ttl, 0)
+    async def _ask(self, topic: str, partitions: int, question: Request[Skipped]) -> None:
+        """The owners of all subscriptions of a topic."""
         try:
             names = (await self._directory.ask_controller(ListSubscriptions(topic=topic))).names
             for name, partition in ((name, partition) for name in names for partition in range(partitions)):
-                await self._directory.ask_owner(topic, partition, name, ExpireMessages(before=before))
-        except SluiceError as error:
-            self._ports.log("expiry_waits", topic=topic, error=str(error))
-
-    async def _evict(self, topic: str, partitions: int, most: int) -> None:
-        question = FindExcess(limit=most, keep=int(most * LEFT))
-        try:
-            for partition in range(partitions):
-                found = await self._directory.ask_owner(topic, partition, None, question)
-                for name in found.subscriptions:
-                    await self._directory.ask_owner(topic, partition, name, SkipTo(position=found.position))
+                await self._directory.ask_owner(topic, partition, name, question)
         except SluiceError as error:
             self._ports.log("expiry_waits", topic=topic, error=str(error))
 

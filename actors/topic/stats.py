@@ -69,12 +69,6 @@ def backlog_bytes(log: PartitionLog, marks: Mapping[str, int]) -> int:
     return size
 
 
-def too_far_behind(log: PartitionLog, marks: Mapping[str, int], limit: int) -> list[str]:
-    """Subscriptions behind which something waits, and as much as `limit` bytes. marks: as above."""
-    waiting = {name: backlog_bytes(log, {name: mark}) for name, mark in marks.items()}
-    return sorted(name for name, size in waiting.items() if size >= max(limit, 1))
-
-
 def weighs_at_most(log: PartitionLog, keep: int) -> int:
     """The first position from which on there are no more than `keep` bytes, by the measure of `backlog_bytes`."""
     at = 0

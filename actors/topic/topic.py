@@ -62,7 +62,7 @@ from actors.topic.admission import Admission
 from actors.topic.log import PartitionLog
 from actors.topic.producers import Join, NotYet, Producer, Producers, Store, Stored, Tail
 from actors.topic.reads import LogReads
-from actors.topic.stats import backlog_bytes, describe, describe_loss, first_waiting, too_far_behind, weighs_at_most
+from actors.topic.stats import backlog_bytes, describe, describe_loss, first_waiting, weighs_at_most
 from actors.topic.tail import CacheRoom
 from actors.topic.termination import Termination
 from actors.topic.unreadable import ALARM_MS, GivingUp
@@ -365,12 +365,10 @@ class Topic(Actor):
         return BacklogSize(bytes=backlog_bytes(self._log, marks), old=old)
 
     async def on_find_excess(self, request: FindExcess) -> Excess:
-        """Behind whom too much waits."""
+        """From where on little enough waits."""
         await self._ready()
-        return Excess(
-            subscriptions=too_far_behind(self._log, self._upkeep.marks, request.limit),
-            position=weighs_at_most(self._log, request.keep),
-        )
+        waits = backlog_bytes(self._log, {"": request.mark_delete})
+        return Excess(weighs_at_most(self._log, request.keep) if waits >= max(request.limit, 1) else None)
 
     async def on_find_time(self, request: FindTime) -> Found:
         """The first message published at or after a time."""

@@ -56,6 +56,21 @@ def test_the_oldest_go_until_there_is_less() -> None:
     play(scenario)
 
 
+def test_who_was_moved_just_now_keeps_what_is_left() -> None:
+    """Also before the owner of the topic has heard of it, which it does now and then."""
+
+    async def scenario(broker: Broker) -> None:
+        await Quotas(broker.ports.meta).set(SPACE, Quota(await filled(broker) // 2, EVICTION))
+        expiry = Expiry(broker.ports, broker.directory)
+        await expiry.look()
+        left = await backlog(broker)
+        await broker.publish("one more")
+        await expiry.look()
+        assert await backlog(broker) == left + 1, "that is less than the quota"
+
+    play(scenario)
+
+
 def test_producers_are_not_kept_out() -> None:
     async def scenario(broker: Broker) -> None:
         await filled(broker)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from actors.messages import Excess, FindExcess, MeasureBacklog, Progress, TopicSettings
+from actors.messages import FindExcess, MeasureBacklog, Progress, TopicSettings
 from actors.ports import Ports, Unknown
 from storage.position import position
 from tests.actors.topic.cluster import TIMEOUT, Cluster, TestProducer
@@ -87,26 +87,26 @@ def test_from_where_on_there_is_little_enough() -> None:
     async def scenario(world: World) -> None:
         cluster, client, producer = await three_ledgers(world)
 
-        async def excess(limit: int, keep: int) -> Excess:
-            reply = await client.net.call(cluster.current, FindExcess(limit=limit, keep=keep), TIMEOUT)
+        async def excess(mark: int, limit: int, keep: int) -> int | None:
+            question = FindExcess(mark_delete=mark, limit=limit, keep=keep)
+            reply = await client.net.call(cluster.current, question, TIMEOUT)
             assert not isinstance(reply, Unknown)
-            return reply
+            return reply.position
 
         ledgers = [place.ledger for _, place in producer.places]
         first, last = ledgers[0], ledgers[-1]
         there = [position(ledger, entry) for ledger in ledgers for entry in range(10)]
-        assert (await excess(0, 0)).subscriptions == [], "nobody waits for anything"
         await comes_to(client, cluster, "slow", -1, 1)
-        await comes_to(client, cluster, "fast", position(last, 9), 1)
         everything = await measured(client, cluster)
-        assert (await excess(0, 0)).subscriptions == ["slow"]
-        assert (await excess(everything, 0)).subscriptions == ["slow"]
-        assert (await excess(everything + 1, 0)).subscriptions == []
-        assert (await excess(0, everything)).position == position(first, 0)
-        assert (await excess(0, 0)).position == position(last, 10)
+        assert await excess(position(last, 9), 0, 0) is None, "nothing waits behind the last"
+        assert await excess(-1, everything, 0) == await excess(-1, 0, 0) == position(last, 10)
+        assert await excess(-1, everything + 1, 0) is None
+        assert await excess(position(first, 0), everything, 0) is None
+        assert await excess(-1, 0, everything) == position(first, 0)
         for part in range(1, 30):
             keep = everything * part // 30
-            at = (await excess(0, keep)).position
+            at = await excess(-1, 0, keep)
+            assert at is not None
             await comes_to(client, cluster, "slow", at - 1, 1 + part * 2)
             assert await measured(client, cluster) <= keep
             one_more = max(message for message in there if message < at)
