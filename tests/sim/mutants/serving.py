@@ -230,10 +230,18 @@ SERVING: list[Mutant] = [
     ),
     Mutant(
         name="who is not too far behind is moved on with the others",
-        module="actors.topic.stats",
-        old="if size >= max(limit, 1)",
-        new="if size",
+        module="actors.topic.topic",
+        old="if waits >= max(request.limit, 1) else None",
+        new="if waits else None",
         world=GATEWAY,
         test="tests/actors/pulsar/test_eviction.py::test_who_is_below_the_limit_keeps_what_waits",
+    ),
+    Mutant(
+        name="what is too much is measured from where the topic was told last",
+        module="actors.topic.topic",
+        old='waits = backlog_bytes(self._log, {"": request.mark_delete})',
+        new="waits = backlog_bytes(self._log, self._upkeep.marks)",
+        world=GATEWAY,
+        test="tests/actors/pulsar/test_eviction.py::test_who_was_moved_just_now_keeps_what_is_left",
     ),
 ]
