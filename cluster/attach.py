@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster import environment
-from cluster.environment import LOOPBACK, NAMESPACE, prepare
+from cluster.environment import LOOPBACK, NAMESPACE, TOKEN_PATH, prepare
 from cluster.signals import held_back
 from storage.errors import Invalid, Unavailable
 
@@ -69,7 +69,7 @@ def _check_token(address: str) -> None:
             if error.code() is grpc.StatusCode.UNAUTHENTICATED:
                 told = "refuses this token" if metadata else "wants a token"
                 raise Invalid(
-                    f"the cluster at {address} {told}; name its data folder, or its token's file in RAY_AUTH_TOKEN_PATH"
+                    f"the cluster at {address} {told}; name its data folder, or its token's file in {TOKEN_PATH}"
                 ) from None
 
 

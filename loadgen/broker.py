@@ -6,7 +6,6 @@ tests can run against a broker that is a folder of files.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -134,8 +133,9 @@ class ClusterConnect:
 
     def __call__(self) -> Any:
         """A client, to be used as a context manager. Raises Unavailable if nothing answers."""
-        if self.token_file:
-            os.environ["RAY_AUTH_TOKEN_PATH"] = self.token_file
         import cluster
+        from cluster.environment import use_token
 
+        if self.token_file:
+            use_token(self.token_file)
         return cluster.connect(self.address, data_dir=self.data_dir or None)

@@ -24,6 +24,7 @@ from rich.console import Console
 
 from cluster.arrow import with_pandas, without_pandas
 from cluster.attach import join
+from cluster.environment import TOKEN_PATH
 from loadgen import pulsar_client
 from loadgen.acts import FAST, LOADED, REST, Act, Pace, Reserve, second_rate
 from loadgen.breaking import Breaker
@@ -97,7 +98,7 @@ def flood_command(**values: Any) -> int:
             address = options.address or stack.enter_context(local_cluster(folder, options))
             join(address)  # this process looks at the cluster's processes, which Ray knows
         home = broker_folder(options, folder).resolve()
-        connect = ClusterConnect(address, os.environ.get("RAY_AUTH_TOKEN_PATH", ""), str(home))
+        connect = ClusterConnect(address, os.environ.get(TOKEN_PATH, ""), str(home))
         clients = pulsar_client.connect_to(broker_folder(options, folder)) if options.client == PULSAR else None
         boot = time.monotonic() - began
         page = None

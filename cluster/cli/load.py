@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from cluster.cli.options import AddressOption, NackOrderOption, ObjectsOption, S3EndpointOption, milliseconds
+from cluster.environment import TOKEN_PATH
 from storage.errors import Invalid
 
 Policy = Literal["draining_hashes", "last_sent_position", "read_position"]
@@ -289,7 +290,7 @@ def _joined(address: str | None) -> str | None:
 def _use_token(address: str, token: Path | None) -> str:
     """The address of a cluster that was found, whose token is used from now on, unless one is named already."""
     if token is not None:
-        os.environ.setdefault("RAY_AUTH_TOKEN_PATH", str(token.absolute()))
+        os.environ.setdefault(TOKEN_PATH, str(token.absolute()))
     return address
 
 
