@@ -188,13 +188,18 @@ def read_progress(folder: Path) -> tuple[int, int]:
     return sent, confirmed
 
 
+def _piece_rows(rate: float) -> int:
+    """Messages that a task sends in one piece at a fixed rate."""
+    return max(1, int(rate * PIECE_S))
+
+
 def _paced(workload: Workload, rate: float) -> Workload:
-    """Smaller chunks at a fixed rate: one lasts at most a twentieth of a second."""
+    """At a fixed rate a chunk is at most a piece."""
     if rate <= 0:
         return workload
     from dataclasses import replace
 
-    return replace(workload, batch=int(min(workload.batch, max(1, rate // 20))))
+    return replace(workload, batch=min(workload.batch, _piece_rows(rate)))
 
 
 def _publish(job: PublishJob, task: int, chunks: Iterator[Chunk], share: float, first: int) -> pa.RecordBatch:
@@ -280,7 +285,7 @@ class _Sender:
                 return False
             if follow:
                 self._follow(rest.first_row)
-            head, rest = cut(rest, max(1, int(self._rate * PIECE_S)) if self._rate else rest.rows.num_rows)
+            head, rest = cut(rest, _piece_rows(self._rate) if self._rate else rest.rows.num_rows)
             if head is not None:
                 self.send(head, self._rate)
         return True

@@ -54,23 +54,26 @@ def describe_loss(lost: GivenUp) -> dict[str, Any]:
 
 
 def backlog_bytes(log: PartitionLog, marks: Mapping[str, int]) -> int:
-    """About how many bytes lie behind the slowest subscription: of a ledger that it is in, its share of the entries.
+    """About how many bytes lie behind the slowest subscription.
 
     marks: mark-delete positions of subscriptions; without one nothing waits.
     """
-    if not marks:
-        return 0
-    slowest, size = min(marks.values()), 0
+    return bytes_behind(log, min(marks.values())) if marks else 0
+
+
+def bytes_behind(log: PartitionLog, mark: int) -> int:
+    """About how many bytes lie behind a mark-delete position: of the ledger that it is in, its share of the entries."""
+    size = 0
     for ledger in log.record.ledgers:
         entries = log.last_entry(ledger) + 1
-        if entries and position(ledger.id, entries - 1) > slowest:
-            passed = entry_of(slowest) + 1 if ledger.id == ledger_of(max(slowest, 0)) else 0
+        if entries and position(ledger.id, entries - 1) > mark:
+            passed = entry_of(mark) + 1 if ledger.id == ledger_of(max(mark, 0)) else 0
             size += _size(log, ledger) * (entries - passed) // entries
     return size
 
 
 def weighs_at_most(log: PartitionLog, keep: int) -> int:
-    """The first position from which on there are no more than `keep` bytes, by the measure of `backlog_bytes`."""
+    """The first position from which on there are no more than `keep` bytes, by the measure of `bytes_behind`."""
     at = 0
     for ledger in reversed(log.record.ledgers):
         entries, size = log.last_entry(ledger) + 1, _size(log, ledger)

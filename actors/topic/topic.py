@@ -62,7 +62,7 @@ from actors.topic.admission import Admission
 from actors.topic.log import PartitionLog
 from actors.topic.producers import Join, NotYet, Producer, Producers, Store, Stored, Tail
 from actors.topic.reads import LogReads
-from actors.topic.stats import backlog_bytes, describe, describe_loss, first_waiting, weighs_at_most
+from actors.topic.stats import backlog_bytes, bytes_behind, describe, describe_loss, first_waiting, weighs_at_most
 from actors.topic.tail import CacheRoom
 from actors.topic.termination import Termination
 from actors.topic.unreadable import ALARM_MS, GivingUp
@@ -367,7 +367,7 @@ class Topic(Actor):
     async def on_find_excess(self, request: FindExcess) -> Excess:
         """From where on little enough waits."""
         await self._ready()
-        waits = backlog_bytes(self._log, {"": request.mark_delete})
+        waits = bytes_behind(self._log, request.mark_delete)
         return Excess(weighs_at_most(self._log, request.keep) if waits >= max(request.limit, 1) else None)
 
     async def on_find_time(self, request: FindTime) -> Found:

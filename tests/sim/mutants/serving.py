@@ -239,7 +239,7 @@ SERVING: list[Mutant] = [
     Mutant(
         name="what is too much is measured from where the topic was told last",
         module="actors.topic.topic",
-        old='waits = backlog_bytes(self._log, {"": request.mark_delete})',
+        old="waits = bytes_behind(self._log, request.mark_delete)",
         new="waits = backlog_bytes(self._log, self._upkeep.marks)",
         world=GATEWAY,
         test="tests/actors/pulsar/test_eviction.py::test_who_was_moved_just_now_keeps_what_is_left",
