@@ -1,6 +1,7 @@
 """All that an actor sees of the world.
 
-Two hosts implement these protocols: cluster/ (Ray, files, S3, the real clock) and tests/sim/ (one seeded event loop).
+Three worlds implement these protocols: a cluster on Ray, one process without Ray (both in `cluster`, with files, S3 and
+the real clock), and the simulator (`tests/sim`, one seeded event loop with a virtual clock).
 An actor class takes one `Ports` and never imports ray, time, random, os, or touches a file or a socket.
 
 Rules that every actor keeps (facts: Ray's async actors reorder calls, a timed-out call may still run, a frozen

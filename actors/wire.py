@@ -2,8 +2,8 @@
 
 `pack` turns a message into one msgpack head plus a list of attachments that are never copied into it; `unpack` gives
 it back, checked field by field while decoding. numpy columns and `Blob`s of more than INLINE bytes become
-attachments, so that Ray carries them through shared memory. The same bytes travel in the simulator: a defect of the
-codec shows there first.
+attachments, which a connection writes beside the head (`cluster/wire/frames.py`), or which two processes of one machine
+share. The same bytes travel in the simulator: a defect of the codec shows there first.
 
 Nothing here is ever unpickled. Unknown fields are ignored, missing ones take their default, a wrong type is Invalid.
 """

@@ -1,4 +1,4 @@
-"""The Python examples of the README run as they stand there."""
+"""The Python examples of the README and of the pages in docs run as they stand there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ ROOT = Path(__file__).parents[1]
 
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
-EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+
+
+def examples(page: str) -> list[str]:
+    """The Python programs that a page shows."""
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
 
 
 def run(example: str, folder: Path) -> str:
@@ -29,22 +33,30 @@ def run(example: str, folder: Path) -> str:
 
 
 def test_the_first_example_runs(tmp_path: Path) -> None:
-    printed = run(EXAMPLES[0], tmp_path)
+    (first,) = examples("README.md")
+    printed = run(first, tmp_path)
     assert "customer-7 b'paid'" in printed
     assert "b'remind'" in printed
 
 
-def test_the_queue_of_the_readme_runs(tmp_path: Path) -> None:
+def test_the_queue_of_the_python_page_runs(tmp_path: Path) -> None:
     """In a Ray of the program's own, here on the loopback alone and in a folder with a short name."""
     sessions: list[str] = []
     there = (
         f"import cluster, ray\nray.init(num_cpus=2, _node_ip_address='127.0.0.1', _temp_dir={short_folder(sessions)!r})"
     )
-    example = EXAMPLES[1].replace("import ray\n", "").replace("ray.init()\n", "")
+    queue, _ = examples("docs/python-client.md")
+    example = queue.replace("import ray\n", "").replace("ray.init()\n", "")
     assert "ray.init()" not in example
     run(f"{there}\n{example}", tmp_path)
 
 
-def test_the_gateway_of_the_readme_serves(tmp_path: Path) -> None:
+def test_the_gateway_of_the_python_page_serves(tmp_path: Path) -> None:
+    _, gateway = examples("docs/python-client.md")
     use = "    client.create_producer('orders').send(b'paid')\n    client.close()\n    print('sent')\n"
-    assert run(f"import cluster, pulsar\n{EXAMPLES[2]}{use}", tmp_path).endswith("sent\n")
+    assert run(f"import cluster, pulsar\n{gateway}{use}", tmp_path).endswith("sent\n")
+
+
+def test_the_example_of_delayed_messages_cancels(tmp_path: Path) -> None:
+    (example,) = examples("docs/delayed-messages.md")
+    assert "cancelled" in run(example, tmp_path)

@@ -2,7 +2,7 @@
 
 What is in the window keeps its count and its time there. A new owner knows of most of it before it reads it again: from
 the record of the owner before, and from consumers that give back what they hold from that time. These rows wait in
-`core.unread`, and `_recall` hands each to its row when that is added. The snapshot is both together.
+`core.unread`, and `recall` hands each to its row when that is added. The snapshot is both together.
 
 **Bound.** A snapshot takes `MOST` rows. What is beyond that is in memory only, and those that wait the longest are
 kept: of a message that is left out, a new owner knows neither the delay nor the count.

@@ -1,12 +1,7 @@
 """Topics by HTTP.
 
 GET    /admin/v2/persistent/public/default                    topics, partitions by their names
-<<<<<<< HEAD
-GET    .../partitioned                                        topics that have partitions
-GET    /admin/v2/non-persistent/public/default[/partitioned]  none: there is nothing that is not durable
-=======
 GET    .../partitioned                                        topics of several partitions
->>>>>>> 0cb0c2a (Topics that are not persistent; retention and time to live while topics are used)
 GET    /admin/v2/namespaces/public/default/topics             as the first
 PUT    .../{topic}                                            create, with one partition; 409 if it is there
 PUT    .../{topic}/partitions                                 create; the body is the number of partitions
