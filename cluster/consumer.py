@@ -8,7 +8,6 @@ than everything else that is done with an acknowledgement here.
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator
@@ -25,13 +24,12 @@ from actors.consumer.revocations import TakingBack
 from actors.messages import Event
 from cluster.loop import LoopThread
 from cluster.message import Batch, Message, MessageId
-from storage.errors import Fenced, Invalid, NotFound, SluiceError, Unavailable
+from cluster.receiver_queue import ReceiverQueue
+from storage.errors import Fenced, Invalid, NotFound, SluiceError
 
 RangesCallback = Callable[[int, str, list[tuple[int, int]]], None]
 """Called with (partition, kind, ranges); kind is assigned, revoked, drained or lost."""
 
-LATE_S = 0.02
-"""Seconds between two looks while it is not known whether the lease still stands."""
 HAND_OVER_MS = 20
 CLOSE_S = 30.0
 FEW = 8
@@ -67,12 +65,7 @@ class Consumer:
         self._on_ranges = on_ranges
         self._on_close = close
         self.parts: list[PartitionConsumer] = []
-        self._queue: deque[Received] = deque()
-        self._arrived = threading.Condition()
-        self._failed: SluiceError | None = None
-        self._current: list[Message] = []
-        self._messages_shared = False
-        """Whether partitions may take messages back, so that a user takes none without the lock."""
+        self._receiving = ReceiverQueue(topic, lambda partition: self.parts[partition], self._took)
         self._taken: deque[tuple[PartitionConsumer, Received]] = deque()
         self._done: deque[tuple[PartitionConsumer, Received, int | None]] = deque()
         """What was acknowledged and not handed to its partition yet: one row of a part, or all of it."""
@@ -88,9 +81,7 @@ class Consumer:
 
     def received(self, part: Received) -> None:
         """A part arrived."""
-        with self._arrived:
-            self._queue.append(part)
-            self._arrived.notify()
+        self._receiving.add(part)
         if len(part) <= FEW and not self._loop_told:
             self._loop_told = True
             self._timer = self._loop.later(HAND_OVER_MS, partial(self.tell_partitions, waited=True))
@@ -123,9 +114,9 @@ class Consumer:
     def told(self, partition: int, event: Event) -> None:
         """A partition has something to say."""
         if event.kind == "failed":
-            with self._arrived:
-                self._failed = self.parts[partition].failed
-                self._arrived.notify_all()
+            error = self.parts[partition].failed
+            if error is not None:
+                self._receiving.end(error)
         elif self._on_ranges is not None and event.kind not in ("inactive", "handed_over", "end_of_topic"):
             self._on_ranges(partition, event.kind, event.ranges)
 
@@ -134,43 +125,14 @@ class Consumer:
     @property
     def taking_back(self) -> TakingBack:
         """How a partition takes back what its dispatcher asks for (`nack_order=key`): never while a user takes it."""
-        return TakingBack(guard=self._arrived, expected=self._share_messages)
-
-    def _share_messages(self) -> None:
-        self._messages_shared = True
+        return TakingBack(guard=self._receiving.lock)
 
     def receive_batch(self, timeout_ms: int | None = None) -> Batch | None:
-        """The next batch (messages of one run), or None after `timeout_ms`. Raises Fenced once closed."""
-        return self._next(timeout_ms, whole=True)
+        """The next batch (messages of one run), or None after `timeout_ms`. Raises Fenced once closed.
 
-    def _next(self, timeout_ms: int | None, *, whole: bool) -> Batch | None:
-        """The next batch; whole: the user sees all of it now, and not only its first message."""
-        deadline = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
-        with self._arrived:
-            while True:
-                late = False
-                while self._queue:
-                    part = self._queue[0]
-                    if not part.revoked and self.parts[part.partition].lease_over():
-                        late = True  # the next answer says whether these are still ours
-                        break
-                    self._queue.popleft()
-                    consumer = self.parts[part.partition]
-                    self._taken.append((consumer, part))
-                    self._tell_loop(len(part))
-                    if not part.revoked and part.open.any():  # else it was given back with all the others
-                        part.shown = len(part) if whole else 1
-                        return Batch(self._topic, part, consumer)
-                if self._failed is not None:
-                    raise self._failed
-                if self._closed:
-                    raise Fenced("the consumer is closed")
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
-                    return None
-                # A wait of at most a second lets Ctrl-C through on every platform.
-                most = LATE_S if late else 1.0
-                self._arrived.wait(most if left is None else min(left, most))
+        Receive batches or single messages: what is left of a batch of which `receive` took a message stays for it.
+        """
+        return self._receiving.receive_batch(timeout_ms)
 
     def batches(self, timeout_ms: int | None = None) -> Iterator[Batch]:
         """Batches, for ever; with `timeout_ms` until none came for so long."""
@@ -179,30 +141,17 @@ class Consumer:
 
     def receive(self, timeout_millis: int | None = None) -> Message:
         """One message. Raises Unavailable (time-out) if none came in time."""
-        deadline = None if timeout_millis is None else time.monotonic() + timeout_millis / 1000
-        while self._current and not self._current[-1].batch.received.revoked and self._current_is_late():
-            if deadline is not None and time.monotonic() > deadline:
-                raise Unavailable(f"no message within {timeout_millis} ms")
-            time.sleep(LATE_S)
-        while True:
-            if not self._current or self._current[-1].batch.received.revoked:
-                batch = self._next(timeout_millis, whole=False)
-                if batch is None:
-                    raise Unavailable(f"no message within {timeout_millis} ms")
-                self._current = batch.messages()[::-1]
-            message = self._current.pop()
-            if not self._messages_shared:
-                message.batch.received.shown = message.row + 1
-                # Looked at again: who takes back from now on sees that it is shown.
-                if not self._messages_shared:
-                    return message
-            with self._arrived:
-                if not message.taken_back():
-                    message.batch.received.shown = message.row + 1
-                    return message
+        return self._receiving.receive(timeout_millis)
 
-    def _current_is_late(self) -> bool:
-        return self.parts[self._current[-1].batch.partition].lease_over()
+    def receive_nowait(self, count: int) -> list[Message] | None:
+        """So many messages if they are all here already, else None, and then all of them stay here."""
+        return self._receiving.receive_nowait(count)
+
+    async def receive_async(self, timeout_millis: int | None = None) -> Message:
+        """The same as `receive` for a running event loop: its other tasks go on meanwhile. A wait that is cancelled
+        takes no message. Raises Unavailable (time-out) if none came in time.
+        """
+        return await self._receiving.receive_async(timeout_millis)
 
     def acknowledge(self, what: Batch | Message | MessageId, *, ack_receipt: bool = False) -> None:
         """Done with it, for good. ack_receipt: wait until that is durable."""
@@ -218,6 +167,11 @@ class Consumer:
                 self._hand_over_now()
         if ack_receipt:
             self._wait_confirmed([consumer])  # which asks for what is done, and sends it
+
+    def _took(self, consumer: PartitionConsumer, part: Received) -> None:
+        """Somebody took a part from the queue, whose permits are free now."""
+        self._taken.append((consumer, part))
+        self._tell_loop(len(part))
 
     def _tell_loop(self, messages: int) -> None:
         """So many messages more were taken or acknowledged."""
@@ -258,9 +212,10 @@ class Consumer:
 
     def redeliver_unacknowledged_messages(self) -> None:
         """Give back everything that is not acknowledged."""
-        self._current = []
+        self._receiving.forget_current()
         self._hand_over_now()
         self._loop.run(_together(part.redeliver_all() for part in self.parts))
+        self._receiving.forget_given_back()  # what another thread began to receive meanwhile was given back as well
 
     def wait_acknowledged(self, timeout_ms: int | None = None) -> None:
         """Wait until every acknowledgement so far is durable.
@@ -289,6 +244,9 @@ class Consumer:
 
     def held(self) -> int:
         """Messages that this consumer has and has not finished."""
+        return 0 if self._closed else self._loop.ask(self._held)
+
+    def _held(self) -> int:
         return sum(part.held() for part in self.parts)
 
     def topic(self) -> str:
@@ -329,10 +287,8 @@ class Consumer:
             return
         self._hand_over_now()
         self.pause()
-        with self._arrived:
-            for unseen in self._queue:  # nobody will see these: they go back with the rest
-                self._loop.soon(unseen.close)
-            self._queue.clear()
+        for unseen in self._receiving.clear():  # nobody will see these: they go back with the rest
+            self._loop.soon(unseen.close)
         deadline = time.monotonic() + drain_timeout_ms / 1000
         while drain_timeout_ms and self.held() and time.monotonic() < deadline:
             self._hand_over_now()
@@ -342,10 +298,9 @@ class Consumer:
                 break
             time.sleep(0.005)
         self._closed = True
+        self._receiving.end(Fenced("the consumer is closed"))
         self._hand_over_now()
         self._loop.run(_together(part.close(for_good=for_good) for part in self.parts), CLOSE_S)
-        with self._arrived:
-            self._arrived.notify_all()
         self._on_close(self)
 
     def __enter__(self) -> Consumer:
@@ -358,7 +313,8 @@ class Consumer:
         if isinstance(what, Message):
             return what.batch.consumer, what.batch.received, what.row
         consumer = self.parts[what.partition_index] if 0 <= what.partition_index < len(self.parts) else None
-        found = consumer.find(what.position) if consumer is not None else None
+        with self._receiving.lock:  # nothing is taken back meanwhile
+            found = consumer.find(what.position) if consumer is not None else None
         if consumer is None or found is None:
             raise NotFound(f"message {what} was not received here, or is done")
         return consumer, *found

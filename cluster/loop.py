@@ -63,6 +63,16 @@ class LoopThread:
             future.cancel()
             raise
 
+    def ask(self, question: Callable[[], T]) -> T:
+        """What a function returns that must be called there. Callers may run on that thread themselves."""
+        if threading.current_thread() is self._thread:
+            return question()
+
+        async def answer() -> T:
+            return question()
+
+        return self.run(answer())
+
     def soon(self, call: Callable[..., object], *arguments: object) -> None:
         """Call a function there, soon; does nothing once the loop has ended."""
         if not self.loop.is_closed():

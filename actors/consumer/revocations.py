@@ -27,13 +27,11 @@ from storage.position import Positions
 class TakingBack:
     """How messages are taken back from an application.
 
-    guard: held meanwhile, and by whoever shows them to the application. expected: called before the first message may
-    be taken back; until then nobody need hold the guard. shown_too: messages that were shown are taken back as well.
-    taken_back: told of the positions (int64, ascending).
+    guard: held meanwhile, and by whoever shows them to the application. shown_too: messages that were shown are taken
+    back as well. taken_back: told of the positions (int64, ascending).
     """
 
     guard: AbstractContextManager[object] = field(default_factory=nullcontext)
-    expected: Callable[[], object] = tuple
     shown_too: bool = True
     taken_back: Callable[[Positions], object] = len
 
@@ -75,7 +73,6 @@ class Revocations:
         what lies behind that, but only when it has read the log so far. What nobody has seen goes back at once, and so
         does what the one before would have asked back, had it lived to say it. Returns how many messages did.
         """
-        self._manner.expected()
         behind = [*self._awaited.values(), self._hand_backs.lowest()]
         lowest = min((position for position in behind if position is not None), default=None)
         if lowest is None:

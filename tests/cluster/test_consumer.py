@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -150,76 +149,6 @@ def test_a_good_part_of_the_queue_is_told_at_once() -> None:
     assert len(loop.at_once) == 1
     loop.at_once[0]()
     assert len(told.took) == 2
-
-
-class Counting:
-    """A lock that counts how often it is taken."""
-
-    def __init__(self) -> None:
-        self._lock, self.taken = threading.RLock(), 0
-
-    def acquire(self, *arguments: Any) -> bool:
-        self.taken += 1
-        return self._lock.acquire(*arguments)
-
-    def release(self) -> None:
-        self._lock.release()
-
-    def _is_owned(self) -> bool:
-        return True
-
-    def __enter__(self) -> None:
-        self.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
-
-
-@pytest.mark.parametrize("revokes", [False, True])
-def test_the_lock_is_taken_a_message_only_if_some_are_revoked(revokes: bool) -> None:
-    lock = Counting()
-    consumer = consumer_on(Calls(), Told(), 1_000)
-    consumer._arrived = threading.Condition(cast(Any, lock))
-    if revokes:
-        consumer.taking_back.expected()
-    part = part_of(100)
-    consumer.received(part)
-    lock.taken = 0
-    for number in range(100):
-        consumer.receive()
-        assert part.shown == number + 1
-    assert lock.taken == (101 if revokes else 1)
-
-
-class Turning(Consumer):
-    """One whose partitions begin to take messages back when it has just looked whether they may."""
-
-    part: Received | None = None
-    shared: bool = False
-
-    @property
-    def _messages_shared(self) -> bool:
-        if self.part is None:
-            return self.shared
-        part, self.part, self.shared = self.part, None, True
-        with self.taking_back.guard:
-            part.take_back(np.array([1]))
-        return False
-
-    @_messages_shared.setter
-    def _messages_shared(self, shared: bool) -> None:
-        self.shared = shared
-
-
-def test_what_is_taken_back_while_it_is_received_is_not_seen() -> None:
-    consumer = consumer_on(Calls(), Told(), 1_000)
-    consumer.__class__ = Turning
-    assert isinstance(consumer, Turning)
-    part = part_of(3)
-    consumer.received(part)
-    assert consumer.receive().row == 0
-    consumer.part = part
-    assert consumer.receive().row == 2
 
 
 class Settling:

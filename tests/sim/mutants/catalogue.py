@@ -14,6 +14,7 @@ from tests.sim.mutants.keeping_places import KEEPING_PLACES
 from tests.sim.mutants.placing import PLACING
 from tests.sim.mutants.serving import SERVING
 from tests.sim.mutants.setting_aside import SETTING_ASIDE
+from tests.sim.mutants.sharing_clients import SHARING_CLIENTS
 from tests.sim.mutants.storing import STORING
 from tests.sim.mutants.taking_over import TAKING_OVER
 from tests.sim.mutants.talking import TALKING
@@ -33,5 +34,6 @@ GROUPS: dict[str, list[Mutant]] = {
     "counting": COUNTING,
     "setting aside": SETTING_ASIDE,
     "changing": CHANGING,
+    "sharing clients": SHARING_CLIENTS,
 }
 MUTANTS: list[Mutant] = [mutant for group in GROUPS.values() for mutant in group]

@@ -1,0 +1,227 @@
+"""What has arrived for a consumer and was not received yet, and the threads and tasks that wait for it.
+
+It is shared by all threads and event loops that receive, and changes hands only under one lock. A message leaves the
+queue in the same step in which it counts as shown, so it comes to one of them only, and never after its partition took
+it back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from actors.consumer.held import Received
+from actors.consumer.partition import PartitionConsumer
+from cluster.message import Batch, Message
+from storage.errors import SluiceError, Unavailable
+
+T = TypeVar("T")
+
+LATE_S = 0.02
+"""Seconds between two looks while it is not known whether the lease still stands."""
+LOOK_S = 1.0
+"""The longest wait of a thread between two looks, which lets Ctrl-C through on every platform."""
+
+
+class ReceiverQueue:
+    """Parts of all partitions in the order of their arrival.
+
+    partition: the consumer of a partition, by its number. took: told of each part that leaves the queue.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        partition: Callable[[int], PartitionConsumer],
+        took: Callable[[PartitionConsumer, Received], None],
+    ) -> None:
+        self._topic, self._partition, self._took = topic, partition, took
+        self.lock = threading.RLock()
+        """Guards everything here. A lock by itself costs half of what a condition costs to take."""
+        self._arrived = threading.Condition(self.lock)
+        self._waiters: dict[asyncio.Future[None], asyncio.AbstractEventLoop] = {}
+        """Tasks of event loops that wait for a message, in the order in which they came."""
+        self._queue: deque[Received] = deque()
+        self._current: list[Message] = []
+        """What left the queue to be received one by one, the next one last."""
+        self._ended: SluiceError | None = None
+
+    def add(self, part: Received) -> None:
+        """A part arrived."""
+        with self.lock:
+            self._queue.append(part)
+            self._wake(len(part))
+
+    def end(self, error: SluiceError) -> None:
+        """Nothing arrives any more: whoever waits, or comes later and finds nothing, is told the first such error."""
+        with self.lock:
+            self._ended = self._ended or error
+            self._arrived.notify_all()
+            self._wake(len(self._waiters))
+
+    def clear(self) -> list[Received]:
+        """Take out the parts of which nobody has seen anything."""
+        with self.lock:
+            unseen = list(self._queue)
+            self._queue.clear()
+        return unseen
+
+    def forget_current(self) -> None:
+        """What is left of a part that is received one by one is about to be given back."""
+        with self.lock:
+            self._current = []
+
+    def forget_given_back(self) -> None:
+        """The same of what was given back already."""
+        with self.lock:
+            self._current = [message for message in self._current if message.batch.received.open[message.row]]
+
+    # -- receiving ------------------------------------------------------------------------------------------------
+
+    def receive_batch(self, timeout_ms: int | None) -> Batch | None:
+        """The next batch, None after `timeout_ms`. Raises the error of `end`."""
+        return self._wait_for(partial(self._next_batch, whole=True), timeout_ms)
+
+    def receive(self, timeout_ms: int | None) -> Message:
+        """The next message. Raises Unavailable after `timeout_ms`, and the error of `end`."""
+        with self.lock:
+            message = self._next_message()
+        if message is None:
+            message = self._wait_for(self._next_message, timeout_ms)
+        if message is None:
+            raise Unavailable(f"no message within {timeout_ms} ms")
+        return message
+
+    def receive_nowait(self, count: int) -> list[Message] | None:
+        """So many messages if they are all here, else None, and then all of them stay. Raises the error of `end`."""
+        with self.lock:
+            taken: list[Message] = []
+            if self._has(count):
+                while len(taken) < count and (message := self._next_message()) is not None:
+                    taken.append(message)
+            if len(taken) == count:
+                return taken
+            # A session ended since they were counted; what is left is for the next one who asks.
+            for message in reversed(taken):
+                message.batch.received.shown = message.row
+                self._current.append(message)
+            self._check_open()
+            return None
+
+    async def receive_async(self, timeout_ms: int | None) -> Message:
+        """The same as `receive` in a running event loop. A wait that is cancelled takes no message."""
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout_ms is None else loop.time() + timeout_ms / 1000
+        while True:
+            arrived: asyncio.Future[None] = loop.create_future()
+            with self.lock:
+                if (message := self._next_message()) is not None:
+                    return message
+                self._check_open()
+                if deadline is not None and loop.time() >= deadline:
+                    raise Unavailable(f"no message within {timeout_ms} ms")
+                until = loop.time() + self._look_again_s()
+                self._waiters[arrived] = loop
+            timer = loop.call_at(until if deadline is None else min(until, deadline), _settle, arrived)
+            try:
+                await arrived
+            except asyncio.CancelledError:
+                with self.lock:
+                    if self._waiters.pop(arrived, None) is None:  # it was woken for a message: let another one look
+                        self._wake(1)
+                raise
+            finally:
+                timer.cancel()
+                with self.lock:
+                    self._waiters.pop(arrived, None)
+
+    # -- under the lock -------------------------------------------------------------------------------------------
+
+    def _wait_for(self, take: Callable[[], T | None], timeout_ms: int | None) -> T | None:
+        """What `take` finds; None after `timeout_ms`."""
+        deadline = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
+        with self.lock:
+            while (found := take()) is None:
+                self._check_open()
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    return None
+                most = self._look_again_s()
+                self._arrived.wait(most if left is None else min(left, most))
+        return found
+
+    def _check_open(self) -> None:
+        if self._ended is not None:
+            raise self._ended
+
+    def _look_again_s(self) -> float:
+        """What is here although nobody is given it waits for the next answer, which says whether it is still ours."""
+        return LATE_S if self._current or self._queue else LOOK_S
+
+    def _is_late(self, part: Received) -> bool:
+        """Whether others may have it by now."""
+        return not part.revoked and self._partition(part.partition).lease_over()
+
+    def _next_batch(self, *, whole: bool) -> Batch | None:
+        """The next batch that is here and ours; whole: the user sees all of it now, and not only its first message."""
+        while self._queue:
+            part = self._queue[0]
+            if self._is_late(part):
+                return None
+            self._queue.popleft()
+            consumer = self._partition(part.partition)
+            self._took(consumer, part)
+            if not part.revoked and part.open.any():  # else it was given back with all the others
+                part.shown = len(part) if whole else 1
+                return Batch(self._topic, part, consumer)
+        return None
+
+    def _next_message(self) -> Message | None:
+        """The next message that is here and ours."""
+        while True:
+            while self._current:
+                message = self._current[-1]
+                batch = message.batch
+                part = batch.received
+                if not part.revoked and batch.consumer.lease_over():
+                    return None
+                self._current.pop()
+                if not part.revoked and (part.taken_back is None or not part.taken_back[message.row]):
+                    part.shown = message.row + 1
+                    return message
+            following = self._next_batch(whole=False)
+            if following is None:
+                return None
+            self._current = following.messages()[::-1]
+
+    def _has(self, count: int) -> bool:
+        """Whether so many messages are here and ours."""
+        here = 0
+        for message in reversed(self._current[-count:]):
+            part = message.batch.received
+            if self._is_late(part):
+                return False
+            here += bool(part.open[message.row])
+        for part in self._queue:
+            if here >= count or self._is_late(part):
+                break
+            here += int(part.open.sum())
+        return here >= count
+
+    def _wake(self, count: int) -> None:
+        """Let so many of the threads, and of the tasks, look again."""
+        self._arrived.notify(count)
+        for arrived in list(self._waiters)[:count]:
+            with contextlib.suppress(RuntimeError):  # its loop has ended
+                self._waiters.pop(arrived).call_soon_threadsafe(_settle, arrived)
+
+
+def _settle(arrived: asyncio.Future[None]) -> None:
+    if not arrived.done():
+        arrived.set_result(None)

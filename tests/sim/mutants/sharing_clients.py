@@ -1,0 +1,27 @@
+"""Mutants of what several threads and tasks of a program share of the client."""
+
+from __future__ import annotations
+
+from tests.sim.mutants import Mutant
+
+THREADS = "tests/cluster/test_threads.py"
+BROKER = "broker"
+
+SHARING_CLIENTS: list[Mutant] = [
+    Mutant(
+        name="two threads may receive at once",
+        module="cluster.receiver_queue",
+        old="        with self.lock:\n            message = self._next_message()\n        if message is None:\n",
+        new="        message = self._next_message()\n        if message is None:\n",
+        world=BROKER,
+        test=THREADS,
+    ),
+    Mutant(
+        name="one thread is woken for many messages",
+        module="cluster.receiver_queue",
+        old="        self._arrived.notify(count)\n",
+        new="        self._arrived.notify()\n",
+        world=BROKER,
+        test=THREADS,
+    ),
+]
