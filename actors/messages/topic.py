@@ -84,12 +84,6 @@ class ClientsHere(Request[Text], kw_only=True):
     partition: int
 
 
-class PassingHere(Request[Text]):
-    """Which topics that are not persistent a gateway has, and whether clients can connect to it, as JSON."""
-
-    reply: ClassVar[type[Reply]] = Text
-
-
 class SendAway(Request[Done], kw_only=True):
     """The clients on a topic, or on one partition, are to connect again with their producers and consumers."""
 

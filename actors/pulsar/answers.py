@@ -27,8 +27,6 @@ from actors.pulsar.fields import ServerError
 from actors.pulsar.gateway import Certified, ConsumerHere, Identity
 from actors.pulsar.ids import position_of
 from actors.pulsar.namespaces import Namespaces
-from actors.pulsar.passing import PassingConsumer, PassingProducer, passes, persistent_name
-from actors.pulsar.passing_answers import PassingAnswers
 from actors.pulsar.producing import WireProducer
 from actors.pulsar.refusals import Refused, code_of
 from actors.pulsar.session import Session
@@ -45,7 +43,7 @@ CONNECT, LOOKUP_FAILED = 1, 2
 LATEST = (1 << 63) - 1
 ASK_MS, PATIENCE_MS = 10_000, 15_000
 """An owner is asked, and the one after it, for less than the 30 s for which clients wait for an answer."""
-PERSISTENT, NON_PERSISTENT = range(2)
+NON_PERSISTENT = 1
 BY_CERTIFICATE = "tls"
 """The method's name where a client is who its certificate says."""
 
@@ -56,7 +54,6 @@ class Answers:
     def __init__(self, session: Session) -> None:
         self._c = session
         self._g = session.gateway
-        self._passing = PassingAnswers(session)
 
     def refused(self, name: str, request: int, error: SluiceError) -> bool:
         """Answer where the protocol has an answer of its own for refusals; False where ERROR is the one."""
@@ -89,27 +86,21 @@ class Answers:
     async def partition_metadata(self, asked: Any) -> None:
         """How many partitions a topic has; it is made if it is new."""
         count = 0
-        if passes(asked.topic):
-            await self._passing.place(asked.topic)
+        topic, partition = split_name(asked.topic)
+        if partition is None:
+            making = self._making(asked.allow_creation)
+            settings = await settings_of(self._g.directory, topic, create=making, now=True)
+            count = settings.partitions if settings.has_partitions else 0
         else:
-            topic, partition = split_name(asked.topic)
-            if partition is None:
-                making = self._making(asked.allow_creation)
-                settings = await settings_of(self._g.directory, topic, create=making, now=True)
-                count = settings.partitions if settings.has_partitions else 0
-            else:
-                await find_place(self._g.directory, asked.topic, create=None)
+            await find_place(self._g.directory, asked.topic, create=None)
         self._c.say("partition_metadata_answer", request_id=asked.request_id, partitions=count, response=SUCCESS)
 
     async def lookup(self, asked: Any) -> None:
         """Which broker serves a topic: this one, whichever it is. It listens under no other name."""
         if asked.listener:
             raise Refused(ServerError.NOT_ALLOWED, f"the broker has no listener {asked.listener!r}")
-        if passes(asked.topic):
-            await self._passing.place(asked.topic)
-        else:
-            topic, partition = split_name(asked.topic)
-            await settings_of(self._g.directory, topic, create=self._making(partition is None))
+        topic, partition = split_name(asked.topic)
+        await settings_of(self._g.directory, topic, create=self._making(partition is None))
         urls = {"url": self._g.url, "url_tls": self._g.url_tls}
         known = {name: url for name, url in urls.items() if url}
         self._c.say("lookup_answer", request_id=asked.request_id, response=CONNECT, authoritative=True, **known)
@@ -124,8 +115,6 @@ class Answers:
         known = await self._g.directory.ask_controller(ListTopics())
         if asked.mode != NON_PERSISTENT:
             names = full_names(topics_in(asked.namespace, known.topics))
-        if asked.mode != PERSISTENT:
-            names += self._g.passing.names_in(asked.namespace)
         self._c.say("topics_of_answer", request_id=asked.request_id, topics=names, filtered=False, changed=True)
 
     # -- producers ------------------------------------------------------------------------------------------------
@@ -135,9 +124,6 @@ class Answers:
         known = self._c.producers.get(asked.producer_id)
         if known is not None and known.ready:
             await self._produce(asked, known)
-            return
-        if passes(asked.topic):
-            await self._pass_on(asked)
             return
         place = await find_place(self._g.directory, asked.topic, create=self._making())
         await self._g.backlogs.check(place.topic, place.partition)
@@ -181,18 +167,8 @@ class Answers:
             self._c.remove_producer(made)
             raise
 
-    async def _pass_on(self, asked: Any) -> None:
-        made = await self._passing.producer(asked)
-        try:
-            await self._produce(asked, made)
-        except SluiceError:
-            made.close()
-            self._c.remove_producer(made)
-            raise
-
-    async def _produce(self, asked: Any, producer: WireProducer | PassingProducer) -> None:
+    async def _produce(self, asked: Any, producer: WireProducer) -> None:
         version, own, topic = b"", {}, producer.place.topic
-        topic = persistent_name(topic) if passes(topic) else topic
         if producer.topic_epoch is not None:
             own = {"topic_epoch": producer.topic_epoch}
         if asked.HasField("schema"):
@@ -230,13 +206,6 @@ class Answers:
                 self._c.say("success", request_id=asked.request_id)
                 return
             raise Refused(ServerError.SERVICE_NOT_READY, "the consumer is being opened")
-        if passes(asked.topic):
-            if asked.HasField("schema"):
-                await self._g.schemas.check_reader(persistent_name(asked.topic), asked.schema)
-            given = await self._passing.consumer(asked)
-            self._c.say("success", request_id=asked.request_id)
-            given.subscribed()
-            return
         if asked.read_compacted and (asked.durable or asked.type not in (EXCLUSIVE, FAILOVER)):
             # A reader gets what Pulsar gives it of a topic that nobody has compacted: every message.
             raise Refused(ServerError.NOT_ALLOWED, "compaction is not offered")
@@ -333,12 +302,6 @@ class Answers:
         return await ask(place.topic, place.partition, subscription, request)
 
     def _consumer(self, number: int) -> WireConsumer:
-        found = self._known(number)
-        if isinstance(found, PassingConsumer):
-            raise Refused(ServerError.NOT_ALLOWED, "of a topic that is not persistent nothing is kept to go to")
-        return found
-
-    def _known(self, number: int) -> WireConsumer | PassingConsumer:
         found = self._c.consumers.get(number)
         if found is None:
             raise Refused(ServerError.CONSUMER_NOT_FOUND, f"there is no consumer {number}")
@@ -359,11 +322,7 @@ class Answers:
         Clients say this for one partition after the other; as long as others are connected here, it is only noted. Who
         else is attached to the partition, at whichever gateway, the subscription's owner knows.
         """
-        consumer = self._known(asked.consumer_id)
-        if isinstance(consumer, PassingConsumer):
-            await self._passing.unsubscribe(consumer, force=asked.force)
-            self._c.say("success", request_id=asked.request_id)
-            return
+        consumer = self._consumer(asked.consumer_id)
         key = consumer.place.topic, consumer.asked.subscription
         if not asked.force and not consumer.is_reader and (await self._stats(consumer))["consumersCount"] > 1:
             raise Refused(ServerError.CONSUMER_BUSY, "other consumers are connected to the subscription")
@@ -434,21 +393,20 @@ class Answers:
 
     async def get_schema(self, asked: Any) -> None:
         """GET_SCHEMA: a version, or the newest."""
-        topic = _schema_of(asked.topic)
+        topic, _ = split_name(asked.topic)
         schema, version = await self._g.schemas.get(topic, asked.version)
         self._c.say("get_schema_answer", request_id=asked.request_id, schema=schema, version=version)
 
     async def put_schema(self, asked: Any) -> None:
         """GET_OR_CREATE_SCHEMA: the version of a schema."""
-        topic = _schema_of(asked.topic)
+        topic, _ = split_name(asked.topic)
         version = await self._g.schemas.put(topic, asked.schema)
         self._c.say("put_schema_answer", request_id=asked.request_id, version=version)
 
     async def consumer_stats(self, asked: Any) -> None:
         """CONSUMER_STATS: what the broker knows of a consumer."""
-        consumer = self._known(asked.consumer_id)
-        counted = isinstance(consumer, WireConsumer) and not consumer.is_reader
-        answer = {} if not counted else {"backlog": int((await self._stats(consumer))["msgBacklog"])}
+        consumer = self._consumer(asked.consumer_id)
+        answer = {} if consumer.is_reader else {"backlog": int((await self._stats(consumer))["msgBacklog"])}
         self._c.say(
             "consumer_stats_answer",
             request_id=asked.request_id,
@@ -460,7 +418,7 @@ class Answers:
             **answer,
         )
 
-    async def _stats(self, consumer: WireConsumer | PassingConsumer) -> dict[str, Any]:
+    async def _stats(self, consumer: WireConsumer) -> dict[str, Any]:
         """The statistics of a consumer's subscription on its partition."""
         answer = await self._ask_owner(consumer.place, consumer.asked.subscription, Stats())
         told: dict[str, Any] = json.loads(answer.json)
@@ -471,11 +429,6 @@ def _check_access(asked: Any) -> None:
     """Raises Refused for an access mode that there is not."""
     if not 0 <= asked.access_mode < len(ACCESS_MODES):
         raise Refused(ServerError.NOT_ALLOWED, f"there is no access mode {asked.access_mode}")
-
-
-def _schema_of(text: str) -> str:
-    """The topic that has the schemas of one that a client names. Raises Invalid."""
-    return persistent_name(text) if passes(text) else split_name(text)[0]
 
 
 def _before(start: int, ends: Ends, last: dict[str, int]) -> dict[str, int]:

@@ -14,12 +14,14 @@ import numpy as np
 
 from actors.pulsar.abreast import read_sends, sends_in
 from actors.pulsar.answers import Answers
+from actors.pulsar.consuming import WireConsumer
 from actors.pulsar.fields import FIELD_OF, AckCommand, Command, Malformed, ServerError, command, parse
 from actors.pulsar.frames import HEADROOM, Cut, Cutter, Frame, body_of, encode
 from actors.pulsar.gateway import Gateway, Link
+from actors.pulsar.producing import WireProducer
 from actors.pulsar.refusals import Refused, code_of
 from actors.pulsar.sends import Send
-from actors.pulsar.session import NO_REQUEST, AnyConsumer, AnyProducer, Session
+from actors.pulsar.session import NO_REQUEST, Session
 from storage.errors import SluiceError
 
 KEEP_ALIVE_MS = 30_000
@@ -36,7 +38,7 @@ class Connection(Session):
         self._cutter = Cutter(gateway.max_message_bytes + HEADROOM)
         self._answers = Answers(self)
         self._heard = gateway.ports.clock.monotonic()
-        self._sends: list[tuple[AnyProducer, list[Send], int]] = []
+        self._sends: list[tuple[WireProducer, list[Send], int]] = []
         self._immediate: dict[str, Callable[[Any], None]] = {
             "ping": lambda _: self.write(_PONG),
             "pong": lambda _: None,
@@ -156,7 +158,7 @@ class Connection(Session):
         else:
             self._sends.append((producer, [send], size))
 
-    def _producer(self, number: int) -> AnyProducer | None:
+    def _producer(self, number: int) -> WireProducer | None:
         """A producer that takes sends; None if it was closed from here, which its client learns by CLOSE_PRODUCER."""
         producer = self.producers.get(number)
         return producer if producer is not None and producer.ready and not producer.closed else None
@@ -184,7 +186,7 @@ class Connection(Session):
             if unknown or asked.HasField("request_id"):
                 self.begin(self._confirm(consumer, asked, unknown), "ack")
 
-    async def _confirm(self, consumer: AnyConsumer, asked: Any, unknown: list[Any]) -> None:
+    async def _confirm(self, consumer: WireConsumer, asked: Any, unknown: list[Any]) -> None:
         """Say of an acknowledgement that it is durable."""
         try:
             unsure = await consumer.acknowledge(unknown, cumulative=asked.ack_type == CUMULATIVE)

@@ -17,12 +17,11 @@ import numpy as np
 from actors.actor import Actor
 from actors.consumer.payload import DecodedRuns
 from actors.directory import Directory
-from actors.messages import ClientsHere, Done, PassingHere, ProducersHere, ProducersPresent, SendAway, Text
+from actors.messages import ClientsHere, Done, ProducersHere, ProducersPresent, SendAway, Text
 from actors.ports import Address, Ports
 from actors.pulsar.clients import Introduction, clients_here, send_away
 from actors.pulsar.expiry import Expiry
 from actors.pulsar.namespaces import Namespaces
-from actors.pulsar.passing import PassingTopics
 from actors.pulsar.pieces import Pieces
 from actors.pulsar.quotas import Backlogs, Quotas
 from actors.pulsar.recent import Recent
@@ -160,7 +159,6 @@ class Gateway:
         self.quotas, self.ages = Quotas(ports.meta), Quotas(ports.meta, AGES)
         self.expiry = Expiry(ports, self.directory)
         self.backlogs = Backlogs(ports, self.directory, self.quotas, self.ages, self.producers)
-        self.passing = PassingTopics(ports, controller, lambda: bool(self.url or self.url_tls))
         self.introductions: dict[object, Introduction] = {}
         """What clients said of the producers and consumers that are connected here."""
         self.sought: dict[tuple[str, int, str], int] = {}
@@ -219,10 +217,6 @@ class GatewayActor(Actor):
     async def on_clients_here(self, request: ClientsHere) -> Text:
         """See messages.ClientsHere."""
         return Text(json=json.dumps(clients_here(self.gateway, request.topic, request.partition)))
-
-    async def on_passing_here(self, request: PassingHere) -> Text:
-        """See messages.PassingHere."""
-        return Text(json=self.gateway.passing.here())
 
     async def on_send_away(self, request: SendAway) -> Done:
         """See messages.SendAway."""

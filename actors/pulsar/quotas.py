@@ -22,7 +22,6 @@ from actors.messages import BacklogSize, MeasureBacklog
 from actors.names import namespace_of
 from actors.ports import Meta, Ports
 from actors.pulsar.fields import ServerError
-from actors.pulsar.passing import passes
 from actors.pulsar.records import QUOTAS, decoded, of_namespace, of_topic, revise, value_of
 from actors.pulsar.refusals import Refused
 from actors.topic_client import TopicClient
@@ -127,8 +126,6 @@ class Backlogs:
         await self._quotas.look()
         await self._ages.look()
         for topic, partition in list(self._producers):
-            if passes(topic):  # nothing of it waits
-                continue
             try:
                 await self.check(topic, partition)
             except Refused:

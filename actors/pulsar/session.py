@@ -11,7 +11,6 @@ from actors.pulsar.consuming import WireConsumer
 from actors.pulsar.fields import ServerError, command
 from actors.pulsar.frames import encode
 from actors.pulsar.gateway import PROTOCOL, VERSION, Gateway, Identity, Link
-from actors.pulsar.passing import PassingConsumer, PassingProducer
 from actors.pulsar.producing import WireProducer
 from actors.pulsar.refusals import Refused
 from actors.signal import Signal
@@ -24,8 +23,6 @@ MOST_HANDLES = 10_000
 ALIVE_MS = 1_000
 """A client that another one would replace has so long to say that it is there."""
 NO_REQUEST = (1 << 64) - 1
-AnyProducer = WireProducer | PassingProducer
-AnyConsumer = WireConsumer | PassingConsumer
 CPP = "Pulsar-CPP"
 """How the client in C++, and with it that in Python, names itself. Of all refusals of a message it takes one for what
 it is; at any other it connects and sends again for ever. In Java that one means to send again.
@@ -37,8 +34,8 @@ class Session:
 
     def __init__(self, gateway: Gateway, link: Link) -> None:
         self.gateway, self.link = gateway, link
-        self.producers: dict[int, AnyProducer] = {}
-        self.consumers: dict[int, AnyConsumer] = {}
+        self.producers: dict[int, WireProducer] = {}
+        self.consumers: dict[int, WireConsumer] = {}
         self.identity: Identity | None = None
         self.certified = ""
         """Whom the client's certificate names, if it showed one of a trusted authority."""
@@ -100,7 +97,7 @@ class Session:
         made = Introduction(number, self.link.peer, self.version, now, told, access_mode)
         self.gateway.introductions[one] = made
 
-    def add_consumer(self, consumer: AnyConsumer, asked: Any) -> None:
+    def add_consumer(self, consumer: WireConsumer, asked: Any) -> None:
         """One more, and what its client said. Raises Refused if there are too many."""
         if len(self.consumers) + len(self.producers) >= MOST_HANDLES:
             raise Refused(ServerError.TOO_MANY_REQUESTS, f"a connection has at most {MOST_HANDLES} consumers")
@@ -111,7 +108,7 @@ class Session:
         self._introduce(consumer, consumer.number, asked)
         consumer.choke(self._choked)
 
-    def remove_consumer(self, consumer: AnyConsumer) -> None:
+    def remove_consumer(self, consumer: WireConsumer) -> None:
         """One less."""
         if self.consumers.get(consumer.number) is consumer:
             del self.consumers[consumer.number]
@@ -119,7 +116,7 @@ class Session:
         self.gateway.reads_no_more(consumer)
         self.gateway.introductions.pop(consumer, None)
 
-    async def leave(self, consumer: AnyConsumer) -> None:
+    async def leave(self, consumer: WireConsumer) -> None:
         """A consumer that was removed does not come back; a subscription that is not durable goes with its last one.
 
         Its owner sees that as well, after a lease (`actors.dispatcher.unused`); here it is known at once.
@@ -131,7 +128,7 @@ class Session:
             with contextlib.suppress(SluiceError):
                 await self.gateway.directory.remove_unused(topic, subscription)
 
-    def add_producer(self, producer: AnyProducer, asked: Any, access_mode: str) -> None:
+    def add_producer(self, producer: WireProducer, asked: Any, access_mode: str) -> None:
         """One more, and what its client said. Raises Refused if there are too many."""
         if len(self.consumers) + len(self.producers) >= MOST_HANDLES:
             raise Refused(ServerError.TOO_MANY_REQUESTS, f"a connection has at most {MOST_HANDLES} producers")
@@ -139,14 +136,14 @@ class Session:
         self.gateway.producers.setdefault((producer.place.topic, producer.place.partition), []).append(producer)
         self._introduce(producer, producer.number, asked, access_mode)
 
-    def remove_producer(self, producer: AnyProducer) -> None:
+    def remove_producer(self, producer: WireProducer) -> None:
         """One less."""
         if self.producers.get(producer.number) is producer:
             del self.producers[producer.number]
         _discard(self.gateway.producers, (producer.place.topic, producer.place.partition), producer)
         self.gateway.introductions.pop(producer, None)
 
-    def send_away(self, consumer: AnyConsumer) -> None:
+    def send_away(self, consumer: WireConsumer) -> None:
         """The client has to come back with this consumer: it drops what it was sent, and subscribes again.
 
         One that is still being opened is refused instead, where that was asked for.
@@ -156,7 +153,7 @@ class Session:
             self.say("close_consumer", consumer_id=consumer.number, request_id=NO_REQUEST)
         self.begin(consumer.close(), "close")
 
-    def fenced(self, producer: AnyProducer) -> None:
+    def fenced(self, producer: WireProducer) -> None:
         """Another producer of this name has taken its place. One that is still being opened is refused instead."""
         producer.close()
         self.remove_producer(producer)

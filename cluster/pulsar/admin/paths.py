@@ -11,7 +11,6 @@ from cluster.pulsar.admin.fixed import Fixed
 from cluster.pulsar.admin.lifetimes import LifetimesByHttp
 from cluster.pulsar.admin.messages import Messages
 from cluster.pulsar.admin.namespaces import NamespacesByHttp
-from cluster.pulsar.admin.passing import PassingByHttp
 from cluster.pulsar.admin.policies import Policies
 from cluster.pulsar.admin.quotas import QuotasByHttp
 from cluster.pulsar.admin.schemas import SchemasByHttp
@@ -25,7 +24,6 @@ def pulsar_routes(broker: Broker, addresses: Addresses) -> list[web.RouteDef]:
     """Every route; the last one refuses what there is not, so whoever has routes of his own puts them before these."""
     return [
         *Topics(broker, Shapes(addresses)).routes(),
-        *PassingByHttp(broker).routes(),
         *Subscriptions(broker).routes(),
         *Changes(broker).routes(),
         *Messages(broker).routes(),

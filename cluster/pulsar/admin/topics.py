@@ -3,6 +3,7 @@
 GET    /admin/v2/persistent/public/default                    topics, partitions by their names
 GET    .../partitioned                                        topics of several partitions
 GET    /admin/v2/namespaces/public/default/topics             as the first
+GET    /admin/v2/non-persistent/public/default[/partitioned]  none: every topic is persistent
 PUT    .../{topic}                                            create, with one partition; 409 if it is there
 PUT    .../{topic}/partitions                                 create; the body is the number of partitions
 GET    .../{topic}/partitions                                 their number; 0 is a topic without
@@ -22,9 +23,8 @@ import json
 
 from aiohttp import web
 
-from actors.messages import PassingHere, RemoveTopic, SendAway
+from actors.messages import RemoveTopic, SendAway
 from actors.names import unquoted
-from actors.pulsar.passing import KIND
 from actors.pulsar.topics import full_name, full_names
 from cluster.http_server import body_of, number_of, object_in
 from cluster.pulsar.admin.broker import Broker, Named, forced, named, space_of, topic_of
@@ -33,6 +33,7 @@ from storage.errors import Conflict, Invalid, NotFound
 
 BASE = "/admin/v2/persistent/{tenant}/{namespace}"
 TOPIC = f"{BASE}/{{topic}}"
+NON_PERSISTENT = "/admin/v2/non-persistent/{tenant}/{namespace}"
 NAMESPACE = "/admin/v2/namespaces/{tenant}/{namespace}"
 
 
@@ -48,6 +49,8 @@ class Topics:
             web.get(BASE, self._list),
             web.get(f"{BASE}/partitioned", self._partitioned),
             web.get(f"{NAMESPACE}/topics", self._list),
+            web.get(NON_PERSISTENT, self._none),
+            web.get(f"{NON_PERSISTENT}/partitioned", self._none),
             web.put(TOPIC, self._create_plain),
             web.put(f"{TOPIC}/partitions", self._create),
             web.get(f"{TOPIC}/partitions", self._partitions),
@@ -68,14 +71,14 @@ class Topics:
     # -- which there are ------------------------------------------------------------------------------------------
 
     async def _list(self, request: web.Request) -> web.Response:
-        """Those that are stored; by `mode` also, or only, those that are not persistent."""
-        space, mode = space_of(request), request.query.get("mode", "").upper()
-        names = full_names(await self._broker.topics_in(space))
-        if mode in ("ALL", "NON_PERSISTENT"):
-            told = [json.loads(reply.json)["topics"] for reply in await self._broker.ask_gateways(PassingHere())]
-            passing = {name for topics in told for name in topics if name.startswith(f"{KIND}{space}/")}
-            names = [*(names if mode == "ALL" else []), *sorted(passing)]
-        return web.json_response(names)
+        names = full_names(await self._broker.topics_in(space_of(request)))
+        wanted = request.query.get("mode", "").upper() != "NON_PERSISTENT"
+        return web.json_response(names if wanted else [])
+
+    async def _none(self, request: web.Request) -> web.Response:
+        """Every topic is persistent."""
+        await self._broker.topics_in(space_of(request))
+        return web.json_response([])
 
     async def _partitioned(self, request: web.Request) -> web.Response:
         known = await self._broker.topics_in(space_of(request))

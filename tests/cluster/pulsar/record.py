@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import sys
 import threading
@@ -139,33 +138,10 @@ def what_is_left(client: pulsar.Client) -> None:
     view.close()
 
 
-def passing_on(client: pulsar.Client) -> None:
-    """A topic of which nothing is kept: a single message and a batch, for who is there; a seek is refused."""
-    topic = "non-persistent://public/default/passing"
-    consumer = client.subscribe(topic, "s", pulsar.ConsumerType.Shared, consumer_name="c")
-    producer = client.create_producer(topic, producer_name="till", batching_enabled=False)
-    time.sleep(0.3)  # who has no room yet misses what comes
-    producer.send(b"alone", partition_key="k")
-    consumer.acknowledge(consumer.receive(10_000))
-    batched = client.create_producer(
-        topic, producer_name="anna", batching_enabled=True, batching_max_publish_delay_ms=10_000
-    )
-    for number in range(3):
-        batched.send_async(b"%d" % number, lambda *_: None, properties={"n": "1"})
-    batched.flush()
-    for message in [consumer.receive(10_000) for _ in range(3)]:
-        consumer.acknowledge(message)
-    with contextlib.suppress(pulsar.PulsarException):
-        consumer.seek(pulsar.MessageId.earliest)
-    time.sleep(0.3)
-    consumer.close()
-
-
 SCENES: dict[str, Callable[[pulsar.Client], None]] = {
     "batches_and_keys": batches_and_keys,
     "back_and_forth": back_and_forth,
     "what_is_left": what_is_left,
-    "passing_on": passing_on,
 }
 
 

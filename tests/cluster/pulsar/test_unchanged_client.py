@@ -178,7 +178,7 @@ def test_native_and_wire_on_one_topic(server: Client, client: pulsar.Client) -> 
 
 def test_what_is_not_offered_is_said_at_once(client: pulsar.Client) -> None:
     began = time.monotonic()
-    for name in ("persistent://other/ns/topic", "non-persistent://other/ns/topic"):
+    for name in ("persistent://other/ns/topic", "non-persistent://public/default/topic"):
         with pytest.raises(pulsar.PulsarException):
             client.create_producer(name)
     first = client.subscribe("alone", "s", consumer_type=pulsar.ConsumerType.Exclusive)

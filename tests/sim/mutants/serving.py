@@ -6,7 +6,6 @@ from tests.sim.mutants import Mutant
 
 GATEWAY = "gateway"
 ACCESS = "tests/actors/pulsar/test_access_modes.py"
-PASSING = "tests/actors/pulsar/test_passing.py"
 
 NOT_DURABLE = "tests/actors/pulsar/test_not_durable.py"
 WHOLE = "tests/actors/pulsar/test_whole_batches.py"
@@ -179,22 +178,6 @@ SERVING: list[Mutant] = [
         new="        return memoryview(bytearray(self._buffer))\n",
         world=GATEWAY,
         test="tests/cluster/pulsar/test_tls.py::test_what_is_read_in_slices_lies_in_one_buffer",
-    ),
-    Mutant(
-        name="who has no room is sent what is not kept",
-        module="actors.pulsar.passing",
-        old="if to is None or not to.has_room:",
-        new="if to is None:",
-        world=GATEWAY,
-        test=PASSING,
-    ),
-    Mutant(
-        name="what is not kept is had beside another gateway",
-        module="actors.pulsar.passing",
-        old='row["address"] not in ("", self._ports.me):',
-        new='not row["address"]:',
-        world=GATEWAY,
-        test=PASSING,
     ),
     Mutant(
         name="what retention keeps is deleted",

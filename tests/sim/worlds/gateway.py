@@ -28,10 +28,9 @@ from actors.messages import AddPartitions, SubscriptionSettings, Terminate
 from actors.ports import Ports, Unknown
 from actors.pulsar.connection import Connection
 from actors.pulsar.doors import Doorkeeper, Doors
-from actors.pulsar.fields import FIELD_OF, Command, Metadata, parse
-from actors.pulsar.frames import Cutter, body_of
+from actors.pulsar.fields import FIELD_OF, Command, parse
+from actors.pulsar.frames import Cutter
 from actors.pulsar.gateway import Gateway, GatewayActor
-from actors.pulsar.passing import PassingConsumer
 from loadgen import history
 from storage.errors import Fenced, SluiceError
 from storage.position import position
@@ -170,10 +169,6 @@ def _stamps(conversation: Connection, data: bytes) -> list[Stamp]:
         one = told.message
         at = position(one.message_id.ledger, one.message_id.entry)
         consumer = conversation.consumers[one.consumer_id]
-        if isinstance(consumer, PassingConsumer):
-            metadata = parse(Metadata, body_of(frame.rest).metadata)
-            found.append(Stamp(0, 0, [0] * max(metadata.num_messages, 1)))
-            continue
         sent = consumer._sent.get(at)
         assert sent is not None
         rows = slice(sent.first, sent.first + sent.size)

@@ -16,7 +16,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 SHELL = Path(os.environ.get("PULSAR_HOME", "nowhere")) / "bin" / "pulsar-shell"
 OFFERED = """
 client produce -m one,two,three -k customer-7 -p a=b orders
-client produce -m passing non-persistent://public/default/passing
 client consume -s billing -p Earliest -n 3 -t Key_Shared orders
 client read -m earliest -n 1 orders
 admin topics create-subscription orders -s late -m earliest
@@ -37,8 +36,6 @@ admin topics permissions orders
 admin topics stats orders
 admin topics stats-internal orders
 admin topics create-missed-partitions orders
-admin topics get-partitioned-topic-metadata non-persistent://public/default/x
-admin topics lookup non-persistent://public/default/x
 admin namespaces set-retention public/default --size -1 --time -1
 admin namespaces get-retention public/default
 admin namespaces set-message-ttl public/default -ttl 3600
