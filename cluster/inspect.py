@@ -4,7 +4,9 @@ Each function answers rows. With `verify`, a row has `ok`, and where that is fal
 
 * a journal is well if every record that was synced can be read (a torn end was never acknowledged, so it is no loss);
 * a ledger is well if each of its confirmed runs can be read from at least `ack_quorum` bookies of this machine that
-  should hold it; of an open ledger, what its own frames say is confirmed;
+  should hold it. The metadata does not say how far an open ledger is confirmed. So each run counts that a frame calls
+  confirmed, or that `ack_quorum` bookies have stored, readable or not; and where damage without a name may hide a
+  confirmed run, the ledger is not well;
 * a cursor or another record is well if it decodes.
 
 The answer is about this machine's disks: bookies on other machines are counted as missing, and named.
@@ -38,10 +40,15 @@ BAD = ("damaged", "unknown", "missing")
 
 @dataclass(slots=True)
 class Held:
-    """What one bookie's disk holds: per ledger its readable runs, and the highest entry known to be confirmed."""
+    """What one bookie's disk holds: per ledger its runs, and the highest entry known to be confirmed.
+
+    damaged: runs that were stored and cannot be read. unnamed: something is damaged or gone that may have been any run.
+    """
 
     runs: dict[int, dict[int, JournalRow]] = field(default_factory=dict)
+    damaged: dict[int, dict[int, JournalRow]] = field(default_factory=dict)
     confirmed: dict[int, int] = field(default_factory=dict)
+    unnamed: bool = False
 
 
 def metadata(values: Configuration, *, verify: bool, prefix: str = "") -> list[Row]:
@@ -128,21 +135,40 @@ def ledger(values: Configuration, *, verify: bool, ledger: int | None = None) ->
 
 def _ledger_problem(record: LedgerRecord, held: dict[str, Held]) -> str:
     """What is wrong with a ledger's copies on this machine's disks, or nothing."""
-    known: dict[int, JournalRow] = {}
-    confirmed = record.last_entry if record.state is State.CLOSED else -1
-    for one in held.values():
-        known |= one.runs.get(record.id, {})
-        if record.state is not State.CLOSED:
-            confirmed = max(confirmed, one.confirmed.get(record.id, -1))
-    last = record.last_run
-    if record.state is not State.CLOSED:
-        last = max((run for run, row in known.items() if row.first_entry + row.count - 1 <= confirmed), default=-1)
-    for run in range(last + 1):
+    is_open = record.state is not State.CLOSED
+    for run in range((_last_stored(record, held) if is_open else record.last_run) + 1):
         holders = [name for name in record.write_set(run) if run in _runs(held, name, record.id)]
         if len(holders) < record.ack_quorum:
             lost = [name for name in record.write_set(run) if name not in holders]
             return f"run {run} can be read from {len(holders)} of {record.ack_quorum} bookies; not from {lost}"
-    return ""
+    return _doubt(record, held) if is_open else ""
+
+
+def _last_stored(record: LedgerRecord, held: dict[str, Held]) -> int:
+    """The last run of an open ledger that may have been confirmed, as far as this machine's disks name it."""
+    confirmed = max((one.confirmed.get(record.id, -1) for one in held.values()), default=-1)
+    stored: dict[int, JournalRow] = {}
+    copies: Counter[int] = Counter()
+    for one in held.values():
+        here = one.damaged.get(record.id, {}) | one.runs.get(record.id, {})
+        stored |= here
+        copies.update(here.keys())
+    return max(
+        (
+            run
+            for run, row in stored.items()
+            if copies[run] >= record.ack_quorum or row.first_entry + row.count - 1 <= confirmed
+        ),
+        default=-1,
+    )
+
+
+def _doubt(record: LedgerRecord, held: dict[str, Held]) -> str:
+    """Why an open ledger may have confirmed runs of which no disk here knows, or nothing."""
+    doubtful = [name for name in record.fragments[-1].bookies if name not in held or held[name].unnamed]
+    if len(doubtful) < record.ack_quorum:
+        return ""
+    return f"confirmed runs may be lost: {doubtful} are not here, or are damaged where nobody can say what was written"
 
 
 def _runs(held: dict[str, Held], bookie: str, ledger: int) -> dict[int, JournalRow]:
@@ -152,10 +178,13 @@ def _runs(held: dict[str, Held], bookie: str, ledger: int) -> dict[int, JournalR
 def _held(found: list[JournalRow]) -> Held:
     answer = Held()
     for row in found:
+        answer.unnamed = answer.unnamed or row.verdict in ("unknown", "missing")
         if row.kind == "delete" and row.verdict == "ok":
             answer.runs.pop(row.ledger, None)
-        elif row.kind == "run" and row.verdict == "ok":
-            answer.runs.setdefault(row.ledger, {})[row.run] = row
+            answer.damaged.pop(row.ledger, None)
+        elif row.kind == "run" and row.verdict in ("ok", "damaged"):
+            kept = answer.runs if row.verdict == "ok" else answer.damaged
+            kept.setdefault(row.ledger, {})[row.run] = row
             answer.confirmed[row.ledger] = max(answer.confirmed.get(row.ledger, -1), row.last_confirmed)
     return answer
 

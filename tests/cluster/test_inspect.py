@@ -59,10 +59,10 @@ def _cursor() -> Cursor:
     return cursor
 
 
-def _record(last_run: int = RUNS - 1) -> PartitionRecord:
+def _record(last_run: int = RUNS - 1, state: State = State.CLOSED) -> PartitionRecord:
     ledger = LedgerRecord(
         id=LEDGER,
-        state=State.CLOSED,
+        state=state,
         ensemble=2,
         write_quorum=2,
         ack_quorum=2,
@@ -156,6 +156,56 @@ def test_a_run_that_nobody_has_is_named(values: Configuration) -> None:
     store.close()
     (row,) = inspect.ledger(values, verify=True)
     assert f"run {RUNS} can be read from 0 of 2 bookies" in row["problem"]
+
+
+def _reopen(values: Configuration) -> None:
+    """Make the ledger an open one in the metadata: so each one looks after a kill."""
+    store = SqliteMetadata(values.data_dir / "metadata.db")
+    store.create(f"partition/{TOPIC}/0", 2, msgpack.packb(encode_record(_record(state=State.OPEN))))
+    store.close()
+
+
+def _damage(values: Configuration, bookie: str, run: int, *, whole: bool = False) -> None:
+    """Damage the body of a run's record; whole: also what describes it on both sides."""
+    ((_, found),) = inspect._journals(values, bookie)
+    record = next(one for one in found if one.kind == "run" and one.run == run)
+    for at in range(8, record.bytes, 32) if whole else (record.bytes // 2,):
+        _flip(_journal(values, bookie), record.offset + at)
+
+
+@pytest.mark.parametrize("run", range(RUNS))
+def test_both_copies_of_an_open_ledger_damaged_are_named(values: Configuration, run: int) -> None:
+    _reopen(values)
+    (row,) = inspect.ledger(values, verify=True)
+    assert (row["state"], row["ok"]) == ("OPEN", True)
+    for bookie in ("bookie-0", "bookie-1"):
+        _damage(values, bookie, run)
+    (row,) = inspect.ledger(values, verify=True)
+    assert row["ok"] is False
+    assert f"run {run} can be read from 0 of 2 bookies" in row["problem"]
+
+
+def test_every_run_of_an_open_ledger_damaged_is_named(values: Configuration) -> None:
+    _reopen(values)
+    for bookie in ("bookie-0", "bookie-1"):
+        for run in range(RUNS):
+            _damage(values, bookie, run, whole=True)
+    (row,) = inspect.ledger(values, verify=True)
+    assert row["ok"] is False
+    assert "confirmed runs may be lost: ['bookie-0', 'bookie-1']" in row["problem"]
+
+
+def test_a_run_on_too_few_bookies_was_never_confirmed(values: Configuration) -> None:
+    """The last run of an open ledger that only one of two bookies stored is no loss."""
+    _reopen(values)
+    ((_, found),) = inspect._journals(values, "bookie-1")
+    last = next(one for one in found if one.kind == "run" and one.run == RUNS - 1)
+    journal = _journal(values, "bookie-1")
+    journal.write_bytes(journal.read_bytes()[: last.offset])
+    for mark in journal.parent.glob("marks-*"):
+        mark.unlink()
+    (row,) = inspect.ledger(values, verify=True)
+    assert row["ok"] is True
 
 
 def test_a_damaged_cursor_is_named(values: Configuration) -> None:
