@@ -2,7 +2,7 @@
 
 The partition's *epoch* counts how often a producer has had it to itself; it stands in the partition's record, and so
 does the producer that has it now. A producer that had it, and comes back after another one, learns by that number that
-its time is over.
+its time is over. A number that was never given is refused: stored, it would be what counting goes on from.
 
 Of two producers with one name the first one stays, unless the second one is the same client on a new connection.
 
@@ -23,6 +23,8 @@ from storage.errors import Conflict, ProducerFenced
 LINE_MS = 10_000
 """A producer that waits for its turn and has not asked for so long is dropped from the line."""
 PUT_OUT = 64
+MAX_EPOCH = 1 << 48
+"""An epoch above this was never counted up to. Earlier versions took what a client claimed, up to 2**64-1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,9 @@ class Access:
     _put_out: deque[str] = field(default_factory=lambda: deque(maxlen=PUT_OUT))
 
     def restore(self, saved: Exclusivity) -> None:
-        """Take over what the record says."""
+        """Take over what the record says; where it has an impossible epoch, counting begins anew."""
+        if saved.epoch > MAX_EPOCH:
+            saved = Exclusivity()
         self.epoch, self.holder = saved.epoch, saved.holder
         if saved.holder is not None:
             self._present[saved.holder.incarnation] = saved.holder
@@ -82,6 +86,8 @@ class Access:
             return self._judge_shared(request, asked=asked)
         if request.topic_epoch is not None and request.topic_epoch < self.epoch:
             raise ProducerFenced(f"Topic epoch {request.topic_epoch} is over; it is {self.epoch}")
+        if request.topic_epoch is not None and request.topic_epoch > self.epoch:
+            raise ProducerFenced(f"Topic epoch {request.topic_epoch} was never given; it is {self.epoch}")
         if self._is_holder(request) or request.access == "exclusive_with_fencing":
             return Admit()
         others = [other for other in self._present.values() if other.name != request.producer or other is self.holder]
@@ -132,9 +138,8 @@ class Access:
             if request.home:
                 self._present[me.incarnation] = me
             return []
-        if not self._is_holder(request):
-            told = request.topic_epoch
-            self.epoch = self.epoch + 1 if told is None else max(told, self.epoch)
+        if not self._is_holder(request) and request.topic_epoch is None:
+            self.epoch += 1
         self._line.pop(me.incarnation, None)
         if request.access == "exclusive_with_fencing":
             self._put_out.extend(self._line)

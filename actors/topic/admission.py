@@ -12,7 +12,7 @@ from actors.signal import Signal
 from actors.topic.access import Access, Ask, Wait
 from actors.topic.log import PartitionLog
 from actors.topic.producers import Producers
-from storage.errors import SluiceError
+from storage.errors import SluiceError, Unavailable
 
 LIVENESS_MS = 2_000
 """Who is asked whether a producer is still there has so long to answer."""
@@ -54,19 +54,20 @@ class Admission:
                 return await self._enter(request)
 
     async def _enter(self, request: OpenProducer) -> int:
-        before = self._access.durable
         ended = self._access.enter(request)
         if request.access == "shared":
             return -1
         self._producers.end_others(request.producer)
         self._tell_all(ended, "taken")
         epoch = self._access.epoch
-        if self._access.durable != before:
+        if self._log.record.exclusivity != self._access.durable:  # also if an earlier call of this producer writes it
             try:
                 await self._log.metadata.update(self._with_access)
             except SluiceError:
                 self.leave(request.incarnation)
                 raise
+        if self._access.holder is None or self._access.holder.incarnation != request.incarnation:
+            raise Unavailable(f"producer {request.producer!r} lost the topic meanwhile; ask again")
         return epoch
 
     def _with_access(self, record: PartitionRecord) -> PartitionRecord:

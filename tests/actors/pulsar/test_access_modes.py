@@ -35,6 +35,18 @@ def test_one_at_another_gateway_is_in_the_way() -> None:
     with_gateways(scenario)
 
 
+def test_a_made_up_epoch_leaves_the_topic_as_it_was() -> None:
+    async def scenario(clients: Clients) -> None:
+        stranger, other = [await clients.join(f"c{number}", GATEWAYS[0]) for number in range(2)]
+        with pytest.raises(Refusal, match="was never given"):
+            await clients.producer(stranger, "a", EXCLUSIVE, topic_epoch=(1 << 64) - 1)
+        new_topic_owner(clients.broker)
+        assert (await clients.producer(other, "b", EXCLUSIVE)).topic_epoch == 0
+        await clients.send(other, "c1")
+
+    with_gateways(scenario)
+
+
 def test_the_epoch_outlives_the_gateway_and_the_owner() -> None:
     async def scenario(clients: Clients) -> None:
         first = await clients.join("c0", GATEWAYS[0])

@@ -71,6 +71,32 @@ def test_who_comes_back_after_somebody_else_is_fenced(again: AccessMode) -> None
     assert later.epoch == 1
 
 
+@pytest.mark.parametrize("claimed", [1, (1 << 63) - 1, (1 << 64) - 1])
+@pytest.mark.parametrize("access", [EXCLUSIVE, WAITING, FENCING])
+def test_an_epoch_that_was_never_given_is_refused(access: AccessMode, claimed: int) -> None:
+    """The next producer's epoch is one more than that of the last, so a made-up one would never end."""
+    partition = Access()
+    let_in(partition, wants("a", EXCLUSIVE))
+    partition.leave("a-1")
+    with pytest.raises(ProducerFenced, match=f"epoch {claimed} was never given; it is 0"):
+        partition.judge(wants("b", access, claimed), 0, asked=True)
+    assert partition.epoch == 0
+
+
+def test_the_first_holder_cannot_name_its_epoch() -> None:
+    with pytest.raises(ProducerFenced, match="epoch 0 was never given"):
+        Access().judge(wants("a", EXCLUSIVE, 0), 0, asked=True)
+
+
+def test_a_record_with_an_impossible_epoch_still_opens() -> None:
+    """Earlier versions stored what a client claimed; whoever comes next counts from the beginning."""
+    access = Access()
+    access.restore(Exclusivity((1 << 64) - 1, Holder("a", "a-1", "g")))
+    assert access.durable == Exclusivity()
+    let_in(access, wants("b", EXCLUSIVE))
+    assert access.durable == Exclusivity(0, Holder("b", "b-1", "g"))
+
+
 def test_the_holder_comes_back_at_once_over_owners() -> None:
     access = Access()
     let_in(access, wants("a", EXCLUSIVE))

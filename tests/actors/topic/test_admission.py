@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
-from actors.ledger.record import Exclusivity
-from actors.messages import AccessMode, OpenProducer, ProducersHere, ProducersPresent
+from actors.ledger.record import PartitionRecord
+from actors.messages import AccessMode, OpenProducer, ProducersHere, ProducersPresent, TopicSettings
 from actors.topic.admission import WAIT_MS, Admission
 
 
@@ -35,11 +36,15 @@ class Record:
     """A partition's record."""
 
     def __init__(self) -> None:
-        self.record = SimpleNamespace(exclusivity=Exclusivity(-1, None))
+        self.record = PartitionRecord(topic="t", partition=0, settings=TopicSettings())
         self.metadata = self
+        self.writable = asyncio.Event()
+        self.writable.set()
 
     async def update(self, change: Any) -> None:
-        """It is written."""
+        """It is written, once the store answers again."""
+        await self.writable.wait()
+        self.record = change(self.record)
 
 
 async def test_who_waits_is_told_so_at_once() -> None:
@@ -58,3 +63,19 @@ async def test_who_waits_is_told_so_at_once() -> None:
     assert sum(ports.waited) == WAIT_MS
     admission.leave("a")
     assert await admission.admit(wants("b", "wait_for_exclusive")) == 1
+
+
+async def test_no_epoch_is_told_before_it_is_durable() -> None:
+    """Nor to a repetition: what a producer was told must not lie above what the next owner finds."""
+    ports: Any = Patient()
+    log: Any = Record()
+    admission = Admission(ports, log, cast(Any, SimpleNamespace(end_others=lambda name: None)), "t", 0)
+    request = OpenProducer(producer="a", incarnation="a", home="g", access="exclusive", topic_epoch=None)
+    log.writable.clear()
+    both = [asyncio.create_task(admission.admit(request)) for _ in range(2)]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not any(one.done() for one in both)
+    log.writable.set()
+    assert [await one for one in both] == [0, 0]
+    assert log.record.exclusivity.epoch == 0
