@@ -438,7 +438,7 @@ class Controller(Actor):
                     "state": state_of(entry, lost),
                     "restarts": entry.restarts,
                     "misses": entry.misses,
-                    "problem": entry.problem or entry.refuses,
+                    "problem": self._supervisor.problem_of(entry),
                 }
                 for entry in self._supervisor.all()
             ],

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from actors.actor import REQUESTS, Actor
-from actors.ports import Unknown
+from actors.ports import Address, Unknown
 from actors.wire import Packed, Reply, Request, pack, pack_error, unpack, unpack_error
 from storage.errors import SluiceError, Unavailable
 
@@ -103,7 +103,20 @@ class HostedActor:
         return self._over or self.actor.stopped or ""
 
     def _ended(self) -> Unknown:
-        return Unknown(f"{self.actor.ports.me} has ended: {self._gone()}", gone=True)
+        return ended(self.actor.ports.me, self._gone())
+
+
+def ended(address: Address, why: str) -> Unknown:
+    """What callers of an actor are told that has ended for a reason which its host knows."""
+    return Unknown(f"{address}{_ENDED}{why}", gone=True)
+
+
+def why_ended(address: Address, answer: Unknown) -> str:
+    """The reason for which an actor ended, if its host told it; empty if only its process is known to be gone."""
+    return answer.reason.partition(f"{address}{_ENDED}")[2] if answer.gone else ""
+
+
+_ENDED = " has ended: "
 
 
 def opened(request: Request[R], answer: Answer) -> R | Unknown:

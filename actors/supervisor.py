@@ -5,18 +5,22 @@ one answers nothing and is given up after MISSES pings in a row. An actor is pin
 stall of the controller itself counts as one miss, and a host by at most SAMPLE of its actors each PING_MS: when one of
 them is given up, the others in its process are looked at without waiting for their turn.
 
+An actor that ends for the same reason again and again is started again, and is an alarm (`actors/repeated_ends.py`).
+
 The answer to a ping also says whether a bookie takes new runs. A full one answers, serves what it has, and is not to
 be chosen for new ensembles until it says that it has room again.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from actors.bookie_failure_detector import LOST_AFTER_MS, BookieFailureDetector
+from actors.host import why_ended
 from actors.messages import Alive, Ping
 from actors.ports import Address, Places, Ports, Unknown
+from actors.repeated_ends import RepeatedEnds
 from actors.signal import Signal
 from storage.errors import Corrupt, Fenced, Invalid, NotFound, SluiceError, Unavailable
 
@@ -51,6 +55,7 @@ class Running:
     looking: Signal | None = None
     problem: str = ""
     refuses: str = ""
+    ends: RepeatedEnds = field(default_factory=RepeatedEnds)
 
 
 class Supervisor:
@@ -106,6 +111,11 @@ class Supervisor:
     def lost(self) -> tuple[str, ...]:
         """The bookies that are lost for good."""
         return self.failures.lost(self.ports.clock.monotonic())
+
+    def problem_of(self, entry: Running) -> str:
+        """What an operator is told of an actor, in one line; empty if nothing is wrong with it."""
+        again = entry.ends.alarm(self.ports.clock.monotonic())
+        return "; ".join(filter(None, (entry.problem or entry.refuses, again)))
 
     # -- starting -------------------------------------------------------------------------------------------------
 
@@ -265,6 +275,8 @@ class Supervisor:
         entry.misses += 1
         if reply.gone or entry.misses >= MISSES:
             self._look_beside(address)
+            if why := why_ended(address, reply):
+                entry.ends.add(why, self.ports.clock.monotonic())
             await self._replace(entry, address, frozen=not reply.gone)
 
     def _look_beside(self, address: Address) -> None:

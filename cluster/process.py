@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from actors.actor import Actor
-from actors.host import Answer, HostedActor
+from actors.host import Answer, HostedActor, ended
 from actors.ports import Address, Unknown
 from actors.wire import Packed
 from cluster.disk import FileDisk
@@ -27,6 +27,8 @@ A = TypeVar("A", bound=Actor)
 
 RELEASE_S = 5.0
 """How long a write that hangs may keep those waiting who want to open the same disk again."""
+MOST_FAILED = 256
+"""Of so many actors that failed a process remembers why."""
 
 MakeActor = Callable[[str, Address, Tasks, dict[str, Any]], Actor]
 """An actor of a kind, not yet started, by its address, its background tasks and its settings."""
@@ -53,6 +55,8 @@ class ProcessActors:
         self._make = make
         self._dropped = dropped
         self._actors: dict[str, _Running] = {}
+        self._failed: dict[str, str] = {}
+        """Why the last actors that failed here did: who looks for them is told."""
         self._releasing: dict[asyncio.Task[None], None] = {}
 
     async def start(self, kind: str, actor: str, settings: dict[str, Any]) -> Address:
@@ -93,11 +97,16 @@ class ProcessActors:
         if running is not None:
             running.hosted.actor.stopped = reason
             self._end(running, reason)
+            self._failed[actor] = reason
+            while len(self._failed) > MOST_FAILED:
+                del self._failed[next(iter(self._failed))]
             self._dropped(actor, reason)
 
     async def answer_here(self, actor: str, kind: str, packed: Packed) -> Answer:
         """What becomes of a request to an actor of this process. Raises nothing but its own cancellation."""
         running = self._actors.get(actor)
+        if running is None and actor in self._failed:
+            return ended(f"{self.name}/{actor}", self._failed[actor])
         if running is None:
             return Unknown(f"no actor {actor} in {self.name}", gone=True)
         return await running.hosted.answer(kind, packed)

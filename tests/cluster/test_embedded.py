@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 
 import cluster
+from actors.repeated_ends import SAME_ENDS
 from cluster import embedded
 from cluster.client import Client
 from cluster.consumer import Consumer
@@ -204,6 +205,23 @@ for number in range(10**6):
     producer.send(str(number // 5).encode(), partition_key=f"key-{number % 5}")
     print(number, flush=True)
 """
+
+
+def test_an_owner_that_ends_again_and_again_is_an_alarm(one: tuple[EmbeddedCluster, Client]) -> None:
+    """It is started again each time, so nothing else tells that a partition is hardly served."""
+    inner, client = one
+    client.create_topic("orders")
+    client.create_producer("orders").send(b"paid")
+
+    def owners() -> list[str]:
+        return [address for kind, address, _ in inner.actors.inventory() if kind == "topic"]
+
+    for _ in range(SAME_ENDS):
+        assert client.alarms() == []
+        ended = kill(inner, "topic")
+        eventually(lambda ended=ended: owners() and ended not in owners(), "no owner came back")  # type: ignore[misc]
+    alarm = "topic/orders/0 is running: it has ended 3 times for the same reason: killed by a test"
+    eventually(lambda: client.alarms() == [alarm], lambda: str(client.alarms()))
 
 
 def test_a_killed_process_loses_nothing_that_was_confirmed(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import ray
 from ray.exceptions import ActorUnavailableError
 
 from actors.actor import Actor
-from actors.host import Answer
+from actors.host import Answer, why_ended
 from actors.messages import Alive, Done, ListBookies, ListLedgers, Ping, ReadRowIndex, Stats
 from actors.ports import Meta, Objects, Ports, Unknown
 from actors.wire import Reply, Request, pack
@@ -125,6 +125,11 @@ async def test_so_does_who_waits_for_one_that_breaks(breaking: Request[Any]) -> 
     later = await runs.actors.answer_here("slow", "Ping", pack(Ping()))
     assert isinstance(later, Unknown)
     assert later.gone
+    assert why_ended("host/slow", later) in (
+        "InvariantViolation: it cannot go on",
+        "AttributeError: it has a defect",
+    ), "whoever looks for it later is told why it is not there"
+    assert why_ended("host", later) == "", "that is not the end of its process"
 
 
 async def test_who_gives_up_waiting_ends_nothing_else() -> None:

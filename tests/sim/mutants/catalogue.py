@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.sim.mutants import Mutant
 from tests.sim.mutants.changing import CHANGING
+from tests.sim.mutants.checking_input import CHECKING_INPUT
 from tests.sim.mutants.counting import COUNTING
 from tests.sim.mutants.delaying import DELAYING
 from tests.sim.mutants.dispatching import DISPATCHING
@@ -35,5 +36,6 @@ GROUPS: dict[str, list[Mutant]] = {
     "setting aside": SETTING_ASIDE,
     "changing": CHANGING,
     "sharing clients": SHARING_CLIENTS,
+    "checking input": CHECKING_INPUT,
 }
 MUTANTS: list[Mutant] = [mutant for group in GROUPS.values() for mutant in group]
