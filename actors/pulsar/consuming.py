@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,16 +20,16 @@ import numpy.typing as npt
 
 from actors.consumer.held import Received
 from actors.consumer.partition import PartitionConsumer
-from actors.consumer.payload import DecodedRun, Payloads
+from actors.consumer.payload import Payloads
 from actors.consumer.revocations import TakingBack
 from actors.messages import Event, SubscriptionSettings
-from actors.pulsar.deliveries import encode_part
+from actors.pulsar.deliveries import encode_part, holes_in
 from actors.pulsar.fields import MessageId, command
 from actors.pulsar.frames import encode
 from actors.pulsar.gateway import Gateway
 from actors.pulsar.ids import parsed, position_of, read_ids
 from actors.pulsar.outgoing import Addressee
-from actors.pulsar.pieces import acknowledged_rows
+from actors.pulsar.pieces import acknowledged_rows, rows_behind
 from actors.pulsar.reading import LogReader
 from actors.pulsar.sent import Sent
 from actors.pulsar.topics import Place
@@ -51,6 +51,7 @@ ONE_HAS_ALL = ("exclusive", "failover")
 _ACTIVE = {"assigned": True, "revoked": False, "inactive": False}
 """What the dispatcher's events mean to a consumer of a Failover subscription."""
 Rows = npt.NDArray[np.int64]
+NOTHING: Rows = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,19 +269,42 @@ class WireConsumer:
             return
         to = Addressee(self.number, self.place.told, self.epoch)
         known, gateway = self._sent if self._part.by_index else None, self._gateway
+        waiting = stretch.waiting
+        if waiting is None:
+            missing = holes_in(part, (stretch.first, stretch.end)) if known is not None else NOTHING
+            if len(missing) and isinstance(self._part, PartitionConsumer):
+                self._noting = True
+                gateway.ports.spawn(self._ask_about(stretch, missing), "batches")
+                return
+            waiting = frozenset(missing.tolist())  # a reader has what is done nowhere but here
         between = None if stretch.end - stretch.first == len(part) else (stretch.first, stretch.end)
         whole, abreast = self._whole is not None, gateway.abreast_from
-        pieces = encode_part(part, to, known, gateway.recent, abreast=abreast, whole=whole, between=between)
+        pieces = encode_part(
+            part, to, known, gateway.recent, waiting=waiting, abreast=abreast, whole=whole, between=between
+        )
         if whole and (pieces.apart or stretch.rest) and not self._apart:
             self._noting = True
             gateway.ports.spawn(self._note_apart(stretch), "apart")
             return
         part.shown = len(part)
+        if self._sent.known(pieces.positions).any():
+            self._noting = True  # of which frame an acknowledgement speaks could not be told
+            self._lost(self)
+            return
         self._sent.add(part, pieces.firsts, pieces.counts, pieces.positions, pieces.places)
         self.permits -= pieces.messages
         self._write(pieces.data)
         if self._whole is None and not self.is_reader:  # a reader hands out again from here what is given back
             part.let_go()
+
+    async def _ask_about(self, stretch: Stretch, missing: Rows) -> None:
+        """Send rows of batches once it is known which of the messages that are missing there are not done."""
+        assert isinstance(self._part, PartitionConsumer)
+        waiting = await self._part.batches.still_open(missing)
+        self._noting = False
+        if self._whole is not None:
+            self._whole.ready.appendleft(replace(stretch, waiting=frozenset(waiting.tolist())))
+        self._send()
 
     @property
     def _apart(self) -> bool:
@@ -347,7 +371,7 @@ class WireConsumer:
                 run = await self.payloads.run(ledger_of(at), entry_of(at))
             except (NotFound, SluiceError):
                 continue
-            rows = _rows_behind(run, at, one)
+            rows = rows_behind(run, at, one)
             self._part.acknowledge_positions(rows)
             if cumulative and len(rows):
                 self._acknowledge_up_to(int(rows[-1]))
@@ -472,14 +496,3 @@ class WireConsumer:
     def unacknowledged(self) -> int:
         """Messages that the client has and is not done with."""
         return self._sent.messages()
-
-
-def _rows_behind(run: DecodedRun, at: int, one: Any) -> Rows:
-    """The positions that an id stands for, by the columns: its row, and those of the same batch that follow."""
-    start = entry_of(at) - run.first_entry
-    count = 1
-    if "batch_index" in run.rows.schema.names:
-        index = run.rows.column("batch_index").fill_null(-1).to_numpy(zero_copy_only=False)[start:]
-        if len(index) and index[0] >= 0:
-            count = int(np.argmin(np.append(np.diff(index) == 1, False))) + 1
-    return at + acknowledged_rows(count, one.ack_set)

@@ -6,7 +6,9 @@ goes to one consumer, that is the id in the producer's receipt. A row that came 
 Sluice's own producers: its id is then the same whenever it is delivered.
 
 Clients that acknowledge single messages of a batch do count right, and look for the ids that they know: for them what
-is left of a batch goes under its old id, with holes (`ack_set` says where) in place of what is done.
+is left of a batch goes under its old id, with holes (`ack_set` says where) in place of what is done. What is only
+elsewhere for now makes no hole, and the batch is cut there: its first message would come later under the same id, and
+nobody could tell of which of the two frames an acknowledgement speaks.
 """
 
 from __future__ import annotations
@@ -91,6 +93,19 @@ def _begins_late(part: Received, starts: Ints) -> bool:
     return "batch_index" in part.schema.names and bool((_indexes(part)[starts] > 0).any())
 
 
+def holes_in(part: Received, between: tuple[int, int]) -> Ints:
+    """The positions of messages that are missing before and between these rows of their batches; int64, ascending."""
+    if "batch_index" not in part.schema.names:
+        return np.empty(0, np.int64)
+    starts = first_rows(part, holes=True, counted=False)
+    ends = np.append(starts[1:], len(part))
+    wanted = part.open[starts] & _in(starts, between)
+    starts, ends = starts[wanted], ends[wanted]
+    firsts, lasts = part.positions[starts] - np.maximum(_indexes(part)[starts], 0), part.positions[ends - 1]
+    inside = np.unique(ranges(firsts, lasts + 1 - firsts))
+    return inside[~np.isin(inside, part.positions[ranges(starts, ends - starts)])]
+
+
 def _indexes(part: Received) -> Ints:
     """Of each row its index in its client's batch, -1 for one that came alone."""
     column = part.column("batch_index")
@@ -103,6 +118,7 @@ def encode_part(
     known: Container[int] | None = None,
     recent: Recent | None = None,
     *,
+    waiting: frozenset[int] = frozenset(),
     abreast: int = ABREAST,
     whole: bool = False,
     between: tuple[int, int] | None = None,
@@ -112,11 +128,12 @@ def encode_part(
     between: only those of its pieces that begin in these rows. whole: batches are not cut where the redelivery count
     changes; a frame says the highest.
     known: of a client that acknowledges single messages of batches, the entries that it has: of others it is sent what
-    is left of them with holes. None where the client is not known to do that. recent: frames to be sent as they came,
-    where there are so many pieces, or so many rows and nothing else: `abreast`.
+    is left of them with holes. None where the client is not known to do that. waiting: messages that are missing and
+    are not done; they are no holes. recent: frames to be sent as they came, where there are so many pieces, or so many
+    rows and nothing else: `abreast`.
     """
     if known is not None and "batch_index" in part.schema.names:
-        return _with_holes(part, to, known, between)
+        return _with_holes(part, to, known, waiting, between)
     if recent is not None and len(part) >= abreast and between is None and (came := _as_it_came(part, to, recent)):
         return came
     starts = first_rows(part, counted=not whole)
@@ -215,7 +232,9 @@ def _only(part: Received, starts: Ints, ends: Ints) -> tuple[Received, Ints, Int
     return some, behind - counts, behind
 
 
-def _with_holes(part: Received, to: Addressee, known: Container[int], between: tuple[int, int] | None) -> Pieces:
+def _with_holes(
+    part: Received, to: Addressee, known: Container[int], waiting: frozenset[int], between: tuple[int, int] | None
+) -> Pieces:
     """As encode_part does: a batch whose entry the client has not goes under its old id."""
     starts, indexes = first_rows(part, holes=True, counted=False), _indexes(part)
     within = _in(starts, between)
@@ -231,7 +250,8 @@ def _with_holes(part: Received, to: Addressee, known: Container[int], between: t
         left = max(int(index[0]), 0)
         cuts = [0, end - first]
         if int(index[-1]) > max(end - first - 1, 0):  # it begins late, or has holes
-            if at - left not in known and at - left > last:
+            inside = range(at - left, int(part.positions[end - 1]))
+            if at - left not in known and at - left > last and waiting.isdisjoint(inside):
                 places[len(firsts)] = index
                 at -= left
             else:

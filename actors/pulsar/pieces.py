@@ -10,9 +10,13 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from actors.consumer.payload import DecodedRun
+from storage.position import entry_of
 
 MOST = 50_000
 """So many ids are remembered; the oldest are forgotten first."""
@@ -89,3 +93,14 @@ def acknowledged_rows(count: int, ack_set: Iterable[int]) -> Rows:
     bits = open_rows(ack_set)[:count]
     open_[: len(bits)] = bits
     return np.flatnonzero(~open_)
+
+
+def rows_behind(run: DecodedRun, at: int, one: Any) -> Rows:
+    """The positions that an id stands for, by the columns: its row, and those of the same batch that follow."""
+    start = entry_of(at) - run.first_entry
+    count = 1
+    if "batch_index" in run.rows.schema.names:
+        index = run.rows.column("batch_index").fill_null(-1).to_numpy(zero_copy_only=False)[start:]
+        if len(index) and index[0] >= 0:
+            count = int(np.argmin(np.append(np.diff(index) == 1, False))) + 1
+    return at + acknowledged_rows(count, one.ack_set)

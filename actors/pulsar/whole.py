@@ -50,12 +50,16 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Rows first .. end-1 of a part, which are sent together. rest: of the last batch something is missing."""
+    """Rows first .. end-1 of a part, which are sent together. rest: of the last batch something is missing.
+
+    waiting: positions of what is missing in the batches of these rows and is not done; None: nobody has asked.
+    """
 
     part: Received
     first: int
     end: int
     rest: bool = False
+    waiting: frozenset[int] | None = None
 
 
 def begun_in(part: Received, first: int = 0) -> Begun | None:

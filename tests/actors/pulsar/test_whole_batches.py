@@ -70,6 +70,13 @@ def test_what_never_came_is_not_acknowledged_elsewhere(kind: int) -> None:
 
 async def half_given_back(clients: Clients, wire: Wire, delay: int) -> None:
     """A batch of ten is sent; a consumer of Sluice's own gives the second half back for so many ms, and leaves."""
+    await clients.producer(wire, "till", SHARED)
+    await clients.send_batch(wire, "c0", 10)
+    await given_back(clients, "exclusive", 10, np.arange(5, 10), delay)
+
+
+async def given_back(clients: Clients, kind: str, count: int, rows: np.ndarray, delay: int) -> None:
+    """A consumer of Sluice's own gets so many messages, gives these of them back for so many ms, and leaves."""
     own: list[Received] = []
     part = PartitionConsumer(
         clients.broker.ports,
@@ -79,17 +86,15 @@ async def half_given_back(clients: Clients, wire: Wire, delay: int) -> None:
         subscription="pulsar",
         name="own",
         incarnation="own-1",
-        settings=SubscriptionSettings(type="exclusive", initial_position="earliest"),
+        settings=SubscriptionSettings(type=kind, initial_position="earliest"),
         ranges=[],
         queue_size=100,
         received=own.append,
         told=lambda *_: None,
     )
     await part.open()
-    await clients.producer(wire, "till", SHARED)
-    await clients.send_batch(wire, "c0", 10)
-    await clients.broker.until(lambda: sum(len(each) for each in own) == 10)
-    await part.negative_acknowledge(own[0], np.arange(5, 10), delay)
+    await clients.broker.until(lambda: sum(len(each) for each in own) == count)
+    await part.negative_acknowledge(own[0], rows, delay)
     await part.close()
 
 
@@ -221,3 +226,29 @@ def test_what_goes_to_a_client_with_little_room(
         assert (sent, left) == (Stretch(part, 0, end), Stretch(part, end, count, rest=True))
         second = Stretch(part, 1, count)
         assert leading(second, 100) == (second, None)
+
+
+def test_what_is_left_and_the_first_have_ids_of_their_own() -> None:
+    """The first message of a batch waits while others of it are at the client, which acknowledges single messages."""
+
+    async def scenario(clients: Clients) -> None:
+        wire = await clients.join("c0", GATEWAYS[0])
+        await with_room(clients, wire, FAILOVER, 1_000)
+        await clients.producer(wire, "till", SHARED)
+        await clients.send_batch(wire, "c0", 10)
+        await clients.broker.until(lambda: len(clients.numbers("c0")) == 10)
+        at = clients.came["c0"][0].position
+        still = [0, 1, 2, 5, 6]
+        await wire.ask("ack", consumer_id=0, message_id=[message_id(at, still)])
+        await wire.ask("close_consumer", consumer_id=0)
+        await given_back(clients, "failover", len(still), np.arange(1), LONG_MS)
+        await with_room(clients, wire, FAILOVER, 1_000)
+        await clients.broker.until(lambda: clients.numbers("c0")[10:] == still[1:], LONG_MS)
+        await clients.broker.until(lambda: clients.numbers("c0")[10:] == [*still[1:], still[0]], 2 * LONG_MS)
+        again = clients.ids["c0"][1:]
+        assert len(set(again)) == len(again), "no two frames at the client have one id"
+        for one in again:
+            await wire.ask("ack", consumer_id=0, message_id=[message_id(one)])
+        assert (await clients.broker.stats(subscription="pulsar"))["msgBacklog"] == 0
+
+    with_gateways(scenario)

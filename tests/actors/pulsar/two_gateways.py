@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from storage.errors import Unavailable
+from storage.position import position
 from tests.scenarios.key_shared.broker import Broker, play
 from tests.sim.pipes import Pipes
 from tests.sim.worlds.gateway import SimGateway
@@ -30,6 +31,8 @@ class Clients:
         """Messages by client."""
         self.frames: Counter[str] = Counter()
         """MESSAGE frames by client."""
+        self.ids: dict[str, list[int]] = {}
+        """The positions that their ids say, in order."""
         self.active: dict[str, bool] = {}
         """Who was told last that it is, or is not, the active consumer."""
 
@@ -53,6 +56,8 @@ class Clients:
             elif said == "message":
                 self.came.setdefault(name, []).extend(more[0])
                 self.frames[name] += 1
+                at = position(body.message_id.ledger, body.message_id.entry)
+                self.ids.setdefault(name, []).append(at)
 
         self.broker.world.client(name)
         process = self.broker.world.process(name)

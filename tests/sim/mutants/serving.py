@@ -84,6 +84,14 @@ SERVING: list[Mutant] = [
         test=f"{WHOLE}::test_a_batch_of_two_counts_is_one",
     ),
     Mutant(
+        name="what is left of a batch has the id of its first message, which is still to come",
+        module="actors.pulsar.deliveries",
+        old=" and waiting.isdisjoint(inside):",
+        new=":",
+        world="relay",
+        test=f"{WHOLE}::test_what_is_left_and_the_first_have_ids_of_their_own",
+    ),
+    Mutant(
         name="all sends of a run have the first one's id",
         module="actors.pulsar.producing",
         old="                    first += send.rows\n",

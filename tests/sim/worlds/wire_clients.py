@@ -223,6 +223,10 @@ class _Entry:
     acks: dict[int, list[Any]] = field(default_factory=dict)
     void: bool = False
 
+    def ended(self, life: int) -> bool:
+        """Whether nobody speaks of it any more in a life of the consumer: then its id may be another's."""
+        return self.void or self.life != life or len(self.told) == len(self.messages)
+
     def still_open(self) -> list[int]:
         """Of what is not acknowledged, the indexes in the batch."""
         rows = [row for row in range(len(self.messages)) if row not in self.acked]
@@ -252,6 +256,8 @@ class WireConsumerModel:
         """The batch that the last frame was of, and the position of its last message."""
         self._free: list[int] = []
         self._epochs: list[int] = []
+        self._ids: dict[tuple[int, int], _Entry] = {}
+        """What came last under an id, by partition and position."""
         self._queue: deque[tuple[_Entry, int]] = deque()
         self._sessions: list[set[int]] = []
         self._learn(traffic.partitions)
@@ -358,6 +364,9 @@ class WireConsumerModel:
         self._freed(partition, count - len(messages))
         self._sessions[partition].add(stamp.session)
         entry = _Entry(partition, self._lives[partition], stamp.session, at, messages)
+        other = self._ids.get((partition, at))
+        assert other is None or other.ended(entry.life), f"S: two frames at one client under the id {at}"
+        self._ids[partition, at] = entry
         moment = self._past.stamp()
         for row, message in enumerate(messages):
             self._past.receives.append(
