@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 from actors.names import check_name
 from cluster.connecting import connect
-from storage.errors import Invalid, SluiceError, Unavailable
+from cluster.receiver_queue import NothingArrived
+from storage.errors import Invalid, SluiceError
 
 if TYPE_CHECKING:
     from cluster.client import Client
@@ -98,7 +99,6 @@ class KeyedQueue:
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
-        self._reading = threading.Lock()
         self._connection: _Connection | None = None
         self._closed = False
         self._free = 0
@@ -145,8 +145,10 @@ class KeyedQueue:
     async def put_async(self, item: Any, block: bool = True, timeout: float | None = None, *, key: Key = None) -> None:
         """The same as `put` for a running event loop: others go on while it waits. Raises Full, SluiceErrors."""
         loop = asyncio.get_running_loop()
-        if self.maxsize > 0:
-            await asyncio.to_thread(self._take_room, 1, block, timeout)
+        until = None if timeout is None else loop.time() + timeout
+        while self.maxsize > 0 and not await asyncio.to_thread(self._has_room, 1):
+            self._check_wait(1, block, until is not None and loop.time() >= until)
+            await asyncio.sleep(LOOK_AGAIN_S)
         outcome: asyncio.Future[None] = loop.create_future()
 
         def settled(error: SluiceError | None, _: object) -> None:
@@ -167,66 +169,38 @@ class KeyedQueue:
 
     def get(self, block: bool = True, timeout: float | None = None) -> Item:
         """The next item. timeout: seconds. Raises Empty if none is here in time."""
-        until = None if block and timeout is None else time.monotonic() + (timeout or 0 if block else 0)
-        reader = self._reader()
         try:
-            if not self._reading.acquire(timeout=-1 if until is None else max(until - time.monotonic(), 0)):
-                raise Unavailable("another thread waits for the next item")
-            try:
-                left = None if until is None else max(until - time.monotonic(), 0)
-                return _item(reader.receive(None if left is None else int(left * 1000)))
-            finally:
-                self._reading.release()
-        except Unavailable as error:
-            raise Empty(f"the queue {self.name} has nothing for this reader now") from error
+            return _item(self._reader().receive(_milliseconds(block, timeout)))
+        except NothingArrived as error:
+            raise self._empty() from error
 
     def get_nowait(self) -> Item:
         """The next item if one is here. Raises Empty."""
         return self.get(block=False)
 
     def get_nowait_batch(self, num_items: int) -> list[Item]:
-        """So many items at once. Raises Empty, and takes none, if there are not so many here."""
-        items: list[Item] = []
-        try:
-            while len(items) < num_items:
-                items.append(self.get_nowait())
-        except Empty:
-            for item in items:
-                self.nack(item)
-            raise
-        return items
+        """So many items at once. Raises Empty, and takes none, if there are not so many here: what this reader has
+        taken ahead, which is at most `prefetch`, and of one partition its share of that.
+        """
+        messages = self._reader().receive_nowait(num_items)
+        if messages is None:
+            raise self._empty()
+        return [_item(message) for message in messages]
 
     async def get_async(self, block: bool = True, timeout: float | None = None) -> Item:
         """The same as `get` for a running event loop. A wait that is cancelled takes no item with it."""
-        if self._is_open():
-            try:
-                return self.get_nowait()
-            except Empty:
-                if not block:
-                    raise
-        given_up = threading.Event()
-        waiting = asyncio.get_running_loop().run_in_executor(None, self._wait, block, timeout, given_up)
+        connection = self._connection
+        reader = None if connection is None else connection.consumer
+        if reader is None:
+            reader = await asyncio.to_thread(self._reader)
         try:
-            return await asyncio.shield(waiting)
-        except asyncio.CancelledError:
-            given_up.set()
-            raise
+            message = await reader.receive_async(_milliseconds(block, timeout))
+        except NothingArrived as error:
+            raise self._empty() from error
+        return _item(message)
 
-    def _wait(self, block: bool, timeout: float | None, given_up: threading.Event) -> Item:
-        """Until an item is here, in short waits, so that a wait which nobody wants any more ends and gives it back."""
-        until = None if timeout is None else time.monotonic() + timeout
-        while True:
-            left = 1.0 if until is None else until - time.monotonic()
-            try:
-                item = self.get(block, max(min(left, 1.0), 0))
-            except Empty:
-                if not block or given_up.is_set() or (left <= 1.0 and until is not None):
-                    raise
-                continue
-            if given_up.is_set():
-                self.nack(item)
-                raise Empty("nobody waits any more")
-            return item
+    def _empty(self) -> Empty:
+        return Empty(f"the queue {self.name} has nothing for this reader now")
 
     def ack(self, item: Item) -> None:
         """Done with it, for good; the next item of its key may follow."""
@@ -330,9 +304,12 @@ class KeyedQueue:
             return
         until = None if timeout is None else time.monotonic() + timeout
         while not self._has_room(count):
-            if not block or (until is not None and time.monotonic() >= until):
-                raise Full(f"the queue {self.name} has room for {max(self._free, 0)} of {count} items")
+            self._check_wait(count, block, until is not None and time.monotonic() >= until)
             time.sleep(LOOK_AGAIN_S)
+
+    def _check_wait(self, count: int, block: bool, late: bool) -> None:
+        if late or not block:
+            raise Full(f"the queue {self.name} has room for {max(self._free, 0)} of {count} items")
 
     def _has_room(self, count: int) -> bool:
         """Room that was seen is used up first: a look costs a call to every partition."""
@@ -366,6 +343,13 @@ def _packed(item: Any) -> bytes:
 
         dumps: Callable[[Any], bytes] = cloudpickle.dumps
         return dumps(item)
+
+
+def _milliseconds(block: bool, timeout: float | None) -> int | None:
+    """How long to wait for an item; None: without end."""
+    if not block:
+        return 0
+    return None if timeout is None else int(timeout * 1000)
 
 
 def _item(message: Message) -> Item:

@@ -29,6 +29,10 @@ LOOK_S = 1.0
 """The longest wait of a thread between two looks, which lets Ctrl-C through on every platform."""
 
 
+class NothingArrived(Unavailable):
+    """No message came in time."""
+
+
 class ReceiverQueue:
     """Parts of all partitions in the order of their arrival.
 
@@ -95,7 +99,7 @@ class ReceiverQueue:
         if message is None:
             message = self._wait_for(self._next_message, timeout_ms)
         if message is None:
-            raise Unavailable(f"no message within {timeout_ms} ms")
+            raise NothingArrived(f"no message within {timeout_ms} ms")
         return message
 
     def receive_nowait(self, count: int) -> list[Message] | None:
@@ -125,7 +129,7 @@ class ReceiverQueue:
                     return message
                 self._check_open()
                 if deadline is not None and loop.time() >= deadline:
-                    raise Unavailable(f"no message within {timeout_ms} ms")
+                    raise NothingArrived(f"no message within {timeout_ms} ms")
                 until = loop.time() + self._look_again_s()
                 self._waiters[arrived] = loop
             timer = loop.call_at(until if deadline is None else min(until, deadline), _settle, arrived)

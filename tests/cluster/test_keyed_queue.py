@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -128,12 +129,14 @@ def test_an_empty_queue_says_so(queue: KeyedQueue) -> None:
             fails()
 
 
-def test_a_batch_that_is_not_whole_is_given_back(queue: KeyedQueue) -> None:
-    queue.put("one")
-    eventually(lambda: queue._reader().held() == 1, "the item is here")
+def test_a_batch_that_is_not_whole_stays_as_it_is(queue: KeyedQueue) -> None:
+    for number in range(3):
+        queue.put(number, key="a")
+    eventually(lambda: queue._reader().held() == 3, "the items are here")
     with pytest.raises(Empty):
-        queue.get_nowait_batch(2)
-    assert taken(queue, 1)[0].value == "one"
+        queue.get_nowait_batch(4)
+    items = queue.get_nowait_batch(3)
+    assert [(item.value, item.redelivery_count) for item in items] == [(0, 0), (1, 0), (2, 0)]
 
 
 async def test_others_go_on_while_an_item_is_awaited(queue: KeyedQueue) -> None:
@@ -157,6 +160,65 @@ async def test_a_wait_that_is_cancelled_takes_nothing(queue: KeyedQueue) -> None
     item = await queue.get_async(timeout=PATIENCE_S)
     queue.ack(item)
     assert item.value == "still here"
+
+
+async def test_a_cancelled_wait_keeps_the_order_of_a_key(queue: KeyedQueue) -> None:
+    """It is cancelled when an item of the key has come, before or behind the moment at which it would be handed out."""
+    await queue.put_async("first", key="other")
+    queue.ack(await queue.get_async(timeout=PATIENCE_S))
+    waits = [asyncio.create_task(queue.get_async()) for _ in range(3)]
+    await asyncio.sleep(0)
+    for number in range(5):
+        queue.put_nowait(number, key="a")
+    for wait in waits:
+        wait.cancel()
+    await asyncio.gather(*waits, return_exceptions=True)
+    got = []
+    for _ in range(5):
+        got.append(await queue.get_async(timeout=PATIENCE_S))
+        queue.ack(got[-1])
+    assert [item.value for item in got] == [0, 1, 2, 3, 4]
+    assert [item.redelivery_count for item in got] == [0] * 5
+
+
+async def test_nobody_stands_before_the_queue_after_a_cancel(queue: KeyedQueue) -> None:
+    await queue.put_async("first")
+    queue.ack(await queue.get_async(timeout=PATIENCE_S))
+    waiting = asyncio.create_task(queue.get_async())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await queue.put_async("second")
+    await asyncio.to_thread(eventually, lambda: queue._reader()._receiving._queue, "the item is here")
+    assert queue.get_nowait().value == "second"
+
+
+async def test_more_tasks_wait_than_there_are_threads(queue: KeyedQueue) -> None:
+    waits = [asyncio.create_task(queue.get_async(timeout=PATIENCE_S)) for _ in range(100)]
+    await asyncio.sleep(0)
+    await asyncio.gather(*(queue.put_async(number, key=str(number)) for number in range(100)))
+    assert sorted(item.value for item in await asyncio.gather(*waits)) == list(range(100))
+
+
+async def test_a_cancelled_put_keeps_no_thread(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(1))
+    with KeyedQueue("bounded-async", 1, client=client) as queue:
+        await queue.put_async("first")
+        looked = asyncio.Event()
+        has_room = queue._has_room
+
+        def look(count: int) -> bool:
+            loop.call_soon_threadsafe(looked.set)
+            return has_room(count)
+
+        monkeypatch.setattr(queue, "_has_room", look)
+        waiting = asyncio.create_task(queue.put_async("second"))
+        await looked.wait()
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert await asyncio.wait_for(asyncio.to_thread(lambda: "free"), PATIENCE_S) == "free"
 
 
 def test_a_closed_queue_is_closed(client: Client) -> None:

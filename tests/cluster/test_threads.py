@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from typing import Any, cast
@@ -198,6 +199,20 @@ def test_as_many_threads_wake_as_messages_came(seed: int, monkeypatch: pytest.Mo
     program.threads.start(deliver)
     program.threads.run()
     assert woken == [0.5] * 3
+
+
+async def test_who_is_cancelled_when_woken_wakes_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two tasks wait for one message; the first is woken and cancelled before it can look."""
+    program = Program(0, monkeypatch)
+    monkeypatch.setattr(cluster.receiver_queue, "LOOK_S", PATIENCE_S)
+    waits = [asyncio.create_task(program.consumer.receive_async()) for _ in range(2)]
+    await asyncio.sleep(0)
+    part = program.part(1)
+    program.threads.start(lambda: program.deliver(part))
+    program.threads.run()
+    waits[0].cancel()
+    message = await asyncio.wait_for(waits[1], 20)
+    assert (message.row, waits[0].cancelled()) == (0, True)
 
 
 def test_threads_of_a_real_program_lose_nothing(client: Client) -> None:

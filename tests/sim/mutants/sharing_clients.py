@@ -24,4 +24,12 @@ SHARING_CLIENTS: list[Mutant] = [
         world=BROKER,
         test=THREADS,
     ),
+    Mutant(
+        name="a wait that is cancelled takes the wake-up with it",
+        module="cluster.receiver_queue",
+        old="                        self._wake(1)\n",
+        new="                        pass\n",
+        world=BROKER,
+        test=f"{THREADS}::test_who_is_cancelled_when_woken_wakes_another",
+    ),
 ]
