@@ -17,6 +17,7 @@ from actors.consumer.held import Holding, Received
 from cluster.client import Client
 from cluster.consumer import Consumer
 from cluster.message import Message
+from cluster.receiver_queue import ReceiverQueue
 from storage.errors import Fenced, Unavailable
 from tests.cluster.helpers import PATIENCE_S, eventually
 from tests.sim.threads import Threads
@@ -40,6 +41,13 @@ class Partition:
 
     def acknowledge(self, part: Received, rows: Any = None, *, waited: bool = False) -> None:
         self.done += part.close(rows).tolist()
+
+
+def part_of(count: int, first: int = 0) -> Received:
+    """That many messages of the first partition."""
+    positions = np.arange(first, first + count)
+    rows = pa.record_batch({"payload": pa.array([b"x"] * count, pa.binary())})
+    return Received(rows, 0, positions, positions, np.zeros(count, np.uint8), np.zeros(count, np.int64), 1, 1)
 
 
 class Program:
@@ -77,10 +85,8 @@ class Program:
 
     def part(self, count: int) -> Received:
         """The next messages."""
-        positions = np.arange(self.next, self.next + count)
         self.next += count
-        rows = pa.record_batch({"payload": pa.array([b"x"] * count, pa.binary())})
-        return Received(rows, 0, positions, positions, np.zeros(count, np.uint8), np.zeros(count, np.int64), 1, 1)
+        return part_of(count, self.next - count)
 
     def deliver(self, *parts: Received) -> None:
         """What the loop's thread does: it delivers these, and does what it is asked to do."""
@@ -203,13 +209,11 @@ def test_as_many_threads_wake_as_messages_came(seed: int, monkeypatch: pytest.Mo
 
 async def test_who_is_cancelled_when_woken_wakes_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two tasks wait for one message; the first is woken and cancelled before it can look."""
-    program = Program(0, monkeypatch)
     monkeypatch.setattr(cluster.receiver_queue, "LOOK_S", PATIENCE_S)
-    waits = [asyncio.create_task(program.consumer.receive_async()) for _ in range(2)]
+    queue = ReceiverQueue("orders", lambda _: cast(Any, Partition()), lambda *_: None)
+    waits = [asyncio.create_task(queue.receive_async(None)) for _ in range(2)]
     await asyncio.sleep(0)
-    part = program.part(1)
-    program.threads.start(lambda: program.deliver(part))
-    program.threads.run()
+    queue.add(part_of(1))
     waits[0].cancel()
     message = await asyncio.wait_for(waits[1], 20)
     assert (message.row, waits[0].cancelled()) == (0, True)
