@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -169,19 +169,36 @@ class Client:
         topic = check_name("topic", topic)
         name = check_name("producer", producer_name or f"producer-{secrets.token_hex(8)}")
         batching = Batching(batching_max_messages, batching_max_allowed_size_in_bytes, batching_max_publish_delay_ms)
-        work = self._create_producer(topic, name, initial_sequence_id, compression, batching, hashing_scheme)
-        return self._open_within(work, OPEN_TIMEOUT, f"opening a producer on {topic}")
+        parts: list[PartitionProducer] = []
+        work = self._create_producer(parts, topic, name, initial_sequence_id, compression, batching, hashing_scheme)
 
-    def _open_within(self, work: Coroutine[Any, Any, T], timeout_ms: int, what: str) -> T:
-        """Run it. Raises Unavailable that says why, if that is known, when it did not end in time."""
+        def give_up() -> None:
+            for part in parts:
+                part.close()
+
+        producer = self._open_within(work, OPEN_TIMEOUT, f"opening a producer on {topic}", give_up)
+        self._remember(producer)
+        return producer
+
+    def _open_within(
+        self, work: Coroutine[Any, Any, T], timeout_ms: int, what: str, give_up: Callable[[], object]
+    ) -> T:
+        """Run it. Raises Unavailable that says why, if that is known, when it did not end in time.
+
+        give_up: called on the loop's thread whenever the caller does not get what was opened, so that it ends.
+        """
         try:
             return self._loop.run(work, timeout_ms / 1000)
-        except NoAnswer:
+        except BaseException as error:
+            self._loop.soon(give_up)
+            if not isinstance(error, NoAnswer):
+                raise
             reasons = "; ".join(self.troubles()) or "nobody answers"
             raise Unavailable(f"{what} did not succeed within {timeout_ms / 1000:g} s: {reasons}") from None
 
     async def _create_producer(
         self,
+        parts: list[PartitionProducer],
         topic: str,
         name: str,
         initial_sequence_id: int | None,
@@ -191,12 +208,12 @@ class Client:
     ) -> Producer:
         settings = await self._directory.settings_within(topic, OPEN_TIMEOUT, now=True)
         incarnation = secrets.token_hex(8)
-        parts = [
+        parts += [
             PartitionProducer(self._ports, self._directory, topic, partition, name, incarnation, compression)
             for partition in range(settings.partitions)
         ]
         await asyncio.gather(*(part.open() for part in parts))
-        producer = Producer(
+        return Producer(
             self._loop,
             self._ports,
             topic,
@@ -208,8 +225,6 @@ class Client:
             hashing_scheme=hashing_scheme,
             close=self._forget,
         )
-        self._remember(producer)
-        return producer
 
     def subscribe(
         self,
@@ -253,7 +268,13 @@ class Client:
         )
         ranges = key_shared_ranges or []
         work = self._subscribe(consumer, wanted, ranges, receiver_queue_size, priority_level, timeout_ms)
-        self._open_within(work, timeout_ms, f"subscribing to {topic}")
+
+        def give_up() -> None:
+            for part in consumer.parts:
+                if not part.closing:
+                    self._tasks(part.close(), f"give-up-{part.partition}")
+
+        self._open_within(work, timeout_ms, f"subscribing to {topic}", give_up)
         self._remember(consumer)
         return consumer
 
@@ -294,7 +315,9 @@ class Client:
             )
             for partition in range(settings.partitions)
         ]
-        opened = await asyncio.gather(*(part.open() for part in consumer.parts), return_exceptions=True)
+        opening = asyncio.gather(*(part.open() for part in consumer.parts), return_exceptions=True)
+        # Whoever gives up does not end an attach that is under way: its answer names the session that is to be left.
+        opened = await asyncio.shield(opening)
         failed = next((one for one in opened if isinstance(one, BaseException)), None)
         if failed is not None:
             await asyncio.gather(*(part.close() for part in consumer.parts if part.session))

@@ -20,6 +20,7 @@ from actors.consumer.hand_backs import CALL_TIMEOUT, RETRY_FIRST, RETRY_MOST, Ha
 from actors.consumer.handing_over import HandingOver
 from actors.consumer.held import Holding, Received
 from actors.consumer.inbox import Inbox
+from actors.consumer.leaving import Leaving
 from actors.consumer.losses import Losses, tell
 from actors.consumer.payload import Payloads
 from actors.consumer.revocations import Revocations, TakingBack
@@ -31,7 +32,6 @@ from actors.messages import (
     Attach,
     Attached,
     Delivery,
-    Detach,
     Event,
     NegativeAcknowledge,
     Poll,
@@ -81,7 +81,7 @@ class PartitionConsumer:
         self.handing_over = HandingOver(ports, self._owner)
         self._settings, self._ranges, self._queue_size = settings, ranges, queue_size
         self._received, self._told, self._before_send = received, told, before_send
-        self._holding, self._hand_backs = Holding(), HandBacks(ports)
+        self._holding, self._hand_backs, self._leaving = Holding(), HandBacks(ports), Leaving(ports)
         self.batches = ClientBatches(ports, self._owner, self._holding)
         self._address: Address = ""
         self.session = self.epoch = 0
@@ -238,10 +238,9 @@ class PartitionConsumer:
         try:
             if self._acks or self._unconfirmed:
                 await self.settle()
-            leave = Detach(session=self.session, keep_place=not for_good)
-            await self._ports.net.call(self._address, leave, CALL_TIMEOUT)
         except SluiceError as error:
             self._ports.log("close_failed", partition=self.partition, error=str(error))
+        await self._leaving.leave(self._address, self.session, for_good=for_good)
         self._holding.revoke()
 
     def held(self) -> int:
@@ -274,6 +273,7 @@ class PartitionConsumer:
                 elif reply.session and await self._say_given_back(reply):
                     self.batches.attached(apart=reply.apart)
                     self._enter(reply.session, reply.epoch, reply.lease, sent)
+                    await self._leaving.after_attach(self._address, reply.session)
                     return
                 elif not reply.session and not self.closing:
                     self._lost()

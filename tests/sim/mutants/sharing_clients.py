@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.sim.mutants import Mutant
 
 THREADS = "tests/cluster/test_threads.py"
+GIVEN_UP = "tests/cluster/test_given_up.py::test_a_subscribe_in_vain_leaves_no_consumer"
 BROKER = "broker"
 
 SHARING_CLIENTS: list[Mutant] = [
@@ -31,5 +32,13 @@ SHARING_CLIENTS: list[Mutant] = [
         new="                        pass\n",
         world=BROKER,
         test=f"{THREADS}::test_who_is_cancelled_when_woken_wakes_another",
+    ),
+    Mutant(
+        name="who subscribes in vain stays",
+        module="cluster.client",
+        old="                if not part.closing:\n",
+        new="                if part.closing:\n",
+        world=BROKER,
+        test=GIVEN_UP,
     ),
 ]

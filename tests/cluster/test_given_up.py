@@ -1,0 +1,123 @@
+"""Opening something that does not succeed in time leaves nothing open: no consumer that holds keys, and no task."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from actors.messages import Attach, OpenProducer
+from cluster.client import Client
+from storage.errors import Conflict, Unavailable
+from tests.cluster import helpers
+from tests.cluster.helpers import eventually
+
+pytestmark = pytest.mark.timeout(300)
+
+COUNT = 100
+
+
+class Held:
+    """A net of which one answer of a kind is not heard until it is released; the request was carried out."""
+
+    def __init__(self, client: Client, kind: type, patch: pytest.MonkeyPatch) -> None:
+        self._call, self._kind = client._net.call, kind
+        self.seen = 0
+        self.gate = asyncio.Event()
+        self._loop = client._loop
+        patch.setattr(client._net, "call", self.call)
+
+    async def call(self, to: str, request: Any, timeout: int) -> Any:
+        reply = await self._call(to, request, timeout)
+        if isinstance(request, self._kind):
+            self.seen += 1
+            if self.seen == 2:
+                await self.gate.wait()
+        return reply
+
+    def release(self) -> None:
+        """Now it is heard."""
+        self._loop.soon(self.gate.set)
+
+
+def attached(client: Client) -> int:
+    """Consumers of the subscription, over both partitions."""
+    return sum(len(row["consumers"]) for row in client.stats("two", "s"))
+
+
+def test_a_subscribe_in_vain_leaves_no_consumer(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    client.create_topic("two", 2)
+    producer = client.create_producer("two")
+    keys = [f"key-{number}" for number in range(COUNT)]
+    payloads = [str(number) for number in range(COUNT)]
+    producer.send_batch(pa.record_batch({"key": keys, "payload": payloads})).result(60)
+    held = Held(client, Attach, monkeypatch)
+    with pytest.raises(Unavailable, match="did not succeed within"):
+        client.subscribe("two", "s", initial_position="earliest", timeout_ms=1_000)
+    eventually(lambda: attached(client) <= 1, "who was opened has left", 20)
+    held.release()
+    eventually(lambda: attached(client) == 0, "who was opened too late has left", 20)
+    with client.subscribe("two", "s") as consumer:
+        received = helpers.Received()
+        while received.count < COUNT:
+            received.take([consumer], timeout_millis=20_000)
+    assert [name for name in tasks(client) if "poll" in name] == []
+
+
+def test_a_refused_subscribe_leaves_no_consumer(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first partition refuses; the answer of the second one comes later."""
+    client.create_topic("two", 2)
+    client.subscribe("two", "s").close()
+    call = client._net.call
+    seen: list[object] = []
+
+    async def refuse(to: str, request: Any, timeout: int) -> Any:
+        if isinstance(request, Attach):
+            seen.append(request)
+            if len(seen) == 1:
+                raise Conflict("no room for it")
+        return await call(to, request, timeout)
+
+    monkeypatch.setattr(client._net, "call", refuse)
+    with pytest.raises(Conflict, match="no room"):
+        client.subscribe("two", "s")
+    assert attached(client) == 0
+    assert [name for name in tasks(client) if "poll" in name] == []
+
+
+def test_a_producer_in_vain_leaves_no_task(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    client.create_topic("two", 2)
+    monkeypatch.setattr("cluster.client.OPEN_TIMEOUT", 1_000)
+    held = Held(client, OpenProducer, monkeypatch)
+    with pytest.raises(Unavailable, match="did not succeed within"):
+        client.create_producer("two")
+    held.release()
+    eventually(lambda: not [name for name in tasks(client) if "publish" in name], lambda: str(tasks(client)), 20)
+
+
+def test_who_interrupts_a_subscribe_leaves_no_consumer(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Ctrl-C does, when the consumer has just been opened and nobody was told."""
+    run = client._loop.run
+
+    def interrupted(work: Any, timeout: float | None = None) -> Any:
+        run(work, timeout)
+        raise KeyboardInterrupt
+
+    client.create_topic("two", 2)
+    monkeypatch.setattr(client._loop, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        client.subscribe("two", "s")
+    with pytest.raises(KeyboardInterrupt):
+        client.create_producer("two")
+    monkeypatch.undo()
+    eventually(lambda: attached(client) == 0, "who was opened has left", 20)
+    eventually(lambda: not [name for name in tasks(client) if "publish" in name], lambda: str(tasks(client)), 20)
+
+
+def tasks(client: Client) -> list[str]:
+    """What goes on in the background of a client."""
+    names: Callable[[], list[str]] = lambda: [task.get_name() for task in client._tasks._tasks]  # noqa: E731
+    return client._loop.ask(names)
