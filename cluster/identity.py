@@ -46,7 +46,7 @@ class SetAside:
 def settle(root: Path, metadata: str, endpoint: str | None) -> str:
     """The cluster's id, made if neither side has one. root: the data folder. metadata: URL of the store.
 
-    Raises Invalid, in one line, if the two do not belong together; Unavailable.
+    Raises Invalid, in one line, if the two do not belong together or the store is damaged; Unavailable.
     """
     if metadata.startswith("memory:"):
         return ""
@@ -79,6 +79,8 @@ def _problem(root: Path, metadata: str, endpoint: str | None) -> str:
     try:
         with read_metadata(metadata, endpoint) as store:
             return _difference(root, metadata, store)
+    except Corrupt as error:
+        raise Invalid(str(error)) from error
     except NotFound:
         return _difference(root, metadata, None)
 

@@ -9,6 +9,14 @@ at any point leaves a whole version or none. Trimming rides in the same transact
 and waits up to 5 ms until it has it again: beside a thread that never stops, a group of 16 versions took 65 ms in 50
 statements, and takes 22 in four. So a group goes in whole, and only if one of it is refused are they taken one by one.
 
+**Going back in time.** Every change has a number, given by AUTOINCREMENT. SQLite drops what stands behind damage in its
+log without a word, so the log is looked through before SQLite sees it (`storage.sqlite_log`); and a witness beside the
+file knows the number of the last confirmed change (`storage.sqlite_witness`), so a file that knows less is refused.
+
+**Locks.** Closing any descriptor of a file ends all locks that the process has on it, also those of SQLite's own open
+connections; then another process that leaves takes the log away from beneath them. So an existing file is never opened
+and closed here beside SQLite.
+
 Never put the file on a network file system: SQLite's locks do not hold there. Several machines use S3.
 """
 
@@ -30,7 +38,11 @@ import google_crc32c
 from storage.errors import Corrupt, Invalid, NotFound, SluiceError, Unavailable
 from storage.metadata import KEEP, NewVersion, Record, check_value, probe_versions
 from storage.objects import check_name, check_prefix, make_private
+from storage.sqlite_log import check_log
+from storage.sqlite_witness import Witness, highest_seen, witness_of
 
+CHECKED_BYTES = 16 * 1024 * 1024
+"""A file up to this size is looked through as a whole when it is opened, which takes some tens of milliseconds."""
 BUSY_MS = 15_000
 """How long a writer waits for the writers of other processes before it says Unavailable, milliseconds."""
 
@@ -38,32 +50,42 @@ _TOGETHER = 200
 """Versions that go into one statement, four values each: SQLite takes 999 at the least."""
 _COPY_TRIES = 20
 _LOG_HEAD = 32
-_SCHEMA = 1
+_SCHEMA = 2
 _CREATE = """
 CREATE TABLE IF NOT EXISTS versions (
+    change INTEGER PRIMARY KEY AUTOINCREMENT,
     key TEXT NOT NULL, number INTEGER NOT NULL, crc INTEGER NOT NULL, value BLOB NOT NULL, UNIQUE (key, number)
 )
 """
+_FROM_SCHEMA_1 = (
+    "ALTER TABLE versions RENAME TO versions_1",
+    _CREATE,
+    "INSERT INTO versions (key, number, crc, value) SELECT key, number, crc, value FROM versions_1 ORDER BY rowid",
+    "DROP TABLE versions_1",
+)
+"""Schema 1 had no numbers of changes."""
 
 
 class _NotAll(Exception):
     """A version of a group is refused, and the group was not written."""
 
 
-def _create(connection: sqlite3.Connection, key: str, number: int, value: bytes) -> bool:
+def _create(connection: sqlite3.Connection, key: str, number: int, value: bytes) -> int:
+    """Create a version; the number of the change, 0 if it is refused."""
     newest = connection.execute("SELECT max(number) FROM versions WHERE key = ?", (key,)).fetchone()[0] or 0
     if number != newest + 1:
-        return False
+        return 0
     row = (key, number, google_crc32c.value(value), value)
-    connection.execute("INSERT INTO versions (key, number, crc, value) VALUES (?, ?, ?, ?)", row)
+    created = connection.execute("INSERT INTO versions (key, number, crc, value) VALUES (?, ?, ?, ?)", row)
     connection.execute("DELETE FROM versions WHERE key = ? AND number <= ?", (key, number - KEEP))
-    return True
+    return created.lastrowid or 0
 
 
-def _create_all(connection: sqlite3.Connection, versions: Sequence[NewVersion]) -> bool:
-    """Create all of them, in a statement for many; False if one is refused, and then the transaction is void."""
+def _create_all(connection: sqlite3.Connection, versions: Sequence[NewVersion]) -> int:
+    """Create all of them, in a statement for many; the number of the last change. Raises _NotAll if one is refused."""
     if len({key for key, _, _ in versions}) < len(versions):
-        return False  # one may follow another
+        raise _NotAll  # one may follow another
+    change = 0
     for start in range(0, len(versions), _TOGETHER):
         group = versions[start : start + _TOGETHER]
         rows = [field for key, number, value in group for field in (key, number, google_crc32c.value(value), value)]
@@ -75,32 +97,44 @@ def _create_all(connection: sqlite3.Connection, versions: Sequence[NewVersion]) 
             rows,
         )
         if created.rowcount < len(group):
-            return False
+            raise _NotAll
+        change = created.lastrowid or 0
         old = ", ".join(["(?, ?)"] * len(group))
         connection.execute(
             "DELETE FROM versions WHERE rowid IN (SELECT versions.rowid "
             f"FROM (VALUES {old}) AS old JOIN versions ON key = column1 AND number <= column2)",
             [field for key, number, _ in group for field in (key, number - KEEP)],
         )
-    return True
+    return change
 
 
 class SqliteMetadata:
     """Records in a file. Safe for threads (one connection, one lock) and for processes (SQLite's own locks)."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Open or make the file. Raises Invalid (cannot be opened), Corrupt (is something else), Unavailable."""
+    def __init__(self, path: str | os.PathLike[str], *, shown: Path | None = None) -> None:
+        """Open or make the file. shown: its name in messages, where it is a copy.
+
+        Raises Invalid (cannot be opened), Corrupt (damaged, gone back in time, or something else), Unavailable.
+        """
         self.path = Path(path).absolute()
+        self._shown = shown or self.path
         self._lock = threading.Lock()
+        self._change = 0
+        """The number of the last change of the transaction that is under way."""
+        self._witness: Witness | None = None
         with self._errors():
             try:
                 make_private(self.path.parent)
-                # SQLite gives its log the mode of the file, and would make the file readable by all.
-                os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+                _make_file(self.path)
+                check_log(_log_of(self.path), _log_of(self._shown))
                 self._connection = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
             except (OSError, sqlite3.OperationalError) as error:
-                raise Invalid(f"the metadata file {self.path} cannot be opened: {error}") from error
-            self._prepare()
+                raise Invalid(f"the metadata file {self._shown} cannot be opened: {error}") from error
+            try:
+                self._prepare()
+            except BaseException:
+                self.close()
+                raise
 
     def read(self, key: str) -> Record | None:
         """See storage.metadata.Metadata."""
@@ -112,7 +146,7 @@ class SqliteMetadata:
             return None
         number, crc, value = row
         if google_crc32c.value(value) != crc:
-            raise Corrupt(f"version {number} of {key} in {self.path} fails its checksum")
+            raise Corrupt(f"version {number} of {key} in {self._shown} fails its checksum")
         return Record(number, value)
 
     def create(self, key: str, number: int, value: bytes) -> bool:
@@ -125,11 +159,12 @@ class SqliteMetadata:
             check_name(key)
             check_value(number, value)
         with contextlib.suppress(_NotAll), self._transaction() as connection:
-            if not _create_all(connection, versions):
-                raise _NotAll
+            self._change = _create_all(connection, versions)
             return [True] * len(versions)
         with self._transaction() as connection:
-            return [_create(connection, key, number, bytes(value)) for key, number, value in versions]
+            changes = [_create(connection, key, number, bytes(value)) for key, number, value in versions]
+            self._change = max(changes, default=0)
+            return [change > 0 for change in changes]
 
     def keys(self, prefix: str) -> list[str]:
         """See storage.metadata.Metadata."""
@@ -144,6 +179,9 @@ class SqliteMetadata:
         check_name(key)
         with self._transaction() as connection:
             connection.execute("DELETE FROM versions WHERE key = ?", (key,))
+            # A removal is a change as well: a file that has forgotten it would bring the record back.
+            connection.execute("UPDATE sqlite_sequence SET seq = seq + 1 WHERE name = 'versions'")
+            self._change = _last_change(connection)
 
     def probe(self) -> None:
         """See storage.metadata.Metadata."""
@@ -153,22 +191,49 @@ class SqliteMetadata:
         """See storage.metadata.Metadata."""
         with self._lock:
             self._connection.close()
+            if self._witness is not None:
+                self._witness.close()
 
     def _prepare(self) -> None:
         execute = self._execute
+        witness = witness_of(self.path)
+        seen = highest_seen(witness)  # before the file is looked at: others go on writing
         mode = execute("PRAGMA journal_mode = WAL").fetchone()[0]
         if mode != "wal":
             raise Invalid(
-                f"the metadata file {self.path} lies on a file system without shared memory; use a local disk"
+                f"the metadata file {self._shown} lies on a file system without shared memory; use a local disk"
             )
         execute("PRAGMA synchronous = FULL")
         execute("PRAGMA trusted_schema = OFF")
-        with self._transaction():
+        self._look_through()
+        with self._transaction() as connection:
             found = execute("PRAGMA user_version").fetchone()[0]
-            if found not in (0, _SCHEMA):
-                raise Invalid(f"the metadata file {self.path} has schema {found}, this version reads {_SCHEMA}")
-            execute(_CREATE)
+            if found not in (0, 1, _SCHEMA):
+                raise Invalid(f"the metadata file {self._shown} has schema {found}, this version reads {_SCHEMA}")
+            for statement in _FROM_SCHEMA_1 if found == 1 else (_CREATE,):
+                execute(statement)
+            last = _last_change(connection)
+            if last < seen:
+                raise Corrupt(
+                    f"the metadata file {self._shown} has gone back in time: change {seen} was confirmed, and it ends"
+                    f" with change {last}. Its log was cut off, or an older copy took its place: put the newest copy"
+                    f" back. To go on with the older one (a backup), remove {witness_of(self._shown)}"
+                )
             execute(f"PRAGMA user_version = {_SCHEMA}")
+        try:
+            self._witness = Witness(witness)
+        except OSError as error:
+            raise Invalid(f"{witness} cannot be opened: {error}") from error
+        self._witness.saw(last)
+
+    def _look_through(self) -> None:
+        """Look at every page, unless there are too many. Raises Corrupt."""
+        pages, size = (self._execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
+        if pages * size <= CHECKED_BYTES:
+            found = self._execute("PRAGMA integrity_check(1)").fetchone()[0]
+            if found != "ok":
+                problem = " ".join(str(found).split())
+                raise Corrupt(f"the metadata file {self._shown} is damaged: {problem}; put back a whole copy")
 
     def _execute(self, statement: str, values: tuple[object, ...] = ()) -> sqlite3.Cursor:
         """Run a statement; wait while another process holds the lock that it needs, at most BUSY_MS.
@@ -191,9 +256,12 @@ class SqliteMetadata:
         """Hold the write lock; commit at the end, roll back on any exception."""
         with self._lock, self._errors():
             self._execute("BEGIN IMMEDIATE")
+            self._change = 0
             try:
                 yield self._connection
                 self._connection.execute("COMMIT")
+                if self._witness is not None:
+                    self._witness.saw(self._change)
             except BaseException:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
@@ -206,9 +274,27 @@ class SqliteMetadata:
         except SluiceError:
             raise
         except (sqlite3.OperationalError, sqlite3.ProgrammingError) as error:
-            raise Unavailable(f"the metadata file {self.path} does not answer: {error}") from error
+            raise Unavailable(f"the metadata file {self._shown} does not answer: {error}") from error
         except sqlite3.DatabaseError as error:
-            raise Corrupt(f"the metadata file {self.path} is damaged or no metadata file: {error}") from error
+            raise Corrupt(f"the metadata file {self._shown} is damaged or no metadata file: {error}") from error
+
+
+def _last_change(connection: sqlite3.Connection) -> int:
+    found = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'versions'").fetchone()
+    return int(found[0]) if found is not None else 0
+
+
+def _make_file(path: Path) -> None:
+    """Make a file that only this user can read, unless it is there.
+
+    SQLite gives its log the mode of the file, and would make the file readable by all.
+    """
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+
+
+def _log_of(path: Path) -> Path:
+    return path.with_name(path.name + "-wal")
 
 
 @contextlib.contextmanager
@@ -223,8 +309,10 @@ def read_only(path: str | os.PathLike[str]) -> Iterator[SqliteMetadata]:
         raise NotFound(f"there is no metadata file {path}")
     with tempfile.TemporaryDirectory(prefix="sluice-metadata-") as folder:
         copy = Path(folder) / path.name
+        with contextlib.suppress(FileNotFoundError):
+            shutil.copyfile(witness_of(path), witness_of(copy))  # first: it must not be ahead of what is copied
         _copy_whole(path, copy)
-        store = SqliteMetadata(copy)
+        store = SqliteMetadata(copy, shown=path)
         try:
             yield store
         finally:
@@ -233,15 +321,15 @@ def read_only(path: str | os.PathLike[str]) -> Iterator[SqliteMetadata]:
 
 def _copy_whole(path: Path, copy: Path) -> None:
     """Copy a file and its log as they were at one moment, although others write: again while a checkpoint passes."""
-    log = path.with_name(path.name + "-wal")
+    log = _log_of(path)
     for _ in range(_COPY_TRIES):
         with contextlib.suppress(FileNotFoundError):  # the log went away in between: look again
             before = _state(path, log)
             shutil.copyfile(path, copy)
             if before[1]:
-                shutil.copyfile(log, copy.with_name(copy.name + "-wal"))
+                shutil.copyfile(log, _log_of(copy))
             else:
-                copy.with_name(copy.name + "-wal").unlink(missing_ok=True)
+                _log_of(copy).unlink(missing_ok=True)
             if _state(path, log) == before:
                 return
     raise Unavailable(f"the metadata file {path} changes faster than it can be copied; try again")

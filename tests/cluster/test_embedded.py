@@ -224,6 +224,21 @@ def test_an_owner_that_ends_again_and_again_is_an_alarm(one: tuple[EmbeddedClust
     eventually(lambda: client.alarms() == [alarm], lambda: str(client.alarms()))
 
 
+PUBLISH_AND_DIE = """
+import os, signal, sys
+import cluster
+from tests.cluster.helpers import batch
+client = cluster.connect(embedded=True, data_dir=sys.argv[1])
+client.create_topic("orders", 2)
+producer = client.create_producer("orders")
+producer.send_batch(batch(7, 420)).result()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+UP = "import sys; from cluster.cli.outcome import run; sys.exit(run(sys.argv[1:]))"
+
+
 def test_a_killed_process_loses_nothing_that_was_confirmed(tmp_path: Path) -> None:
     child = begin(HOLD, str(tmp_path))
     assert child.stdout is not None
@@ -237,6 +252,27 @@ def test_a_killed_process_loses_nothing_that_was_confirmed(tmp_path: Path) -> No
         eventually(lambda: got.take([consumer]) is not None and got.count >= confirmed, lambda: str(got.by_key))
     for numbers in got.by_key.values():
         assert numbers == list(range(len(numbers)))
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut"])
+def test_a_damaged_metadata_log_is_refused_untouched(tmp_path: Path, damage: str) -> None:
+    """SQLite takes damage for the end of its log, and what was confirmed would read as never written."""
+    code, _, errors = run(PUBLISH_AND_DIE, str(tmp_path))
+    assert code == -signal.SIGKILL, errors
+    log = tmp_path / "metadata.db-wal"
+    data = bytearray(log.read_bytes())
+    data[len(data) // 3] ^= 1
+    log.write_bytes(data if damage == "flipped" else log.read_bytes()[: len(data) // 2])
+    before = {
+        path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != ".cluster.lock"
+    }
+    with pytest.raises(cluster.Invalid, match=r"metadata\.db.*(is damaged|gone back in time)") as told:
+        cluster.connect(embedded=True, data_dir=tmp_path)
+    assert "\n" not in str(told.value)
+    assert {path: path.read_bytes() for path in before} == before
+    code, _, errors = run(UP, "up", "--embedded", "--data-dir", str(tmp_path))
+    assert (code, len(errors.splitlines())) == (2, 1), errors
+    assert {path: path.read_bytes() for path in before} == before
 
 
 def test_who_is_second_on_a_folder_is_told_who_is_first(tmp_path: Path) -> None:
