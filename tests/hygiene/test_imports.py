@@ -44,6 +44,8 @@ STORES = {
     "storage/metadata.py": {"os", "threading"},
     "storage/metadata_objects.py": {"threading"},
     "storage/metadata_sqlite.py": {"os", "pathlib", "random", "shutil", "sqlite3", "tempfile", "threading", "time"},
+    "storage/sqlite_log.py": {"pathlib"},
+    "storage/sqlite_witness.py": {"os", "pathlib"},
     "storage/s3.py": {"uuid"},
     "storage/pages.py": {"mmap"},  # memory of nobody else, no file
 }
