@@ -87,9 +87,20 @@ def write_state(root: Path, state: dict[str, Any]) -> None:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Replace a file, whole; only this user can read it."""
+    """Replace a file, whole and durably; only this user can read it.
+
+    Without the two syncs a power failure may leave an empty file under the final name.
+    """
     fresh = path.with_name(f"{path.name}.new")
     fresh.unlink(missing_ok=True)  # of one that was killed, perhaps with another mode
-    fresh.touch(mode=0o600)
-    fresh.write_bytes(data)
+    handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(handle)
     fresh.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

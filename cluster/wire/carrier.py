@@ -220,10 +220,13 @@ class Carrier:
             self._fail(error)
 
     def _advance(self, count: int) -> None:
-        for frame in self._reader.advance(count):
-            if self._open:
-                self._received(frame)
-            else:
+        frames = self._reader.advance(count)
+        try:
+            for frame in frames:
+                if self._open:
+                    self._received(frame)
+        finally:
+            for frame in frames:  # descriptors that nobody took: of one that was refused, and of those behind it
                 frame.close()
 
     def _unseal(self, secured: Secured, data: memoryview) -> None:

@@ -63,11 +63,16 @@ class Connection:
         await self._carrier.room()
 
     def ask(self, route: bytes, packed: Packed) -> tuple[int, asyncio.Future[Answer]]:
-        """Send a request. The future gets its answer; if the connection ends first, see `orphans`."""
+        """Send a request. The future gets its answer; if the connection ends first, see `orphans`.
+
+        Raises Invalid if the request does not fit a frame, Unavailable if one of its payloads cannot be read. Nothing
+        was sent then.
+        """
         number = next(self._ids)
+        pieces, descriptors = written(REQUEST, number, route, packed, self._carrier.passes)
         future: asyncio.Future[Answer] = self._loop.create_future()
         self._asked[number] = future
-        self._carrier.send(*written(REQUEST, number, route, packed, self._carrier.passes))
+        self._carrier.send(pieces, descriptors)
         return number, future
 
     def forget(self, number: int) -> None:

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from storage.errors import Invalid
 from storage.frame import Buffer
 
 MAGIC = b"SLCE"
@@ -39,6 +40,8 @@ KINDS = frozenset((HELLO, CHALLENGE, PROOF, WELCOME, REFUSED, REQUEST, REPLY, ER
 
 MAX_FRAME = 256 * 1024 * 1024
 """Most bytes of one frame. A producer's largest run is far below."""
+MAX_PARTS = 0xFFFF
+"""Most attachments of one frame: their number stands in two bytes."""
 MAX_DESCRIPTORS = 250
 """Most descriptors of one frame: the kernel takes 253 at once."""
 SCRATCH = 64 * 1024
@@ -79,11 +82,18 @@ class Frame:
 def encode(
     kind: int, correlation: int, route: bytes, head: bytes, parts: Sequence[Buffer] = (), descriptors: int = 0
 ) -> list[Buffer]:
-    """The pieces of a frame, to be written behind one another; attachments are not copied unless they are small."""
+    """The pieces of a frame, to be written behind one another; attachments are not copied unless they are small.
+
+    Raises Invalid if the other side would refuse the frame: the limit is checked where one request pays for it, because
+    a reader that meets such a frame can only end the connection, and with it what everybody else has asked.
+    """
     if not parts:
         size = len(route) + len(head)
+        _check_size(size)
         start = HEADER.pack(MAGIC, VERSION, kind, len(route), correlation, len(head), 0, descriptors, size)
         return [start + route + head]
+    if len(parts) > MAX_PARTS:
+        raise Invalid(f"a message has {len(parts)} attachments, and a frame takes {MAX_PARTS}")
     views = [memoryview(part).cast("B") for part in parts]
     table = b"".join(_LENGTH.pack(view.nbytes) for view in views)
     at = len(route) + len(head) + len(table)
@@ -94,10 +104,16 @@ def encode(
             pieces.append(bytes(gap))
         pieces.append(view)
         at += gap + view.nbytes
+    _check_size(at)
     pieces[0] = HEADER.pack(MAGIC, VERSION, kind, len(route), correlation, len(head), len(views), descriptors, at)
     if at < JOIN_BELOW:
         return [b"".join(pieces)]
     return [b"".join(pieces[:4]), *pieces[4:]]
+
+
+def _check_size(body: int) -> None:
+    if HEADER.size + body > MAX_FRAME:
+        raise Invalid(f"a message of {HEADER.size + body} bytes does not fit a frame, which takes {MAX_FRAME}")
 
 
 class FrameReader:
@@ -129,6 +145,15 @@ class FrameReader:
             return [frame]
         self._end += count
         found: list[Frame] = []
+        try:
+            return self._small_frames(found)
+        except Malformed:
+            for frame in found:
+                frame.close()
+            raise
+
+    def _small_frames(self, found: list[Frame]) -> list[Frame]:
+        """The frames that are complete in the scratch buffer, appended to `found` one by one. Raises Malformed."""
         while self._end - self._start >= HEADER.size:
             header = _read_header(self._scratch, self._start, self.limit)
             begin = self._start + HEADER.size

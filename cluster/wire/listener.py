@@ -31,7 +31,7 @@ from cluster.wire.frames import (
 from cluster.wire.handshake import MAX_GREETING, Greeter, Refused, refusal
 from cluster.wire.payloads import read, written
 from cluster.wire.tls import Secured, Trust
-from storage.errors import Unavailable
+from storage.errors import Invalid, Unavailable
 
 logger = logging.getLogger("sluice")
 
@@ -175,9 +175,15 @@ class _Incoming:
 
     async def _answer(self, frame: Frame, packed: Packed) -> None:
         actor, _, kind = frame.route.decode(errors="replace").rpartition(" ")
-        answer = await self._answers.answer(actor, kind, packed)
-        self._send(frame.correlation, answer)
-        self._answering -= frame.size
+        try:
+            answer = await self._answers.answer(actor, kind, packed)
+            self._send(frame.correlation, answer)
+        except Exception as error:
+            # A defect of ours. The caller and the connection have no part in it: he is told, and it reads on.
+            logger.exception("%s of %s could not be answered", kind, actor)
+            self._send(frame.correlation, Unknown(f"the answer could not be written: {type(error).__name__}"))
+        finally:
+            self._answering -= frame.size
         if self._carrier.full:
             self._carrier.pause()
             await self._carrier.room()
@@ -188,7 +194,7 @@ class _Incoming:
         if isinstance(answer, Packed):
             try:
                 pieces, descriptors = written(REPLY, number, b"", answer, self._carrier.passes)
-            except Unavailable as error:
+            except (Unavailable, Invalid) as error:
                 answer = pack_error(error)
             else:
                 self._carrier.send(pieces, descriptors)

@@ -163,7 +163,7 @@ def _most_open() -> int:
 def written(kind: int, number: int, route: bytes, packed: Packed, passes: bool) -> tuple[list[Buffer], Sequence[int]]:
     """A message as the pieces of a frame, and the descriptors that go with it. passes: the connection takes them.
 
-    Raises Unavailable.
+    Raises Unavailable if a payload cannot be read, Invalid if the message does not fit a frame.
     """
     handles: list[SharedPayload] = packed.handles
     if not handles:

@@ -46,7 +46,11 @@ class Peers:
         self._peers: dict[str, _Peer] = {}
 
     async def call(self, host: str, route: bytes, packed: Packed, timeout_s: float) -> Answer:
-        """Send a request and wait for its answer. Raises TimeoutError, and Invalid if the other side is refused."""
+        """Send a request and wait for its answer.
+
+        Raises TimeoutError, Invalid if the other side is refused or the request does not fit a frame, and Unavailable
+        if a payload of the request cannot be read.
+        """
         peer = self._peers.get(host)
         if peer is None:
             peer = self._peers[host] = _Peer(host)

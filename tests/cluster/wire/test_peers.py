@@ -357,3 +357,69 @@ async def test_a_process_that_was_parted_from_is_asked_for_again(machine: Machin
     assert isinstance(gone, Unknown)
     assert gone.gone
     assert machine.found == 2
+
+
+async def beside(machine: Machine, packed: Packed) -> tuple[Answer | Exception, Answer]:
+    """A request, and one that another makes over the same connection and that is answered behind it."""
+    machine.echo.go.clear()
+    other = asyncio.create_task(machine.ask())
+    await until(lambda: machine.echo.asked)
+    first: Answer | Exception
+    try:
+        asked = asyncio.create_task(machine.ask(packed=packed))
+        await asyncio.wait([asked], timeout=0)
+        machine.echo.go.set()
+        first = await asked
+    except Invalid as error:
+        first = error
+    return first, await other
+
+
+@pytest.mark.parametrize("here", [True, False])
+async def test_too_large_a_request_is_refused_where_it_is_made(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, here: bool
+) -> None:
+    """Its sender alone hears of it; the connection stays, and with it what others ask."""
+    machine.listen("a", here=here)
+    monkeypatch.setattr(frames, "MAX_FRAME", 1 << 20)
+    first, other = await beside(machine, Packed(b"x", [bytes(1 << 20)], []))
+    assert isinstance(first, Invalid)
+    assert "1048576" in str(first)
+    assert isinstance(other, Packed)
+    assert machine.found == 1
+    assert [kind for _, kind in machine.echo.asked] == ["Ping"]
+
+
+async def test_too_large_an_answer_refuses_its_request_alone(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.listen("a")
+    await machine.ask()
+    machine.echo.says = Packed(b"x", [bytes(1 << 20)], [])
+    monkeypatch.setattr(frames, "MAX_FRAME", 1 << 20)
+    answer = await machine.ask()
+    assert isinstance(answer, tuple)
+    assert answer[0] == "Invalid"
+    assert "1048576" in answer[1]
+    machine.echo.says = None
+    assert isinstance(await machine.ask(), Packed)
+    assert machine.found == 1
+
+
+async def test_payloads_without_descriptors_count_in_full(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More payloads than a frame has descriptors for travel as bytes, and are refused when they do not fit."""
+    machine.listen("a")
+    one = SharedPayload.of(bytes(70_000))
+    monkeypatch.setattr(frames, "MAX_FRAME", 1 << 20)
+    with pytest.raises(Invalid):
+        await machine.ask(packed=Packed(b"x", [], [one] * (frames.MAX_DESCRIPTORS + 1)))
+    assert isinstance(await machine.ask(packed=Packed(b"x", [], [one] * 3)), Packed)
+
+
+async def test_an_answer_that_fails_gives_its_bytes_back(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever goes wrong with the answers, the connection reads on, and each request has an answer."""
+    monkeypatch.setattr(listener, "MAX_ANSWERING", 1 << 20)
+    machine.listen("a")
+    machine.echo.says = Packed(b"x", ["no bytes"], [])
+    for _ in range(8):
+        assert isinstance(await machine.ask(packed=Packed(b"x", [bytes(1 << 19)], [])), Unknown)
+    machine.echo.says = None
+    assert isinstance(await machine.ask(), Packed)
