@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from actors.messages import DELAY_ID
 from actors.ports import Ports
-from actors.producer.producer import MURMUR3, Outgoing, PartitionProducer, split
+from actors.producer.producer import MURMUR3, Outgoing, PartitionProducer, cut, split
 from cluster.loop import LoopThread
 from cluster.message import MessageId
 from cluster.receipts import Receipt, SendCallback, SentMessage
@@ -127,6 +127,9 @@ class Producer:
 
     def send_batch(self, data: pa.RecordBatch | pa.Table) -> Receipt:
         """Send many messages as columns (see storage.batch.make_batch); returns at once, blocks only for room.
+
+        It may have any size: of what goes to one partition, 65,536 messages or 64 MiB at the most are stored at once,
+        and the receipt is that of all of them. A piece that is refused leaves those behind it as they are.
 
         Rows of one key go to one partition and keep their order. Every partition numbers its rows consecutively from
         the producer's first sequence, so an identical repetition under the same producer name stores nothing twice.
@@ -317,7 +320,7 @@ class Producer:
             self._queue.clear()
         for one in waiting:
             if isinstance(one, _Columns):
-                self._send_parts(one.receipt, one.parts, one.size, {})
+                self._send_parts(one.receipt, one.parts, one.size)
             else:
                 self._send_gathered(one)
 
@@ -328,35 +331,46 @@ class Producer:
             parts = self._split(container.build(self._name, gathered.first_row))
         except SluiceError as error:
             self._in_flight += 1
-            self._settler(receipt, container.size, gathered.callbacks)(np.arange(container.count), -1, error)
+            settle = self._settler(receipt, container.count, container.size, gathered.callbacks)
+            settle(np.arange(container.count), -1, error)
             return
-        self._send_parts(receipt, parts, container.size, gathered.callbacks)
+        self._send_parts(receipt, parts, container.size, gathered.callbacks, single=True)
 
     def _send_parts(
         self,
         receipt: Receipt,
         parts: list[tuple[int, Batch, npt.NDArray[np.int64]]],
         size: int,
-        callbacks: dict[int, SendCallback],
+        callbacks: dict[int, SendCallback] | None = None,
+        *,
+        single: bool = False,
     ) -> None:
         """Give sequences and queue each partition's share; the last share takes what is left of the bytes."""
-        count, left = len(receipt.positions), size
-        for number, (partition, batch, rows) in enumerate(parts, 1):
-            share = left if number == len(parts) else size * len(batch) // count
+        count, left, callbacks = len(receipt.positions), size, callbacks or {}
+        pieces = [(partition, *piece) for partition, batch, rows in parts for piece in cut(batch, rows)]
+        for number, (partition, batch, rows) in enumerate(pieces, 1):
+            share = left if number == len(pieces) else size * len(batch) // count
             left -= share
             receipt.partitions[rows] = partition
             first, self._next[partition] = self._next[partition], self._next[partition] + len(batch)
             self._in_flight += 1
-            self._parts[partition].send(Outgoing(batch, first, rows, self._settler(receipt, share, callbacks), share))
+            done = self._settler(receipt, len(batch), share, callbacks)
+            self._parts[partition].send(Outgoing(batch, first, rows, done, share, single=single))
 
     def _settler(
-        self, receipt: Receipt, size: int, callbacks: dict[int, SendCallback]
+        self, receipt: Receipt, count: int, size: int, callbacks: dict[int, SendCallback]
     ) -> Callable[[npt.NDArray[np.int64], int, SluiceError | None], None]:
+        """What tells the outcome of so many messages, of some of them or of all at a time."""
+        open_messages, open_bytes = count, size
+
         def settle(rows: npt.NDArray[np.int64], first: int, error: SluiceError | None) -> None:
-            self._in_flight -= 1
+            nonlocal open_messages, open_bytes
+            share = open_bytes * len(rows) // open_messages
+            open_messages, open_bytes = open_messages - len(rows), open_bytes - share
+            self._in_flight -= not open_messages
             receipt.settle(rows, first, error)
             with self._room:
-                self._give_room(len(rows), size)
+                self._give_room(len(rows), share)
                 if self._open is not None and not self._told_on_settle:
                     self._told_on_settle = True
                     self._loop.soon(self._on_settled)

@@ -106,11 +106,13 @@ def join(data_dir: Path | None, address: str | None) -> Client | None:
     from cluster.client import Client
     from cluster.net import DirectNet
 
-    endpoint = msgspec.convert(state["endpoint"], Endpoint)
+    folder = (data_dir or Path("sluice-data")).resolve()  # which stays the same when the program changes its own
 
     async def find(host: str) -> Endpoint | Unknown:
-        if process_of(state) is None:
-            return Unknown(f"the cluster at {endpoint.host}:{endpoint.port} has ended", gone=True)
+        running = _running_state(folder)  # looked up each time: it may have been started again, and listens elsewhere
+        if running is None:
+            return Unknown(f"the cluster on {folder} has ended", gone=True)
+        endpoint = msgspec.convert(running["endpoint"], Endpoint)
         return endpoint if host == endpoint.name else Unknown(f"no process {host}", gone=True)
 
     return Client(None, DirectNet(None, find, ensure_token(Path(state["token_file"])).encode()))

@@ -117,7 +117,7 @@ def _check_key(name: str, key: bytes) -> None:
 
 
 def _check_time(name: str, value: int, latest: int = (1 << 63) - 1) -> None:
-    if not 0 <= value <= latest:
+    if not isinstance(value, int) or not 0 <= value <= latest:
         raise Invalid(f"{name} = {value}: times are milliseconds since 1970")
 
 
@@ -125,4 +125,8 @@ def _pairs(properties: dict[str, str]) -> list[tuple[str, str]]:
     pairs = list(properties.items())
     if not all(isinstance(text, str) for pair in pairs for text in pair):
         raise Invalid("column 'properties' maps text to text")
+    try:
+        "".join(text for pair in pairs for text in pair).encode()
+    except UnicodeEncodeError:
+        raise Invalid("column 'properties' holds what is no Unicode text") from None
     return pairs

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +25,18 @@ from actors.messages import AccessMode, CloseProducer, OpenProducer, Publish, Pu
 from actors.ports import Address, Ports, Unknown
 from actors.signal import Signal
 from actors.wire import Blob
-from storage.batch import MAX_RUN_MESSAGES, Batch, has_keyed_delay
-from storage.errors import Conflict, Fenced, InvariantViolation, Overloaded, ProducerFenced, SluiceError, Unavailable
+from storage.batch import MAX_RUN_BYTES, MAX_RUN_MESSAGES, Batch, has_keyed_delay
+from storage.errors import (
+    Conflict,
+    Fenced,
+    Invalid,
+    InvariantViolation,
+    Overloaded,
+    ProducerFenced,
+    SluiceError,
+    Terminated,
+    Unavailable,
+)
 from storage.frame import Run, make_run, run_of, run_parts
 from storage.hashing import Hashes, java_hash_column
 from storage.position import position
@@ -34,6 +44,10 @@ from storage.position import position
 RUN_MESSAGES = MAX_RUN_MESSAGES
 """Messages that one append gathers at the most: what waits behind a slow broker goes in as few calls as possible."""
 RUN_BYTES = 8 * 1024 * 1024
+BODY_BYTES = MAX_RUN_BYTES - 64 * 1024
+"""What the columns of a run may take, so that it keeps to its limit with what Arrow adds to them."""
+COLUMN_BYTES = 12
+"""Of each message, for its hash and due time."""
 MURMUR3, JAVA_STRING = "murmur3_32_hash", "java_string_hash"
 HASHING_SCHEMES = (MURMUR3, JAVA_STRING)
 """By which hash of its key a message finds its partition: Pulsar's names."""
@@ -47,6 +61,8 @@ class Outgoing:
 
     rows: where its messages stand in the caller's batch, int64. done: called once with (rows, first position) or
     with (rows, error). size: about how many bytes the batch takes; None where the sender has not counted them.
+    single: its messages were sent one by one, so one that is refused says nothing about the others; `done` is then
+    called for some of the rows at a time, in order.
     only_end: of its sequences the last one counts, and there are MAX_RUN_MESSAGES of its own up to that: what is queued
     before it and is so too may be stored under the sequences right before its own.
     """
@@ -57,6 +73,7 @@ class Outgoing:
     done: Callable[[npt.NDArray[np.int64], int, SluiceError | None], None]
     size: int | None = None
     only_end: bool = False
+    single: bool = False
 
     @property
     def bytes(self) -> int:
@@ -84,6 +101,51 @@ def split(
             parts.append((partition, sorted_batch.slice(start, end), order[start:end]))
         start = end
     return parts
+
+
+def cut(batch: Batch, rows: npt.NDArray[np.int64]) -> list[tuple[Batch, npt.NDArray[np.int64]]]:
+    """The batch in pieces that each fit into a run, in order and without copies, with the places of their rows.
+
+    A message that is larger than a run is a piece of its own, which is refused.
+    """
+    pieces, waiting = [], [(0, len(batch))]
+    while waiting:
+        start, stop = waiting.pop()
+        count = stop - start
+        piece = batch if count == len(batch) else batch.slice(start, stop)
+        if count > MAX_RUN_MESSAGES:
+            middle = start + MAX_RUN_MESSAGES
+        elif count > 1 and piece.rows.nbytes + count * COLUMN_BYTES > BODY_BYTES:
+            middle = start + count // 2
+        else:
+            pieces.append((piece, rows[start:stop]))
+            continue
+        waiting += [(middle, stop), (start, middle)]
+    return pieces
+
+
+def _halves(group: list[Outgoing]) -> list[list[Outgoing]]:
+    """What may be published in two runs, in order; nothing if that cannot be told apart."""
+    if len(group) > 1:
+        middle = len(group) // 2
+        return [group[:middle], group[middle:]]
+    whole = group[0]
+    count = len(whole.batch)
+    if not whole.single or count < 2:
+        return []
+    middle = count // 2
+    return [
+        [
+            replace(
+                whole,
+                batch=whole.batch.slice(start, stop),
+                rows=whole.rows[start:stop],
+                first_sequence=whole.first_sequence + start,
+                size=whole.bytes * (stop - start) // count,
+            )
+        ]
+        for start, stop in ((0, middle), (middle, count))
+    ]
 
 
 def _java_hashes(batch: Batch) -> Hashes:
@@ -187,14 +249,29 @@ class PartitionProducer:
             await self._signal.wait(self._ports)
             self._signal.clear()
             while self._queue and self.closed is None:
-                gathered = self._gather()
-                try:
-                    await self._publish(gathered)
-                except SluiceError as error:
-                    self._report(gathered, 0, error)
-                    if isinstance(error, Fenced):
-                        self.close(error)
+                await self._publish_group(self._gather())
             self._idle.set()
+
+    async def _publish_group(self, gathered: list[Outgoing]) -> None:
+        """Publish it, and tell its outcome. If one of its messages may not be stored the run is refused as a whole, so
+        its halves are published then, one after the other: what can be told apart is refused alone.
+        """
+        waiting = [gathered]
+        while waiting:
+            group = waiting.pop()
+            if self.closed is not None:
+                self._report(group, 0, self.closed)
+                continue
+            try:
+                await self._publish(group)
+            except SluiceError as error:
+                refused = isinstance(error, Invalid) and not isinstance(error, Terminated)
+                if refused and (halves := _halves(group)):
+                    waiting += reversed(halves)
+                    continue
+                self._report(group, 0, error)
+                if isinstance(error, Fenced):
+                    self.close(error)
 
     def _gather(self) -> list[Outgoing]:
         """Take the head of the queue and what may join it in one run: next sequences, same shape, within the limits."""

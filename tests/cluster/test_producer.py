@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -14,6 +15,7 @@ from actors.producer.producer import Outgoing, PartitionProducer
 from cluster.message import MessageId
 from cluster.producer import MAX_PENDING_MESSAGES, Batching, Producer
 from cluster.receipts import SentMessage
+from storage.batch import MAX_RUN_MESSAGES
 from storage.errors import Fenced, Invalid, Unavailable
 from storage.hashing import masked_hash
 
@@ -225,7 +227,43 @@ def test_who_waits_for_room_is_woken_by_confirmation_and_end() -> None:
     waiting.join(5)
     stage.loop.turn()
     assert isinstance(outcome[0], SentMessage)
-    assert stage.parts[0].payloads()[1] == [b"y"]
+    assert stage.parts[0].payloads()[-1] == [b"y"]
+
+
+def test_a_batch_beyond_a_run_has_one_receipt() -> None:
+    stage, count = Stage(), 2 * MAX_RUN_MESSAGES + 5
+    receipt = stage.producer.send_batch(pa.record_batch({"payload": ["x"] * count}))
+    stage.loop.turn()
+    assert [len(one.batch) for one in stage.parts[0].got] == [MAX_RUN_MESSAGES, MAX_RUN_MESSAGES, 5]
+    assert [one.first_sequence for one in stage.parts[0].got] == [0, MAX_RUN_MESSAGES, 2 * MAX_RUN_MESSAGES]
+    assert not receipt.done()
+    stage.confirm()
+    assert (receipt.result().positions == (1 << 32) + np.arange(count)).all()
+    assert (stage.producer._pending_messages, stage.producer._pending_bytes, stage.producer._in_flight) == (0, 0, 0)
+
+
+def test_what_is_settled_piece_by_piece_gives_all_its_room_back() -> None:
+    stage = Stage()
+    for text in "abc":
+        stage.producer.send_async(text)
+    stage.loop.turn()
+    (outgoing,) = stage.parts[0].got
+    for row in range(3):
+        assert stage.producer._in_flight == 1
+        outgoing.done(outgoing.rows[row : row + 1], 1 << 32 | row, None)
+    assert (stage.producer._pending_messages, stage.producer._pending_bytes, stage.producer._in_flight) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("wrong", [{"properties": {"a": "\ud800"}}, {"event_timestamp": 1.5}, {"deliver_at": NOW + 0.5}])
+def test_what_cannot_be_stored_is_refused_by_the_call(wrong: dict[str, Any]) -> None:
+    """And not when it is gathered with others already, which would never have an outcome then."""
+    stage = Stage()
+    stage.producer.send_async("a")
+    with pytest.raises(Invalid):
+        stage.producer.send_async("b", **wrong)
+    stage.producer.send_async("c")
+    stage.loop.turn()
+    assert stage.parts[0].payloads() == [[b"a", b"c"]]
 
 
 def test_settings_with_which_nothing_could_go_out_are_refused() -> None:

@@ -85,6 +85,27 @@ def test_a_killed_one_is_no_cluster_and_loses_nothing(folder: Path) -> None:
     assert not (folder / STATE_FILE).exists()
 
 
+def test_a_client_goes_on_with_one_that_was_started_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also its producers and consumers, and wherever the program is by then."""
+    monkeypatch.chdir(folder.parent)
+    with cluster.connect(data_dir=Path(folder.name)) as client:
+        client.create_topic("orders")
+        consumer = client.subscribe("orders", "s", initial_position="earliest")
+        producer = client.create_producer("orders")
+        producer.send(b"before", partition_key="k")
+        before = consumer.receive(60_000)
+        monkeypatch.chdir("/")
+        serving = process(folder)
+        serving.send_signal(signal.SIGKILL)
+        serving.wait(PATIENCE_S)
+        standalone.up(values(folder))
+        assert [row["topic"] for row in client.topics()] == ["orders"]
+        producer.send(b"after", partition_key="k")
+        consumer.acknowledge(before)
+        assert consumer.receive(60_000).data() == b"after"
+        consumer.wait_acknowledged(60_000)
+
+
 def test_who_is_second_is_told_who_is_first(folder: Path) -> None:
     who = rf"another process \({process(folder).pid}, sluice up --embedded\) runs a cluster on"
     with pytest.raises(cluster.Invalid, match=who):

@@ -41,4 +41,20 @@ SHARING_CLIENTS: list[Mutant] = [
         world=BROKER,
         test=GIVEN_UP,
     ),
+    Mutant(
+        name="a refused message refuses what was gathered with it",
+        module="actors.producer.producer",
+        old="                if refused and (halves := _halves(group)):\n",
+        new="                if not refused and (halves := _halves(group)):\n",
+        world=BROKER,
+        test="tests/actors/producer/test_refused.py",
+    ),
+    Mutant(
+        name="a batch is cut by its messages only",
+        module="actors.producer.producer",
+        old="        elif count > 1 and piece.rows.nbytes + count * COLUMN_BYTES > BODY_BYTES:\n",
+        new="        elif count > MAX_RUN_MESSAGES:\n",
+        world=BROKER,
+        test="tests/actors/producer/test_refused.py",
+    ),
 ]
