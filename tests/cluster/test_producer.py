@@ -254,7 +254,9 @@ def test_what_is_settled_piece_by_piece_gives_all_its_room_back() -> None:
     assert (stage.producer._pending_messages, stage.producer._pending_bytes, stage.producer._in_flight) == (0, 0, 0)
 
 
-@pytest.mark.parametrize("wrong", [{"properties": {"a": "\ud800"}}, {"event_timestamp": 1.5}, {"deliver_at": NOW + 0.5}])
+@pytest.mark.parametrize(
+    "wrong", [{"properties": {"a": "\ud800"}}, {"event_timestamp": 1.5}, {"deliver_at": NOW + 0.5}]
+)
 def test_what_cannot_be_stored_is_refused_by_the_call(wrong: dict[str, Any]) -> None:
     """And not when it is gathered with others already, which would never have an outcome then."""
     stage = Stage()
