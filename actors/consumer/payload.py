@@ -212,12 +212,14 @@ class Payloads:
             start = stop
         return found
 
-    async def run(self, ledger: int, entry: int) -> DecodedRun:
-        """The run that holds an entry, for who reads the log itself. Raises NotFound if it was trimmed."""
+    async def run(self, ledger: int, entry: int, *, patience: int = 0) -> DecodedRun:
+        """The run that holds an entry, for who reads the log itself. Raises NotFound if it was trimmed, and Unavailable
+        after so many milliseconds of patience; 0: that has no end.
+        """
         known = self._decoded.find(ledger, entry)
         if known is not None and known.held is None:
             return known
-        return await self._from_topic(ledger, entry, again=False)
+        return await self._from_topic(ledger, entry, again=False, patience=patience)
 
     async def _run(self, part: Part, entries: npt.NDArray[np.int64]) -> DecodedRun:
         """The decoded run that holds the first of a part's entries: kept, by the part's handle, or from the topic.
@@ -269,18 +271,27 @@ class Payloads:
         return payload
 
     async def _from_topic(
-        self, ledger: int, entry: int, *, again: bool, wanted: npt.NDArray[np.uint32] | None = None
+        self,
+        ledger: int,
+        entry: int,
+        *,
+        again: bool,
+        wanted: npt.NDArray[np.uint32] | None = None,
+        patience: int = 0,
     ) -> DecodedRun:
-        """The run that holds an entry, asked of the topic for as long as it takes; where it would travel whole between
-        machines, the wanted entries of it. Raises NotFound.
+        """The run that holds an entry, asked of the topic for as long as it takes, or as there is patience; where it
+        would travel whole between machines, the wanted entries of it. Raises NotFound, Unavailable.
         """
         request = ReadPayload(ledger=ledger, entry=entry, again=again)
         if wanted is not None:
             request.wanted = wanted
-        wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
+        wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST, patience)
         while (run := await self._read(request)) is None:
             request.again = True
-            await wait.pause()
+            if patience:
+                await wait.pause_after(Unavailable(f"entry {entry} of ledger {ledger} cannot be read now"))
+            else:
+                await wait.pause()
         if run.held is None:
             self._decoded.add(run)
         return run

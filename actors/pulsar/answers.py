@@ -22,7 +22,7 @@ from actors.messages import (
 from actors.names import check_name, quoted, unquoted
 from actors.producer.producer import Entrance
 from actors.pulsar.columns import UNSIGNED
-from actors.pulsar.consuming import STICKY, TYPES, Asked, WireConsumer
+from actors.pulsar.consuming import ASK_MS, PATIENCE_MS, STICKY, TYPES, Asked, WireConsumer
 from actors.pulsar.fields import ServerError
 from actors.pulsar.gateway import Certified, ConsumerHere, Identity
 from actors.pulsar.ids import position_of
@@ -41,8 +41,6 @@ EXCLUSIVE, SHARED, FAILOVER, KEY_SHARED = range(4)
 SUCCESS, FAILED = 0, 1
 CONNECT, LOOKUP_FAILED = 1, 2
 LATEST = (1 << 63) - 1
-ASK_MS, PATIENCE_MS = 10_000, 15_000
-"""An owner is asked, and the one after it, for less than the 30 s for which clients wait for an answer."""
 NON_PERSISTENT = 1
 BY_CERTIFICATE = "tls"
 """The method's name where a client is who its certificate says."""
@@ -381,7 +379,7 @@ class Answers:
         last: dict[str, int] = {"ledger": UNSIGNED, "entry": UNSIGNED, "batch_index": -1}
         if (at := ends.last) >= max(ends.first, 0):
             with contextlib.suppress(NotFound):
-                run = await consumer.payloads.run(ledger_of(at), entry_of(at))
+                run = await consumer.payloads.run(ledger_of(at), entry_of(at), patience=PATIENCE_MS)
                 index = _index(run, at)
                 last = {"ledger": ledger_of(at), "entry": entry_of(at) - max(index, 0), "batch_index": index}
         answer = {"last": {**last, "partition": consumer.place.told}}

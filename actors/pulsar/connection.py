@@ -15,7 +15,17 @@ import numpy as np
 from actors.pulsar.abreast import read_sends, sends_in
 from actors.pulsar.answers import Answers
 from actors.pulsar.consuming import WireConsumer
-from actors.pulsar.fields import FIELD_OF, AckCommand, Command, Malformed, ServerError, command, parse
+from actors.pulsar.fields import (
+    FIELD_OF,
+    NOT_OFFERED,
+    AckCommand,
+    Command,
+    Malformed,
+    ServerError,
+    check_text,
+    command,
+    parse,
+)
 from actors.pulsar.frames import HEADROOM, Cut, Cutter, Frame, body_of, encode
 from actors.pulsar.gateway import Gateway, Link
 from actors.pulsar.producing import WireProducer
@@ -126,6 +136,8 @@ class Connection(Session):
     def _begin(self, name: str, body: Any) -> None:
         """Answer beside what else comes; a refusal goes back under the request's number."""
         handler: Handler | None = getattr(self._answers, name, None)
+        if handler is None and name not in NOT_OFFERED:
+            raise Malformed(f"a client does not say {name}")
         if handler is None:
             self.refuse(body.request_id, ServerError.NOT_ALLOWED, f"{name} is not offered")
             return
@@ -133,6 +145,7 @@ class Connection(Session):
 
     async def _answer(self, name: str, handler: Handler, body: Any) -> None:
         try:
+            check_text(body)
             await handler(body)
         except SluiceError as error:
             if name == "connect":
@@ -140,8 +153,6 @@ class Connection(Session):
                 self.end()
             elif not self._answers.refused(name, body.request_id, error):
                 self.refuse(body.request_id, code_of(error), str(error))
-        except UnicodeDecodeError as error:
-            self.refuse(getattr(body, "request_id", NO_REQUEST), ServerError.NOT_ALLOWED, str(error))
 
     # -- what needs nobody else -----------------------------------------------------------------------------------
 
@@ -224,10 +235,7 @@ class Connection(Session):
         while not self.closed:
             await clock.sleep(KEEP_ALIVE_MS)
             silent = clock.monotonic() - self._heard
-            over = (
-                self.identity is not None and self.identity.ends is not None and clock.now() > self.identity.ends * 1000
-            )
-            if silent > 2 * KEEP_ALIVE_MS or not self.greeted or over:
+            if silent > 2 * KEEP_ALIVE_MS or not self.greeted:
                 self.end()
             elif silent > KEEP_ALIVE_MS // 2:
                 self.write(_PING)

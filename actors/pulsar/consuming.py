@@ -22,12 +22,13 @@ from actors.consumer.held import Received
 from actors.consumer.partition import PartitionConsumer
 from actors.consumer.payload import Payloads
 from actors.consumer.revocations import TakingBack
-from actors.messages import Event, SubscriptionSettings
+from actors.messages import Ends, Event, ReadEnds, SubscriptionSettings
 from actors.pulsar.deliveries import encode_part, holes_in
 from actors.pulsar.fields import MessageId, command
 from actors.pulsar.frames import encode
 from actors.pulsar.gateway import Gateway
 from actors.pulsar.ids import parsed, position_of, read_ids
+from actors.pulsar.log_extent import LogExtent
 from actors.pulsar.outgoing import Addressee
 from actors.pulsar.pieces import acknowledged_rows, rows_behind
 from actors.pulsar.reading import LogReader
@@ -42,6 +43,8 @@ LATE_MS = 20
 """Milliseconds between two looks while it is not known whether the lease still stands."""
 MOST_GRANTED = 50_000
 """Messages that may be on their way to one consumer, however many it has asked for."""
+ASK_MS, PATIENCE_MS = 10_000, 15_000
+"""An owner is asked, and the one after it, for less than the 30 s for which clients wait for an answer."""
 TYPES = ("exclusive", "shared", "failover", "key_shared")
 """Of subscriptions, by their numbers on the wire."""
 STICKY = 1
@@ -108,6 +111,7 @@ class WireConsumer:
             gateway.decoded,
             unread=asked.settings.type not in ONE_HAS_ALL,
         )
+        self._extent = LogExtent(self._ends)
         self._noting = False
         self._whole: WholeBatches | None = None
         self._part = self._durable() if asked.start is None else self._reader(asked.start)
@@ -335,6 +339,7 @@ class WireConsumer:
         """The client is done with these. What it was sent is said at once; the rest is looked up first.
 
         Returns the positions that may stand for more messages than is known here; of those the first is acknowledged.
+        Raises Unavailable if one cannot be looked up now.
         """
         self._lookups += 1
         try:
@@ -351,9 +356,14 @@ class WireConsumer:
 
     async def _acknowledge(self, ids: list[Any], *, cumulative: bool) -> list[int]:
         unsure: list[int] = []
-        for one in self._acknowledge_each(ids, cumulative=cumulative):
-            at = position_of(one)
-            if at is None:
+        unknown = [(one, position_of(one)) for one in self._acknowledge_each(ids, cumulative=cumulative)]
+        named = [] if self.is_reader else [(one, at) for one, at in unknown if at is not None]
+        await self._extent.look([at for _, at in named])
+        unread: SluiceError | None = None
+        for one, at in named:
+            end = self._extent.end_of(at)
+            if end < at:  # nothing is there to be done with; what comes later is not meant
+                self._cumulative = min(self._cumulative, self._extent.last)
                 continue
             pieces = self._gateway.pieces
             count, sure = pieces.count(self._key, at, one.ack_set)
@@ -361,21 +371,32 @@ class WireConsumer:
                 count, sure = 1, True  # in the middle of what begins there, clients say what lies before it
             if sure or pieces.begins(self._key, at) or self._apart or self.asked.settings.type not in ONE_HAS_ALL:
                 # the rest of the producer's batch was sent apart, or to others
-                rows = at + acknowledged_rows(count, one.ack_set)
-                self._part.acknowledge_positions(rows)
-                if cumulative and len(rows):
-                    self._acknowledge_up_to(int(rows[-1]))
+                self._done(at + acknowledged_rows(min(count, end - at + 1), one.ack_set), cumulative=cumulative)
                 unsure += [] if sure else [at]
                 continue
             try:
-                run = await self.payloads.run(ledger_of(at), entry_of(at))
-            except (NotFound, SluiceError):
+                run = await self.payloads.run(ledger_of(at), entry_of(at), patience=PATIENCE_MS)
+            except NotFound:  # everybody is done with it
                 continue
-            rows = rows_behind(run, at, one)
-            self._part.acknowledge_positions(rows)
-            if cumulative and len(rows):
-                self._acknowledge_up_to(int(rows[-1]))
+            except SluiceError as error:
+                unread = error
+                continue
+            self._done(rows_behind(run, at, one), cumulative=cumulative)
+        if unread is not None:
+            raise unread
         return unsure
+
+    def _done(self, rows: Rows, *, cumulative: bool) -> None:
+        """The client is done with these positions (ascending), whoever was sent them."""
+        self._part.acknowledge_positions(rows)
+        if cumulative and len(rows):
+            self._acknowledge_up_to(int(rows[-1]))
+
+    async def _ends(self) -> Ends:
+        ask = self._gateway.directory.ask_owner
+        return await ask(
+            self.place.topic, self.place.partition, None, ReadEnds(), timeout=ASK_MS, patience=PATIENCE_MS
+        )
 
     def _begins(self, at: int) -> bool:
         """Whether something that was sent is known to begin at a position."""
@@ -385,7 +406,7 @@ class WireConsumer:
         """Whether none of these can have stood for more than one message. Raises Unavailable."""
         for at in positions:
             try:
-                run = await self.payloads.run(ledger_of(at), entry_of(at))
+                run = await self.payloads.run(ledger_of(at), entry_of(at), patience=PATIENCE_MS)
             except NotFound:  # everybody is done with it
                 continue
             if "batch_index" not in run.rows.schema.names:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import Message
 
 from storage.errors import Invalid
 
@@ -173,6 +174,12 @@ Schema: Any = _CLASSES["Schema"]
 
 FIELD_OF: dict[int, str] = {field.number: field.name for field in Command.DESCRIPTOR.fields if field.number > 1}
 """The field that a command's `type` names: both are the same number."""
+NOT_OFFERED = frozenset(
+    field.name
+    for field in Command.DESCRIPTOR.fields
+    if field.message_type is not None and field.message_type.name == "Request"
+)
+"""Requests of clients of which nothing is read but their number."""
 
 
 class ServerError:
@@ -211,6 +218,16 @@ def parse(kind: Any, data: bytes | memoryview) -> Any:
         return kind.FromString(bytes(data))
     except Exception as error:  # protobuf's DecodeError and, by version, RuntimeError
         raise Malformed(f"a {kind.DESCRIPTOR.name} cannot be read: {error}") from None
+
+
+def check_text(body: Any) -> None:
+    """Raises Invalid if what should be text in a command is not UTF-8; protobuf hands that out as bytes."""
+    for field, value in body.ListFields():
+        if field.message_type is not None:
+            for one in (value,) if isinstance(value, Message) else value:
+                check_text(one)
+        elif field.type == field.TYPE_STRING and isinstance(value, bytes):
+            raise Invalid(f"the {field.name} of a {body.DESCRIPTOR.name} is not UTF-8")
 
 
 def command(name: str, **values: Any) -> Any:

@@ -10,18 +10,22 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from actors.consumer.payload import DecodedRun
+from storage.batch import MAX_RUN_MESSAGES
 from storage.position import entry_of
 
 MOST = 50_000
 """So many ids are remembered; the oldest are forgotten first."""
 MOST_REPORTS = 1_000
 """Reports that may wait until somebody asks."""
+MOST_WORDS = MAX_RUN_MESSAGES // 64
+"""Of an ack_set: there is no batch of more messages."""
 Rows = npt.NDArray[np.int64]
 Key = tuple[str, int, str]
 """Topic, partition and subscription."""
@@ -81,7 +85,7 @@ class Pieces:
 
 def open_rows(ack_set: Iterable[int]) -> npt.NDArray[np.bool_]:
     """The bits of an ack_set up to the last one that is set: True for a row that is not acknowledged."""
-    words = np.array([word & (1 << 64) - 1 for word in ack_set], "<u8")
+    words = np.array([word & (1 << 64) - 1 for word in islice(ack_set, MOST_WORDS)], "<u8")
     bits = np.unpackbits(words.view(np.uint8), bitorder="little").astype(bool)
     last = np.flatnonzero(bits)
     return bits[: int(last[-1]) + 1] if len(last) else bits[:0]

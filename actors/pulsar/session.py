@@ -22,6 +22,8 @@ MOST_HANDLES = 10_000
 """Producers and consumers of one connection."""
 ALIVE_MS = 1_000
 """A client that another one would replace has so long to say that it is there."""
+WALL_CLOCK_MS = 30_000
+"""The wall clock may be set: whether a client's credentials have ended is looked at no less often."""
 NO_REQUEST = (1 << 64) - 1
 CPP = "Pulsar-CPP"
 """How the client in C++, and with it that in Python, names itself. Of all refusals of a message it takes one for what
@@ -88,6 +90,18 @@ class Session:
         version = min(asked.protocol_version, PROTOCOL)
         largest = self.gateway.max_message_bytes
         self.say("connected", server_version=VERSION, protocol_version=version, max_message_size=largest)
+        if identity is not None:
+            self.gateway.ports.spawn(self._end_with(identity), "credentials")
+
+    async def _end_with(self, identity: Identity) -> None:
+        """End the connection when its client's credentials end, by the wall clock, which may be set meanwhile."""
+        clock = self.gateway.ports.clock
+        while not self.closed and identity.ends is not None:
+            left = identity.ends * 1000 - clock.now()
+            if left <= 0:
+                self.end()
+            else:
+                await clock.sleep(min(int(left) + 1, WALL_CLOCK_MS))
 
     # -- who is here ----------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from actors.pulsar.connection import KEEP_ALIVE_MS, Connection
 from actors.pulsar.fields import Command, command, parse
 from actors.pulsar.frames import Cutter, encode
-from actors.pulsar.gateway import Gateway
+from actors.pulsar.gateway import Certified, Gateway
 from tests.sim.world import World
 
 HELLO = encode(command("connect", client_version="raw", protocol_version=20))
@@ -94,3 +94,24 @@ def test_who_does_not_say_who_it_is_is_left() -> None:
         assert (wire.said(), wire.closed) == ([], True)
 
     played(scenario)
+
+
+def test_a_connection_ends_with_its_token() -> None:
+    """To the second, and not at the next look whether the client is silent."""
+
+    async def scenario(world: World) -> None:
+        clock = world.client("gateway").clock
+        ends = clock.now() // 1000 + 10
+
+        async def authenticate(method: str, data: bytes) -> Certified:
+            return Certified("till", ends)
+
+        wire = Wire()
+        connection = Connection(Gateway(world.client("gateway"), "controller", authenticate=authenticate), wire)
+        connection.data(HELLO)
+        await clock.sleep(ends * 1000 - clock.now() - 10)
+        assert (wire.said(), wire.closed) == (["connected"], False)
+        await clock.sleep(20)
+        assert wire.closed
+
+    World(0).play(scenario)

@@ -13,6 +13,7 @@ import pulsar
 import pytest
 
 import cluster
+from actors.pulsar.consuming import TYPES
 from actors.pulsar.fields import Command, ServerError, command
 from actors.pulsar.frames import MAX_FRAME_BYTES, U32, encode
 from cluster.client import Client
@@ -35,6 +36,7 @@ BROKEN = [
     HELLO + U32.pack(8) + U32.pack(4) + b"\xff\xff\xff\xff",
     HELLO + encode(Command(type=999)),
     HELLO + encode(Command(type=4)),
+    *(HELLO + encode(command(name)) for name in ("success", "message", "send_receipt", "connected", "auth_response")),
 ]
 
 
@@ -65,6 +67,42 @@ def test_every_request_is_answered_even_those_not_offered(raw: Raw) -> None:
     assert raw.read().ack_answer.error == ServerError.CONSUMER_NOT_FOUND
     raw.send(encode(command("flow", consumer_id=9, permits=5)) + encode(command("ping")))
     assert raw.read().HasField("pong")
+
+
+@pytest.mark.parametrize("name", ["lookup", "partition_metadata", "producer", "subscribe", "get_schema", "put_schema"])
+def test_a_name_that_is_not_utf8_is_refused(raw: Raw, name: str) -> None:
+    raw.greet()
+    body = command(name, request_id=7)
+    field = getattr(body, name).DESCRIPTOR.fields_by_name["topic"].number
+    getattr(body, name).MergeFromString(bytes([field << 3 | 2, 2, 0xFF, 0xFE]))
+    raw.send(encode(body))
+    (_, told), *_ = [(field, value) for field, value in raw.read().ListFields() if field.message_type is not None]
+    assert (told.request_id, told.error) == (7, ServerError.NOT_ALLOWED)
+    assert "not UTF-8" in told.message
+
+
+NOWHERE = [(1, 0), (5, 5), (1 << 31, 7), ((1 << 63) - 1, (1 << 63) - 1), (1 << 63, 3), ((1 << 64) - 1, (1 << 64) - 1)]
+
+
+@pytest.mark.parametrize("kind", range(4), ids=TYPES)
+@pytest.mark.parametrize("cumulative", [0, 1])
+def test_who_acknowledges_what_is_not_there_is_answered(server: Client, raw: Raw, kind: int, cumulative: int) -> None:
+    """And what comes later is delivered all the same."""
+    topic = f"nowhere-{kind}-{cumulative}"
+    raw.greet()
+    raw.say("subscribe", topic=topic, subscription="s", type=kind, consumer_id=1, request_id=1, initial_position=1)
+    raw.next("success")
+    with server.create_producer(topic) as producer:
+        place = producer.send(b"first", partition_key="k")
+        ledger = int(str(place).partition(":")[0])
+        more = {"ack_set": [-1] * 2_000 + [0]}
+        ids = [{"ledger": ledger_id, "entry": entry, **more} for ledger_id, entry in (*NOWHERE, (ledger, 1), (ledger, 9))]
+        raw.say("ack", consumer_id=1, request_id=8, ack_type=cumulative, message_id=ids[-1:] if cumulative else ids)
+        assert raw.next("ack_answer").request_id == 8
+        producer.send(b"second", partition_key="k")
+        raw.say("flow", consumer_id=1, permits=10)
+        entries = [raw.next("message").message_id.entry for _ in range(1 if cumulative else 2)]
+    assert entries[-1] == 1
 
 
 def test_a_connection_that_ends_gives_back_what_it_held(server: Client, raw: Raw) -> None:
