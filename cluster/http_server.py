@@ -24,6 +24,8 @@ CONNECTION_SECONDS = 30.0
 MOST_CONNECTIONS = 200
 MAX_BODY = 64 * 1024
 MAX_NUMBER = 2**63 - 1
+MAX_DEPTH = 100
+"""Of JSON: what reads and writes it calls itself for each level."""
 _BODY_SECONDS = web.AppKey("body_seconds", float)
 _SHOWN = 40
 
@@ -148,10 +150,27 @@ async def body_of(request: web.Request) -> str:
         raise Invalid(f"the body did not come within {seconds:g} s") from None
 
 
+def json_in(text: str) -> Any:
+    """A text as JSON. Raises ValueError, also for one that is nested deeper than anybody means."""
+    try:
+        found = json.loads(text)
+    except RecursionError:
+        raise ValueError("the JSON is nested too deep") from None
+    level, depth = [found], 0
+    while level := [inner for one in level if isinstance(one, dict | list) for inner in _inside(one)]:
+        if (depth := depth + 1) > MAX_DEPTH:
+            raise ValueError(f"the JSON is nested more than {MAX_DEPTH} deep")
+    return found
+
+
+def _inside(one: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return one.values() if isinstance(one, dict) else one
+
+
 def object_in(body: str, complaint: str) -> dict[str, Any]:
     """A body that is a JSON object. Raises Invalid with the complaint."""
     try:
-        given = json.loads(body)
+        given = json_in(body)
     except ValueError:
         given = None
     if not isinstance(given, dict):

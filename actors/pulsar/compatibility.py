@@ -47,7 +47,7 @@ def _message_of(definition: bytes) -> object:
     """Which message a definition of protobuf is of."""
     try:
         return json.loads(definition)["rootMessageTypeName"]
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return definition
 
 

@@ -394,9 +394,7 @@ class WireConsumer:
 
     async def _ends(self) -> Ends:
         ask = self._gateway.directory.ask_owner
-        return await ask(
-            self.place.topic, self.place.partition, None, ReadEnds(), timeout=ASK_MS, patience=PATIENCE_MS
-        )
+        return await ask(self.place.topic, self.place.partition, None, ReadEnds(), timeout=ASK_MS, patience=PATIENCE_MS)
 
     def _begins(self, at: int) -> bool:
         """Whether something that was sent is known to begin at a position."""

@@ -1,24 +1,31 @@
 """Tokens of Pulsar's clients: JSON Web Tokens, as Pulsar's own token authentication reads them.
 
 The key is a file: a secret (HS256, HS384, HS512), or a public key in PEM (RS…, ES…). A token needs a subject, which is
-the client's role, and may have a time at which it ends; everything else in it is left to others.
+the client's role, and may have a time at which it ends; everything else in it is left to others. A file that holds
+another key, with which no token would ever be valid, is refused at the start.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cluster.certificates import check_private
 from storage.errors import Invalid
 
 METHOD = "token"
+SETTING = "pulsar_token_key_file"
 SECRET_BYTES = 32
 """Shortest secret: as long as the shortest hash."""
 LATE_S = 5
 """Seconds by which clocks may differ."""
+MAX_SECONDS = 1 << 48
+"""Latest end of a token, in seconds since 1970: what lies behind it is a mistake, and more than clocks can count."""
 _SECRET = ["HS256", "HS384", "HS512"]
-_PUBLIC = ["RS256", "RS384", "RS512", "ES256", "ES384", "ES512"]
+_RSA, _ELLIPTIC = ["RS256", "RS384", "RS512"], {"secp256r1": ["ES256"], "secp384r1": ["ES384"], "secp521r1": ["ES512"]}
+_PEM = b"-----BEGIN"
 
 
 class Rejected(Invalid):
@@ -34,19 +41,20 @@ class Identity:
 
 
 class TokenAuthenticator:
-    """Verifies tokens with the key of a file. Raises Invalid if the file holds none."""
+    """Verifies tokens with the key of a file. Raises Invalid, in one line, if the file holds none."""
 
     def __init__(self, key_file: Path) -> None:
         try:
-            self._key = key_file.read_bytes()
+            content = key_file.read_bytes()
         except OSError as error:
-            raise Invalid(f"pulsar_token_key_file {key_file} cannot be read: {error.strerror}") from None
-        public = b"PUBLIC KEY" in self._key
-        if not public:
-            check_private("pulsar_token_key_file", key_file)
-        if not public and len(self._key) < SECRET_BYTES:
-            raise Invalid(f"the secret in {key_file} has {len(self._key)} bytes; {SECRET_BYTES} are the least")
-        self._algorithms = _PUBLIC if public else _SECRET
+            raise Invalid(f"{SETTING} {key_file} cannot be read: {error.strerror}") from None
+        self._key: Any = content
+        if _PEM in content:
+            self._key, self._algorithms = _public_key(key_file, content)
+            return
+        check_private(SETTING, key_file)
+        _check_secret(key_file, content)
+        self._algorithms = _SECRET
 
     def __call__(self, data: bytes) -> Identity:
         """Who presents this token. Raises Rejected; what it says tells a stranger nothing of the key."""
@@ -56,10 +64,61 @@ class TokenAuthenticator:
             claims = jwt.decode(
                 data, self._key, algorithms=self._algorithms, leeway=LATE_S, options={"verify_aud": False}
             )
-        except (jwt.PyJWTError, ValueError, TypeError):
+            role, ends = claims.get("sub"), claims.get("exp")
+            until = None if ends is None else float(ends)
+        except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError):
             raise Rejected("the token is not valid, or over") from None
-        role = claims.get("sub")
-        if not isinstance(role, str) or not role:
+        if not isinstance(role, str) or not role or not _is_text(role):
             raise Rejected("the token has no subject")
-        ends = claims.get("exp")
-        return Identity(role, None if ends is None else float(ends))
+        if until is not None and not (math.isfinite(until) and until <= MAX_SECONDS):
+            raise Rejected("the token ends at no time that there is")
+        return Identity(role, until)
+
+
+def _is_text(role: str) -> bool:
+    """Whether it can be written down: JSON can name halves of characters."""
+    try:
+        role.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _public_key(file: Path, content: bytes) -> tuple[Any, list[str]]:
+    """A public key in PEM, and what it verifies. Raises Invalid."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+    if b"PRIVATE KEY" in content:
+        raise Invalid(f"{SETTING} {file} holds a private key: the broker needs the public one, `openssl pkey -pubout`")
+    try:
+        key = load_pem_public_key(content)
+    except (ValueError, UnsupportedAlgorithm):
+        raise Invalid(f"{SETTING} {file} holds no public key in PEM that can be read") from None
+    if isinstance(key, RSAPublicKey):
+        return key, _RSA
+    algorithms = _ELLIPTIC.get(key.curve.name) if isinstance(key, EllipticCurvePublicKey) else None
+    if algorithms is None:
+        raise Invalid(f"{SETTING} {file} holds a key for none of RS256 to RS512 and ES256 to ES512")
+    return key, algorithms
+
+
+def _check_secret(file: Path, content: bytes) -> None:
+    """Raises Invalid for what is no secret."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.serialization import load_der_private_key, load_der_public_key
+
+    if len(content) < SECRET_BYTES:
+        raise Invalid(f"the secret in {file} has {len(content)} bytes; {SECRET_BYTES} are the least")
+    if content.lstrip().startswith((b"ssh-", b"ecdsa-")):
+        raise Invalid(f"{SETTING} {file} holds a key of SSH: it must be a public key in PEM, or a secret")
+    for load, kind in ((load_der_public_key, "public"), (lambda data: load_der_private_key(data, None), "private")):
+        try:
+            load(content)
+        except (ValueError, UnsupportedAlgorithm):
+            continue
+        except TypeError:  # it is encrypted
+            kind = "private"
+        raise Invalid(f"{SETTING} {file} holds a {kind} key in DER: it must be a public key in PEM, or a secret")

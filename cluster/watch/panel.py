@@ -15,7 +15,6 @@ killed comes back at another port, which is looked up each time.
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 from contextlib import suppress
 from pathlib import Path
@@ -28,6 +27,7 @@ from aiohttp import ClientError, ClientSession, ClientTimeout, web
 from cluster.admin_http import PORT_FILE, TOKEN_FILE
 from cluster.environment import LOOPBACK
 from cluster.http_guard import guard
+from cluster.http_server import json_in
 from cluster.loop import LoopThread
 from cluster.watch.feed import event
 from cluster.watch.http import PAGE_PATHS, page_routes
@@ -158,7 +158,7 @@ class Panel:
 
     async def _press(self, request: web.Request) -> web.Response:
         try:
-            wanted = json.loads(await request.text())
+            wanted = json_in(await request.text())
             kind, target = wanted["kind"], wanted["target"]
         except (ValueError, KeyError, TypeError):
             raise Invalid('the body is {"kind": ..., "target": ...}') from None

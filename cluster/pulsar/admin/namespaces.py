@@ -13,15 +13,13 @@ PUT    .../{namespace}/schemaCompatibilityStrategy  "FORWARD", as JSON; GET and 
 
 from __future__ import annotations
 
-import json
-
 from aiohttp import web
 
 from actors.lifetimes import Lifetimes
 from actors.pulsar.namespaces import Policies
 from actors.pulsar.records import of_namespace
 from actors.pulsar.topics import topics_in
-from cluster.http_server import body_of
+from cluster.http_server import body_of, json_in
 from cluster.pulsar.admin.broker import Broker, space_of
 from cluster.pulsar.admin.topics import NAMESPACE
 from storage.errors import Conflict, Invalid, NotFound
@@ -104,7 +102,7 @@ class NamespacesByHttp:
     async def _set(self, request: web.Request) -> web.Response:
         field = _field(request)
         try:
-            value = json.loads(await body_of(request))
+            value = json_in(await body_of(request))
         except ValueError:
             value = None
         if type(value) is not type(getattr(Policies(), field)):

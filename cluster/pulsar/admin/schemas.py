@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from cluster.http_server import body_of
+from cluster.http_server import body_of, json_in
 from cluster.pulsar.admin.broker import Broker, named
 from storage.errors import Conflict, Invalid
 
@@ -119,7 +119,7 @@ def _pair_shown(data: bytes) -> str:
         size = max(int.from_bytes(data[:4], "big", signed=True), 0)
         part, data = _text(data[4 : 4 + size]), data[4 + size :]
         try:
-            told[name] = json.loads(part)
+            told[name] = json_in(part)
         except ValueError:
             told[name] = part
     return json.dumps(told, separators=(",", ":"))
@@ -127,7 +127,7 @@ def _pair_shown(data: bytes) -> str:
 
 def _pair_of(text: str) -> bytes:
     """The same back. Raises ValueError, KeyError, TypeError."""
-    given = json.loads(text)
+    given = json_in(text)
     parts = [given[name] for name in ("key", "value")]
     encoded = [part if isinstance(part, str) else json.dumps(part, separators=(",", ":")) for part in parts]
     return b"".join(len(part.encode()).to_bytes(4, "big") + part.encode() for part in encoded)
@@ -146,7 +146,7 @@ def _schema_of(body: str) -> Any:
     from actors.pulsar.fields import Schema
 
     try:
-        given = json.loads(body)
+        given = json_in(body)
         kind, properties = TYPES.index(given["type"]), given.get("properties") or {}
         data = _pair_of(given["schema"]) if given["type"] == KEY_VALUE else given["schema"].encode()
         schema = Schema(name="", data=data, type=kind)

@@ -17,14 +17,13 @@ All of them are answered without a body, as Pulsar's tools want it.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from aiohttp import web
 
 from actors.messages import RemoveSubscription, Seek, SubscriptionSettings, request_of
 from cluster.http_guard import Handler
-from cluster.http_server import body_of, number_of
+from cluster.http_server import body_of, json_in, number_of
 from cluster.pulsar.admin.broker import Broker, Named, forced, named, subscription_of
 from cluster.pulsar.admin.topics import TOPIC
 from storage.errors import Conflict, Invalid, NotFound
@@ -143,7 +142,7 @@ class Subscriptions:
 def _has_properties(body: str) -> bool:
     """Whether somebody wants properties kept with a subscription."""
     try:
-        given = json.loads(body) if body.strip() else None
+        given = json_in(body) if body.strip() else None
     except ValueError:
         return False
     return isinstance(given, dict) and bool(given.get("properties"))
@@ -152,7 +151,7 @@ def _has_properties(body: str) -> bool:
 def _start_of(body: str) -> tuple[int | str, bool]:
     """Where a cursor goes: EARLIEST, LATEST or a message id as verbs have it; and whether behind it. Raises Invalid."""
     try:
-        given = json.loads(body) if body.strip() else None
+        given = json_in(body) if body.strip() else None
         if given is None:
             given = {"ledgerId": LATEST, "entryId": LATEST}
         if given in ("earliest", "latest"):

@@ -26,7 +26,7 @@ from aiohttp import web
 from actors.messages import RemoveTopic, SendAway
 from actors.names import unquoted
 from actors.pulsar.topics import full_name, full_names
-from cluster.http_server import body_of, number_of, object_in
+from cluster.http_server import body_of, json_in, number_of, object_in
 from cluster.pulsar.admin.broker import Broker, Named, forced, named, space_of, topic_of
 from cluster.pulsar.admin.statistics import Partition, Shapes, internal, merged
 from storage.errors import Conflict, Invalid, NotFound
@@ -199,7 +199,7 @@ class Topics:
 def _no_properties(body: str) -> None:
     """Raises Invalid where properties of a topic are given, which nobody would keep."""
     try:
-        given = json.loads(body) if body.strip() else None
+        given = json_in(body) if body.strip() else None
     except ValueError:
         raise Invalid("the body is empty, or the properties of the topic as JSON") from None
     if given:

@@ -96,7 +96,9 @@ def test_who_acknowledges_what_is_not_there_is_answered(server: Client, raw: Raw
         place = producer.send(b"first", partition_key="k")
         ledger = int(str(place).partition(":")[0])
         more = {"ack_set": [-1] * 2_000 + [0]}
-        ids = [{"ledger": ledger_id, "entry": entry, **more} for ledger_id, entry in (*NOWHERE, (ledger, 1), (ledger, 9))]
+        ids = [
+            {"ledger": ledger_id, "entry": entry, **more} for ledger_id, entry in (*NOWHERE, (ledger, 1), (ledger, 9))
+        ]
         raw.say("ack", consumer_id=1, request_id=8, ack_type=cumulative, message_id=ids[-1:] if cumulative else ids)
         assert raw.next("ack_answer").request_id == 8
         producer.send(b"second", partition_key="k")

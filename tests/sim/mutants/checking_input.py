@@ -8,6 +8,9 @@ GATEWAY = "gateway"
 
 ACCESS = "tests/actors/pulsar/test_access_modes.py"
 ADMISSION = "tests/actors/topic/test_admission.py"
+KEEP_ALIVE = "tests/actors/pulsar/test_keep_alive.py"
+STRANGERS = "tests/cluster/pulsar/test_strangers.py"
+TOKEN_KEYS = "tests/cluster/pulsar/test_token_keys.py"
 ENDS = "tests/actors/test_repeated_ends.py"
 
 CHECKING_INPUT: list[Mutant] = [
@@ -34,5 +37,37 @@ CHECKING_INPUT: list[Mutant] = [
         new="        kind = reason\n",
         world=GATEWAY,
         test=ENDS,
+    ),
+    Mutant(
+        name="what is not there is acknowledged, and done when it comes",
+        module="actors.pulsar.consuming",
+        old="            if end < at:",
+        new="            if False:",
+        world=GATEWAY,
+        test=STRANGERS,
+    ),
+    Mutant(
+        name="a cumulative acknowledgement reaches beyond the end of the log",
+        module="actors.pulsar.consuming",
+        old="                self._cumulative = min(self._cumulative, self._extent.last)\n",
+        new="",
+        world=GATEWAY,
+        test=STRANGERS,
+    ),
+    Mutant(
+        name="a connection outlives its token",
+        module="actors.pulsar.session",
+        old="            if left <= 0:",
+        new="            if False:",
+        world=GATEWAY,
+        test=KEEP_ALIVE,
+    ),
+    Mutant(
+        name="a key in DER is a secret",
+        module="cluster.pulsar.tokens",
+        old="        _check_secret(key_file, content)\n",
+        new="",
+        world=GATEWAY,
+        test=TOKEN_KEYS,
     ),
 ]

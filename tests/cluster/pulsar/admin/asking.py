@@ -30,11 +30,14 @@ class Tool:
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
         """The answer to a request, whose body goes as JSON."""
+        return self.ask_raw(method, path, None if body is None else json.dumps(body), **headers)
+
+    def ask_raw(self, method: str, path: str, sent: str | None, **headers: str) -> Answer:
+        """The same with a body as it is."""
         if self.sealed is None:
             connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         else:
             connection = http.client.HTTPSConnection("127.0.0.1", self.port, timeout=120, context=self.sealed)
-        sent = None if body is None else json.dumps(body)
         connection.request(method, path, sent, {"Content-Type": "application/json", **headers})
         answer = connection.getresponse()
         data = answer.read()

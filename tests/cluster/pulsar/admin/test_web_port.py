@@ -127,6 +127,32 @@ def test_a_body_that_is_too_large_is_refused(tool: Tool) -> None:
     assert tool.ask("POST", "/admin/v2/schemas/public/default/plain/schema", {"schema": "x" * 100_000}).status == 413
 
 
+DEEP = [
+    ("PUT", "/admin/v2/persistent/public/default/deep"),
+    ("PUT", "/admin/v2/namespaces/public/default/schemaCompatibilityStrategy"),
+    ("POST", "/admin/v2/namespaces/public/default/retention"),
+    ("POST", "/admin/v2/namespaces/public/default/backlogQuota"),
+    ("POST", "/admin/v2/schemas/public/default/deep/schema"),
+    ("POST", "/admin/v2/schemas/public/default/deep/compatibility"),
+    ("PUT", "/admin/v2/persistent/public/default/deep/subscription/s"),
+    ("POST", "/admin/v2/persistent/public/default/deep/subscription/s/resetcursor"),
+]
+
+
+@pytest.mark.parametrize("depth", [200, 2_000, 30_000])
+@pytest.mark.parametrize(("method", "path"), DEEP)
+def test_json_of_any_depth_is_refused(tool: Tool, method: str, path: str, depth: int) -> None:
+    """It was answered with 500 and a traceback in the log."""
+    for begin in ("[", '{"a":'):
+        inner = begin * min(depth, 60_000 // len(begin) // 2)
+        body = (
+            inner
+            + "1"
+            + inner[::-1].translate({ord("["): "]", ord("{"): "}", ord(":"): None, ord('"'): None, 97: None})
+        )
+        assert 400 <= tool.ask_raw(method, path, body).status < 500
+
+
 async def test_many_connections_hold_nothing_for_ever(tool: Tool) -> None:
     """Who comes when all places are taken is sent away, and so the port answers when they are free again."""
     opened = [await asyncio.open_connection("127.0.0.1", tool.port) for _ in range(230)]
