@@ -21,11 +21,13 @@ from actors.messages import (
 )
 from actors.names import check_name, quoted, unquoted
 from actors.producer.producer import Entrance
+from actors.pulsar.asked import STICKY, TYPES, Asked
 from actors.pulsar.columns import UNSIGNED
-from actors.pulsar.consuming import ASK_MS, PATIENCE_MS, STICKY, TYPES, Asked, WireConsumer
+from actors.pulsar.consuming import WireConsumer
 from actors.pulsar.fields import ServerError
 from actors.pulsar.gateway import Certified, ConsumerHere, Identity
 from actors.pulsar.ids import position_of
+from actors.pulsar.log_extent import ASK_MS, PATIENCE_MS
 from actors.pulsar.namespaces import Namespaces
 from actors.pulsar.producing import WireProducer
 from actors.pulsar.refusals import Refused, code_of

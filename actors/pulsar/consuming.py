@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,13 +22,14 @@ from actors.consumer.held import Received
 from actors.consumer.partition import PartitionConsumer
 from actors.consumer.payload import Payloads
 from actors.consumer.revocations import TakingBack
-from actors.messages import Ends, Event, ReadEnds, SubscriptionSettings
+from actors.messages import Event
+from actors.pulsar.asked import ONE_HAS_ALL, Asked
 from actors.pulsar.deliveries import encode_part, holes_in
 from actors.pulsar.fields import MessageId, command
 from actors.pulsar.frames import encode
 from actors.pulsar.gateway import Gateway
 from actors.pulsar.ids import parsed, position_of, read_ids
-from actors.pulsar.log_extent import LogExtent
+from actors.pulsar.log_extent import PATIENCE_MS, LogExtent
 from actors.pulsar.outgoing import Addressee
 from actors.pulsar.pieces import acknowledged_rows, rows_behind
 from actors.pulsar.reading import LogReader
@@ -43,34 +44,10 @@ LATE_MS = 20
 """Milliseconds between two looks while it is not known whether the lease still stands."""
 MOST_GRANTED = 50_000
 """Messages that may be on their way to one consumer, however many it has asked for."""
-ASK_MS, PATIENCE_MS = 10_000, 15_000
-"""An owner is asked, and the one after it, for less than the 30 s for which clients wait for an answer."""
-TYPES = ("exclusive", "shared", "failover", "key_shared")
-"""Of subscriptions, by their numbers on the wire."""
-STICKY = 1
-"""The mode of Key_Shared in which consumers bring ranges of their own."""
-ONE_HAS_ALL = ("exclusive", "failover")
-"""Types of subscriptions where all messages of a batch are at one consumer."""
 _ACTIVE = {"assigned": True, "revoked": False, "inactive": False}
 """What the dispatcher's events mean to a consumer of a Failover subscription."""
 Rows = npt.NDArray[np.int64]
 NOTHING: Rows = np.empty(0, np.int64)
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What a client wants of a subscription. start: a reader's first position, None for a consumer of a subscription.
-
-    named: the client chose the name.
-    """
-
-    subscription: str
-    name: str
-    settings: SubscriptionSettings
-    ranges: list[tuple[int, int]]
-    start: int | None
-    priority: int = 0
-    named: bool = True
 
 
 class WireConsumer:
@@ -111,7 +88,7 @@ class WireConsumer:
             gateway.decoded,
             unread=asked.settings.type not in ONE_HAS_ALL,
         )
-        self._extent = LogExtent(self._ends)
+        self._extent = LogExtent(gateway.directory, place)
         self._noting = False
         self._whole: WholeBatches | None = None
         self._part = self._durable() if asked.start is None else self._reader(asked.start)
@@ -391,10 +368,6 @@ class WireConsumer:
         self._part.acknowledge_positions(rows)
         if cumulative and len(rows):
             self._acknowledge_up_to(int(rows[-1]))
-
-    async def _ends(self) -> Ends:
-        ask = self._gateway.directory.ask_owner
-        return await ask(self.place.topic, self.place.partition, None, ReadEnds(), timeout=ASK_MS, patience=PATIENCE_MS)
 
     def _begins(self, at: int) -> bool:
         """Whether something that was sent is known to begin at a position."""

@@ -6,17 +6,20 @@ as done once it is published. Nor may anybody wait for it.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-
-from actors.messages import Ends
+from actors.directory import Directory
+from actors.messages import ReadEnds
+from actors.pulsar.topics import Place
 from storage.position import ledger_of, position
+
+ASK_MS, PATIENCE_MS = 10_000, 15_000
+"""An owner is asked, and the one after it, for less than the 30 s for which clients wait for an answer."""
 
 
 class LogExtent:
-    """The ledgers of a partition, as its owner told them last. ask: asks the owner; it raises Unavailable."""
+    """The ledgers of a partition, as its owner told them last."""
 
-    def __init__(self, ask: Callable[[], Awaitable[Ends]]) -> None:
-        self._ask = ask
+    def __init__(self, directory: Directory, place: Place) -> None:
+        self._directory, self._place = directory, place
         self._ledgers: dict[int, int | None] = {}
         self.last = -1
         """The last position that is known to exist, -1 for none."""
@@ -24,7 +27,8 @@ class LogExtent:
     async def look(self, positions: list[int]) -> None:
         """Learn of these positions; the owner is asked if one may have come since. Raises Unavailable."""
         if any(self.end_of(at) < at for at in positions):
-            ends = await self._ask()
+            ask, place = self._directory.ask_owner, self._place
+            ends = await ask(place.topic, place.partition, None, ReadEnds(), timeout=ASK_MS, patience=PATIENCE_MS)
             self._ledgers, self.last = dict(ends.ledgers), ends.last
 
     def end_of(self, at: int) -> int:

@@ -13,7 +13,7 @@ import pulsar
 import pytest
 
 import cluster
-from actors.pulsar.consuming import TYPES
+from actors.pulsar.asked import TYPES
 from actors.pulsar.fields import Command, ServerError, command
 from actors.pulsar.frames import MAX_FRAME_BYTES, U32, encode
 from cluster.client import Client
