@@ -7,9 +7,12 @@ future: a message passes two of these on its way to the disk.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Coroutine, Generator, Iterable
 from functools import partial
 from typing import Any, Generic, TypeVar, cast
+
+from actors.ports import Ports
+from storage.errors import SluiceError
 
 T = TypeVar("T")
 
@@ -68,6 +71,31 @@ async def all_of(outcomes: Iterable[Outcome[Any]]) -> None:
     """Wait for each, in order. Raises the first error; what comes behind it goes on."""
     for outcome in outcomes:
         await outcome
+
+
+async def carry_through(ports: Ports, work: Coroutine[Any, Any, T], name: str) -> T:
+    """What some work returns or raises. It goes on when whoever waits for it is cancelled; what it then raises is
+    logged.
+    """
+    outcome: Outcome[T] = Outcome()
+    waits = [True]
+
+    async def carried() -> None:
+        try:
+            outcome.set_result(await work)
+        except SluiceError as error:
+            if not waits:
+                ports.log("carried_through", work=name, error=str(error))
+            outcome.set_exception(error)
+        except BaseException as error:
+            outcome.set_exception(error)
+            raise
+
+    ports.spawn(carried(), name)
+    try:
+        return await outcome
+    finally:
+        waits.clear()
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:

@@ -26,9 +26,12 @@ class Leaving:
 
     async def after_attach(self, address: Address, session: int) -> None:
         """Leave this session too, if the consumer has left. Who does not hear it waits for the end of the lease."""
-        if self._keep_place is None or not session:
-            return
+        if self._keep_place is not None and session:
+            await self.give_up(address, session, keep_place=self._keep_place)
+
+    async def give_up(self, address: Address, session: int, *, keep_place: bool = True) -> None:
+        """Leave a session that nobody uses."""
         try:
-            await self._ports.net.call(address, Detach(session=session, keep_place=self._keep_place), CALL_TIMEOUT)
+            await self._ports.net.call(address, Detach(session=session, keep_place=keep_place), CALL_TIMEOUT)
         except SluiceError as error:
             self._ports.log("leave_failed", address=address, error=str(error))

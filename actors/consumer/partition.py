@@ -9,17 +9,18 @@ same incarnation and says what it holds.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from actors.backoff import Backoff
+from actors.consumer.acknowledgements import Acknowledgements
 from actors.consumer.client_batches import ClientBatches
 from actors.consumer.hand_backs import CALL_TIMEOUT, RETRY_FIRST, RETRY_MOST, HandBack, HandBacks
 from actors.consumer.handing_over import HandingOver
 from actors.consumer.held import Holding, Received
 from actors.consumer.inbox import Inbox
+from actors.consumer.lease import Lease
 from actors.consumer.leaving import Leaving
 from actors.consumer.losses import Losses, tell
 from actors.consumer.payload import Payloads
@@ -27,7 +28,6 @@ from actors.consumer.revocations import Revocations, TakingBack
 from actors.directory import Directory
 from actors.messages import (
     NO_COUNTS,
-    NO_POSITIONS,
     Acknowledge,
     Attach,
     Attached,
@@ -38,6 +38,7 @@ from actors.messages import (
     RedeliverUnacknowledged,
     SubscriptionSettings,
 )
+from actors.outcome import carry_through
 from actors.ports import Address, Ports, Unknown
 from actors.signal import Signal
 from storage.errors import Conflict, Fenced, Invalid, NotFound, SluiceError, Unavailable
@@ -84,13 +85,13 @@ class PartitionConsumer:
         self._holding, self._hand_backs, self._leaving = Holding(), HandBacks(ports), Leaving(ports)
         self.batches = ClientBatches(ports, self._owner, self._holding)
         self._address: Address = ""
+        self.lease = Lease(ports)
         self.session = self.epoch = 0
-        self._turn = self._got = self._queued = self._lease = self._renewed = self._granted_sent = 0
-        self._acks: list[tuple[int, Positions]] = []
+        self._turn = self._got = self._queued = self._granted_sent = 0
+        self.acknowledgements = Acknowledgements()
         self._taken_turn = self._consumer_epoch = 0
         """The last delivery that was taken; how often everything was given back under this session."""
-        self._unconfirmed: deque[tuple[int, int, Positions]] = deque()
-        self._ack_turn = self._ack_due = self._said = self._heard = 0
+        self._ack_due = 0
         self.losses = Losses()
         self._ack_signal, self._session_changed = Signal(), Signal()
         self._inbox = Inbox(ports, payloads or Payloads(ports, directory, topic, partition), self._came)
@@ -108,15 +109,13 @@ class PartitionConsumer:
         self._ports.spawn(self._converse(), f"poll-{self.partition}")
         self._ports.spawn(self._inbox.run(), f"resolve-{self.partition}")
         self._ports.spawn(self._acknowledge_alone(), f"ack-{self.partition}")
+        self._ports.spawn(self.lease.watch(self._lost), f"lease-{self.partition}")
 
     # -- what the user does ---------------------------------------------------------------------------------------
 
     def lease_over(self) -> bool:
-        """The session was not renewed in time: what is held may be others' by now, and must not be handed out.
-
-        The time is that of sending the last request that was answered, so a process that was frozen knows it at once.
-        """
-        return bool(self.session) and self._ports.clock.monotonic() - self._renewed > self._lease
+        """The session was not renewed in time: what is held may be others' by now, and must not be handed out."""
+        return self.lease.over()
 
     def pause(self) -> None:
         """Ask for no more messages; what was granted may still come."""
@@ -153,10 +152,9 @@ class PartitionConsumer:
 
     def acknowledge_positions(self, positions: Positions, *, waited: bool = False) -> None:
         """Acknowledge these with the next poll, or soon (waited: at once), whoever held them before."""
-        if waited or not self._acks:
+        if waited or not self.acknowledgements.waiting:
             self._ack_due = self._ports.clock.monotonic() + ACK_LINGER * (not waited)
-        self._said += 1
-        self._acks.append((self._said, positions))
+        self.acknowledgements.add(positions)
         if not self._gathering:
             self._ack_signal.set()
 
@@ -186,7 +184,12 @@ class PartitionConsumer:
         self._consumer_epoch += 1
         turn, epoch = self._taken_turn, self._consumer_epoch
         request = RedeliverUnacknowledged(
-            session=self.session, consumer_epoch=epoch, turn=turn, positions=positions, seen=seen, done=self._unsure()
+            session=self.session,
+            consumer_epoch=epoch,
+            turn=turn,
+            positions=positions,
+            seen=seen,
+            done=self.acknowledgements.positions(),
         )
         await self._tell(request, *backs)
 
@@ -203,18 +206,18 @@ class PartitionConsumer:
     async def settle(self) -> None:
         """Wait until every acknowledgement so far is durable or void."""
         self._before_send()
-        wanted = self._said
-        while self._heard < wanted:
+        wanted = (acks := self.acknowledgements).said
+        while acks.heard < wanted:
             if self.failed is not None:
                 raise self.failed
             if self.closing:
                 await self._send_rest()
                 continue
-            turn = next((turn for turn, said, _ in self._unconfirmed if said >= wanted), None)
-            if turn is not None:
+            if (turn := acks.turn_with(wanted)) is not None:
                 await self._send_acks(Acknowledge(session=self.session, ack_turn=turn, durable=True))
-            elif self.session and self._acks:
-                await self._send_acks(self._acknowledgement(durable=True))
+            elif self.session and acks.waiting:
+                # What it takes along nobody else says: it is said even when whoever waits for it gives up.
+                await carry_through(self._ports, self._send_acks(self._acknowledgement(durable=True)), "settle")
             else:  # there is no session
                 self._session_changed.clear()
                 await self._session_changed.wait(self._ports)
@@ -222,9 +225,9 @@ class PartitionConsumer:
     async def _send_rest(self) -> None:
         """Nobody else does when this consumer closes. Raises Fenced when the session is over."""
         self._take_acks()
-        for turn, _, positions in list(self._unconfirmed):
-            last = turn == self._ack_turn
-            await self._send_acks(Acknowledge(session=self.session, ack_turn=turn, acks=positions, durable=last))
+        session, last = self.session, self.acknowledgements.turn
+        for turn, _, positions in list(self.acknowledgements.unconfirmed):
+            await self._send_acks(Acknowledge(session=session, ack_turn=turn, acks=positions, durable=turn == last))
 
     async def close(self, *, for_good: bool = False) -> None:
         """Send what is acknowledged, then leave; what is still held goes to the others in order. for_good: nothing is
@@ -236,11 +239,12 @@ class PartitionConsumer:
         self._ack_signal.set()
         self._session_changed.set()
         try:
-            if self._acks or self._unconfirmed:
+            if self.acknowledgements:
                 await self.settle()
         except SluiceError as error:
             self._ports.log("close_failed", partition=self.partition, error=str(error))
         await self._leaving.leave(self._address, self.session, for_good=for_good)
+        self.lease.close()
         self._holding.revoke()
 
     def held(self) -> int:
@@ -254,7 +258,10 @@ class PartitionConsumer:
     # -- the session ----------------------------------------------------------------------------------------------
 
     async def _attach(self, *, first: bool = False) -> None:
-        """Find the dispatcher and open a session, for as long as it takes; one who comes back waits for its place."""
+        """Find the dispatcher and open a session, for as long as it takes; one who comes back waits for its place.
+
+        A session that comes too late is given up: for a life whose lease ended meanwhile, or later than its own lease.
+        """
         wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
         while not self.closing:
             try:
@@ -265,19 +272,24 @@ class PartitionConsumer:
                     ranges=self._ranges, priority=self._priority, holding=self._all_held(),
                     keep_place=self._keep_place, hands_over_to=self.handing_over.to,
                 )  # fmt: skip
-                sent = self._ports.clock.monotonic()
+                sent, life = self._ports.clock.monotonic(), self._generation
                 reply = await self._ports.net.call(self._address, request, ATTACH_TIMEOUT)
                 if isinstance(reply, Unknown):
                     self._ports.log("attach_unknown", partition=self.partition, reason=reply.reason)
                     await self._directory.suspect(self._address)
-                elif reply.session and await self._say_given_back(reply):
+                elif not reply.session:
+                    if life == self._generation and not self.closing:
+                        self._lost()
+                    continue
+                elif life == self._generation and not await self._say_given_back(reply):
+                    pass
+                elif life != self._generation:
+                    await self._leaving.give_up(self._address, reply.session)
+                elif self.closing or self._ports.clock.monotonic() - sent <= reply.lease:
                     self.batches.attached(apart=reply.apart)
                     self._enter(reply.session, reply.epoch, reply.lease, sent)
                     await self._leaving.after_attach(self._address, reply.session)
                     return
-                elif not reply.session and not self.closing:
-                    self._lost()
-                    continue
             except (Unavailable, Conflict) as error:
                 if first and isinstance(error, Conflict):
                     raise
@@ -302,34 +314,28 @@ class PartitionConsumer:
         return True
 
     def _enter(self, session: int, epoch: int, lease: int, sent: int) -> None:
-        self._renewed, self._lease = sent, lease
+        self.lease.begin(sent, lease)
         if (session, epoch) == (self.session, self.epoch):
             return
-        self.session, self.epoch, self._turn, self._got, self._ack_turn = session, epoch, 0, 0, 0
+        self.session, self.epoch, self._turn, self._got = session, epoch, 0, 0
         self._granted_sent = self._taken_turn = self._consumer_epoch = 0
         self._revocations.begin()
-        # What was acknowledged but not confirmed may be unknown to the new owner: say it again.
-        self._acks = [(said, positions) for _, said, positions in self._unconfirmed] + self._acks
-        self._unconfirmed.clear()
+        self.acknowledgements.say_again()
         self._session_changed.set()
 
     def _all_held(self) -> Positions:
         """Held, waiting to be resolved, or acknowledged without confirmation: nobody else may get these yet."""
-        return np.unique(np.concatenate([self._holding.positions(), self._inbox.positions(), self._unsure()]))
-
-    def _unsure(self) -> Positions:
-        """Acknowledged without confirmation, in no order."""
-        return np.concatenate([NO_POSITIONS, *(done for *_, done in [*self._unconfirmed, *self._acks])])
+        return np.unique(
+            np.concatenate([self._holding.positions(), self._inbox.positions(), self.acknowledgements.positions()])
+        )
 
     def _lost(self) -> None:
         """The lease ran out or the broker ended the session: everything we held is others' now."""
+        self.lease.end()
         self._ports.log("session_lost", partition=self.partition, session=self.session)
         self._holding.revoke()
         self._queued -= self._inbox.clear()
-        self.losses.count += bool(self._acks or self._unconfirmed)
-        self._heard = self._said  # nobody will confirm these any more; whoever waits for them is told
-        self._acks.clear()
-        self._unconfirmed.clear()
+        self.losses.count += self.acknowledgements.void()
         self._generation += 1
         self.session = self.epoch = 0
         self._session_changed.set()
@@ -347,13 +353,15 @@ class PartitionConsumer:
             self._told(self.partition, Event(kind="failed"))
 
     async def _turn_or_attach(self) -> None:
+        session = self.session
         try:
-            await self._poll()
+            await (self._poll() if self.session else self._attach())
         except Conflict:
             await self._attach()
         except Fenced:
             if not self.closing:
-                self._lost()
+                if session == self.session:
+                    self._lost()
                 await self._attach()
         except Unavailable:
             await self._ports.clock.sleep(RETRY_FIRST)
@@ -378,14 +386,12 @@ class PartitionConsumer:
             if (session, epoch) != (self.session, self.epoch):
                 return
             if not isinstance(reply, Unknown):
-                self._renewed = sent
+                self.lease.renew(sent)
                 if reply.consumer_epoch >= self._consumer_epoch:
                     self._take_delivery(reply)
                     return
                 await wait.pause()  # it was made before everything was given back: ask again, until that is known
                 continue
-            if self._ports.clock.monotonic() - self._renewed > self._lease:
-                raise Fenced("the lease could not be renewed")
             if reply.gone:
                 await self._directory.suspect(self._address)
                 await self._attach()
@@ -403,7 +409,7 @@ class PartitionConsumer:
         if delivery.turn != self._turn:
             return
         self._taken_turn, self.by_index = delivery.turn, self.by_index or delivery.by_index
-        self._confirm(delivery.confirmed)
+        self.acknowledgements.confirm(delivery.confirmed)
         came = sum(len(part.rows) for part in delivery.parts)
         self._got, self._queued = self._got + came, self._queued + came
         if delivery.parts:
@@ -434,28 +440,19 @@ class PartitionConsumer:
     # -- acknowledgements -----------------------------------------------------------------------------------------
 
     def _take_acks(self) -> tuple[int, Positions]:
-        if not self._acks:
-            return self._ack_turn, np.empty(0, np.int64)
-        said = self._acks[-1][0]
-        acks = self._acks[0][1] if len(self._acks) == 1 else np.concatenate([acks for _, acks in self._acks])
-        self._acks = []
-        self._ack_signal.clear()
-        self._ack_turn += 1
-        self._unconfirmed.append((self._ack_turn, said, acks))
-        self._holding.prune()
-        return self._ack_turn, acks
-
-    def _confirm(self, turn: int) -> None:
-        while self._unconfirmed and self._unconfirmed[0][0] <= turn:
-            self._heard = max(self._heard, self._unconfirmed.popleft()[1])
+        if self.acknowledgements.waiting:
+            self._ack_signal.clear()
+            self._holding.prune()
+        return self.acknowledgements.take()
 
     async def _acknowledge_alone(self) -> None:
         while not self.closing:
             await self._ack_signal.wait(self._ports)
             self._ack_signal.clear()
-            while self._acks and not self._starving() and (left := self._ack_due - self._ports.clock.monotonic()) > 0:
-                await self._ports.clock.sleep(left)
-            if self.session and (self._acks or self._starving()):
+            acks, clock = self.acknowledgements, self._ports.clock
+            while acks.waiting and not self._starving() and (left := self._ack_due - clock.monotonic()) > 0:
+                await clock.sleep(left)
+            if self.session and (acks.waiting or self._starving()):
                 await self._send_acks(self._acknowledgement(durable=False))
 
     def _acknowledgement(self, *, durable: bool) -> Acknowledge:
@@ -474,8 +471,8 @@ class PartitionConsumer:
                 reply = await self._ports.net.call(self._address, request, CALL_TIMEOUT)
                 if not isinstance(reply, Unknown):
                     if request.session == self.session:
-                        self._renewed = sent
-                        self._confirm(reply.confirmed)
+                        self.lease.renew(sent)
+                        self.acknowledgements.confirm(reply.confirmed)
                     return
             except (Unavailable, Conflict):
                 pass
@@ -483,8 +480,6 @@ class PartitionConsumer:
                 if self.closing:
                     raise
                 return
-            if self.closing and self._ports.clock.monotonic() - self._renewed > self._lease:
-                raise Fenced("the session ended before its acknowledgements were confirmed")
             await wait.pause()
 
     async def _tell(self, request: NegativeAcknowledge | RedeliverUnacknowledged, *backs: HandBack) -> None:
@@ -495,5 +490,9 @@ class PartitionConsumer:
         def over() -> bool:
             return request.session != self.session or self.closing
 
-        revocation = await self._hand_backs.say(request, backs, lambda: self._address, over)
-        await self._revocations.wait(revocation, backs, over)
+        async def say() -> None:
+            revocation = await self._hand_backs.say(request, backs, lambda: self._address, over)
+            await self._revocations.wait(revocation, backs, over)
+
+        # Nobody holds these any more: they are given back even when whoever waits for it gives up.
+        await carry_through(self._ports, say(), f"tell-{self.partition}")

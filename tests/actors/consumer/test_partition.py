@@ -46,7 +46,7 @@ def test_who_closes_while_acknowledging_loses_none() -> None:
                 await desk.quiet(8)
             await desk.quiet(3 * moment)
             await desk.world.within(2_000, leaver.close(), "it closes")
-            assert leaver.parts[0]._heard == leaver.parts[0]._said
+            assert leaver.parts[0].acknowledgements.heard == leaver.parts[0].acknowledgements.said
         await desk.consume("last")
         await desk.settled()
         assert len(set(desk.names())) == 160

@@ -18,7 +18,7 @@ def test_a_run_finished_before_it_was_read_again_is_not_kept() -> None:
         broker.world.crash(next(name for name in broker.world.alive("dispatcher-")))
         await broker.until(lambda: client.parts[0].epoch > first)
         client.ack(*client.got)
-        await broker.until(lambda: client.parts[0]._heard == client.parts[0]._said)
+        await broker.until(lambda: client.parts[0].acknowledgements.heard == client.parts[0].acknowledgements.said)
         broker.world.resume(topic)
         await broker.quiet(10_000)  # virtual: the read is answered long before
         stats = await broker.stats()
@@ -38,13 +38,13 @@ def test_one_stuck_message_keeps_no_later_run() -> None:
         await broker.until(lambda: len(client.got) == 101)
         stuck = client.got[0]
         client.ack(*client.got[1:])
-        await broker.until(lambda: client.parts[0]._heard == client.parts[0]._said)
+        await broker.until(lambda: client.parts[0].acknowledgements.heard == client.parts[0].acknowledgements.said)
         stats = await broker.stats()
         assert (stats["unackedMessages"], stats["runsHeld"]) == (1, 1)
         await client.nack(stuck)
         await broker.until(lambda: len(client.got) == 102)
         client.ack(client.got[-1])
-        await broker.until(lambda: client.parts[0]._heard == client.parts[0]._said)
+        await broker.until(lambda: client.parts[0].acknowledgements.heard == client.parts[0].acknowledgements.said)
         assert (await broker.stats())["runsHeld"] == 0
 
     play(scenario)

@@ -123,9 +123,9 @@ DISPATCHING: list[Mutant] = [
     ),
     Mutant(
         name="unconfirmed acknowledgements are not said again",
-        module="actors.consumer.partition",
-        old="        self._acks = [(said, positions) for _, said, positions in self._unconfirmed] + self._acks",
-        new="        self._acks = list(self._acks)",
+        module="actors.consumer.acknowledgements",
+        old="        self.waiting = [(said, positions) for _, said, positions in self.unconfirmed] + self.waiting",
+        new="        self.waiting = list(self.waiting)",
         world=BROKER,
         seed=240,
     ),

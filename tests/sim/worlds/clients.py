@@ -440,7 +440,7 @@ class SimConsumer:
     def overdue(self, partition: int) -> int:
         """For how many milliseconds the lease has been over: what it held since then was not its own any more."""
         part = self.parts[partition]
-        return max(0, self.ports.clock.monotonic() - part._renewed - part._lease)
+        return part.lease.overdue()
 
 
 def watch(world: World, past: History, topic: str, consumers: list[SimConsumer]) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 
 import msgspec
 
+from actors.consumer.partition import PartitionConsumer
 from actors.controller import Controller
 from actors.directory import Directory
 from actors.messages import AddPartitions, SubscriptionSettings, Terminate
@@ -338,7 +339,7 @@ def _overdue(process: Process, session: int) -> int:
     assert isinstance(process.actor, SimGateway)
     for consumers in process.actor.gateway.consumers.values():
         for consumer in consumers:
-            part = consumer._part  # type: ignore[attr-defined]
+            part: PartitionConsumer = consumer._part  # type: ignore[attr-defined]
             if part.session == session:
-                return int(max(0, process.ports.clock.monotonic() - part._renewed - part._lease))
+                return part.lease.overdue()
     return 0

@@ -1,0 +1,69 @@
+"""What a consumer acknowledged, until an owner of the subscription has confirmed it. No I/O."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from actors.messages import NO_POSITIONS
+from storage.position import Positions
+
+
+class Acknowledgements:
+    """Of one partition. said: how many were made. heard: of these, the first so many are durable or void.
+
+    waiting: those that no request takes along yet. unconfirmed: those that one has taken: its ack turn in this session,
+    how many were made by then, and the positions. turn: the last ack turn of this session.
+    """
+
+    def __init__(self) -> None:
+        self.said = self.heard = self.turn = 0
+        self.waiting: list[tuple[int, Positions]] = []
+        self.unconfirmed: deque[tuple[int, int, Positions]] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self.waiting or self.unconfirmed)
+
+    def add(self, positions: Positions) -> None:
+        """These are acknowledged."""
+        self.said += 1
+        self.waiting.append((self.said, positions))
+
+    def take(self) -> tuple[int, Positions]:
+        """All that wait, for a request to take along, and its ack turn."""
+        if not self.waiting:
+            return self.turn, NO_POSITIONS
+        said = self.waiting[-1][0]
+        positions = np.concatenate([done for _, done in self.waiting]) if len(self.waiting) > 1 else self.waiting[0][1]
+        self.waiting = []
+        self.turn += 1
+        self.unconfirmed.append((self.turn, said, positions))
+        return self.turn, positions
+
+    def turn_with(self, said: int) -> int | None:
+        """The ack turn by which the first so many are durable, None if no request has taken them all along."""
+        return next((turn for turn, up_to, _ in self.unconfirmed if up_to >= said), None)
+
+    def confirm(self, turn: int) -> None:
+        """Everything up to this ack turn is durable."""
+        while self.unconfirmed and self.unconfirmed[0][0] <= turn:
+            self.heard = max(self.heard, self.unconfirmed.popleft()[1])
+
+    def say_again(self) -> None:
+        """Another owner or session may not know what was not confirmed; its ack turns are numbered anew."""
+        self.waiting = [(said, positions) for _, said, positions in self.unconfirmed] + self.waiting
+        self.unconfirmed.clear()
+        self.turn = 0
+
+    def void(self) -> bool:
+        """Nobody will confirm these any more; whoever waits for them need not. True if there were any."""
+        lost = bool(self)
+        self.heard = self.said
+        self.waiting.clear()
+        self.unconfirmed.clear()
+        return lost
+
+    def positions(self) -> Positions:
+        """All that are not confirmed, in no order."""
+        return np.concatenate([NO_POSITIONS, *(done for *_, done in [*self.unconfirmed, *self.waiting])])

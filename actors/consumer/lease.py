@@ -1,0 +1,59 @@
+"""The lease of a consumer's session, by the consumer's own clock.
+
+It counts from the moment at which the last request that was answered was sent, so a process that was frozen knows at
+once that its lease is over. Its end is told by a task of its own at the moment at which it comes: whatever else the
+consumer waits for then, for an answer that does not come or for the owner to be found, others may have its messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from actors.ports import Ports
+from actors.signal import Signal
+
+
+class Lease:
+    """No session at first."""
+
+    def __init__(self, ports: Ports) -> None:
+        self._ports = ports
+        self._renewed = self._lasts = 0
+        self._held = self._closed = False
+        self._changed = Signal()
+
+    def begin(self, sent: int, milliseconds: int) -> None:
+        """A session stands; `sent`: when it was asked for, in monotonic milliseconds."""
+        self._renewed, self._lasts, self._held = sent, milliseconds, True
+        self._changed.set()
+
+    def renew(self, sent: int) -> None:
+        """A request that was sent then was answered."""
+        self._renewed = max(self._renewed, sent)
+
+    def end(self) -> None:
+        """There is no session any more."""
+        self._held = False
+
+    def close(self) -> None:
+        """Nobody need be told any more."""
+        self._closed = True
+        self._changed.set()
+
+    def over(self) -> bool:
+        """The session was not renewed in time: what is held may be others' by now."""
+        return self._held and self.overdue() > 0
+
+    def overdue(self) -> int:
+        """For how many milliseconds the lease has been over; 0 while it lasts."""
+        return max(0, self._ports.clock.monotonic() - self._renewed - self._lasts)
+
+    async def watch(self, on_over: Callable[[], None]) -> None:
+        """Call `on_over`, which calls `end`, whenever the lease of a session is over; until this is closed."""
+        while not self._closed:
+            self._changed.clear()
+            left = self._renewed + self._lasts + 1 - self._ports.clock.monotonic()
+            if not self._held or left > 0:
+                await self._changed.wait(self._ports, left if self._held else None)
+            else:
+                on_over()

@@ -1,0 +1,66 @@
+"""Whoever waits for what a consumer says may give up waiting: it is said nevertheless."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from tests.scenarios.key_shared.broker import Broker, Client, play
+
+
+async def give_up(broker: Broker, work: Coroutine[Any, Any, object]) -> None:
+    """Nothing travels from the consumer while this waits."""
+    heal = broker.world.partition(["c"], ["broker"])
+    task = asyncio.ensure_future(work)
+    await broker.quiet(200)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    heal()
+
+
+async def consumer_of_two(broker: Broker) -> Client:
+    client = await broker.join("c", acking=False)
+    await broker.publish("a", "a")
+    await broker.until(lambda: len(client.got) == 2)
+    return client
+
+
+def test_what_was_acknowledged_is_confirmed_later() -> None:
+    async def scenario(broker: Broker) -> None:
+        client = await consumer_of_two(broker)
+        client.ack(client.got[0])
+        await give_up(broker, client.parts[0].wait_confirmed())
+        client.ack(client.got[1])
+        await broker.world.within(10_000, client.parts[0].wait_confirmed(), "it is confirmed")
+        assert (await broker.stats())["msgBacklog"] == 0
+
+    play(scenario)
+
+
+def test_what_was_given_back_comes_again() -> None:
+    async def scenario(broker: Broker) -> None:
+        client = await consumer_of_two(broker)
+        await give_up(broker, client.nack(client.got[0]))
+        await broker.until(lambda: len(client.got) == 3)
+        assert client.got[2].again == 1
+        client.ack()
+        await broker.world.within(10_000, client.parts[0].wait_confirmed(), "it is confirmed")
+        assert (await broker.stats())["msgBacklog"] == 0
+
+    play(scenario)
+
+
+def test_what_was_all_given_back_comes_again() -> None:
+    async def scenario(broker: Broker) -> None:
+        client = await consumer_of_two(broker)
+        await give_up(broker, client.redeliver_all())
+        await broker.until(lambda: len(client.got) == 4)
+        client.ack()
+        await broker.world.within(10_000, client.parts[0].wait_confirmed(), "it is confirmed")
+        assert (await broker.stats())["msgBacklog"] == 0
+
+    play(scenario)
