@@ -3,8 +3,12 @@
 Clients' sequence numbers cannot be those of the topic: with batches by key they interleave. So rows are numbered here,
 and the topic remembers how far that went under the producer's name, over reconnections too.
 
-With the topic's `deduplication_enabled` the client's number is kept in that of the rows, so a frame that was stored
-before is known after any reconnection. Numbers must then rise from frame to frame, as they do but for batches by key.
+With the topic's `deduplication_enabled` the client's number is kept in that of the rows (actors.pulsar.numbers), so a
+frame that was stored before is known after any reconnection. Numbers must then rise from frame to frame, as they do but
+for batches by key. So nothing is stored behind a frame that was refused: its number would then be below the topic's
+mark, and the frame, if it came again mended, would pass for a duplicate. What follows it is dropped, and the client is
+told to open the producer again (CLOSE_PRODUCER). It then sends everything that has no answer, in order, and with it the
+refused one or not, as it likes.
 
 A receipt that overtakes an earlier send makes clients break the connection and send everything again. So what is
 refused waits for its turn like everything else.
@@ -24,26 +28,18 @@ from actors.messages import Published
 from actors.producer.producer import Entrance, Outgoing, PartitionProducer
 from actors.pulsar.abreast import Sends
 from actors.pulsar.columns import UNSIGNED
-from actors.pulsar.fields import ServerError, command
+from actors.pulsar.fields import Malformed, ServerError, command
 from actors.pulsar.frames import encode
 from actors.pulsar.gateway import Gateway
+from actors.pulsar.numbers import MOST_SEQUENCE, Numbers, last_complete, span_of
 from actors.pulsar.refusals import Refused, code_of
-from actors.pulsar.sends import Send, decode_sends, run_of
+from actors.pulsar.sends import Group, Send, decode_sends, refuse, run_of
 from actors.pulsar.topics import Place
 from storage.errors import Conflict, Fenced, SluiceError
 from storage.frame import Run
 from storage.position import entry_of, ledger_of
 
-SHIFT = 16
-"""With deduplication the rows of a run end at the sequence that stands for the client's last number and all ones: a run
-has at most 65,536 rows, so runs of different numbers never overlap, and the topic remembers the client's number."""
-MOST_SEQUENCE = (1 << 46) - 1
 _PLAIN = re.compile(r"[A-Za-z0-9._-]{1,100}")
-
-
-def sequence_of(send: Send) -> int:
-    """A client's own number of a frame: of its last message, where it says that."""
-    return int(max(send.command.sequence_id, send.command.highest_sequence_id))
 
 
 def stored_name(name: str) -> str:
@@ -92,7 +88,9 @@ class WireProducer:
             published=self._published,
         )
         self._next = 0
-        self._deduplicate, self._last = deduplicate, -1
+        self._deduplicate, self._numbers = deduplicate, Numbers()
+        self._refused = False
+        """With deduplication: a frame was refused, and behind it nothing is taken."""
         self.ready = self.closed = False
         self.told = False
         """Its client knows that it is there."""
@@ -104,14 +102,13 @@ class WireProducer:
         except Conflict as error:
             raise Refused(ServerError.PRODUCER_BUSY, str(error)) from None
         self._next = self._part.last_sequence + 1
-        if self._deduplicate:
-            self._last = self._part.last_sequence >> SHIFT
+        self._numbers = Numbers(self._part.last_sequence)
         self.ready = True
 
     @property
     def last_sequence_id(self) -> int:
         """The client's last number that is stored, -1 if that is not remembered: only with deduplication it is."""
-        return self._last
+        return last_complete(self._part.last_sequence) if self._deduplicate else -1
 
     @property
     def topic_epoch(self) -> int | None:
@@ -120,27 +117,80 @@ class WireProducer:
 
     def send(self, sends: list[Send], size: int) -> None:
         """Frames of one read. size: their bytes."""
-        self._waiting.extend(sends)
-        fresh = [send for send in sends if not self._stored_before(send)] if self._deduplicate else sends
-        groups = decode_sends(fresh, now=self._gateway.ports.clock.now(), producer=self.name, first_sequence=self._next)
-        for send in sends:
+        if self._refused:
+            self._settled(size)
+            return
+        taken, groups = self._without_duplicates(sends) if self._deduplicate else (sends, self._decoded(sends))
+        self._waiting.extend(taken)
+        for send in taken:
             send.settled = send.settled or send.error is not None
         left = size
         for number, group in enumerate(groups, 1):
             share = left if number == len(groups) else size // len(groups)
             left -= share
-            first = self._numbered(sequence_of(group.sends[-1]), len(group.batch))
+            first = self._numbered(group.sends[-1].span[1], len(group.batch))
             done = self._outcome(group.sends, share)
             rows = np.arange(len(group.batch))
-            self._part.send(Outgoing(group.batch, first, rows, done, only_end=self._deduplicate))
+            self._part.send(Outgoing(group.batch, first, rows, done, only_end=self._has_only_end(group)))
         if not groups:
             self._settled(size)
         self._answer()
 
+    def _decoded(self, sends: list[Send]) -> list[Group]:
+        now = self._gateway.ports.clock.now()
+        return decode_sends(sends, now=now, producer=self.name, first_sequence=self._next)
+
+    def _without_duplicates(self, sends: list[Send]) -> tuple[list[Send], list[Group]]:
+        """(The frames that are taken, the runs of those that are new.) A frame that is refused is the last one."""
+        taken: list[Send] = []
+        new: list[int] = []
+        for number, send in enumerate(sends):
+            taken.append(send)
+            try:
+                if self._is_new(send):
+                    new.append(number)
+            except Malformed as error:
+                refuse(send, error)
+                self._stop_taking()
+                break
+        groups = self._decoded([sends[number] for number in new])
+        wrong = next((number for number in new if sends[number].error is not None), None)
+        if wrong is not None:
+            self._stop_taking()
+            taken = taken[: wrong + 1]
+            groups = self._decoded([sends[number] for number in new if number < wrong])
+        return taken, groups
+
+    def _stop_taking(self) -> None:
+        """A frame is refused: what comes behind it is dropped until the client opens the producer again."""
+        self._refused, self.ready = True, False
+
+    def _is_new(self, send: Send) -> bool:
+        """Whether a frame is to be stored. One that is stored has its receipt, behind those of what came earlier.
+
+        Raises Malformed.
+        """
+        first, last = send.span = span_of(send)
+        if self._numbers.cover(first, last):
+            send.settled = True
+            return False
+        if last <= self._numbers.last:
+            text = f"with deduplication sequence ids rise; {send.command.sequence_id} comes too late and is not stored"
+            send.error = (ServerError.NOT_ALLOWED, text)
+            return False
+        if first <= self._numbers.last and last - send.metadata.num_messages < self._numbers.last:
+            raise Malformed("chunks of another message are stored under this sequence id")
+        self._numbers.add(first, last)
+        return True
+
+    def _has_only_end(self, group: Group) -> bool:
+        """See Outgoing. A chunk has its own place below the end."""
+        return self._deduplicate and not group.sends[-1].metadata.num_chunks > 1
+
     def takes(self, sends: Sends) -> bool:
         """Whether these frames may come to `send_abreast`: with deduplication only if none was sent before."""
         numbers = np.maximum(sends.sequence, sends.highest)
-        known = np.concatenate([[self._last], numbers])
+        known = np.concatenate([[self._numbers.sequence], numbers])
         return not self._deduplicate or bool((np.diff(known) > 0).all() and numbers[-1] <= MOST_SEQUENCE)
 
     def send_abreast(self, sends: Sends) -> None:
@@ -151,6 +201,9 @@ class WireProducer:
 
         def done(rows: np.ndarray, first: int, error: SluiceError | None) -> None:
             sends.settled, sends.first = True, first
+            if self._is_dropped(sends, error):
+                self._settled(sends.size)
+                return
             if error is not None:
                 sends.error = (code_of(error), str(error))
             elif first >= 0 and sends.bodies is not None:
@@ -167,28 +220,35 @@ class WireProducer:
     def _first_of(self, sends: Sends) -> int:
         """The sequence of the first row at the topic."""
         if self._deduplicate:
-            self._last = int(max(sends.sequence[-1], sends.highest[-1]))
-        return self._numbered(self._last, sends.table.num_rows)
+            self._numbers.add_all(sends.sequence, np.maximum(sends.sequence, sends.highest))
+        return self._numbered(self._numbers.last, sends.table.num_rows)
 
     def _numbered(self, last: int, count: int) -> int:
-        """The sequence of the first of so many rows at the topic. last: the client's number of the last frame."""
+        """The sequence of the first of so many rows at the topic. last: with deduplication that of the last one."""
         if self._deduplicate:
-            return (last + 1 << SHIFT) - count
+            return last + 1 - count
         first, self._next = self._next, self._next + count
         return first
 
-    def _stored_before(self, send: Send) -> bool:
-        """Whether the client sent it before. Then it has its receipt, behind those of what it sent earlier."""
-        number = sequence_of(send)
-        if number > MOST_SEQUENCE:
-            send.error = (ServerError.NOT_ALLOWED, f"with deduplication a sequence id is at most {MOST_SEQUENCE}")
+    def _is_dropped(self, sends: Send | Sends, error: SluiceError | None) -> bool:
+        """Whether frames that have their outcome wait for no answer any more: they were sent behind some that the topic
+        refused. sends: the last of those that have this outcome.
+        """
+        if not self._deduplicate or error is None or isinstance(error, Fenced):
+            return not any(sends is one for one in self._waiting) if self._refused else False
+        if not any(sends is one for one in self._waiting):
             return True
-        send.settled = number <= self._last
-        self._last = max(self._last, number)
-        return send.settled
+        self._stop_taking()
+        while self._waiting[-1] is not sends:
+            self._waiting.pop()
+        self._part.close()
+        return False
 
     def _outcome(self, sends: list[Send], size: int) -> Callable[[np.ndarray, int, SluiceError | None], None]:
         def done(rows: np.ndarray, first: int, error: SluiceError | None) -> None:
+            if self._is_dropped(sends[-1], error):
+                self._settled(size)
+                return
             for send in sends:
                 send.settled = True
                 if error is not None:
@@ -215,6 +275,8 @@ class WireProducer:
             frames.append(self._receipt(sends) if isinstance(sends, Send) else self._receipts(sends))
         if frames and not self.closed:
             self._write(b"".join(frames))
+        if self._refused and not self._waiting and not self.closed:
+            self._fenced(self)
 
     def _receipts(self, sends: Sends) -> bytes:
         if sends.error is None:

@@ -69,6 +69,8 @@ class Send:
     """One SEND frame. command: its fields. rows: how many it became.
 
     error: why it was refused, with Pulsar's code. position: of its first row, once it is confirmed; -1 if not known.
+    metadata: what was read of it already. span: (first, last) of the sequences that it covers at a topic with
+    deduplication; see actors.pulsar.numbers.
     """
 
     command: Any
@@ -77,6 +79,8 @@ class Send:
     error: tuple[int, str] | None = None
     position: int = -1
     settled: bool = False
+    metadata: Any = None
+    span: tuple[int, int] = (0, 0)
 
 
 @dataclass(slots=True)
@@ -159,13 +163,14 @@ def run_of(rows: pa.RecordBatch, *, now: int, producer: str, first_sequence: int
 
 
 def _grouped(packed: list[_Packed]) -> Iterator[list[_Packed]]:
-    """As many frames together as one run takes."""
+    """As many frames together as one run takes. A chunk is alone: all chunks of a message have one sequence id."""
     taken: list[_Packed] = []
     rows = size = 0
     for one in packed:
         rows += one.send.rows
         size += len(one.payload)
-        if taken and (rows > MAX_RUN_MESSAGES or size > GROUP_BYTES):
+        chunk = any(each.metadata.num_chunks > 1 for each in (one, *taken[-1:]))
+        if taken and (rows > MAX_RUN_MESSAGES or size > GROUP_BYTES or chunk):
             yield taken
             taken, rows, size = [], one.send.rows, len(one.payload)
         taken.append(one)
@@ -200,16 +205,29 @@ def _unpacked(send: Send) -> _Packed | None:
     try:
         return _unpack(send)
     except Malformed as error:
-        send.error = (ServerError.CHECKSUM if send.body.damaged else ServerError.NOT_ALLOWED, str(error))
+        refuse(send, error)
         return None
 
 
+def refuse(send: Send, error: Malformed) -> None:
+    """A frame cannot be read."""
+    send.error = (ServerError.CHECKSUM if send.body.damaged else ServerError.NOT_ALLOWED, str(error))
+    send.settled = True
+
+
+def read_metadata(send: Send) -> Any:
+    """A frame's metadata, read once. Raises Malformed, also where the checksum does not fit."""
+    if send.metadata is None:
+        if send.body.damaged:
+            raise Malformed("the checksum does not fit")
+        send.metadata = parse(Metadata, send.body.metadata)
+    return send.metadata
+
+
 def _unpack(send: Send) -> _Packed:
-    if send.body.damaged:
-        raise Malformed("the checksum does not fit")
+    metadata = read_metadata(send)
     if send.command.txn_least or send.command.txn_most:
         raise Malformed("transactions are not offered")
-    metadata = parse(Metadata, send.body.metadata)
     for name in ("producer_name", "sequence_id", "publish_time"):
         if not metadata.HasField(name):
             raise Malformed(f"the metadata have no {name}")

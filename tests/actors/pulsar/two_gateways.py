@@ -27,6 +27,8 @@ class Clients:
         self.ended: list[str] = []
         self.receipts: list[str] = []
         self.sent_away: list[str] = []
+        self.answered: dict[str, list[tuple[int, int | None]]] = {}
+        """By client: the sequence ids of its sends in the order of the answers, each with the code of an error."""
         self.came: dict[str, list[Message]] = {}
         """Messages by client."""
         self.frames: Counter[str] = Counter()
@@ -51,6 +53,9 @@ class Clients:
                 self.sent_away.append(name)
             elif said == "send_receipt":
                 self.receipts.append(name)
+                self.answered[name].append((body.sequence_id, None))
+            elif said == "send_error":
+                self.answered[name].append((body.sequence_id, body.error))
             elif said == "active_consumer":
                 self.active[name] = body.is_active
             elif said == "message":
@@ -59,6 +64,7 @@ class Clients:
                 at = position(body.message_id.ledger, body.message_id.entry)
                 self.ids.setdefault(name, []).append(at)
 
+        self.answered.setdefault(name, [])
         self.broker.world.client(name)
         process = self.broker.world.process(name)
         wire = Wire(self.pipes, process, [gateway], random.Random(1), heard=heard, lost=lambda: None)
@@ -101,8 +107,13 @@ async def told(broker: Broker) -> None:
             await broker.quiet(100)
 
 
-def with_gateways(scenario: Callable[[Clients], Coroutine[Any, Any, None]], *, partitions: int = 1) -> None:
-    """Play it."""
+def with_gateways(
+    scenario: Callable[[Clients], Coroutine[Any, Any, None]],
+    *,
+    partitions: int = 1,
+    topic: dict[str, Any] | None = None,
+) -> None:
+    """Play it. topic: its settings."""
 
     async def main(broker: Broker) -> None:
         clients = Clients(broker)
@@ -110,7 +121,7 @@ def with_gateways(scenario: Callable[[Clients], Coroutine[Any, Any, None]], *, p
         await scenario(clients)
         await told(broker)
 
-    play(main, partitions=partitions)
+    play(main, partitions=partitions, topic=topic)
 
 
 def new_topic_owner(broker: Broker) -> None:

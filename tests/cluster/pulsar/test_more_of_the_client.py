@@ -209,6 +209,47 @@ def test_what_was_stored_before_is_stored_once(server: Client, client: pulsar.Cl
     assert client.create_producer("once", producer_name="till").last_sequence_id() == 7
 
 
+def test_chunks_on_a_topic_with_deduplication_arrive(server: Client, client: pulsar.Client) -> None:
+    """All of them have one sequence id, and none is stored twice when the producer sends the message again."""
+    server.create_topic("chunks-once", deduplication_enabled=True)
+    consumer = client.subscribe("chunks-once", "s", initial_position=EARLIEST)
+    asked = {"producer_name": "till", "batching_enabled": False, "chunking_enabled": True}
+    large = os.urandom(15 * 1024 * 1024)
+    producer = client.create_producer("chunks-once", **asked)
+    sent = [b"first", b"second", large]
+    for each in sent:
+        producer.send(each)
+    assert [message.data() for message in received(consumer, 3)] == sent
+    stored = backlog(server, "chunks-once", "s")
+    assert (stored, producer.last_sequence_id()) == (6, 2)
+    producer.close()
+    again = client.create_producer("chunks-once", initial_sequence_id=1, **asked)
+    again.send(large)
+    assert backlog(server, "chunks-once", "s") == stored
+    again.send(b"last")
+    assert consumer.receive(PATIENCE).data() == b"last"
+    again.close()
+    assert client.create_producer("chunks-once", **asked).last_sequence_id() == 3
+
+
+def test_a_message_that_is_refused_leaves_no_gap(server: Client, client: pulsar.Client) -> None:
+    """On a topic with deduplication, while others are under way: those are stored once, in order."""
+    server.create_topic("refused-once", deduplication_enabled=True)
+    consumer = client.subscribe("refused-once", "s", initial_position=EARLIEST)
+    producer = client.create_producer("refused-once", batching_enabled=False)
+    outcomes: dict[int, Any] = {}
+    for number in range(12):
+        key = "k" * 2000 if number == 5 else "k"
+        producer.send_async(
+            b"%d" % number, lambda how, _, number=number: outcomes.update({number: how}), partition_key=key
+        )
+    until(lambda: len(outcomes) == 12)
+    fine = [number for number in range(12) if outcomes[number] == pulsar.Result.Ok]
+    assert fine == [number for number in range(12) if number != 5]
+    assert [message.data() for message in received(consumer, 11)] == [b"%d" % number for number in fine]
+    assert nothing_comes(consumer)
+
+
 def test_a_topic_for_one_producer(client: pulsar.Client) -> None:
     mode = pulsar.ProducerAccessMode
     first = client.create_producer("own", access_mode=mode.Exclusive)

@@ -158,9 +158,11 @@ class Client:
 class Broker:
     """See the module. calls: how often each kind of request was made; reads: when index columns were asked for."""
 
-    def __init__(self, world: World, partitions: int, settings: SubscriptionSettings) -> None:
+    def __init__(
+        self, world: World, partitions: int, settings: SubscriptionSettings, topic: dict[str, Any] | None = None
+    ) -> None:
         self.world, self.partitions, self.settings = world, partitions, settings
-        self.topic = TopicSettings(partitions=partitions, ensemble=1, write_quorum=1, ack_quorum=1)
+        self.topic = TopicSettings(partitions=partitions, ensemble=1, write_quorum=1, ack_quorum=1, **topic or {})
         self.shared = SharedIndexes()
         self.clients: dict[str, Client] = {}
         self.calls: Counter[str] = Counter()
@@ -321,16 +323,17 @@ def play(
     seed: int = 1,
     partitions: int = 1,
     shared_from: int = SHARED_FROM,
+    topic: dict[str, Any] | None = None,
     **settings: Any,
 ) -> None:
     """Run a scenario; at the end the sentinels of all partitions have seen something, and nothing wrong.
 
-    shared_from: see Ports.
+    shared_from: see Ports. topic: settings of the topic.
     """
     plain = SubscriptionSettings(**{"initial_position": "earliest", **settings})
 
     async def main(world: World) -> None:
-        broker = Broker(world, partitions, plain)
+        broker = Broker(world, partitions, plain, topic)
         await broker.open()
         await scenario(broker)
         for partition in range(partitions):

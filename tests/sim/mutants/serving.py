@@ -8,6 +8,7 @@ GATEWAY = "gateway"
 ACCESS = "tests/actors/pulsar/test_access_modes.py"
 
 NOT_DURABLE = "tests/actors/pulsar/test_not_durable.py"
+REFUSED = "tests/actors/pulsar/test_refused_sends.py"
 WHOLE = "tests/actors/pulsar/test_whole_batches.py"
 
 SERVING: list[Mutant] = [
@@ -132,12 +133,28 @@ SERVING: list[Mutant] = [
         seed=0,
     ),
     Mutant(
-        name="the next number counts as stored before",
-        module="actors.pulsar.producing",
-        old="        send.settled = number <= self._last\n",
-        new="        send.settled = number <= self._last + 1\n",
+        name="what is below a number that was sent counts as stored",
+        module="actors.pulsar.numbers",
+        old="        return number >= 0 and last <= self._spans[number][1]",
+        new="        return last <= self.last",
         world=GATEWAY,
-        seed=0,
+        test=f"{REFUSED}::test_a_refused_number_may_be_left_out",
+    ),
+    Mutant(
+        name="what comes behind a refused frame is stored",
+        module="actors.pulsar.producing",
+        old="            taken = taken[: wrong + 1]\n",
+        new="            self._refused, self.ready = False, True\n",
+        world=GATEWAY,
+        test=f"{REFUSED}::test_what_was_refused_is_stored_when_it_comes_again",
+    ),
+    Mutant(
+        name="all chunks of a message have one number",
+        module="actors.pulsar.numbers",
+        old="    if chunks <= 1:",
+        new="    if True:",
+        world=GATEWAY,
+        test=f"{REFUSED}::test_chunks_that_come_again_are_stored_once",
     ),
     Mutant(
         name="a receipt before the message is stored",

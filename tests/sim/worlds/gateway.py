@@ -41,16 +41,10 @@ from tests.sim.pipes import End, Pipes
 from tests.sim.world import Process, World
 from tests.sim.worlds.broker import CONTROLLER, TOPIC, BrokerWorld, Course, Size
 from tests.sim.worlds.clients import SOMEBODY
+from tests.sim.worlds.manner import FAILOVER, KEY_SHARED, SHARED, Manner
 from tests.sim.worlds.types import ORDER, RELAYED
 from tests.sim.worlds.wire import Stamp
-from tests.sim.worlds.wire_clients import (
-    FAILOVER,
-    KEY_SHARED,
-    SHARED,
-    Manner,
-    WireConsumerModel,
-    WireProducerModel,
-)
+from tests.sim.worlds.wire_clients import WireConsumerModel, WireProducerModel
 
 FIXED = 6650
 KINDS = {KEY_SHARED: "key_shared", SHARED: "shared", FAILOVER: "failover"}
@@ -72,7 +66,8 @@ class GatewayWorld(BrokerWorld):
         machines = [f"machine-{number}" for number in range(rng.choice((1, 2, 2, 3)))]
         manner = Manner.draw(rng, machines, deduplicated=deduplicated)
         doors = DoorsOf.draw(rng)
-        manner = self._manner(manner)
+        at_once = random.Random(f"refused/{world.seed}").random() < 0.5
+        manner = self._manner(replace(manner, at_once=at_once))
         settings = SubscriptionSettings(type=KINDS[manner.type], initial_position="earliest")
         topic = msgspec.structs.replace(size.topic, deduplication_enabled=deduplicated)
         size = replace(size, topic=topic, traffic=replace(size.traffic, settings=settings))
@@ -325,6 +320,7 @@ class GatewayCourse(Course):
         """See the module."""
         wired: list[Any] = [each for each in self.producers if isinstance(each, WireProducerModel)]
         self._add("reconnections", sum(producer.reconnected - 1 for producer in wired))
+        self._add("sends that were refused", sum(producer.refused for producer in wired))
         self._add("gateways that took over", self.machines.takeovers)
         for send in self.past.sends:
             behind = send[6] == history.OK and send[5] > self._ends.get(send[1], send[5])

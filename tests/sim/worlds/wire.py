@@ -262,6 +262,22 @@ def batch_frame(producer: int, first: int, rows: list[tuple[bytes, int]], *, now
     return encode_message(told.SerializeToString(), metadata.SerializeToString(), payload)
 
 
+def chunk_frames(producer: int, sequence: int, rows: list[tuple[bytes, int]], *, now: int) -> list[bytes]:
+    """SENDs of a message in chunks, which have one sequence id. rows: what a consumer sees of each, as in a batch."""
+    frames = []
+    for chunk, (key, value) in enumerate(rows):
+        metadata = Metadata(producer_name=b"model", sequence_id=sequence, publish_time=now, partition_key=key)
+        metadata.uuid, metadata.num_chunks, metadata.chunk_id = b"model-%d" % sequence, len(rows), chunk
+        told = command("send", producer_id=producer, sequence_id=sequence, num_messages=1, is_chunk=True)
+        frames.append(encode_message(told.SerializeToString(), metadata.SerializeToString(), b"%d" % value))
+    return frames
+
+
+def damaged(frame: bytes) -> bytes:
+    """A SEND that suffered on the way: its checksum does not fit."""
+    return frame[:-1] + bytes([frame[-1] ^ 1])
+
+
 def _messages(told: Any, body: Any, stamps: list[Stamp]) -> tuple[list[Message], Stamp]:
     """What a MESSAGE brings."""
     assert not body.damaged, "a frame whose checksum does not fit"

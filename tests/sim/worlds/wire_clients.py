@@ -20,46 +20,22 @@ from storage.position import position
 from tests.sim.pipes import Pipes
 from tests.sim.world import World
 from tests.sim.worlds.clients import KEYS, History, Traffic
-from tests.sim.worlds.wire import Gone, Message, Refusal, Stamp, Wire, batch_frame, message_id, partition_name
+from tests.sim.worlds.manner import FAILOVER, Manner
+from tests.sim.worlds.wire import (
+    Gone,
+    Message,
+    Refusal,
+    Stamp,
+    Wire,
+    batch_frame,
+    chunk_frames,
+    damaged,
+    message_id,
+    partition_name,
+)
 
 BACKOFF_MS = (5, 50, 400)
 UNTOLD = (1 << 64) - 1
-KEY_SHARED, SHARED, FAILOVER = 3, 1, 2
-
-
-@dataclass(frozen=True)
-class Manner:
-    """How the clients of a run are: drawn from the seed.
-
-    by_key: batches hold one key each, as clients make them for Key_Shared. index: single messages of a batch are
-    acknowledged. receipts: acknowledgements are confirmed. again: how likely an acknowledgement is said once more.
-    watchful: clients ask now and then how many partitions the topic has. earliest: where a new subscription begins.
-    """
-
-    gateways: list[str]
-    type: int
-    by_key: bool
-    index: bool
-    receipts: bool
-    again: float
-    queue: int
-    gather_ms: int
-    watchful: bool = False
-    earliest: bool = True
-
-    @classmethod
-    def draw(cls, rng: random.Random, gateways: list[str], *, deduplicated: bool) -> Manner:
-        """Some manner; with deduplication numbers rise, so batches are not by key."""
-        return cls(
-            gateways,
-            rng.choice((KEY_SHARED, KEY_SHARED, KEY_SHARED, SHARED)),
-            not deduplicated and rng.random() < 0.5,
-            rng.random() < 0.6,
-            rng.random() < 0.5,
-            rng.choice((0.0, 0.4)),
-            rng.choice((1, 4, 30, 1_000)),
-            rng.choice((1, 10, 100)),
-        )
 
 
 @dataclass
@@ -80,9 +56,10 @@ class WireProducerModel:
         self.name = f"producer-{number}"
         self.done: asyncio.Future[None] = world.loop.create_future()
         self.ports = world.client(self.name)
-        self.reconnected = 0
+        self.reconnected = self.refused = 0
         self._past, self._traffic, self._manner, self._world = past, traffic, manner, world
         self._rng = random.Random(f"{self.name}/{world.seed}")
+        self._chance = random.Random(f"chunks/{self.name}/{world.seed}")
         self._partitions = 0
         self._pending: list[deque[_Pending]] = []
         self._sequences: list[int] = []
@@ -167,11 +144,17 @@ class WireProducerModel:
                 self._send_batch(partition, rows, due)
 
     def _send_batch(self, partition: int, rows: list[tuple[bytes, int]], due: int) -> None:
-        first = self._sequences[partition]
+        first, now, chance = self._sequences[partition], self.ports.clock.now(), self._chance.random()
+        if self._manner.deduplicated and not due and chance < 0.2:
+            self._sequences[partition] += 1
+            for frame, row in zip(chunk_frames(partition, first, rows, now=now), rows, strict=True):
+                self._send_frame(partition, first, frame, [row], due)
+            return
         self._sequences[partition] += len(rows)
-        frame = batch_frame(
-            partition, first, rows, now=self.ports.clock.now(), due=due, by_key=self._rng.random() < 0.5
-        )
+        frame = batch_frame(partition, first, rows, now=now, due=due, by_key=self._rng.random() < 0.5)
+        self._send_frame(partition, first, frame, rows, due)
+
+    def _send_frame(self, partition: int, first: int, frame: bytes, rows: list[tuple[bytes, int]], due: int) -> None:
         places = []
         for offset, (key, number) in enumerate(rows):
             places.append(len(self._past.sends))
@@ -181,11 +164,16 @@ class WireProducerModel:
             )
         self._pending[partition].append(_Pending(first, frame, places))
         if partition in self._open:
-            self._wire.write(frame)
+            suffers = self._manner.deduplicated and self._chance.random() < 0.15
+            self._wire.write(damaged(frame) if suffers else frame)
 
     def _heard(self, name: str, body: Any, _: Any) -> None:
         if name == "send_receipt":
             self._receipt(body)
+        elif name == "send_error" and self._manner.deduplicated and body.error == ServerError.CHECKSUM:
+            self.refused += 1
+            if self._manner.at_once:  # as the client in Java does
+                self._wire.write(b"".join(pending.frame for pending in self._pending[body.producer_id]))
         elif name == "send_error":
             self._wire.hang_up()  # as the client in C++ does, at every error but that of a checksum
         elif name == "close_producer":
