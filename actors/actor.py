@@ -35,7 +35,13 @@ REQUESTS: dict[str, type[Request[Any]]] = {
 
 
 class Actor:
-    """Base of topic, bookie, dispatcher and controller."""
+    """Base of topic, bookie, dispatcher and controller.
+
+    outlives: errors of a background task that do not end the actor. It is for those whose tasks each belong to one of
+    many clients; everybody else would go on answering pings, with a part of its work undone for good.
+    """
+
+    outlives: tuple[type[Exception], ...] = ()
 
     def __init__(self, ports: Ports) -> None:
         self.ports = ports

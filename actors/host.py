@@ -7,6 +7,8 @@
 * There is one end. Callers that wait for an answer then learn at once that the actor is gone, and so do later ones.
 
 A SluiceError raised by a handler is an answer. Anything else is a defect of the actor: the host is told, and ends it.
+A background task that ends with any error ends its actor, so that whoever watches it starts another: nobody goes on
+without a part of itself. A task that can bear an error catches it.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ Answer = Packed | Refusal | Unknown
 class HostedActor:
     """One actor and the requests that it is answering.
 
-    broken: called once with the exception when a handler raised what it must not; it is expected to call `end`.
+    broken: called with the exception when a handler or a background task raised what it must not; it is expected to
+    call `end`.
     """
 
     def __init__(self, actor: Actor, broken: Callable[[str, Exception], None]) -> None:
@@ -58,6 +61,11 @@ class HostedActor:
             self.end(f"could not start: {error}")
             raise
         self.settle(None)
+
+    def task_failed(self, name: str, error: Exception) -> None:
+        """A background task of the actor ended with an error."""
+        if not self._over and not isinstance(error, self.actor.outlives):
+            self._broken(name, error)
 
     def settle(self, error: SluiceError | None) -> None:
         """The actor has started, or will not: let those go on that wait for it."""

@@ -210,7 +210,7 @@ class Spawn(Protocol):
     """Starts background work that belongs to one actor and ends with it."""
 
     def __call__(self, work: Coroutine[Any, Any, None], name: str) -> Task:
-        """Run concurrently. An exception in it is logged; an InvariantViolation stops the actor."""
+        """Run concurrently. An exception in it is logged, and ends the actor (see actors.host)."""
 
 
 class Places(Protocol):

@@ -52,6 +52,8 @@ class AdminHttp(Actor):
     connection_seconds: how long a client may keep a connection, or take to send a body.
     """
 
+    outlives = (SluiceError,)  # of one connection; the others go on
+
     def __init__(
         self,
         ports: Ports,

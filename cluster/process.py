@@ -67,7 +67,8 @@ class ProcessActors:
                 raise error
             return address
         await self.released()
-        tasks = Tasks(address, lambda reason: self.drop(actor, reason))
+        # A task fails in the loop's next turn at the earliest, when `hosted` is there.
+        tasks = Tasks(address, lambda name, error: hosted.task_failed(name, error))
         instance = self._make(kind, address, tasks, settings)
         hosted = HostedActor(instance, lambda work, error: self._broken(actor, work, error))
         running = self._actors[actor] = _Running(kind, hosted, tasks, settings)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from actors.ports import Address, Meta, Net, Objects, Places, Ports, Watch
-from storage.errors import InvariantViolation, SluiceError
 
 logger = logging.getLogger("sluice")
 MOST_TROUBLES = 4
@@ -39,15 +38,18 @@ class RealClock:
 
 
 class Tasks:
-    """The background tasks of one actor; ends with it."""
+    """The background tasks of one actor; ends with it.
 
-    def __init__(self, owner: str, broken: Callable[[str], None] | None = None) -> None:
+    failed: told the name and the error of each task that ends with one.
+    """
+
+    def __init__(self, owner: str, failed: Callable[[str, Exception], None] | None = None) -> None:
         self._owner = owner
-        self._broken = broken
+        self._failed = failed
         self._tasks: dict[asyncio.Task[None], None] = {}
 
     def __call__(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """Start a task. A broken invariant, or any error that is no SluiceError, stops the actor."""
+        """Start a task."""
         task = asyncio.get_running_loop().create_task(work, name=f"{self._owner}:{name}")
         self._tasks[task] = None
         task.add_done_callback(self._ended)
@@ -61,8 +63,8 @@ class Tasks:
         if error is None:
             return
         logger.error("%s failed: %r", task.get_name(), error, exc_info=error)
-        if self._broken is not None and (isinstance(error, InvariantViolation) or not isinstance(error, SluiceError)):
-            self._broken(f"{type(error).__name__}: {error}")
+        if self._failed is not None and isinstance(error, Exception):
+            self._failed(task.get_name(), error)
 
     def cancel_all(self) -> None:
         """End every task of this actor."""

@@ -2,6 +2,7 @@
 
     SluiceError
     |-- Unavailable   try again later, unchanged; the outcome of a write is not known
+    |   `-- AccessDenied  a store refuses who asks: a person, or a renewed token, has to mend that
     |-- Overloaded    slow down, then try again
     |-- Fenced        a newer owner has this; reopen or look the owner up again
     |   `-- ProducerFenced  a newer producer has taken the name; this one is at its end
@@ -25,6 +26,14 @@ class SluiceError(Exception):
 
 class Unavailable(SluiceError):
     """The peer or the store did not answer, or answered that it cannot serve now. Retry the same call."""
+
+
+class AccessDenied(Unavailable):
+    """A store refuses the caller: credentials, permissions, a bucket that is not there.
+
+    It says nothing about what is stored. An expired token is renewed after some seconds, so whoever runs waits as for a
+    store that is away; whoever starts tells the person who started it.
+    """
 
 
 class Overloaded(SluiceError):
@@ -65,6 +74,17 @@ class InvariantViolation(AssertionError):
 
 WIRE_ERRORS: dict[str, type[SluiceError]] = {
     error.__name__: error
-    for error in (Unavailable, Overloaded, Fenced, ProducerFenced, Conflict, NotFound, Invalid, Terminated, Corrupt)
+    for error in (
+        Unavailable,
+        AccessDenied,
+        Overloaded,
+        Fenced,
+        ProducerFenced,
+        Conflict,
+        NotFound,
+        Invalid,
+        Terminated,
+        Corrupt,
+    )
 }
 """The errors that may cross a process border, by the name that travels."""

@@ -14,8 +14,9 @@ without a word; others refuse it. So a key ends in "=", which no name contains, 
 Keys that do not end so are not ours and are not listed.
 
 Credentials come from boto3's own chain alone (environment, profile, role): they are never an argument, never in a
-URL and never in a message. What can be mended by trying again is Unavailable; what only a person can mend (bucket,
-permission, credentials) is Invalid, in one line that names the setting.
+URL and never in a message. What can be mended by trying again is Unavailable; what a person has to mend (bucket,
+permission, credentials) is AccessDenied, in one line that names the setting. That is an Unavailable too, because a
+token that has expired is renewed while everything runs.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ import boto3
 from botocore import exceptions as boto
 from botocore.config import Config
 
-from storage.errors import Corrupt, Invalid, NotFound, Unavailable
+from storage.errors import AccessDenied, Corrupt, Invalid, NotFound, Unavailable
 from storage.frame import Buffer
 from storage.objects import check_name, check_range, folder_of
 
@@ -181,7 +182,7 @@ class S3Objects:
         except boto.ClientError as error:
             raise self._answered(error, name, doing) from error
         except (boto.NoCredentialsError, boto.PartialCredentialsError, boto.CredentialRetrievalError) as error:
-            raise Invalid(
+            raise AccessDenied(
                 f"no S3 credentials for {self._where}: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
             ) from error
         except (boto.ProfileNotFound, boto.NoRegionError, boto.ParamValidationError, ValueError) as error:
@@ -198,15 +199,15 @@ class S3Objects:
             repeated = bool(error.response.get("ResponseMetadata", {}).get("RetryAttempts", 0))
             return _Taken(conflict=status == 409, repeated=repeated)
         if code == "NoSuchBucket":
-            return Invalid(f"there is no {self._where}; create it, or correct the bucket or the endpoint")
+            return AccessDenied(f"there is no {self._where}; create it, or correct the bucket or the endpoint")
         if code in _MISSING:
             return NotFound(f"there is no object {name} in {self._where}")
         if code in _BUSY or status >= 500 or status == 429:
             return Unavailable(f"{self._where} cannot serve now while {doing} {name}: {code}")
         if code in _CREDENTIALS:
-            return Invalid(f"the S3 credentials are not accepted for {self._where}: {code}")
+            return AccessDenied(f"the S3 credentials are not accepted for {self._where}: {code}")
         if code in _DENIED or status in (401, 403):
-            return Invalid(f"the S3 credentials may not go on {doing} in {self._where}: {code}")
+            return AccessDenied(f"the S3 credentials may not go on {doing} in {self._where}: {code}")
         return Invalid(f"{self._where} refuses {doing} {name}: {code} (HTTP {status})")
 
 

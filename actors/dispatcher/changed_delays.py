@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from actors.delayed.retry import attempt
+from actors.delayed.retry import REFUSALS, attempt
 from actors.dispatcher.subscription import PartitionSubscription
 from actors.ports import Ports
 from storage.cursor import Cursor
@@ -125,7 +125,7 @@ class ChangedDelays:
         named = self._table
         try:
             keys = await attempt(self._ports, lambda: self._ports.meta.keys(self._prefix))
-        except (Unavailable, Overloaded) as error:
+        except REFUSALS as error:
             self._ports.log("delayed_changes_left", error=str(error))
             return
         await self.remove([key for key in keys if key < own and key != named])

@@ -30,6 +30,7 @@ from actors.pulsar.schemas import Schemas
 from actors.pulsar.topics import Place
 from actors.signal import Signal
 from storage.batch import MAX_MESSAGE_BYTES
+from storage.errors import SluiceError
 
 DECODED_BYTES = 128 * 1024 * 1024
 """Payload of decoded runs that is kept, for the consumers of all partitions."""
@@ -208,6 +209,7 @@ class Gateway:
 class GatewayActor(Actor):
     """What others ask of a gateway."""
 
+    outlives = (SluiceError,)  # of one client's consumer or producer; the others go on
     gateway: Gateway
 
     async def on_producers_here(self, request: ProducersHere) -> ProducersPresent:

@@ -82,6 +82,8 @@ class Upkeep:
             await self._forget()
         except Fenced:
             return  # the record has told the topic
+        except SluiceError as error:
+            self._ports.log("replication_waits", error=str(error))
         finally:
             self._replicating = False
 

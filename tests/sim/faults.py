@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from storage.errors import SluiceError
+from storage.errors import AccessDenied, SluiceError
 from tests.sim.world import World
 
 Values = dict[str, float]
@@ -240,6 +240,15 @@ async def _cut_stores(nemesis: Nemesis, fault: Fault, rng: random.Random) -> Non
         trouble.cut.pop(machine, None)
 
 
+async def _deny(nemesis: Nemesis, fault: Fault, rng: random.Random) -> None:
+    """A token expires: one of the stores refuses everybody, until it is renewed."""
+    world = nemesis.world
+    trouble = rng.choice((world.meta.trouble, world.objects.trouble))
+    trouble.refused[""] = AccessDenied
+    await world.loop.pause(int(rng.random() * fault["length"]))
+    trouble.refused.pop("", None)
+
+
 async def _jump(nemesis: Nemesis, fault: Fault, rng: random.Random) -> None:
     machines = nemesis.world.machines()
     if machines:
@@ -352,5 +361,6 @@ KINDS: dict[str, Kind] = {
     "controller_restart": Kind({"every": (1_000, 60_000), "down": (0, 5_000)}, episode=_special),
     "two_controllers": Kind({"every": (1_000, 60_000), "length": (20, 30_000)}, episode=_special),
     "hang_up": Kind({"every": (20, 4_000)}, episode=_special),
+    "stores_403": Kind({"every": _EVERY, "length": (50, 10_000)}, episode=_deny),
 }
 """Every kind of fault, with the ranges of its numbers."""

@@ -140,6 +140,7 @@ class SimMeta:
     async def keys(self, prefix: str) -> list[str]:
         """Every key with the prefix."""
         await self._trouble.before(self._machine)
+        self._trouble.check(f"keys {prefix}")
         found = sorted(key for key in self._store.records if key.startswith(prefix))
         await self._trouble.after(self._machine)
         return found

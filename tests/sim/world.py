@@ -117,6 +117,8 @@ class Process:
         """Something of the actor raised what it must not."""
         if isinstance(error, DiskFailed):
             self._world.ended(self, f"its disk failed: {error}")
+        elif isinstance(error, SluiceError):
+            self._world.ended(self, f"{work} failed: {error}")
         else:
             self._world.defect(self, work, error)
 
@@ -129,10 +131,13 @@ class Process:
     async def _guard(self, number: int, work: Coroutine[Any, Any, None], name: str) -> None:
         try:
             await work
-        except SluiceError as error:
-            self.log("task failed", task=name, error=type(error).__name__, reason=str(error))
         except Exception as error:
-            self.broken(name, error)
+            if isinstance(error, SluiceError):
+                self.log("task failed", task=name, error=type(error).__name__, reason=str(error))
+            if self.hosted is not None:
+                self.hosted.task_failed(name, error)
+            elif not isinstance(error, SluiceError):
+                self.broken(name, error)
         finally:
             self._tasks.pop(number, None)
             if self.actor is not None and self.actor.stopped is not None and self.alive:

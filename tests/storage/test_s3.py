@@ -15,7 +15,7 @@ from botocore.exceptions import ClientError, FlexibleChecksumError, ReadTimeoutE
 from botocore.stub import Stubber
 from moto import mock_aws
 
-from storage.errors import Corrupt, Invalid, NotFound, SluiceError, Unavailable
+from storage.errors import AccessDenied, Corrupt, Invalid, NotFound, SluiceError, Unavailable
 from storage.frame import Buffer
 from storage.metadata import Record
 from storage.metadata_objects import KEEP, TRIM_EVERY, ObjectMetadata
@@ -186,14 +186,14 @@ def test_settings_that_are_wrong_are_named_in_one_line(
     monkeypatch: pytest.MonkeyPatch,
     fresh: Callable[[], S3Objects],
 ) -> None:
-    with pytest.raises(Invalid, match="no bucket 'no-such-bucket'"):
+    with pytest.raises(AccessDenied, match="no bucket 'no-such-bucket'"):
         S3Objects("no-such-bucket", "", s3_server.endpoint).put("a", b"x")
-    with pytest.raises(Invalid, match="no bucket 'no-such-bucket'"):
+    with pytest.raises(AccessDenied, match="no bucket 'no-such-bucket'"):
         probe(S3Objects("no-such-bucket", "", s3_server.endpoint))
     if s3_server.kind == "ministack":
         return  # it accepts any credentials
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong-secret")
-    with pytest.raises(Invalid, match="credentials are not accepted") as caught:
+    with pytest.raises(AccessDenied, match="credentials are not accepted") as caught:
         fresh().names("")
     assert "wrong-secret" not in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -347,12 +347,12 @@ def _stubbed() -> tuple[S3Objects, Stubber]:
         ("RequestTimeout", 400, Unavailable),
         ("NoSuchKey", 404, NotFound),
         ("404", 404, NotFound),
-        ("NoSuchBucket", 404, Invalid),
-        ("AccessDenied", 403, Invalid),
-        ("403", 403, Invalid),
-        ("InvalidAccessKeyId", 403, Invalid),
-        ("SignatureDoesNotMatch", 403, Invalid),
-        ("ExpiredToken", 400, Invalid),
+        ("NoSuchBucket", 404, AccessDenied),
+        ("AccessDenied", 403, AccessDenied),
+        ("403", 403, AccessDenied),
+        ("InvalidAccessKeyId", 403, AccessDenied),
+        ("SignatureDoesNotMatch", 403, AccessDenied),
+        ("ExpiredToken", 400, AccessDenied),
         ("PermanentRedirect", 301, Invalid),
         ("MethodNotAllowed", 405, Invalid),
     ],
@@ -428,7 +428,7 @@ def test_an_object_without_a_tag_is_somebody_elses() -> None:
 def test_no_credentials_at_all_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    with pytest.raises(Invalid, match="AWS_ACCESS_KEY_ID"):
+    with pytest.raises(AccessDenied, match="AWS_ACCESS_KEY_ID"):
         S3Objects(BUCKET, "", "http://127.0.0.1:9").get("a")
 
 

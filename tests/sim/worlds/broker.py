@@ -115,7 +115,7 @@ class BrokerWorld:
         "loss", "delay", "repeat", "late", "blob_loss", "no_hint", "partition", "pause", "crash", "power", "torn",
         "slow_disk", "failed_sync", "meta_503", "meta_lost_answer", "meta_late", "meta_slow", "object_503",
         "object_lost_answer", "object_late", "object_slow", "lost_object", "cut_stores", "clock", "no_place",
-        "zombie", "two_owners", "churn",
+        "stores_403", "zombie", "two_owners", "churn",
     ]  # fmt: skip
     favourites: Sequence[str] = ("two_owners", "crash", "churn")
 

@@ -92,7 +92,7 @@ class LedgerWorld:
     kinds = [
         "loss", "delay", "repeat", "late", "blob_loss", "no_hint", "partition", "pause", "crash", "power", "torn",
         "slow_disk", "failed_sync", "full_disk", "meta_503", "meta_lost_answer", "meta_late", "meta_slow",
-        "cut_stores", "clock", "two_owners",
+        "cut_stores", "stores_403", "clock", "two_owners",
     ]  # fmt: skip
     favourites: Sequence[str] = ("two_owners", "crash", "partition")
 

@@ -48,7 +48,7 @@ class OwnersWorld(BrokerWorld):
     """See the module."""
 
     name = "owners"
-    kinds = ["loss", "delay", "repeat", "late", "meta_503", "meta_slow", "no_hint"]
+    kinds = ["loss", "delay", "repeat", "late", "meta_503", "meta_slow", "no_hint", "stores_403"]
     favourites: Sequence[str] = ()
 
     def course(self, world: World, faults: list[Fault], options: dict[str, str]) -> Course:
