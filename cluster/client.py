@@ -475,8 +475,8 @@ class Client:
         self._open.pop(id(closed), None)
 
     def close(self) -> None:
-        """Close every producer and consumer, then the connection."""
-        if self._closed:
+        """Close every producer and consumer, then the connection. In a forked child they are its parent's, and stay."""
+        if self._closed or not self._loop.is_here:
             return
         self._closed = True
         for opened in list(self._open.values()):

@@ -38,6 +38,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from actors.ports import DiskFailed, DiskFull
+from cluster.forks import keep_from_children
 from cluster.worker import Worker
 from storage.errors import Invalid, NotFound, Unavailable
 from storage.frame import Buffer
@@ -300,7 +301,7 @@ def _check_name(name: str) -> None:
 
 
 def _take_lock(path: Path) -> int:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fd = keep_from_children(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import shutil
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -30,6 +31,7 @@ from cluster.client import Client
 from cluster.discovery import refuse_running
 from cluster.environment import LOOPBACK
 from cluster.folder import claimed, prepare_folder
+from cluster.forks import Birthplace, forget_in_children
 from cluster.loop import LoopThread
 from cluster.net import DirectNet
 from cluster.options import ClusterOptions, identified
@@ -126,8 +128,8 @@ class EmbeddedCluster:
         return await self.actors.answer_here(actor, kind, packed)
 
     def close(self) -> None:
-        """End every actor and the loop. Whatever was confirmed is on the disk. Idempotent."""
-        if self._closing:
+        """End every actor and the loop. What was confirmed is on the disk. Idempotent; a forked child ends nothing."""
+        if self._closing or not self.loop.is_here:
             return
         self._closing = True
         try:
@@ -211,12 +213,21 @@ def connect(data_dir: Path | None, **options: Any) -> Client:
         raise
 
 
-def _temporary_folder() -> contextlib.AbstractContextManager[str]:
-    return tempfile.TemporaryDirectory(prefix="sluice_", ignore_cleanup_errors=True)
+@contextlib.contextmanager
+def _temporary_folder() -> Iterator[str]:
+    """A folder that its process removes; that of the standard library goes away with a forked child as well."""
+    made_in = Birthplace()
+    folder = tempfile.mkdtemp(prefix="sluice_")
+    try:
+        yield folder
+    finally:
+        if made_in.is_here:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 _unclosed: dict[int, contextlib.ExitStack] = {}
-"""What a program that ends may have left open."""
+"""What a program that ends may have left open. A forked child begins with none: the cluster is its parent's."""
+forget_in_children(_unclosed.clear)
 
 
 @contextlib.contextmanager

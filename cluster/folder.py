@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.environment import is_session_folder
+from cluster.forks import keep_from_children
 from storage.errors import Invalid
 from storage.objects import make_private
 
@@ -39,9 +40,9 @@ def prepare_folder(data_dir: Path) -> Path:
 def claimed(root: Path) -> Iterator[None]:
     """Hold a data folder: nobody else starts or ends a cluster on it meanwhile.
 
-    Raises Invalid, which names the process that holds it, if one does.
+    A forked child has no part in it. Raises Invalid, which names the process that holds it, if one does.
     """
-    handle = os.open(root / LOCK_FILE, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    handle = keep_from_children(os.open(root / LOCK_FILE, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
+from cluster.forks import keep_connection_from_children
+
 
 class HttpDoor(asyncio.Protocol):
     """Hands a connection over, which reads nothing until whoever took it goes on with it.
@@ -21,6 +23,7 @@ class HttpDoor(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Hand it over."""
         self._accepted = cast(asyncio.Transport, transport)
+        keep_connection_from_children(transport)
         self._accepted.pause_reading()
         self._take(self._accepted)
 

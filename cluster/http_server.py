@@ -16,6 +16,7 @@ from aiohttp import web
 
 from actors.ports import Ports
 from cluster.environment import LOOPBACK
+from cluster.forks import keep_from_children
 from cluster.http_door import HeadAlone, HttpDoor
 from cluster.http_guard import Handler
 from storage.errors import Invalid, Unavailable
@@ -64,6 +65,8 @@ class HttpServer:
             listening = await asyncio.get_running_loop().create_server(self._door, LOOPBACK, port)
         except OSError as error:
             raise Unavailable(f"port {port} is in use: {error.strerror}") from error
+        for sock in listening.sockets:
+            keep_from_children(sock.fileno())
         self._listening = listening
         return int(listening.sockets[0].getsockname()[1])
 

@@ -13,13 +13,15 @@ import os
 import shutil
 from pathlib import Path
 
+from cluster.forks import keep_from_children
+
 OWNER_FILE = ".owner"
 _held: list[int] = []
 
 
 def claim(folder: Path) -> None:
     """Say that this process, as long as it lives, is the owner of a folder."""
-    handle = os.open(folder / OWNER_FILE, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    handle = keep_from_children(os.open(folder / OWNER_FILE, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
     fcntl.flock(handle, fcntl.LOCK_EX)
     _held.append(handle)
 

@@ -9,8 +9,10 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, TypeVar, cast
+from weakref import WeakSet
 
-from storage.errors import Fenced, Unavailable
+from cluster.forks import Birthplace, forget_in_children
+from storage.errors import Fenced, Invalid, Unavailable
 
 T = TypeVar("T")
 
@@ -38,16 +40,23 @@ class LoopThread:
     """Runs coroutines for threads that block."""
 
     def __init__(self, name: str) -> None:
+        self._birthplace = Birthplace()
         self.loop = new_loop()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
+        _running.add(self)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
 
     def run(self, work: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
-        """Run a coroutine there and wait for it. Raises NoAnswer after `timeout` seconds."""
+        """Run a coroutine there and wait for it. Raises NoAnswer after `timeout` seconds; see `check_process`."""
+        try:
+            self.check_process()
+        except Invalid:
+            work.close()
+            raise
         try:
             future: Future[T] = asyncio.run_coroutine_threadsafe(work, self.loop)
         except RuntimeError as error:  # the loop is closed: another thread closed the client meanwhile
@@ -74,7 +83,8 @@ class LoopThread:
         return self.run(answer())
 
     def soon(self, call: Callable[..., object], *arguments: object) -> None:
-        """Call a function there, soon; does nothing once the loop has ended."""
+        """Call a function there, soon; does nothing once the loop has ended. See `check_process`."""
+        self.check_process()
         if not self.loop.is_closed():
             self.loop.call_soon_threadsafe(call, *arguments)
 
@@ -82,14 +92,41 @@ class LoopThread:
         """Call a function there after so long. For callers that run on that thread themselves."""
         return self.loop.call_later(milliseconds / 1000, call)
 
+    @property
+    def is_here(self) -> bool:
+        """Whether the thread runs in this process, and not in the one that this was forked from."""
+        return self._birthplace.is_here
+
+    def check_process(self) -> None:
+        """Raises Invalid in a forked child: it has no such thread, and would wait for it for ever."""
+        if not self.is_here:
+            raise Invalid(
+                f"this client was made by process {self._birthplace.pid}; one that was forked from it connects itself"
+            )
+
     def stop(self) -> None:
-        """End the loop and its thread."""
+        """End the loop and its thread; they are the parent's in a forked child."""
+        if not self.is_here:
+            return
         if self._thread.is_alive():
             self.run(_cancel_others(), 5)
             self.loop.call_soon_threadsafe(self.loop.stop)
             self._thread.join(5)
         if not self.loop.is_running():
             self.loop.close()
+
+
+_running: WeakSet[LoopThread] = WeakSet()
+
+
+def _leave_tasks() -> None:
+    """Nobody goes on with these tasks in a forked child; it is no error there, and nothing to print at its end."""
+    for thread in list(_running):
+        for task in asyncio.all_tasks(thread.loop):
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+
+
+forget_in_children(_leave_tasks)
 
 
 async def _cancel_others() -> None:

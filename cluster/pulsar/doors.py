@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from cluster.environment import LOOPBACK
+from cluster.forks import keep_from_children
 from cluster.pulsar.ports import port_of, write_port
 from storage.errors import Unavailable
 
@@ -37,7 +38,7 @@ class MachineDoors:
 
     def claim(self) -> bool:
         """See Doors."""
-        handle = os.open(self._data_dir / LOCK_FILE, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        handle = keep_from_children(os.open(self._data_dir / LOCK_FILE, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -57,6 +58,8 @@ class MachineDoors:
             )
         except OSError as error:
             raise Unavailable(f"port {port} cannot be had: {error.strerror}") from error
+        for sock in server.sockets:
+            keep_from_children(sock.fileno())
         self._servers.append(server)
         return int(server.sockets[0].getsockname()[1])
 

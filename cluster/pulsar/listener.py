@@ -17,6 +17,7 @@ from actors.ports import Address, Ports
 from actors.pulsar.connection import Connection
 from actors.pulsar.doors import Doorkeeper
 from actors.pulsar.gateway import Gateway, GatewayActor
+from cluster.forks import keep_connection_from_children
 from cluster.http_door import HttpDoor
 from cluster.process_watch import this_process
 from cluster.pulsar.admin.addresses import Addresses
@@ -137,6 +138,7 @@ class _Socket(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin the conversation, unless there are too many."""
         self._transport = cast(asyncio.Transport, transport)
+        keep_connection_from_children(transport)
         self.peer = "{}:{}".format(*transport.get_extra_info("peername")[:2])
         if len(self._all) >= MOST_CONNECTIONS:
             self._transport.abort()

@@ -15,6 +15,7 @@ import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from cluster.forks import keep_from_children
 from cluster.wire.frames import MAX_DESCRIPTORS, Frame, FrameReader, Malformed
 from cluster.wire.handshake import Refused
 from cluster.wire.tls import NotTls, Secured
@@ -53,6 +54,7 @@ class Carrier:
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._socket = sock
+        keep_from_children(sock.fileno())
         self._received, self._lost, self._farewell = received, lost, farewell
         self._reader = FrameReader(limit)
         self._secured = secured

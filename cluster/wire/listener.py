@@ -16,6 +16,7 @@ from typing import Protocol
 from actors.host import Answer
 from actors.ports import Unknown
 from actors.wire import Packed, pack_error
+from cluster.forks import keep_from_children
 from cluster.wire.carrier import Carrier
 from cluster.wire.connection import GREETING_S
 from cluster.wire.frames import (
@@ -70,6 +71,7 @@ class Listener:
         """Take connections from a socket that listens."""
         sock.setblocking(False)
         self._sockets.append(sock)
+        keep_from_children(sock.fileno())
         self._loop.add_reader(sock.fileno(), self._accept, sock)
 
     def close(self) -> None:
