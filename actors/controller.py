@@ -85,12 +85,14 @@ class Controller(Actor):
         lost_after_ms: int = LOST_AFTER_MS,
         leftovers_ms: int = LEFTOVERS_MS,
         gateways: bool = False,
+        storage: Mapping[str, str] | None = None,
     ) -> None:
-        """gateways: every machine has one, for clients of Pulsar."""
+        """gateways: every machine has one, for clients of Pulsar. storage: where the cluster keeps what, for people."""
         super().__init__(ports)
         assert ports.places is not None
         self._places: Places = ports.places
         self._bookies = bookies
+        self._storage = dict(storage or {})
         self._catalog = TopicCatalog(ports.meta, ports.log)
         self._supervisor = Supervisor(ports, self._places, lost_after_ms)
         self._gateways = GatewayKeeper(ports, self._places, self._supervisor) if gateways else None
@@ -428,6 +430,7 @@ class Controller(Actor):
         lost = self._supervisor.lost()
         told = {
             "controller": self.ports.me,
+            "storage": self._storage,
             "lostBookies": list(lost),
             "underReplicated": self._auditor.under_replicated(),
             "actors": [

@@ -2,22 +2,33 @@
 
 Ray tries for minutes when nobody listens or the token is wrong, and prints what it thinks meanwhile; so both are looked
 at before Ray is asked. A process can be attached to one cluster at a time.
+
+A process attaches itself by a node of its own machine. Ray knows a node by one address: the loopback in a cluster that
+Sluice started, an address of the network in one of several machines. So the cluster is asked which of them is here.
 """
 
 from __future__ import annotations
 
 import socket
+import time
+from collections.abc import Collection
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from cluster import environment
-from cluster.environment import LOOPBACK, NAMESPACE, TOKEN_PATH, prepare
+from cluster.environment import NAMESPACE, TOKEN_PATH, allow_other_machines, prepare
 from cluster.signals import held_back
+from cluster.wire.endpoint import is_loopback
 from storage.errors import Invalid, Unavailable
 
 TOKEN_PROBE = "/ray.rpc.NodeInfoGcsService/GetClusterId"
 PROBE_SECONDS = 10
+NODE_SECONDS = 10.0
+"""How long a node of this machine may take to register with its head; `ray start` may return a moment before that."""
+LOOK_SECONDS = 0.2
 
 
 def join(address: str, token_file: Path | None = None) -> None:
@@ -36,16 +47,56 @@ def join(address: str, token_file: Path | None = None) -> None:
     _check_token(address)
     try:
         with held_back():
+            node_address = _address_of_own_node(address)
+            if not is_loopback(node_address):
+                allow_other_machines()
             ray.init(
                 address=address,
                 namespace=NAMESPACE,
                 log_to_driver=False,
                 logging_level="ERROR",
-                _node_ip_address=LOOPBACK,
+                _node_ip_address=node_address,
             )
     except (ConnectionError, RuntimeError, ValueError, TimeoutError, ray.exceptions.RayError) as error:
         ray.shutdown()
         raise Unavailable(f"no cluster answers at {address}: {first_line(error)}") from None
+
+
+def _address_of_own_node(address: str) -> str:
+    """The address by which the cluster knows its node on this machine. Raises Unavailable if it has none here.
+
+    Without it Ray would take the processes of any node that it sees for its own, and wait for a minute if it sees none.
+    """
+    import ray
+    from ray.core.generated.gcs_pb2 import GcsNodeInfo
+
+    head: Any = ray._raylet.GcsClient(address=address)
+    deadline = time.monotonic() + NODE_SECONDS
+    while True:
+        nodes = head.get_all_node_info(timeout=PROBE_SECONDS).values()
+        alive = [str(node.node_manager_address) for node in nodes if node.state == GcsNodeInfo.ALIVE]
+        if (found := choose_own(alive, own_addresses())) is not None:
+            return found
+        if time.monotonic() > deadline:
+            raise Unavailable(
+                f"no node of the Ray cluster at {address} runs on this machine; its nodes are at"
+                f" {', '.join(sorted(set(alive))) or 'no address'}: run this on one of them,"
+                f" or start one here with `ray start --address={address}`"
+            )
+        time.sleep(LOOK_SECONDS)  # Ray tells nobody when a node has registered
+
+
+def choose_own(nodes: Collection[str], own: Collection[str]) -> str | None:
+    """Which of the addresses of a cluster's nodes is one of this machine; None without one.
+
+    The loopback is the same on every machine, so another address comes first.
+    """
+    return min((address for address in nodes if address in own), key=is_loopback, default=None)
+
+
+def own_addresses() -> set[str]:
+    """Every address of this machine."""
+    return {each.address for device in psutil.net_if_addrs().values() for each in device}
 
 
 def _check_token(address: str) -> None:

@@ -62,6 +62,7 @@ class SluiceParts:
                 bookies=list(settings["bookies"]),
                 lost_after_ms=settings.get("bookie_lost_after_ms", LOST_AFTER_MS),
                 gateways=ports.places is None and bool(wanted_ports(settings)),
+                storage={name: settings[name] for name in ("data_dir", "metadata", "objects")},
             )
         if kind == "bookie":
             disk = FileDisk(Path(settings["data_dir"]) / "bookies" / settings["bookie"])

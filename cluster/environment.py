@@ -23,8 +23,11 @@ LOOPBACK = "127.0.0.1"
 CONTROLLER_HOST = "controller"
 """The host that is not placed: Ray knows it by this name, and starts it again itself."""
 
+LOOPBACK_SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""The undocumented switch: with "0" Ray stays on the loopback, and `ray start` refuses to join another machine."""
+
 _SETTINGS = {
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    LOOPBACK_SWITCH: "0",
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     "RAY_AUTH_MODE": "token",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -69,6 +72,11 @@ def prepare(token_file: Path | None = None) -> None:
     if token_file is not None:
         ensure_token(token_file)
         use_token(str(token_file))
+
+
+def allow_other_machines() -> None:
+    """Let what this process starts from now on take part in a cluster of several machines, until the next `prepare`."""
+    os.environ.pop(LOOPBACK_SWITCH, None)
 
 
 def use_token(path: str | None) -> None:

@@ -40,11 +40,12 @@ from cluster.environment import (
     use_token,
 )
 from cluster.folder import DOOR_FILE, STATE_FILE, TOKEN_FILE, claimed, prepare_folder, read_state, write_state
+from cluster.forks import Birthplace
 from cluster.nodes import SLOW_START, START_TRIES, add_node, known_nodes, start_head
 from cluster.options import ClusterOptions, identified
 from cluster.pulsar.ports import forget_ports, pulsar_of, wanted_ports
 from cluster.repeated import note
-from cluster.safeguards import check_safeguards
+from cluster.safeguards import check_machines, check_safeguards
 from cluster.sessions import count_nodes, stop_session
 from cluster.signals import held_back
 from cluster.stores import check_stores
@@ -93,6 +94,7 @@ def _session(wanted: ClusterOptions) -> Iterator[str]:
     if ray.is_initialized():
         raise Invalid("this process is attached to a Ray cluster already")
     before = os.environ.get(TOKEN_PATH)
+    begun_in = Birthplace()
     prepare(wanted.data_dir / TOKEN_FILE)
     sessions: list[str] = []
     try:
@@ -103,28 +105,35 @@ def _session(wanted: ClusterOptions) -> Iterator[str]:
         start_controller(wanted.settings())
         yield address
     except (KeyboardInterrupt, SystemExit) as error:
-        if error.args[:1] in ((signal.SIGTERM,), (signal.SIGHUP,)):
+        if begun_in.is_here and error.args[:1] in ((signal.SIGTERM,), (signal.SIGHUP,)):
             # If the whole process group got it, Ray's daemons obey it too, and a process whose daemons died is ended by
             # Ray's library in the middle of whatever it does. So another process cleans up.
             command = [sys.executable, "-c", ENDING, *sessions]
             subprocess.run(command, stdin=subprocess.DEVNULL, start_new_session=True, check=False)
         raise
     finally:
-        os.environ.pop("SLUICE_INTERNAL_ADDRESS", None)
-        os.environ.pop("SLUICE_INTERNAL_DATA_DIR", None)
-        os.environ.pop("RAY_TMPDIR", None)
-        try:
-            if any(count_nodes(session) for session in sessions):
-                stopping = threading.Thread(target=stop_hosts, name="stop-hosts", daemon=True)
-                stopping.start()
-                stopping.join(STOP_SECONDS)
-                if stopping.is_alive():  # a head that is ending itself may leave a question without an answer
-                    leave_nothing(sessions)
-            ray.shutdown()
-        finally:
-            # Ray's own shutdown knows nothing of what a start that was interrupted had begun.
-            leave_nothing(sessions)
-            use_token(before)  # the program may start a Ray of its own, when this folder is gone
+        if begun_in.is_here:
+            _leave_session(sessions, before)
+
+
+def _leave_session(sessions: list[str], before: str | None) -> None:
+    """End what `_session` began. before: the token file that this process had until then."""
+    import ray
+
+    for name in ("SLUICE_INTERNAL_ADDRESS", "SLUICE_INTERNAL_DATA_DIR", "RAY_TMPDIR"):
+        os.environ.pop(name, None)
+    try:
+        if any(count_nodes(session) for session in sessions):
+            stopping = threading.Thread(target=stop_hosts, name="stop-hosts", daemon=True)
+            stopping.start()
+            stopping.join(STOP_SECONDS)
+            if stopping.is_alive():  # a head that is ending itself may leave a question without an answer
+                leave_nothing(sessions)
+        ray.shutdown()
+    finally:
+        # Ray's own shutdown knows nothing of what a start that was interrupted had begun.
+        leave_nothing(sessions)
+        use_token(before)  # the program may start a Ray of its own, when this folder is gone
 
 
 def inside(data_dir: Path | str) -> None:
@@ -143,7 +152,7 @@ def inside(data_dir: Path | str) -> None:
     wanted = ClusterOptions(data_dir=prepare_folder(Path(data_dir)))
     with claimed(wanted.data_dir):
         refuse_running(wanted.data_dir)
-        start_controller(identified(wanted).settings())
+        start_controller(identified(wanted).settings(), undo=True)
         write_state(
             wanted.data_dir, {"address": address, "session": "", "token_file": "", "started_at": int(time.time())}
         )
@@ -194,10 +203,12 @@ def _init_ray(sessions: list[str], wanted: ClusterOptions) -> Any:
     raise AssertionError("the last try returns or raises")
 
 
-def start_controller(settings: dict[str, Any]) -> None:
+def start_controller(settings: dict[str, Any], *, undo: bool = False) -> None:
     """Start the controller, or find it running and add the bookies that it lacks; returns when they are up, and the
     gateways of clients of Pulsar are, or cannot be started.
 
+    undo: a controller that this call has started ends again with all that it started, if the call fails; for a Ray
+    cluster that lives on, in which the next attempt would find it with its old settings.
     Raises Unavailable, and what the bookies' start raises.
     """
     import ray
@@ -207,6 +218,7 @@ def start_controller(settings: dict[str, Any]) -> None:
     from cluster.build import make_host
 
     boot: list[tuple[str, str, dict[str, Any]]] = [("controller", "controller", {}), ("admin", "admin", {})]
+    found = handle = None
     try:
         found = _controller()
         if not found:
@@ -217,10 +229,14 @@ def start_controller(settings: dict[str, Any]) -> None:
             _ask(AddBookies(ids=settings["bookies"]))
         if wanted_ports(settings):
             _ask(StartGateways())
-    except RayTaskError as error:
-        raise error.cause if isinstance(error.cause, Exception) else Unavailable(str(error)) from None
-    except RayError as error:
-        raise Unavailable(f"the controller did not start: {error}") from None
+    except BaseException as error:
+        if undo and handle is not None and not found:
+            stop_hosts()
+        if isinstance(error, RayTaskError):
+            raise error.cause if isinstance(error.cause, Exception) else Unavailable(str(error)) from None
+        if isinstance(error, RayError):
+            raise Unavailable(f"the controller did not start: {error}") from None
+        raise
 
 
 def _ask(request: Request[Any]) -> None:
@@ -240,13 +256,16 @@ def stop_hosts() -> None:
 
     if not ray.is_initialized():
         return
+    with contextlib.suppress(ValueError, RayError):
+        # It would start others while they are ended.
+        ray.kill(ray.get_actor(CONTROLLER_HOST, NAMESPACE))
     try:
         names = [
             row["name"] for row in ray.util.list_named_actors(all_namespaces=True) if row["namespace"] == NAMESPACE
         ]
     except RayError:
         return
-    for name in sorted(names, key=lambda name: (name != CONTROLLER_HOST, name.startswith("bookie"), name)):
+    for name in sorted(names, key=lambda name: (name.startswith("bookie"), name)):
         with contextlib.suppress(ValueError, RayError):
             ray.kill(ray.get_actor(name, NAMESPACE))
 
@@ -293,6 +312,8 @@ def up(values: Configuration, nodes: int = 1) -> dict[str, Any]:
         if fresh:
             # A cluster that runs goes on without its S3 server; one that starts is told at once what is wrong.
             check_safeguards(options)
+            if state["address"]:
+                _check_ray(state, options)
             check_stores((options.metadata, options.objects), options.s3_endpoint_url)
             options = identified(options)
         else:
@@ -303,7 +324,7 @@ def up(values: Configuration, nodes: int = 1) -> dict[str, Any]:
             without_effect = note(state, options, nodes, fresh=fresh)
             _add_nodes(state, nodes, options)
             join(str(state["address"]), token_of(state))
-            start_controller(options.settings())
+            start_controller(options.settings(), undo=not state["session"])
             write_state(root, state)
         except BaseException:
             if fresh and state["session"]:
@@ -311,6 +332,16 @@ def up(values: Configuration, nodes: int = 1) -> dict[str, Any]:
             raise
     answer = {"address": state["address"], "data_dir": str(root), "nodes": sum(node["alive"] for node in known_nodes())}
     return answer | {"kept": without_effect} | condition() | pulsar_of(root, options.settings())
+
+
+def _check_ray(state: dict[str, Any], options: ClusterOptions) -> None:
+    """Attach this process to a Ray cluster that others started, and see whether these options fit it.
+
+    Before anything is written: what the first attempt leaves in the data folder is held against the second.
+    """
+    join(str(state["address"]), token_of(state))
+    if _controller() is None:
+        check_machines(options, [node["address"] for node in known_nodes() if node["alive"]])
 
 
 def _start_ray(root: Path, state: dict[str, Any], options: ClusterOptions) -> None:

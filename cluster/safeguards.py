@@ -5,8 +5,12 @@ What is wrong is one line, where a person still reads it.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from cluster.options import ClusterOptions
 from cluster.pulsar.ports import advertised_host, wanted_ports
+from cluster.wire.endpoint import is_loopback
+from storage.errors import Invalid
 
 
 def check_safeguards(options: ClusterOptions) -> None:
@@ -25,3 +29,25 @@ def check_safeguards(options: ClusterOptions) -> None:
         from cluster.pulsar.authentication import authenticate_by
 
         authenticate_by(settings)
+
+
+def check_machines(options: ClusterOptions, addresses: Collection[str]) -> None:
+    """Raises Invalid if the options do not fit a Ray cluster with nodes at these addresses.
+
+    On several machines a process that listens on its loopback cannot be reached, and a store in the data folder is
+    another one on each of them.
+    """
+    machines = len(set(addresses))
+    if machines < 2:
+        return
+    wanted = {
+        "--set bind_address=node": is_loopback(options.bind_address),
+        "--set metadata=s3://BUCKET/PREFIX": not options.metadata,
+        "--objects s3://BUCKET/PREFIX": not options.objects,
+    }
+    lacking = [option for option, needed in wanted.items() if needed]
+    if lacking:
+        raise Invalid(
+            f"the Ray cluster has {machines} machines, which have to reach each other and to share their stores:"
+            f" add {' '.join(lacking)}"
+        )

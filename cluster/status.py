@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cluster
@@ -16,21 +17,32 @@ if TYPE_CHECKING:
 
 
 def describe(values: Configuration) -> dict[str, Any]:
-    """Nodes, actors, topics and alarms of the running cluster. Raises Unavailable if there is none."""
+    """Nodes, actors, topics and alarms of the running cluster. Raises Unavailable if there is none.
+
+    Where the data is, the cluster itself says; the caller's own configuration may name other places. None stands for
+    what it does not say, as one does that an earlier version started.
+    """
     found = (values.address, None) if values.address else find(values.data_dir)
     if found is None:
         raise Unavailable(f"no cluster is running on {values.data_dir}; start one with `./sluice up`")
     with cluster.connect(found[0], data_dir=values.data_dir) as client:
         answer = client.status()
         topics = client.topics()
+    storage = answer.get("storage", {})
     return {
         "address": found[0],
-        "data_dir": str(values.data_dir.absolute()),
-        "free_bytes": shutil.disk_usage(values.data_dir).free if values.data_dir.exists() else None,
-        "objects": values.objects or (values.data_dir.absolute() / "objects").as_uri(),
+        "data_dir": storage.get("data_dir"),
+        "free_bytes": _free_bytes(storage.get("data_dir")),
+        "metadata": storage.get("metadata"),
+        "objects": storage.get("objects"),
         "underReplicated": answer["underReplicated"],
         "alarms": alarms_of(answer),
         "nodes": known_nodes(),
         "actors": answer["actors"],
         "topics": topics,
     }
+
+
+def _free_bytes(data_dir: str | None) -> int | None:
+    """What is free on this machine where the cluster keeps its data; None if that folder is not here."""
+    return shutil.disk_usage(data_dir).free if data_dir and Path(data_dir).exists() else None

@@ -25,6 +25,8 @@ import boto3
 import pytest
 from botocore.config import Config
 
+from tests.kit.machines import Machine
+
 ACCESS_KEY = "sluice-test"
 SECRET_KEY = "sluice-test-secret"
 START_SECONDS = 60
@@ -54,17 +56,22 @@ def available_kinds() -> list[str]:
 class S3Server:
     """One server process over one folder. It can be killed and started again with the same port and data."""
 
-    def __init__(self, kind: str, folder: Path) -> None:
+    def __init__(self, kind: str, folder: Path, machine: Machine | None = None) -> None:
+        """machine: where it runs and listens; without one here, on the loopback."""
         self.kind = kind
         self.folder = folder
+        self._machine = machine
+        self._host = "127.0.0.1" if machine is None else machine.address
         self.port = _free_port()
-        self.endpoint = f"http://127.0.0.1:{self.port}"
+        self.endpoint = f"http://{self._host}:{self.port}"
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Start the process and wait until it answers. Raises RuntimeError with its last output."""
         self.folder.mkdir(parents=True, exist_ok=True)
         command, extra = self._command()
+        if self._machine is not None:
+            command = self._machine.here(command)
         with open(self.folder / "server.log", "ab") as log:
             self._process = subprocess.Popen(
                 command, env=os.environ | extra, stdout=log, stderr=log, cwd=self.folder, start_new_session=True
@@ -126,16 +133,19 @@ class S3Server:
             assert binary is not None
             extra = {"MINIO_ROOT_USER": ACCESS_KEY, "MINIO_ROOT_PASSWORD": SECRET_KEY, "MINIO_BROWSER": "off"}
             extra |= {"MINIO_UPDATE": "off", "MINIO_CALLHOME_ENABLE": "off"}
-            return [binary, "server", "--quiet", "--address", f"127.0.0.1:{self.port}", str(data)], extra
+            return [binary, "server", "--quiet", "--address", f"{self._host}:{self.port}", str(data)], extra
         binary = ministack_binary()
         assert binary is not None
-        extra = {"SERVICES": "s3", "S3_PERSIST": "1", "PERSIST_STATE": "1", "BIND_HOST": "127.0.0.1"}
+        extra = {"SERVICES": "s3", "S3_PERSIST": "1", "PERSIST_STATE": "1", "BIND_HOST": self._host}
         # What it offers besides would listen on all interfaces, whatever BIND_HOST says.
-        extra |= {"IOT_MTLS_ENABLED": "0", "SFTP_ENABLED": "0", "SFTP_HOST": "127.0.0.1"}
+        extra |= {"IOT_MTLS_ENABLED": "0", "SFTP_ENABLED": "0", "SFTP_HOST": self._host}
         extra |= {"GATEWAY_PORT": str(self.port), "S3_DATA_DIR": str(data), "STATE_DIR": str(self.folder / "state")}
         return [binary], extra
 
     def _answers(self) -> bool:
+        if self._machine is not None:
+            program = f"import socket; socket.create_connection(({self._host!r}, {self.port}), 2)"
+            return self._machine.try_to_run([sys.executable, "-c", program])[0] == 0
         path = "/minio/health/ready" if self.kind == "minio" else "/_ministack/health"
         try:
             with urllib.request.urlopen(self.endpoint + path, timeout=2) as answer:

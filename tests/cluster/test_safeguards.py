@@ -10,6 +10,7 @@ import pytest
 import cluster
 from cluster import launch, standalone
 from cluster.folder import STATE_FILE
+from cluster.safeguards import check_machines
 from tests.cluster.helpers import values
 from tests.kit.certificates import Authority
 
@@ -34,3 +35,14 @@ def test_what_is_missing_is_said_in_one_line(tmp_path: Path) -> None:
         launch.up(values(tmp_path / "data", tls_trust_certs_file="authority.pem"))
     with pytest.raises(cluster.Invalid, match=r"token\.key cannot be read: No such file"):
         launch.up(values(tmp_path / "data", pulsar_token_key_file="token.key"))
+
+
+@pytest.mark.parametrize("option", ["--set bind_address=node", "--set metadata=", "--objects "])
+def test_several_machines_are_told_what_they_need(tmp_path: Path, option: str) -> None:
+    fit = {"bind_address": "node", "metadata": "s3://bucket/metadata", "objects": "s3://bucket/objects"}
+    two = ["192.0.2.1", "192.0.2.2"]
+    check_machines(values(tmp_path, **fit).cluster_options(), two)
+    check_machines(values(tmp_path).cluster_options(), two[:1] * 3)  # several nodes of one machine
+    lacking = {name: value for name, value in fit.items() if name not in option}
+    with pytest.raises(cluster.Invalid, match=f"has 2 machines.*: add {option}"):
+        check_machines(values(tmp_path, **lacking).cluster_options(), two)

@@ -57,6 +57,9 @@ def test_other_processes_use_it_and_down_ends_it(folder: Path) -> None:
     serving = process(folder)
     status = describe(values(folder))
     assert (status["alarms"], len(status["topics"])) == ([], 1)
+    elsewhere = describe(values(folder, objects="s3://another/place"))
+    assert elsewhere["objects"] == (folder / "objects").as_uri(), "what the caller would have is no property of it"
+    assert elsewhere["data_dir"] == str(folder)
     again = standalone.up(values(folder, bookies=2))
     assert (again["address"], again["kept"]) == (status["address"], {"bookies": [3, 2]})
     assert process(folder) == serving
