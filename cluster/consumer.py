@@ -132,6 +132,7 @@ class Consumer:
 
         Receive batches or single messages: what is left of a batch of which `receive` took a message stays for it.
         """
+        self._loop.check_process()
         return self._receiving.receive_batch(timeout_ms)
 
     def batches(self, timeout_ms: int | None = None) -> Iterator[Batch]:
@@ -141,16 +142,19 @@ class Consumer:
 
     def receive(self, timeout_millis: int | None = None) -> Message:
         """One message. Raises Unavailable (time-out) if none came in time."""
+        self._loop.check_process()
         return self._receiving.receive(timeout_millis)
 
     def receive_nowait(self, count: int) -> list[Message] | None:
         """So many messages if they are all here already, else None, and then all of them stay here."""
+        self._loop.check_process()
         return self._receiving.receive_nowait(count)
 
     async def receive_async(self, timeout_millis: int | None = None) -> Message:
         """The same as `receive` for a running event loop: its other tasks go on meanwhile. A wait that is cancelled
         takes no message. Raises Unavailable (time-out) if none came in time.
         """
+        self._loop.check_process()
         return await self._receiving.receive_async(timeout_millis)
 
     def acknowledge(self, what: Batch | Message | MessageId, *, ack_receipt: bool = False) -> None:
