@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,12 +21,14 @@ STATE_FILE = "cluster.json"
 TOKEN_FILE = "token"
 DOOR_FILE = "door.json"
 LOCK_FILE = ".cluster.lock"
+ROOT_USER = 0
 
 
 def prepare_folder(data_dir: Path) -> Path:
-    """Make the data folder and try to write to it. Raises Invalid in one clear line."""
+    """Make the data folder and try to write to it. Raises Invalid in one line, also if others have a say in it."""
     try:
         make_private(data_dir)
+        refuse_foreign(data_dir)
         probe = data_dir / f".probe-{os.getpid()}"
         probe.write_bytes(b"x" * 4096)
         probe.unlink()
@@ -34,6 +37,25 @@ def prepare_folder(data_dir: Path) -> Path:
             f"the data folder {data_dir} cannot be used: {error.strerror}; choose another with --data-dir"
         ) from error
     return data_dir.resolve()
+
+
+def refuse_foreign(data_dir: Path) -> None:
+    """Raises Invalid if another user than root could have put something into the folder; OSError.
+
+    Whoever writes its token or its state file decides who may use the cluster, and what `down` ends.
+    """
+    status = data_dir.stat()
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        mode = f"{stat.S_IMODE(status.st_mode):04o}"
+        raise Invalid(
+            f"others may write to the data folder {data_dir} (its mode is {mode}): chmod go-w, or choose another"
+        )
+    for path in (data_dir, *data_dir.iterdir()):
+        owner = path.lstat().st_uid
+        if owner not in (os.geteuid(), ROOT_USER):
+            raise Invalid(
+                f"{path} belongs to another user (id {owner}): run this as that user, or choose another folder"
+            )
 
 
 @contextlib.contextmanager
@@ -69,6 +91,8 @@ def read_state(data_dir: Path) -> dict[str, Any] | None:
     """The state file, None without one. Raises Invalid if it is not ours: it says what `down` may end and remove."""
     path = data_dir / STATE_FILE
     try:
+        if path.exists():
+            refuse_foreign(data_dir)
         state = json.loads(path.read_text())
     except (FileNotFoundError, NotADirectoryError):
         return None
