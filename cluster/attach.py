@@ -19,9 +19,8 @@ from typing import Any
 import psutil
 
 from cluster import environment
-from cluster.environment import NAMESPACE, TOKEN_PATH, allow_other_machines, prepare
+from cluster.environment import NAMESPACE, TOKEN_PATH, allow_other_machines, is_loopback, prepare
 from cluster.signals import held_back
-from cluster.wire.endpoint import is_loopback
 from storage.errors import Invalid, Unavailable
 
 TOKEN_PROBE = "/ray.rpc.NodeInfoGcsService/GetClusterId"

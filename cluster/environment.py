@@ -26,6 +26,12 @@ CONTROLLER_HOST = "controller"
 LOOPBACK_SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """The undocumented switch: with "0" Ray stays on the loopback, and `ray start` refuses to join another machine."""
 
+
+def is_loopback(host: str) -> bool:
+    """Whether an address can be reached from its own machine only."""
+    return host.startswith("127.") or host == "::1"
+
+
 _SETTINGS = {
     LOOPBACK_SWITCH: "0",
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",

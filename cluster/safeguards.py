@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from cluster.environment import is_loopback
 from cluster.options import ClusterOptions
 from cluster.pulsar.ports import advertised_host, wanted_ports
-from cluster.wire.endpoint import is_loopback
 from storage.errors import Invalid
 
 

@@ -51,11 +51,6 @@ def this_network() -> str:
     return _space("net")
 
 
-def is_loopback(host: str) -> bool:
-    """Whether an address can be reached from its own machine only."""
-    return host.startswith("127.") or host == "::1"
-
-
 def _space(kind: str) -> str:
     try:
         return f"{_BOOT.read_text().strip()}:{os.stat(f'/proc/self/ns/{kind}').st_ino}"

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from actors.host import Answer
 from actors.ports import Unknown
 from actors.wire import Packed
+from cluster.environment import is_loopback
 from cluster.wire.connection import Connection
-from cluster.wire.endpoint import Endpoint, is_loopback, this_network
+from cluster.wire.endpoint import Endpoint, this_network
 from cluster.wire.handshake import Caller, Refused
 from cluster.wire.tls import Secured, TlsFiles, Trust, trust_in
 from storage.errors import Invalid
