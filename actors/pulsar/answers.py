@@ -27,6 +27,7 @@ from actors.pulsar.consuming import WireConsumer
 from actors.pulsar.fields import ServerError
 from actors.pulsar.gateway import Certified, ConsumerHere, Identity
 from actors.pulsar.ids import position_of
+from actors.pulsar.intake import MOST_TEXT
 from actors.pulsar.log_extent import ASK_MS, PATIENCE_MS
 from actors.pulsar.namespaces import Namespaces
 from actors.pulsar.producing import WireProducer
@@ -57,7 +58,7 @@ class Answers:
 
     def refused(self, name: str, request: int, error: SluiceError) -> bool:
         """Answer where the protocol has an answer of its own for refusals; False where ERROR is the one."""
-        code, text = code_of(error), str(error)
+        code, text = code_of(error), str(error)[:MOST_TEXT]
         if name == "partition_metadata":
             answer = {"request_id": request, "response": FAILED, "error": code, "message": text}
             self._c.say("partition_metadata_answer", **answer)
@@ -136,7 +137,7 @@ class Answers:
             ACCESS_MODES[asked.access_mode],
             asked.topic_epoch if asked.HasField("topic_epoch") else None,
             again=bool(asked.epoch) and not asked.user_provided_name,
-            waits=partial(self._c.say, "producer_success", **waiting),
+            waits=partial(self._c.waits, **waiting),
         )
         made = WireProducer(
             self._g,

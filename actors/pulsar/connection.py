@@ -7,12 +7,13 @@ not offered is refused at once with Pulsar's code, because silence costs a clien
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Container
+from collections import deque
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
-import numpy as np
-
-from actors.pulsar.abreast import read_sends, sends_in
+from actors.ports import Task
+from actors.pulsar.abreast import read_sends
 from actors.pulsar.answers import Answers
 from actors.pulsar.consuming import WireConsumer
 from actors.pulsar.fields import (
@@ -26,15 +27,19 @@ from actors.pulsar.fields import (
     command,
     parse,
 )
-from actors.pulsar.frames import HEADROOM, Cut, Cutter, Frame, body_of, encode
-from actors.pulsar.gateway import Gateway, Link
+from actors.pulsar.frames import HEADROOM, Cutter, Frame, body_of, encode
+from actors.pulsar.gateway import Gateway, Identity, Link
+from actors.pulsar.intake import GREETING_BYTES, REST_MS, TURN
 from actors.pulsar.producing import WireProducer
+from actors.pulsar.reading_ahead import Reading
 from actors.pulsar.refusals import Refused, code_of
 from actors.pulsar.sends import Send
 from actors.pulsar.session import NO_REQUEST, Session
 from storage.errors import SluiceError
 
 KEEP_ALIVE_MS = 30_000
+FRAME_MS = 60_000
+"""A frame is whole so long after it has begun, or its connection ends."""
 CUMULATIVE = 1
 
 Handler = Callable[[Any], Awaitable[None]]
@@ -45,9 +50,15 @@ class Connection(Session):
 
     def __init__(self, gateway: Gateway, link: Link) -> None:
         super().__init__(gateway, link)
-        self._cutter = Cutter(gateway.max_message_bytes + HEADROOM)
+        self._cutter = Cutter(GREETING_BYTES)
         self._answers = Answers(self)
         self._heard = gateway.ports.clock.monotonic()
+        self._begun: int | None = None
+        """When the first byte of a frame came that is not whole yet."""
+        self._read: deque[Reading] = deque()
+        """What was read and is not taken up yet."""
+        self._goes_on = False
+        self._going_on: Task | None = None
         self._sends: list[tuple[WireProducer, list[Send], int]] = []
         self._immediate: dict[str, Callable[[Any], None]] = {
             "ping": lambda _: self.write(_PONG),
@@ -56,7 +67,7 @@ class Connection(Session):
             "ack": self._ack,
             "redeliver": self._redeliver,
         }
-        gateway.ports.spawn(self._keep_alive(), "keep-alive")
+        self._keeping = gateway.ports.spawn(self._keep_alive(), "keep-alive")
 
     # -- in -------------------------------------------------------------------------------------------------------
 
@@ -71,69 +82,134 @@ class Connection(Session):
         if not self._sign.is_set():
             self._sign.set()
         try:
-            self._frames(self._cutter.feed(chunk))
-        except (Malformed, UnicodeDecodeError) as error:
-            self.gateway.ports.log("protocol", peer=self.link.peer, error=str(error))
-            self._flush()
-            self.refuse(NO_REQUEST, ServerError.UNSUPPORTED_VERSION, str(error))
-            self.end()
+            cut = self._cutter.feed(chunk)
+        except Malformed as error:
+            self._break(error)
             return
-        self._flush()
+        if len(cut):
+            self._read.append(Reading(cut))
+        if not self._cutter.kept:
+            self._begun = None
+        elif self._begun is None or len(cut):
+            self._begun = self._heard
+        if self.intake.connecting and self._waiting() > GREETING_BYTES:
+            self._break(Malformed(f"more than {GREETING_BYTES} bytes before CONNECT has its answer"))
+            return
+        if not self._goes_on:
+            self._turn()
+        self._count()
 
-    def _frames(self, cut: Cut) -> None:
-        """What was read, in order; neighbouring SENDs together."""
-        number = 0
-        if len(cut) >= self.gateway.abreast_from and self.greeted:
-            sends = sends_in(cut)
-            begins = np.flatnonzero(np.diff(sends, prepend=False, append=False)).reshape(-1, 2).tolist()
-            for first, end in begins:
-                if end - first >= self.gateway.abreast_from:
-                    for before in range(number, first):
-                        self._frame(cut[before])
-                    self._abreast(cut, first, end)
-                    number = end
-        for left in range(number, len(cut)):
-            self._frame(cut[left])
+    def _waiting(self) -> int:
+        """Bytes that were read and wait: for the rest of their frame, or for room."""
+        return self._cutter.kept + sum(len(each.cut.data) for each in self._read)
 
-    def _abreast(self, cut: Cut, first: int, end: int) -> None:
-        """SENDs number first .. end-1. Each producer's go out in their order, decoded together or one by one."""
+    def _break(self, error: Exception) -> None:
+        """Nothing can be read from this client any more."""
+        self.gateway.ports.log("protocol", peer=self.link.peer, error=str(error))
         self._flush()
-        read = read_sends(cut, first, end) or {}
+        self.refuse(NO_REQUEST, ServerError.UNSUPPORTED_VERSION, str(error))
+        self.end()
+
+    def _count(self) -> None:
+        """Say how much was read and waits, and whether more is wanted."""
+        if not self.closed:
+            self.intake.unfinished(self._waiting())
+            self.look()
+
+    def look(self) -> None:
+        """Stop reading if there is no room, or something waits; go on by itself when that has changed."""
+        if self.closed or not (self._read or self.intake.full or self.intake.crowded):
+            return
+        if not self.intake.connecting:  # of a stranger who has left we want to hear, and it may send little
+            self.link.pause()
+        if self._goes_on:
+            return
+        self._goes_on = True
+        self._going_on = self.gateway.ports.spawn(self._go_on(), "read")
+
+    async def _go_on(self) -> None:
+        """Take up what was read, turn by turn, as far as there is room; then read again."""
+        ports, intake = self.gateway.ports, self.intake
+        while not self.closed and (self._read or intake.full or intake.crowded):
+            if self._read and not intake.full:
+                await ports.clock.sleep(REST_MS)
+                self._turn()
+                self._count()
+            else:
+                intake.room.clear()
+                await intake.room.wait(ports)
+        self._goes_on = False
+        self._heard = ports.clock.monotonic()
+        self.link.resume()
+
+    def _turn(self) -> None:
+        """Take up what was read, in order, as far as there is room; neighbouring SENDs together."""
+        left = TURN
+        try:
+            while self._read and left and not (self.intake.full or self.closed):
+                reading = self._read[0]
+                end = reading.sends_from_here(self.gateway.abreast_from) if self.greeted else reading.at
+                if end > reading.at:
+                    self._abreast(reading, end)
+                else:
+                    frame, reading.at = reading.cut[reading.at], reading.at + 1
+                    left -= self._frame(frame, reading)
+                if reading.at == len(reading.cut):
+                    self._read.popleft()
+        except (Malformed, UnicodeDecodeError) as error:
+            self._break(error)
+        else:
+            self._flush()
+
+    def _abreast(self, reading: Reading, end: int) -> None:
+        """SENDs up to there. Each producer's go out in their order, decoded together or, later, one by one."""
+        self._flush()
+        read = read_sends(reading.cut, reading.at, end) or {}
         done: dict[int, None] = {}
         for number, sends in read.items():
             producer = self._producer(number)
             if producer is not None and sends is not None and producer.takes(sends):
                 done[number] = None
-                self.pending(sends.size)
+                self.intake.pending(sends.size)
                 producer.send_abreast(sends)
-        if not read or len(done) < len(read):
-            self._one_by_one(cut, first, end, done)
+        if read and len(done) == len(read):
+            reading.at = end
+        else:
+            reading.done, reading.done_until = done, end
 
-    def _one_by_one(self, cut: Cut, first: int, end: int, done: Container[int]) -> None:
-        """Those of the producers that are not decoded abreast."""
-        for frame in (cut[number] for number in range(first, end)):
-            asked = parse(Command, frame.command).send
-            if asked.producer_id not in done:
-                self._send(asked, frame)
-
-    def _frame(self, frame: Frame) -> None:
+    def _frame(self, frame: Frame, reading: Reading) -> int:
+        """Take one up. Returns how much of a turn it takes."""
         asked = _parsed(frame.command)
         name = FIELD_OF.get(asked.type, "")
         if not self.greeted and name != "connect":
             raise Malformed("the first command of a connection is CONNECT")
         if name == "send":
-            self._send(asked.send, frame)
-            return
+            return self._send(asked.send, frame, reading)
         self._flush()
         if not name or not asked.HasField(name):
             raise Malformed(f"there is no command {asked.type}, or it is empty")
         body = getattr(asked, name)
-        if name in self._immediate:
+        if name == "connect":
+            self._connect(body)
+        elif name in self._immediate:
             self._immediate[name](body)
         else:
-            self._begin(name, body)
+            self._begin(name, body, len(frame.command))
+        return 1
 
-    def _begin(self, name: str, body: Any) -> None:
+    def _connect(self, body: Any) -> None:
+        """One at a time, and one in all: what comes behind it waits for its outcome."""
+        if self.greeted:
+            raise Malformed("a connection begins with CONNECT once")
+        self.intake.connect(True)
+        self._begin("connect", body, 0)
+
+    def greet(self, asked: Any, identity: Identity | None) -> None:
+        """The client may go on."""
+        self._cutter.limit = self.gateway.max_message_bytes + HEADROOM
+        super().greet(asked, identity)
+
+    def _begin(self, name: str, body: Any, size: int) -> None:
         """Answer beside what else comes; a refusal goes back under the request's number."""
         handler: Handler | None = getattr(self._answers, name, None)
         if handler is None and name not in NOT_OFFERED:
@@ -141,7 +217,7 @@ class Connection(Session):
         if handler is None:
             self.refuse(body.request_id, ServerError.NOT_ALLOWED, f"{name} is not offered")
             return
-        self.begin(self._answer(name, handler, body), name)
+        self.ask(name, partial(self._answer, name, handler, body), getattr(body, "request_id", NO_REQUEST), size)
 
     async def _answer(self, name: str, handler: Handler, body: Any) -> None:
         try:
@@ -153,13 +229,18 @@ class Connection(Session):
                 self.end()
             elif not self._answers.refused(name, body.request_id, error):
                 self.refuse(body.request_id, code_of(error), str(error))
+        finally:
+            if name == "connect":
+                self.intake.connect(False)
 
     # -- what needs nobody else -----------------------------------------------------------------------------------
 
-    def _send(self, asked: Any, frame: Frame) -> None:
+    def _send(self, asked: Any, frame: Frame, reading: Reading) -> int:
+        if reading.is_done(asked.producer_id):
+            return 0
         producer = self._producer(asked.producer_id)
         if producer is None:
-            return
+            return 1
         size = len(frame.rest)
         send = Send(asked, body_of(frame.rest))
         if self._sends and self._sends[-1][0] is producer:
@@ -168,6 +249,7 @@ class Connection(Session):
             self._sends[-1] = (producer, sends, before + size)
         else:
             self._sends.append((producer, [send], size))
+        return 0
 
     def _producer(self, number: int) -> WireProducer | None:
         """A producer that takes sends; None if it was closed from here, which its client learns by CLOSE_PRODUCER."""
@@ -178,7 +260,7 @@ class Connection(Session):
         """The sends that were read together go out together."""
         sends, self._sends = self._sends, []
         for producer, frames, size in sends:
-            self.pending(size)
+            self.intake.pending(size)
             producer.send(frames, size)
 
     def _flow(self, asked: Any) -> None:
@@ -195,7 +277,7 @@ class Connection(Session):
         else:
             unknown = consumer.acknowledge_sent(asked.message_id, cumulative=asked.ack_type == CUMULATIVE)
             if unknown or asked.HasField("request_id"):
-                self.begin(self._confirm(consumer, asked, unknown), "ack")
+                self.begin(self._confirm(consumer, asked, unknown), "ack", asked.ByteSize())
 
     async def _confirm(self, consumer: WireConsumer, asked: Any, unknown: list[Any]) -> None:
         """Say of an acknowledgement that it is durable."""
@@ -225,20 +307,37 @@ class Connection(Session):
             return
         if asked.HasField("consumer_epoch"):
             consumer.epoch = asked.consumer_epoch
-        self.begin(consumer.redeliver(list(asked.message_ids)), "redeliver")
+        self.begin(consumer.redeliver(list(asked.message_ids)), "redeliver", asked.ByteSize())
 
     # -- life -----------------------------------------------------------------------------------------------------
 
     async def _keep_alive(self) -> None:
-        """Ask a silent client whether it is there; one that says nothing for two spells is not."""
-        clock = self.gateway.ports.clock
+        """Ask a silent client whether it is there; one that says nothing for two spells is not.
+
+        To take what it was written is a sign of life as well, because meanwhile nothing is read from it.
+        """
+        clock, unsent = self.gateway.ports.clock, 0
         while not self.closed:
             await clock.sleep(KEEP_ALIVE_MS)
-            silent = clock.monotonic() - self._heard
-            if silent > 2 * KEEP_ALIVE_MS or not self.greeted:
+            now, before, unsent = clock.monotonic(), unsent, self.link.unsent()
+            if self.intake.choked and unsent < before:
+                self._heard = now
+            half = self._begun is not None and now - self._begun > FRAME_MS
+            if now - self._heard > 2 * KEEP_ALIVE_MS or half or not self.greeted:
                 self.end()
-            elif silent > KEEP_ALIVE_MS // 2:
+            elif now - self._heard > KEEP_ALIVE_MS // 2:
                 self.write(_PING)
+
+    def over(self) -> None:
+        """See Session."""
+        if self.closed:
+            return
+        super().over()
+        self._read.clear()
+        self._cutter.clear()
+        for task in (self._keeping, self._going_on):
+            if task is not None:
+                task.cancel()
 
 
 def _parsed(data: memoryview) -> Any:

@@ -484,6 +484,8 @@ class WireConsumer:
             self._whole.clear()
         if self.opened:
             await self._part.close()
+        elif isinstance(self._part, PartitionConsumer):
+            self._part.stop_opening()
 
     def unacknowledged(self) -> int:
         """Messages that the client has and is not done with."""

@@ -86,10 +86,20 @@ class Cutter:
     """
 
     def __init__(self, limit: int = MAX_FRAME_BYTES) -> None:
-        self._limit = limit
+        self.limit = limit
+        """Longest frame."""
         self._chunks: list[bytes] = []
         self._have = 0
         self._need = 4
+
+    @property
+    def kept(self) -> int:
+        """Bytes of a frame that is not whole."""
+        return self._have
+
+    def clear(self) -> None:
+        """Forget what is kept: nothing more comes."""
+        self._chunks, self._have = [], 0
 
     def feed(self, data: bytes | memoryview) -> Cut:
         """The frames that are whole now. Raises Malformed; nothing can be read from such a client any more."""
@@ -98,7 +108,7 @@ class Cutter:
             self._chunks.append(bytes(data))
             return Cut(b"", [], 0)
         whole = b"".join((*self._chunks, data, _ZEROS))
-        starts, at, end, read, limit = [], 0, self._have, U32.unpack_from, self._limit
+        starts, at, end, read, limit = [], 0, self._have, U32.unpack_from, self.limit
         self._need = 4
         while end - at >= 4:
             total = read(whole, at)[0]

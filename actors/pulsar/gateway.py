@@ -21,6 +21,7 @@ from actors.messages import ClientsHere, Done, ProducersHere, ProducersPresent, 
 from actors.ports import Address, Ports
 from actors.pulsar.clients import Introduction, clients_here, send_away
 from actors.pulsar.expiry import Expiry
+from actors.pulsar.intake import Held
 from actors.pulsar.namespaces import Namespaces
 from actors.pulsar.pieces import Pieces
 from actors.pulsar.quotas import Backlogs, Quotas
@@ -79,6 +80,9 @@ class Link(Protocol):
 
     def resume(self) -> None:
         """Read again."""
+
+    def unsent(self) -> int:
+        """Bytes that were written and that the client has not taken."""
 
 
 class ConsumerHere(Protocol):
@@ -166,6 +170,7 @@ class Gateway:
         """Where readers go on that were moved and are coming back, by topic, partition and subscription."""
         self.moving: dict[tuple[str, int, str], Signal] = {}
         """Subscriptions that are being moved, by topic, partition and name: set when that is over."""
+        self.held = Held()
         self._made = 0
 
     def reads(self, consumer: ConsumerHere) -> None:

@@ -9,6 +9,7 @@ new, under a number that no earlier one had.
 
 from __future__ import annotations
 
+import asyncio
 import struct
 from typing import Any
 
@@ -25,6 +26,8 @@ from storage.errors import Corrupt, Invalid, NotFound
 VERSION = struct.Struct(">q")
 MAX_SCHEMA_BYTES = 256 * 1024
 MAX_VERSIONS = 1_000
+MOST_ABREAST = 4
+"""So many records are read or written at once: one may be large, and there may be many who ask."""
 DELETED = b""
 """The version that says that there is none."""
 UNCHECKED = (0, 21)
@@ -37,6 +40,7 @@ class Schemas:
 
     def __init__(self, ports: Ports) -> None:
         self._ports = ports
+        self._abreast = asyncio.Semaphore(MOST_ABREAST)
         self._namespaces = Namespaces(ports.meta)
 
     async def put(self, topic: str, schema: Any) -> bytes:
@@ -93,7 +97,8 @@ class Schemas:
             packed: bytes = msgpack.packb([*versions, encoded])
             return packed
 
-        value = await revise(self._ports.meta, schema_key(topic), added, f"the schemas of {topic} are")
+        async with self._abreast:
+            value = await revise(self._ports.meta, schema_key(topic), added, f"the schemas of {topic} are")
         return VERSION.pack(_place_of(encoded, _versions_in(topic, value)))
 
     async def version_of(self, topic: str, schema: Any) -> bytes:
@@ -121,7 +126,8 @@ class Schemas:
         return parse(Schema, versions[place]), VERSION.pack(place)
 
     async def _read(self, topic: str) -> list[bytes]:
-        return _versions_in(topic, await value_of(self._ports.meta, schema_key(topic)))
+        async with self._abreast:
+            return _versions_in(topic, await value_of(self._ports.meta, schema_key(topic)))
 
 
 def _versions_in(topic: str, value: bytes | None) -> list[bytes]:

@@ -3,23 +3,40 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
+from actors.ports import Task
 from actors.pulsar.clients import Introduction, metadata_of
 from actors.pulsar.consuming import WireConsumer
 from actors.pulsar.fields import ServerError, command
 from actors.pulsar.frames import encode
 from actors.pulsar.gateway import PROTOCOL, VERSION, Gateway, Identity, Link
+from actors.pulsar.intake import MOST_TEXT, Intake, Turn
 from actors.pulsar.producing import WireProducer
 from actors.pulsar.refusals import Refused
 from actors.signal import Signal
 from storage.errors import SluiceError
 
-PENDING_BYTES = 32 * 1024 * 1024
-"""So many bytes of sends may be under way before a connection is read no further."""
 MOST_HANDLES = 10_000
 """Producers and consumers of one connection."""
+QUESTIONS = frozenset(
+    (
+        "connect",
+        "partition_metadata",
+        "lookup",
+        "topics_of",
+        "get_last_id",
+        "get_schema",
+        "put_schema",
+        "consumer_stats",
+    )
+)
+"""Commands that nobody needs to be carried out when their connection has ended. The others go on to their end, because
+half of them would be worse than none: what they make is closed then.
+"""
+LARGE = frozenset(("get_schema", "topics_of"))
+"""Commands whose answers may be large."""
 ALIVE_MS = 1_000
 """A client that another one would replace has so long to say that it is there."""
 WALL_CLOCK_MS = 30_000
@@ -45,23 +62,19 @@ class Session:
         """How the client names itself."""
         self.greeted = self.closed = False
         self.fails_by = ServerError.NOT_ALLOWED
-        self._pending = 0
-        self._choked = False
+        self.intake = Intake(gateway.held, self.look)
+        self._asking: dict[Turn, tuple[str, Task]] = {}
+        self._turns: dict[int, Turn] = {}
         self._sign = Signal()
         """Of life, from the client: set by everything that it says, cleared by who asks for one."""
         self._sign.set()
 
-    def pending(self, size: int) -> None:
-        """So many bytes of sends are under way."""
-        self._pending += size
-        if self._pending > PENDING_BYTES:
-            self.link.pause()
+    def look(self) -> None:
+        """The connection may have become full, or have room again."""
 
     def settled(self, size: int) -> None:
         """So many bytes of sends have their outcome."""
-        before, self._pending = self._pending, self._pending - size
-        if before > PENDING_BYTES >= self._pending:
-            self.link.resume()
+        self.intake.pending(-size)
 
     def write(self, data: bytes) -> None:
         """Send these bytes."""
@@ -74,11 +87,11 @@ class Session:
 
     def refuse(self, request: int, code: int, text: str) -> None:
         """Answer a request with an error."""
-        self.say("error", request_id=request, error=code, message=text)
+        self.say("error", request_id=request, error=code, message=text[:MOST_TEXT])
 
     def choke(self, choked: bool) -> None:
-        """What was written piles up, or was taken: hand out no more messages meanwhile, or go on."""
-        self._choked = choked
+        """What was written piles up, or was taken: hand out and read no more meanwhile, or go on."""
+        self.intake.choke(choked)
         for consumer in list(self.consumers.values()):
             consumer.choke(choked)
 
@@ -112,15 +125,20 @@ class Session:
         self.gateway.introductions[one] = made
 
     def add_consumer(self, consumer: WireConsumer, asked: Any) -> None:
-        """One more, and what its client said. Raises Refused if there are too many."""
-        if len(self.consumers) + len(self.producers) >= MOST_HANDLES:
-            raise Refused(ServerError.TOO_MANY_REQUESTS, f"a connection has at most {MOST_HANDLES} consumers")
+        """One more, and what its client said. Raises Refused if there are too many, or the connection has ended."""
+        self._check_room("consumers")
         self.consumers[consumer.number] = consumer
         key = (consumer.place.topic, consumer.asked.subscription)
         self.gateway.consumers.setdefault(key, []).append(consumer)
         self.gateway.reads(consumer)
         self._introduce(consumer, consumer.number, asked)
-        consumer.choke(self._choked)
+        consumer.choke(self.intake.choked)
+
+    def _check_room(self, what: str) -> None:
+        if self.closed:
+            raise Refused(ServerError.SERVICE_NOT_READY, "the connection has ended")
+        if len(self.consumers) + len(self.producers) >= MOST_HANDLES:
+            raise Refused(ServerError.TOO_MANY_REQUESTS, f"a connection has at most {MOST_HANDLES} {what}")
 
     def remove_consumer(self, consumer: WireConsumer) -> None:
         """One less."""
@@ -143,9 +161,8 @@ class Session:
                 await self.gateway.directory.remove_unused(topic, subscription)
 
     def add_producer(self, producer: WireProducer, asked: Any, access_mode: str) -> None:
-        """One more, and what its client said. Raises Refused if there are too many."""
-        if len(self.consumers) + len(self.producers) >= MOST_HANDLES:
-            raise Refused(ServerError.TOO_MANY_REQUESTS, f"a connection has at most {MOST_HANDLES} producers")
+        """One more, and what its client said. Raises Refused if there are too many, or the connection has ended."""
+        self._check_room("producers")
         self.producers[producer.number] = producer
         self.gateway.producers.setdefault((producer.place.topic, producer.place.partition), []).append(producer)
         self._introduce(producer, producer.number, asked, access_mode)
@@ -175,21 +192,62 @@ class Session:
             self.say("close_producer", producer_id=producer.number, request_id=NO_REQUEST)
 
     async def answers(self) -> bool:
-        """Ask the client for a sign of life; one that gives none within ALIVE_MS has lost its connection."""
+        """Ask the client for a sign of life; one that gives none within ALIVE_MS has lost its connection.
+
+        To take what it was written is one. Of a client that is not listened to for want of room nothing is wanted.
+        """
+        if self.intake.full and not self.intake.choked:
+            return not self.closed
         if self._sign.is_set():
             self._sign.clear()
             self.say("ping")
-        if not await self._sign.wait(self.gateway.ports, ALIVE_MS):
+        unsent = self.link.unsent()
+        answered = await self._sign.wait(self.gateway.ports, ALIVE_MS)
+        if not answered and not (self.intake.choked and self.link.unsent() < unsent):
             self.end()
         return not self.closed
 
-    def begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Do something beside what else comes. A defect in it ends this connection, and no other."""
-        self.gateway.ports.spawn(self._guarded(work, name), name)
+    def ask(self, name: str, work: Callable[[], Awaitable[None]], request: int, size: int) -> None:
+        """Carry out a request of so many bytes when it is its turn. One of QUESTIONS, and one whose turn has not come,
+        ends with the connection.
+        """
+        turn = self._turns[request] = self.intake.request(size)
+        self._asking[turn] = name, self.gateway.ports.spawn(self._in_turn(turn, name, work, request), name)
 
-    async def _guarded(self, work: Coroutine[Any, Any, None], name: str) -> None:
+    async def _in_turn(self, turn: Turn, name: str, work: Callable[[], Awaitable[None]], request: int) -> None:
+        async def asked() -> None:
+            await turn.begin(self.gateway.ports, large=name in LARGE)
+            await work()
+
         try:
-            await work
+            await self._guarded(asked, name)
+        finally:
+            turn.over()
+            self._asking.pop(turn, None)
+            if self._turns.get(request) is turn:
+                del self._turns[request]
+
+    def waits(self, request_id: int, **told: Any) -> None:
+        """A producer waits until it has the partition to itself; its request keeps no other from its turn."""
+        if request_id in self._turns:
+            self._turns[request_id].over()
+        self.say("producer_success", request_id=request_id, **told)
+
+    def begin(self, work: Coroutine[Any, Any, None], name: str, size: int = 0) -> None:
+        """Do something beside what else comes. A defect in it ends this connection, and no other."""
+        turn = self.intake.request(size)
+
+        async def counted() -> None:
+            try:
+                await work
+            finally:
+                turn.over()
+
+        self.gateway.ports.spawn(self._guarded(counted, name), name)
+
+    async def _guarded(self, work: Callable[[], Awaitable[None]], name: str) -> None:
+        try:
+            await work()
         except SluiceError as error:
             self.gateway.ports.log("failed", peer=self.link.peer, work=name, error=str(error))
         except Exception as error:
@@ -208,12 +266,16 @@ class Session:
         if self.closed:
             return
         self.closed = True
+        for turn, (name, task) in list(self._asking.items()):
+            if name in QUESTIONS or not turn.begun:
+                task.cancel()
         for producer in list(self.producers.values()):
             producer.close()
             self.remove_producer(producer)
         for consumer in list(self.consumers.values()):
             self.remove_consumer(consumer)
             self.begin(self.leave(consumer), "close")
+        self.intake.end()
 
 
 def _discard(table: dict[Any, list[Any]], key: Any, one: Any) -> None:

@@ -19,7 +19,7 @@ from cluster.pulsar.admin.broker import Broker
 from cluster.pulsar.admin.paths import pulsar_routes
 from cluster.pulsar.authentication import in_header
 from cluster.pulsar.tls import role_of
-from storage.errors import Invalid
+from storage.errors import Invalid, Overloaded
 
 
 class GatewayHttp:
@@ -48,4 +48,6 @@ class GatewayHttp:
                 await authenticate(*in_header(request.headers.get("Authorization", "")))
             except Invalid as error:
                 return web.json_response({"reason": str(error)}, status=401)
+            except Overloaded as error:
+                return web.json_response({"reason": str(error)}, status=503)
         return await answered(request, handler, self._host)

@@ -17,6 +17,7 @@ from actors.ports import Address, Ports
 from actors.pulsar.connection import Connection
 from actors.pulsar.doors import Doorkeeper
 from actors.pulsar.gateway import Gateway, GatewayActor
+from actors.pulsar.intake import GREETING_BYTES
 from cluster.forks import keep_connection_from_children
 from cluster.http_door import HttpDoor
 from cluster.process_watch import this_process
@@ -36,7 +37,11 @@ HTTP = (b"GET ", b"HEAD", b"PUT ", b"POST", b"DELE")
 READ_BYTES = 1024 * 1024
 """Read so much at once: frames that are there together are decoded together."""
 WRITE_BYTES = 4 * 1024 * 1024
-"""So much may wait to be sent before no more messages are handed to a connection."""
+"""So much may wait to be sent before no more messages are handed to a connection, and nothing is read from it."""
+ALL_WRITE_BYTES = 64 * 1024 * 1024
+"""The same for all connections together, of which each has an equal share,"""
+LEAST_WRITE_BYTES = 64 * 1024
+"""and at least this."""
 
 
 class PulsarGateway(GatewayActor):
@@ -141,16 +146,40 @@ class _Socket(asyncio.BufferedProtocol):
         keep_connection_from_children(transport)
         self.peer = "{}:{}".format(*transport.get_extra_info("peername")[:2])
         if len(self._all) >= MOST_CONNECTIONS:
-            self._transport.abort()
-            return
+            stranger = next((one for one in self._all if one.is_stranger), self)
+            stranger.abort()
+            self._all.pop(stranger, None)
+            if stranger is self:
+                return
         self._all[self] = None
-        self._transport.set_write_buffer_limits(high=WRITE_BYTES)
         self._conversation = Connection(self.gateway, self)
         self._conversation.certified = role_of(transport.get_extra_info("peercert"))
+        self._share()
+
+    @property
+    def is_stranger(self) -> bool:
+        """Whether it was not let in yet."""
+        return self._conversation is not None and not self._conversation.greeted
+
+    def _share(self) -> None:
+        """Share among all what may wait to be sent, when there are twice as many, or half."""
+        count = len(self._all)
+        if count & (count - 1) == 0:
+            for one in self._all:
+                one.limit(max(min(WRITE_BYTES, ALL_WRITE_BYTES // max(count, 1)), LEAST_WRITE_BYTES))
+        elif self in self._all:
+            share = ALL_WRITE_BYTES // (1 << count.bit_length())
+            self.limit(max(min(WRITE_BYTES, share), LEAST_WRITE_BYTES))
+
+    def limit(self, size: int) -> None:
+        """So much may wait to be sent."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.set_write_buffer_limits(high=size)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Where to read to."""
-        return self._buffer
+        """Where to read to: little while it is not known who speaks."""
+        known = self._conversation is not None and self._conversation.greeted
+        return self._buffer if known else self._buffer[:GREETING_BYTES]
 
     def buffer_updated(self, count: int) -> None:
         """So many bytes were read."""
@@ -180,6 +209,7 @@ class _Socket(asyncio.BufferedProtocol):
     def connection_lost(self, error: Exception | None) -> None:
         """It is over."""
         self._all.pop(self, None)
+        self._share()
         if self._conversation is not None:
             self._conversation.over()
 
@@ -212,6 +242,10 @@ class _Socket(asyncio.BufferedProtocol):
         """See Link."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
+
+    def unsent(self) -> int:
+        """See Link."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def abort(self) -> None:
         """Break it off now."""

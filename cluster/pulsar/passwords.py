@@ -20,12 +20,14 @@ from pathlib import Path
 
 from cluster.certificates import check_private
 from cluster.pulsar.tokens import Identity, Rejected
-from storage.errors import Invalid
+from storage.errors import Invalid, Overloaded
 
 METHOD = "basic"
 MOST_COST = 12
 """A quarter of a second on a fast machine: who hashes with more makes clients wait."""
 _HASH = re.compile(r"\$2[aby]\$([0-9]{2})\$[./A-Za-z0-9]{53}")
+MOST_CHECKS = 50
+"""So many passwords are being compared or wait for it; who comes beyond that is told to come again."""
 _BYTES = 72
 """bcrypt looks no further."""
 
@@ -49,16 +51,26 @@ class PasswordAuthenticator:
         self._secret = secrets.token_bytes(32)
         self._right: dict[str, bytes] = {}
         self._slow = ThreadPoolExecutor(1, "passwords")
+        self._checks = 0
 
     async def __call__(self, data: bytes) -> Identity:
-        """Who says `name:password`. Raises Rejected; it does not tell which of them is wrong."""
+        """Who says `name:password`. Raises Rejected, which does not tell which of them is wrong, and Overloaded.
+
+        If the caller is cancelled, as when its client has gone, the password is not compared any more.
+        """
         name, _, password = data.decode("utf-8", "replace").partition(":")
         given = password.replace("\0", "?").encode()[:_BYTES]
         seal = hmac.digest(self._secret, given, hashlib.sha256)
         if hmac.compare_digest(self._right.get(name, b""), seal):
             return Identity(name, None)
         wanted = self._hashes.get(name, self._decoy)
-        right = await asyncio.get_running_loop().run_in_executor(self._slow, self._check, given, wanted)
+        if self._checks >= MOST_CHECKS:
+            raise Overloaded("too many passwords are being checked: come again")
+        self._checks += 1
+        try:
+            right = await asyncio.get_running_loop().run_in_executor(self._slow, self._check, given, wanted)
+        finally:
+            self._checks -= 1
         if not right or name not in self._hashes:
             raise Rejected("the name or the password is not right")
         self._right[name] = seal

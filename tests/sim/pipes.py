@@ -79,6 +79,10 @@ class End:
         """See Link."""
         self._paused = True
 
+    def unsent(self) -> int:
+        """See Link."""
+        return self._unread
+
     def resume(self) -> None:
         """See Link."""
         self._paused = False

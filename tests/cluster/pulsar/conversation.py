@@ -102,6 +102,10 @@ class Wire:
     def pause(self) -> None:
         """See Link."""
 
+    def unsent(self) -> int:
+        """See Link."""
+        return 0
+
     def resume(self) -> None:
         """See Link."""
 

@@ -7,7 +7,7 @@ import itertools
 import pulsar
 import pytest
 
-from actors.pulsar import session
+from actors.pulsar import intake, session
 from actors.pulsar.fields import ServerError, command
 from actors.pulsar.frames import encode
 from cluster.client import Client
@@ -55,7 +55,7 @@ def test_who_sends_more_than_is_stored_is_read_no_further(
     client: pulsar.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Everything arrives all the same, in order."""
-    monkeypatch.setattr(session, "PENDING_BYTES", 20_000)
+    monkeypatch.setattr(intake, "PENDING_BYTES", 20_000)
     paused = itertools.count()
     before = listener._Socket.pause
 
