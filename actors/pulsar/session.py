@@ -18,7 +18,7 @@ from actors.pulsar.refusals import Refused
 from actors.signal import Signal
 from storage.errors import SluiceError
 
-MOST_HANDLES = 10_000
+MOST_HANDLES = 2_000
 """Producers and consumers of one connection."""
 QUESTIONS = frozenset(
     (

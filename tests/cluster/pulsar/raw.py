@@ -48,6 +48,12 @@ class Raw:
     def close(self) -> None:
         self._socket.close()
 
+    def __enter__(self) -> Raw:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def greet(self) -> None:
         """Be let in."""
         self.send(HELLO)

@@ -33,6 +33,19 @@ def test_one_connection_too_many_is_closed_and_the_others_stay(
     again.close()
 
 
+def test_a_stranger_makes_way_for_who_comes(server: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all connections are taken, by the one that was first of those that were not let in yet."""
+    monkeypatch.setattr(listener, "MOST_CONNECTIONS", 2)
+    strangers = [Raw(server.pulsar_service_url) for _ in range(2)]
+    strangers[1].greet()
+    with Raw(server.pulsar_service_url) as other:
+        other.greet()
+        assert strangers[0].closed()
+        strangers[1].say("ping")
+        assert strangers[1].read().HasField("pong")
+    strangers[1].close()
+
+
 def test_one_producer_or_consumer_too_many_is_refused(raw: Raw, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "MOST_HANDLES", 2)
     raw.greet()

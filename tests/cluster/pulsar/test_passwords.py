@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import secrets
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,9 +19,10 @@ from actors.pulsar.frames import encode
 from cluster.embedded import running
 from cluster.options import ClusterOptions
 from cluster.pulsar.authentication import authenticate_by, in_header
-from cluster.pulsar.passwords import PasswordAuthenticator
+from cluster.pulsar.passwords import MOST_CHECKS, PasswordAuthenticator
 from cluster.pulsar.ports import WEB, port_of, service_url
 from cluster.pulsar.tokens import Rejected
+from storage.errors import Overloaded
 from tests.cluster.pulsar.admin.asking import Tool
 from tests.cluster.pulsar.raw import Raw
 
@@ -145,3 +147,35 @@ def test_what_is_wrong_with_the_file_is_said(tmp_path: Path) -> None:
     open_to_all.chmod(0o644)
     with pytest.raises(cluster.Invalid, match="readable by others"):
         PasswordAuthenticator(open_to_all)
+
+
+def test_who_has_gone_is_not_verified(tmp_path: Path) -> None:
+    """Who waits for its turn when its client leaves is dropped, so others need not wait for it; few may wait."""
+    busy, go, compared = threading.Event(), threading.Event(), []
+
+    def check(given: bytes, hashed: bytes) -> bool:
+        compared.append(given)
+        busy.set()
+        assert go.wait(60)
+        return False
+
+    async def main() -> None:
+        known = PasswordAuthenticator(written(tmp_path / "passwords", line_of("till", "sesame")), check)
+
+        async def guess(number: int) -> None:
+            with pytest.raises(Rejected):
+                await known(b"till:%d" % number)
+
+        guesses = [asyncio.create_task(guess(number)) for number in range(MOST_CHECKS)]
+        await asyncio.to_thread(busy.wait, 60)
+        with pytest.raises(Overloaded):
+            await known(b"till:late")
+        for each in guesses[1:]:
+            each.cancel()
+        await asyncio.gather(*guesses[1:], return_exceptions=True)
+        last = asyncio.create_task(guess(1_000))
+        go.set()
+        await asyncio.gather(guesses[0], last)
+        assert compared == [b"0", b"1000"]
+
+    asyncio.run(main())

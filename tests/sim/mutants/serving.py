@@ -11,7 +11,57 @@ NOT_DURABLE = "tests/actors/pulsar/test_not_durable.py"
 REFUSED = "tests/actors/pulsar/test_refused_sends.py"
 WHOLE = "tests/actors/pulsar/test_whole_batches.py"
 
+INTAKE = "tests/actors/pulsar/test_intake.py"
+
 SERVING: list[Mutant] = [
+    Mutant(
+        name="who does not read is read",
+        module="actors.pulsar.intake",
+        old="        return self.choked or self.connecting or busy",
+        new="        return self.connecting or busy",
+        world=GATEWAY,
+        test=f"{INTAKE}::test_who_does_not_read_is_not_read",
+    ),
+    Mutant(
+        name="requests under way are not counted",
+        module="actors.pulsar.intake",
+        old="        busy = self._requests >= MOST_REQUESTS or ",
+        new="        busy = ",
+        world=GATEWAY,
+        test=f"{INTAKE}::test_requests_under_way_are_few",
+    ),
+    Mutant(
+        name="questions outlive their connection",
+        module="actors.pulsar.session",
+        old="            if name in QUESTIONS or not turn.begun:",
+        new="            if False:",
+        world=GATEWAY,
+        test=f"{INTAKE}::test_what_was_asked_ends_with_the_connection",
+    ),
+    Mutant(
+        name="several CONNECTs of one connection are under way",
+        module="actors.pulsar.connection",
+        old="        self.intake.connect(True)\n",
+        new="",
+        world=GATEWAY,
+        test=f"{INTAKE}::test_one_connect_is_under_way",
+    ),
+    Mutant(
+        name="large answers are made before the earlier ones were taken",
+        module="actors.pulsar.intake",
+        old="        if large:\n            await self._intake.drained.wait(ports)\n",
+        new="",
+        world=GATEWAY,
+        test=f"{INTAKE}::test_large_answers_wait_for_who_takes_them",
+    ),
+    Mutant(
+        name="a frame may stay unfinished",
+        module="actors.pulsar.connection",
+        old="now - self._begun > FRAME_MS",
+        new="False",
+        world=GATEWAY,
+        test=f"{INTAKE}::test_a_frame_that_does_not_end_ends_the_connection",
+    ),
     Mutant(
         name="a part of a subscription goes while the rest is in use",
         module="actors.unused_subscriptions",
