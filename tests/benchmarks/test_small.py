@@ -78,3 +78,9 @@ def test_java_clients_receive_everything() -> None:
         pytest.skip(str(error))
     assert len(figures) == 1
     assert all(value > 0 for value in figures[0].values())
+
+
+def test_who_floods_is_measured_beside_who_publishes() -> None:
+    result = run("attackers.py")["ping"]
+    assert result["per_second"] > 0
+    assert result["mb"] > 0
