@@ -29,13 +29,13 @@ MOST_REQUESTS = 1_000
 """So many requests of one connection may be under way before it is read no further."""
 REQUEST_BYTES = 4 * 1024 * 1024
 """The same in bytes of the requests."""
-MOST_ABREAST = 50
+MOST_ABREAST = 20
 """So many questions of one connection are asked at once; later ones wait for their turn."""
 BUFFER_BYTES = 128 * 1024 * 1024
 """What all connections of a gateway may hold together of sends under way and of frames that are not whole."""
 OWN_BYTES = 256 * 1024
 """What a connection may hold of that in any case."""
-TURN = 100
+TURN = 50
 """So many frames are taken up one by one before others have their turn."""
 REST_MS = 1
 """Between two turns of a connection."""
