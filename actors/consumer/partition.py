@@ -111,10 +111,6 @@ class PartitionConsumer:
         self._ports.spawn(self._acknowledge_alone(), f"ack-{self.partition}")
         self._ports.spawn(self.lease.watch(self._lost), f"lease-{self.partition}")
 
-    def stop_opening(self) -> None:
-        """Whoever opens it has gone: try no more. Once it is open it is to be closed."""
-        self.closing = True
-
     # -- what the user does ---------------------------------------------------------------------------------------
 
     def lease_over(self) -> bool:

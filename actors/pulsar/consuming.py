@@ -485,7 +485,7 @@ class WireConsumer:
         if self.opened:
             await self._part.close()
         elif isinstance(self._part, PartitionConsumer):
-            self._part.stop_opening()
+            self._part.closing = True  # it tries no more, and `open` closes it
 
     def unacknowledged(self) -> int:
         """Messages that the client has and is not done with."""
