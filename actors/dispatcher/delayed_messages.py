@@ -90,11 +90,6 @@ class DelayedMessages:
             request, lambda entries: self._reschedule(entries, request.deliver_at, request.dry_run)
         )
 
-    def sought(self, start: int) -> None:
-        """The cursor was moved back to a position: what was cancelled from there on is wanted again."""
-        self._changed.reopen(start)
-        self._store.dirty()
-
     def stats(self) -> dict[str, Any]:
         """How much was changed, and what waits for a new time."""
         return {

@@ -244,7 +244,6 @@ class Dispatcher(Actor):
         parts = self._owning
         seeker = parts.seeker
         to = await (seeker.to_message(request.message_id) if request.time is None else seeker.to_time(request.time))
-        parts.delayed.sought(to)
         return Sought(position=show(to))
 
     async def on_cancel_delayed(self, request: CancelDelayed) -> Text:
@@ -288,10 +287,14 @@ class Dispatcher(Actor):
             raise Invalid("the subscription is durable, or in use")
         for session in parts.sessions.all():
             parts.leases.end(session, "deleted")
-        await parts.own.tracker.delete()
-        await parts.own.changed_delays.delete()
-        await parts.own.reporter.gone()
-        await parts.own.history.clear()
+        for forget in (
+            parts.own.tracker.delete,
+            parts.own.changed_delays.delete,
+            parts.own.reporter.gone,
+            parts.own.history.clear,
+        ):
+            await forget()
+            self.check_owner()  # a newer owner serves what it has found, and its record is not ours to remove
         self.stopped = "the subscription was deleted"
         await self.ports.meta.remove(self.of.key)
         return Deleted(deleted=True)
@@ -399,7 +402,17 @@ class Parts:
         self.due = DueMessages(ports, tracker, core, cursor, wakeups, sessions.any, actor.end)
         self.redelivery = Redelivery(ports, core, cursor, backlog, store, wake)
         self.seeker = Seeker(
-            ports, topic, actor.directory, cursor, reader, backlog, leases, own.reporter, store, wakeups
+            ports,
+            topic,
+            actor.directory,
+            cursor,
+            reader,
+            backlog,
+            own.changed_delays,
+            leases,
+            own.reporter,
+            store,
+            wakeups,
         )
         self.configuration = Configuration(of, state, store, wakeups, actor.end)
         self.statistics = Statistics(ports, of, epoch, state, core, runs, sessions, tracker, reader, backlog, deliverer)

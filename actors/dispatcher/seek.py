@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from actors.directory import Directory
 from actors.dispatcher.backlog import Backlog
+from actors.dispatcher.changed_delays import ChangedDelays
 from actors.dispatcher.ends import read_ends
 from actors.dispatcher.leases import Leases
 from actors.dispatcher.progress import ProgressReporter
@@ -38,6 +39,7 @@ class Seeker:
         cursor: Cursor,
         reader: Reader,
         backlog: Backlog,
+        changed: ChangedDelays,
         leases: Leases,
         reporter: ProgressReporter,
         store: CursorStore,
@@ -45,6 +47,7 @@ class Seeker:
     ) -> None:
         self._ports, self._topic, self._directory = ports, topic, directory
         self._cursor, self._reader, self._backlog = cursor, reader, backlog
+        self._changed = changed
         self._leases, self._reporter, self._store, self._wakeups = leases, reporter, store, wakeups
         self._asked = self._sought = 0
         """How many seeks were asked for, and the number of the last one that was carried out."""
@@ -126,6 +129,7 @@ class Seeker:
             self._leases.dismiss("seek")
             with self._reader.held():
                 self._backlog.start_over(target)
+                self._changed.reopen(target)  # what was cancelled from there on is wanted again, as durably
                 self._reader.move(target)
                 await self._backlog.forget_delayed()
             await self._store.barrier()

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from actors.messages import Delivery, Event, Part, Revocation
+from actors.messages.limits import MAX_ANSWER_BYTES
 from actors.ports import Task
 from actors.signal import Signal
 from storage.errors import Conflict, Fenced
@@ -37,6 +38,8 @@ class Session:
     turn: int = 0
     answered: Delivery | None = None
     outbox: list[Part] = field(default_factory=list)
+    _outbox_bytes: int = 0
+    """Of the payloads in it, at most MAX_ANSWER_BYTES."""
     events: list[Event] = field(default_factory=list)
     ready: Signal = field(default_factory=Signal)
     heard: Signal = field(default_factory=Signal)
@@ -85,7 +88,13 @@ class Session:
             self.turn, self.answered = turn, None
 
     def push(self, parts: list[Part]) -> None:
-        """Messages for it."""
+        """Messages for it. A payload that finds no room any more is left out: the consumer asks the topic for it."""
+        for part in parts:
+            size = 0 if part.blob is None else part.blob.size
+            if self._outbox_bytes + size > MAX_ANSWER_BYTES:
+                part.blob = None
+            else:
+                self._outbox_bytes += size
         self.outbox += parts
         self.ready.set()
 
@@ -129,7 +138,7 @@ class Session:
         An answer of before that is still on its way carries the earlier epoch, and the consumer drops it.
         """
         self.consumer_epoch = consumer_epoch
-        parts, self.outbox = self.outbox, []
+        parts, self.outbox, self._outbox_bytes = self.outbox, [], 0
         if self.turn > turn and self.answered is not None:
             parts = [*self.answered.parts, *parts]
             self.events = [*self.answered.events, *self.events]
@@ -148,7 +157,7 @@ class Session:
             revocation=self.revocation,
             by_index=by_index,
         )
-        self.outbox, self.events = [], []
+        self.outbox, self.events, self._outbox_bytes = [], [], 0
         self._revocation_told()
         self.ready.clear()
         return self.answered

@@ -31,6 +31,7 @@ from actors.messages import (
     RowIndex,
     RunIndex,
 )
+from actors.messages.limits import MAX_ANSWER_BYTES
 from actors.ports import Ports
 from actors.signal import Signal
 from actors.topic.log import PartitionLog
@@ -49,13 +50,16 @@ AHEAD_RUNS, AHEAD_BYTES, AHEAD_MS = 64, 1024 * 1024, 100
 
 @dataclass(slots=True)
 class _Budget:
-    """What a read may still bring: messages, and bytes that travel with the answer."""
+    """What a read may still bring: messages, bytes that travel with the answer, and bytes with what is shared, which
+    travels too where it cannot be passed on.
+    """
 
     messages: int
     bytes: int
+    whole: int
 
     def spent(self) -> bool:
-        return self.messages <= 0 or self.bytes <= 0
+        return self.messages <= 0 or self.bytes <= 0 or self.whole <= 0
 
 
 class LogReads:
@@ -103,7 +107,7 @@ class LogReads:
         """What is there from `start` on, without waiting for more. Raises Unavailable if nothing can be read now."""
         resume = max(request.start, self._log.record.trimmed_before)
         reply = IndexRead(runs=[], resume=resume, last_confirmed=self._log.last_confirmed)
-        budget = _Budget(request.limit, request.max_bytes)
+        budget = _Budget(request.limit, request.max_bytes, MAX_ANSWER_BYTES)
         chain = [ledger for ledger in self._log.record.ledgers if ledger.id >= ledger_of(request.start)]
         for ledger, following in zip(chain, [*chain[1:], None], strict=False):  # an empty chain has no last ledger
             entry = entry_of(request.start) if ledger.id == ledger_of(request.start) else 0
@@ -146,6 +150,7 @@ class LogReads:
                 reply.runs.append(self._shown(cached))
                 reply.resume = position(ledger.id, cached.header.last_entry + 1)
                 budget.messages -= cached.header.count
+                budget.whole -= cached.columns.size + cached.bytes
                 budget.bytes -= cached.columns.size + (cached.bytes if cached.bytes < self._ports.shared_from else 0)
                 run += 1
 

@@ -208,6 +208,11 @@ class Topic(Actor):
         """Append a run, once. Raises Fenced, Conflict (a gap), Overloaded, Unavailable, Invalid."""
         await self._ready()
         producer = self._producers.find(request.producer, request.session)
+        self._check_size(request)
+        stored = self._producers.judge(producer, request.first_sequence, request.count)
+        if isinstance(stored, Stored):
+            # Before anything that may be refused: what is stored was valid when it came, whatever has changed since.
+            return stored.place
         run = await self._check(request)
         if self._log.record.given_up and request.follows is not None:
             self._producers.believe(producer, request.follows)
@@ -263,12 +268,16 @@ class Topic(Actor):
                 f"sequence {request.first_sequence} does not follow {producer.pushed} of producer {request.producer!r}"
             )
 
-    async def _check(self, request: Publish) -> Run:
-        """The run of a request, its payload in hand. Raises Invalid; Unavailable if a handle is gone."""
+    @staticmethod
+    def _check_size(request: Publish) -> None:
+        """Raises Invalid for a run that no producer makes."""
         if not 0 < request.count <= MAX_RUN_MESSAGES or request.first_sequence < 0:
             raise Invalid(f"a run holds 1 to {MAX_RUN_MESSAGES} messages, not {request.count}")
         if request.payload.size > MAX_RUN_BYTES:
             raise Invalid(f"a run holds at most {MAX_RUN_BYTES} bytes, not {request.payload.size}")
+
+    async def _check(self, request: Publish) -> Run:
+        """The run of a request, its payload in hand. Raises Invalid; Unavailable if a handle is gone."""
         payload = request.payload.data
         if payload is None:
             payload = await self.ports.net.fetch(request.payload)

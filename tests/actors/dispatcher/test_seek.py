@@ -14,12 +14,12 @@ from actors.directory import Directory
 from actors.dispatcher import Dispatcher
 from actors.dispatcher.reader import READ_WAIT
 from actors.dispatcher.targets import behind, check_time, place
-from actors.messages import Ends, Progress, SubscriptionSettings, TopicSettings, request_of
+from actors.messages import DeleteSubscription, Ends, Progress, SubscriptionSettings, TopicSettings, request_of
 from actors.signal import Signal
 from actors.topic.topic import Topic
 from actors.wire import Request
 from storage.cursor import Cursor
-from storage.errors import Conflict, Invalid, Unavailable
+from storage.errors import Conflict, Fenced, Invalid, Unavailable
 from storage.position import parse, position, show
 from tests.scenarios.key_shared.broker import Broker, play
 from tests.sim.world import Process, World
@@ -228,5 +228,49 @@ def test_a_seek_that_waited_does_not_undo_a_later_one() -> None:
         await refused.wait(broker.ports)
         await broker.until(lambda: len(client.got) == 7)
         assert client.came()[4:] == list("bcd")
+
+    play(scenario)
+
+
+def test_what_a_seek_wants_again_is_durable_with_it() -> None:
+    """No version of the record that has the new place still calls what lies behind it cancelled."""
+
+    async def scenario(broker: Broker) -> None:
+        await broker.join("c")
+        actor = broker.world.process(broker.world.alive("dispatcher-")[0]).actor
+        assert isinstance(actor, Dispatcher)
+        store, changed = actor.parts.store, actor.parts.own.changed_delays
+        changed.cancel(np.array([position(1, 5)]))
+        barrier, seen = store.barrier, []
+
+        async def looked_at() -> None:
+            seen.append(len(changed.now.cancelled.contains(np.array([position(1, 5)])).nonzero()[0]))
+            await barrier()
+
+        store.barrier = looked_at  # type: ignore[method-assign]
+        await broker.admin("seek", message_id="earliest")
+        assert seen[0] == 0
+
+    play(scenario)
+
+
+def test_an_owner_that_was_replaced_deletes_no_record() -> None:
+    """A deletion awaits one store after the other; whoever is the owner meanwhile keeps its record."""
+
+    async def scenario(broker: Broker) -> None:
+        await broker.join("c")
+        actor = broker.world.process(broker.world.alive("dispatcher-")[0]).actor
+        assert isinstance(actor, Dispatcher)
+        reporter = actor.parts.own.reporter
+        gone = reporter.gone
+
+        async def replaced() -> None:
+            await gone()
+            actor.end("there is a newer owner")
+
+        reporter.gone = replaced  # type: ignore[method-assign]
+        with pytest.raises(Fenced):
+            await actor.on_delete_subscription(DeleteSubscription(force=True))
+        assert await broker.ports.meta.read(actor.of.key) is not None
 
     play(scenario)

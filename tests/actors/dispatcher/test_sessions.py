@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.dispatcher.sessions import EPOCH_SESSIONS, Session, Sessions, first_session
+from actors.messages import Part
+from actors.messages.limits import MAX_ANSWER_BYTES
+from actors.wire import Blob
 from storage.errors import Fenced
 
 
@@ -63,3 +67,23 @@ def test_a_turn_is_answered_with_what_lay_ready_and_remembered() -> None:
     assert delivery.turn == 4
     assert session.answered is delivery
     assert session.outbox == []
+
+
+def test_an_outbox_is_bounded_in_bytes() -> None:
+    """Every message stays; payloads beyond the bound are left out, until the outbox was taken."""
+    _, session = opened()
+    size = MAX_ANSWER_BYTES // 8
+
+    def part(number: int) -> Part:
+        blob = Blob(handle=object(), size=size)
+        rows = np.array([0], np.uint32)
+        return Part(
+            ledger=1, first_entry=number, count=1, delayed=False, shape=0, crc=0, dispatch=number, rows=rows, blob=blob
+        )
+
+    for _ in range(2):
+        session.push([part(number) for number in range(300)])
+        session.push([part(300)])
+        delivery = session.deliver()
+        assert [one.first_entry for one in delivery.parts] == list(range(301))
+        assert [one.first_entry for one in delivery.parts if one.blob is not None] == list(range(8))

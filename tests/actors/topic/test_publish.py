@@ -233,3 +233,20 @@ def test_a_later_run_that_nobody_could_read_is_refused() -> None:
         assert await values(client, cluster) == ["p-0", "p-1", "a", "b", "c"]
 
     World(28).play(scenario)
+
+
+def test_a_repetition_of_what_is_stored_is_never_invalid() -> None:
+    """It was fine when it was stored: what has changed since is nothing to tell of a publish that has a place."""
+
+    async def scenario(world: World) -> None:
+        cluster, client, producer = await started(world, TopicSettings(max_delay_ms=10_000))
+        run = make_test_run(["x"], due=client.clock.now() + 5_000)
+        place = await producer.send(run, 0)
+        topic = cluster.topic()
+        topic.settings = TopicSettings(max_delay_ms=1_000)
+        again = await producer.send(run, 0)
+        assert (again.ledger, again.first_entry, again.duplicate) == (place.ledger, place.first_entry, True)
+        with pytest.raises(Invalid, match="delayed by more"):
+            await producer.send(run, 1)
+
+    World(29).play(scenario)

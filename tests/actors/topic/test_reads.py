@@ -27,6 +27,7 @@ from actors.messages import (
     TopicSettings,
 )
 from actors.ports import Ports, Unknown
+from actors.topic import reads
 from actors.topic.reads import READ_AT_ONCE, LogReads
 from actors.topic.tail import RunCache
 from actors.wire import Blob, Reply, Request
@@ -407,3 +408,20 @@ def test_what_comes_along_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch
         assert [run.first_entry for run in reply.ahead] == list(range(1, READ_AT_ONCE + 1))
 
     World(35).play(scenario)
+
+
+def test_shared_payloads_count_towards_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where they cannot be passed on they travel as bytes: an answer ends in time, and the next goes on."""
+    monkeypatch.setattr(reads, "MAX_ANSWER_BYTES", 300_000)
+
+    async def scenario(world: World) -> None:
+        cluster, client, producer = await started(world, TopicSettings())
+        many = [f"{number:0100}" for number in range(1000)]
+        for number in range(6):
+            await producer.send(make_test_run(many, first=1000 * number), 1000 * number)
+        reply = await insist(client, cluster.current, -1, 10_000)
+        assert all(run.blob is not None and run.blob.data is None for run in reply.runs)
+        assert len(reply.runs) == 2
+        assert len(await read_all(client, cluster.current)) == 6000
+
+    World(34).play(scenario)
