@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from actors.messages import Delivery, Event, Part, Revocation
@@ -91,11 +92,9 @@ class Session:
         """Messages for it. A payload that finds no room any more is left out: the consumer asks the topic for it."""
         for part in parts:
             size = 0 if part.blob is None else part.blob.size
-            if self._outbox_bytes + size > MAX_ANSWER_BYTES:
-                part.blob = None
-            else:
-                self._outbox_bytes += size
-        self.outbox += parts
+            fits = self._outbox_bytes + size <= MAX_ANSWER_BYTES
+            self._outbox_bytes += size if fits else 0
+            self.outbox.append(part if fits else msgspec.structs.replace(part, blob=None))
         self.ready.set()
 
     def tell(self, events: list[Event]) -> None:
