@@ -287,12 +287,8 @@ class Dispatcher(Actor):
             raise Invalid("the subscription is durable, or in use")
         for session in parts.sessions.all():
             parts.leases.end(session, "deleted")
-        for forget in (
-            parts.own.tracker.delete,
-            parts.own.changed_delays.delete,
-            parts.own.reporter.gone,
-            parts.own.history.clear,
-        ):
+        own = parts.own
+        for forget in (own.tracker.delete, own.changed_delays.delete, own.reporter.gone, own.history.clear):
             await forget()
             self.check_owner()  # a newer owner serves what it has found, and its record is not ours to remove
         self.stopped = "the subscription was deleted"
@@ -401,18 +397,9 @@ class Parts:
         self.delayed = _delayed_messages(actor, own, reader, rejoin, sessions, backlog, store)
         self.due = DueMessages(ports, tracker, core, cursor, wakeups, sessions.any, actor.end)
         self.redelivery = Redelivery(ports, core, cursor, backlog, store, wake)
+        changed = own.changed_delays
         self.seeker = Seeker(
-            ports,
-            topic,
-            actor.directory,
-            cursor,
-            reader,
-            backlog,
-            own.changed_delays,
-            leases,
-            own.reporter,
-            store,
-            wakeups,
+            ports, topic, actor.directory, cursor, reader, backlog, changed, leases, own.reporter, store, wakeups
         )
         self.configuration = Configuration(of, state, store, wakeups, actor.end)
         self.statistics = Statistics(ports, of, epoch, state, core, runs, sessions, tracker, reader, backlog, deliverer)
