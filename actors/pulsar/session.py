@@ -35,8 +35,8 @@ QUESTIONS = frozenset(
 """Commands that nobody needs to be carried out when their connection has ended. The others go on to their end, because
 half of them would be worse than none: what they make is closed then.
 """
-LARGE = frozenset(("get_schema", "topics_of"))
-"""Commands whose answers may be large."""
+LARGE = frozenset(("get_schema", "put_schema", "topics_of"))
+"""Commands whose answers may be large, or for which much is read: one of them at a time."""
 ALIVE_MS = 1_000
 """A client that another one would replace has so long to say that it is there."""
 WALL_CLOCK_MS = 30_000
