@@ -62,11 +62,12 @@ class ProcessActors:
     async def start(self, kind: str, actor: str, settings: dict[str, Any]) -> Address:
         """Start an actor and return its address; the same call again waits for the first. Raises what it raises."""
         address = f"{self.name}/{actor}"
-        if (known := self._actors.get(actor)) is not None:
+        if actor not in self._actors:
+            await self.released()
+        if (known := self._actors.get(actor)) is not None:  # perhaps since a moment ago: another waited as well
             if (error := await asyncio.shield(known.hosted.born)) is not None:
                 raise error
             return address
-        await self.released()
         # A task fails in the loop's next turn at the earliest, when `hosted` is there.
         tasks = Tasks(address, lambda name, error: hosted.task_failed(name, error))
         instance = self._make(kind, address, tasks, settings)

@@ -221,8 +221,8 @@ class BucketSet:
     def lose(self, bucket: Bucket, error: SluiceError) -> None:
         """A bucket cannot be read and never will: its range is read from the log again (never a loss, never a delete).
 
-        What of the range is still in memory stays tracked; a position that another bucket holds too is tracked
-        twice, and the index gives it out once.
+        What of the range is still in memory and waits stays tracked, not what was given out and has left its columns
+        only in part; a position that another bucket holds too is tracked twice, and the index gives it out once.
         """
         if bucket.state is State.GONE:
             return
@@ -230,10 +230,11 @@ class BucketSet:
         run = bucket.run
         self.remove(bucket)
         self.core.add_loose(run)
-        self.core.index.discard_range(bucket.start, bucket.end + 1)
         memory = concat([part for part in self.memory() if len(part)])
         inside = (memory.positions >= bucket.start) & (memory.positions <= bucket.end)
-        self.core.index.add(memory.positions[inside])
+        waits = memory.positions[inside & self.core.index.contains(memory.positions)]
+        self.core.index.discard_range(bucket.start, bucket.end + 1)
+        self.core.index.add(waits)
         self.rescans.append((bucket.start, bucket.end))
 
     def note_loss(self, key: Key, error: SluiceError) -> None:

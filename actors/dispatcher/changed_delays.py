@@ -5,6 +5,8 @@ are. That record is written with every group of acknowledgements, so it must sta
 there, all of them are written as one table under a key of its own, and the record names that. A table is written under
 a name that nobody used before and never changed; the record says which one counts, and whoever loses the record has
 written a table that nobody names. Such are removed by the next owner.
+
+A table is not changed when the cursor moves back either: the record says from where on its cancellations are void.
 """
 
 from __future__ import annotations
@@ -38,6 +40,10 @@ class ChangedDelays:
         self._since: Changes | None = None
         """While a table is being written: what is not in that one either."""
         self._table = ""
+        self._reopened: int | None = None
+        """From this position on what the table calls cancelled is wanted again."""
+        self._reopened_since: int | None = None
+        """While a table is being written: the same of that one."""
         self._number = 0
         self._stale: list[str] = []
 
@@ -50,6 +56,9 @@ class ChangedDelays:
                 if found is None:
                     raise Corrupt(f"the table of changed delays {self._table} is gone")
                 self.now = Changes.decode(found.value)
+                self._reopened = stored.get("reopened")
+                if self._reopened is not None:
+                    self.now.reopen(self._reopened)
             self._recent = Changes.decode(stored["recent"])
             self.now.update(self._recent)
         self._forget_done(cursor)
@@ -58,7 +67,8 @@ class ChangedDelays:
         """For the subscription's record; nothing if nothing was ever changed."""
         if not self._table and not len(self._recent):
             return {}
-        return {FIELD: {"table": self._table, "recent": self._recent.encode()}}
+        stored = {"table": self._table, "recent": self._recent.encode()}
+        return {FIELD: stored if self._reopened is None else {**stored, "reopened": self._reopened}}
 
     # -- what changes -----------------------------------------------------------------------------------------------
 
@@ -76,6 +86,10 @@ class ChangedDelays:
         """The cursor was moved back: everything from this position on is wanted again."""
         for changes in self._all():
             changes.reopen(start)
+        if self._table:
+            self._reopened = _lower(self._reopened, start)
+        if self._since is not None:
+            self._reopened_since = _lower(self._reopened_since, start)
 
     def _all(self) -> list[Changes]:
         return [self.now, self._recent] if self._since is None else [self.now, self._recent, self._since]
@@ -92,7 +106,7 @@ class ChangedDelays:
         for changes in self._all():
             changes.trimmed(first)
         self._forget_done(cursor)
-        value, self._since = self.now.encode(), Changes()
+        value, self._since, self._reopened_since = self.now.encode(), Changes(), None
         try:
             table = await self._write(value)
         except (Unavailable, Overloaded) as error:
@@ -102,6 +116,7 @@ class ChangedDelays:
         if self._table:
             self._stale.append(self._table)
         self._table, self._recent, self._since = table, self._since, None
+        self._reopened = self._reopened_since
 
     async def _write(self, value: bytes) -> str:
         """Store a table; returns its key. Raises Unavailable, Overloaded."""
@@ -148,3 +163,7 @@ class ChangedDelays:
         for changes in self._all():
             if len(changes.moved):
                 changes.keep(~cursor.is_acknowledged(changes.moved.positions))
+
+
+def _lower(known: int | None, start: int) -> int:
+    return start if known is None else min(known, start)

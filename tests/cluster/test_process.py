@@ -1,4 +1,4 @@
-"""The actors of one process: one whose background task ends with an error ends, and nothing else does."""
+"""The actors of one process: each is started once, and one whose background task fails ends, and nothing else does."""
 
 from __future__ import annotations
 
@@ -80,3 +80,29 @@ def test_a_task_that_is_done_ends_nothing() -> None:
 def test_one_clients_trouble_does_not_end_a_door() -> None:
     assert asyncio.run(run_one(Door, Unavailable("x"))) == (True, [])
     assert asyncio.run(run_one(Door, InvariantViolation("x")))[0] is False
+
+
+async def test_two_that_wait_for_a_disk_make_one_actor() -> None:
+    """A disk is being released, and two ask meanwhile for the same actor."""
+    made: list[str] = []
+
+    def make(_kind: str, address: Address, tasks: Tasks, _settings: dict[str, Any]) -> Actor:
+        made.append(address)
+        return Worker(dataclasses.replace(admin_ports(me=address), spawn=tasks))
+
+    actors = ProcessActors("host", make, lambda actor, why: None)
+    free = asyncio.Event()
+    task = asyncio.ensure_future(_until(free))
+    actors._releasing[task] = None
+    task.add_done_callback(actors._releasing.pop)
+    both = asyncio.gather(actors.start("worker", "one", {}), actors.start("worker", "one", {}))
+    await asyncio.sleep(0)
+    free.set()
+    assert list(await both) == ["host/one"] * 2
+    assert made == ["host/one"]
+    assert len(actors.inventory()) == 1
+    await actors.close()
+
+
+async def _until(event: asyncio.Event) -> None:
+    await event.wait()

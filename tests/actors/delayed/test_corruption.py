@@ -2,9 +2,13 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
+from storage.delayed.entries import Entries
 from storage.delayed.manifest import decode_manifest
+from storage.delayed.queue import Run
+from storage.errors import Corrupt
 from tests.actors.delayed.broker import KEY, PREFIX, Broker, Log, bucket_settings
 from tests.actors.delayed.world import World
 
@@ -181,3 +185,27 @@ async def test_buckets_out_of_reach_at_recovery_are_rescanned() -> None:
     await world.advance(END)
     assert world.objects == {}
     await again.end()
+
+
+async def test_what_was_given_out_is_not_tracked_again() -> None:
+    """A column may still name it when the bucket that held it as well is lost."""
+    world, log = World(), Log()
+    log.publish(1, [10_000 + entry for entry in range(5)])
+    broker = Broker(world, log, SETTINGS, 1)
+    await broker.start()
+    broker.read()
+    log.publish(2, [20_000 + entry for entry in range(5)])
+    broker.read()
+    await world.settle()
+    bucket_set, core = broker.tracker._bucket_set, broker.tracker._core
+    bucket = bucket_set.buckets[0]
+    held = [place for place in log.due if bucket.start <= place <= bucket.end]
+    places = np.array(held, np.int64)
+    times = np.array([log.due[place] for place in held], np.int64)
+    core.add_loose(Run(Entries(times, places, (places & 0xFFFF).astype(np.uint32))))
+    core.forget(places[:2])
+    counted = broker.tracker.count()
+    bucket_set.lose(bucket, Corrupt("damaged"))
+    assert core.index.contains(places).tolist() == [False, False, True, True, True]
+    assert broker.tracker.count() == counted
+    await broker.end()

@@ -120,6 +120,45 @@ def test_a_change_while_the_table_is_written_is_kept() -> None:
     play(scenario)
 
 
+@pytest.mark.parametrize("folds", [1, 2])
+def test_what_is_wanted_again_outlives_its_owner(folds: int) -> None:
+    """The table calls it cancelled still, and is not written anew for that."""
+
+    async def scenario(world: World) -> None:
+        one = owner(world, 1)
+        one.cancel(np.arange(20))
+        await one.fold(Cursor(), 0)
+        one.reopen(15)
+        one.reopen(17)
+        one.cancel(np.array([18]))
+        two = await successor(world, 2, one)
+        assert cancelled(two) == [*range(15), 18]
+        three = await successor(world, 3, two)
+        assert cancelled(three) == [*range(15), 18]
+        for _ in range(folds):
+            three.cancel(np.arange(60, 70))
+            await three.fold(Cursor(), 0)
+            three.cancel(np.array([16]))
+        assert cancelled(await successor(world, 4, three)) == [*range(15), 16, 18, *range(60, 70)]
+
+    play(scenario)
+
+
+def test_what_is_wanted_again_while_a_table_is_written() -> None:
+    """That table calls it cancelled, and it is the one that counts."""
+
+    async def scenario(world: World) -> None:
+        one = owner(world, 1)
+        one.cancel(np.arange(20))
+        folding = world.loop.create_task(one.fold(Cursor(), 0))
+        await world.loop.pause(0)
+        one.reopen(10)
+        await folding
+        assert cancelled(await successor(world, 2, one)) == list(range(10))
+
+    play(scenario)
+
+
 def test_leftovers_of_earlier_owners_go_and_nobody_elses() -> None:
     async def scenario(world: World) -> None:
         meta = world.client("looks").meta

@@ -185,4 +185,20 @@ DELAYING: list[Mutant] = [
         world=CANCELS,
         test="tests/actors/dispatcher/test_changed_delays.py::test_a_change_while_the_table_is_written_is_kept",
     ),
+    Mutant(
+        name="what was given out is tracked again when its bucket is lost",
+        module="actors.delayed.bucket_set",
+        old="inside & self.core.index.contains(memory.positions)]",
+        new="inside]",
+        world=BROKER,
+        test="tests/actors/delayed/test_corruption.py::test_what_was_given_out_is_not_tracked_again",
+    ),
+    Mutant(
+        name="a table of changed delays is believed after a seek",
+        module="actors.dispatcher.changed_delays",
+        old="            self._reopened = _lower(self._reopened, start)\n",
+        new="            pass\n",
+        world=BROKER,
+        test="tests/actors/dispatcher/test_changed_delays.py",
+    ),
 ]
