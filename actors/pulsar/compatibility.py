@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-JSON, AVRO = 2, 4
-"""Kinds of schemas, by their number on the wire, that Avro's rules decide."""
+JSON, PROTOBUF, AVRO = 2, 3, 4
+"""Kinds of schemas, by their number on the wire, whose definition is Avro's."""
+KINDS = range(22)
+"""Every kind of schema that there is, by its number on the wire."""
 PROTOBUF_NATIVE = 20
 """Where two say the same message, protobuf's own rules let them follow each other."""
 ALWAYS, NEVER = "ALWAYS_COMPATIBLE", "ALWAYS_INCOMPATIBLE"
@@ -27,6 +29,80 @@ _WIDER = {
 }
 """What else a reader may take a written value for."""
 _NAMED = ("record", "error", "enum", "fixed")
+_PRIMITIVE = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
+
+
+def check_definition(kind: int, definition: bytes) -> None:
+    """Check that a schema is of a known kind, and that a definition which should be Avro's is.
+
+    Pulsar's oldest clients describe JSON by a JSON Schema, whose type is "object"; Pulsar accepts that, and so does
+    this. Raises ValueError with the reason.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"there is no type {kind}")
+    if kind not in (JSON, PROTOBUF, AVRO):
+        return
+    try:
+        schema = json.loads(definition.decode())
+        if not (kind == JSON and isinstance(schema, dict) and schema.get("type") == "object"):
+            _WellFormed().check(schema)
+    except KeyError as error:
+        raise ValueError(f"its definition lacks {error}") from error
+    except RecursionError as error:
+        raise ValueError("its definition is nested too deeply") from error
+
+
+class _WellFormed:
+    """Checks a definition by Avro's specification. A name may be used where the definition has introduced it."""
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+
+    def check(self, schema: Any) -> None:
+        """Raises ValueError or KeyError if this is not a type."""
+        if isinstance(schema, list):
+            for branch in schema:
+                self.check(branch)
+        elif isinstance(schema, str):
+            if schema not in _PRIMITIVE and _own(schema) not in self._names:
+                raise ValueError(f"its definition names an unknown type: {schema[:40]!r}")
+        elif isinstance(schema, dict):
+            self._object(schema)
+        else:
+            raise ValueError("its definition is not an Avro schema")
+
+    def _object(self, schema: dict[str, Any]) -> None:
+        kind = schema["type"]
+        if not isinstance(kind, str):
+            self.check(kind)
+            return
+        if kind in _NAMED:
+            self._names.add(_own(_expect(schema, "name", str)))
+        match kind:
+            case "record" | "error":
+                for field in _expect(schema, "fields", list):
+                    if not isinstance(field, dict):
+                        raise ValueError("a field in its definition is not an object")
+                    _expect(field, "name", str)
+                    self.check(field["type"])
+            case "array":
+                self.check(schema["items"])
+            case "map":
+                self.check(schema["values"])
+            case "enum":
+                if not all(isinstance(symbol, str) for symbol in _expect(schema, "symbols", list)):
+                    raise ValueError("a symbol in its definition is not a string")
+            case "fixed":
+                _expect(schema, "size", int)
+            case _:
+                self.check(kind)
+
+
+def _expect(schema: dict[str, Any], key: str, kind: type[Any]) -> Any:
+    """What a definition says under a key. Raises KeyError if it says nothing, ValueError if it is of another kind."""
+    if not isinstance(schema[key], kind):
+        raise ValueError(f"{key!r} in its definition has a wrong value")
+    return schema[key]
 
 
 def compatible(strategy: str, kind: int, new: bytes, earlier: list[tuple[int, bytes]]) -> bool:

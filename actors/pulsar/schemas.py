@@ -16,7 +16,7 @@ from typing import Any
 import msgpack
 
 from actors.ports import Ports
-from actors.pulsar.compatibility import ALWAYS, NEVER, compatible
+from actors.pulsar.compatibility import ALWAYS, NEVER, check_definition, compatible
 from actors.pulsar.fields import Schema, ServerError, parse
 from actors.pulsar.namespaces import Namespaces
 from actors.pulsar.records import revise, schema_key, value_of
@@ -25,7 +25,9 @@ from storage.errors import Corrupt, Invalid, NotFound
 
 VERSION = struct.Struct(">q")
 MAX_SCHEMA_BYTES = 256 * 1024
+"""How large a schema may be."""
 MAX_VERSIONS = 1_000
+"""How many schemas a topic may have had, those before a deletion among them."""
 MOST_ABREAST = 4
 """So many records are read or written at once: one may be large, and there may be many who ask."""
 DELETED = b""
@@ -45,6 +47,7 @@ class Schemas:
 
     async def put(self, topic: str, schema: Any) -> bytes:
         """The version of a schema, which is added if it is new. Raises Refused, Invalid, Unavailable."""
+        _check_definition(schema)
         return await self._add(topic, _encoded(schema), await self.strategy(topic))
 
     async def strategy(self, topic: str) -> str:
@@ -52,7 +55,8 @@ class Schemas:
         return (await self._namespaces.of_topic(topic)).compatibility
 
     async def goes_with(self, topic: str, schema: Any) -> bool:
-        """Whether a schema may follow those of a topic. Raises Unavailable."""
+        """Whether a schema may follow those of a topic. Raises Refused if it is invalid, Unavailable."""
+        _check_definition(schema)
         versions = await self._read(topic)
         try:
             _check(topic, await self.strategy(topic), schema, _pairs(versions[_begin(versions) :]))
@@ -64,6 +68,7 @@ class Schemas:
         """A consumer comes with this, which must read the newest; where there is none, it is added. Raises as put."""
         if schema.type in UNCHECKED:
             return
+        _check_definition(schema)
         versions = await self._read(topic)
         earlier = _pairs(versions[_begin(versions) :])
         if not earlier:
@@ -155,6 +160,16 @@ def _begin(versions: list[bytes]) -> int:
 def _pairs(versions: list[bytes]) -> list[tuple[int, bytes]]:
     meanings = (_meaning(version) for version in versions)
     return [(kind, data) for kind, data in meanings if kind not in UNCHECKED]
+
+
+def _check_definition(schema: Any) -> None:
+    """Raises Refused, as Pulsar does, if a schema is invalid whatever the topic has, Invalid if it is too large."""
+    if len(schema.data) > MAX_SCHEMA_BYTES:
+        raise Invalid(f"a schema has at most {MAX_SCHEMA_BYTES} bytes, not {len(schema.data)}")
+    try:
+        check_definition(schema.type, schema.data)
+    except ValueError as error:
+        raise Refused(ServerError.INCOMPATIBLE_SCHEMA, f"the schema is invalid: {error}") from error
 
 
 def _check(topic: str, strategy: str, schema: Any, earlier: list[tuple[int, bytes]]) -> None:

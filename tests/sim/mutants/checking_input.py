@@ -12,6 +12,7 @@ KEEP_ALIVE = "tests/actors/pulsar/test_keep_alive.py"
 STRANGERS = "tests/cluster/pulsar/test_strangers.py"
 TOKEN_KEYS = "tests/cluster/pulsar/test_token_keys.py"
 ENDS = "tests/actors/test_repeated_ends.py"
+SCHEMAS = "tests/actors/pulsar/test_invalid_schemas.py"
 
 CHECKING_INPUT: list[Mutant] = [
     Mutant(
@@ -29,6 +30,22 @@ CHECKING_INPUT: list[Mutant] = [
         new="        if ended:",
         world=GATEWAY,
         test=ADMISSION,
+    ),
+    Mutant(
+        name="a schema of any type is kept",
+        module="actors.pulsar.compatibility",
+        old="    if kind not in KINDS:",
+        new="    if False:",
+        world=GATEWAY,
+        test=SCHEMAS,
+    ),
+    Mutant(
+        name="a definition may name what it does not say",
+        module="actors.pulsar.compatibility",
+        old="            if schema not in _PRIMITIVE and _own(schema) not in self._names:",
+        new="            if False:",
+        world=GATEWAY,
+        test=SCHEMAS,
     ),
     Mutant(
         name="ends with other numbers are other reasons",

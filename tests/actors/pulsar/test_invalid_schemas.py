@@ -1,0 +1,114 @@
+"""Schemas that are invalid are refused before anything is kept of them, and so are more than a topic may have."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from actors.ports import Ports
+from actors.pulsar import schemas
+from actors.pulsar.compatibility import AVRO, JSON, PROTOBUF
+from actors.pulsar.fields import Schema, ServerError
+from actors.pulsar.refusals import Refused
+from actors.pulsar.schemas import MAX_SCHEMA_BYTES, Schemas
+from storage.errors import Invalid
+from tests.kit.meta import MemoryMeta
+
+FIELD = {"name": "next", "type": ["null", "Node"]}
+NODE = {"type": "record", "name": "Node", "namespace": "a.b", "fields": [FIELD, {"name": "n", "type": "int"}]}
+DATE = {"type": "int", "logicalType": "date"}
+VALID: list[Any] = [
+    "string",
+    ["null", "int"],
+    NODE,
+    DATE,
+    {"type": "array", "items": {"type": "map", "values": DATE}},
+    {"type": "record", "name": "R", "fields": [{"name": "e", "type": {"type": "enum", "name": "E", "symbols": ["A"]}}]},
+    {"type": "fixed", "name": "F", "size": 16},
+]
+INVALID: list[bytes] = [
+    b"",
+    b"not JSON",
+    b"\xff\xfe",
+    b"5",
+    b"null",
+    b"{}",
+    b'"Unknown"',
+    b'{"type": "wrong"}',
+    b'{"type": "record", "name": "R"}',
+    b'{"type": "record", "name": 5, "fields": []}',
+    b'{"type": "record", "name": "R", "fields": [5]}',
+    b'{"type": "record", "name": "R", "fields": [{"name": "f", "type": "what"}]}',
+    b'{"type": "array"}',
+    b'{"type": "map", "values": 5}',
+    b'{"type": "enum", "name": "E", "symbols": [5]}',
+    b'{"type": "fixed", "name": "F", "size": "x"}',
+    b"[" * 100_000,
+]
+
+
+def made() -> tuple[Schemas, Any]:
+    """The schemas of topics, and the metadata that they are kept in."""
+    meta = MemoryMeta()
+    return Schemas(cast(Ports, SimpleNamespace(meta=meta))), meta
+
+
+def schema(kind: int, data: bytes) -> Any:
+    return Schema(name="s", type=kind, data=data)
+
+
+@pytest.mark.parametrize("definition", VALID, ids=range(len(VALID)))
+@pytest.mark.parametrize("kind", [JSON, PROTOBUF, AVRO])
+async def test_a_valid_definition_is_kept(kind: int, definition: Any) -> None:
+    topics, _ = made()
+    wanted = schema(kind, json.dumps(definition).encode())
+    version = await topics.put("t", wanted)
+    assert (await topics.get("t", version))[0].data == wanted.data
+
+
+@pytest.mark.parametrize("definition", INVALID, ids=range(len(INVALID)))
+@pytest.mark.parametrize("kind", [JSON, PROTOBUF, AVRO])
+@pytest.mark.parametrize("asked", ["put", "check_reader", "goes_with"])
+async def test_an_invalid_definition_is_refused(asked: str, kind: int, definition: bytes) -> None:
+    topics, meta = made()
+    with pytest.raises(Refused) as refused:
+        await getattr(topics, asked)("t", schema(kind, definition))
+    assert refused.value.code == ServerError.INCOMPATIBLE_SCHEMA
+    assert await meta.keys("schema") == []
+
+
+@pytest.mark.parametrize("kind", [-1, 22, 99])
+async def test_a_type_that_there_is_not_is_refused(kind: int) -> None:
+    topics, meta = made()
+    with pytest.raises(Refused, match=f"no type {kind}") as refused:
+        await topics.put("t", schema(kind, b""))
+    assert refused.value.code == ServerError.INCOMPATIBLE_SCHEMA
+    assert await meta.keys("schema") == []
+
+
+async def test_json_schema_is_known_for_json_alone() -> None:
+    topics, _ = made()
+    old = b'{"type": "object", "id": "urn:jsonschema:Order", "properties": {}}'
+    assert await topics.put("t", schema(JSON, old)) == bytes(8)
+    with pytest.raises(Refused):
+        await topics.put("u", schema(AVRO, old))
+
+
+async def test_a_schema_that_is_too_large_is_refused() -> None:
+    topics, meta = made()
+    with pytest.raises(Invalid, match="at most"):
+        await topics.put("t", schema(1, b"x" * (MAX_SCHEMA_BYTES + 1)))
+    assert await meta.keys("schema") == []
+
+
+async def test_a_topic_has_so_many_schemas_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schemas, "MAX_VERSIONS", 3)
+    topics, _ = made()
+    for number in range(3):
+        await topics.put("t", schema(1, b"%d" % number))
+    with pytest.raises(Invalid, match="3 schemas already"):
+        await topics.put("t", schema(1, b"one more"))
+    assert len(await topics.all_of("t")) == 3
