@@ -126,6 +126,7 @@ class Answers:
         if known is not None and known.ready:
             await self._produce(asked, known)
             return
+        self._check_free(asked.producer_id)
         place = await find_place(self._g.directory, asked.topic, create=self._making())
         await self._g.backlogs.check(place.topic, place.partition)
         name = asked.producer_name or self._g.fresh("sluice")
@@ -139,6 +140,7 @@ class Answers:
             again=bool(asked.epoch) and not asked.user_provided_name,
             waits=partial(self._c.waits, **waiting),
         )
+        self._check_free(asked.producer_id)
         made = WireProducer(
             self._g,
             place,
@@ -167,6 +169,11 @@ class Answers:
             made.close()
             self._c.remove_producer(made)
             raise
+
+    def _check_free(self, number: int) -> None:
+        """Raises Refused for the id of a producer that this connection has: one is never put in another's place."""
+        if number in self._c.producers:
+            raise _opening("producer")
 
     async def _produce(self, asked: Any, producer: WireProducer) -> None:
         version, own, topic = b"", {}, producer.place.topic
@@ -206,19 +213,20 @@ class Answers:
             if known.opened:
                 self._c.say("success", request_id=asked.request_id)
                 return
-            raise Refused(ServerError.SERVICE_NOT_READY, "the consumer is being opened")
+            raise _opening("consumer")
         if asked.read_compacted and (asked.durable or asked.type not in (EXCLUSIVE, FAILOVER)):
             # A reader gets what Pulsar gives it of a topic that nobody has compacted: every message.
             raise Refused(ServerError.NOT_ALLOWED, "compaction is not offered")
         place = await find_place(self._g.directory, asked.topic, create=self._making(asked.force_topic_creation))
         if asked.HasField("schema"):
             await self._g.schemas.check_reader(place.topic, asked.schema)
-        if (moving := self._g.moving.get((place.topic, place.partition, asked.subscription))) is not None:
-            await moving.wait(self._g.ports)
         wanted = await self._wanted(asked, place)
         if wanted.start is not None and asked.type == EXCLUSIVE:
             await self._wait_alone(place, wanted.subscription)
+        await self._moved(place, wanted.subscription)
         here = self._c
+        if asked.consumer_id in here.consumers:
+            raise _opening("consumer")
         made = WireConsumer(
             self._g, place, asked.consumer_id, wanted, write=here.write, lost=here.send_away, alive=here.answers
         )
@@ -362,6 +370,7 @@ class Answers:
 
         They are told afterwards, and until then nobody subscribes.
         """
+        await self._moved(place, subscription)
         done = self._g.moving[place.topic, place.partition, subscription] = Signal()
         everyone = self._g.consumers.get((place.topic, subscription), [])
         here = [other for other in everyone if other.place.partition == place.partition]
@@ -370,10 +379,15 @@ class Answers:
                 await other.close()
             await self._ask_owner(place, subscription, Seek(message_id=show(target)))
         finally:
-            self._g.moving.pop((place.topic, place.partition, subscription), None)
+            del self._g.moving[place.topic, place.partition, subscription]
             done.set()
             for other in here:
                 other.come_back()
+
+    async def _moved(self, place: Place, subscription: str) -> None:
+        """Wait until no seek of the subscription is under way: another may begin as soon as one ends."""
+        while (moving := self._g.moving.get((place.topic, place.partition, subscription))) is not None:
+            await moving.wait(self._g.ports)
 
     async def get_last_id(self, asked: Any) -> None:
         """GET_LAST_MESSAGE_ID: of the last message, with its place in its batch; of none if that was deleted."""
@@ -424,6 +438,11 @@ class Answers:
         answer = await self._ask_owner(consumer.place, consumer.asked.subscription, Stats())
         told: dict[str, Any] = json.loads(answer.json)
         return told
+
+
+def _opening(what: str) -> Refused:
+    """The answer to who asks again for an id while the first request for it is carried out."""
+    return Refused(ServerError.SERVICE_NOT_READY, f"the {what} is being opened")
 
 
 def _check_access(asked: Any) -> None:

@@ -6,6 +6,7 @@ from tests.sim.mutants import Mutant
 
 GATEWAY = "gateway"
 
+AT_ONCE = "tests/actors/pulsar/test_at_once.py"
 ACCESS = "tests/actors/pulsar/test_access_modes.py"
 ADMISSION = "tests/actors/topic/test_admission.py"
 KEEP_ALIVE = "tests/actors/pulsar/test_keep_alive.py"
@@ -86,5 +87,37 @@ CHECKING_INPUT: list[Mutant] = [
         new="",
         world=GATEWAY,
         test=TOKEN_KEYS,
+    ),
+    Mutant(
+        name="a seek begins while another is under way",
+        module="actors.pulsar.answers",
+        old="        await self._moved(place, subscription)\n        done",
+        new="        done",
+        world=GATEWAY,
+        test=AT_ONCE,
+    ),
+    Mutant(
+        name="a subscription waits for one seek only",
+        module="actors.pulsar.answers",
+        old="        while (moving := self._g.moving",
+        new="        if (moving := self._g.moving",
+        world=GATEWAY,
+        test=AT_ONCE,
+    ),
+    Mutant(
+        name="a producer takes an id from one that opens",
+        module="actors.pulsar.answers",
+        old="        self._check_free(asked.producer_id)\n        made",
+        new="        made",
+        world=GATEWAY,
+        test=AT_ONCE,
+    ),
+    Mutant(
+        name="a consumer takes an id from one that opens",
+        module="actors.pulsar.answers",
+        old="        if asked.consumer_id in here.consumers:\n",
+        new="        if False:\n",
+        world=GATEWAY,
+        test=AT_ONCE,
     ),
 ]

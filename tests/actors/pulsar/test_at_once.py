@@ -1,0 +1,98 @@
+"""Two requests of clients that are carried out at once: neither undoes what the other relies on."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from actors.messages import Seek
+from actors.pulsar.answers import Answers
+from actors.pulsar.consuming import WireConsumer
+from actors.pulsar.fields import ServerError
+from tests.actors.pulsar.two_gateways import EXCLUSIVE, GATEWAYS, SHARED, Clients, with_gateways
+from tests.sim.worlds.wire import Refusal
+
+SHARED_SUBSCRIPTION = 1
+
+
+class Seeks:
+    """How many seeks are under way at the owner, and how many consumers were opened meanwhile."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = self.most = self.done = self.opened_meanwhile = 0
+        self.clients: Clients | None = None
+        ask_owner, open_consumer = Answers._ask_owner, WireConsumer.open
+
+        async def slow(answers: Answers, place: Any, subscription: str | None, request: Any) -> Any:
+            if not isinstance(request, Seek):
+                return await ask_owner(answers, place, subscription, request)
+            self.now += 1
+            self.most = max(self.most, self.now)
+            assert self.clients is not None
+            await self.clients.broker.quiet(200 if self.most == 1 else 2_000)
+            try:
+                return await ask_owner(answers, place, subscription, request)
+            finally:
+                self.now -= 1
+                self.done += 1
+
+        async def opened(consumer: WireConsumer) -> None:
+            self.opened_meanwhile += self.now
+            await open_consumer(consumer)
+
+        monkeypatch.setattr(Answers, "_ask_owner", slow)
+        monkeypatch.setattr(WireConsumer, "open", opened)
+
+
+@pytest.mark.parametrize("name", ["pulsar", "two words/2"])
+def test_nobody_subscribes_during_the_second_of_two_seeks(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    seeks = Seeks(monkeypatch)
+
+    async def scenario(clients: Clients) -> None:
+        seeks.clients = clients
+        wires = [await clients.join(f"c{number}", GATEWAYS[0]) for number in range(3)]
+        for number, wire in enumerate(wires[:2]):
+            await clients.consumer(wire, SHARED_SUBSCRIPTION, f"c{number}", subscription=name)
+        moved = [asyncio.ensure_future(wire.ask("seek", consumer_id=0, publish_time=0)) for wire in wires[:2]]
+        await clients.broker.until(lambda: seeks.now > 0)
+        await clients.consumer(wires[2], SHARED_SUBSCRIPTION, "c2", subscription=name)
+        await asyncio.gather(*moved)
+        assert (seeks.done, seeks.most, seeks.opened_meanwhile) == (2, 1, 0)
+
+    with_gateways(scenario)
+
+
+def _one_is_refused(answers: list[Any]) -> None:
+    refusals = [answer for answer in answers if isinstance(answer, BaseException)]
+    assert [type(refusal) for refusal in refusals] == [Refusal]
+    assert [refusal.code for refusal in refusals if isinstance(refusal, Refusal)] == [ServerError.SERVICE_NOT_READY]
+
+
+@pytest.mark.parametrize("mode", [SHARED, EXCLUSIVE])
+def test_a_producer_that_opens_keeps_its_id(mode: int) -> None:
+    async def scenario(clients: Clients) -> None:
+        wire = await clients.join("c0", GATEWAYS[0])
+        asked = clients.producer(wire, "a", SHARED), clients.producer(wire, "b", mode)
+        _one_is_refused(await asyncio.gather(*asked, return_exceptions=True))
+        await clients.send(wire, "c0")
+
+    with_gateways(scenario)
+
+
+def test_a_consumer_that_opens_keeps_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both requests wait for a seek."""
+    seeks = Seeks(monkeypatch)
+
+    async def scenario(clients: Clients) -> None:
+        seeks.clients = clients
+        first, wire = [await clients.join(f"c{number}", GATEWAYS[0]) for number in range(2)]
+        await clients.consumer(first, SHARED_SUBSCRIPTION, "c0")
+        moved = asyncio.ensure_future(first.ask("seek", consumer_id=0, publish_time=0))
+        await clients.broker.until(lambda: seeks.now > 0)
+        asked = [clients.consumer(wire, SHARED_SUBSCRIPTION, name) for name in ("a", "b")]
+        _one_is_refused(await asyncio.gather(*asked, return_exceptions=True))
+        await moved
+
+    with_gateways(scenario)
