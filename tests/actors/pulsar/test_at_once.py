@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from actors.messages import Seek
 from actors.pulsar.answers import Answers
 from actors.pulsar.consuming import WireConsumer
 from actors.pulsar.fields import ServerError
+from actors.pulsar.topics import find_place
 from tests.actors.pulsar.two_gateways import EXCLUSIVE, GATEWAYS, SHARED, Clients, with_gateways
 from tests.sim.worlds.wire import Refusal
 
@@ -64,15 +66,22 @@ def test_nobody_subscribes_during_the_second_of_two_seeks(monkeypatch: pytest.Mo
     with_gateways(scenario)
 
 
-def _one_is_refused(answers: list[Any]) -> None:
+def _one_is_refused(answers: Iterable[Any]) -> None:
     refusals = [answer for answer in answers if isinstance(answer, BaseException)]
     assert [type(refusal) for refusal in refusals] == [Refusal]
     assert [refusal.code for refusal in refusals if isinstance(refusal, Refusal)] == [ServerError.SERVICE_NOT_READY]
 
 
 @pytest.mark.parametrize("mode", [SHARED, EXCLUSIVE])
-def test_a_producer_that_opens_keeps_its_id(mode: int) -> None:
+def test_a_producer_that_opens_keeps_its_id(mode: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both requests look for the topic before either of them has a producer."""
+
     async def scenario(clients: Clients) -> None:
+        async def slow(*args: Any, **more: Any) -> Any:
+            await clients.broker.quiet(100)
+            return await find_place(*args, **more)
+
+        monkeypatch.setattr("actors.pulsar.answers.find_place", slow)
         wire = await clients.join("c0", GATEWAYS[0])
         asked = clients.producer(wire, "a", SHARED), clients.producer(wire, "b", mode)
         _one_is_refused(await asyncio.gather(*asked, return_exceptions=True))
