@@ -14,12 +14,18 @@ T = TypeVar("T")
 
 QUOTAS, AGES, LIFETIMES = "quota/", "quota-age/", "lifetime/"
 """Prefixes of what a namespace and a topic may each have a record of: see actors.pulsar.quotas, actors.lifetimes."""
+_DEFINITIONS = "schema-definition/"
 _TRIES = 20
 
 
 def schema_key(topic: str) -> str:
     """The metadata key of a topic's schemas."""
     return f"schema/{topic}"
+
+
+def definition_key(topic: str, digest: str) -> str:
+    """The metadata key of one schema of a topic, by its digest."""
+    return f"{_DEFINITIONS}{topic}/{digest}"
 
 
 def of_namespace(space: str) -> str:
@@ -36,6 +42,11 @@ async def forget_topic(meta: Meta, topic: str) -> None:
     """Remove what gateways kept of a topic that is no more. Raises Unavailable."""
     for key in (schema_key(topic), *(prefix + of_topic(topic) for prefix in (QUOTAS, AGES, LIFETIMES))):
         await meta.remove(key)
+    for key in await meta.keys(definition_key(topic, "")):
+        if "/" not in key.removeprefix(definition_key(topic, "")):  # else it is of another topic, whose name is longer
+            await meta.remove(key)
+    # Whoever adds a schema meanwhile may have listed it before its definition went, and looks for that afterwards only.
+    await meta.remove(schema_key(topic))
 
 
 async def value_of(meta: Meta, key: str) -> bytes | None:

@@ -1,7 +1,10 @@
 """Schemas of topics: what clients registered, in order, each once.
 
-A record per topic, `schema/<topic>`, whose value is the list of its versions; whoever adds one writes the record's next
-number, and of two who do that at once the second looks again. Two schemas are the same if kind and definition are.
+The record `schema/<topic>` lists a topic's versions: of each its kind and digests. What a version says is a record of
+its own, `schema-definition/<topic>/<digest>`, which is written first and never changed. Whoever adds a version writes
+the list's next number, and of two who do that at once the second looks again. Lists of earlier releases hold the
+schemas themselves; they are read as they are, and whoever adds a version gives each a record. Two schemas are the same
+if kind and definition are.
 A new one must go with what is there, by the namespace's strategy (`compatibility.py`). That a topic's schema was
 deleted is an empty version: as with Pulsar nobody finds what was before it any more, and what is registered again is
 new, under a number that no earlier one had.
@@ -10,7 +13,9 @@ new, under a number that no earlier one had.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import struct
+from dataclasses import dataclass
 from typing import Any
 
 import msgpack
@@ -19,9 +24,9 @@ from actors.ports import Ports
 from actors.pulsar.compatibility import ALWAYS, NEVER, check_definition, compatible
 from actors.pulsar.fields import Schema, ServerError, parse
 from actors.pulsar.namespaces import Namespaces
-from actors.pulsar.records import revise, schema_key, value_of
+from actors.pulsar.records import definition_key, schema_key, value_of
 from actors.pulsar.refusals import Refused
-from storage.errors import Corrupt, Invalid, NotFound
+from storage.errors import Corrupt, Invalid, NotFound, Unavailable
 
 VERSION = struct.Struct(">q")
 MAX_SCHEMA_BYTES = 256 * 1024
@@ -35,6 +40,20 @@ DELETED = b""
 UNCHECKED = (0, 21)
 """Kinds of schemas that go with every other: bytes, and whatever the topic has."""
 BACKWARD, ALL = "BACKWARD", "_TRANSITIVE"
+_TRIES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """A version in a topic's list. encoded: the schema itself, in lists of earlier releases.
+
+    meaning: digest of what makes schemas the same. digest: of the whole schema; empty if this says that there is none.
+    """
+
+    kind: int
+    meaning: bytes
+    digest: str
+    encoded: bytes | None = None
 
 
 class Schemas:
@@ -59,7 +78,8 @@ class Schemas:
         _check_definition(schema)
         versions = await self._read(topic)
         try:
-            _check(topic, await self.strategy(topic), schema, _pairs(versions[_begin(versions) :]))
+            strategy = await self.strategy(topic)
+            _check(topic, strategy, schema, await self._earlier(topic, versions, strategy))
         except Refused:
             return False
         return True
@@ -70,19 +90,18 @@ class Schemas:
             return
         _check_definition(schema)
         versions = await self._read(topic)
-        earlier = _pairs(versions[_begin(versions) :])
-        if not earlier:
+        if not _checked(versions):
             await self.put(topic, schema)
-        elif (schema.type, schema.data) not in earlier:
+        elif _place_of(_listed(_encoded(schema)), versions) is None:
             strategy = await self.strategy(topic)
             weaker = strategy if strategy in (ALWAYS, NEVER) or strategy.endswith(ALL) else BACKWARD
-            _check(topic, weaker, schema, earlier)
+            _check(topic, weaker, schema, await self._earlier(topic, versions, weaker))
 
     async def check_writer(self, topic: str) -> None:
         """A producer comes without a schema. Raises Refused where its namespace wants one, Unavailable."""
         if (await self._namespaces.of_topic(topic)).enforced:
             versions = await self._read(topic)
-            if _pairs(versions[_begin(versions) :]):
+            if _checked(versions):
                 text = f"topic {topic} has a schema, and its namespace enforces that: produce with a schema"
                 raise Refused(ServerError.INCOMPATIBLE_SCHEMA, text)
 
@@ -92,24 +111,54 @@ class Schemas:
         return await self._add(topic, DELETED, ALWAYS)
 
     async def _add(self, topic: str, encoded: bytes, strategy: str) -> bytes:
-        def added(value: bytes | None) -> bytes:
-            versions = _versions_in(topic, value)
-            if value is not None and _place_of(encoded, versions) is not None:
-                return value
-            _check(topic, strategy, parse(Schema, encoded), _pairs(versions[_begin(versions) :]))
+        new, key = _listed(encoded), schema_key(topic)
+        for _ in range(_TRIES):
+            async with self._abreast:
+                found = await self._ports.meta.read(key)
+            number, versions = (0, []) if found is None else (found.number, _versions_in(topic, found.value))
+            place = _place_of(new, versions)
+            if place is not None:
+                return VERSION.pack(place)
+            _check(topic, strategy, parse(Schema, encoded), await self._earlier(topic, versions, strategy))
             if len(versions) >= MAX_VERSIONS:
                 raise Invalid(f"topic {topic} has {len(versions)} schemas already")
-            packed: bytes = msgpack.packb([*versions, encoded])
-            return packed
+            versions.append(new)
+            for version in versions:
+                await self._keep(topic, version)
+            packed = msgpack.packb([[one.kind, one.meaning, one.digest] for one in versions])
+            async with self._abreast:
+                added = await self._ports.meta.create(key, number + 1, packed)
+            if added:
+                await self._keep(topic, new)  # the topic may have been removed, with its definitions, meanwhile
+                return VERSION.pack(len(versions) - 1)
+        raise Unavailable(f"the schemas of {topic} are being changed by others; try again")
 
+    async def _keep(self, topic: str, version: _Listed) -> None:
+        """Give a version that is not DELETED a record of its own, if it has none. Raises Unavailable."""
+        if version.digest and version.encoded is not None:
+            async with self._abreast:
+                await self._ports.meta.create(definition_key(topic, version.digest), 1, version.encoded)
+
+    async def _encoded_of(self, topic: str, version: _Listed) -> bytes:
+        """What a version says. Raises Corrupt, Unavailable."""
+        if version.encoded is not None:
+            return version.encoded
         async with self._abreast:
-            value = await revise(self._ports.meta, schema_key(topic), added, f"the schemas of {topic} are")
-        return VERSION.pack(_place_of(encoded, _versions_in(topic, value)))
+            value = await value_of(self._ports.meta, definition_key(topic, version.digest))
+        if value is None:
+            raise Corrupt(f"a schema of {topic} is listed and not there: {version.digest}")
+        return value
+
+    async def _earlier(self, topic: str, versions: list[_Listed], strategy: str) -> list[tuple[int, bytes]]:
+        """Kinds and definitions that a strategy looks at: the newest, or all. Raises Corrupt, Unavailable."""
+        checked = _checked(versions)
+        wanted = checked if strategy.endswith(ALL) else checked[-1:]
+        return [_meaning(await self._encoded_of(topic, version)) for version in wanted]
 
     async def version_of(self, topic: str, schema: Any) -> bytes:
         """The version of a schema that is there. Raises NotFound, Invalid, Unavailable."""
         versions = await self._read(topic)
-        place = _place_of(_encoded(schema), versions)
+        place = _place_of(_listed(_encoded(schema)), versions)
         if place is None:
             raise NotFound(f"topic {topic} has no such schema")
         return VERSION.pack(place)
@@ -118,7 +167,8 @@ class Schemas:
         """Every version since the last deletion, and its number. Raises Unavailable."""
         versions = await self._read(topic)
         begin = _begin(versions)
-        return [(parse(Schema, version), VERSION.pack(begin + n)) for n, version in enumerate(versions[begin:])]
+        encoded = [await self._encoded_of(topic, version) for version in versions[begin:]]
+        return [(parse(Schema, one), VERSION.pack(place)) for place, one in enumerate(encoded, begin)]
 
     async def get(self, topic: str, version: bytes) -> tuple[Any, bytes]:
         """A version and its number; the newest if none is named. Raises NotFound, Invalid, Unavailable."""
@@ -128,38 +178,47 @@ class Schemas:
         place = VERSION.unpack(version)[0] if version else len(versions) - 1
         if not _begin(versions) <= place < len(versions):
             raise NotFound(f"topic {topic} has no such schema")
-        return parse(Schema, versions[place]), VERSION.pack(place)
+        return parse(Schema, await self._encoded_of(topic, versions[place])), VERSION.pack(place)
 
-    async def _read(self, topic: str) -> list[bytes]:
+    async def _read(self, topic: str) -> list[_Listed]:
         async with self._abreast:
             return _versions_in(topic, await value_of(self._ports.meta, schema_key(topic)))
 
 
-def _versions_in(topic: str, value: bytes | None) -> list[bytes]:
+def _versions_in(topic: str, value: bytes | None) -> list[_Listed]:
     """What the record of a topic's schemas says. Raises Corrupt."""
     try:
-        return [] if value is None else [bytes(version) for version in msgpack.unpackb(value)]
+        items = [] if value is None else msgpack.unpackb(value)
+        return [_listed(item) if isinstance(item, bytes) else _Listed(*item) for item in items]
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise Corrupt(f"the schemas of {topic} cannot be read: {error}") from error
 
 
-def _place_of(encoded: bytes, versions: list[bytes]) -> int | None:
+def _listed(encoded: bytes) -> _Listed:
+    """How a schema is listed."""
+    if encoded == DELETED:
+        return _Listed(0, b"", "", DELETED)
+    kind, data = _meaning(encoded)
+    meaning = hashlib.sha256(b"%d:" % kind + data).digest()
+    return _Listed(kind, meaning, hashlib.sha256(encoded).hexdigest(), encoded)
+
+
+def _place_of(wanted: _Listed, versions: list[_Listed]) -> int | None:
     """Where a version is among those since the last deletion; None if it is new."""
     begin = _begin(versions)
-    if encoded == DELETED:
+    if not wanted.digest:
         return begin - 1 if 0 < begin == len(versions) else None
-    wanted = _meaning(encoded)
-    return next((place for place in range(begin, len(versions)) if _meaning(versions[place]) == wanted), None)
+    return next((place for place in range(begin, len(versions)) if versions[place].meaning == wanted.meaning), None)
 
 
-def _begin(versions: list[bytes]) -> int:
+def _begin(versions: list[_Listed]) -> int:
     """The first place after the last deletion."""
-    return max((place + 1 for place, version in enumerate(versions) if version == DELETED), default=0)
+    return max((place + 1 for place, version in enumerate(versions) if not version.digest), default=0)
 
 
-def _pairs(versions: list[bytes]) -> list[tuple[int, bytes]]:
-    meanings = (_meaning(version) for version in versions)
-    return [(kind, data) for kind, data in meanings if kind not in UNCHECKED]
+def _checked(versions: list[_Listed]) -> list[_Listed]:
+    """Those since the last deletion that others must go with."""
+    return [version for version in versions[_begin(versions) :] if version.kind not in UNCHECKED]
 
 
 def _check_definition(schema: Any) -> None:
