@@ -1,9 +1,9 @@
 """Subscriptions that are not durable and that no consumer uses: which they are, for the controller to delete them.
 
-The owner on partition 0 says when it finds its subscription unused (`actors.dispatcher.unused`). Nothing is deleted
-before the owners of all partitions have said the same: a part of a subscription must not go while another is in use.
-A cluster that was stopped as a whole leaves subscriptions to which nobody comes back, so that nobody would start their
-owners. Now and then these are started; then they find out that they are unused.
+The owner on partition 0 says when it finds its subscription unused (`actors.dispatcher.unused_watch`). Nothing is
+deleted before the owners of all partitions have said the same: a part of a subscription must not go while another is in
+use. A cluster that was stopped as a whole leaves subscriptions to which nobody comes back, so that nobody would start
+their owners. Now and then these are started; then they find out that they are unused.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from typing import Any
 import msgpack
 
 from actors.bookie import JournalRow, inspect_journal
-from actors.ledger.record import LedgerRecord, State, unpack_record
+from actors.ledger.record import LedgerRecord, LedgerState, unpack_record
 from cluster.config import Configuration
 from cluster.disk import FileDisk
 from cluster.stores import read_metadata
@@ -122,7 +122,7 @@ def ledger(values: Configuration, *, verify: bool, ledger: int | None = None) ->
                 "partition": record.partition,
                 "ledger": one.id,
                 "state": one.state.value,
-                "entries": one.last_entry + 1 if one.state is State.CLOSED else None,
+                "entries": one.last_entry + 1 if one.state is LedgerState.CLOSED else None,
                 "bytes": one.bytes,
                 "quorum": f"{one.ensemble}/{one.write_quorum}/{one.ack_quorum}",
                 "fragments": [[part.first_entry, *part.bookies] for part in one.fragments],
@@ -135,7 +135,7 @@ def ledger(values: Configuration, *, verify: bool, ledger: int | None = None) ->
 
 def _ledger_problem(record: LedgerRecord, held: dict[str, Held]) -> str:
     """What is wrong with a ledger's copies on this machine's disks, or nothing."""
-    is_open = record.state is not State.CLOSED
+    is_open = record.state is not LedgerState.CLOSED
     for run in range((_last_stored(record, held) if is_open else record.last_run) + 1):
         holders = [name for name in record.write_set(run) if run in _runs(held, name, record.id)]
         if len(holders) < record.ack_quorum:

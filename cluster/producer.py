@@ -29,7 +29,7 @@ from actors.producer.producer import MURMUR3, Outgoing, PartitionProducer, cut, 
 from cluster.loop import LoopThread
 from cluster.message import MessageId
 from cluster.receipts import Receipt, SendCallback, SentMessage
-from storage.batch import Batch, make_batch
+from storage.batch import StoredBatch, make_batch
 from storage.errors import Fenced, Invalid, SluiceError
 from storage.message_container import MessageContainer
 
@@ -70,7 +70,7 @@ class _Columns:
     """A whole batch of the user's, divided over the partitions."""
 
     receipt: Receipt
-    parts: list[tuple[int, Batch, npt.NDArray[np.int64]]]
+    parts: list[tuple[int, StoredBatch, npt.NDArray[np.int64]]]
     size: int
 
 
@@ -263,7 +263,7 @@ class Producer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _split(self, batch: Batch) -> list[tuple[int, Batch, npt.NDArray[np.int64]]]:
+    def _split(self, batch: StoredBatch) -> list[tuple[int, StoredBatch, npt.NDArray[np.int64]]]:
         return split(batch, len(self._parts), self._hashing_scheme)
 
     def _check_open(self) -> None:
@@ -339,7 +339,7 @@ class Producer:
     def _send_parts(
         self,
         receipt: Receipt,
-        parts: list[tuple[int, Batch, npt.NDArray[np.int64]]],
+        parts: list[tuple[int, StoredBatch, npt.NDArray[np.int64]]],
         size: int,
         callbacks: dict[int, SendCallback] | None = None,
         *,

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 
-class Receipt(Protocol):
+class BrokerReceipt(Protocol):
     """The promise of one `send_batch`."""
 
     @property
@@ -38,14 +38,14 @@ class Receipt(Protocol):
         """Wait until every row is durable. Raises SluiceError."""
 
 
-class Producer(Protocol):
+class BrokerProducer(Protocol):
     """Sends batches, in order within each key."""
 
     @property
     def partitions(self) -> int:
         """Number of partitions of the topic."""
 
-    def send_batch(self, batch: pa.RecordBatch) -> Receipt:
+    def send_batch(self, batch: pa.RecordBatch) -> BrokerReceipt:
         """Hand over rows of (key, payload, ...); blocks while too much is in flight."""
 
     def flush(self) -> None:
@@ -55,7 +55,7 @@ class Producer(Protocol):
         """Flush and end the session."""
 
 
-class Batch(Protocol):
+class BrokerBatch(Protocol):
     """Messages of one partition as they arrive; every array has shape (n,)."""
 
     rows: pa.RecordBatch
@@ -68,11 +68,11 @@ class Batch(Protocol):
     taken_back: npt.NDArray[np.bool_]
 
 
-class Consumer(Protocol):
+class BrokerConsumer(Protocol):
     """One consumer of a subscription."""
 
     def receive_batch(self, timeout_ms: int | None = None) -> Any:
-        """The next Batch, or None if there is none within the timeout."""
+        """The next BrokerBatch, or None if there is none within the timeout."""
 
     def acknowledge(self, batch: Any) -> None:
         """Acknowledge every row; returns before it is durable."""
@@ -87,7 +87,7 @@ class Consumer(Protocol):
         """Leave the subscription; what was not acknowledged goes to the others."""
 
 
-class Client(Protocol):
+class BrokerClient(Protocol):
     """A connection to the broker."""
 
     def create_topic(self, topic: str, *, partitions: int = 1, **settings: Any) -> Any:

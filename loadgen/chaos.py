@@ -23,13 +23,13 @@ from urllib.parse import urlparse
 
 import psutil
 
-from loadgen.broker import Client
-from loadgen.episodes import Episode
+from loadgen.broker import BrokerClient
 from loadgen.faults import Fault, Fleet, Until, plan_by_share, plan_by_time, plan_in_turn
-from loadgen.holding import Holding
 from loadgen.kinds import CONSUMER_KINDS, FLOOD_KINDS, HANG, JOIN, KILL_NODE, S3_DOWN, standard_kinds
 from loadgen.options import EVERYTHING, ROLLING, FloodOptions
 from loadgen.rolling import Moves, plan_rolling
+from loadgen.slowdowns import Episode
+from loadgen.victims import Victims
 from storage.errors import SluiceError, Unavailable
 
 NODE_AWAY_S = 3.0
@@ -45,7 +45,7 @@ _STORE_SIZE = re.compile(r"--object_store_memory=(\d+)")
 """How the command line of a raylet tells the size of its object store."""
 
 
-class Processes(Protocol):
+class ProcessFinder(Protocol):
     """Finds the processes of a cluster. Each call may raise SluiceError or LookupError."""
 
     def actors(self) -> list[dict[str, Any]]:
@@ -97,8 +97,8 @@ class Chaos:
     def __init__(
         self,
         fleet: Fleet,
-        processes: Processes,
-        client: Client,
+        processes: ProcessFinder,
+        client: BrokerClient,
         topic: str,
         subscription: str,
         options: FloodOptions,
@@ -109,7 +109,7 @@ class Chaos:
         self._topic, self._subscription = topic, subscription
         self.moves = Moves()
         self._s3 = options.s3_endpoint_url
-        self._holding = Holding(client, topic, subscription)
+        self._holding = Victims(client, topic, subscription)
         self._often = options.scenario == ROLLING
         self._done = 0
         self._episodes: list[Episode] = []
@@ -282,11 +282,11 @@ class ClusterProcesses:
         self._s3 = s3_endpoint_url
 
     def actors(self) -> list[dict[str, Any]]:
-        """See Processes."""
+        """See ProcessFinder."""
         return list(self._client.status()["actors"])
 
     def pid(self, host: str) -> int:
-        """See Processes. Raises Unavailable if the host does not say."""
+        """See ProcessFinder. Raises Unavailable if the host does not say."""
         import ray
         from ray.exceptions import RayError
 
@@ -298,7 +298,7 @@ class ClusterProcesses:
             raise Unavailable(f"{host} does not say its process id: {type(error).__name__}") from error
 
     def node(self, lot: float) -> tuple[str, list[int], Callable[[], None]]:
-        """See Processes. The head is spared: without it there is no cluster; and so is what this process hangs on."""
+        """See ProcessFinder. Spares the head, without which there is no cluster, and what this process hangs on."""
         others = sorted(self._raylets(), key=lambda process: process.pid)
         if not others:
             raise LookupError("there is no node besides the head")
@@ -329,7 +329,7 @@ class ClusterProcesses:
         return len(self._raylets()) + 1
 
     def s3(self) -> int:
-        """See Processes. Raises LookupError if nobody of this machine listens at the endpoint."""
+        """See ProcessFinder. Raises LookupError if nobody of this machine listens at the endpoint."""
         port = urlparse(self._s3 or "").port
         for connection in psutil.net_connections("tcp"):
             if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:

@@ -8,7 +8,7 @@ hold, so an overlap that the judge sees was one.
 Whether an acknowledgement is durable is learned by a second thread, which notes `confirmed` events: everything that
 was acknowledged before the question was asked is durable when the answer comes.
 
-It runs in a process of its own (`loadgen.nursery` forks them, `loadgen.faults` says when) and knows nothing of Ray.
+It runs in a process of its own (`loadgen.fork_server` forks them, `loadgen.faults` says when) and knows nothing of Ray.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import google_crc32c
 import numpy as np
 import pyarrow as pa
 
-from loadgen.broker import Batch, Client, Connect, Consumer
+from loadgen.broker import BrokerBatch, BrokerClient, BrokerConsumer, Connect
 from loadgen.generate import read_key_seq
 from loadgen.history import (
     ATTACH,
@@ -34,7 +34,7 @@ from loadgen.history import (
     DETACH,
     EVENTS,
     EXPIRED,
-    Clock,
+    HistoryClock,
     Int64s,
     Journal,
     bucket_hashes,
@@ -62,7 +62,7 @@ class ConsumeJob:
     connect: Connect
     topic: str
     subscription: str
-    clock: Clock
+    clock: HistoryClock
     folder: Path
     policy: str = "draining_hashes"
     work_us: float = 0.0
@@ -129,7 +129,7 @@ class FloodConsumer:
         self._job = job
         self._incarnation = self._name = ""
         self._queue = 0
-        self._client: Client | None = None
+        self._client: BrokerClient | None = None
         self._opened = contextlib.ExitStack()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -200,7 +200,7 @@ class FloodConsumer:
         client = self._client or self._opened.enter_context(job.connect())
         self._client = None
         with self._opened.pop_all():
-            consumer: Consumer = client.subscribe(
+            consumer: BrokerConsumer = client.subscribe(
                 job.topic,
                 job.subscription,
                 consumer_name=self._name,
@@ -232,7 +232,7 @@ class FloodConsumer:
                 # What waits in the queue was never looked at: it goes to the others, in order.
                 consumer.close()
 
-    def _work_through(self, consumer: Consumer, batch: Batch, deliveries: Journal) -> None:
+    def _work_through(self, consumer: BrokerConsumer, batch: BrokerBatch, deliveries: Journal) -> None:
         received_at = self._job.clock.now()
         self._sessions[batch.partition] = (batch.session, received_at)
         rows = batch.rows
@@ -250,7 +250,7 @@ class FloodConsumer:
         self._received += count
         self._redelivered += int(np.count_nonzero(batch.redeliveries))
 
-    def _give_back(self, consumer: Consumer, batch: Batch) -> Int64s:
+    def _give_back(self, consumer: BrokerConsumer, batch: BrokerBatch) -> Int64s:
         """Give back some messages that came for the first time; what was taken back with them is let go as well.
 
         Returns when, as the negative of microseconds, 0 for the rows that stay.
@@ -268,7 +268,7 @@ class FloodConsumer:
             let_go[batch.taken_back] = -now
         return let_go
 
-    def _record(self, batch: Batch, received_at: int, let_go: Int64s) -> pa.RecordBatch:
+    def _record(self, batch: BrokerBatch, received_at: int, let_go: Int64s) -> pa.RecordBatch:
         """One row a message. let_go: when it was acknowledged; negative: when it was given back, or taken back."""
         rows = batch.rows
         count = rows.num_rows
@@ -300,11 +300,11 @@ class FloodConsumer:
             now = self._job.clock.now()
             self._event(events, EXPIRED, last, session=session, partition=partition, upto=now)
 
-    def _confirm(self, consumer: Consumer, events: Journal, quiet: threading.Event) -> None:
+    def _confirm(self, consumer: BrokerConsumer, events: Journal, quiet: threading.Event) -> None:
         while not quiet.wait(CONFIRM_EVERY_S):
             self._ask(consumer, events)
 
-    def _ask(self, consumer: Consumer, events: Journal) -> None:
+    def _ask(self, consumer: BrokerConsumer, events: Journal) -> None:
         # Not the time of asking: what is written down by then may still have to be handed to the client.
         upto = self._handed_over
         try:

@@ -124,7 +124,7 @@ class _Target:
 
 
 @dataclass
-class Published(WriterCommitMessage):  # type: ignore[misc]
+class TaskPublished(WriterCommitMessage):  # type: ignore[misc]
     """What one task published."""
 
     partition: int
@@ -137,10 +137,10 @@ class SluiceWriter(DataSourceArrowWriter):  # type: ignore[misc]
     def __init__(self, target: _Target) -> None:
         self._target = target
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Published:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskPublished:
         """Publish one partition; in a worker."""
         partition = _task_number()
-        return Published(partition, self._target.publish(iterator, f"{self._target.producer}-{partition}"))
+        return TaskPublished(partition, self._target.publish(iterator, f"{self._target.producer}-{partition}"))
 
     def commit(self, messages: Sequence[Any]) -> None:
         """Everything is durable already."""
@@ -158,7 +158,7 @@ class SluiceStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
     def __init__(self, target: _Target) -> None:
         self._target = target
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Published:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskPublished:
         """Publish one partition of one micro-batch; in a worker."""
         from pyspark import TaskContext
 
@@ -168,7 +168,7 @@ class SluiceStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         if query is None or batch is None:
             raise Unavailable("Spark does not tell the number of the micro-batch, so a repetition could not be known")
         name = f"stream-{query}-{batch}-{_task_number()}"
-        return Published(_task_number(), self._target.publish(iterator, name))
+        return TaskPublished(_task_number(), self._target.publish(iterator, name))
 
     def commit(self, messages: Sequence[Any], batchId: int) -> None:  # noqa: N803 (Spark's name)
         """Everything is durable already."""

@@ -19,7 +19,7 @@ _SPARK = "▁▂▃▄▅▆▇█"
 
 
 @dataclass
-class Progress:
+class FloodProgress:
     """Where a flood stands. total: messages that will be published, 0 if that is not known."""
 
     phase: str = "starting"
@@ -40,7 +40,7 @@ class Progress:
 class Display(Protocol):
     """Shows progress; every call is cheap."""
 
-    def show(self, progress: Progress) -> None:
+    def show(self, progress: FloodProgress) -> None:
         """The state changed."""
 
     def __enter__(self) -> Display:
@@ -64,7 +64,7 @@ class LineDisplay:
         self._told = 0.0
         self._faults = 0
 
-    def show(self, progress: Progress) -> None:
+    def show(self, progress: FloodProgress) -> None:
         """Say what is new, if it is time."""
         for line in progress.faults[self._faults :]:
             self._console.print(f"  {line}", highlight=False)
@@ -98,7 +98,7 @@ class LiveDisplay:
         self._before: tuple[float, int, int] = (self._started, 0, 0)
         self._rates = (0.0, 0.0)
 
-    def show(self, progress: Progress) -> None:
+    def show(self, progress: FloodProgress) -> None:
         """Redraw."""
         now = time.monotonic()
         at, confirmed, delivered = self._before
@@ -107,14 +107,14 @@ class LiveDisplay:
             self._before = (now, progress.confirmed, progress.delivered)
         self._live.update(self._draw(progress, now - self._started))
 
-    def _draw(self, progress: Progress, seconds: float) -> RenderableType:
+    def _draw(self, progress: FloodProgress, seconds: float) -> RenderableType:
         parts: list[RenderableType] = [Text.assemble((progress.phase, "bold"), (f"   {seconds:.0f} s", "dim"))]
         if progress.sent or progress.delivered:
             parts += [self._bars(progress), self._consumers(progress)]
         parts += [Text(f"  {line}", style="yellow") for line in progress.faults[-5:]]
         return Panel(Group(*parts), title="sluice flood", border_style="blue", padding=(0, 1))
 
-    def _bars(self, progress: Progress) -> Table:
+    def _bars(self, progress: FloodProgress) -> Table:
         table = Table.grid(padding=(0, 2))
         total = progress.total or max(progress.confirmed, 1)
         rows = (
@@ -132,7 +132,7 @@ class LiveDisplay:
         table.add_row("", Text(waiting, style="dim"), "", "")
         return table
 
-    def _consumers(self, progress: Progress) -> Table:
+    def _consumers(self, progress: FloodProgress) -> Table:
         table = Table.grid(padding=(0, 2))
         most = max((count for _, count in progress.consumers), default=1) or 1
         for name, count in progress.consumers[:12]:

@@ -29,7 +29,6 @@ import numpy as np
 import pyarrow as pa
 
 from loadgen.consume import ConsumeJob, ConsumerProgress, seal_journals
-from loadgen.episodes import SLOW_SHARE, Episode
 from loadgen.history import DEATH, EVENTS, EXPIRED, write_parquet
 from loadgen.kinds import (
     ACT_KINDS,
@@ -44,6 +43,7 @@ from loadgen.kinds import (
     SLOW,
     check_kinds,
 )
+from loadgen.slowdowns import SLOW_SHARE, Episode
 from storage.errors import Unavailable
 
 __all__ = ["FREEZE", "HANG", "JOIN", "KILL", "KINDS", "RESTART", "SLOW"]
@@ -166,7 +166,7 @@ Until = Callable[[str], dict[str, int]]
 
 
 @dataclass
-class Member:
+class ConsumerProcess:
     """One incarnation of a consumer."""
 
     handle: Handle
@@ -191,8 +191,8 @@ class Fleet:
         self._events: list[dict[str, Any]] = []
         self._next = self._most = self._ahead = self._kept = 0
         self._episodes: list[Episode] = []
-        self.working: list[Member] = []
-        self.gone: list[Member] = []
+        self.working: list[ConsumerProcess] = []
+        self.gone: list[ConsumerProcess] = []
         self.history: list[dict[str, Any]] = []
         self.passed_over: list[str] = []
 
@@ -320,7 +320,7 @@ class Fleet:
         if helper is not None:
             self._thank(helper)
 
-    def _thank(self, helper: Member) -> None:
+    def _thank(self, helper: ConsumerProcess) -> None:
         """One who helped leaves cleanly if there are more consumers than may join for good; else it stays."""
         with self._changing:
             if len(self.working) <= self._most or helper not in self.working:
@@ -328,7 +328,7 @@ class Fleet:
             self._part(helper)
         self._stop(helper)
 
-    def _await_help(self, helper: Member) -> None:
+    def _await_help(self, helper: ConsumerProcess) -> None:
         """Wait until one who joins is in, JOIN_S at most, and has received something, HELP_S at most from then on."""
         deadline = time.monotonic() + JOIN_S
         inside = False
@@ -338,7 +338,7 @@ class Fleet:
                 inside, deadline = True, time.monotonic() + HELP_S
             time.sleep(_LOOK_EVERY_S)
 
-    def strike(self, pids: Sequence[int]) -> list[Member]:
+    def strike(self, pids: Sequence[int]) -> list[ConsumerProcess]:
         """SIGKILL processes, whoever's they are; the consumers among them are dead from now on, and are returned."""
         with self._changing:
             dead = [member for member in self.working if member.pid in pids]
@@ -351,16 +351,16 @@ class Fleet:
                 os.kill(pid, signal.SIGKILL)
         return dead
 
-    def replace(self, dead: Sequence[Member]) -> None:
+    def replace(self, dead: Sequence[ConsumerProcess]) -> None:
         """Others join under the names of the dead."""
         for member in dead:
             self._join(self._spare(), member.name)
 
-    def _part(self, member: Member) -> None:
+    def _part(self, member: ConsumerProcess) -> None:
         self.working.remove(member)
         self.gone.append(member)
 
-    def _return(self, member: Member, handle: Handle | None = None) -> None:
+    def _return(self, member: ConsumerProcess, handle: Handle | None = None) -> None:
         """One leaves cleanly, stays away a little and comes back under its name, in that process or in its old one."""
         with contextlib.suppress(Exception):
             member.handle.stop(_STOP_S)
@@ -375,7 +375,7 @@ class Fleet:
             episode.end()
         self._episodes = []
 
-    def _victim(self, fault: Fault) -> Member | None:
+    def _victim(self, fault: Fault) -> ConsumerProcess | None:
         """Who is hit: a consumer that works. None while half of the consumers are still joining or suffer already.
 
         Otherwise a machine on which a join takes longer than the time between two faults ends without consumers.
@@ -455,7 +455,7 @@ class Fleet:
                 self._spares.insert(0, self._process())
             return self._spares.pop() if self._spares else self._process()
 
-    def _join(self, handle: Handle, name: str) -> Member:
+    def _join(self, handle: Handle, name: str) -> ConsumerProcess:
         with self._changing:
             generation = self._generations[name] = self._generations.get(name, 0) + 1
         incarnation = f"{name}.{generation}"
@@ -469,11 +469,11 @@ class Fleet:
                 if not left:
                     raise
                 handle = self._process()
-        joined = Member(handle, incarnation, name, pid, self._queue)
+        joined = ConsumerProcess(handle, incarnation, name, pid, self._queue)
         self.working.append(joined)
         return joined
 
-    def _stop(self, member: Member) -> None:
+    def _stop(self, member: ConsumerProcess) -> None:
         with contextlib.suppress(Exception):
             member.handle.stop(_STOP_S)
         member.handle.end()

@@ -27,15 +27,17 @@ from cluster.attach import join
 from cluster.environment import TOKEN_PATH
 from loadgen import pulsar_client
 from loadgen.acts import FAST, LOADED, REST, Act, Pace, Reserve, second_rate
-from loadgen.breaking import Breaker
 from loadgen.broker import ClusterConnect, Connect
 from loadgen.chaos import Chaos, ClusterProcesses, plan
 from loadgen.consume import ConsumeJob
-from loadgen.display import Display, Progress, make_display
+from loadgen.display import Display, FloodProgress, make_display
 from loadgen.effects import PATIENCE_S
+from loadgen.fault_buttons import Page, Pressing
+from loadgen.fault_injector import Breaker
 from loadgen.faults import Fleet, Spawn, processes_needed
+from loadgen.fork_server import Nursery
 from loadgen.guard import (
-    Watch,
+    StallGuard,
     broker_folder,
     data_folder,
     finish_undisturbed,
@@ -43,14 +45,12 @@ from loadgen.guard import (
     local_cluster,
     own_signals,
 )
-from loadgen.history import Clock, write_parquet
+from loadgen.history import HistoryClock, write_parquet
 from loadgen.hot_keys import merged
 from loadgen.memory import MemorySampler, consumers, own
 from loadgen.memory import spark as spark_memory
-from loadgen.nursery import Nursery
 from loadgen.options import PULSAR, FloodOptions
 from loadgen.outcome import Report
-from loadgen.pressing import Page, Pressing
 from loadgen.publish import SUMMARY, PublishJob, publish_generated, publish_rows, read_progress, spread, warm_up
 from loadgen.sampling import Sampler, at_rest
 from loadgen.session import SparkStart, cause_of, session_of
@@ -92,7 +92,7 @@ def flood_command(**values: Any) -> int:
         stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(folder / "ray.log", "w"))))
         display = stack.enter_context(make_display(console))
         helpers = stack.enter_context(Helpers(folder, options))
-        display.show(Progress(phase="starting the cluster" if options.address is None else "joining the cluster"))
+        display.show(FloodProgress(phase="starting the cluster" if options.address is None else "joining the cluster"))
         began = time.monotonic()
         with own_signals():
             address = options.address or stack.enter_context(local_cluster(folder, options))
@@ -185,8 +185,8 @@ class Flood:
         self._clients = clients or connect
         self._folder = folder / "histories"
         self._helpers, self._page = helpers, page
-        self._clock = Clock.start()
-        self._progress = Progress()
+        self._clock = HistoryClock.start()
+        self._progress = FloodProgress()
         self._phases: dict[str, float] = {}
         self._troubles: list[str] = []
         self._failure: BaseException | None = None
@@ -392,7 +392,7 @@ class Flood:
         self._begin_act(FAST if options.first_part else LOADED, options.rate)
         if not options.first_part:
             breaker.loaded.set()
-        watch = Watch(options)
+        watch = StallGuard(options)
         finished = 0
         while True:
             alive = publisher.is_alive()

@@ -22,7 +22,7 @@ from cluster.environment import SESSION_PREFIX, SHORT_ROOT
 from cluster.identity import ID_FILE
 from cluster.leftovers import claim, clear
 from loadgen import pulsar_client
-from loadgen.display import Progress
+from loadgen.display import FloodProgress
 from loadgen.faults import Fleet
 from loadgen.options import PULSAR, FloodOptions
 from storage.errors import Invalid, SluiceError
@@ -139,7 +139,7 @@ LOOK_S = 1.0
 """So much of the time between two looks counts at most."""
 
 
-class Watch:
+class StallGuard:
     """Notices that nothing moves any more.
 
     Time between two looks that are far apart does not count: whoever looks was busy, with processes that it made ready
@@ -151,7 +151,7 @@ class Watch:
         self._seen: tuple[int, ...] = ()
         self._still, self._looked = 0.0, time.monotonic()
 
-    def trouble(self, progress: Progress, fleet: Fleet) -> str:
+    def trouble(self, progress: FloodProgress, fleet: Fleet) -> str:
         """A sentence when the run stands still, else nothing."""
         stopped = "; ".join(fleet.troubles())
         if fleet.working and all(member.last.error for member in fleet.working):

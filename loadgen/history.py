@@ -11,7 +11,7 @@ A message is known by `(key, key_seq)`: the generator gives each key's messages 
 without key a number that is unique in the run. Its place is `(partition, position)`. `consumer` is one incarnation:
 a consumer that was killed and replaced has another name here, so intervals of two lives never blend.
 
-Times are int64 microseconds of one clock, `Clock`: the machine's monotonic clock, shifted once to wall time. All
+Times are int64 microseconds of one clock, `HistoryClock`: the machine's monotonic clock, shifted once to wall time. All
 processes of a run on one machine get the same shift, so that their times can be compared and no step of the wall
 clock reorders them. Only `deliver_at` is in milliseconds, because that is what a producer asks for.
 
@@ -144,13 +144,13 @@ STATS = pa.schema(
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
+class HistoryClock:
     """Microseconds since 1970 that never go back; equal in every process that is given the same shift."""
 
     shift_ns: int
 
     @classmethod
-    def start(cls) -> Clock:
+    def start(cls) -> HistoryClock:
         """A clock that agrees with the wall clock now."""
         return cls(time.time_ns() - time.monotonic_ns())
 

@@ -28,7 +28,7 @@ import psutil
 import pyarrow as pa
 
 from loadgen.faults import Fleet
-from loadgen.history import Clock, Int64s
+from loadgen.history import HistoryClock, Int64s
 from loadgen.sampling import Sampling
 from storage.errors import SluiceError
 
@@ -40,7 +40,7 @@ MEMORY = pa.schema(
         pa.field("bytes", pa.int64()),
     ]
 )
-"""One row a process and moment: resident bytes of its own, at in microseconds (Clock)."""
+"""One row a process and moment: resident bytes of its own, at in microseconds (HistoryClock)."""
 
 SHARED = "shared memory"
 ROLES = ("broker", "bookie", "controller", "consumer", "producer", "spark", "flood", SHARED)
@@ -59,7 +59,7 @@ class MemorySampler(Sampling):
     name, schema, every_s = "memory", MEMORY, 1.0
 
     sources: Sequence[Source]
-    clock: Clock
+    clock: HistoryClock
     rows: list[dict[str, Any]] = field(default_factory=list)
 
     def sample(self) -> None:

@@ -25,9 +25,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from loadgen.acts import Pace
-from loadgen.broker import Connect, Producer, Receipt
+from loadgen.broker import BrokerProducer, BrokerReceipt, Connect
 from loadgen.generate import Chunk, Workload, generate, number_properties, number_rows, running_count
-from loadgen.history import FAIL, INFO, OK, SENT, UNKNOWN_POSITION, Clock, Int64s, bucket_hashes, constant
+from loadgen.history import FAIL, INFO, OK, SENT, UNKNOWN_POSITION, HistoryClock, Int64s, bucket_hashes, constant
 from storage.errors import Invalid, SluiceError
 
 SUMMARY = "task int, attempt int, sent long, confirmed long, bytes long"
@@ -60,7 +60,7 @@ class PublishJob:
     connect: Connect
     topic: str
     producer: str
-    clock: Clock
+    clock: HistoryClock
     folder: Path
     rate: float = 0.0
     tasks: int = 1
@@ -240,11 +240,11 @@ def _attempt() -> int:
 class _Sender:
     """One attempt of one task: what is in flight, and the history of what came of it."""
 
-    def __init__(self, job: PublishJob, producer: Producer, task: int, attempt: int) -> None:
+    def __init__(self, job: PublishJob, producer: BrokerProducer, task: int, attempt: int) -> None:
         self._job = job
         self._producer = producer
         self._name = f"{job.producer}-{task}"
-        self._flying: deque[tuple[Receipt, Chunk, Int64s, Int64s]] = deque()
+        self._flying: deque[tuple[BrokerReceipt, Chunk, Int64s, Int64s]] = deque()
         self._rows: list[pa.RecordBatch] = []
         self._waiting = 0
         self._target = job.sends / f"task-{task:04d}-attempt-{attempt}.parquet"
@@ -367,7 +367,9 @@ class _Sender:
         with contextlib.suppress(OSError):
             os.pwrite(self._progress, _PROGRESS.pack(self.sent, self.confirmed), 0)
 
-    def _note(self, chunk: Chunk, sent_at: Int64s, deliver_at: Int64s, status: str, receipt: Receipt | None) -> None:
+    def _note(
+        self, chunk: Chunk, sent_at: Int64s, deliver_at: Int64s, status: str, receipt: BrokerReceipt | None
+    ) -> None:
         count = chunk.rows.num_rows
         partition = np.full(count, -1, np.int32)
         position = np.full(count, UNKNOWN_POSITION, np.int64)

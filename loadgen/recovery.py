@@ -57,7 +57,7 @@ ROLES = ("dispatchers", "topics")
 
 
 @dataclass
-class Recovery:
+class RecoveryTimes:
     """Sums over a run or a part of it; times in microseconds.
 
     redelivery: by killed incarnation, to its first. redelivered_keys: histogram of the first of each key. next: by
@@ -76,7 +76,7 @@ class Recovery:
     redelivered_keys: Any = field(default_factory=lambda: HdrHistogram(1, MAX_LATENCY_US, 3))
     unexplained: Any = field(default_factory=lambda: HdrHistogram(1, MAX_LATENCY_US, 3))
 
-    def merge(self, other: Recovery) -> None:
+    def merge(self, other: RecoveryTimes) -> None:
         """Add another part of the same run."""
         for name, at in other.redelivery.items():
             self.redelivery[name] = min(at, self.redelivery.get(name, at))
@@ -99,7 +99,7 @@ class Recovery:
         return plain | {name: getattr(self, name).encode().decode() for name in _HISTOGRAMS}
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Recovery:
+    def from_dict(cls, values: dict[str, Any]) -> RecoveryTimes:
         """What `to_dict` made plain."""
         made = cls(**{name: value for name, value in values.items() if name not in _HISTOGRAMS})
         for name in _HISTOGRAMS:
@@ -172,13 +172,15 @@ def _needed(fault: Fault, partition: int | None) -> bool:
     return bool(hit) if partition is None else partition in hit or str(fault["kind"]).endswith("-controller")
 
 
-def recover(sent: pa.Table, delivered: pa.Table, events: pa.Table, faults: Sequence[Fault], span: Span) -> Recovery:
+def recover(
+    sent: pa.Table, delivered: pa.Table, events: pa.Table, faults: Sequence[Fault], span: Span
+) -> RecoveryTimes:
     """Measure one part of a run that holds whole keys. Tables: SENT, DELIVERIES and EVENTS of loadgen.history.
 
     faults: what was injected, in order: at_us, kind, and incarnation (of a killed consumer), dispatchers, topics
     (partitions whose owners went with it).
     """
-    result = Recovery()
+    result = RecoveryTimes()
     if delivered.num_rows:
         rows = _Deliveries(sent, delivered, events)
         rows.count_steps(result, span)
@@ -191,7 +193,7 @@ def recover(sent: pa.Table, delivered: pa.Table, events: pa.Table, faults: Seque
     return result
 
 
-def tell(recovery: Recovery, faults: Sequence[Fault], span: Span, start_us: int) -> dict[str, Any]:
+def tell(recovery: RecoveryTimes, faults: Sequence[Fault], span: Span, start_us: int) -> dict[str, Any]:
     """What the report says of it: milliseconds, percentiles and sentences; start_us is when the run began."""
     takeovers = recovery.takeovers(faults)
     alone, redeliveries_alone = recovery.alone(faults)
@@ -224,7 +226,7 @@ def _by_role(takeovers: Sequence[Takeover]) -> dict[str, dict[str, float]]:
     return {role: _percentiles([taken.length for taken in takeovers if taken.role == role]) for role in ROLES}
 
 
-def tell_faults(recovery: Recovery, faults: Sequence[Fault]) -> list[dict[str, Any]]:
+def tell_faults(recovery: RecoveryTimes, faults: Sequence[Fault]) -> list[dict[str, Any]]:
     """What was injected, and after how many milliseconds each partition that it took was served again.
 
     Each row has at_s, kind and target, and next_delivery_ms (role -> partition -> ms) if the fault took owners.
@@ -284,7 +286,7 @@ class _Deliveries:
         result[order] = earliest
         return result
 
-    def count_steps(self, result: Recovery, span: Span) -> None:
+    def count_steps(self, result: RecoveryTimes, span: Span) -> None:
         steps = span.width * span.count // STEP_US + 1
 
         def step(times: Int64s) -> Int64s:
@@ -303,7 +305,7 @@ class _Deliveries:
             waiting = ready - np.bincount(delivered[first[mine]], minlength=steps)
             result.waiting[str(partition)] = waiting.tolist()
 
-    def measure_redelivery(self, result: Recovery, at: int, incarnation: str) -> None:
+    def measure_redelivery(self, result: RecoveryTimes, at: int, incarnation: str) -> None:
         """What was waiting at a killed consumer, and when the first of it came to another consumer."""
         if incarnation not in self.names:
             return
@@ -323,7 +325,7 @@ class _Deliveries:
             result.redelivery[incarnation] = int(times.min())
             record(result.redelivered_keys, times)
 
-    def measure_takeover(self, result: Recovery, number: int, fault: Fault) -> None:
+    def measure_takeover(self, result: RecoveryTimes, number: int, fault: Fault) -> None:
         """The first deliveries after a fault, by epoch or ledger, and what there was before it."""
         split = int(np.searchsorted(self.received, int(fault["at_us"]), side="right"))
         for role, owner in zip(ROLES, (self.epoch, self.position >> ENTRY_BITS), strict=True):
@@ -337,7 +339,7 @@ class _Deliveries:
                 firsts = zip(owners.tolist(), self.received[rows[first]].tolist(), strict=True)
                 result.next[name] = {str(which): int(at) for which, at in firsts}
 
-    def measure_holds(self, result: Recovery) -> None:
+    def measure_holds(self, result: RecoveryTimes) -> None:
         """How long a key that changed its consumer waited for nobody."""
         order = np.lexsort((self.received, self.place))
         place, consumer, received = self.place[order], self.consumer[order], self.received[order]

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from loadgen.broker import Client
-from loadgen.history import STATS, Clock
+from loadgen.broker import BrokerClient
+from loadgen.history import STATS, HistoryClock
 from loadgen.hot_keys import SHOWN
 from storage.errors import SluiceError
 
@@ -79,10 +79,10 @@ class Sampler(Sampling):
 
     name, schema, every_s = "sampler", STATS, 0.2
 
-    client: Client
+    client: BrokerClient
     topic: str
     subscription: str
-    clock: Clock
+    clock: HistoryClock
     rows: list[dict[str, int]] = field(default_factory=list)
     latest: dict[str, int] = field(default_factory=dict)
     taken_at: int = 0

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from loadgen.checkers import Findings, judge
 from loadgen.history import ACKS, DELIVERIES, EVENTS, RECEIVES, SENDS, SENT, confirm_acks
 from loadgen.measures import Measures, Span, measure
-from loadgen.recovery import Recovery, recover
+from loadgen.recovery import RecoveryTimes, recover
 
 MESSAGES_PER_PART = 250_000
 SLICES = 4
@@ -37,7 +37,7 @@ class Judgement:
 
     findings: Findings
     measures: Measures
-    recovery: Recovery = field(default_factory=Recovery)
+    recovery: RecoveryTimes = field(default_factory=RecoveryTimes)
 
 
 def judge_part(
@@ -91,7 +91,7 @@ def judge_with_spark(
         for row in context.parallelize(range(parts), parts).map(task).collect():
             whole.findings.merge(Findings(**json.loads(row["findings"])))
             whole.measures.merge(Measures.from_dict(json.loads(row["measures"])))
-            whole.recovery.merge(Recovery.from_dict(json.loads(row["recovery"])))
+            whole.recovery.merge(RecoveryTimes.from_dict(json.loads(row["recovery"])))
     return whole
 
 

@@ -66,7 +66,7 @@ _CODECS = (None, "lz4", "zstd")
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class StoredBatch:
     """Messages in their stored shape.
 
     rows: the record batch described above. deliver_at: int64 milliseconds, shape (n,), 0 = at once; None when no
@@ -80,17 +80,17 @@ class Batch:
     def __len__(self) -> int:
         return int(self.rows.num_rows)
 
-    def take(self, rows: npt.NDArray[np.int64]) -> Batch:
+    def take(self, rows: npt.NDArray[np.int64]) -> StoredBatch:
         """The given rows in the given order, as a new batch."""
         delayed = None if self.deliver_at is None else self.deliver_at[rows]
         if delayed is not None and not delayed.any():
             delayed = None
-        return Batch(self.rows.take(pa.array(rows)), delayed, self.hashes[rows])
+        return StoredBatch(self.rows.take(pa.array(rows)), delayed, self.hashes[rows])
 
-    def slice(self, start: int, stop: int) -> Batch:
+    def slice(self, start: int, stop: int) -> StoredBatch:
         """Rows start .. stop-1, without a copy."""
         delayed = None if self.deliver_at is None else self.deliver_at[start:stop]
-        return Batch(self.rows.slice(start, stop - start), delayed, self.hashes[start:stop])
+        return StoredBatch(self.rows.slice(start, stop - start), delayed, self.hashes[start:stop])
 
 
 def shape_of(schema: pa.Schema) -> int:
@@ -124,7 +124,7 @@ def make_batch(
     first_sequence: int = 0,
     max_message_bytes: int = MAX_MESSAGE_BYTES,
     accepted: Sequence[str] = _ACCEPTED,
-) -> Batch:
+) -> StoredBatch:
     """Check and convert what a user sends.
 
     Keys and payloads may be binary or string columns; `publish_time` defaults to `now` (ms). A message without key
@@ -161,7 +161,7 @@ def make_batch(
     if "deliver_at" in data.schema.names:
         times = _milliseconds(data, "deliver_at", count, default=0).to_numpy()
         deliver_at = times if times.any() else None
-    return Batch(rows.select(schema_of(shape_of(rows.schema)).names), deliver_at, hash_column(sticky))
+    return StoredBatch(rows.select(schema_of(shape_of(rows.schema)).names), deliver_at, hash_column(sticky))
 
 
 def encode_body(rows: pa.RecordBatch, compression: str | None = None) -> pa.Buffer:

@@ -36,6 +36,7 @@ import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap
 
+from storage.checksummed import seal, unseal
 from storage.errors import Corrupt, Invalid
 from storage.position import (
     EARLIEST,
@@ -48,7 +49,6 @@ from storage.position import (
     positions_of,
     split_by_ledger,
 )
-from storage.sealed import seal, unseal
 
 Mask = npt.NDArray[np.bool_]
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from storage.batch import Batch, decode_body
+from storage.batch import StoredBatch, decode_body
 from storage.frame import Buffer, Run, index_columns, make_run
 from storage.inflated import inflated_bytes
 
@@ -34,5 +34,5 @@ def cut_run(
         return None
     due, hashes = index_columns(view[:columns], count, delayed)
     taken = decode_body(body, shape, count).take(pa.array(rows))
-    run = make_run(Batch(taken, None if due is None else due[rows], hashes[rows]))
+    run = make_run(StoredBatch(taken, None if due is None else due[rows], hashes[rows]))
     return run if len(run.payload) <= most * len(view) else None

@@ -32,7 +32,7 @@ from storage.batch import (
     MAX_INFLATED_BYTES,
     MAX_RUN_BYTES,
     MAX_RUN_MESSAGES,
-    Batch,
+    StoredBatch,
     body_parts,
     encode_body,
     shape_of,
@@ -141,7 +141,7 @@ def index_columns(columns: Buffer, count: int, delayed: bool) -> tuple[npt.NDArr
     return np.frombuffer(columns, np.int64, count), np.frombuffer(columns, np.uint32, count, count * 8)
 
 
-def make_run(batch: Batch, compression: str | None = None) -> Run:
+def make_run(batch: StoredBatch, compression: str | None = None) -> Run:
     """Encode a batch once, in the producer. Raises Invalid above 65,536 messages or 64 MiB."""
     body = memoryview(encode_body(batch.rows, compression)).cast("B")
     if compression is not None and (size := inflated_bytes(body)) > MAX_INFLATED_BYTES:
@@ -150,7 +150,7 @@ def make_run(batch: Batch, compression: str | None = None) -> Run:
     return _run(batch, memoryview(payload), payload_crc(payload))
 
 
-def run_parts(batch: Batch) -> list[Buffer]:
+def run_parts(batch: StoredBatch) -> list[Buffer]:
     """The payload of `make_run` without compression, in parts that lie behind one another: nothing large is copied.
 
     Whoever has written them into one piece makes it a run with `run_of`. Raises Invalid as make_run does.
@@ -158,7 +158,7 @@ def run_parts(batch: Batch) -> list[Buffer]:
     return _checked(batch, [memoryview(part).cast("B") for part in body_parts(batch.rows)])
 
 
-def run_of(batch: Batch, payload: memoryview, parts: Sequence[Buffer]) -> Run:
+def run_of(batch: StoredBatch, payload: memoryview, parts: Sequence[Buffer]) -> Run:
     """The run of a batch whose parts were written into `payload`. The checksum is that of the parts."""
     crc = 0
     for part in parts:
@@ -166,7 +166,7 @@ def run_of(batch: Batch, payload: memoryview, parts: Sequence[Buffer]) -> Run:
     return _run(batch, payload, crc)
 
 
-def _checked(batch: Batch, body: list[Buffer]) -> list[Buffer]:
+def _checked(batch: StoredBatch, body: list[Buffer]) -> list[Buffer]:
     """Index columns and body, if they are within the limits."""
     if not 0 < len(batch) <= MAX_RUN_MESSAGES:
         raise Invalid(f"a run holds 1 to {MAX_RUN_MESSAGES} messages, not {len(batch)}")
@@ -177,7 +177,7 @@ def _checked(batch: Batch, body: list[Buffer]) -> list[Buffer]:
     return parts
 
 
-def _run(batch: Batch, payload: memoryview, crc: int) -> Run:
+def _run(batch: StoredBatch, payload: memoryview, crc: int) -> Run:
     return Run(len(batch), batch.deliver_at is not None, shape_of(batch.rows.schema), payload, crc)
 
 

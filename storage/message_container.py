@@ -1,8 +1,8 @@
 """Single messages on their way to become columns: what Pulsar's client calls a batch message container.
 
 A producer that is given one message at a time must not pay for a record batch each. Here a message costs a few list
-appends, and what gathered becomes a `storage.batch.Batch` at once. The result is the same, value for value, as that
-of `make_batch` on the same rows; the tests hold the two against each other.
+appends, and what gathered becomes a `storage.batch.StoredBatch` at once. The result is the same, value for value, as
+that of `make_batch` on the same rows; the tests hold the two against each other.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from storage.batch import LAST_TIME, MAX_KEY_BYTES, MAX_MESSAGE_BYTES, Batch, stored_schema
+from storage.batch import LAST_TIME, MAX_KEY_BYTES, MAX_MESSAGE_BYTES, StoredBatch, stored_schema
 from storage.errors import Invalid
 from storage.hashing import Hashes, hash_column, masked_hash
 
@@ -78,7 +78,7 @@ class MessageContainer:
         self.size += size + OVERHEAD
         return row
 
-    def build(self, producer: str, first_row: int) -> Batch:
+    def build(self, producer: str, first_row: int) -> StoredBatch:
         """The batch. A message without key gets the sticky key `producer-row`, rows counted from `first_row` (KS-4)."""
         columns = {
             "key": pa.array(self._key, pa.binary()),
@@ -97,7 +97,7 @@ class MessageContainer:
         if self._deliver_at:
             deliver_at = np.zeros(self.count, np.int64)
             deliver_at[list(self._deliver_at)] = list(self._deliver_at.values())
-        return Batch(rows, deliver_at, self._hashes(producer, first_row))
+        return StoredBatch(rows, deliver_at, self._hashes(producer, first_row))
 
     def _hashes(self, producer: str, first_row: int) -> Hashes:
         keys = list(self._key)

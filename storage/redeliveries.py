@@ -12,10 +12,10 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
+from storage.checksummed import seal, unseal
 from storage.errors import Corrupt, Invalid
-from storage.narrow import narrow, wide
+from storage.packed_ints import narrow, wide
 from storage.position import Positions
-from storage.sealed import seal, unseal
 
 MAGIC = b"SLR1"
 FORMAT = 2

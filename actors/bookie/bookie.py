@@ -16,10 +16,10 @@ from actors.actor import Actor
 from actors.bookie.cookie import check_cookie, publish_cookie
 from actors.bookie.maintenance import BookieMaintenance
 from actors.bookie.settings import BookieSettings
-from actors.bookie.store import Store
+from actors.bookie.store import BookieStore
 from actors.ids import stay_above
-from actors.outcome import Outcome, all_of
 from actors.ports import Disk, DiskFailed, DiskFull, Ports
+from actors.shared_future import SharedFuture, all_of
 from actors.wire import Blob, Reply, Request
 from storage.errors import Conflict, Corrupt, Invalid, Unavailable
 from storage.frame import PREFIX_BYTES, Header, decode_head, head_size, payload_crc
@@ -46,9 +46,9 @@ class Bookie(Actor):
         self.bookie_id = bookie_id
         self.settings = settings or BookieSettings()
         self._disk: Disk = ports.disk
-        self._opened: Store | None = None
+        self._opened: BookieStore | None = None
         self._maintenance: BookieMaintenance | None = None
-        self._busy: dict[tuple[int, int], Outcome[None]] = {}
+        self._busy: dict[tuple[int, int], SharedFuture[None]] = {}
 
     async def start(self) -> None:
         """Check the cookie, bring the state back, and begin to serve.
@@ -58,7 +58,7 @@ class Bookie(Actor):
         """
         try:
             cookie = await check_cookie(self._disk, self.ports.meta, self.ports.rng, self.bookie_id, self._cluster)
-            store = Store(self._disk, self.settings, cookie.salt, failed=self._fail, full=self._disk_full)
+            store = BookieStore(self._disk, self.settings, cookie.salt, failed=self._fail, full=self._disk_full)
             if not cookie.used and not cookie.published:
                 await store.format()
             if not cookie.published:
@@ -82,7 +82,7 @@ class Bookie(Actor):
         self.ports.spawn(store.log.run(), "commit")
         self.ports.spawn(self._keep(), "maintenance")
 
-    async def _stay_above(self, store: Store) -> None:
+    async def _stay_above(self, store: BookieStore) -> None:
         """See to it that no ledger that was ever here is given its number again. Raises Unavailable."""
         highest = store.highest_ledger()
         if self._cluster and highest and await stay_above(self.ports.meta, self.ports.me, highest):
@@ -125,15 +125,15 @@ class Bookie(Actor):
     # -- requests --
 
     async def on_add_run(self, request: messages.AddRun) -> messages.Done:
-        """Store one frame; see messages.AddRun."""
+        """BookieStore one frame; see messages.AddRun."""
         header = _check_add(request)
         self.store.ledgers.refuse_older(request.ledger, request.epoch)
         payload = await self._payload(request, header)
         key = (header.ledger, header.run)
         while (busy := self._busy.get(key)) is not None:
             await busy
-        self._busy[key] = Outcome()
-        written: Outcome[Envelope] | None = None
+        self._busy[key] = SharedFuture()
+        written: SharedFuture[Envelope] | None = None
         try:
             written = await self._admit(request, header, payload)
             if written is not None:
@@ -146,7 +146,9 @@ class Bookie(Actor):
             else:
                 written.then(partial(self._release, key))
 
-    async def _admit(self, request: messages.AddRun, header: Header, payload: memoryview) -> Outcome[Envelope] | None:
+    async def _admit(
+        self, request: messages.AddRun, header: Header, payload: memoryview
+    ) -> SharedFuture[Envelope] | None:
         """Queue a run whose number is claimed, so that nobody else stores it meanwhile. None: it is stored."""
         known = await self._known(header)
         if known is None:
@@ -263,7 +265,7 @@ class Bookie(Actor):
     # -- inside --
 
     @property
-    def store(self) -> Store:
+    def store(self) -> BookieStore:
         """What is on the disk. Raises Unavailable before the start."""
         if self._opened is None:
             raise Unavailable(f"bookie {self.bookie_id} has not started")

@@ -19,8 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from actors.bookie.settings import BookieSettings
-from actors.outcome import Outcome
 from actors.ports import Disk, DiskFailed, DiskFull
+from actors.shared_future import SharedFuture
 from storage.errors import InvariantViolation, Overloaded, Unavailable
 from storage.frame import Buffer
 from storage.journal import OVERHEAD, Envelope, Kind, encode_envelope, encode_mark
@@ -48,7 +48,7 @@ def segment_of(name: str, prefix: str = "journal-") -> int | None:
 class _Waiting:
     record: Envelope
     body: list[Buffer]
-    done: Outcome[Envelope]
+    done: SharedFuture[Envelope]
 
 
 class CommitLog:
@@ -99,7 +99,7 @@ class CommitLog:
         self.size = OVERHEAD
         self.applied = (segment, OVERHEAD)
 
-    def submit(self, record: Envelope, body: list[Buffer]) -> Outcome[Envelope]:
+    def submit(self, record: Envelope, body: list[Buffer]) -> SharedFuture[Envelope]:
         """Queue a record; the outcome brings it with its place when it is durable and applied.
 
         Raises Overloaded when too much waits, Unavailable when the log is closed. Nothing else happens before the
@@ -109,7 +109,7 @@ class CommitLog:
             raise Unavailable(self._closed)
         if record.kind is Kind.RUN and self.queued_bytes > self._settings.queue_bytes:
             raise Overloaded(f"{self.queued_bytes} bytes wait for the disk")
-        done: Outcome[Envelope] = Outcome()
+        done: SharedFuture[Envelope] = SharedFuture()
         self._queue.append(_Waiting(record, body, done))
         self.queued_bytes += record.size
         self._wake.set()

@@ -15,9 +15,9 @@ import numpy as np
 
 from actors.bookie.commit import RESERVE, marks_name, segment_name, segment_of
 from actors.bookie.replay import scan_segment
-from actors.bookie.store import REBUILD, Store
-from actors.outcome import Outcome, all_of
+from actors.bookie.store import REBUILD, BookieStore
 from actors.ports import DiskFull
+from actors.shared_future import SharedFuture, all_of
 from storage.errors import Corrupt, NotFound, Overloaded, Unavailable
 from storage.frame import decode_frame
 from storage.journal import Envelope, Kind
@@ -26,7 +26,7 @@ from storage.journal import Envelope, Kind
 class BookieMaintenance:
     """Keeps one store in order."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: BookieStore) -> None:
         self.store = store
         self.read_only: str | None = None
         self.compacted_bytes = 0
@@ -117,7 +117,7 @@ class BookieMaintenance:
         if scanned.lost or any(finding.verdict != "ok" for finding in scanned.findings):
             self._spoiled[segment] = "it has damage"
             return
-        batch: list[Outcome[Envelope]] = []
+        batch: list[SharedFuture[Envelope]] = []
         for finding in scanned.findings:
             if finding.envelope is not None and finding.envelope.kind is Kind.RUN:
                 await self._move(finding.envelope, batch)
@@ -127,7 +127,7 @@ class BookieMaintenance:
         await all_of(batch)
         store.segments.emptied(segment)
 
-    async def _move(self, record: Envelope, batch: list[Outcome[Envelope]]) -> None:
+    async def _move(self, record: Envelope, batch: list[SharedFuture[Envelope]]) -> None:
         """Write a run again at the end of the journal, if this is the copy that the index names."""
         store = self.store
         if record.ledger in store.ledgers.deleted:

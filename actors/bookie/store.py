@@ -39,7 +39,7 @@ class Saved:
     tables: list[str]
 
 
-class Store:
+class BookieStore:
     """The state of one bookie. After `open`, `log` takes records and `apply` has seen all that are durable."""
 
     def __init__(

@@ -24,7 +24,7 @@ from storage.position import Positions
 R = TypeVar("R", bound=Reply)
 
 
-class ClientBatches:
+class BatchAcks:
     """apart: of this subscription some batch may have been sent in parts, to whomever."""
 
     def __init__(self, ports: Ports, where: Callable[[], tuple[Address, int] | None], holding: Holding) -> None:

@@ -27,7 +27,7 @@ RETRY_FIRST, RETRY_MOST = 5, 500
 
 
 @dataclass(eq=False, slots=True)
-class HandBack:
+class PendingNack:
     """positions: int64. seen: uint8, the redelivery count that came with each. until: monotonic ms, 0 = no delay.
 
     overtook: int64, those of them that were asked back when the application had them. settled: it is confirmed, or
@@ -50,7 +50,7 @@ class HandBacks:
 
     def __init__(self, ports: Ports) -> None:
         self._ports = ports
-        self._open: dict[int, HandBack] = {}
+        self._open: dict[int, PendingNack] = {}
         self._last = 0
 
     def note(
@@ -61,14 +61,14 @@ class HandBacks:
         delay: int = 0,
         counted: bool = True,
         overtook: Positions = NO_POSITIONS,
-    ) -> HandBack:
+    ) -> PendingNack:
         """Messages are given back now, to be sent again after `delay` ms."""
         self._last += 1
         until = self._ports.clock.monotonic() + delay if delay else 0
-        back = self._open[self._last] = HandBack(self._last, positions, seen, until, counted, overtook)
+        back = self._open[self._last] = PendingNack(self._last, positions, seen, until, counted, overtook)
         return back
 
-    def oldest(self, held: Positions) -> HandBack | None:
+    def oldest(self, held: Positions) -> PendingNack | None:
         """The first that is not confirmed, without what the consumer holds again.
 
         That was heard, or it would not have come again; to say it to a new owner would take it from under the consumer.
@@ -88,7 +88,7 @@ class HandBacks:
         return min((int(back.positions[0]) for back in self._open.values() if len(back.positions)), default=None)
 
     def request(
-        self, back: HandBack, session: int, *, again: bool = False, consumer_epoch: int = 0
+        self, back: PendingNack, session: int, *, again: bool = False, consumer_epoch: int = 0
     ) -> NegativeAcknowledge:
         """How it is said in a session; again: it was said in an earlier one, perhaps."""
         return NegativeAcknowledge(
@@ -106,7 +106,7 @@ class HandBacks:
     async def say(
         self,
         request: Request[Any],
-        backs: Sequence[HandBack],
+        backs: Sequence[PendingNack],
         address: Callable[[], Address],
         over: Callable[[], bool],
     ) -> int:
@@ -135,7 +135,7 @@ class HandBacks:
             await back.settled.wait(self._ports)
         return 0
 
-    def settle(self, back: HandBack, *, confirmed: bool) -> None:
+    def settle(self, back: PendingNack, *, confirmed: bool) -> None:
         """An owner has it, or has refused it; it is not said again."""
         back.confirmed = confirmed and not back.partial
         self._open.pop(back.number, None)

@@ -15,8 +15,8 @@ import numpy as np
 
 from actors.backoff import Backoff
 from actors.consumer.acknowledgements import Acknowledgements
-from actors.consumer.client_batches import ClientBatches
-from actors.consumer.hand_backs import CALL_TIMEOUT, RETRY_FIRST, RETRY_MOST, HandBack, HandBacks
+from actors.consumer.client_batches import BatchAcks
+from actors.consumer.hand_backs import CALL_TIMEOUT, RETRY_FIRST, RETRY_MOST, HandBacks, PendingNack
 from actors.consumer.handing_over import HandingOver
 from actors.consumer.held import Holding, Received
 from actors.consumer.inbox import Inbox
@@ -38,8 +38,8 @@ from actors.messages import (
     RedeliverUnacknowledged,
     SubscriptionSettings,
 )
-from actors.outcome import carry_through
 from actors.ports import Address, Ports, Unknown
+from actors.shared_future import carry_through
 from actors.signal import Signal
 from storage.errors import Conflict, Fenced, Invalid, NotFound, SluiceError, Unavailable
 from storage.position import Positions
@@ -83,7 +83,7 @@ class PartitionConsumer:
         self._settings, self._ranges, self._queue_size = settings, ranges, queue_size
         self._received, self._told, self._before_send = received, told, before_send
         self._holding, self._hand_backs, self._leaving = Holding(), HandBacks(ports), Leaving(ports)
-        self.batches = ClientBatches(ports, self._owner, self._holding)
+        self.batches = BatchAcks(ports, self._owner, self._holding)
         self._address: Address = ""
         self.lease = Lease(ports)
         self.session = self.epoch = 0
@@ -482,7 +482,7 @@ class PartitionConsumer:
                 return
             await wait.pause()
 
-    async def _tell(self, request: NegativeAcknowledge | RedeliverUnacknowledged, *backs: HandBack) -> None:
+    async def _tell(self, request: NegativeAcknowledge | RedeliverUnacknowledged, *backs: PendingNack) -> None:
         """Say what was given back until it is confirmed, and what that revoked is taken back; after a change of session
         `_say_given_back` says it.
         """

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from actors.consumer.hand_backs import HandBack, HandBacks
+from actors.consumer.hand_backs import HandBacks, PendingNack
 from actors.consumer.held import Holding
 from actors.consumer.inbox import Inbox
 from actors.messages import NO_COUNTS, Revocation
@@ -60,7 +60,7 @@ class Revocations:
         self._awaited.clear()
         self._heard.set()
 
-    def carry_out(self, revocation: Revocation) -> tuple[HandBack | None, int]:
+    def carry_out(self, revocation: Revocation) -> tuple[PendingNack | None, int]:
         """Take back what is here; returns what is to be said, and how many messages left the queue unseen."""
         back, unseen = self._take_back(revocation.positions, shown_too=self._manner.shown_too)
         self._number = revocation.number
@@ -80,7 +80,7 @@ class Revocations:
         here = np.concatenate([self._holding.positions(), self._inbox.positions()])
         return self._take_back(here[here > lowest], shown_too=False)[1]
 
-    def _take_back(self, positions: Positions, *, shown_too: bool) -> tuple[HandBack | None, int]:
+    def _take_back(self, positions: Positions, *, shown_too: bool) -> tuple[PendingNack | None, int]:
         """Returns what is to be said, and how many messages left the queue unseen."""
         if not len(positions):
             return None, 0
@@ -94,7 +94,7 @@ class Revocations:
             self._manner.taken_back(every)
         return back, unseen + len(in_inbox)
 
-    async def wait(self, number: int, backs: Sequence[HandBack], over: Callable[[], bool]) -> None:
+    async def wait(self, number: int, backs: Sequence[PendingNack], over: Callable[[], bool]) -> None:
         """Until a revocation, which these led to, was carried out, or the session is over."""
         first = min((int(back.positions[0]) for back in backs if len(back.positions)), default=None)
         if number > self._number and first is not None and not over():

@@ -15,16 +15,16 @@ from actors.delayed.objects import BucketObjects, Key
 from actors.ports import Ports
 from storage.delayed.core import DelayedCore
 from storage.delayed.entries import END, Bound, Entries, concat
-from storage.delayed.live import Bucket, State
+from storage.delayed.live import Bucket, BucketState
 from storage.delayed.manifest import BucketRecord, Manifest
-from storage.delayed.queue import Run
+from storage.delayed.queue import SortedRun
 from storage.errors import Corrupt, Fenced, NotFound, SluiceError
 
 Names = dict[Key, BucketRecord]
 
 
 class BucketSet:
-    """State shared by sealing, loading, merging, recovery and collecting.
+    """BucketState shared by sealing, loading, merging, recovery and collecting.
 
     changed: called when something may have become due or loadable. look_ahead_ms: segments that start so soon are
     loaded ahead.
@@ -116,8 +116,8 @@ class BucketSet:
 
     def remove(self, bucket: Bucket) -> None:
         """Take a bucket out; whoever still works on it will notice."""
-        if bucket.state is not State.GONE:
-            bucket.state = State.GONE
+        if bucket.state is not BucketState.GONE:
+            bucket.state = BucketState.GONE
             self.buckets.remove(bucket)
             self.touch()
 
@@ -172,7 +172,7 @@ class BucketSet:
             self._horizon = min((b.horizon() for b in self.buckets if not b.stalled), default=END)
         return self._horizon
 
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[SortedRun]:
         """The entries of buckets that are in memory, to be pulled from."""
         self._pulled = True
         return [bucket.run for bucket in self.buckets if len(bucket.run)]
@@ -183,7 +183,7 @@ class BucketSet:
 
     def live(self) -> list[Bucket]:
         """The buckets that the manifest names and that can be read, ordered by their start."""
-        return [bucket for bucket in self.buckets if bucket.state is State.LIVE]
+        return [bucket for bucket in self.buckets if bucket.state is BucketState.LIVE]
 
     async def commit(self, change: Callable[[Names], Names | None]) -> bool:
         """Change what the manifest names. change gets a copy and returns the wanted names, None to give up.
@@ -224,7 +224,7 @@ class BucketSet:
         What of the range is still in memory and waits stays tracked, not what was given out and has left its columns
         only in part; a position that another bucket holds too is tracked twice, and the index gives it out once.
         """
-        if bucket.state is State.GONE:
+        if bucket.state is BucketState.GONE:
             return
         self.note_loss(bucket.key, error)
         run = bucket.run

@@ -25,7 +25,7 @@ from actors.ports import Ports
 from storage.delayed.browse import Slot, histogram
 from storage.delayed.core import tracked
 from storage.delayed.entries import NEVER, Entries, Mask, Times
-from storage.delayed.live import State
+from storage.delayed.live import BucketState
 from storage.errors import Invalid, SluiceError
 from storage.hashing import Hashes
 from storage.position import Positions
@@ -181,7 +181,7 @@ class BucketTracker(CoreTracker):
 
     def unsaved(self) -> Entries:
         """What only memory holds, in the order (deliver_at, position); not what the manifest names."""
-        waiting = [bucket.run.rest() for bucket in self._bucket_set.buckets if bucket.state is not State.LIVE]
+        waiting = [bucket.run.rest() for bucket in self._bucket_set.buckets if bucket.state is not BucketState.LIVE]
         return tracked([*self._core.parts(), *waiting], self._core.index)
 
     def stored(self) -> list[tuple[int, int]]:
@@ -215,7 +215,7 @@ class BucketTracker(CoreTracker):
         if self._held_back:
             return f"reading is paused: {self._waiting()} delayed messages wait for the store: {self._why()}"
         if self._maintenance.fallback is not None or any(
-            bucket.state is State.PARKED for bucket in self._bucket_set.buckets
+            bucket.state is BucketState.PARKED for bucket in self._bucket_set.buckets
         ):
             return f"{self._waiting()} delayed messages are in memory only: {self._why()}"
         return ""
@@ -250,8 +250,8 @@ class BucketTracker(CoreTracker):
             "alarm": self.alarm(),
             "waiting_for_store": self._waiting(),
             "buckets": len(states),
-            "in_memory_mode": states.count(State.PARKED),
-            "being_written": states.count(State.BUILDING),
+            "in_memory_mode": states.count(BucketState.PARKED),
+            "being_written": states.count(BucketState.BUILDING),
             "stalled": sum(bucket.stalled for bucket in bucket_set.buckets),
             "lost_buckets": bucket_set.damaged,
             "pending_rescans": len(bucket_set.rescans),

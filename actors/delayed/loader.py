@@ -19,8 +19,8 @@ from actors.delayed.bucket_set import BucketSet
 from actors.delayed.retry import BACK_OFF_MS, REFUSALS
 from actors.delayed.stats import LOAD
 from storage.delayed.entries import NEVER, concat
-from storage.delayed.live import Bucket, State
-from storage.delayed.queue import Run
+from storage.delayed.live import Bucket, BucketState
+from storage.delayed.queue import SortedRun
 from storage.errors import SluiceError
 
 LOAD_ENTRIES = 20_000
@@ -81,7 +81,7 @@ class Loader:
 
     def _retry(self, until: int) -> None:
         """Try those stalled buckets again whose pause is over."""
-        self._stalled = [bucket for bucket in self._stalled if bucket.stalled and bucket.state is State.LIVE]
+        self._stalled = [bucket for bucket in self._stalled if bucket.stalled and bucket.state is BucketState.LIVE]
         over = self._bucket_set.ports.clock.monotonic()
         again = [bucket for bucket in self._stalled if not bucket.loading and bucket.retry_at <= over]
         again.sort(key=lambda bucket: (bucket.retry_at, bucket.key))
@@ -136,11 +136,11 @@ class Loader:
         entries = await bucket_set.objects.timed(
             LOAD, lambda: bucket_set.objects.segments_once(bucket.key, data_start, table, first, stop)
         )
-        if bucket.state is not State.LIVE or bucket.next_segment != first:
+        if bucket.state is not BucketState.LIVE or bucket.next_segment != first:
             return
         entries = entries.take(bucket_set.core.index.contains(entries.positions))
         rest = bucket.run.rest()
-        bucket.run = Run(concat([part for part in (rest, entries) if len(part)]))
+        bucket.run = SortedRun(concat([part for part in (rest, entries) if len(part)]))
         bucket.next_segment = stop
         bucket.stalled, bucket.refusals = False, 0
         bucket_set.touch()

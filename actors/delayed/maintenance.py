@@ -14,7 +14,7 @@ from actors.delayed.bucket_set import BucketSet, Names
 from actors.delayed.collector import Collector
 from actors.delayed.loader import Loader
 from actors.delayed.merger import Merger
-from actors.delayed.recovery import Recovery
+from actors.delayed.recovery import IndexRecovery
 from actors.delayed.retry import REFUSALS
 from actors.delayed.sealer import Sealer
 from actors.ports import Task
@@ -41,7 +41,7 @@ class BucketMaintenance:
         self._loader = loader
         self._merger = Merger(bucket_set, max_buckets, sealer.step_ms, sealer.max_entries)
         self._collector = Collector(bucket_set)
-        self._recovery = Recovery(bucket_set, self._recovered, under_readers=under_readers)
+        self._recovery = IndexRecovery(bucket_set, self._recovered, under_readers=under_readers)
         self._opening = asyncio.Lock()
         self.fallback: str | None = None
         """Why everything is in memory for now; None if the manifest is open."""

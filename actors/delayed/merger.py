@@ -19,8 +19,8 @@ from actors.delayed.retry import REFUSALS
 from actors.delayed.stats import MERGE
 from storage.delayed.bucket import BucketBuilder, SealedBucket, SegmentTable
 from storage.delayed.entries import EMPTY, END, Bound, concat
-from storage.delayed.live import Bucket, State, record_of
-from storage.delayed.queue import Run
+from storage.delayed.live import Bucket, BucketState, record_of
+from storage.delayed.queue import SortedRun
 from storage.delayed.window import Candidate, choose_window
 from storage.errors import Conflict, Corrupt, NotFound, SluiceError
 
@@ -47,7 +47,7 @@ class _Source:
     table: SegmentTable
     data_start: int
     segment: int = 0
-    run: Run = field(default_factory=lambda: Run(EMPTY))
+    run: SortedRun = field(default_factory=lambda: SortedRun(EMPTY))
 
     def horizon(self) -> Bound:
         return self.table.bound(self.segment) if self.segment < len(self.table) else END
@@ -105,7 +105,7 @@ class Merger:
             record = record_of(key, sealed.header)
 
         def swap(names: Names) -> Names | None:
-            if any(bucket.state is not State.LIVE for bucket in sources):
+            if any(bucket.state is not BucketState.LIVE for bucket in sources):
                 return None
             for bucket in sources:
                 names.pop(bucket.key, None)
@@ -125,7 +125,7 @@ class Merger:
     def _switch(self, merged: Bucket, sources: list[Bucket]) -> None:
         """Put the merged bucket in place of those sources that are still there."""
         bucket_set = self._bucket_set
-        left = [bucket for bucket in sources if bucket.state is State.LIVE]
+        left = [bucket for bucket in sources if bucket.state is BucketState.LIVE]
         if not left:
             # Everything was trimmed, lost or cleared while the version was being written.
             bucket_set.drops[merged.key] = None
@@ -139,7 +139,7 @@ class Merger:
                 break
             merged.next_segment += 1
         for bucket in left:
-            bucket_set.core.add_loose(Run(bucket.run.rest()))
+            bucket_set.core.add_loose(SortedRun(bucket.run.rest()))
             bucket_set.remove(bucket)
         bucket_set.add(merged)
 
@@ -177,8 +177,8 @@ class Merger:
         except (NotFound, Corrupt) as error:
             raise SourceLost(source.bucket, error) from error
         source.segment = stop
-        source.run = Run(concat([part for part in (source.run.rest(), entries) if len(part)]))
+        source.run = SortedRun(concat([part for part in (source.run.rest(), entries) if len(part)]))
 
 
 def _mergeable(bucket: Bucket) -> bool:
-    return bucket.state is State.LIVE and not bucket.merging and bucket.horizon() < END
+    return bucket.state is BucketState.LIVE and not bucket.merging and bucket.horizon() < END

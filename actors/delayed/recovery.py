@@ -29,7 +29,7 @@ from storage.errors import Corrupt, NotFound, SluiceError
 PARALLEL = 8
 
 
-class Recovery:
+class IndexRecovery:
     """One recovery. finished: called when every bucket is restored or given up.
 
     under_readers: subscriptions may have read the log already, and left to the index what was delayed then.

@@ -15,7 +15,7 @@ import numpy as np
 
 from actors.delayed.tracker import DelayedTracker
 from storage.delayed.browse import Slot, histogram
-from storage.delayed.changes import Changes
+from storage.delayed.changes import DelayChanges
 from storage.delayed.core import DelayedCore, tracked
 from storage.delayed.entries import END, Entries, Mask, Times
 from storage.errors import SluiceError
@@ -29,7 +29,7 @@ BEFORE_ALL = -1
 class RescheduledTracker:
     """A DelayedTracker over another one. changes: the table, in which others write; times are ms."""
 
-    def __init__(self, inner: DelayedTracker, changes: Changes) -> None:
+    def __init__(self, inner: DelayedTracker, changes: DelayChanges) -> None:
         self._inner, self._changes = inner, changes
         self._moved = DelayedCore()
         self._wait(changes.moved, BEFORE_ALL)

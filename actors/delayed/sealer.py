@@ -16,8 +16,8 @@ from actors.delayed.retry import REFUSALS
 from actors.delayed.stats import CREATE
 from storage.delayed.bucket import BucketBuilder, SealedBucket
 from storage.delayed.entries import Entries, stable_order
-from storage.delayed.live import Bucket, State, record_of
-from storage.delayed.queue import Run
+from storage.delayed.live import Bucket, BucketState, record_of
+from storage.delayed.queue import SortedRun
 from storage.errors import Conflict, Fenced
 from storage.position import ledgers_of
 
@@ -98,29 +98,29 @@ class Sealer:
         if not len(entries):
             return
         low, high = int(entries.positions.min()), int(entries.positions.max())
-        bucket = Bucket(self._bucket_set.new_key(), low, high, Run(entries.sorted()))
+        bucket = Bucket(self._bucket_set.new_key(), low, high, SortedRun(entries.sorted()))
         self._bucket_set.core.index.compact(low, high)
         self._bucket_set.add(bucket)
         self._start(bucket)
 
     def behind(self) -> int:
         """How many sealed buckets still wait to be written."""
-        return sum(bucket.state is State.BUILDING for bucket in self._bucket_set.buckets)
+        return sum(bucket.state is BucketState.BUILDING for bucket in self._bucket_set.buckets)
 
     def waiting(self) -> int:
         """How many entries of sealed buckets only memory holds."""
-        return sum(len(bucket.run) for bucket in self._bucket_set.buckets if bucket.state is not State.LIVE)
+        return sum(len(bucket.run) for bucket in self._bucket_set.buckets if bucket.state is not BucketState.LIVE)
 
     def retry_parked(self) -> None:
         """Try to write parked buckets again."""
         self.retry_at = None
-        for bucket in [one for one in self._bucket_set.buckets if one.state is State.PARKED]:
+        for bucket in [one for one in self._bucket_set.buckets if one.state is BucketState.PARKED]:
             bucket.run = bucket.run.only(self._bucket_set.core.index.contains)
             if not len(bucket.run):
                 self._bucket_set.remove(bucket)
                 continue
             bucket.key = self._bucket_set.new_key()
-            bucket.state = State.BUILDING
+            bucket.state = BucketState.BUILDING
             self._start(bucket)
 
     def _start(self, bucket: Bucket) -> None:
@@ -130,19 +130,19 @@ class Sealer:
         bucket_set, key = self._bucket_set, bucket.key
         async with self._turns:
             try:
-                if not bucket_set.stopped and bucket.state is State.BUILDING:
+                if not bucket_set.stopped and bucket.state is BucketState.BUILDING:
                     await bucket_set.objects.timed(CREATE, lambda: self._create(bucket))
             except (*REFUSALS, Conflict) as error:
                 bucket_set.refused("create", bucket_set.objects.name(key), error)
-                if bucket.state is State.BUILDING:
-                    bucket.state = State.PARKED
+                if bucket.state is BucketState.BUILDING:
+                    bucket.state = BucketState.PARKED
                     self.retry_at = bucket_set.ports.clock.monotonic() + PARKED_MS
             except Fenced:
                 return
             finally:
                 bucket_set.release(key)
         # An unclear write may still land after the collector ran, so it runs again after the next good one.
-        leftover, before = bucket.state is not State.LIVE, self._leftover
+        leftover, before = bucket.state is not BucketState.LIVE, self._leftover
         self._leftover = leftover
         if not bucket_set.stopped:
             self._finished(leftover or before)
@@ -150,19 +150,19 @@ class Sealer:
 
     async def _create(self, bucket: Bucket) -> None:
         bucket_set = self._bucket_set
-        run = bucket.run = Run(bucket.run.rest())
+        run = bucket.run = SortedRun(bucket.run.rest())
         sealed = await self._build(bucket.key, run)
-        if sealed is None or not bucket.is_in(State.BUILDING):
+        if sealed is None or not bucket.is_in(BucketState.BUILDING):
             return
         await bucket_set.objects.put(bucket.key, sealed)
         record = record_of(bucket.key, sealed.header)
 
         def add(names: Names) -> Names | None:
-            return {**names, record.key: record} if bucket.state is State.BUILDING else None
+            return {**names, record.key: record} if bucket.state is BucketState.BUILDING else None
 
         if not await bucket_set.commit(add):
             return
-        if not bucket.is_in(State.BUILDING):
+        if not bucket.is_in(BucketState.BUILDING):
             # Cleared or trimmed while the version was being written: it must not stay named.
             bucket_set.drops[record.key] = None
             return
@@ -171,7 +171,7 @@ class Sealer:
         bucket.settle(record, sealed.header.table, taken, bucket_set.core.cutoff(now) + bucket_set.look_ahead_ms)
         bucket_set.touch()
 
-    async def _build(self, key: tuple[int, int], run: Run) -> SealedBucket | None:
+    async def _build(self, key: tuple[int, int], run: SortedRun) -> SealedBucket | None:
         entries = run.rest()
         times = entries.deliver_at
         span = int(times[-1]) - int(times[0]) if len(entries) else 0

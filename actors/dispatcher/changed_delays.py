@@ -18,7 +18,7 @@ from actors.delayed.retry import REFUSALS, attempt
 from actors.dispatcher.subscription import PartitionSubscription
 from actors.ports import Ports
 from storage.cursor import Cursor
-from storage.delayed.changes import Changes
+from storage.delayed.changes import DelayChanges
 from storage.delayed.entries import Entries
 from storage.errors import Corrupt, Overloaded, Unavailable
 from storage.position import Positions
@@ -34,10 +34,10 @@ class ChangedDelays:
     def __init__(self, ports: Ports, of: PartitionSubscription, epoch: int) -> None:
         self._ports, self._epoch = ports, epoch
         self._prefix = f"delayed-changes/{of.topic}/{of.partition}/{of.subscription}/"
-        self.now = Changes()
-        self._recent = Changes()
+        self.now = DelayChanges()
+        self._recent = DelayChanges()
         """What is not in the table."""
-        self._since: Changes | None = None
+        self._since: DelayChanges | None = None
         """While a table is being written: what is not in that one either."""
         self._table = ""
         self._reopened: int | None = None
@@ -55,11 +55,11 @@ class ChangedDelays:
                 found = await attempt(self._ports, lambda: self._ports.meta.read(self._table))
                 if found is None:
                     raise Corrupt(f"the table of changed delays {self._table} is gone")
-                self.now = Changes.decode(found.value)
+                self.now = DelayChanges.decode(found.value)
                 self._reopened = stored.get("reopened")
                 if self._reopened is not None:
                     self.now.reopen(self._reopened)
-            self._recent = Changes.decode(stored["recent"])
+            self._recent = DelayChanges.decode(stored["recent"])
             self.now.update(self._recent)
         self._forget_done(cursor)
 
@@ -91,7 +91,7 @@ class ChangedDelays:
         if self._since is not None:
             self._reopened_since = _lower(self._reopened_since, start)
 
-    def _all(self) -> list[Changes]:
+    def _all(self) -> list[DelayChanges]:
         return [self.now, self._recent] if self._since is None else [self.now, self._recent, self._since]
 
     # -- the table --------------------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ class ChangedDelays:
         for changes in self._all():
             changes.trimmed(first)
         self._forget_done(cursor)
-        value, self._since, self._reopened_since = self.now.encode(), Changes(), None
+        value, self._since, self._reopened_since = self.now.encode(), DelayChanges(), None
         try:
             table = await self._write(value)
         except (Unavailable, Overloaded) as error:

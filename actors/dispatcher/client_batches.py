@@ -10,7 +10,7 @@ from actors.dispatcher.store import CursorStore
 from actors.messages import Done, FindOpen, SentApart, StillOpen
 
 
-class ClientBatches:
+class BatchAnswers:
     """Answers who is to send batches whole. check_owner: raises Fenced when this dispatcher has ended."""
 
     def __init__(self, state: SubscriptionState, store: CursorStore, check_owner: Callable[[], None]) -> None:

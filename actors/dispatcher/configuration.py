@@ -15,7 +15,7 @@ from actors.messages.settings import check_subscription
 from storage.errors import Conflict
 
 
-class Configuration:
+class SubscriptionConfiguration:
     """See the module."""
 
     def __init__(

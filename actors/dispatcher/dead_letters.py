@@ -29,7 +29,7 @@ from actors.messages import Part, SubscriptionSettings, TopicSettings
 from actors.messages.settings import dead_letter_topic
 from actors.ports import Ports
 from actors.producer.producer import RUN_BYTES, Outgoing, PartitionProducer, split
-from storage.batch import Batch, make_batch
+from storage.batch import StoredBatch, make_batch
 from storage.errors import Conflict, SluiceError
 from storage.position import Positions, entries_of, ledgers_of, positions_of
 
@@ -102,7 +102,7 @@ class DeadLetters:
         if self._core.resets == resets:
             self._done(positions_of(part.ledger, part.first_entry + part.rows.astype(np.int64)))
 
-    async def _publish(self, batch: Batch) -> None:
+    async def _publish(self, batch: StoredBatch) -> None:
         """Store a batch in the dead letter topic, each message in the partition of its key. Raises SluiceError."""
         topic = self._topic
         if not any(opened == topic for opened, _ in self._producers):

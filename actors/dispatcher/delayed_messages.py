@@ -22,7 +22,7 @@ import numpy.typing as npt
 from actors.delayed.rescheduled import RescheduledTracker
 from actors.dispatcher.backlog import Backlog
 from actors.dispatcher.changed_delays import ChangedDelays
-from actors.dispatcher.delayed_selection import DelayedSelection, Found, places
+from actors.dispatcher.delayed_selection import DelayedSelection, SelectedDelays, places
 from actors.dispatcher.ends import read_ends
 from actors.dispatcher.reader import Reader
 from actors.dispatcher.rejoin import Rejoin
@@ -196,7 +196,7 @@ class _Tally:
         self._held: dict[str, int] = {}
         self._rows: list[dict[str, str]] = []
 
-    def add(self, found: Found, codes: Codes) -> None:
+    def add(self, found: SelectedDelays, codes: Codes) -> None:
         """Count these; of a filter, what is done does not count, for nobody asked about it."""
         names = [session.name for session in self._sessions.all()]
         for code in np.unique(codes).tolist():

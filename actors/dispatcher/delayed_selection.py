@@ -19,7 +19,7 @@ from actors.dispatcher.log_index import READ_MOST, read_index
 from actors.messages import DELAY_ID, Part, RunIndex, SelectDelayed
 from actors.ports import Ports
 from actors.topic_client import TopicClient
-from storage.delayed.changes import Changes
+from storage.delayed.changes import DelayChanges
 from storage.delayed.entries import EMPTY, Entries, Mask, concat
 from storage.frame import index_columns
 from storage.hashing import Hashes, hash_column
@@ -29,7 +29,7 @@ _NO_NAMES: list[str] = []
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SelectedDelays:
     """Delayed messages, positions ascending. names: what their sender called each, if that was asked; else empty."""
 
     entries: Entries
@@ -39,18 +39,18 @@ class Found:
 class DelayedSelection:
     """Reads the log of one partition for whoever asks which delayed messages there are."""
 
-    def __init__(self, ports: Ports, topic: TopicClient, payloads: Payloads, changes: Changes) -> None:
+    def __init__(self, ports: Ports, topic: TopicClient, payloads: Payloads, changes: DelayChanges) -> None:
         """changes: due times that count instead of the log's."""
         self._ports, self._topic, self._payloads, self._changes = ports, topic, payloads, changes
 
-    async def select(self, wanted: SelectDelayed, start: int, end: int) -> AsyncIterator[Found]:
+    async def select(self, wanted: SelectDelayed, start: int, end: int) -> AsyncIterator[SelectedDelays]:
         """The delayed messages from `start` to `end` (positions, inclusive) that are wanted, a piece at a time.
 
         Of `message_ids` those that exist, wherever they lie. Raises Unavailable.
         """
         if wanted.message_ids:
             async for entries in self._at(places(wanted)):
-                yield Found(entries, _NO_NAMES)
+                yield SelectedDelays(entries, _NO_NAMES)
             return
         hashes = _hashes(wanted)
         before = end + 1 if wanted.before is None else min(parse(wanted.before), end + 1)
@@ -90,10 +90,10 @@ class DelayedSelection:
             fits &= due < wanted.due_to
         return fits
 
-    async def _named(self, wanted: SelectDelayed, entries: Entries) -> Found:
+    async def _named(self, wanted: SelectDelayed, entries: Entries) -> SelectedDelays:
         """Those whose key, or sender's id, is the wanted one indeed: a hash may stand for several."""
         if wanted.key is None and not wanted.delay_ids:
-            return Found(entries, _NO_NAMES)
+            return SelectedDelays(entries, _NO_NAMES)
         positions: list[Positions] = []
         names: list[str] = []
         for part in _parts(entries.positions):
@@ -102,7 +102,7 @@ class DelayedSelection:
                 positions.append(received.positions[fits])
                 names += called.filter(pa.array(fits)).to_pylist() if wanted.delay_ids else []
         kept = np.concatenate([np.empty(0, np.int64), *positions])
-        return Found(entries.take(np.isin(entries.positions, kept)), names)
+        return SelectedDelays(entries.take(np.isin(entries.positions, kept)), names)
 
 
 def places(wanted: SelectDelayed) -> Positions:

@@ -24,8 +24,8 @@ from actors.consumer.payload import Payloads
 from actors.delayed.shared import SharedIndex
 from actors.directory import Directory
 from actors.dispatcher.backlog import Backlog
-from actors.dispatcher.client_batches import ClientBatches
-from actors.dispatcher.configuration import Configuration
+from actors.dispatcher.client_batches import BatchAnswers
+from actors.dispatcher.configuration import SubscriptionConfiguration
 from actors.dispatcher.consumers import Consumers
 from actors.dispatcher.dead_letters import DeadLetters
 from actors.dispatcher.delayed_messages import DelayedMessages
@@ -49,8 +49,8 @@ from actors.dispatcher.sessions import Session, Sessions
 from actors.dispatcher.statistics import Statistics
 from actors.dispatcher.store import CursorStore
 from actors.dispatcher.subscription import PartitionSubscription
-from actors.dispatcher.takeover import Possession, take_over
-from actors.dispatcher.unused import LooksForUse
+from actors.dispatcher.takeover import OwnedSubscription, take_over
+from actors.dispatcher.unused_watch import UnusedWatch
 from actors.fenced_record import FencedRecord
 from actors.key_shared.dispatch import Dispatch
 from actors.messages import (
@@ -130,12 +130,12 @@ class Dispatcher(Actor):
         self.topic = TopicClient(ports, directory, topic, partition)
         self._settings, self._shared = settings, shared
         self._record = FencedRecord(ports, self.of.key)
-        self._parts: Parts | None = None
+        self._parts: Components | None = None
 
     # -- life -----------------------------------------------------------------------------------------------------
 
     @property
-    def parts(self) -> Parts:
+    def parts(self) -> Components:
         """Everything that there is once the subscription is taken over. Raises Unavailable before that."""
         if self._parts is None:
             raise Unavailable(f"{self.of.subscription} on {self.of.topic!r} is still being taken over")
@@ -149,7 +149,7 @@ class Dispatcher(Actor):
     async def start(self) -> None:
         """Take the subscription over under a new epoch, and find out where it stands."""
         own = await take_over(self.ports, self.topic, self.of, self._record, self._settings, self._shared)
-        self._parts = Parts(self, own)
+        self._parts = Components(self, own)
         self._parts.begin()
 
     async def stop(self, reason: str) -> None:
@@ -234,7 +234,7 @@ class Dispatcher(Actor):
     # -- operators ------------------------------------------------------------------------------------------------
 
     @property
-    def _owning(self) -> Parts:
+    def _owning(self) -> Components:
         """The parts, while this dispatcher may change anything. Raises Fenced."""
         self.check_owner()
         return self.parts
@@ -364,10 +364,10 @@ class Dispatcher(Actor):
         return document(self._owning.own.core.what_if(request.add, request.remove))
 
 
-class Parts:
+class Components:
     """The parts of a dispatcher, joined: whole as soon as it exists. own: what the take-over found and made."""
 
-    def __init__(self, actor: Dispatcher, own: Possession) -> None:
+    def __init__(self, actor: Dispatcher, own: OwnedSubscription) -> None:
         ports, topic, of, epoch = actor.ports, actor.topic, actor.of, own.epoch
         state, core, tracker, wakeups = own.state, own.core, own.tracker, own.wakeups
         cursor, membership, wake = state.cursor, state.membership, wakeups.route.set
@@ -389,7 +389,7 @@ class Parts:
         self.consumers = Consumers(
             ports, epoch, state, sessions, core, store, leases, rejoin, grace, wakeups, actor.check_owner
         )
-        self.batches = ClientBatches(state, store, actor.check_owner)
+        self.batches = BatchAnswers(state, store, actor.check_owner)
         failed = _looking_at_what_failed(core, dead_letters, parked)
         self.deliverer = deliverer = Deliverer(
             ports, state, core, runs, sessions, leases, rejoin, reader, backlog, store, failed, wakeups, ended
@@ -401,12 +401,12 @@ class Parts:
         self.seeker = Seeker(
             ports, topic, actor.directory, cursor, reader, backlog, changed, leases, own.reporter, store, wakeups
         )
-        self.configuration = Configuration(of, state, store, wakeups, actor.end)
+        self.configuration = SubscriptionConfiguration(of, state, store, wakeups, actor.end)
         self.statistics = Statistics(ports, of, epoch, state, core, runs, sessions, tracker, reader, backlog, deliverer)
         self.explanation = Explanation(
             ports, of, state, core, tracker, own.changed_delays.now, reader, rejoin, self.parked
         )
-        self.use = LooksForUse(ports, of, state, actor.directory)
+        self.use = UnusedWatch(ports, of, state, actor.directory)
         self.inspection = Inspection(of, core, sessions, tracker, cursor, reader)
         self.own, self.runs, self.sessions, self.store, self._spawn = own, runs, sessions, store, ports.spawn
         self.reader, self.leases = reader, leases
@@ -438,7 +438,7 @@ class Parts:
 
 def _delayed_messages(
     actor: Dispatcher,
-    own: Possession,
+    own: OwnedSubscription,
     reader: Reader,
     rejoin: Rejoin,
     sessions: Sessions,
@@ -465,7 +465,7 @@ def _delayed_messages(
 
 
 def _parked_keys(
-    actor: Dispatcher, own: Possession, runs: OpenRuns, store: CursorStore, backlog: Backlog
+    actor: Dispatcher, own: OwnedSubscription, runs: OpenRuns, store: CursorStore, backlog: Backlog
 ) -> ParkedKeys:
     payloads = Payloads(actor.ports, actor.directory, actor.of.topic, actor.of.partition)
     return ParkedKeys(

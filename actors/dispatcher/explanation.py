@@ -16,7 +16,7 @@ from actors.dispatcher.subscription import PartitionSubscription
 from actors.key_shared.dispatch import Dispatch
 from actors.messages import Explain
 from actors.ports import Ports
-from storage.delayed.changes import Changes
+from storage.delayed.changes import DelayChanges
 from storage.hashing import masked_hash
 from storage.position import show
 
@@ -31,7 +31,7 @@ class Explanation:
         state: SubscriptionState,
         core: Dispatch,
         tracker: DelayedTracker,
-        changes: Changes,
+        changes: DelayChanges,
         reader: Reader,
         rejoin: Rejoin,
         parked: ParkedKeys,

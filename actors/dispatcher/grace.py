@@ -3,7 +3,7 @@
 A consumer that comes gets, in this order: the place of its own incarnation; the place that another one offered to its
 name; a place that is kept for its name; the place of one of its name that is attached and does not answer any more
 (what that one holds stays with it until its lease is over); a new one, which is the only case in which hashes of others
-move. What a place is, and that nobody else's hashes move in the other cases: `actors.key_shared.places`.
+move. What a place is, and that nobody else's hashes move in the other cases: `actors.key_shared.hash_assignments`.
 
 **Durable.** The record holds the ring with every place. Whoever attaches is answered only when the version that has its
 place is written, so a consumer that got anything has the same place under the next owner. A new owner counts the grace
@@ -26,8 +26,8 @@ from actors.dispatcher.sessions import Session, Sessions
 from actors.dispatcher.store import CursorStore
 from actors.dispatcher.wakeups import Wakeups
 from actors.key_shared.dispatch import Dispatch
-from actors.key_shared.members import Member
-from actors.key_shared.places import NEW, Entry
+from actors.key_shared.hash_assignments import NEW, JoinAs
+from actors.key_shared.members import AttachedConsumer
 from actors.key_shared.selectors import same_ranges
 from actors.messages import Attach, HandOver, SubscriptionSettings
 from actors.names import check_name
@@ -102,7 +102,7 @@ class Grace:
                 del self._coming[name]
             self._wakeups.places.set()
 
-    async def entry(self, request: Attach) -> Entry:
+    async def entry(self, request: Attach) -> JoinAs:
         """Which place it gets; to be used before anything is awaited. Raises Invalid, Unavailable."""
         if not self.keeps_places:
             return NEW
@@ -115,14 +115,14 @@ class Grace:
             silent = await self._leases.silent([rival])
             if silent and self._sessions.is_open(rival) and self._core.ring.of(rival.number) is not None:
                 self._leases.retire(rival, succeeded=True)
-                return Entry(after=rival.number, base=base_of(request.incarnation), keeps_place=request.keep_place)
+                return JoinAs(after=rival.number, base=base_of(request.incarnation), keeps_place=request.keep_place)
             heard.add(rival.number)
 
-    def _decide(self, request: Attach, heard: set[int]) -> tuple[Entry, Session | None]:
+    def _decide(self, request: Attach, heard: set[int]) -> tuple[JoinAs, Session | None]:
         """The entry, or a consumer of the same name who must be asked first whether it lives."""
         entry = self._own_place(request)
         if entry is None and request.hands_over_to:
-            entry = Entry(apart=True)
+            entry = JoinAs(apart=True)
         if entry is None:
             entry = self._offered_place(request) or self._kept_place(request)
         if entry is not None:
@@ -133,7 +133,7 @@ class Grace:
                 return NEW, session
         return self._new_place(request), None
 
-    def _own_place(self, request: Attach) -> Entry | None:
+    def _own_place(self, request: Attach) -> JoinAs | None:
         """That of its incarnation. Its earlier life, if it has it, is over; a late copy of an earlier life is apart."""
         base = base_of(request.incarnation)
         place = next((place for place in self._core.ring.places() if place.base == base), None)
@@ -142,11 +142,11 @@ class Grace:
         session = self._sessions.find(place.number) if place.slot not in self._core.ring.kept else None
         if session is not None:
             if life_of(session.incarnation) > life_of(request.incarnation):
-                return Entry(apart=True)
+                return JoinAs(apart=True)
             self._leases.end(session, "it began another life")
         return self._into(place, request)
 
-    def _offered_place(self, request: Attach) -> Entry | None:
+    def _offered_place(self, request: Attach) -> JoinAs | None:
         ring = self._core.ring
         place = next((place for place in ring.places() if place.to and place.to == request.consumer), None)
         if place is None:
@@ -156,9 +156,9 @@ class Grace:
                 f"{request.consumer!r} takes over from {place.name!r}, and must bring the same hash ranges: "
                 f"{', '.join(f'{low}-{high}' for low, high in place.ranges)}"
             )
-        return Entry(into=place.slot) if place.slot in ring.kept else Entry(after=place.number)
+        return JoinAs(into=place.slot) if place.slot in ring.kept else JoinAs(after=place.number)
 
-    def _kept_place(self, request: Attach) -> Entry | None:
+    def _kept_place(self, request: Attach) -> JoinAs | None:
         """One that is kept for its name, unless who had it may still come back by itself."""
         ring = self._core.ring
         kept = [ring.place(slot) for slot in ring.kept]
@@ -168,7 +168,7 @@ class Grace:
             raise Unavailable(f"consumer {request.consumer!r} may still be alive elsewhere; attach again")
         return self._into(free[0], request) if free else None
 
-    def _into(self, place: Member, request: Attach) -> Entry | None:
+    def _into(self, place: AttachedConsumer, request: Attach) -> JoinAs | None:
         """Its hashes, unless it wants others now."""
         ring = self._core.ring
         if place.slot not in ring.kept:
@@ -176,17 +176,17 @@ class Grace:
         if self._settings.selector == "sticky" and not same_ranges(place.ranges, request.ranges):
             ring.give_up(place.slot, self._ports.clock.now())
             return None
-        return Entry(into=place.slot)
+        return JoinAs(into=place.slot)
 
-    def _new_place(self, request: Attach) -> Entry:
+    def _new_place(self, request: Attach) -> JoinAs:
         others = self._core.ring.places()
         damped = self._settings.selector != "sticky" and self._delay(request.consumer) and others
-        return Entry(apart=True) if damped else NEW
+        return JoinAs(apart=True) if damped else NEW
 
     def _delay(self, name: str) -> int:
         return self._damping.delay(name, self._ports.clock.monotonic())
 
-    def _live(self) -> list[Member]:
+    def _live(self) -> list[AttachedConsumer]:
         """Who has a place and is attached."""
         ring = self._core.ring
         kept = ring.kept
@@ -264,14 +264,14 @@ class Grace:
                 next_looks.append(until - now)
         return min(next_looks, default=None)
 
-    def _begin(self, slot: int, place: Member, now: int) -> None:
+    def _begin(self, slot: int, place: AttachedConsumer, now: int) -> None:
         """The grace begins when nobody who had the place may be alive."""
         if self._membership.awaits(place.base):
             return
         grace = self._settings.grace_ms if place.keeps_place else 0
         self._core.ring.keep(slot, now + grace, self._ports.clock.now() + grace)
 
-    def _give_up(self, slot: int, place: Member, now: int) -> None:
+    def _give_up(self, slot: int, place: AttachedConsumer, now: int) -> None:
         self._ports.log("place_given_up", consumer=place.name)
         self._core.ring.give_up(slot, self._ports.clock.now())
         if place.keeps_place:

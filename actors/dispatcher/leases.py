@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from actors.dispatcher.membership import Member, Membership, State
+from actors.dispatcher.membership import LeaseHolder, LeaseState, Membership
 from actors.dispatcher.sessions import Session, Sessions
 from actors.dispatcher.store import CursorStore
 from actors.key_shared.dispatch import Dispatch
@@ -40,12 +40,12 @@ class Leases:
             await self._ports.clock.sleep(max(self._membership.trust_ms // 2, 1))
             self._store.look_if_idle()
             now = self._ports.clock.monotonic()
-            for member in self._membership.overdue(State.ATTACHED, now):
+            for member in self._membership.overdue(LeaseState.ATTACHED, now):
                 session = self._sessions.find(member.session)
                 if session is not None:
                     self.end(session, "lease expired")
-            self.forget_retired(self._membership.overdue(State.RETIRED, now))
-            if self._membership.all(State.AWAITED):
+            self.forget_retired(self._membership.overdue(LeaseState.RETIRED, now))
+            if self._membership.all(LeaseState.AWAITED):
                 self._wake()
             else:
                 look()
@@ -69,7 +69,7 @@ class Leases:
     def expect_members(self) -> None:
         """Send nothing before everybody of the record has come back, must have stopped, or has ended."""
         self._membership.begin(self._ports.clock.monotonic())
-        for member in self._membership.all(State.AWAITED):
+        for member in self._membership.all(LeaseState.AWAITED):
             self._forget_when_ended(member)
 
     # -- ends -----------------------------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ class Leases:
 
     def dismiss(self, reason: str) -> None:
         """End every session; see `Membership.dismiss`."""
-        attached = self._membership.all(State.ATTACHED)
+        attached = self._membership.all(LeaseState.ATTACHED)
         self._membership.dismiss()
         for session in self._sessions.all():
             self.end(session, reason, dismissed=True)
@@ -132,7 +132,7 @@ class Leases:
         self._changed()
         self._forget_when_ended(member)
 
-    def forget_retired(self, members: Iterable[Member]) -> None:
+    def forget_retired(self, members: Iterable[LeaseHolder]) -> None:
         """These hold nothing any more: what they had goes to the others."""
         for member in members:
             self._membership.leave(member.incarnation)
@@ -146,7 +146,7 @@ class Leases:
         self._store.dirty()
         self._wake()
 
-    def _forget_when_ended(self, member: Member) -> None:
+    def _forget_when_ended(self, member: LeaseHolder) -> None:
         """Wait for this member no longer than its process lives."""
         if member.process and self._ports.watch is not None:
             self._ports.spawn(self._forget_with(self._ports.watch, member), "watch")
@@ -157,7 +157,7 @@ class Leases:
         if self._sessions.is_open(session):
             self.end(session, "its process ended")
 
-    async def _forget_with(self, watch: Watch, member: Member) -> None:
+    async def _forget_with(self, watch: Watch, member: LeaseHolder) -> None:
         await watch.ended(member.process)
         gone = self._membership.ended(member.incarnation)
         if gone is not None:

@@ -29,7 +29,7 @@ REMEMBERED_ENDED = 10_000
 """So many incarnations whose sessions ended are remembered, to know late copies of their first requests."""
 
 
-class State(Enum):
+class LeaseState(Enum):
     """See the module."""
 
     JOINING = "joining"
@@ -55,14 +55,14 @@ def life_of(incarnation: str) -> int:
 
 
 @dataclass(slots=True)
-class Member:
+class LeaseHolder:
     """One consumer. process: where it runs, empty if that is not known. lease: ms that it may outlast its owner."""
 
     incarnation: str
     name: str
     process: str
     lease: int
-    state: State
+    state: LeaseState
     dismissed: bool = False
     session: int = 0
     """The number of its session, also of one that it lost with its place; 0 = none under this owner."""
@@ -81,22 +81,22 @@ class Membership:
     def __init__(self, rows: Iterable[Mapping[str, Any]] = (), *, lease_ms: int) -> None:
         self.lease_ms = lease_ms
         self.trust_ms = trust_of(lease_ms)
-        self._members: dict[str, Member] = {}
+        self._members: dict[str, LeaseHolder] = {}
         self._ended: dict[str, None] = {}
         for row in rows:
             lease = int(row.get("lease", lease_ms + self.trust_ms))
-            self._members[row["incarnation"]] = Member(
+            self._members[row["incarnation"]] = LeaseHolder(
                 row["incarnation"],
                 str(row.get("name", "")),
                 str(row.get("process", "")),
                 lease,
-                State.AWAITED,
+                LeaseState.AWAITED,
                 "dismissed" in row,
             )
 
     def begin(self, now: int) -> None:
         """The record is this owner's: no session that an earlier one lengthens outlasts what is awaited from now on."""
-        for member in self.all(State.AWAITED):
+        for member in self.all(LeaseState.AWAITED):
             member.until = now + member.lease
 
     def __len__(self) -> int:
@@ -106,15 +106,15 @@ class Membership:
         """All of them, for the record."""
         return [member.row() for member in self._members.values()]
 
-    def all(self, state: State) -> list[Member]:
+    def all(self, state: LeaseState) -> list[LeaseHolder]:
         """The members in a state, oldest first."""
         return [member for member in self._members.values() if member.state is state]
 
     def awaits(self, base: str) -> bool:
         """Whether a consumer may be alive that has not come back to this owner; `base`: see `base_of`."""
-        return any(base_of(member.incarnation) == base for member in self.all(State.AWAITED))
+        return any(base_of(member.incarnation) == base for member in self.all(LeaseState.AWAITED))
 
-    def get(self, incarnation: str) -> Member | None:
+    def get(self, incarnation: str) -> LeaseHolder | None:
         """The member of that incarnation."""
         return self._members.get(incarnation)
 
@@ -123,7 +123,7 @@ class Membership:
     def session(self, incarnation: str) -> int:
         """The number of its session, 0 if it has none."""
         member = self._members.get(incarnation)
-        return member.session if member is not None and member.state is State.ATTACHED else 0
+        return member.session if member is not None and member.state is LeaseState.ATTACHED else 0
 
     def is_void(self, incarnation: str, *, holds: bool) -> bool:
         """Whether a consumer without a session must begin another life.
@@ -142,29 +142,29 @@ class Membership:
         if incarnation in self._members:
             return False
         lease = self.lease_ms + self.trust_ms
-        self._members[incarnation] = Member(incarnation, name, process, lease, State.JOINING)
+        self._members[incarnation] = LeaseHolder(incarnation, name, process, lease, LeaseState.JOINING)
         return True
 
     def refuse(self, incarnation: str) -> None:
         """It may not join. One that is awaited may still hold something, and stays."""
         member = self._members.get(incarnation)
-        if member is not None and member.state is State.JOINING:
+        if member is not None and member.state is LeaseState.JOINING:
             del self._members[incarnation]
 
     def attach(self, incarnation: str, session: int, now: int) -> bool:
         """It has a session; True if nobody waits for one of its earlier lives any more, which the record may forget."""
         member = self._members[incarnation]
-        member.state, member.session, member.until = State.ATTACHED, session, now + self.lease_ms
-        earlier = [other for other in self._lives_before(incarnation) if other.state is State.AWAITED]
+        member.state, member.session, member.until = LeaseState.ATTACHED, session, now + self.lease_ms
+        earlier = [other for other in self._lives_before(incarnation) if other.state is LeaseState.AWAITED]
         for other in earlier:
             del self._members[other.incarnation]
         return bool(earlier)
 
-    def retired_lives(self, incarnation: str) -> list[Member]:
+    def retired_lives(self, incarnation: str) -> list[LeaseHolder]:
         """Earlier lives of it that lost their place, of which it says now that it knows."""
-        return [member for member in self._lives_before(incarnation) if member.state is State.RETIRED]
+        return [member for member in self._lives_before(incarnation) if member.state is LeaseState.RETIRED]
 
-    def _lives_before(self, incarnation: str) -> list[Member]:
+    def _lives_before(self, incarnation: str) -> list[LeaseHolder]:
         base = incarnation.rpartition(".")[0]
         others = [member for member in self._members.values() if member.incarnation != incarnation]
         return [member for member in others if base and member.incarnation.rpartition(".")[0] == base]
@@ -172,7 +172,7 @@ class Membership:
     def renew(self, incarnation: str, now: int) -> None:
         """It was heard or answered."""
         member = self._members.get(incarnation)
-        if member is not None and member.state is State.ATTACHED:
+        if member is not None and member.state is LeaseState.ATTACHED:
             member.until = now + self.lease_ms
 
     # -- going ----------------------------------------------------------------------------------------------------
@@ -188,10 +188,10 @@ class Membership:
         while len(self._ended) > REMEMBERED_ENDED:
             del self._ended[next(iter(self._ended))]
 
-    def retire(self, incarnation: str) -> Member:
+    def retire(self, incarnation: str) -> LeaseHolder:
         """It does not answer, and loses its place; not what it holds."""
         member = self._members[incarnation]
-        member.state, member.dismissed = State.RETIRED, True
+        member.state, member.dismissed = LeaseState.RETIRED, True
         return member
 
     def dismiss(self) -> None:
@@ -200,27 +200,27 @@ class Membership:
         They may work on what they hold until they are told, or their leases end: until then nothing is sent.
         """
         for member in self._members.values():
-            if member.state is not State.JOINING:
-                member.state, member.dismissed = State.AWAITED, True
+            if member.state is not LeaseState.JOINING:
+                member.state, member.dismissed = LeaseState.AWAITED, True
                 if member.session:
                     self._remember(member.incarnation)
                 member.session = 0
 
-    def ended(self, incarnation: str) -> Member | None:
+    def ended(self, incarnation: str) -> LeaseHolder | None:
         """Its process has ended; returns the member if its lease was waited for, which is over."""
         member = self._members.get(incarnation)
-        if member is None or member.state not in (State.AWAITED, State.RETIRED):
+        if member is None or member.state not in (LeaseState.AWAITED, LeaseState.RETIRED):
             return None
         self.leave(incarnation)
         return member
 
-    def overdue(self, state: State, now: int) -> list[Member]:
+    def overdue(self, state: LeaseState, now: int) -> list[LeaseHolder]:
         """Members in a state whose leases are over."""
         return [member for member in self.all(state) if member.until <= now]
 
     def forget_overdue(self, now: int) -> bool:
         """Wait for nobody who must have stopped by now; True if the record still names one of these."""
-        gone = self.overdue(State.AWAITED, now)
+        gone = self.overdue(LeaseState.AWAITED, now)
         for member in gone:
             del self._members[member.incarnation]
         return bool(gone)

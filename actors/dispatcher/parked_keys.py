@@ -32,7 +32,7 @@ from actors.dispatcher.open_runs import OpenRuns
 from actors.dispatcher.store import CursorStore
 from actors.dispatcher.subscription import PartitionSubscription
 from actors.key_shared.dispatch import Dispatch
-from actors.key_shared.lot import ParkedKey
+from actors.key_shared.parked_messages import ParkedKey
 from actors.messages import NO_POSITIONS, Discard, ListParked, Redrive
 from actors.messages.parking import DecideParked
 from actors.ports import Ports

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from actors.backoff import Backoff
-from actors.dispatcher.membership import Member, Membership, State
+from actors.dispatcher.membership import LeaseHolder, LeaseState, Membership
 from actors.dispatcher.sessions import Session, Sessions
 from actors.dispatcher.store import CursorStore
 from actors.key_shared.dispatch import Dispatch
@@ -42,11 +42,11 @@ class Rejoin:
         self._store, self._wake = store, wake
         self.unknown: dict[int, str] = {}
 
-    def awaited(self) -> list[Member]:
+    def awaited(self) -> list[LeaseHolder]:
         """Members of an earlier owner who have not come back, nor must have stopped by now."""
         if self._membership.forget_overdue(self._ports.clock.monotonic()):
             self._store.dirty()
-        return self._membership.all(State.AWAITED)
+        return self._membership.all(LeaseState.AWAITED)
 
     def settled(self) -> bool:
         """Whether nobody is awaited, and what those hold who came back is known."""

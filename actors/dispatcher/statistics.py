@@ -10,7 +10,7 @@ from typing import Any
 from actors.delayed.tracker import DelayedTracker
 from actors.dispatcher.backlog import Backlog
 from actors.dispatcher.delivery import Deliverer
-from actors.dispatcher.membership import State
+from actors.dispatcher.membership import LeaseState
 from actors.dispatcher.open_runs import OpenRuns
 from actors.dispatcher.reader import Reader
 from actors.dispatcher.sessions import Sessions
@@ -85,7 +85,7 @@ class Statistics:
             "policy": settings.policy,
             "isDurable": settings.durable,
             "paused": self._state.paused,
-            "awaitedConsumers": len(self._state.membership.all(State.AWAITED)),
+            "awaitedConsumers": len(self._state.membership.all(LeaseState.AWAITED)),
             "watchdogStalls": self._deliverer.stalls,
         }
 

@@ -13,12 +13,12 @@ from actors.delayed.manifest import last_epoch, manifest_key
 from actors.delayed.rescheduled import RescheduledTracker
 from actors.delayed.shared import SharedIndex
 from actors.delayed.tracker import make_tracker
+from actors.dispatcher.assignment_history import AssignmentHistory
 from actors.dispatcher.changed_delays import FIELD as DELAYS
 from actors.dispatcher.changed_delays import ChangedDelays
 from actors.dispatcher.damping import Damping
 from actors.dispatcher.ends import read_ends
 from actors.dispatcher.grace import FIELD, places_record, restore_places
-from actors.dispatcher.history import AssignmentHistory
 from actors.dispatcher.parked_keys import FIELD as PARKED
 from actors.dispatcher.parked_keys import load_parked, parked_record
 from actors.dispatcher.progress import ProgressReporter
@@ -41,7 +41,7 @@ START_PATIENCE_MS = 15_000
 
 
 @dataclass(frozen=True, slots=True)
-class Possession:
+class OwnedSubscription:
     """A subscription in the hands of its owner."""
 
     epoch: int
@@ -70,7 +70,7 @@ async def take_over(
     record: FencedRecord,
     settings: SubscriptionSettings,
     shared: SharedIndex | None,
-) -> Possession:
+) -> OwnedSubscription:
     """Become the owner under a new epoch. settings: of a subscription that is new; else those of the record count.
 
     Raises Fenced if there is a newer owner, Unavailable if the topic of a new subscription does not answer.
@@ -108,7 +108,9 @@ async def take_over(
     )
     core.mark_deleted(state.cursor.mark_delete)
     delayed = RescheduledTracker(tracker, changed_delays.now)
-    return Possession(record.epoch, record, state, core, history, reporter, changed_delays, damping, delayed, wakeups)
+    return OwnedSubscription(
+        record.epoch, record, state, core, history, reporter, changed_delays, damping, delayed, wakeups
+    )
 
 
 async def _initial_cursor(ports: Ports, topic: TopicClient, settings: SubscriptionSettings) -> Cursor:

@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from actors.key_shared.drains import Drains
 from actors.key_shared.history import History, drained
-from actors.key_shared.lot import Lot
-from actors.key_shared.members import Kept, Member, Members
+from actors.key_shared.members import AttachedConsumer, KeptPlace, Members
+from actors.key_shared.parked_messages import ParkedMessages
 from actors.key_shared.policies import Policy, Unordered, held_elsewhere, make_policy
 from actors.key_shared.selectors import SingleActive, make_selector, reduce_for
 from actors.key_shared.sentinel import Sentinel
@@ -89,7 +89,7 @@ class Core:
         _check(settings)
         self.settings, self.partition = settings, partition
         self.window = Window()
-        self.lot = Lot(settings)
+        self.lot = ParkedMessages(settings)
         limited = settings.type in ("key_shared", "shared")
         self.members = Members(
             settings.max_unacked_messages_per_consumer if limited else 0,
@@ -114,7 +114,7 @@ class Core:
         """Some row was ever OVERTOOK."""
         self.history = history or History()
         self.keeps_places = settings.grace_ms > 0 and keeps_places(settings)
-        self.kept: dict[int, Kept] = {}  # by slot
+        self.kept: dict[int, KeptPlace] = {}  # by slot
         self.last_read = self.mark_delete = EARLIEST
         self.recheck = False
         self.later: list[tuple[int, int, Positions]] = []
@@ -268,7 +268,9 @@ class Core:
         self.recheck = True
         return rows
 
-    def change_owners(self, *, now: int, cause: str, gone: Member | None = None, handed_over: bool = False) -> None:
+    def change_owners(
+        self, *, now: int, cause: str, gone: AttachedConsumer | None = None, handed_over: bool = False
+    ) -> None:
         """Follow a change of membership. handed_over: whoever gets hashes gets them as agreed."""
         before, drained_before = self.tables.owner, self.tables.drains
         self.tables.set_owners(self.selector.owners())
@@ -344,7 +346,7 @@ class Core:
 
     # -- claims -----------------------------------------------------------------------------------------------------
 
-    def claim(self, member: Member) -> None:
+    def claim(self, member: AttachedConsumer) -> None:
         """Give a consumer what it already holds from before a change of owner, as far as it was read by now.
 
         A row stays unclaimed if it, or a message of its hash, is already with another consumer: claiming it would
@@ -390,7 +392,7 @@ class Core:
                 self.claim(member)
         self.claiming = any(len(member.claims) for member in self.members)
 
-    def finish_claims(self, member: Member, positions: Positions) -> None:
+    def finish_claims(self, member: AttachedConsumer, positions: Positions) -> None:
         """Some of its claims are done; they keep their keys in an ordered subscription, and nothing elsewhere."""
         if len(positions) == 0:
             return
@@ -399,7 +401,7 @@ class Core:
         else:
             self.unclaim(member, positions)
 
-    def unclaim(self, member: Member, positions: Positions | None) -> Positions:
+    def unclaim(self, member: AttachedConsumer, positions: Positions | None) -> Positions:
         """A consumer no longer holds these (None: anything) of what it claims and was not read; returns which."""
         given = member.claims if positions is None else np.intersect1d(member.claims, positions)
         if len(given):

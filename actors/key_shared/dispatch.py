@@ -25,16 +25,16 @@ from typing import Any, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from actors.key_shared import explain, parking, places, redelivering, revoking, stats
-from actors.key_shared.acknowledging import acknowledge, acknowledge_all, remove
+from actors.key_shared import explain, hash_assignments, nacks, parking, revocation, stats
+from actors.key_shared.acks import acknowledge, acknowledge_all, remove
 from actors.key_shared.assignments import Assignments
 from actors.key_shared.check import check
 from actors.key_shared.core import Core
+from actors.key_shared.dispatch_pass import route, would_send
+from actors.key_shared.hash_assignments import NEW, HashAssignments, JoinAs
 from actors.key_shared.history import History, take_events
-from actors.key_shared.members import Member
-from actors.key_shared.places import NEW, Entry, Ring
+from actors.key_shared.members import AttachedConsumer
 from actors.key_shared.policies import held_elsewhere
-from actors.key_shared.routing import route, would_send
 from actors.key_shared.selectors import Range
 from actors.key_shared.tables import HashTables
 from actors.key_shared.window import (
@@ -89,7 +89,7 @@ class Dispatch:
 
     def reset(self) -> None:
         """Forget every message and consumer, because the cursor moved; numbers, history and totals go on."""
-        self._state, self._reports = places.successor(self._state), []
+        self._state, self._reports = hash_assignments.successor(self._state), []
         self.resets += 1
 
     # -- membership -------------------------------------------------------------------------------------------------
@@ -103,14 +103,14 @@ class Dispatch:
         priority: int = 0,
         holding: Positions = NO_POSITIONS,
         finished: Positions = NO_POSITIONS,
-        entry: Entry = NEW,
+        entry: JoinAs = NEW,
     ) -> int:
         """A consumer joins (KS-34); returns its number.
 
         holding: positions that it holds from before a change of owner. finished: those of them that are done by now,
         which are never sent again. entry: which place it gets. Raises Conflict or Invalid; then nothing has changed.
         """
-        return places.join(
+        return hash_assignments.join(
             self._core,
             name,
             now=now,
@@ -174,7 +174,7 @@ class Dispatch:
         core = self._core
         member = core.members.by_number.get(consumer)
         if member is not None:
-            places.retire(core, member, now=now)
+            hash_assignments.retire(core, member, now=now)
 
     def leave(self, consumer: int, *, now: int, keep: bool = False) -> None:
         """A consumer left, for whatever reason; what it held waits in order for the others (KS-35, KS-36).
@@ -184,12 +184,12 @@ class Dispatch:
         core = self._core
         member = core.members.by_number.get(consumer)
         if member is not None:
-            places.leave(core, member, now=now, keep=keep)
+            hash_assignments.leave(core, member, now=now, keep=keep)
 
     @property
-    def ring(self) -> Ring:
+    def ring(self) -> HashAssignments:
         """The places of consumers, for who decides who gets which."""
-        return Ring(self._core)
+        return HashAssignments(self._core)
 
     # -- the log ----------------------------------------------------------------------------------------------------
 
@@ -281,11 +281,11 @@ class Dispatch:
             new = np.isin(positions, window.position[window.rows_live()], invert=True)
             positions, hashes = positions[new], hashes[new]
         window.add(positions, hashes, core.reduce(hashes), state, flags, core.now)
-        redelivering.recall(core, positions)
+        nacks.recall(core, positions)
         claimed = core.claiming
         core.claim_all()
         if claimed or not behind:
-            revoking.revoke(core)
+            revocation.revoke(core)
 
     # -- consumers --------------------------------------------------------------------------------------------------
 
@@ -313,14 +313,14 @@ class Dispatch:
         if len(positions):
             self._reports.append((positions, consumer))
 
-    def negative_acknowledge(self, consumer: int, positions: Positions, **how: Unpack[redelivering.HandBack]) -> int:
+    def negative_acknowledge(self, consumer: int, positions: Positions, **how: Unpack[nacks.NackOptions]) -> int:
         """Give messages (int64, ascending) back for redelivery; returns how many (KS-59, KS-60).
 
         Foreign and acknowledged positions are ignored.
         """
         core = self._core
         member = core.members.by_number.get(consumer)
-        return 0 if member is None else redelivering.negative_acknowledge(core, member, positions, **how)
+        return 0 if member is None else nacks.negative_acknowledge(core, member, positions, **how)
 
     def redeliver_all(
         self, consumer: int, seen: Positions, *, unseen: int, now: int, counts: npt.NDArray[np.uint8] | None = None
@@ -333,7 +333,7 @@ class Dispatch:
         """
         core = self._core
         member = core.members.by_number.get(consumer)
-        return 0 if member is None else redelivering.redeliver_all(core, member, seen, counts, unseen=unseen, now=now)
+        return 0 if member is None else nacks.redeliver_all(core, member, seen, counts, unseen=unseen, now=now)
 
     def remember(self, rows: Redeliveries, now: int) -> None:
         """What an owner before this one knew of redeliveries; for a new object."""
@@ -346,7 +346,7 @@ class Dispatch:
 
     def redeliveries(self) -> bytes:
         """Counts and delays for the next owner, as bytes (`storage.redeliveries`), within a bound (`redelivering`)."""
-        return redelivering.snapshot(self._core)
+        return nacks.snapshot(self._core)
 
     def has_dead_letters(self) -> bool:
         """Some message was redelivered more than max_redeliver_count times, and goes to the dead letters."""
@@ -474,16 +474,16 @@ class Dispatch:
     def take_revoked(self, consumer: int) -> Positions:
         """What this consumer is to give back and was not told yet (int64, ascending); see `revoking`."""
         member = self._core.members.by_number.get(consumer)
-        return NO_POSITIONS if member is None else revoking.take_revoked(self._core, member)
+        return NO_POSITIONS if member is None else revocation.take_revoked(self._core, member)
 
     def overtook(self, positions: Positions) -> Positions:
         """Which of these the application had before an earlier message of their key came again; ascending."""
-        return revoking.overtook(self._core, positions)
+        return revocation.overtook(self._core, positions)
 
     def reduce(self, masked: Hashes) -> Reduced:
         """Masked hashes as this subscription's selector sees them, uint16."""
         return self._core.reduce(masked)
 
-    def consumers(self) -> list[Member]:
+    def consumers(self) -> list[AttachedConsumer]:
         """The connected consumers in order of joining; for reading only."""
         return list(self._core.members)

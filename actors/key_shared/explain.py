@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from actors.key_shared.core import Core
+from actors.key_shared.dispatch_pass import candidates_of, closed, closed_rows, redelivered
 from actors.key_shared.policies import Candidates, Gate, RecentlyJoined
-from actors.key_shared.routing import candidates_of, closed, closed_rows, redelivered
 from actors.key_shared.window import (
     DEAD,
     FRESH,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from actors.key_shared.members import Member
+from actors.key_shared.members import AttachedConsumer
 from actors.key_shared.window import FRESH, NO_SLOT, PENDING, REPLAY, UNORDERED, WAITING, Window
 from storage.hashing import Hashes
 from storage.position import Positions
@@ -33,7 +33,7 @@ class Heaviest:
     held_since: int
 
 
-def heaviest(window: Window, members: list[Member]) -> Heaviest | None:
+def heaviest(window: Window, members: list[AttachedConsumer]) -> Heaviest | None:
     """The heaviest key now; None: no key has more than half. What is not due, or dead, does not count."""
     rows = window.rows_in(FRESH, REPLAY, UNORDERED, WAITING, PENDING)
     if not len(rows):

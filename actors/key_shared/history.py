@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from actors.key_shared.members import Member, Members
+from actors.key_shared.members import AttachedConsumer, Members
 from actors.key_shared.selectors import Range, difference, mask_ranges
 from actors.key_shared.window import Reduced
 from actors.messages import Event
@@ -81,7 +81,7 @@ class History:
         *,
         now: int,
         cause: str,
-        gone: Member | None,
+        gone: AttachedConsumer | None,
         handed_over: bool = False,
     ) -> None:
         """Note a change and tell the consumers concerned; `gone` is one that just left. handed_over: as was agreed."""
@@ -134,12 +134,12 @@ def drained(members: Members, holder: Reduced, freed: npt.NDArray[np.intp]) -> N
                 member.drained = [np.unique(np.concatenate(member.drained))]
 
 
-def tell_inactive(member: Member, number: int) -> None:
+def tell_inactive(member: AttachedConsumer, number: int) -> None:
     """A consumer of a Failover subscription has joined behind the one that is active."""
     member.events.append(("inactive", (), number))
 
 
-def take_events(member: Member, number: int) -> list[Event]:
+def take_events(member: AttachedConsumer, number: int) -> list[Event]:
     """What this consumer has not been told yet: revoked, assigned and drained ranges, inactive; oldest first."""
     events = [Event(kind=kind, ranges=list(ranges), epoch=epoch) for kind, ranges, epoch in member.events]
     if member.drained:

@@ -36,7 +36,7 @@ def _none() -> Positions:
 
 
 @dataclass(slots=True)
-class Member:
+class AttachedConsumer:
     """One consumer.
 
     claims: positions that it holds from before a change of owner and that were not read yet. finished: those of them
@@ -64,7 +64,7 @@ class Member:
 
 
 @dataclass(slots=True, eq=False)
-class Kept:
+class KeptPlace:
     """A place that nobody is at. restored: kept from an earlier owner. over: when it is given up (monotonic ms), None
     as long as that is not counted; until: the same by the clock, for people.
     """
@@ -80,8 +80,8 @@ class Members:
     def __init__(self, max_unacked_each: int, max_unacked_all: int, first_number: int = 1) -> None:
         self.max_unacked_each = max_unacked_each
         self.max_unacked_all = max_unacked_all
-        self.by_number: dict[int, Member] = {}
-        self.by_slot: list[Member | None] = []
+        self.by_number: dict[int, AttachedConsumer] = {}
+        self.by_slot: list[AttachedConsumer | None] = []
         self.numbers: Counts = np.zeros(0, np.int64)
         self.granted: Counts = np.zeros(0, np.int64)
         self.credited: Counts = np.zeros(0, np.int64)
@@ -101,7 +101,7 @@ class Members:
     def __len__(self) -> int:
         return len(self.by_number)
 
-    def __iter__(self) -> Iterator[Member]:
+    def __iter__(self) -> Iterator[AttachedConsumer]:
         """In order of joining."""
         return iter(self.by_number.values())
 
@@ -117,7 +117,7 @@ class Members:
             raise Overloaded(f"a subscription takes at most {_MAX_SLOTS} consumers on one partition")
         return slot
 
-    def add(self, slot: int, name: str, priority: int, now: int) -> Member:
+    def add(self, slot: int, name: str, priority: int, now: int) -> AttachedConsumer:
         """A new consumer in a slot that is free, or kept for it."""
         self.touch()
         if slot == len(self.by_slot):
@@ -125,14 +125,14 @@ class Members:
             for column in (*_COLUMNS, "blocked", "starved"):
                 old = getattr(self, column)
                 setattr(self, column, np.append(old, old.dtype.type(0)))
-        member = Member(self.next_number, slot, name, priority, now)
+        member = AttachedConsumer(self.next_number, slot, name, priority, now)
         self.next_number += 1
         self.by_slot[slot] = member
         self.numbers[slot] = member.number
         self.by_number[member.number] = member
         return member
 
-    def remove(self, member: Member) -> None:
+    def remove(self, member: AttachedConsumer) -> None:
         """Forget a consumer; its pending messages must be released before."""
         self.touch()
         del self.by_number[member.number]
@@ -143,7 +143,7 @@ class Members:
             getattr(self, column)[slot] = 0
         self.blocked[slot] = self.starved[slot] = False
 
-    def set_aside(self, member: Member) -> None:
+    def set_aside(self, member: AttachedConsumer) -> None:
         """Forget a consumer, and not whose slot it is; `free` ends that."""
         self.remove(member)
         self.by_slot[member.slot] = member
@@ -153,14 +153,14 @@ class Members:
         """A slot that was set aside may be anybody's."""
         self.by_slot[slot] = None
 
-    def at(self, slot: int) -> Member:
+    def at(self, slot: int) -> AttachedConsumer:
         """The consumer in a slot that is taken."""
         member = self.by_slot[slot]
         if member is None:
             raise LookupError(f"slot {slot} is free")
         return member
 
-    def grant(self, member: Member, total: int) -> bool:
+    def grant(self, member: AttachedConsumer, total: int) -> bool:
         """Raise the cumulative permits; True if that may let something out that waited for it."""
         slot, total = member.slot, min(total, _MOST_GRANTED)
         if total <= self.granted[slot]:
@@ -214,12 +214,12 @@ class Members:
         """Messages that were sent to anybody, also to those who have left."""
         return self.sent_to_leavers + int(self.sent.sum())
 
-    def stop(self, member: Member) -> None:
+    def stop(self, member: AttachedConsumer) -> None:
         """It has no permits any more."""
         self.touch()
         self.granted[member.slot] = self.credited[member.slot] = self.sent[member.slot]
 
-    def take_back(self, member: Member, count: int) -> None:
+    def take_back(self, member: AttachedConsumer, count: int) -> None:
         """So many messages that were sent to it never arrived: their permits are free again."""
         self.touch()
         self.sent[member.slot] -= count

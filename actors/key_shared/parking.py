@@ -20,9 +20,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.key_shared import redelivering, revoking
+from actors.key_shared import nacks, revocation
 from actors.key_shared.core import Core
-from actors.key_shared.lot import BLOCKED, PARKED, UNKNOWN, ParkedKey
+from actors.key_shared.parked_messages import BLOCKED, PARKED, UNKNOWN, ParkedKey
 from actors.key_shared.window import (
     DEAD,
     DELIVERED,
@@ -47,7 +47,7 @@ def collect(core: Core) -> None:
     """Before a dispatch: what lies behind a failed message of a closed hash goes into the lot."""
     lot, window = core.lot, core.window
     if lot.stale:
-        revoking.close_hashes(core)
+        revocation.close_hashes(core)
     if not lot.closes_any:
         return
     if window.count[FRESH]:
@@ -56,7 +56,7 @@ def collect(core: Core) -> None:
     if core.recheck and (window.count[REPLAY] or window.count[UNORDERED] or window.count[WAITING]):
         _put_aside(core, window.rows_in(REPLAY, UNORDERED, WAITING))
     if lot.asks_back:
-        revoking.ask_back_closed(core)
+        revocation.ask_back_closed(core)
     window.trim()
 
 
@@ -114,9 +114,9 @@ def back(core: Core, positions: Positions, hashes: Hashes, flags: int = 0) -> No
     window.put(positions, hashes, reduced, REPLAY, DELIVERED | flags, core.now)
     core.queue(window.find(positions))
     core.sentinel.wanted_again(reduced, positions)
-    redelivering.recall(core, positions)
+    nacks.recall(core, positions)
     core.claim_all()
-    revoking.revoke(core)
+    revocation.revoke(core)
     core.lot.asks_back = True
     core.recheck = True
 

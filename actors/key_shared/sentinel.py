@@ -20,7 +20,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from actors.key_shared.repeated import Repeated
+from actors.key_shared.redelivery_order import Repeated
 from actors.key_shared.window import HashIndex, Mask, Reduced
 from storage.errors import InvariantViolation
 from storage.hashing import HASH_RANGE

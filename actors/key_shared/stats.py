@@ -8,8 +8,8 @@ import numpy as np
 
 from actors.key_shared import parking
 from actors.key_shared.core import Core
-from actors.key_shared.members import Member
-from actors.key_shared.places import kept_stats
+from actors.key_shared.hash_assignments import kept_stats
+from actors.key_shared.members import AttachedConsumer
 from actors.key_shared.policies import RecentlyJoined, policy_stats
 from actors.key_shared.selectors import ranges_of
 from actors.key_shared.window import DEAD, HELD, PENDING, REPLAY, UNORDERED, WAITING
@@ -62,7 +62,7 @@ def stats(core: Core, now: int) -> dict[str, Any]:
     }
 
 
-def _consumer(core: Core, member: Member) -> dict[str, Any]:
+def _consumer(core: Core, member: AttachedConsumer) -> dict[str, Any]:
     members, tables = core.members, core.tables
     slot = member.slot
     joined = core.policy.recent.get(slot) if isinstance(core.policy, RecentlyJoined) else None

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from actors.key_shared.window import NO_SLOT, HashIndex, Mask, Reduced
 from storage.hashing import HASH_RANGE
-from storage.pages import untouched
+from storage.lazy_zeros import untouched
 from storage.position import Positions
 
 NOTHING_HELD = np.iinfo(np.int64).max

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from actors.fenced_record import FencedRecord
-from actors.ledger.record import PartitionRecord, State, decode_record, encode_record, record_key, unpack_record
+from actors.ledger.record import LedgerState, PartitionRecord, decode_record, encode_record, record_key, unpack_record
 from actors.messages import TopicSettings
 from actors.ports import Ports
 from storage.errors import Fenced
@@ -67,7 +67,9 @@ class PartitionMetadata:
             released = base.released
             base = PartitionRecord(topic=self._topic, partition=self._partition, settings=settings, released=released)
         ledgers = tuple(
-            msgspec.structs.replace(ledger, state=State.IN_RECOVERY) if ledger.state is State.OPEN else ledger
+            msgspec.structs.replace(ledger, state=LedgerState.IN_RECOVERY)
+            if ledger.state is LedgerState.OPEN
+            else ledger
             for ledger in base.ledgers
         )
         return msgspec.structs.replace(base, settings=settings, ledgers=ledgers)

@@ -27,7 +27,7 @@ from storage.position import position
 FORMAT = 1
 
 
-class State(StrEnum):
+class LedgerState(StrEnum):
     """Where a ledger is in its life."""
 
     OPEN = "OPEN"
@@ -50,7 +50,7 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     id: int
-    state: State
+    state: LedgerState
     ensemble: int
     write_quorum: int
     ack_quorum: int
@@ -193,7 +193,7 @@ class PartitionRecord(msgspec.Struct, frozen=True, kw_only=True):
     def with_new_ledger(self, ledger: LedgerRecord) -> PartitionRecord:
         """This record with a ledger at the end of the chain, where only one may be open and ids ascend."""
         for old in self.ledgers:
-            if old.state is not State.CLOSED or old.id >= ledger.id:
+            if old.state is not LedgerState.CLOSED or old.id >= ledger.id:
                 raise InvariantViolation(f"ledger {ledger.id} cannot follow {old.id} ({old.state.value})")
         return msgspec.structs.replace(self, ledgers=(*self.ledgers, ledger))
 

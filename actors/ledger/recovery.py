@@ -107,7 +107,7 @@ class RunVote:
 
 
 @dataclass(slots=True)
-class Recovery:
+class LedgerRecovery:
     """Where the recovery of one ledger stands. run and entry: what is looked for next; ledger carries new fragments."""
 
     ledger: LedgerRecord
@@ -118,7 +118,7 @@ class Recovery:
     @classmethod
     def begin(
         cls, ledger: LedgerRecord, confirmed: int, runs: npt.NDArray[np.int64], lasts: npt.NDArray[np.int64]
-    ) -> Recovery:
+    ) -> LedgerRecovery:
         """Start behind the last run that is known confirmed.
 
         confirmed: highest entry that any bookie knows confirmed. runs, lasts: ordinals and last entries of the runs

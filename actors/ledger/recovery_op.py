@@ -1,4 +1,4 @@
-"""Recovery's conversation with the bookies; the decisions are in `actors.ledger.recovery`."""
+"""LedgerRecovery's conversation with the bookies; the decisions are in `actors.ledger.recovery`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import msgspec
 from actors.ledger.bookies import Bookies
 from actors.ledger.fan_out import FanOut
 from actors.ledger.reader import LedgerReader, StoredFrame, check_answer
-from actors.ledger.record import GivenUp, LedgerRecord, State
-from actors.ledger.recovery import FenceCount, Recovery, RunVote, Verdict
+from actors.ledger.record import GivenUp, LedgerRecord, LedgerState
+from actors.ledger.recovery import FenceCount, LedgerRecovery, RunVote, Verdict
 from actors.ledger.run_offsets import merge_index
 from actors.messages import AddRun, DescribeLedger, Done, FenceLedger, FenceState, LedgerIndex, ReadRun, RunRead
 from actors.ports import Ports
@@ -54,7 +54,7 @@ async def recover_ledger(
     ports.log("ledger_recovered", ledger=ledger.id, last_entry=recovery.entry - 1, last_run=recovery.run - 1)
     return msgspec.structs.replace(
         recovery.ledger,
-        state=State.CLOSED,
+        state=LedgerState.CLOSED,
         last_run=recovery.run - 1,
         last_entry=recovery.entry - 1,
         closed_at=ports.clock.now(),
@@ -94,7 +94,7 @@ class _Recover:
             raise Unavailable(f"ledger {self._ledger.id} cannot be fenced now ({'; '.join(reasons)})")
         return count
 
-    async def begin(self, fence: FenceCount) -> Recovery:
+    async def begin(self, fence: FenceCount) -> LedgerRecovery:
         """Find the first run that is not known confirmed, with the help of those who were fenced."""
         indexes = []
         fan: FanOut[str, LedgerIndex] = FanOut(self._ports, "describe")
@@ -107,9 +107,9 @@ class _Recover:
             if not isinstance(outcome, SluiceError):  # without an answer we only start earlier
                 indexes.append(outcome)
                 confirmed = max(confirmed, outcome.last_confirmed)
-        return Recovery.begin(self._ledger, confirmed, *merge_index(indexes))
+        return LedgerRecovery.begin(self._ledger, confirmed, *merge_index(indexes))
 
-    async def next_run(self, recovery: Recovery) -> StoredFrame | None:
+    async def next_run(self, recovery: LedgerRecovery) -> StoredFrame | None:
         """The next run if a copy of it exists, None if it certainly was never confirmed. Raises Unavailable."""
         vote = RunVote(self._ledger.quorum)
         fan: FanOut[str, RunRead] = FanOut(self._ports, "recovery_read")
@@ -155,7 +155,7 @@ class _Recover:
         frame.payload = Blob(data)
         return frame
 
-    async def write_back(self, recovery: Recovery, frame: StoredFrame) -> None:
+    async def write_back(self, recovery: LedgerRecovery, frame: StoredFrame) -> None:
         """Bring a run to Qa bookies of its write set; bookies that fail are replaced. Raises Unavailable."""
         stored: list[str] = []
         await self._bookies.refresh()
@@ -168,7 +168,7 @@ class _Recover:
                 raise Unavailable(f"run {recovery.run} of ledger {self._ledger.id} cannot be written back now")
             recovery.replace(failed[0], spare[0])
 
-    async def _write_once(self, recovery: Recovery, frame: StoredFrame, stored: list[str]) -> list[str]:
+    async def _write_once(self, recovery: LedgerRecovery, frame: StoredFrame, stored: list[str]) -> list[str]:
         """One round of adds to those who have not confirmed yet; returns who failed."""
         fan: FanOut[str, Done] = FanOut(self._ports, "write_back")
         add = AddRun(

@@ -26,7 +26,7 @@ from actors.ledger.bookies import Bookies
 from actors.ledger.fan_out import together
 from actors.ledger.partition_metadata import PartitionMetadata
 from actors.ledger.reader import LedgerReader
-from actors.ledger.record import Fragment, LedgerRecord, PartitionRecord, State
+from actors.ledger.record import Fragment, LedgerRecord, LedgerState, PartitionRecord
 from actors.messages import AddRun, DescribeLedger
 from actors.ports import Ports
 from actors.wire import Blob
@@ -61,7 +61,7 @@ def plan_repairs(record: PartitionRecord, lost: Sequence[str]) -> list[Repair]:
     """Every slot of a settled fragment that names a lost bookie, oldest first."""
     repairs = []
     for ledger in record.ledgers:
-        settled = len(ledger.fragments) if ledger.state is State.CLOSED else len(ledger.fragments) - 1
+        settled = len(ledger.fragments) if ledger.state is LedgerState.CLOSED else len(ledger.fragments) - 1
         for at, fragment in enumerate(ledger.fragments[:settled]):
             following = at + 1 < len(ledger.fragments)
             stop = ledger.fragments[at + 1].first_run if following else ledger.last_run + 1

@@ -281,16 +281,16 @@ class FindExcess(Request[Excess], kw_only=True):
     keep: int
 
 
-class Found(Reply, kw_only=True):
+class PositionFound(Reply, kw_only=True):
     """position of the first message published at or after the asked time; the end if there is none."""
 
     position: int
 
 
-class FindTime(Request[Found], kw_only=True):
+class FindTime(Request[PositionFound], kw_only=True):
     """Look a publish time up."""
 
-    reply: ClassVar[type[Reply]] = Found
+    reply: ClassVar[type[Reply]] = PositionFound
     time: int
 
 

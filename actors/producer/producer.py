@@ -25,7 +25,7 @@ from actors.messages import AccessMode, CloseProducer, OpenProducer, Publish, Pu
 from actors.ports import Address, Ports, Unknown
 from actors.signal import Signal
 from actors.wire import Blob
-from storage.batch import MAX_RUN_BYTES, MAX_RUN_MESSAGES, Batch, has_keyed_delay
+from storage.batch import MAX_RUN_BYTES, MAX_RUN_MESSAGES, StoredBatch, has_keyed_delay
 from storage.errors import (
     Conflict,
     Fenced,
@@ -67,7 +67,7 @@ class Outgoing:
     before it and is so too may be stored under the sequences right before its own.
     """
 
-    batch: Batch
+    batch: StoredBatch
     first_sequence: int
     rows: npt.NDArray[np.int64]
     done: Callable[[npt.NDArray[np.int64], int, SluiceError | None], None]
@@ -82,8 +82,8 @@ class Outgoing:
 
 
 def split(
-    batch: Batch, partitions: int, hashing_scheme: str = MURMUR3
-) -> list[tuple[int, Batch, npt.NDArray[np.int64]]]:
+    batch: StoredBatch, partitions: int, hashing_scheme: str = MURMUR3
+) -> list[tuple[int, StoredBatch, npt.NDArray[np.int64]]]:
     """Divide a batch by `hash mod partitions`: (partition, its rows in order, their places in the batch)."""
     if partitions == 1:
         return [(0, batch, np.arange(len(batch)))]
@@ -103,7 +103,7 @@ def split(
     return parts
 
 
-def cut(batch: Batch, rows: npt.NDArray[np.int64]) -> list[tuple[Batch, npt.NDArray[np.int64]]]:
+def cut(batch: StoredBatch, rows: npt.NDArray[np.int64]) -> list[tuple[StoredBatch, npt.NDArray[np.int64]]]:
     """The batch in pieces that each fit into a run, in order and without copies, with the places of their rows.
 
     A message that is larger than a run is a piece of its own, which is refused.
@@ -148,7 +148,7 @@ def _halves(group: list[Outgoing]) -> list[list[Outgoing]]:
     ]
 
 
-def _java_hashes(batch: Batch) -> Hashes:
+def _java_hashes(batch: StoredBatch) -> Hashes:
     """By the keys, as Pulsar's Java client does; messages without one are dealt out as always."""
     keys = batch.rows.column("key")
     hashes = java_hash_column(pc.fill_null(keys, b""))
@@ -348,7 +348,7 @@ class PartitionProducer:
             payload = Blob(run.payload)  # a handle is never the only copy: it may be what was wrong
             await wait.pause()
 
-    async def _shared(self, batch: Batch) -> tuple[Run, Blob]:
+    async def _shared(self, batch: StoredBatch) -> tuple[Run, Blob]:
         """A large batch as a run, and how that travels: written straight into the memory from which the owner, who
         hands on what it gets, and everybody after it read it.
         """
@@ -406,7 +406,7 @@ class PartitionProducer:
             await wait.pause()
 
 
-def _join(batches: list[Batch]) -> Batch:
+def _join(batches: list[StoredBatch]) -> StoredBatch:
     if len(batches) == 1:
         return batches[0]
     delayed = None
@@ -415,4 +415,4 @@ def _join(batches: list[Batch]) -> Batch:
             [np.zeros(len(b), np.int64) if b.deliver_at is None else b.deliver_at for b in batches]
         )
     rows = pa.concat_batches([batch.rows for batch in batches])
-    return Batch(rows, delayed, np.concatenate([batch.hashes for batch in batches]))
+    return StoredBatch(rows, delayed, np.concatenate([batch.hashes for batch in batches]))

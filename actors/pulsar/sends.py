@@ -39,7 +39,7 @@ from storage.batch import (
     MAX_KEY_BYTES,
     MAX_MESSAGE_BYTES,
     MAX_RUN_MESSAGES,
-    Batch,
+    StoredBatch,
     make_batch,
 )
 
@@ -134,7 +134,7 @@ class Group:
     """Frames whose rows go out as one run."""
 
     sends: list[Send]
-    batch: Batch
+    batch: StoredBatch
 
 
 def decode_sends(sends: list[Send], *, now: int, producer: str, first_sequence: int) -> list[Group]:
@@ -157,7 +157,7 @@ def decode_sends(sends: list[Send], *, now: int, producer: str, first_sequence: 
     return groups
 
 
-def run_of(rows: pa.RecordBatch, *, now: int, producer: str, first_sequence: int) -> Batch:
+def run_of(rows: pa.RecordBatch, *, now: int, producer: str, first_sequence: int) -> StoredBatch:
     """Rows as what a producer publishes."""
     return make_batch(rows, now=now, producer=producer, first_sequence=first_sequence, accepted=GIVEN_BY_CLIENTS)
 

@@ -25,7 +25,7 @@ from actors.ids import LedgerIds
 from actors.ledger.bookies import Bookies
 from actors.ledger.partition_metadata import PartitionMetadata
 from actors.ledger.reader import LedgerReader, StoredFrame, payload_size
-from actors.ledger.record import Fragment, GivenUp, LedgerRecord, PartitionRecord, State
+from actors.ledger.record import Fragment, GivenUp, LedgerRecord, LedgerState, PartitionRecord
 from actors.ledger.recovery_op import recover_ledger
 from actors.ledger.run_offsets import RunOffsets
 from actors.ledger.writer import Append, LedgerWriter
@@ -131,7 +131,7 @@ class PartitionLog:
         closed = []
         for ledger in self.record.ledgers:
             settled = ledger
-            if ledger.state is not State.CLOSED:
+            if ledger.state is not LedgerState.CLOSED:
                 self.settled.append(ledger.id)
                 lost = partial(self._lost_run, ledger.id)
                 work = partial(recover_ledger, self._ports, self.bookies, ledger, self.epoch, lost)
@@ -317,7 +317,7 @@ class PartitionLog:
         chosen = await self.bookies.choose(settings.ensemble)
         return LedgerRecord(
             id=await self._ids.take(),
-            state=State.OPEN,
+            state=LedgerState.OPEN,
             ensemble=settings.ensemble,
             write_quorum=settings.write_quorum,
             ack_quorum=settings.ack_quorum,
@@ -336,7 +336,7 @@ class PartitionLog:
         return record.with_ledger(
             msgspec.structs.replace(
                 ledger,
-                state=State.CLOSED,
+                state=LedgerState.CLOSED,
                 last_run=writer.state.confirmed_run,
                 last_entry=writer.state.last_confirmed,
                 closed_at=self._ports.clock.now(),
@@ -346,9 +346,9 @@ class PartitionLog:
     async def _save_fragment(self, ledger_id: int, fragment: Fragment) -> None:
         def change(record: PartitionRecord) -> PartitionRecord:
             ledger = record.ledger(ledger_id)
-            if ledger is not None and ledger.state is State.CLOSED:
+            if ledger is not None and ledger.state is LedgerState.CLOSED:
                 return record  # a roll was faster; its writer is retired and needs no other bookies
-            if ledger is None or ledger.state is not State.OPEN:
+            if ledger is None or ledger.state is not LedgerState.OPEN:
                 raise InvariantViolation(f"ledger {ledger_id} gets a fragment and is not open")
             return record.with_ledger(ledger.with_fragment(fragment))
 
@@ -407,7 +407,7 @@ class PartitionLog:
 
     def last_entry(self, ledger: LedgerRecord) -> int:
         """The last entry of a ledger that may be shown, -1 for none."""
-        if ledger.state is State.CLOSED:
+        if ledger.state is LedgerState.CLOSED:
             return ledger.last_entry
         writer = self._writer
         return writer.state.last_confirmed if writer is not None and writer.ledger_id == ledger.id else -1

@@ -1,4 +1,4 @@
-"""Producer deduplication: each (producer, sequence) is stored once, in order, whatever the network repeats.
+"""KnownProducer deduplication: each (producer, sequence) is stored once, in order, whatever the network repeats.
 
 A producer numbers its messages 0, 1, 2, ... without gaps; a publish carries consecutive ones. Two marks a producer:
 *pushed*, the highest sequence that was given a place, and *stored*, the highest that is confirmed. A publish is then
@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 
 from actors.ledger.record import ProducerRecord, StoredRun
 from actors.messages import Published
-from actors.outcome import Outcome
+from actors.shared_future import SharedFuture
 from storage.errors import Fenced, Invalid, ProducerFenced, SluiceError
 
 REMEMBERED_RUNS = 16
@@ -34,7 +34,7 @@ FORGET_MS = 6 * 3600 * 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Store:
+class StoreNow:
     """Give it a place now."""
 
 
@@ -49,7 +49,7 @@ class Stored:
 class Join:
     """The same run is under way: wait for its outcome."""
 
-    outcome: Outcome[Published]
+    outcome: SharedFuture[Published]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +73,11 @@ class Pending:
 
     first: int
     count: int
-    outcome: Outcome[Published]
+    outcome: SharedFuture[Published]
 
 
 @dataclass(slots=True)
-class Producer:
+class KnownProducer:
     """What is known of one name."""
 
     session: int = 0
@@ -102,17 +102,17 @@ class Producers:
     """All producers of one partition, without any I/O. Sessions are unique over all owners through the epoch."""
 
     def __init__(self) -> None:
-        self._known: dict[str, Producer] = {}
+        self._known: dict[str, KnownProducer] = {}
         self._sessions = 0
 
-    def open(self, name: str, incarnation: str, epoch: int, now: int) -> Producer:
+    def open(self, name: str, incarnation: str, epoch: int, now: int) -> KnownProducer:
         """Register an incarnation; the same one keeps its session.
 
         Raises Fenced for one that was replaced, Invalid for a name that does not fit a frame's header.
         """
         if not 0 < len(name.encode()) <= MAX_NAME_BYTES:
             raise Invalid(f"a producer's name has 1 to {MAX_NAME_BYTES} bytes")
-        producer = self._known.setdefault(name, Producer())
+        producer = self._known.setdefault(name, KnownProducer())
         producer.seen = now
         if producer.incarnation == incarnation and producer.session:
             return producer
@@ -144,12 +144,12 @@ class Producers:
         return producer is not None and incarnation in producer.replaced
 
     @staticmethod
-    def believe(producer: Producer, follows: int) -> None:
+    def believe(producer: KnownProducer, follows: int) -> None:
         """A producer says that it was answered up to a sequence: where runs were given up, nobody else may know it."""
         if not producer.pending and follows > producer.stored:
             producer.stored = producer.pushed = follows
 
-    def find(self, name: str, session: int) -> Producer:
+    def find(self, name: str, session: int) -> KnownProducer:
         """The producer of a session. Raises Fenced if the session is not the name's newest of this owner."""
         producer = self._known.get(name)
         if producer is None or producer.session != session:
@@ -158,8 +158,8 @@ class Producers:
 
     @staticmethod
     def judge(
-        producer: Producer, first: int, count: int, follows: int | None = None
-    ) -> Store | Stored | Join | NotYet | Tail:
+        producer: KnownProducer, first: int, count: int, follows: int | None = None
+    ) -> StoreNow | Stored | Join | NotYet | Tail:
         """What is to be done with sequences first .. first+count-1.
 
         follows: the producer will never send anything between it and `first` (again).
@@ -168,9 +168,9 @@ class Producers:
         if last <= producer.stored:
             return Stored(producer.place(first, count))
         if first == producer.pushed + 1:
-            return Store()
+            return StoreNow()
         if first > producer.pushed:
-            return Store() if follows is not None and follows <= producer.pushed else NotYet(predecessor=True)
+            return StoreNow() if follows is not None and follows <= producer.pushed else NotYet(predecessor=True)
         pending = producer.pending.get(first)
         if pending is not None and pending.count == count:
             return Join(pending.outcome)
@@ -179,7 +179,7 @@ class Producers:
         return Tail(producer.stored + 1 - first)
 
     @staticmethod
-    def push(producer: Producer, first: int, count: int, outcome: Outcome[Published], now: int) -> Pending:
+    def push(producer: KnownProducer, first: int, count: int, outcome: SharedFuture[Published], now: int) -> Pending:
         """The run was given a place."""
         pending = Pending(first, count, outcome)
         producer.pending[first] = pending
@@ -189,7 +189,7 @@ class Producers:
 
     def confirm(self, name: str, first: int, count: int, ledger: int, first_entry: int) -> Pending | None:
         """The run is confirmed at its place; returns who waited for it."""
-        producer = self._known.setdefault(name, Producer())
+        producer = self._known.setdefault(name, KnownProducer())
         producer.stored = max(producer.stored, first + count - 1)
         producer.pushed = max(producer.pushed, producer.stored)
         producer.recent.append(StoredRun(first, count, ledger, first_entry))
@@ -203,7 +203,7 @@ class Producers:
     def restore(self, saved: dict[str, ProducerRecord]) -> None:
         """Take over what the record says."""
         for name, record in saved.items():
-            producer = Producer(pushed=record.highest, stored=record.highest, seen=record.seen)
+            producer = KnownProducer(pushed=record.highest, stored=record.highest, seen=record.seen)
             producer.recent.extend(record.recent)
             self._known[name] = producer
 
@@ -218,7 +218,7 @@ class Producers:
         }
 
     @staticmethod
-    def _forgettable(producer: Producer, now: int) -> bool:
+    def _forgettable(producer: KnownProducer, now: int) -> bool:
         return not producer.pending and now - producer.seen > FORGET_MS
 
     def fail(self, error: SluiceError) -> None:

@@ -20,13 +20,13 @@ import numpy.typing as npt
 
 from actors.ledger.fan_out import together
 from actors.ledger.reader import StoredFrame
-from actors.ledger.record import GivenUp, LedgerRecord, State
+from actors.ledger.record import GivenUp, LedgerRecord, LedgerState
 from actors.ledger.run_offsets import RunOffsets
 from actors.messages import (
     Ends,
-    Found,
     IndexRead,
     PayloadRead,
+    PositionFound,
     ReadIndex,
     RowIndex,
     RunIndex,
@@ -91,7 +91,7 @@ class LogReads:
             last=self._log.last_confirmed,
             next=position(last.id, self._log.last_entry(last) + 1),
             ledgers=[
-                (ledger.id, self._log.last_entry(ledger) if ledger.state is State.CLOSED else None)
+                (ledger.id, self._log.last_entry(ledger) if ledger.state is LedgerState.CLOSED else None)
                 for ledger in ledgers
             ],
         )
@@ -120,7 +120,7 @@ class LogReads:
                     if not reply.runs and not reply.lost:
                         raise
                     return reply
-            if following is None or ledger.state is not State.CLOSED or entry_of(reply.resume) <= last:
+            if following is None or ledger.state is not LedgerState.CLOSED or entry_of(reply.resume) <= last:
                 return reply
             reply.ended.append((ledger.id, ledger.last_entry))
             reply.resume = position(following.id, 0)
@@ -250,7 +250,7 @@ class LogReads:
                 self._check_trimmed(position(ledger_id, int(entries[-1])))
                 continue
             there = entries.astype(np.int64) <= self._log.last_entry(ledger)
-            if ledger.state is not State.CLOSED and not there.all():
+            if ledger.state is not LedgerState.CLOSED and not there.all():
                 raise Unavailable(f"entry {entries[-1]} of ledger {ledger_id} is not confirmed")
             entries = entries[there]
             if not len(entries):
@@ -293,7 +293,7 @@ class LogReads:
             self._check_trimmed(position(ledger_id, entry))
             raise NotFound(f"ledger {ledger_id} was trimmed")
         if entry > self._log.last_entry(ledger):
-            if ledger.state is State.CLOSED:
+            if ledger.state is LedgerState.CLOSED:
                 raise NotFound(f"ledger {ledger_id} ends at entry {ledger.last_entry}")
             raise Unavailable(f"entry {entry} of ledger {ledger_id} is not confirmed")
         run = (await self._table(ledger)).run_of(entry)
@@ -357,7 +357,7 @@ class LogReads:
 
     # -- time --------------------------------------------------------------------------------------------------------
 
-    async def find_time(self, time: int) -> Found:
+    async def find_time(self, time: int) -> PositionFound:
         """The first message published at or after `time` (ms), by halving: ledgers, then runs, then rows.
 
         Publish times are the producers'; where their clocks disagree the answer is near, as in Pulsar.
@@ -371,7 +371,7 @@ class LogReads:
             else:
                 low = middle + 1
         if low == len(chain):
-            return Found(position=self.ends().next)
+            return PositionFound(position=self.ends().next)
         ledger = chain[low]
         first, last = 0, await self._last_run(ledger)
         while first < last:
@@ -382,7 +382,7 @@ class LogReads:
                 first = middle + 1
         given_up = self._log.record.lost_run(ledger.id, first) is not None
         row = 0 if given_up else int(np.argmax(await self._times(ledger, first) >= time))
-        return Found(position=position(ledger.id, (await self._table(ledger)).first(first) + row))
+        return PositionFound(position=position(ledger.id, (await self._table(ledger)).first(first) + row))
 
     async def _last_run(self, ledger: LedgerRecord) -> int:
         return (await self._table(ledger)).run_of(self._log.last_entry(ledger))

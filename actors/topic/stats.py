@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from actors.ledger.record import GivenUp, LedgerRecord, State
+from actors.ledger.record import GivenUp, LedgerRecord, LedgerState
 from actors.topic.log import PartitionLog
 from actors.topic.producers import Producers
 from actors.topic.unreadable import Unreadable
@@ -94,7 +94,7 @@ def first_waiting(log: PartitionLog, marks: Mapping[str, int]) -> int | None:
 
 
 def _size(log: PartitionLog, ledger: LedgerRecord) -> int:
-    return ledger.bytes if ledger.state is State.CLOSED else log.open_bytes
+    return ledger.bytes if ledger.state is LedgerState.CLOSED else log.open_bytes
 
 
 def _ledger(log: PartitionLog, ledger: LedgerRecord) -> dict[str, Any]:

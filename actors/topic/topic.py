@@ -34,11 +34,11 @@ from actors.messages import (
     Excess,
     FindExcess,
     FindTime,
-    Found,
     IndexRead,
     MeasureBacklog,
     OpenProducer,
     PayloadRead,
+    PositionFound,
     ProducerOpened,
     Progress,
     Publish,
@@ -55,12 +55,12 @@ from actors.messages import (
     Text,
     TopicSettings,
 )
-from actors.outcome import Outcome
 from actors.ports import Ports
+from actors.shared_future import SharedFuture
 from actors.signal import Signal
 from actors.topic.admission import Admission
 from actors.topic.log import PartitionLog
-from actors.topic.producers import Join, NotYet, Producer, Producers, Store, Stored, Tail
+from actors.topic.producers import Join, KnownProducer, NotYet, Producers, Stored, StoreNow, Tail
 from actors.topic.reads import LogReads
 from actors.topic.stats import backlog_bytes, bytes_behind, describe, describe_loss, first_waiting, weighs_at_most
 from actors.topic.tail import CacheRoom
@@ -68,7 +68,7 @@ from actors.topic.termination import Termination
 from actors.topic.unreadable import ALARM_MS, GivingUp
 from actors.topic.upkeep import Upkeep
 from actors.wire import Blob
-from storage.batch import MAX_RUN_BYTES, MAX_RUN_MESSAGES, Batch, check_published, decode_body, has_keyed_delay
+from storage.batch import MAX_RUN_BYTES, MAX_RUN_MESSAGES, StoredBatch, check_published, decode_body, has_keyed_delay
 from storage.errors import Conflict, Corrupt, Fenced, Invalid, NotFound, ProducerFenced, SluiceError, Unavailable
 from storage.frame import Run, index_columns, make_run, payload_crc
 
@@ -235,15 +235,15 @@ class Topic(Actor):
                 await self._log.make_room()
             await self._ready()
             producer = self._producers.find(request.producer, request.session)
-            if isinstance(verdict, Store) and blob is not None and self._log.ready:
+            if isinstance(verdict, StoreNow) and blob is not None and self._log.ready:
                 # No await from here on until the run has its place.
                 again = self._producers.judge(producer, request.first_sequence, request.count, request.follows)
-                if isinstance(again, Store):
+                if isinstance(again, StoreNow):
                     self._termination.check()
                     return await self._append(request, producer, run, blob)
 
-    async def _append(self, request: Publish, producer: Producer, run: Run, blob: Blob) -> Published:
-        outcome: Outcome[Published] = Outcome()
+    async def _append(self, request: Publish, producer: KnownProducer, run: Run, blob: Blob) -> Published:
+        outcome: SharedFuture[Published] = SharedFuture()
         now = self.ports.clock.now()
         self._producers.push(producer, request.first_sequence, run.count, outcome, now)
         self._log.append(run, request.producer, request.first_sequence, blob)
@@ -251,7 +251,7 @@ class Topic(Actor):
             signal.set()
         return await outcome  # which others may wait for too: a caller that goes ends it for nobody
 
-    async def _turn(self, request: Publish, producer: Producer, verdict: NotYet) -> None:
+    async def _turn(self, request: Publish, producer: KnownProducer, verdict: NotYet) -> None:
         """Wait until another run of the producer was pushed, or until nothing is pending."""
         if not verdict.predecessor:
             await next(reversed(producer.pending.values())).outcome
@@ -309,13 +309,13 @@ class Topic(Actor):
         return await self.ports.net.share(run.payload) if large else Blob(run.payload)
 
     async def _publish_tail(self, request: Publish, run: Run, skip: int) -> None:
-        """Store the messages behind the first `skip`: the slow path, which decodes and encodes the run."""
+        """StoreNow the messages behind the first `skip`: the slow path, which decodes and encodes the run."""
         if payload_crc(run.payload) != run.crc:
             raise Corrupt("the payload does not fit its checksum; send it again")
         columns = run.count * (12 if run.delayed else 4)
         deliver_at, hashes = index_columns(run.payload[:columns], run.count, run.delayed)
         rows = _rows_of(run.payload[columns:], request)
-        rest = make_run(Batch(rows, deliver_at, hashes).slice(skip, run.count))
+        rest = make_run(StoredBatch(rows, deliver_at, hashes).slice(skip, run.count))
         await self.on_publish(
             Publish(
                 producer=request.producer,
@@ -379,7 +379,7 @@ class Topic(Actor):
         waits = bytes_behind(self._log, request.mark_delete)
         return Excess(weighs_at_most(self._log, request.keep) if waits >= max(request.limit, 1) else None)
 
-    async def on_find_time(self, request: FindTime) -> Found:
+    async def on_find_time(self, request: FindTime) -> PositionFound:
         """The first message published at or after a time."""
         await self._ready()
         return await self._reads.find_time(request.time)

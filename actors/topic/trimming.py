@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from actors.ledger.record import LedgerRecord, PartitionRecord, State
+from actors.ledger.record import LedgerRecord, LedgerState, PartitionRecord
 from actors.lifetimes import Retention
 from storage.position import position
 
@@ -40,7 +40,7 @@ def consumed(record: PartitionRecord, marks: Mapping[str, int]) -> list[LedgerRe
     found: list[LedgerRecord] = []
     for ledger in record.ledgers:
         passed = slowest is None or position(ledger.id, max(ledger.last_entry, 0)) <= slowest
-        if ledger.state is not State.CLOSED or not passed:
+        if ledger.state is not LedgerState.CLOSED or not passed:
             break
         found.append(ledger)
     return found

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from actors.ledger.bookies import Bookies, NoAnswer
-from actors.ledger.record import GivenUp, LedgerRecord, State
+from actors.ledger.record import GivenUp, LedgerRecord, LedgerState
 from actors.messages import AcceptLoss, DescribeLedger
 from actors.ports import Ports
 from actors.topic.log import PartitionLog
@@ -122,7 +122,7 @@ class GivingUp:
     async def _place(self, ledger: LedgerRecord, entry: int) -> GivenUp:
         """The run that holds an entry. Raises NotFound, Unavailable."""
         now = self._ports.clock.now()
-        if ledger.state is not State.IN_RECOVERY:
+        if ledger.state is not LedgerState.IN_RECOVERY:
             if entry > self._log.last_entry(ledger):
                 raise NotFound(f"ledger {ledger.id} has no confirmed entry {entry}")
             table = await self._log.table(ledger)

@@ -203,7 +203,7 @@ class FrameReader:
 
 
 def _cut(body: memoryview, table: int, count: int, parts: list[memoryview]) -> int:
-    """The attachments of a frame, of which the lengths stand in a table; returns where they end. Raises Malformed."""
+    """The attachments of a frame, whose lengths stand in a table; returns where they end. Raises Malformed."""
     at = table + count * _LENGTH.size
     for number in range(count):
         (length,) = _LENGTH.unpack_from(body, table + number * _LENGTH.size)

@@ -72,7 +72,7 @@ class Caller:
         return encode(HELLO, 0, b"", msgspec.msgpack.encode(_Hello(self._wanted, self._mine)))
 
     def take(self, frame: Frame, binding: bytes = b"") -> list[Buffer]:
-        """The answer to a frame, empty if there is none. binding: see `prove`. Raises Refused, Malformed."""
+        """The answer to a frame, empty if there is none. binding: as in `prove`. Raises Refused, Malformed."""
         if frame.kind == REFUSED:
             said = _decode(_Refusal, frame)
             raise Refused(said.reason, elsewhere=said.elsewhere)

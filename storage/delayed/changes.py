@@ -11,19 +11,19 @@ import msgpack
 import numpy as np
 from pyroaring import BitMap
 
+from storage.checksummed import seal, unseal
 from storage.delayed.entries import EMPTY, Entries, Mask, Times, concat
 from storage.delayed.index import PositionIndex
 from storage.errors import Corrupt, Invalid
-from storage.narrow import narrow, wide
+from storage.packed_ints import narrow, wide
 from storage.position import MAX_LEDGER, Positions, position
-from storage.sealed import seal, unseal
 
 MAGIC = b"SLD1"
 FORMAT = 1
 _BEHIND_ALL = position(MAX_LEDGER, 0)
 
 
-class Changes:
+class DelayChanges:
     """moved: the new due times, int64 ms, by position ascending, each once. cancelled: a set of positions."""
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class Changes:
         """The topic begins at this position: nobody can ask about what lay before it."""
         self.cancelled.discard_range(0, start)
 
-    def update(self, later: Changes) -> None:
+    def update(self, later: DelayChanges) -> None:
         """Take in what was changed after this."""
         self.move(later.moved)
         for ledger, bitmap in later.cancelled.ledgers():
@@ -106,7 +106,7 @@ class Changes:
         return seal(MAGIC, body)
 
     @classmethod
-    def decode(cls, data: bytes) -> Changes:
+    def decode(cls, data: bytes) -> DelayChanges:
         """The changes back. Raises Corrupt on any damage, Invalid on a format that is newer than this code."""
         found = cls()
         if not data:

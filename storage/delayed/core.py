@@ -18,7 +18,7 @@ import numpy as np
 
 from storage.delayed.entries import EMPTY, END, Bound, Entries, Mask, Times, ascending, concat, stable_order
 from storage.delayed.index import PositionIndex
-from storage.delayed.queue import Mutable, Ready, Run, Wanted, tidy
+from storage.delayed.queue import Mutable, Ready, SortedRun, Wanted, tidy
 from storage.errors import Invalid
 from storage.hashing import Hashes
 from storage.position import Positions
@@ -37,7 +37,7 @@ class DelayedCore:
         self.tick_ms = tick_ms
         self.index = PositionIndex()
         self.mutable = Mutable()
-        self.loose: list[Run] = []
+        self.loose: list[SortedRun] = []
         self._ready = Ready()
         self.stale = 0
         """At most so many entries in the columns are not tracked any more."""
@@ -94,14 +94,14 @@ class DelayedCore:
         if first < self._ready.until:
             self.add_loose(self._ready.give_back())
 
-    def add_loose(self, run: Run) -> None:
+    def add_loose(self, run: SortedRun) -> None:
         """Keep sorted entries in memory until they are due."""
         if len(run):
             self.loose = tidy([*self.loose, run])
             self.reorder(run.bound())
 
     def take(
-        self, limit: int, now: int, runs: Callable[[], list[Run]] = list, horizon: Bound = END
+        self, limit: int, now: int, runs: Callable[[], list[SortedRun]] = list, horizon: Bound = END
     ) -> tuple[Positions, Hashes]:
         """Up to `limit` due entries in the order (deliver_at, position), untracked by this.
 
@@ -162,7 +162,7 @@ class DelayedCore:
             self.purge()
         return count
 
-    def _pull(self, runs: Callable[[], list[Run]], until: Bound) -> bool:
+    def _pull(self, runs: Callable[[], list[SortedRun]], until: Bound) -> bool:
         pulled = self._ready.pull([*self.mutable.runs(until), *self.loose, *runs()], until)
         if pulled and self.loose:
             self.loose = [run for run in self.loose if len(run)]

@@ -18,10 +18,10 @@ import numpy as np
 from storage.delayed.bucket import BucketHeader, SegmentTable
 from storage.delayed.entries import EMPTY, END, Bound
 from storage.delayed.manifest import BucketRecord
-from storage.delayed.queue import Run
+from storage.delayed.queue import SortedRun
 
 
-class State(Enum):
+class BucketState(Enum):
     """Where a bucket stands."""
 
     BUILDING = "building"
@@ -38,12 +38,12 @@ class Bucket:
     in a row; retry_at: when it is tried again, by the monotonic clock.
     """
 
-    def __init__(self, key: tuple[int, int], start: int, end: int, run: Run) -> None:
+    def __init__(self, key: tuple[int, int], start: int, end: int, run: SortedRun) -> None:
         self.key = key
         self.start = start
         self.end = end
         self.run = run
-        self.state = State.BUILDING
+        self.state = BucketState.BUILDING
         self.record: BucketRecord | None = None
         self.table: SegmentTable | None = None
         self._horizon = END
@@ -57,13 +57,13 @@ class Bucket:
     @classmethod
     def restored(cls, record: BucketRecord, table: SegmentTable, next_segment: int) -> Bucket:
         """A bucket from its manifest record and header, with nothing of it in memory."""
-        bucket = cls(record.key, record.start, record.end, Run(EMPTY))
+        bucket = cls(record.key, record.start, record.end, SortedRun(EMPTY))
         bucket.make_live(record, table, next_segment)
         return bucket
 
     def make_live(self, record: BucketRecord, table: SegmentTable, next_segment: int) -> None:
         """The manifest names it now."""
-        self.state = State.LIVE
+        self.state = BucketState.LIVE
         self.record = record
         self.table = table
         self.next_segment = next_segment
@@ -77,17 +77,17 @@ class Bucket:
         segment = int(np.searchsorted(ends, taken, "right")) if len(self.run) else len(table)
         self.make_live(record, table, segment)
         if segment == len(table):
-            self.run = Run(EMPTY)
+            self.run = SortedRun(EMPTY)
         elif int(table.min_time[segment]) <= load_until:
             kept = int(ends[segment]) - taken
-            self.run = Run(self.run.rest().slice(0, kept).copy())
+            self.run = SortedRun(self.run.rest().slice(0, kept).copy())
             self.next_segment = segment + 1
         else:
-            self.run = Run(EMPTY)
+            self.run = SortedRun(EMPTY)
 
     def horizon(self) -> Bound:
         """The least entry that may be missing in memory; END if nothing is."""
-        return self._horizon if self.state is State.LIVE else END
+        return self._horizon if self.state is BucketState.LIVE else END
 
     @property
     def next_segment(self) -> int:
@@ -101,13 +101,13 @@ class Bucket:
         known = self.table is not None and segment < len(self.table)
         self._horizon = self.table.bound(segment) if known and self.table is not None else END
 
-    def is_in(self, state: State) -> bool:
+    def is_in(self, state: BucketState) -> bool:
         """Whether it stands in a state now; ask again after every await."""
         return self.state is state
 
     def exhausted(self) -> bool:
         """Whether everything of it was loaded and has left."""
-        return self.state is State.LIVE and self.horizon() == END and not len(self.run) and not self.loading
+        return self.state is BucketState.LIVE and self.horizon() == END and not len(self.run) and not self.loading
 
     def plan_load(self, until: int, max_entries: int) -> int:
         """The exclusive end of the segments to load now: at least one, further ones if due at or before `until`."""

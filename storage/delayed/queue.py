@@ -36,7 +36,7 @@ Wanted = Callable[[Positions], Mask]
 """Which of some positions, shape (n,), are wanted."""
 
 
-class Run:
+class SortedRun:
     """Sorted entries of which the first `head` are gone. What every pull asks is kept as plain ints."""
 
     __slots__ = ("_first", "entries", "head", "size")
@@ -89,10 +89,10 @@ class Run:
         """Take off everything before a bound."""
         return self.advance(self.count_before(bound))
 
-    def only(self, wanted: Wanted) -> Run:
+    def only(self, wanted: Wanted) -> SortedRun:
         """What is left of it and wanted."""
         rest = self.rest()
-        return Run(rest.take(wanted(rest.positions)))
+        return SortedRun(rest.take(wanted(rest.positions)))
 
     def memory_bytes(self) -> int:
         """What the columns occupy, with the part that is gone."""
@@ -149,7 +149,7 @@ class Mutable:
 
     def __init__(self) -> None:
         self._staging = Staging()
-        self._runs: list[Run] = []
+        self._runs: list[SortedRun] = []
         self.last_ledger = -1
         """The highest ledger of an entry that came in since the last seal; -1 for none."""
 
@@ -167,7 +167,7 @@ class Mutable:
         """The least entry in it, or END; of the unsorted block only the time is known."""
         return min([min((self._staging.first, NEVER), END), *(run.bound() for run in self._runs)])
 
-    def runs(self, until: Bound) -> list[Run]:
+    def runs(self, until: Bound) -> list[SortedRun]:
         """All runs, after sorting the staging block if something of it may stand before `until`."""
         if self._staging.first <= until[0]:
             self._flush()
@@ -198,19 +198,19 @@ class Mutable:
         return [self._staging.view(), *(run.rest() for run in self._runs)]
 
     def _flush(self) -> None:
-        self._runs.append(Run(self._staging.drain().sorted()))
+        self._runs.append(SortedRun(self._staging.drain().sorted()))
         self._runs = tidy(self._runs)
 
 
-def tidy(runs: list[Run]) -> list[Run]:
+def tidy(runs: list[SortedRun]) -> list[SortedRun]:
     """Drop empty runs and merge FAN_IN runs of similar size, so that their number stays logarithmic."""
     runs = [run for run in runs if len(run)]
-    classes: dict[int, list[Run]] = {}
+    classes: dict[int, list[SortedRun]] = {}
     for run in runs:
         classes.setdefault(len(run).bit_length() // 3, []).append(run)
     for same in classes.values():
         if len(same) >= FAN_IN:
-            merged = Run(concat([run.rest() for run in same]).sorted())
+            merged = SortedRun(concat([run.rest() for run in same]).sorted())
             return tidy([run for run in runs if run not in same] + [merged])
     return runs
 
@@ -219,14 +219,14 @@ class Ready:
     """Entries pulled together and not yet taken."""
 
     def __init__(self) -> None:
-        self.run = Run(EMPTY)
+        self.run = SortedRun(EMPTY)
         self.until: Bound = NOTHING
         """Everything before this that was in memory has been pulled; NOTHING when there is nothing in it."""
 
     def __len__(self) -> int:
         return len(self.run)
 
-    def pull(self, runs: Iterable[Run], until: Bound) -> bool:
+    def pull(self, runs: Iterable[SortedRun], until: Bound) -> bool:
         """Refill from the heads of sorted runs with about PULL entries before `until`, earliest first."""
         due = [run for run in runs if run.bound() < until]
         if not due:
@@ -237,7 +237,7 @@ class Ready:
             until = _pull_limit(due, counts, until)
             counts = [run.count_before(until) for run in due]
         parts = [run.advance(count) for run, count in zip(due, counts, strict=True) if count]
-        self.run = Run(parts[0] if len(parts) == 1 else concat(parts).sorted())
+        self.run = SortedRun(parts[0] if len(parts) == 1 else concat(parts).sorted())
         self.until = until
         return True
 
@@ -246,7 +246,7 @@ class Ready:
         due = int(np.searchsorted(self.run.times()[:limit], cutoff, "right"))
         part = self.run.advance(due)
         if not len(self.run):
-            self.run, self.until = Run(EMPTY), NOTHING
+            self.run, self.until = SortedRun(EMPTY), NOTHING
         return part
 
     def purge(self, wanted: Wanted) -> None:
@@ -254,13 +254,13 @@ class Ready:
         self.run = self.run.only(wanted)
         self.until = self.until if len(self.run) else NOTHING
 
-    def give_back(self) -> Run:
+    def give_back(self) -> SortedRun:
         """All that is left, as a sorted run; nothing is ready afterwards."""
-        run, self.run, self.until = self.run, Run(EMPTY), NOTHING
+        run, self.run, self.until = self.run, SortedRun(EMPTY), NOTHING
         return run
 
 
-def _pull_limit(due: list[Run], counts: list[int], until: Bound) -> Bound:
+def _pull_limit(due: list[SortedRun], counts: list[int], until: Bound) -> Bound:
     """A bound at or before `until` before which the runs hold about PULL entries, and at least one.
 
     counts: how many entries before `until` each run has.

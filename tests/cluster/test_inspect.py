@@ -11,7 +11,7 @@ import msgpack
 import pytest
 
 from actors.bookie import Bookie, BookieSettings
-from actors.ledger.record import Fragment, LedgerRecord, PartitionRecord, State, encode_record
+from actors.ledger.record import Fragment, LedgerRecord, LedgerState, PartitionRecord, encode_record
 from actors.messages import TopicSettings
 from actors.ports import Ports
 from cluster import inspect
@@ -59,7 +59,7 @@ def _cursor() -> Cursor:
     return cursor
 
 
-def _record(last_run: int = RUNS - 1, state: State = State.CLOSED) -> PartitionRecord:
+def _record(last_run: int = RUNS - 1, state: LedgerState = LedgerState.CLOSED) -> PartitionRecord:
     ledger = LedgerRecord(
         id=LEDGER,
         state=state,
@@ -161,7 +161,7 @@ def test_a_run_that_nobody_has_is_named(values: Configuration) -> None:
 def _reopen(values: Configuration) -> None:
     """Make the ledger an open one in the metadata: so each one looks after a kill."""
     store = SqliteMetadata(values.data_dir / "metadata.db")
-    store.create(f"partition/{TOPIC}/0", 2, msgpack.packb(encode_record(_record(state=State.OPEN))))
+    store.create(f"partition/{TOPIC}/0", 2, msgpack.packb(encode_record(_record(state=LedgerState.OPEN))))
     store.close()
 
 

@@ -16,12 +16,12 @@ import pytest
 from actors.key_shared.history import Change
 from loadgen.chaos import Chaos, _store_bytes, plan
 from loadgen.consume import ConsumeJob
-from loadgen.episodes import Episode
 from loadgen.faults import FREEZE, Fault, Fleet
-from loadgen.history import Clock
+from loadgen.history import HistoryClock
 from loadgen.kinds import FLOOD_KINDS, KILL, KINDS, S3_DOWN
 from loadgen.options import FloodOptions
 from loadgen.rolling import HASHES, Moves, plan_rolling
+from loadgen.slowdowns import Episode
 from storage.errors import Unavailable
 from tests.loadgen.fakes import ListClient, ListConsumer
 from tests.loadgen.test_faults import PretendedProcess
@@ -87,7 +87,7 @@ def processes() -> Processes:
 @pytest.fixture
 def chaos(tmp_path: Path, processes: Processes, signals: list[tuple[int, int]]) -> Chaos:
     client = ListClient(ListConsumer(deque()))
-    job = ConsumeJob(client, "t", "s", Clock.start(), tmp_path)
+    job = ConsumeJob(client, "t", "s", HistoryClock.start(), tmp_path)
     job.prepare()
     fleet = Fleet(job, PretendedProcess)
     fleet.begin(2, spares=1)

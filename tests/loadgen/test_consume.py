@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from loadgen.consume import ConsumeJob, ConsumerProgress, FloodConsumer, seal_journals
 from loadgen.generate import payloads
-from loadgen.history import ATTACH, CONFIRMED, DELIVERIES, DETACH, EVENTS, EXPIRED, Clock, read_journal
+from loadgen.history import ATTACH, CONFIRMED, DELIVERIES, DETACH, EVENTS, EXPIRED, HistoryClock, read_journal
 from storage.errors import Unavailable
 from storage.position import position
 from tests.loadgen.fakes import ListBatch, ListClient, ListConsumer
@@ -32,7 +32,7 @@ def make_batch(number: int, count: int = 4) -> ListBatch:
 
 
 def make_job(tmp_path: Path, consumer: ListConsumer) -> ConsumeJob:
-    job = ConsumeJob(ListClient(consumer), "t", "s", Clock.start(), tmp_path, policy="last_sent_position")
+    job = ConsumeJob(ListClient(consumer), "t", "s", HistoryClock.start(), tmp_path, policy="last_sent_position")
     job.prepare()
     return job
 

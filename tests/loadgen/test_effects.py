@@ -9,7 +9,7 @@ import pytest
 from loadgen.consume import ConsumeJob, ConsumerProgress
 from loadgen.effects import Effect
 from loadgen.faults import Fault, Fleet
-from loadgen.history import Clock
+from loadgen.history import HistoryClock
 from loadgen.kinds import FREEZE, HANG, JOIN, KILL
 from tests.loadgen.fakes import ListClient, ListConsumer
 from tests.loadgen.test_faults import PretendedProcess
@@ -22,7 +22,7 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fleet:
     PretendedProcess.made = []
     monkeypatch.setattr("loadgen.faults.os.kill", lambda pid, number: None)
     monkeypatch.setattr("loadgen.effects.DRAIN_S", 0.0)
-    job = ConsumeJob(ListClient(ListConsumer(deque())), "t", "s", Clock.start(), tmp_path)
+    job = ConsumeJob(ListClient(ListConsumer(deque())), "t", "s", HistoryClock.start(), tmp_path)
     job.prepare()
     made = Fleet(job, PretendedProcess)
     made.begin(2, 0)

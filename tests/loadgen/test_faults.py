@@ -22,7 +22,7 @@ from loadgen.faults import (
     plan_by_time,
     processes_needed,
 )
-from loadgen.history import DEATH, EVENTS, EXPIRED, Clock
+from loadgen.history import DEATH, EVENTS, EXPIRED, HistoryClock
 from storage.errors import Invalid, Unavailable
 from tests.loadgen.fakes import ListClient, ListConsumer
 
@@ -65,7 +65,7 @@ def killed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def make_fleet(tmp_path: Path) -> Fleet:
-    job = ConsumeJob(ListClient(ListConsumer(deque())), "t", "s", Clock.start(), tmp_path)
+    job = ConsumeJob(ListClient(ListConsumer(deque())), "t", "s", HistoryClock.start(), tmp_path)
     job.prepare()
     return Fleet(job, PretendedProcess)
 

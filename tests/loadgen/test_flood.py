@@ -22,8 +22,8 @@ from loadgen.broker import ClusterConnect
 from loadgen.consume import ConsumeJob
 from loadgen.datasource import SluiceDataSource
 from loadgen.flood import run_flood
+from loadgen.fork_server import ForkedConsumer, Nursery
 from loadgen.kinds import ACT_KINDS, JOIN, RESTART
-from loadgen.nursery import ForkedConsumer, Nursery
 from loadgen.options import FloodOptions
 from loadgen.pulsar_client import connect_to, untold
 

@@ -9,10 +9,10 @@ import pytest
 
 from cluster.identity import ID_FILE
 from loadgen.consume import ConsumeJob
-from loadgen.display import Progress
+from loadgen.display import FloodProgress
 from loadgen.faults import Fleet
-from loadgen.guard import Watch, data_folder
-from loadgen.history import Clock
+from loadgen.guard import StallGuard, data_folder
+from loadgen.history import HistoryClock
 from loadgen.options import FloodOptions
 from storage.errors import Invalid
 from tests.loadgen.fakes import ListClient, ListConsumer
@@ -29,14 +29,14 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def idle(folder: Path) -> Fleet:
     """A fleet without anybody."""
-    job = ConsumeJob(ListClient(ListConsumer(deque())), "t", "s", Clock.start(), folder)
+    job = ConsumeJob(ListClient(ListConsumer(deque())), "t", "s", HistoryClock.start(), folder)
     job.prepare()
     return Fleet(job, PretendedProcess)
 
 
 def test_a_run_in_which_nothing_moves_is_given_up(tmp_path: Path, now: list[float]) -> None:
-    fleet, progress = idle(tmp_path), Progress(backlog=7)
-    watch = Watch(FloodOptions.of(stall_s=5.0))
+    fleet, progress = idle(tmp_path), FloodProgress(backlog=7)
+    watch = StallGuard(FloodOptions.of(stall_s=5.0))
     seen = []
     for _ in range(12):
         seen.append(watch.trouble(progress, fleet))
@@ -48,8 +48,8 @@ def test_a_run_in_which_nothing_moves_is_given_up(tmp_path: Path, now: list[floa
 
 def test_time_in_which_nobody_looked_does_not_count(tmp_path: Path, now: list[float]) -> None:
     """Spare processes that take a minute to connect between two acts are no standstill."""
-    fleet, progress = idle(tmp_path), Progress(sent=9)
-    watch = Watch(FloodOptions.of(stall_s=5.0))
+    fleet, progress = idle(tmp_path), FloodProgress(sent=9)
+    watch = StallGuard(FloodOptions.of(stall_s=5.0))
     assert watch.trouble(progress, fleet) == ""
     now[0] += 60
     assert watch.trouble(progress, fleet) == ""

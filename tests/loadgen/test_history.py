@@ -18,7 +18,7 @@ from loadgen.history import (
     CONFIRMED,
     EVENTS,
     EXPIRED,
-    Clock,
+    HistoryClock,
     Journal,
     bucket_hashes,
     confirm_acks,
@@ -78,9 +78,9 @@ def test_empty_journal_has_a_schema(tmp_path: Path) -> None:
 
 
 def test_clock_goes_forward_and_agrees_between_holders() -> None:
-    clock = Clock.start()
+    clock = HistoryClock.start()
     first = clock.now()
-    second = Clock(clock.shift_ns).now()
+    second = HistoryClock(clock.shift_ns).now()
     assert first <= second < first + 60_000_000
 
 

@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pyarrow as pa
 
-from loadgen.history import Clock
+from loadgen.history import HistoryClock
 from loadgen.memory import MEMORY, WARM_US, MemorySampler, by_role, lines, own, resident, summarise
 from storage.errors import Unavailable
 
@@ -84,7 +84,7 @@ def test_who_cannot_be_asked_is_left_out() -> None:
     def away() -> list[tuple[str, str, int]]:
         raise Unavailable("the controller is just being replaced")
 
-    sampler = MemorySampler([away, own], Clock.start())
+    sampler = MemorySampler([away, own], HistoryClock.start())
     sampler.start()
     table = sampler.stop()
     assert table.schema == MEMORY

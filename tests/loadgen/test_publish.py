@@ -14,7 +14,7 @@ import pytest
 
 from loadgen.acts import Pace, Reserve
 from loadgen.generate import Workload, read_key_seq
-from loadgen.history import INFO, OK, SENT, Clock
+from loadgen.history import INFO, OK, SENT, HistoryClock
 from loadgen.publish import PublishJob, chunks_of, publish_generated, publish_rows, read_progress
 from storage.errors import Unavailable
 from tests.loadgen.fakes import FolderClient
@@ -25,7 +25,7 @@ WORKLOAD = Workload(messages=2_000, size=32, keys=50, skew=1.0, tasks=2, seed=3,
 def make_job(tmp_path: Path, fail_after: int = 0) -> PublishJob:
     client = FolderClient(tmp_path / "broker", fail_after)
     client.create_topic("t", partitions=3)
-    job = PublishJob(client, "t", "flood", Clock.start(), tmp_path)
+    job = PublishJob(client, "t", "flood", HistoryClock.start(), tmp_path)
     job.prepare()
     return job
 

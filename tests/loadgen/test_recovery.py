@@ -10,7 +10,7 @@ import pytest
 
 from loadgen.history import DEATH, DELIVERIES, DETACH, EVENTS, SENT
 from loadgen.measures import Span
-from loadgen.recovery import STEP_US, Recovery, Takeover, _running_maximum, recover, tell, tell_faults
+from loadgen.recovery import STEP_US, RecoveryTimes, Takeover, _running_maximum, recover, tell, tell_faults
 from storage.position import position
 
 START = 1_700_000_000_000_000
@@ -55,7 +55,7 @@ class Run:
         row = {"consumer": who, "session": -1, "partition": -1, "event": event, "at": START + int(at * MS), "upto": 0}
         self.events.append(row)
 
-    def recover(self, faults: list[dict[str, Any]] | None = None, *, keys: list[int] | None = None) -> Recovery:
+    def recover(self, faults: list[dict[str, Any]] | None = None, *, keys: list[int] | None = None) -> RecoveryTimes:
         """Measure the whole, or the part with these keys."""
         sent, delivered = (
             [row for row in rows if keys is None or row["hash"] in keys] for rows in (self.sent, self.delivered)
@@ -245,10 +245,10 @@ def test_parts_cut_by_key_add_up_to_the_whole() -> None:
     run.message("c2", 3, 10, 2_900, epoch=2)
     faults = [fault("kill-dispatcher", 1_000, dispatchers=[0], topics=[0])]
     whole = run.recover(faults)
-    parts = Recovery()
+    parts = RecoveryTimes()
     for keys in ([1], [2], [3]):
         part = run.recover(faults, keys=keys)
-        parts.merge(Recovery.from_dict(part.to_dict()))
+        parts.merge(RecoveryTimes.from_dict(part.to_dict()))
     assert parts.takeovers(faults) == whole.takeovers(faults) == [Takeover(0, "dispatchers", 0, 1_900 * MS)]
     assert parts.deliveries == whole.deliveries
     assert parts.waiting == whole.waiting

@@ -14,7 +14,7 @@ import pytest
 
 from loadgen.checkers import judge
 from loadgen.generate import Workload
-from loadgen.history import ACKS, CONFIRMED, DELIVERIES, DETACH, EVENTS, SENT, Clock, confirm_acks, write_parquet
+from loadgen.history import ACKS, CONFIRMED, DELIVERIES, DETACH, EVENTS, SENT, HistoryClock, confirm_acks, write_parquet
 from loadgen.measures import Span
 from loadgen.publish import SUMMARY, PublishJob, publish_generated, publish_rows
 from loadgen.verdict import MESSAGES_PER_PART, judge_part, judge_with_spark, read_table, span_of
@@ -81,7 +81,7 @@ class Run:
 def published(folder: Path, fail_after: int = 0) -> PublishJob:
     client = FolderClient(folder / "broker", fail_after)
     client.create_topic("t", partitions=3)
-    job = PublishJob(client, "t", "flood", Clock.start(), folder)
+    job = PublishJob(client, "t", "flood", HistoryClock.start(), folder)
     job.prepare()
     return job
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from loadgen.broker import ClusterConnect
+from loadgen.fault_buttons import Page
 from loadgen.flood import run_flood
-from loadgen.history import Clock
+from loadgen.history import HistoryClock
 from loadgen.options import FloodOptions
-from loadgen.pressing import Page
 from loadgen.publish import PublishJob
 from tests.cluster.watch.browser import Page as Tab
 from tests.cluster.watch.browser import browser
@@ -96,7 +96,7 @@ def test_what_is_pressed_in_the_browser_is_seen_in_the_ring(
             told.append(asyncio.run(look(announced.get(), tmp_path)))
         except BaseException as error:  # it is raised again below, in the test's own thread
             told.append(error)
-            PublishJob(connect, "", "", Clock.start(), tmp_path / "histories").enough.touch()
+            PublishJob(connect, "", "", HistoryClock.start(), tmp_path / "histories").enough.touch()
 
     looking = threading.Thread(target=person, daemon=True)
     looking.start()

@@ -12,7 +12,7 @@ from actors.delayed.objects import BucketObjects, Key
 from storage.delayed.bucket import BucketBuilder, SealedBucket
 from storage.delayed.entries import Entries
 from storage.delayed.live import Bucket, record_of
-from storage.delayed.queue import Run
+from storage.delayed.queue import SortedRun
 from storage.errors import Conflict, NotFound
 from storage.position import position
 from tests.actors.delayed.broker import PARTITION, SUBSCRIPTION, TOPIC
@@ -61,7 +61,7 @@ async def test_bs_2_no_more_is_read_than_there_are_segments() -> None:
     assert stop == 2
     read = await objects.segments(KEY, sealed.header.data_start, sealed.header.table, 0, stop)
     assert read.positions.tolist() == some_entries().positions.tolist()
-    bucket.run, bucket.next_segment = Run(read), stop
+    bucket.run, bucket.next_segment = SortedRun(read), stop
     assert bucket.horizon() > (1 << 40, 0), "nothing is left to be asked for"
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from actors.delayed.memory import InMemoryTracker
 from actors.delayed.rescheduled import RescheduledTracker
-from storage.delayed.changes import Changes
+from storage.delayed.changes import DelayChanges
 from storage.delayed.entries import Entries
 
 DUE = 1_000
@@ -15,8 +15,8 @@ DUE = 1_000
 class Delays:
     """A tracker over one in memory, and the table in which somebody writes."""
 
-    def __init__(self, changes: Changes | None = None) -> None:
-        self.changes = Changes() if changes is None else changes
+    def __init__(self, changes: DelayChanges | None = None) -> None:
+        self.changes = DelayChanges() if changes is None else changes
         self.inner = InMemoryTracker()
         self.tracker = RescheduledTracker(self.inner, self.changes)
 
@@ -95,7 +95,7 @@ def test_what_the_index_finds_again_is_passed_over() -> None:
 
 
 async def test_a_new_owner_knows_the_times_from_the_table() -> None:
-    changes = Changes()
+    changes = DelayChanges()
     Delays(changes).move(5_000, 1, 4)
     after = Delays(changes)
     await after.tracker.recovered()
@@ -105,7 +105,7 @@ async def test_a_new_owner_knows_the_times_from_the_table() -> None:
 
 
 async def test_what_was_rescheduled_leaves_the_index_that_is_restored() -> None:
-    changes = Changes()
+    changes = DelayChanges()
     Delays(changes).move(5_000, 1)
     after = Delays(changes)
     after.inner.add(np.array([1, 2], np.int64), np.array([1, 2], np.uint32), np.array([DUE, DUE]), 0)

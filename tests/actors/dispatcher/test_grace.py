@@ -120,7 +120,7 @@ def test_after_the_grace_its_hashes_move() -> None:
 
 
 @pytest.mark.parametrize("settings", [{"grace_ms": 0}, {"grace_ms": GRACE_MS}])
-def test_who_is_gone_for_good_keeps_nothing(settings: dict[str, int]) -> None:
+def test_who_is_gone_for_good_keeps_nothing(settings: dict[str, Any]) -> None:
     async def scenario(broker: Broker) -> None:
         a, b, _ = await three(broker)
         for part in b.parts:

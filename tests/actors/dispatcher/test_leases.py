@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from actors.dispatcher.leases import Leases
-from actors.dispatcher.membership import Membership, State
+from actors.dispatcher.membership import LeaseState, Membership
 from actors.dispatcher.sessions import Session, Sessions
 from actors.key_shared.dispatch import Dispatch
 from actors.messages import SubscriptionSettings
@@ -68,7 +68,7 @@ class Owner:
         return session
 
     def awaited(self) -> dict[str, int]:
-        return {member.incarnation: member.until for member in self.membership.all(State.AWAITED)}
+        return {member.incarnation: member.until for member in self.membership.all(LeaseState.AWAITED)}
 
 
 @pytest.fixture

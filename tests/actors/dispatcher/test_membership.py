@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from actors.dispatcher.membership import Membership, State, trust_of
+from actors.dispatcher.membership import LeaseState, Membership, trust_of
 
 LEASE, OTHER_LEASE = 1_000, 5_000
 NAMES = st.sampled_from(["a", "b", "c"])
@@ -48,10 +48,13 @@ class Diary(RuleBasedStateMachine):
         ends = [index for index, entry in enumerate(mine) if entry.what == "forgotten"]
         return mine[ends[-1] + 1 if ends else 0 :]
 
-    def state(self, who: str) -> State | None:
+    def state(self, who: str) -> LeaseState | None:
         states = {
-            "admitted": State.JOINING, "attached": State.ATTACHED, "retired": State.RETIRED, "awaited": State.AWAITED,
-        }  # fmt: skip
+            "admitted": LeaseState.JOINING,
+            "attached": LeaseState.ATTACHED,
+            "retired": LeaseState.RETIRED,
+            "awaited": LeaseState.AWAITED,
+        }
         told = [states[entry.what] for entry in self.of(who) if entry.what in states]
         return told[-1] if told else None
 
@@ -72,7 +75,7 @@ class Diary(RuleBasedStateMachine):
         """It had a session under this owner, and has it no more."""
         mine = [entry.what for entry in self.diary if entry.who in (who, "")]
         begun = max((index for index, what in enumerate(mine) if what == "another owner"), default=-1)
-        return "attached" in mine[begun + 1 :] and self.state(who) not in (State.ATTACHED, State.RETIRED)
+        return "attached" in mine[begun + 1 :] and self.state(who) not in (LeaseState.ATTACHED, LeaseState.RETIRED)
 
     def everybody(self) -> list[str]:
         return [who for who in dict.fromkeys(entry.who for entry in self.diary) if who and self.state(who) is not None]
@@ -84,7 +87,7 @@ class Diary(RuleBasedStateMachine):
         who = f"{name}.{life}"
         known, void = self.state(who), self.dismissed(who) or self.ended(who)
         assert self.membership.is_void(who, holds=holds) == (void or (known is None and holds))
-        if known is State.ATTACHED or void or (known is None and holds):
+        if known is LeaseState.ATTACHED or void or (known is None and holds):
             return
         if self.membership.admit(who, name, process):
             assert known is None
@@ -92,16 +95,16 @@ class Diary(RuleBasedStateMachine):
             self.leases[who], self.processes[who] = self.lease + trust_of(self.lease), process
         if not may:
             self.membership.refuse(who)
-            if self.state(who) is State.JOINING:
+            if self.state(who) is LeaseState.JOINING:
                 self.note("forgotten", who)
             return
         earlier = [other for other in self.everybody() if other != who and other.partition(".")[0] == name]
-        retired = [other for other in earlier if self.state(other) is State.RETIRED]
+        retired = [other for other in earlier if self.state(other) is LeaseState.RETIRED]
         assert [member.incarnation for member in self.membership.retired_lives(who)] == retired
         for other in retired:
             self.membership.leave(other)
             self.note("forgotten", other)
-        awaited = [other for other in earlier if self.state(other) is State.AWAITED]
+        awaited = [other for other in earlier if self.state(other) is LeaseState.AWAITED]
         self.sessions += 1
         assert self.membership.attach(who, self.sessions, self.now) == bool(awaited)
         assert self.membership.session(who) == self.sessions
@@ -113,7 +116,7 @@ class Diary(RuleBasedStateMachine):
     def renews(self, name: str, life: int) -> None:
         who = f"{name}.{life}"
         self.membership.renew(who, self.now)
-        if self.state(who) is State.ATTACHED:
+        if self.state(who) is LeaseState.ATTACHED:
             self.note("renewed", who)
 
     @rule(name=NAMES, life=LIVES, how=st.sampled_from(["leaves", "retires", "its process ends"]))
@@ -122,13 +125,13 @@ class Diary(RuleBasedStateMachine):
         state = self.state(who)
         if how == "its process ends":
             gone = self.membership.ended(who)
-            assert (gone is not None) == (state in (State.AWAITED, State.RETIRED))
+            assert (gone is not None) == (state in (LeaseState.AWAITED, LeaseState.RETIRED))
             if gone is not None:
                 self.note("forgotten", who)
-        elif state is State.ATTACHED and how == "leaves":
+        elif state is LeaseState.ATTACHED and how == "leaves":
             self.membership.leave(who)
             self.note("forgotten", who)
-        elif state is State.ATTACHED:
+        elif state is LeaseState.ATTACHED:
             session = self.membership.session(who)
             retired = self.membership.retire(who)
             assert (retired.incarnation, retired.session) == (who, session)
@@ -139,20 +142,20 @@ class Diary(RuleBasedStateMachine):
     def dismisses(self) -> None:
         self.membership.dismiss()
         for who in self.everybody():
-            if self.state(who) is not State.JOINING:
+            if self.state(who) is not LeaseState.JOINING:
                 self.note("awaited", who)
                 self.note("dismissed", who)
 
     @rule(milliseconds=st.sampled_from([1, 250, 1_000, 1_250, 6_250]))
     def time_passes(self, milliseconds: int) -> None:
         self.now += milliseconds
-        for state in (State.ATTACHED, State.RETIRED):
+        for state in (LeaseState.ATTACHED, LeaseState.RETIRED):
             over = [w for w in self.everybody() if self.state(w) is state and self.until(w) <= self.now]
             assert sorted(member.incarnation for member in self.membership.overdue(state, self.now)) == sorted(over)
             for who in over:
                 self.membership.leave(who)
                 self.note("forgotten", who)
-        over = [w for w in self.everybody() if self.state(w) is State.AWAITED and self.until(w) <= self.now]
+        over = [w for w in self.everybody() if self.state(w) is LeaseState.AWAITED and self.until(w) <= self.now]
         assert self.membership.forget_overdue(self.now) == bool(over)
         for who in over:
             self.note("forgotten", who)
@@ -177,8 +180,8 @@ class Diary(RuleBasedStateMachine):
             assert member is not None
             assert (member.state, member.dismissed) == (self.state(who), self.dismissed(who))
             assert (member.lease, member.process) == (self.leases[who], self.processes[who])
-            assert (self.membership.session(who) > 0) == (member.state is State.ATTACHED)
-            if member.state is not State.JOINING:
+            assert (self.membership.session(who) > 0) == (member.state is LeaseState.ATTACHED)
+            if member.state is not LeaseState.JOINING:
                 assert member.until == self.until(who)
 
 
@@ -189,4 +192,4 @@ TestDiary.settings = settings(max_examples=150, stateful_step_count=40, deadline
 def test_a_record_without_leases_is_given_the_usual_one() -> None:
     membership = Membership([{"incarnation": "a.0"}], lease_ms=LEASE)
     membership.begin(100)
-    assert [member.until for member in membership.all(State.AWAITED)] == [100 + LEASE + trust_of(LEASE)]
+    assert [member.until for member in membership.all(LeaseState.AWAITED)] == [100 + LEASE + trust_of(LEASE)]

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from actors.key_shared import Dispatch, lot
+from actors.key_shared import Dispatch, parked_messages
 from actors.key_shared.parking import Parking
 from actors.messages import SubscriptionSettings
 from actors.messages.settings import check_subscription
@@ -211,7 +211,7 @@ def test_above_the_keys_the_later_key_blocks() -> None:
 
 
 def test_what_finds_no_room_by_name_blocks_its_hash(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lot, "MOST_KEYS", 1)
+    monkeypatch.setattr(parked_messages, "MOST_KEYS", 1)
     driver = parking()
     driver.send("k", "j", "other")
     fail(driver, "1:0")

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from actors.dispatcher import Dispatcher
-from actors.messages import Attach, Attached, Detach, FindTime, Found, TopicSettings
+from actors.messages import Attach, Attached, Detach, FindTime, PositionFound, TopicSettings
 from storage.errors import Corrupt, Invalid
 from tests.actors.key_shared.test_reading import dispatcher
 from tests.scenarios.key_shared.broker import KEYS, Broker, Client, play
@@ -121,11 +121,11 @@ def test_expiring_goes_on_after_a_topic_that_could_not_tell(monkeypatch: pytest.
         assert topic is not None
         find, refused = topic.actor.on_find_time, [0]  # type: ignore[union-attr]
 
-        async def damaged(request: FindTime) -> Found:
+        async def damaged(request: FindTime) -> PositionFound:
             refused[0] += 1
             if refused[0] <= 3:
                 raise Corrupt("a run is damaged")
-            found: Found = await find(request)
+            found: PositionFound = await find(request)
             return found
 
         topic.actor.on_find_time = damaged  # type: ignore[union-attr]

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from actors.ledger.bookies import Bookies
-from actors.ledger.record import Fragment, LedgerRecord, State
+from actors.ledger.record import Fragment, LedgerRecord, LedgerState
 from actors.messages import (
     AddRun,
     BookieList,
@@ -221,7 +221,7 @@ def make_stored(ledger: int, run: int, first_entry: int, count: int = 2, confirm
 
 
 def make_ledger(
-    bookies: str = "abc", write: int = 3, ack: int = 2, ledger_id: int = 7, state: State = State.IN_RECOVERY
+    bookies: str = "abc", write: int = 3, ack: int = 2, ledger_id: int = 7, state: LedgerState = LedgerState.IN_RECOVERY
 ) -> LedgerRecord:
     """A ledger with one fragment."""
     return LedgerRecord(

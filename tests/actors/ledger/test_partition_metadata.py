@@ -8,8 +8,8 @@ import pytest
 from actors.ids import BLOCK, LedgerIds, stay_above
 from actors.ledger.partition_metadata import PartitionMetadata
 from actors.ledger.record import (
+    LedgerState,
     PartitionRecord,
-    State,
     decode_record,
     encode_record,
     record_key,
@@ -35,10 +35,10 @@ async def test_each_owner_has_the_next_epoch_and_recovers_open_ledgers() -> None
     lab = Lab()
     first, _ = metadata(lab, "one")
     assert (await first.acquire(SETTINGS)).epoch == 1
-    await first.update(lambda record: record.with_new_ledger(make_ledger(state=State.OPEN)))
+    await first.update(lambda record: record.with_new_ledger(make_ledger(state=LedgerState.OPEN)))
     second, _ = metadata(lab, "two")
     taken = await second.acquire(SETTINGS)
-    assert (taken.epoch, taken.owner, taken.ledgers[0].state) == (2, "two", State.IN_RECOVERY)
+    assert (taken.epoch, taken.owner, taken.ledgers[0].state) == (2, "two", LedgerState.IN_RECOVERY)
 
 
 async def test_the_old_owner_loses_its_next_write_and_every_one_after() -> None:
@@ -154,10 +154,10 @@ def test_a_record_goes_through_bytes_and_damage_is_corrupt() -> None:
 
 
 def test_only_one_ledger_may_be_open_and_ids_ascend() -> None:
-    record = PartitionRecord(topic="t", partition=0, settings=SETTINGS, ledgers=(make_ledger(state=State.OPEN),))
+    record = PartitionRecord(topic="t", partition=0, settings=SETTINGS, ledgers=(make_ledger(state=LedgerState.OPEN),))
     with pytest.raises(InvariantViolation):
         record.with_new_ledger(make_ledger(ledger_id=8))
-    closed = record.with_ledger(make_ledger(state=State.CLOSED))
+    closed = record.with_ledger(make_ledger(state=LedgerState.CLOSED))
     with pytest.raises(InvariantViolation):
         closed.with_new_ledger(make_ledger(ledger_id=7))
     assert [ledger.id for ledger in closed.with_new_ledger(make_ledger(ledger_id=8)).ledgers] == [7, 8]

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from actors.ledger.reader import LedgerReader, check_answer
-from actors.ledger.record import LedgerRecord, State
+from actors.ledger.record import LedgerRecord, LedgerState
 from actors.messages import DescribeLedger, ReadHeads, RunRead
 from actors.wire import Blob
 from storage.errors import Corrupt, Unavailable
@@ -16,7 +16,7 @@ from tests.actors.ledger.fakes import Lab, make_ledger, make_stored
 def make_lab() -> tuple[Lab, LedgerReader, LedgerRecord]:
     """Four runs of two entries on a, b and c."""
     lab = Lab("abc")
-    ledger = msgspec.structs.replace(make_ledger(state=State.CLOSED), last_run=3, last_entry=7)
+    ledger = msgspec.structs.replace(make_ledger(state=LedgerState.CLOSED), last_run=3, last_entry=7)
     for run in range(4):
         for bookie in "abc":
             lab.put(bookie, 7, run, 2 * run)

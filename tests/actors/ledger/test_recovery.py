@@ -1,4 +1,4 @@
-"""Recovery's decisions: what covers, what ends a ledger, where reading begins."""
+"""LedgerRecovery's decisions: what covers, what ends a ledger, where reading begins."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 from actors.ledger.quorum import Quorum
 from actors.ledger.record import Fragment
-from actors.ledger.recovery import FenceCount, Recovery, RunVote, Verdict
+from actors.ledger.recovery import FenceCount, LedgerRecovery, RunVote, Verdict
 from storage.errors import Corrupt, InvariantViolation
 from tests.actors.ledger.fakes import make_ledger
 
@@ -48,11 +48,11 @@ def test_one_copy_outweighs_negatives() -> None:
     assert vote.has() is Verdict.FOUND
 
 
-def begin(confirmed: int, runs: list[int], lasts: list[int], fragments: tuple[Fragment, ...] = ()) -> Recovery:
+def begin(confirmed: int, runs: list[int], lasts: list[int], fragments: tuple[Fragment, ...] = ()) -> LedgerRecovery:
     ledger = make_ledger()
     for fragment in fragments:
         ledger = ledger.with_fragment(fragment)
-    return Recovery.begin(ledger, confirmed, np.array(runs, np.int64), np.array(lasts, np.int64))
+    return LedgerRecovery.begin(ledger, confirmed, np.array(runs, np.int64), np.array(lasts, np.int64))
 
 
 def test_reading_begins_behind_the_last_run_known_confirmed() -> None:

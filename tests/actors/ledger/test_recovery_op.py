@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from actors.ledger.record import LedgerRecord, State
+from actors.ledger.record import LedgerRecord, LedgerState
 from actors.ledger.recovery_op import recover_ledger
 from actors.messages import AddRun, FenceLedger, ReadRun
 from actors.wire import Blob, Request
@@ -24,7 +24,7 @@ async def test_a_run_that_one_bookie_has_is_written_back_and_kept() -> None:
         lab.put(bookie, 7, 0, 0)
     lab.put("b", 7, 1, 2, confirmed=1)
     closed = await recover(lab, make_ledger())
-    assert (closed.state, closed.last_run, closed.last_entry) == (State.CLOSED, 1, 3)
+    assert (closed.state, closed.last_run, closed.last_entry) == (LedgerState.CLOSED, 1, 3)
     assert len(lab.wire.holders(7, 1)) >= 2
     again = await recover(lab, make_ledger(), epoch=3)
     assert (again.last_run, again.last_entry) == (1, 3)

@@ -6,7 +6,7 @@ import msgspec
 
 from actors.ledger.partition_metadata import PartitionMetadata
 from actors.ledger.reader import LedgerReader
-from actors.ledger.record import Fragment, LedgerRecord, PartitionRecord, State
+from actors.ledger.record import Fragment, LedgerRecord, LedgerState, PartitionRecord
 from actors.ledger.replication import (
     Replicator,
     expected_runs,
@@ -22,7 +22,7 @@ RUNS = 12
 
 def make_closed(ledger_id: int = 7) -> LedgerRecord:
     """Runs 0..4 on a b c, runs 5..11 on a d c; Qw 2 of E 3; two entries a run."""
-    ledger = make_ledger("abc", write=2, ack=2, ledger_id=ledger_id, state=State.CLOSED)
+    ledger = make_ledger("abc", write=2, ack=2, ledger_id=ledger_id, state=LedgerState.CLOSED)
     ledger = ledger.with_fragment(Fragment(5, 10, ("a", "d", "c")))
     return msgspec.structs.replace(ledger, last_run=RUNS - 1, last_entry=2 * RUNS - 1)
 
@@ -54,7 +54,7 @@ def test_the_plan_names_every_slot_of_a_lost_bookie() -> None:
 
 
 def test_the_end_of_an_open_ledger_is_left_to_its_writer() -> None:
-    ledger = msgspec.structs.replace(make_closed(), state=State.OPEN, last_run=-1, last_entry=-1)
+    ledger = msgspec.structs.replace(make_closed(), state=LedgerState.OPEN, last_run=-1, last_entry=-1)
     record = PartitionRecord(topic="t", partition=0, settings=TopicSettings(), ledgers=(ledger,))
     assert [repair.fragment.first_run for repair in plan_repairs(record, ["a"])] == [0]
     assert under_replicated(record, ["a"]) == 2

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from actors.ledger.record import LedgerRecord, State
+from actors.ledger.record import LedgerRecord, LedgerState
 from actors.ledger.run_offsets import RunOffsets, TableBuilder, merge_index
 from actors.messages import LedgerIndex
 from storage.errors import Corrupt
@@ -20,7 +20,7 @@ def index(runs: list[int], firsts: list[int], counts: list[int]) -> LedgerIndex:
 
 
 def closed(last_run: int, last_entry: int) -> LedgerRecord:
-    return msgspec.structs.replace(make_ledger(state=State.CLOSED), last_run=last_run, last_entry=last_entry)
+    return msgspec.structs.replace(make_ledger(state=LedgerState.CLOSED), last_run=last_run, last_entry=last_entry)
 
 
 def test_every_entry_belongs_to_the_run_it_was_appended_with() -> None:

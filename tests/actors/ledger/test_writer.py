@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from actors.ledger.record import Fragment, LedgerRecord, State
+from actors.ledger.record import Fragment, LedgerRecord, LedgerState
 from actors.ledger.writer import Append, LedgerWriter
 from actors.messages import AddRun, DeleteLedgers
 from actors.wire import Blob, Request
@@ -54,7 +54,7 @@ class Writing:
 
 async def start(lab: Lab, bookies: str = "abc", write: int = 3, ack: int = 2) -> Writing:
     await lab.bookies.refresh()
-    return Writing(lab, make_ledger(bookies, write, ack, state=State.OPEN))
+    return Writing(lab, make_ledger(bookies, write, ack, state=LedgerState.OPEN))
 
 
 async def test_runs_are_pipelined_and_confirmed_in_order() -> None:

@@ -12,7 +12,7 @@ from actors.messages import Located, LocateTopic, OpenProducer, ProducerOpened, 
 from actors.ports import Ports
 from actors.producer import producer as producer_module
 from actors.producer.producer import Outgoing, PartitionProducer, cut
-from storage.batch import MAX_RUN_MESSAGES, Batch, decode_body, make_batch
+from storage.batch import MAX_RUN_MESSAGES, StoredBatch, decode_body, make_batch
 from storage.errors import Invalid, SluiceError, Terminated
 from storage.frame import make_run
 from tests.sim.world import World
@@ -20,7 +20,7 @@ from tests.sim.world import World
 REFUSED = b"refused"
 
 
-def batch_of(payloads: list[bytes]) -> Batch:
+def batch_of(payloads: list[bytes]) -> StoredBatch:
     """These messages, all of one key."""
     data = pa.record_batch({"key": ["k"] * len(payloads), "payload": pa.array(payloads, pa.binary())})
     return make_batch(data, now=1, producer="p")
@@ -55,7 +55,7 @@ class Owner(Actor):
         return Published(ledger=1, first_entry=len(self.stored) - len(payloads), count=asked.count)
 
 
-def published(batches: list[Batch], *, single: bool, error: SluiceError) -> tuple[Owner, dict[int, bool]]:
+def published(batches: list[StoredBatch], *, single: bool, error: SluiceError) -> tuple[Owner, dict[int, bool]]:
     """Publish these; the owner, and of each row in all of them whether it was stored."""
     owners: list[Owner] = []
     stored: dict[int, bool] = {}

@@ -11,7 +11,7 @@ from actors.directory import Directory
 from actors.messages import Located, LocateTopic, OpenProducer, ProducerOpened, Publish, Published
 from actors.ports import SHARED_FROM, Ports
 from actors.producer.producer import Outgoing, PartitionProducer
-from storage.batch import Batch, make_batch
+from storage.batch import StoredBatch, make_batch
 from storage.errors import Unavailable
 from storage.frame import make_run, payload_crc
 from tests.sim.world import World
@@ -45,13 +45,13 @@ class Owner(Actor):
         return Published(ledger=1, first_entry=0, count=asked.count)
 
 
-def batch_of(size: int) -> Batch:
+def batch_of(size: int) -> StoredBatch:
     """Ten messages of about so many bytes together."""
     rows = pa.record_batch({"key": [f"k{n}" for n in range(10)], "payload": [b"x" * (size // 10)] * 10})
     return make_batch(rows, now=1, producer="p")
 
 
-async def published(world: World, batch: Batch, machine: str, *, loses: bool = False) -> Owner:
+async def published(world: World, batch: StoredBatch, machine: str, *, loses: bool = False) -> Owner:
     """The owner that took a batch from a client on this machine."""
     owners: list[Owner] = []
 

@@ -7,11 +7,11 @@ import pyarrow as pa
 import pytest
 
 from actors.producer.producer import split
-from storage.batch import Batch, make_batch
+from storage.batch import StoredBatch, make_batch
 from storage.hashing import masked_hash
 
 
-def made(count: int, delayed: bool = False) -> Batch:
+def made(count: int, delayed: bool = False) -> StoredBatch:
     """Messages 0 .. count-1 with a few keys."""
     columns: dict[str, object] = {
         "key": [f"k{number % 13}" for number in range(count)],

@@ -13,7 +13,7 @@ from actors.consumer.held import Received
 from actors.pulsar.fields import Metadata, Single, command
 from actors.pulsar.frames import Body
 from actors.pulsar.sends import Send
-from storage.batch import Batch
+from storage.batch import StoredBatch
 
 U32 = struct.Struct(">I")
 NOW = 1_795_310_341_430
@@ -65,7 +65,7 @@ def frame(told: Any, metadata: bytes, payload: bytes) -> bytes:
     return b"".join((U32.pack(4 + len(head) + len(rest)), U32.pack(len(head)), head, rest))
 
 
-def part(made: Batch, first: int = 1 << 32, **columns: Any) -> Received:
+def part(made: StoredBatch, first: int = 1 << 32, **columns: Any) -> Received:
     """The rows of a batch as a consumer is given them."""
     count = len(made)
     due = np.zeros(count, np.int64) if made.deliver_at is None else made.deliver_at

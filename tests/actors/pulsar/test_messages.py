@@ -17,7 +17,7 @@ from actors.pulsar.fields import Command, Metadata, ServerError, Single, parse
 from actors.pulsar.frames import Cutter, body_of
 from actors.pulsar.outgoing import Addressee
 from actors.pulsar.sends import Group, Send, decode_sends
-from storage.batch import Batch, make_batch
+from storage.batch import StoredBatch, make_batch
 from storage.hashing import masked_hash
 from tests.actors.pulsar.made import NOW, U32, batch, fill, part, sent, single, taken
 
@@ -31,7 +31,7 @@ def _pace(request: pytest.FixtureRequest) -> Iterator[None]:
     sends.ABREAST, deliveries.ABREAST = before
 
 
-def decoded(*given_sends: Send) -> Batch:
+def decoded(*given_sends: Send) -> StoredBatch:
     """The rows of frames that are well formed."""
     groups = groups_of(*given_sends)
     assert [send.error for send in given_sends] == [None] * len(given_sends)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from actors.ledger.record import PartitionRecord, State, record_key, unpack_record
+from actors.ledger.record import LedgerState, PartitionRecord, record_key, unpack_record
 from actors.messages import TopicSettings
 from actors.ports import Ports, Unknown
 from storage.errors import Conflict, Fenced, NotFound, Overloaded, Unavailable
@@ -147,11 +147,11 @@ def judge(history: History, found: list[tuple[int, int, str]], record: Partition
 
 def check_chain(record: PartitionRecord) -> None:
     """S14: one open ledger at most and at the end, ids ascend, no empty closed one, fragments ascend."""
-    assert all(ledger.state is State.CLOSED for ledger in record.ledgers[:-1])
+    assert all(ledger.state is LedgerState.CLOSED for ledger in record.ledgers[:-1])
     ids = [ledger.id for ledger in record.ledgers]
     assert ids == sorted(set(ids))
     for ledger in record.ledgers:
-        assert ledger.state is not State.CLOSED or ledger.last_entry >= 0
+        assert ledger.state is not LedgerState.CLOSED or ledger.last_entry >= 0
         runs = [fragment.first_run for fragment in ledger.fragments]
         assert runs[0] == 0
         assert runs == sorted(set(runs))

@@ -5,20 +5,30 @@ from __future__ import annotations
 import pytest
 
 from actors.messages import Published
-from actors.outcome import Outcome
-from actors.topic.producers import FORGET_MS, REMEMBERED_RUNS, Join, NotYet, Producer, Producers, Store, Stored, Tail
+from actors.shared_future import SharedFuture
+from actors.topic.producers import (
+    FORGET_MS,
+    REMEMBERED_RUNS,
+    Join,
+    KnownProducer,
+    NotYet,
+    Producers,
+    Stored,
+    StoreNow,
+    Tail,
+)
 from storage.errors import Fenced, Invalid
 
 
-def outcome() -> Outcome[Published]:
-    return Outcome()
+def outcome() -> SharedFuture[Published]:
+    return SharedFuture()
 
 
-def opened(producers: Producers, name: str = "p") -> Producer:
+def opened(producers: Producers, name: str = "p") -> KnownProducer:
     return producers.open(name, "one", epoch=1, now=0)
 
 
-def push(producers: Producers, producer: Producer, first: int, count: int) -> None:
+def push(producers: Producers, producer: KnownProducer, first: int, count: int) -> None:
     producers.push(producer, first, count, outcome(), now=0)
 
 
@@ -26,12 +36,12 @@ async def test_the_five_judgements() -> None:
     producers = Producers()
     producer = opened(producers)
     judge = producers.judge
-    assert judge(producer, 0, 3) == Store()
+    assert judge(producer, 0, 3) == StoreNow()
     assert judge(producer, 3, 2) == NotYet(predecessor=True)
     push(producers, producer, 0, 3)
     assert isinstance(judge(producer, 0, 3), Join)
     assert judge(producer, 0, 5) == NotYet(predecessor=False)
-    assert judge(producer, 3, 2) == Store()
+    assert judge(producer, 3, 2) == StoreNow()
     producers.confirm("p", 0, 3, ledger=4, first_entry=10)
     stored = judge(producer, 1, 2)
     assert isinstance(stored, Stored)
@@ -44,7 +54,7 @@ async def test_a_gap_is_accepted_when_the_producer_calls_it_final() -> None:
     producer = opened(producers)
     producers.confirm("p", 0, 3, 1, 0)
     assert producers.judge(producer, 7, 1) == NotYet(predecessor=True)
-    assert producers.judge(producer, 7, 1, follows=2) == Store()
+    assert producers.judge(producer, 7, 1, follows=2) == StoreNow()
     assert producers.judge(producer, 7, 1, follows=4) == NotYet(predecessor=True)
 
 

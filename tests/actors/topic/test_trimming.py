@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.ledger.record import PartitionRecord, State
+from actors.ledger.record import LedgerState, PartitionRecord
 from actors.lifetimes import Retention, made_with
 from actors.messages import TopicSettings
 from actors.topic.trimming import trimmable
@@ -20,7 +20,7 @@ def record(retention_ms: int = 0, retention_bytes: int = 0, ever: bool = True, l
     """Ledgers 1, 2, ... of 10 entries and 100 bytes, closed 4, 3, ... thousand ms ago; the last one is open."""
     chain = [
         msgspec.structs.replace(
-            make_ledger(ledger_id=number, state=State.CLOSED if number < ledgers else State.OPEN),
+            make_ledger(ledger_id=number, state=LedgerState.CLOSED if number < ledgers else LedgerState.OPEN),
             last_run=4,
             last_entry=9,
             bytes=100,

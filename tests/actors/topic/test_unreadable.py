@@ -193,11 +193,11 @@ def test_a_bookie_that_is_away_may_have_a_copy() -> None:
 
 
 def test_a_record_of_what_was_given_up_goes_with_its_ledger() -> None:
-    from actors.ledger.record import Fragment, GivenUp, LedgerRecord, PartitionRecord, State
+    from actors.ledger.record import Fragment, GivenUp, LedgerRecord, LedgerState, PartitionRecord
     from actors.messages import TopicSettings
 
     ledger = LedgerRecord(
-        id=3, state=State.CLOSED, ensemble=1, write_quorum=1, ack_quorum=1, fragments=(Fragment(0, 0, ("b",)),)
+        id=3, state=LedgerState.CLOSED, ensemble=1, write_quorum=1, ack_quorum=1, fragments=(Fragment(0, 0, ("b",)),)
     )
     record = PartitionRecord(topic="t", partition=0, settings=TopicSettings(), ledgers=(ledger,))
     lost = GivenUp(3, 1, 2, 2, 99)

@@ -76,8 +76,8 @@ DELAYING: list[Mutant] = [
     Mutant(
         name="buckets that wait for a failing store are not counted",
         module="actors.delayed.sealer",
-        old="for bucket in self._bucket_set.buckets if bucket.state is not State.LIVE)",
-        new="for bucket in self._bucket_set.buckets if bucket.state is State.BUILDING)",
+        old="for bucket in self._bucket_set.buckets if bucket.state is not BucketState.LIVE)",
+        new="for bucket in self._bucket_set.buckets if bucket.state is BucketState.BUILDING)",
         world=BROKER,
         test=f"{_AWAY}test_what_waits_for_a_failing_store_is_bounded_and_tells_so",
     ),
@@ -148,7 +148,7 @@ DELAYING: list[Mutant] = [
     Mutant(
         name="a new owner does not know the new due times",
         module="actors.dispatcher.changed_delays",
-        old='            self._recent = Changes.decode(stored["recent"])\n',
+        old='            self._recent = DelayChanges.decode(stored["recent"])\n',
         new="",
         world=CANCELS,
         seed=64,

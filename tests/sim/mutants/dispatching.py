@@ -155,7 +155,7 @@ DISPATCHING: list[Mutant] = [
     ),
     Mutant(
         name="what is given back before it is read again stays held",
-        module="actors.key_shared.redelivering",
+        module="actors.key_shared.nacks",
         old="    unread = core.unclaim(member, positions)",
         new="    unread = positions[:0]",
         world=BROKER,
@@ -203,7 +203,7 @@ DISPATCHING: list[Mutant] = [
     ),
     Mutant(
         name="what a leaver held is sent to nobody",
-        module="actors.key_shared.places",
+        module="actors.key_shared.hash_assignments",
         old="    core.hand_back(held[core.window.consumer[held] == member.slot], REPLAY, now)\n",
         new="",
         world=BROKER,
@@ -235,7 +235,7 @@ DISPATCHING: list[Mutant] = [
     ),
     Mutant(
         name="hashes keep their owner when it leaves",
-        module="actors.key_shared.places",
+        module="actors.key_shared.hash_assignments",
         old='    core.change_owners(now=now, cause=f"{member.name} left", gone=member)\n',
         new="",
         world=BROKER,
@@ -302,8 +302,8 @@ DISPATCHING: list[Mutant] = [
     Mutant(
         name="a seek forgets who has not come back yet",
         module="actors.dispatcher.membership",
-        old="            if member.state is not State.JOINING:\n                member.state,",
-        new="            if member.state is State.ATTACHED:\n                member.state,",
+        old="            if member.state is not LeaseState.JOINING:\n                member.state,",
+        new="            if member.state is LeaseState.ATTACHED:\n                member.state,",
         world=SEEKS,
         test="tests/actors/dispatcher/test_membership.py",
     ),
@@ -333,7 +333,7 @@ DISPATCHING: list[Mutant] = [
     ),
     Mutant(
         name="what is skipped goes although a consumer holds it",
-        module="actors.key_shared.acknowledging",
+        module="actors.key_shared.acks",
         old="        window.flags[rows[held]] |= REMOVED\n",
         new="        core.release(rows[held], DONE)\n",
         world=SKIPS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.sim.mutants import Mutant
 
 REDELIVERIES = "redeliveries"
-_UNITS = "tests/actors/key_shared/test_redelivering.py"
+_UNITS = "tests/actors/key_shared/test_nacks.py"
 
 GIVING_BACK: list[Mutant] = [
     Mutant(
@@ -34,7 +34,7 @@ GIVING_BACK: list[Mutant] = [
     ),
     Mutant(
         name="what is given back before it is read again comes at once",
-        module="actors.key_shared.redelivering",
+        module="actors.key_shared.nacks",
         old="    _note(core, unread, counted, until, _of(seen, positions, unread), np.isin(unread, overtook))\n",
         new="",
         world=REDELIVERIES,
@@ -50,7 +50,7 @@ GIVING_BACK: list[Mutant] = [
     ),
     Mutant(
         name="what was delivered by an earlier owner counts as a first delivery",
-        module="actors.key_shared.redelivering",
+        module="actors.key_shared.nacks",
         old="    window.flags[idle] |= DELIVERED  # by an owner before this one\n",
         new="",
         world=REDELIVERIES,

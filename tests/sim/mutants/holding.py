@@ -41,7 +41,7 @@ HOLDING: list[Mutant] = [
     ),
     Mutant(
         name="what is said ends with whoever waits for it",
-        module="actors.outcome",
+        module="actors.shared_future",
         old="    ports.spawn(carried(), name)\n",
         new="    await carried()\n",
         world=BROKER,
@@ -57,7 +57,7 @@ HOLDING: list[Mutant] = [
     ),
     Mutant(
         name="what nobody has seen counts as redelivered",
-        module="actors.key_shared.redelivering",
+        module="actors.key_shared.nacks",
         old="    rows = rows[np.isin(window.position[rows], seen)]\n",
         new="",
         world=BROKER,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from tests.sim.mutants import Mutant
 
 NACK_ORDER = "nack_order"
-_UNITS = "tests/actors/key_shared/test_revoking.py"
+_UNITS = "tests/actors/key_shared/test_revocation.py"
 
 KEEPING_ORDER: list[Mutant] = [
     Mutant(
         name="what consumers hold behind a message that came back is not asked back",
-        module="actors.key_shared.redelivering",
+        module="actors.key_shared.nacks",
         old="    revoke(core)\n",
         new="",
         world=NACK_ORDER,
@@ -18,7 +18,7 @@ KEEPING_ORDER: list[Mutant] = [
     ),
     Mutant(
         name="a key does not wait for what was asked back",
-        module="actors.key_shared.routing",
+        module="actors.key_shared.dispatch_pass",
         old="    if core.revoked:\n",
         new="    if False:\n",
         world=NACK_ORDER,
@@ -26,7 +26,7 @@ KEEPING_ORDER: list[Mutant] = [
     ),
     Mutant(
         name="what comes back waits without its place",
-        module="actors.key_shared.redelivering",
+        module="actors.key_shared.nacks",
         old="UNORDERED if counted and not core.nack_ordered else REPLAY",
         new="UNORDERED if counted else REPLAY",
         world=NACK_ORDER,
@@ -42,7 +42,7 @@ KEEPING_ORDER: list[Mutant] = [
     ),
     Mutant(
         name="what came back to an earlier owner overtakes what is read again",
-        module="actors.key_shared.revoking",
+        module="actors.key_shared.revocation",
         old="        core.move_waiting(fresh, FRESH, REPLAY)\n",
         new="",
         world=NACK_ORDER,
@@ -82,7 +82,7 @@ KEEPING_ORDER: list[Mutant] = [
     ),
     Mutant(
         name="the mark of what was seen too early is in no record",
-        module="actors.key_shared.redelivering",
+        module="actors.key_shared.nacks",
         old="        wanted |= ((window.flags[part] & OVERTOOK) != 0) & (state != DONE)\n",
         new="",
         world=NACK_ORDER,

@@ -10,7 +10,7 @@ _UNITS = "tests/actors/dispatcher/test_grace.py"
 KEEPING_PLACES: list[Mutant] = [
     Mutant(
         name="the place of a consumer that left is not kept",
-        module="actors.key_shared.places",
+        module="actors.key_shared.hash_assignments",
         old="    keep = keep and core.keeps_places and",
         new="    keep = False and core.keeps_places and",
         world=GRACE,
@@ -58,7 +58,7 @@ KEEPING_PLACES: list[Mutant] = [
     ),
     Mutant(
         name="a seek takes the places",
-        module="actors.key_shared.places",
+        module="actors.key_shared.hash_assignments",
         old="        restore(new, layout(core), now=core.now)\n",
         new="        pass\n",
         world=GRACE,
@@ -75,7 +75,7 @@ KEEPING_PLACES: list[Mutant] = [
     Mutant(
         name="who comes and goes gets hashes at once",
         module="actors.dispatcher.grace",
-        old="        return Entry(apart=True) if damped else NEW\n",
+        old="        return JoinAs(apart=True) if damped else NEW\n",
         new="        return NEW\n",
         world=GRACE,
         test=f"{_UNITS}::test_who_comes_and_goes_gets_hashes_later",

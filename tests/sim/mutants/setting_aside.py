@@ -20,7 +20,7 @@ SETTING_ASIDE: list[Mutant] = [
     Mutant(
         name="what is redriven does not ask back what follows it",
         module="actors.key_shared.parking",
-        old="    revoking.revoke(core)\n",
+        old="    revocation.revoke(core)\n",
         new="",
         world=PARKING,
         seed=120,
@@ -67,7 +67,7 @@ SETTING_ASIDE: list[Mutant] = [
     ),
     Mutant(
         name="consumers keep what they hold behind a failed message",
-        module="actors.key_shared.revoking",
+        module="actors.key_shared.revocation",
         old="    if core.lot.stale:\n",
         new="    if False:\n",
         world=PARKING,
@@ -75,7 +75,7 @@ SETTING_ASIDE: list[Mutant] = [
     ),
     Mutant(
         name="a key stays parked although its failed message is done",
-        module="actors.key_shared.acknowledging",
+        module="actors.key_shared.acks",
         old="def _acknowledge(core: Core, positions: Positions) -> tuple[Positions, Positions]:\n"
         '    """What of it was in the window, and what consumers held that was not read again yet; '
         'each ascending and once."""\n'
@@ -94,7 +94,7 @@ SETTING_ASIDE: list[Mutant] = [
     ),
     Mutant(
         name="what a consumer brings back is parked as well",
-        module="actors.key_shared.places",
+        module="actors.key_shared.hash_assignments",
         old="        parking.bring_back(core, np.unique(holding))\n",
         new="",
         world=PARKING,
@@ -102,7 +102,7 @@ SETTING_ASIDE: list[Mutant] = [
     ),
     Mutant(
         name="what is parked uses up the look-ahead",
-        module="actors.key_shared.lot",
+        module="actors.key_shared.parked_messages",
         old="        return self.table.count[UNKNOWN] + self.table.count[BLOCKED]\n",
         new="        return self.table.live\n",
         world=PARKING,

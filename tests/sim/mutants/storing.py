@@ -195,7 +195,7 @@ STORING: list[Mutant] = [
         name="a new owner does not learn what producers stored",
         module="actors.topic.producers",
         old="        self.confirm(name, first, count, ledger, first_entry)\n        self._known[name].seen = now",
-        new="        self._known.setdefault(name, Producer()).seen = now",
+        new="        self._known.setdefault(name, KnownProducer()).seen = now",
         world=LEDGER,
         seed=2,
     ),

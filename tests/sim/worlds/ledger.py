@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from actors.bookie import Bookie, BookieSettings
 from actors.directory import Directory
-from actors.ledger.record import LedgerRecord, PartitionRecord, State, decode_record, record_key
+from actors.ledger.record import LedgerRecord, LedgerState, PartitionRecord, decode_record, record_key
 from actors.messages import IndexRead, ReadIndex, ReadPayload, ReadRun, TopicSettings
 from actors.ports import Ports, Unknown
 from actors.producer.producer import Outgoing, PartitionProducer
@@ -162,7 +162,7 @@ class _Course:
         return decode_record(msgpack.unpackb(self.world.meta.records[record_key(TOPIC, 0)][-1]))
 
     def _in_recovery(self, record: PartitionRecord) -> bool:
-        return any(ledger.state is State.IN_RECOVERY for ledger in record.ledgers)
+        return any(ledger.state is LedgerState.IN_RECOVERY for ledger in record.ledgers)
 
     async def _build(self) -> None:
         world, size = self.world, self.size
@@ -333,7 +333,7 @@ class _Course:
         ids = [ledger.id for ledger in record.ledgers]
         assert ids == sorted(set(ids)), f"S14: the chain is {ids}"
         for ledger in record.ledgers[:-1]:
-            assert ledger.state is State.CLOSED, f"S14: ledger {ledger.id} is {ledger.state} and not the last"
+            assert ledger.state is LedgerState.CLOSED, f"S14: ledger {ledger.id} is {ledger.state} and not the last"
         ports = self.world.client("inspector")
         epoch = 0
         for ledger in record.ledgers:
@@ -343,7 +343,7 @@ class _Course:
 
     async def _check_ledger(self, ports: Ports, ledger: LedgerRecord, log: dict[int, list[bytes]], epoch: int) -> int:
         runs = sorted(first for first in log if first >> 32 == ledger.id)
-        if ledger.state is State.CLOSED:
+        if ledger.state is LedgerState.CLOSED:
             last = runs[-1] + len(log[runs[-1]]) - 1
             assert last == position(ledger.id, ledger.last_entry), f"S14: ledger {ledger.id} ends at {show(last)}"
             assert len(runs) == ledger.last_run + 1, f"S14: ledger {ledger.id} has {len(runs)} runs"

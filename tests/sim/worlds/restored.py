@@ -22,7 +22,7 @@ from actors.bookie.cookie import CLUSTER
 from actors.ids import LedgerIds
 from actors.ledger.garbage_collection import collect_garbage
 from actors.ledger.partition_metadata import PartitionMetadata
-from actors.ledger.record import Fragment, LedgerRecord, PartitionRecord, State
+from actors.ledger.record import Fragment, LedgerRecord, LedgerState, PartitionRecord
 from actors.messages import AddRun, BookieList, ReadRun, TopicSettings
 from actors.ports import Ports, Unknown
 from actors.wire import Blob, Reply, Request
@@ -130,7 +130,7 @@ class _Course(Course):
             number = await self.insist(ids.take)
             made.add(number)
             ledger = LedgerRecord(
-                id=number, state=State.CLOSED, ensemble=3, write_quorum=3, ack_quorum=3,
+                id=number, state=LedgerState.CLOSED, ensemble=3, write_quorum=3, ack_quorum=3,
                 fragments=(Fragment(0, 0, BOOKIES),), last_run=RUNS - 1, last_entry=2 * RUNS - 1,
             )  # fmt: skip
             await self.insist(partial(metadata.update, partial(_with, ledger=ledger)))

@@ -6,11 +6,11 @@ import msgpack
 import numpy as np
 import pytest
 
-from storage.delayed.changes import MAGIC, Changes
+from storage.checksummed import seal
+from storage.delayed.changes import MAGIC, DelayChanges
 from storage.delayed.entries import Entries
 from storage.errors import Corrupt, Invalid
 from storage.position import position
-from storage.sealed import seal
 
 
 def entries(*rows: tuple[int, int]) -> Entries:
@@ -24,7 +24,7 @@ def positions(*places: int) -> np.ndarray:
 
 
 def test_the_newest_due_time_counts_and_others_keep_theirs() -> None:
-    changes = Changes()
+    changes = DelayChanges()
     changes.move(entries((5, 100), (9, 200)))
     changes.move(entries((5, 50), (7, 70)))
     assert changes.moved.positions.tolist() == [5, 7, 9]
@@ -33,7 +33,7 @@ def test_the_newest_due_time_counts_and_others_keep_theirs() -> None:
 
 
 def test_a_cancelled_message_has_no_due_time() -> None:
-    changes = Changes()
+    changes = DelayChanges()
     changes.move(entries((5, 100), (9, 200)))
     changes.cancel(positions(5, 6))
     assert changes.moved.positions.tolist() == [9]
@@ -41,7 +41,7 @@ def test_a_cancelled_message_has_no_due_time() -> None:
 
 
 def test_due_times_go_when_they_are_passed() -> None:
-    changes = Changes()
+    changes = DelayChanges()
     changes.move(entries((5, 100), (7, 100), (9, 200)))
     changes.passed(4)
     assert len(changes.moved) == 3
@@ -51,7 +51,7 @@ def test_due_times_go_when_they_are_passed() -> None:
 
 
 def test_who_seeks_back_wants_what_was_cancelled() -> None:
-    changes = Changes()
+    changes = DelayChanges()
     first, second = position(1, 5), position(3, 2)
     changes.cancel(positions(first, second))
     changes.reopen(position(2, 0))
@@ -61,7 +61,7 @@ def test_who_seeks_back_wants_what_was_cancelled() -> None:
 
 
 def test_later_changes_win_over_a_table() -> None:
-    table, later = Changes(), Changes()
+    table, later = DelayChanges(), DelayChanges()
     table.move(entries((5, 100), (7, 100)))
     table.cancel(positions(1))
     later.move(entries((7, 300)))
@@ -74,13 +74,13 @@ def test_later_changes_win_over_a_table() -> None:
 def test_the_bytes_are_small_and_come_back() -> None:
     rng = np.random.default_rng(7)
     places = np.sort(rng.choice(1_000_000, 100_000, replace=False)).astype(np.int64) + position(4, 0)
-    changes = Changes()
+    changes = DelayChanges()
     due = np.int64(1_700_000_000_000) + rng.integers(0, 86_400_000, 100_000)
     changes.move(Entries(due, places, rng.integers(0, 1 << 31, 100_000).astype(np.uint32)))
     changes.cancel(places[::2] + 1)
     data = changes.encode()
     assert len(data) < 1_200_000
-    again = Changes.decode(data)
+    again = DelayChanges.decode(data)
     assert again.moved.positions.tolist() == changes.moved.positions.tolist()
     assert again.moved.deliver_at.tolist() == changes.moved.deliver_at.tolist()
     assert again.moved.hashes.tolist() == changes.moved.hashes.tolist()
@@ -89,29 +89,29 @@ def test_the_bytes_are_small_and_come_back() -> None:
 
 
 def test_nothing_takes_no_bytes() -> None:
-    assert Changes().encode() == b""
-    assert len(Changes.decode(b"")) == 0
+    assert DelayChanges().encode() == b""
+    assert len(DelayChanges.decode(b"")) == 0
 
 
 def test_a_table_of_cancellations_alone_comes_back() -> None:
-    changes = Changes()
+    changes = DelayChanges()
     changes.cancel(positions(position(2, 1), position(9, 4)))
-    again = Changes.decode(changes.encode())
+    again = DelayChanges.decode(changes.encode())
     assert len(again) == 2
     assert len(again.moved) == 0
 
 
 def test_damage_is_never_read() -> None:
-    changes = Changes()
+    changes = DelayChanges()
     changes.move(entries((5, 100)))
     data = bytearray(changes.encode())
     data[-1] ^= 1
     with pytest.raises(Corrupt):
-        Changes.decode(bytes(data))
+        DelayChanges.decode(bytes(data))
 
 
 def test_a_newer_format_is_refused() -> None:
     with pytest.raises(Invalid, match="format 2"):
-        Changes.decode(seal(MAGIC, msgpack.packb([2])))
+        DelayChanges.decode(seal(MAGIC, msgpack.packb([2])))
     with pytest.raises(Corrupt):
-        Changes.decode(seal(MAGIC, msgpack.packb([1, 3, 0, [1, b""], 0, [1, b""], b"", []])))
+        DelayChanges.decode(seal(MAGIC, msgpack.packb([1, 3, 0, [1, b""], 0, [1, b""], b"", []])))

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from storage.delayed.core import DelayedCore, tracked
 from storage.delayed.entries import EMPTY, END, Bound, Entries, concat, stable_order, time_order
-from storage.delayed.queue import FAN_IN, PULL, Run, tidy
+from storage.delayed.queue import FAN_IN, PULL, SortedRun, tidy
 from storage.position import position
 
 
@@ -34,9 +34,9 @@ def test_iq_2_many_runs_come_out_sorted_and_whole() -> None:
     for ledger in range(1, 30):
         rows = entries([(int(t), position(ledger, i)) for i, t in enumerate(rng.integers(1, 50, 2))])
         core.index.add(rows.positions)
-        core.add_loose(Run(rows.sorted()))
+        core.add_loose(SortedRun(rows.sorted()))
         all_rows.append(rows)
-    core.add_loose(Run(EMPTY))
+    core.add_loose(SortedRun(EMPTY))
     assert drain(core, 100) == concat(all_rows).sorted().positions.tolist()
 
 
@@ -52,7 +52,7 @@ def test_iq_3_the_time_at_the_head_is_that_of_the_next_entry_out() -> None:
         if step % 3:
             core.keep(new)
         else:
-            core.add_loose(Run(new.sorted()))
+            core.add_loose(SortedRun(new.sorted()))
         for _ in range(int(rng.integers(0, 10))):
             head = core.bound()[0]
             assert drain(core, head - 1, 1) == []
@@ -121,7 +121,7 @@ def test_nothing_at_or_after_the_horizon_is_given_out() -> None:
     core = DelayedCore()
     rows = entries([(5, position(1, 1)), (5, position(1, 3)), (6, position(1, 4))])
     core.index.add(rows.positions)
-    run = Run(rows)
+    run = SortedRun(rows)
 
     def take(horizon: Bound) -> list[int]:
         taken: list[int] = core.take(10, 100, lambda: [run], horizon)[0].tolist()
@@ -139,7 +139,7 @@ def test_pulls_are_bounded_when_very_much_is_due() -> None:
         times = np.sort(np.random.default_rng(ledger).integers(1, 1000, count // 3))
         places = position(ledger, 0) + np.arange(count // 3, dtype=np.int64)
         core.index.add(places)
-        core.add_loose(Run(Entries(times, places, np.zeros(count // 3, np.uint32)).sorted()))
+        core.add_loose(SortedRun(Entries(times, places, np.zeros(count // 3, np.uint32)).sorted()))
     first = core.take(10, 5000)[0]
     assert first.size == 10
     assert 0 < core.loaded() - sum(len(run) for run in core.loose) < 4 * PULL
@@ -149,7 +149,7 @@ def test_pulls_are_bounded_when_very_much_is_due() -> None:
 
 
 def test_runs_of_similar_size_are_merged() -> None:
-    runs = [Run(entries([(i, position(1, i))])) for i in range(FAN_IN)]
+    runs = [SortedRun(entries([(i, position(1, i))])) for i in range(FAN_IN)]
     merged = tidy(runs)
     assert len(merged) == 1
     assert merged[0].entries.positions.tolist() == [position(1, i) for i in range(FAN_IN)]

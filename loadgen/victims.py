@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from loadgen.broker import Client
+from loadgen.broker import BrokerClient
 from storage.errors import SluiceError
 
 HOLD_S = 2.0
@@ -24,10 +24,10 @@ BEHIND = 200
 _ASK_EVERY_S = 0.05
 
 
-class Holding:
+class Victims:
     """Asks the owners of a subscription about one consumer."""
 
-    def __init__(self, client: Client, topic: str, subscription: str) -> None:
+    def __init__(self, client: BrokerClient, topic: str, subscription: str) -> None:
         self._client, self._topic, self._subscription = client, topic, subscription
 
     def held(self, name: str) -> int:

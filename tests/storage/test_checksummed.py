@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from storage.checksummed import seal, unseal
 from storage.errors import Corrupt
-from storage.sealed import seal, unseal
 
 
 def test_a_sealed_body_comes_back() -> None:

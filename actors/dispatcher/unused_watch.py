@@ -19,7 +19,7 @@ from storage.errors import SluiceError
 LOOK_MS = 1_000
 
 
-class LooksForUse:
+class UnusedWatch:
     """Whether a subscription is used, and what happens when it is not."""
 
     def __init__(self, ports: Ports, of: PartitionSubscription, state: SubscriptionState, directory: Directory) -> None:

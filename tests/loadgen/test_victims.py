@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from loadgen.holding import BEHIND, Holding
+from loadgen.victims import BEHIND, Victims
 from storage.errors import Unavailable
 
 
@@ -30,8 +30,8 @@ class Owners:
         return answer
 
 
-def holding(*answers: list[dict[str, Any]] | Exception) -> Holding:
-    return Holding(Owners(*answers), "t", "s")  # type: ignore[arg-type]
+def holding(*answers: list[dict[str, Any]] | Exception) -> Victims:
+    return Victims(Owners(*answers), "t", "s")  # type: ignore[arg-type]
 
 
 def test_messages_of_all_partitions_and_of_this_consumer_count() -> None:
@@ -56,7 +56,7 @@ def test_a_full_queue_is_waited_for() -> None:
 
 
 def test_one_who_never_gets_anything_is_not_waited_for_forever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loadgen.holding.HOLD_S", 0.0)
-    monkeypatch.setattr("loadgen.holding.HANG_S", 0.0)
+    monkeypatch.setattr("loadgen.victims.HOLD_S", 0.0)
+    monkeypatch.setattr("loadgen.victims.HANG_S", 0.0)
     assert holding([stats(0, 9, 0)]).until_held("a") == {"held": 0}
     assert holding([stats(5, 9, 0)]).until_behind("a") == {"held": 5, "behind": 0}

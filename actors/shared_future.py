@@ -17,7 +17,7 @@ from storage.errors import SluiceError
 T = TypeVar("T")
 
 
-class Outcome(Generic[T]):
+class SharedFuture(Generic[T]):
     """Settled once. `await` brings the result, or raises the error, to each who waits."""
 
     __slots__ = ("_calls", "_done", "_error", "_result")
@@ -67,7 +67,7 @@ class Outcome(Generic[T]):
             call()
 
 
-async def all_of(outcomes: Iterable[Outcome[Any]]) -> None:
+async def all_of(outcomes: Iterable[SharedFuture[Any]]) -> None:
     """Wait for each, in order. Raises the first error; what comes behind it goes on."""
     for outcome in outcomes:
         await outcome
@@ -77,7 +77,7 @@ async def carry_through(ports: Ports, work: Coroutine[Any, Any, T], name: str) -
     """What some work returns or raises. It goes on when whoever waits for it is cancelled; what it then raises is
     logged.
     """
-    outcome: Outcome[T] = Outcome()
+    outcome: SharedFuture[T] = SharedFuture()
     waits = [True]
 
     async def carried() -> None:

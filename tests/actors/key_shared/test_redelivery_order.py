@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from actors.key_shared.repeated import Repeated
+from actors.key_shared.redelivery_order import Repeated
 from storage.position import run_positions
 
 

@@ -3,9 +3,9 @@
 A place is a consumer's share of the hashes, as its selector divides them. Without `grace_ms` it goes with the
 consumer. With it a place outlives who had it (GR-1 to GR-4):
 
-* **Kept.** Who left goes out of `members.by_number`, and its slot and its share stay. Its hashes still have that owner,
-  which has no permits: so their messages wait, and nobody else's hashes change hands. One of its name that comes while
-  it is kept gets the same slot, hence the same hashes. What it held was given back and waits in its order.
+* **KeptPlace.** Who left goes out of `members.by_number`, and its slot and its share stay. Its hashes still have that
+  owner, which has no permits: so their messages wait, and nobody else's hashes change hands. One of its name that comes
+  while it is kept gets the same slot, hence the same hashes. What it held was given back and waits in its order.
 * **Handed over.** Another consumer gets a slot of its own, and the share passes to it as it is. What the one before
   holds drains like any hash whose owner changed: keys go over one by one as they fall empty.
 * **Apart.** A consumer may be here without a place: it has handed its place over, or is kept waiting for one because
@@ -22,16 +22,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from actors.key_shared import parking, revoking
+from actors.key_shared import parking, revocation
 from actors.key_shared.core import Core
 from actors.key_shared.history import tell_inactive
-from actors.key_shared.members import Kept, Member
+from actors.key_shared.members import AttachedConsumer, KeptPlace
 from actors.key_shared.selectors import Range, ranges_of
 from actors.key_shared.window import PENDING, REPLAY, SENT
 from storage.position import Positions
 
 
-class Entry(NamedTuple):
+class JoinAs(NamedTuple):
     """How a consumer comes in. into: the slot of a kept place that it takes. after: the number of the consumer whose
     place it takes over. apart: it gets no place. None of these: a new place. base: what its incarnations have in
     common; keeps_place: its place may be kept for it.
@@ -44,7 +44,7 @@ class Entry(NamedTuple):
     keeps_place: bool = True
 
 
-NEW = Entry()
+NEW = JoinAs()
 
 
 def join(
@@ -56,7 +56,7 @@ def join(
     priority: int,
     holding: Positions,
     finished: Positions,
-    entry: Entry,
+    entry: JoinAs,
 ) -> int:
     """See `Dispatch.join`."""
     others = len(core.members)
@@ -70,7 +70,7 @@ def join(
         core.finish_claims(member, finished)
         core.claiming = True
         core.claim(member)
-        revoking.revoke(core)
+        revocation.revoke(core)
     core.change_owners(now=now, cause=cause, handed_over=bool(entry.after))
     if fresh:
         core.policy.joined(member.slot, others, core.window, core.last_read)
@@ -80,8 +80,8 @@ def join(
 
 
 def _enter(
-    core: Core, name: str, now: int, ranges: Sequence[Range], priority: int, entry: Entry
-) -> tuple[Member, str, bool]:
+    core: Core, name: str, now: int, ranges: Sequence[Range], priority: int, entry: JoinAs
+) -> tuple[AttachedConsumer, str, bool]:
     """The member, why owners may change, and whether others may hold earlier messages of its hashes."""
     members, selector = core.members, core.selector
     if entry.into is not None:
@@ -103,21 +103,21 @@ def _enter(
     return members.add(slot, name, priority, now), f"{name} joined", True
 
 
-def give_place(core: Core, member: Member, *, now: int) -> None:
+def give_place(core: Core, member: AttachedConsumer, *, now: int) -> None:
     """A consumer that is apart gets a place now. Raises Conflict if there is none, and then nothing has changed."""
     core.selector.add(member.slot, member.name, ranges=member.ranges, priority=member.priority)
     core.change_owners(now=now, cause=f"{member.name} joined")
     core.policy.joined(member.slot, len(core.members) - 1, core.window, core.last_read)
 
 
-def retire(core: Core, member: Member, *, now: int) -> None:
+def retire(core: Core, member: AttachedConsumer, *, now: int) -> None:
     """See `Dispatch.retire`."""
     core.selector.remove(member.slot)
     core.members.stop(member)
     core.change_owners(now=now, cause=f"{member.name} does not answer", gone=member)
 
 
-def leave(core: Core, member: Member, *, now: int, keep: bool) -> None:
+def leave(core: Core, member: AttachedConsumer, *, now: int, keep: bool) -> None:
     """See `Dispatch.leave`."""
     keep = keep and core.keeps_places and member.keeps_place and has_place(core, member.slot)
     held = core.window.rows_in(PENDING)
@@ -126,7 +126,7 @@ def leave(core: Core, member: Member, *, now: int, keep: bool) -> None:
     core.hand_back(held[core.window.consumer[held] == member.slot], REPLAY, now)
     if keep:
         core.members.set_aside(member)
-        core.kept[member.slot] = Kept()
+        core.kept[member.slot] = KeptPlace()
     else:
         core.members.remove(member)
     core.change_owners(now=now, cause=f"{member.name} left", gone=member)
@@ -173,7 +173,7 @@ def restore(core: Core, rows: Iterable[Sequence[Any]], *, now: int) -> None:
         if core.settings.selector == "sticky":
             member.ranges = tuple((int(low), int(high)) for low, high in share)
         core.members.set_aside(member)
-        core.kept[slot] = Kept(restored=True)
+        core.kept[slot] = KeptPlace(restored=True)
     if core.kept:
         core.change_owners(now=now, cause="places are kept")
 
@@ -208,7 +208,7 @@ def kept_stats(core: Core) -> dict[str, Any]:
     }
 
 
-class Ring:
+class HashAssignments:
     """The places as those see them who decide who gets which (`actors.dispatcher.grace`); made for one look."""
 
     def __init__(self, core: Core) -> None:
@@ -220,8 +220,8 @@ class Ring:
         return self._core.keeps_places
 
     @property
-    def kept(self) -> dict[int, Kept]:
-        """Kept places by slot; for reading only."""
+    def kept(self) -> dict[int, KeptPlace]:
+        """KeptPlace places by slot; for reading only."""
         return self._core.kept
 
     def keep(self, slot: int, over: int, until: int) -> None:
@@ -229,20 +229,20 @@ class Ring:
         kept = self._core.kept[slot]
         kept.over, kept.until = over, until
 
-    def place(self, slot: int) -> Member:
+    def place(self, slot: int) -> AttachedConsumer:
         """Who is at a place, or was."""
         return self._core.members.at(slot)
 
-    def places(self) -> list[Member]:
+    def places(self) -> list[AttachedConsumer]:
         """Who has a place or had the kept ones, in the order of the ring."""
         return [self._core.members.at(slot) for slot, _ in self._core.selector.layout()]
 
-    def of(self, consumer: int) -> Member | None:
+    def of(self, consumer: int) -> AttachedConsumer | None:
         """The consumer of that number, if it has a place."""
         member = self._core.members.by_number.get(consumer)
         return member if member is not None and has_place(self._core, member.slot) else None
 
-    def offer(self, place: Member, to: str) -> None:
+    def offer(self, place: AttachedConsumer, to: str) -> None:
         """Whoever comes under this name takes the place over."""
         place.to = to
 

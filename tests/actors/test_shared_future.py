@@ -6,16 +6,16 @@ import asyncio
 
 import pytest
 
-from actors.outcome import Outcome
+from actors.shared_future import SharedFuture
 from storage.errors import Fenced
 
 
-async def _of(outcome: Outcome[int]) -> int:
+async def _of(outcome: SharedFuture[int]) -> int:
     return await outcome
 
 
 async def test_everybody_who_waits_gets_the_result_now_or_later() -> None:
-    outcome: Outcome[int] = Outcome()
+    outcome: SharedFuture[int] = SharedFuture()
     waiting = [asyncio.create_task(_of(outcome)) for _ in range(3)]
     await asyncio.sleep(0)
     assert not outcome.done()
@@ -26,7 +26,7 @@ async def test_everybody_who_waits_gets_the_result_now_or_later() -> None:
 
 
 async def test_who_gives_up_waiting_ends_nothing_for_the_others() -> None:
-    outcome: Outcome[int] = Outcome()
+    outcome: SharedFuture[int] = SharedFuture()
     gives_up, waits = asyncio.create_task(_of(outcome)), asyncio.create_task(_of(outcome))
     await asyncio.sleep(0)
     gives_up.cancel()
@@ -39,7 +39,7 @@ async def test_who_gives_up_waiting_ends_nothing_for_the_others() -> None:
 
 
 async def test_an_error_is_raised_wherever_it_is_awaited() -> None:
-    outcome: Outcome[int] = Outcome()
+    outcome: SharedFuture[int] = SharedFuture()
     waiting = asyncio.create_task(_of(outcome))
     await asyncio.sleep(0)
     outcome.set_exception(Fenced("gone"))
@@ -49,12 +49,12 @@ async def test_an_error_is_raised_wherever_it_is_awaited() -> None:
 
 
 async def test_the_first_outcome_stands() -> None:
-    outcome: Outcome[int] = Outcome()
+    outcome: SharedFuture[int] = SharedFuture()
     outcome.set_result(1)
     outcome.set_result(2)
     outcome.set_exception(Fenced("late"))
     assert await outcome == 1
-    failed: Outcome[int] = Outcome()
+    failed: SharedFuture[int] = SharedFuture()
     failed.set_exception(Fenced("first"))
     failed.set_result(1)
     with pytest.raises(Fenced, match="first"):
@@ -62,7 +62,7 @@ async def test_the_first_outcome_stands() -> None:
 
 
 async def test_what_is_to_follow_follows_at_once_and_once() -> None:
-    outcome, seen = Outcome[int](), list[str]()
+    outcome, seen = SharedFuture[int](), list[str]()
     outcome.then(lambda: seen.append("then"))
     assert seen == []
     outcome.set_result(1)

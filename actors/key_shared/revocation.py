@@ -19,7 +19,7 @@ from __future__ import annotations
 import numpy as np
 
 from actors.key_shared.core import Core
-from actors.key_shared.members import Member
+from actors.key_shared.members import AttachedConsumer
 from actors.key_shared.window import (
     DEAD,
     DUE,
@@ -109,7 +109,7 @@ def keep_places(core: Core) -> None:
         core.recheck = True
 
 
-def take_revoked(core: Core, member: Member) -> Positions:
+def take_revoked(core: Core, member: AttachedConsumer) -> Positions:
     """What this consumer is to give back and was not told yet (int64, ascending)."""
     told, member.revoked = member.revoked, member.revoked[:0]
     rows = core.window.find(told)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from storage.pages import untouched
+from storage.lazy_zeros import untouched
 
 
 def test_untouched_numbers_are_zero_and_their_own() -> None:

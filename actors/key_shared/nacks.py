@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from actors.key_shared.core import Core, raised
-from actors.key_shared.members import Member
-from actors.key_shared.revoking import revoke
+from actors.key_shared.members import AttachedConsumer
+from actors.key_shared.revocation import revoke
 from actors.key_shared.window import (
     DELIVERED,
     DONE,
@@ -43,7 +43,7 @@ MOST = 50_000
 Counts = npt.NDArray[np.uint8]
 
 
-class HandBack(TypedDict, total=False):
+class NackOptions(TypedDict, total=False):
     """How messages are given back.
 
     delay: milliseconds until they are sent again. counted False: a hand-back at close or one that was asked for, in
@@ -63,7 +63,7 @@ class HandBack(TypedDict, total=False):
 
 def negative_acknowledge(
     core: Core,
-    member: Member,
+    member: AttachedConsumer,
     positions: Positions,
     *,
     now: int,
@@ -112,7 +112,9 @@ def negative_acknowledge(
     return total
 
 
-def redeliver_all(core: Core, member: Member, seen: Positions, counts: Counts | None, *, unseen: int, now: int) -> int:
+def redeliver_all(
+    core: Core, member: AttachedConsumer, seen: Positions, counts: Counts | None, *, unseen: int, now: int
+) -> int:
     """See Dispatch.redeliver_all."""
     window = core.window
     done = member.finished

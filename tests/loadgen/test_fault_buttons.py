@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from loadgen.breaking import Breaker
 from loadgen.chaos import Chaos
 from loadgen.effects import Effect
+from loadgen.fault_buttons import LASTS_S, Pressing
+from loadgen.fault_injector import Breaker
 from loadgen.faults import PRESSED, Fault
 from loadgen.kinds import CONSUMER_KINDS, FREEZE, HANG, JOIN, KILL, SLOW
-from loadgen.pressing import LASTS_S, Pressing
 from storage.errors import Conflict, Invalid, Unavailable
 from tests.cluster.helpers import eventually
 from tests.loadgen.test_chaos import Processes, chaos, processes, signals
@@ -125,7 +125,7 @@ def test_a_planned_fault_waits_for_its_own_effect(breaker: Breaker) -> None:
 def test_known_victims_stay_while_the_controller_is_away(
     breaker: Breaker, processes: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("loadgen.pressing._LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr("loadgen.fault_buttons._LOOK_EVERY_S", 0.0)
     page = pressing(breaker)
     before = page.told()["victims"]
 

@@ -26,7 +26,7 @@ from typing import Any
 from loadgen.consume import ConsumeJob, FloodConsumer
 from storage.errors import Unavailable
 
-_COMMAND = "import sys; from loadgen.nursery import main; main(int(sys.argv[1]))"
+_COMMAND = "import sys; from loadgen.fork_server import main; main(int(sys.argv[1]))"
 _GRACE_S = 5.0
 
 

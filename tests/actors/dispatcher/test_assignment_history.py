@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from actors.dispatcher.history import MOST_OBJECTS, AssignmentHistory
+from actors.dispatcher.assignment_history import MOST_OBJECTS, AssignmentHistory
 from actors.key_shared import Dispatch
 from actors.key_shared.history import KEPT
 from actors.messages import SubscriptionSettings

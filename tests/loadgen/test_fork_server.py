@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from loadgen.consume import ConsumeJob
-from loadgen.history import Clock
-from loadgen.nursery import Nursery
+from loadgen.fork_server import Nursery
+from loadgen.history import HistoryClock
 from storage.errors import Unavailable
 from tests.cluster.helpers import eventually
 from tests.loadgen.fakes import FolderClient
@@ -30,7 +30,7 @@ def nursery() -> Iterator[Nursery]:
 
 
 def job(folder: Path) -> ConsumeJob:
-    made = ConsumeJob(FolderClient(folder), "t", "s", Clock.start(), folder)
+    made = ConsumeJob(FolderClient(folder), "t", "s", HistoryClock.start(), folder)
     made.prepare()
     return made
 

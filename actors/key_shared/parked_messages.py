@@ -46,7 +46,7 @@ class ParkedKey:
     decided: bool = False
 
 
-class Lot:
+class ParkedMessages:
     """See the module. In `table` the column `consumer` is the number of the key, `since` the bytes of the message."""
 
     def __init__(self, settings: SubscriptionSettings) -> None:

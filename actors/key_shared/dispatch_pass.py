@@ -18,7 +18,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from actors.key_shared import parking, revoking
+from actors.key_shared import parking, revocation
 from actors.key_shared.assignments import NO_REDELIVERIES, Assignments, Share
 from actors.key_shared.core import Core
 from actors.key_shared.members import Counts
@@ -68,7 +68,7 @@ def route(core: Core, now: int) -> Assignments:
     window = core.window
     if core.lot.on:
         parking.collect(core)
-    revoking.keep_places(core)
+    revocation.keep_places(core)
     if core.recheck:
         core.recheck = False
         core.members.starved[:] = False

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loadgen.breaking import Breaker
 from loadgen.chaos import Chaos, Victim
+from loadgen.fault_injector import Breaker
 from loadgen.faults import Fault
 from loadgen.kinds import KINDS
 from storage.errors import Conflict, Invalid, SluiceError
