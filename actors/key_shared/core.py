@@ -102,7 +102,7 @@ class Core:
         ordered = settings.type == "key_shared" and not settings.allow_out_of_order_delivery
         self.holds_keys = settings.delay_key_policy == "block_key" and ordered
         self.nack_ordered = settings.nack_order == "key" and self.policy.strict
-        """What is given back keeps its place among the messages of its key (`revoking`)."""
+        """What is given back keeps its place among the messages of its key (`revocation`)."""
         self.holding = (HELD, WAITING) if self.nack_ordered else (HELD,)
         """States in which a row holds back the later ones of its hash until some time."""
         self.tables = HashTables(
@@ -119,7 +119,7 @@ class Core:
         self.recheck = False
         self.later: list[tuple[int, int, Positions]] = []
         self.unread = NOTHING
-        """What is known of redeliveries of messages that were not read yet; see `redelivering`."""
+        """What is known of redeliveries of messages that were not read yet; see `nacks`."""
         self.not_durable = self.waits = self.held_back = 0
         self.next_dispatch = self.turn = self.now = 0
         self.drained_total = self.places_returned = self.hand_overs = 0
@@ -158,7 +158,7 @@ class Core:
 
     @property
     def held_for_decision(self) -> int:
-        """Messages that wait for an operator's decision, or to be looked at, and are not parked (`lot`)."""
+        """Messages that wait for an operator's decision, or to be looked at, and are not parked (`parked_messages`)."""
         return self.lot.counted + self.window.count[DEAD] if self.lot.on else 0
 
     def unreached(self, rows: Rows) -> Mask:

@@ -345,7 +345,7 @@ class Dispatch:
         return self._state.not_durable
 
     def redeliveries(self) -> bytes:
-        """Counts and delays for the next owner, as bytes (`storage.redeliveries`), within a bound (`redelivering`)."""
+        """Counts and delays for the next owner, as bytes (`storage.redeliveries`), within a bound (`nacks`)."""
         return nacks.snapshot(self._core)
 
     def has_dead_letters(self) -> bool:
@@ -472,7 +472,7 @@ class Dispatch:
         return [] if member is None else take_events(member, self._core.history.number)
 
     def take_revoked(self, consumer: int) -> Positions:
-        """What this consumer is to give back and was not told yet (int64, ascending); see `revoking`."""
+        """What this consumer is to give back and was not told yet (int64, ascending); see `revocation`."""
         member = self._core.members.by_number.get(consumer)
         return NO_POSITIONS if member is None else revocation.take_revoked(self._core, member)
 

@@ -1,7 +1,7 @@
 """Why is this message, key or hash not being delivered, and what would change that?
 
-Every answer comes from the gates that the dispatch itself uses (`routing.closed`) asked about one row, and from the
-same figures for permits and limits. There is no second copy of a rule here, so an explanation cannot disagree with
+Every answer comes from the gates that the dispatch itself uses (`dispatch_pass.closed`) asked about one row, and from
+the same figures for permits and limits. There is no second copy of a rule here, so an explanation cannot disagree with
 what the broker does.
 """
 

@@ -42,7 +42,7 @@ class AttachedConsumer:
     claims: positions that it holds from before a change of owner and that were not read yet. finished: those of them
     that are done already (cleared, or acknowledged by another consumer): they keep their keys and are never sent again.
     revoked: what it is to give back and was not told yet. base: what its incarnations have in common; to: whom it hands
-    its place over to; keeps_place: its place may be kept for it (`places`).
+    its place over to; keeps_place: its place may be kept for it (`hash_assignments`).
     """
 
     number: int

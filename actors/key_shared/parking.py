@@ -1,9 +1,9 @@
 """Parking a key: what failed too often, and what follows it of its key, waits until an operator decides; others go on.
 
 Before each dispatch `collect` takes what lies behind a failed message of a closed hash out of the window and into the
-lot (`lot`). Whoever reads the messages tells their keys (`Parking.examined`): what is of a parked key stays, anything
-else goes back with its place. What consumers hold behind a failed message is asked back, as with every hand-back under
-`nack_order=key`, without which no key can be parked (`revoking`).
+lot (`parked_messages`). Whoever reads the messages tells their keys (`Parking.examined`): what is of a parked key
+stays, anything else goes back with its place. What consumers hold behind a failed message is asked back, as with every
+hand-back under `nack_order=key`, without which no key can be parked (`revocation`).
 
 A key is let go (`redrive`) by an operator, or because its failed message is done, however that came about. All of it
 waits then as what was given back does: by position, and before anything newer of its hash. It begins anew: no

@@ -65,7 +65,7 @@ def revoke(core: Core) -> None:
 
 
 def close_hashes(core: Core) -> None:
-    """Of which hashes nothing behind some position goes out (`lot`): look again."""
+    """Of which hashes nothing behind some position goes out (`parked_messages`): look again."""
     dead = core.window.rows_in(DEAD)
     core.lot.close(core.window.position[dead], core.window.key[dead])
     core.recheck = True

@@ -371,7 +371,7 @@ class SingleActive(_Undivided):
 
 
 class Nobody(_Undivided):
-    """Shared: hashes play no part; messages are dealt out in turn (see routing)."""
+    """Shared: hashes play no part; messages are dealt out in turn (see `dispatch_pass`)."""
 
     start = 1
     size = HASH_RANGE - 1

@@ -6,7 +6,7 @@
     replayed[h]   messages of h that wait to be sent and whose place in the order is known
     held_from[h]  lowest position of a message of h that holds its key back until some time: a delayed one, or with
                   `nack_order=key` one that was given back with a delay
-    revoked[h]    messages of h that were asked back of their consumer (`revoking`)
+    revoked[h]    messages of h that were asked back of their consumer (`revocation`)
 
 **A hash is draining exactly when pending > 0 and holder != owner.** PIP-379 keeps a map of draining hashes, fills it
 when ranges change and empties it as acknowledgements arrive; most of the defects found in it later (KS-30, KS-31)

@@ -57,11 +57,11 @@ REMOVED = 4
 SENT = 8
 """Flag: sent since the last time that there was no consumer (LS-1)."""
 REVOKED = 16
-"""Flag: PENDING, and its consumer was asked to give it back (`revoking`)."""
+"""Flag: PENDING, and its consumer was asked to give it back (`revocation`)."""
 OVERTOOK = 32
 """Flag: the application had it before an earlier message of its key, which was given back, came again."""
 EXAMINED = 64
-"""Flag: its hash is that of a parked key, and its own key is another one (`lot`)."""
+"""Flag: its hash is that of a parked key, and its own key is another one (`parked_messages`)."""
 
 NO_SLOT = 0xFFFF
 MAX_REDELIVERIES = 255
