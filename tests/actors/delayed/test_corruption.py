@@ -7,7 +7,7 @@ import pytest
 
 from storage.delayed.entries import Entries
 from storage.delayed.manifest import decode_manifest
-from storage.delayed.queue import Run
+from storage.delayed.queue import SortedRun
 from storage.errors import Corrupt
 from tests.actors.delayed.broker import KEY, PREFIX, Broker, Log, bucket_settings
 from tests.actors.delayed.world import World
@@ -202,7 +202,7 @@ async def test_what_was_given_out_is_not_tracked_again() -> None:
     held = [place for place in log.due if bucket.start <= place <= bucket.end]
     places = np.array(held, np.int64)
     times = np.array([log.due[place] for place in held], np.int64)
-    core.add_loose(Run(Entries(times, places, (places & 0xFFFF).astype(np.uint32))))
+    core.add_loose(SortedRun(Entries(times, places, (places & 0xFFFF).astype(np.uint32))))
     core.forget(places[:2])
     counted = broker.tracker.count()
     bucket_set.lose(bucket, Corrupt("damaged"))
