@@ -146,7 +146,10 @@ class DiskFull(Exception):
 
 
 class Objects(Protocol):
-    """Immutable objects by name (a local folder, S3 or MinIO, memory). Names use [A-Za-z0-9._/-]."""
+    """Immutable objects by name (a local folder, S3 or MinIO, memory). Names use [A-Za-z0-9._/-].
+
+    Invalid is said of a name or a range alone. A store that refuses is Unavailable.
+    """
 
     async def put(self, name: str, data: Buffer) -> bool:
         """Create if absent. False: the name is taken. Raises Unavailable: the outcome is unknown."""
@@ -170,10 +173,13 @@ class Version:
 
 
 class Meta(Protocol):
-    """Versioned records. Losing `create` *is* the fencing signal: whoever loses it is no longer the owner."""
+    """Versioned records. Losing `create` *is* the fencing signal: whoever loses it is no longer the owner.
+
+    Invalid is said of a key or a value alone. A store that refuses is Unavailable; one that is damaged raises Corrupt.
+    """
 
     async def read(self, key: str) -> Version | None:
-        """The newest version, or None. Raises Unavailable."""
+        """The newest version, or None. Raises Unavailable, Corrupt."""
 
     async def create(self, key: str, number: int, value: bytes) -> bool:
         """Put version `number` if it is absent and follows the newest; durable when True is returned.

@@ -5,6 +5,10 @@ Reads, lists and deletes are repeated a few times with a growing pause when the 
 repeating them is harmless. `put` and `create` are not: after `Unavailable` their outcome is unknown, and only the
 caller can tell whether the version that it finds is its own.
 
+Names, ranges and values are checked here. A store that still answers Invalid is set up wrongly or asked through a door
+that is shut for the moment; for actors it is Unavailable. An Invalid would pass through them as their own answer, and
+tell a client for good that its request is wrong.
+
 A store is named by a URL:
 
     memory:                      nothing survives the process
@@ -33,7 +37,7 @@ from storage.frame import Buffer
 from storage.metadata import GroupedMetadata, MemoryMetadata, Metadata, NewVersion, check_value
 from storage.metadata_objects import ObjectMetadata
 from storage.metadata_sqlite import SqliteMetadata, read_only
-from storage.objects import LocalObjects, MemoryObjects, ObjectStore, check_name
+from storage.objects import LocalObjects, MemoryObjects, ObjectStore, check_name, check_prefix, check_range
 
 ATTEMPTS = 4
 FIRST_PAUSE_MS = 50
@@ -49,9 +53,16 @@ class _Pool:
     def __init__(self, name: str, threads: int) -> None:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
 
-    async def once(self, call: Callable[..., T], *arguments: Any) -> T:
-        """One attempt."""
+    async def tried(self, call: Callable[..., T], *arguments: Any) -> T:
+        """One attempt, which raises what the store raises."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
+
+    async def once(self, call: Callable[..., T], *arguments: Any) -> T:
+        """One attempt for an actor. Raises Unavailable where the store says Invalid."""
+        try:
+            return await self.tried(call, *arguments)
+        except Invalid as error:
+            raise Unavailable(f"the store refuses: {error}") from error
 
     async def repeated(self, call: Callable[..., T], *arguments: Any) -> T:
         """Up to ATTEMPTS attempts while the store is Unavailable; pauses of 50, 100, 200 ms, up to half more."""
@@ -76,23 +87,24 @@ class AsyncObjects:
 
     async def put(self, name: str, data: Buffer) -> bool:
         """See actors.ports.Objects. Never repeated here."""
-        return await self._pool.once(self.store.put, name, data)
+        return await self._pool.once(self.store.put, check_name(name), data)
 
     async def get(self, name: str, start: int = 0, length: int | None = None) -> bytes:
         """See actors.ports.Objects."""
-        return await self._pool.repeated(self.store.get, name, start, length)
+        check_range(start, length)
+        return await self._pool.repeated(self.store.get, check_name(name), start, length)
 
     async def names(self, prefix: str) -> list[str]:
         """See actors.ports.Objects."""
-        return await self._pool.repeated(self.store.names, prefix)
+        return await self._pool.repeated(self.store.names, check_prefix(prefix))
 
     async def delete(self, name: str) -> None:
         """See actors.ports.Objects."""
-        await self._pool.repeated(self.store.delete, name)
+        await self._pool.repeated(self.store.delete, check_name(name))
 
     async def probe(self) -> None:
         """Refuse a store that ignores put-if-absent. Raises Invalid, Unavailable."""
-        await self._pool.once(object_store.probe, self.store)
+        await self._pool.tried(object_store.probe, self.store)
 
     def close(self) -> None:
         """Stop the threads."""
@@ -110,7 +122,7 @@ class AsyncMeta:
 
     async def read(self, key: str) -> Version | None:
         """See actors.ports.Meta."""
-        record = await self._pool.repeated(self.store.read, key)
+        record = await self._pool.repeated(self.store.read, check_name(key))
         return None if record is None else Version(record.number, record.value)
 
     async def create(self, key: str, number: int, value: bytes) -> bool:
@@ -146,15 +158,15 @@ class AsyncMeta:
 
     async def keys(self, prefix: str) -> list[str]:
         """See actors.ports.Meta."""
-        return await self._pool.repeated(self.store.keys, prefix)
+        return await self._pool.repeated(self.store.keys, check_prefix(prefix))
 
     async def remove(self, key: str) -> None:
         """See actors.ports.Meta."""
-        await self._pool.repeated(self.store.remove, key)
+        await self._pool.repeated(self.store.remove, check_name(key))
 
     async def probe(self) -> None:
         """Refuse a store that ignores put-if-absent. Raises Invalid, Unavailable."""
-        await self._pool.once(self.store.probe)
+        await self._pool.tried(self.store.probe)
 
     def close(self) -> None:
         """Stop the threads and close the store."""

@@ -41,10 +41,11 @@ from actors.messages import (
 from actors.ports import Address, Ports, Unknown
 from actors.shared_future import carry_through
 from actors.signal import Signal
-from storage.errors import Conflict, Fenced, Invalid, NotFound, SluiceError, Unavailable
+from storage.errors import Conflict, Corrupt, Fenced, Overloaded, SluiceError, Unavailable
 from storage.position import Positions
 
 ATTACH_TIMEOUT = 20_000
+PASSING = (Unavailable, Overloaded, Conflict, Corrupt)  # the last: of the records of a dispatcher that will start again
 ACK_LINGER = 20
 """Milliseconds that acknowledgements wait for a poll to ride on before they go by themselves."""
 
@@ -290,8 +291,8 @@ class PartitionConsumer:
                     self._enter(reply.session, reply.epoch, reply.lease, sent)
                     await self._leaving.after_attach(self._address, reply.session)
                     return
-            except (Unavailable, Conflict) as error:
-                if first and isinstance(error, Conflict):
+            except PASSING as error:
+                if first and not isinstance(error, Unavailable):
                     raise
                 self._ports.log("attach_waits", partition=self.partition, error=str(error))
             except Fenced:
@@ -346,7 +347,7 @@ class PartitionConsumer:
         try:
             while not self.closing:
                 await self._turn_or_attach()
-        except (Invalid, NotFound) as error:
+        except SluiceError as error:
             self.failed = error
             self._session_changed.set()
             self._hand_backs.close()
@@ -363,7 +364,7 @@ class PartitionConsumer:
                 if session == self.session:
                     self._lost()
                 await self._attach()
-        except Unavailable:
+        except (Unavailable, Overloaded, Corrupt):
             await self._ports.clock.sleep(RETRY_FIRST)
             await self._attach()
 
@@ -474,7 +475,7 @@ class PartitionConsumer:
                         self.lease.renew(sent)
                         self.acknowledgements.confirm(reply.confirmed)
                     return
-            except (Unavailable, Conflict):
+            except PASSING:
                 pass
             except Fenced:
                 if self.closing:

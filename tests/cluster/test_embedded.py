@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,10 @@ from cluster.client import Client
 from cluster.consumer import Consumer
 from cluster.embedded import EmbeddedCluster
 from cluster.options import ClusterOptions
+from storage.errors import AccessDenied, Corrupt, Invalid, SluiceError
+from storage.metadata import NewVersion
 from storage.metadata_sqlite import SqliteMetadata
-from tests.cluster.helpers import PATIENCE_MS, PATIENCE_S, PYTHON, ROOT, Received, batch, eventually
+from tests.cluster.helpers import PATIENCE_MS, PATIENCE_S, PYTHON, ROOT, Received, batch, eventually, rows
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -119,6 +121,35 @@ def test_partitions_wait_for_their_writes_together(one: tuple[EmbeddedCluster, C
     consumer.wait_acknowledged()
     store._connection.set_trace_callback(None)
     assert 0 < written.count("COMMIT") < 8
+
+
+@pytest.mark.parametrize("error", [AccessDenied, Invalid, Corrupt])
+def test_acknowledging_goes_on_after_a_store_refused(
+    one: tuple[EmbeddedCluster, Client], error: type[SluiceError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever a store says while it refuses, it says nothing about what is stored; then it serves again."""
+    inner, client = one
+    producer, consumer = opened(client, 1)
+    producer.send_batch(batch(5, 20)).result()
+    message = consumer.receive(PATIENCE_MS)
+    store = inner._stores[0].store
+    assert isinstance(store, SqliteMetadata)
+    create_many, refused = store.create_many, [0]
+
+    def refuse(versions: Sequence[NewVersion]) -> list[bool]:
+        if refused[0] < 5 and any(key.startswith("subscription/") for key, _, _ in versions):
+            refused[0] += 1
+            raise error("the token has expired")
+        return create_many(versions)
+
+    monkeypatch.setattr(store, "create_many", refuse)
+    consumer.acknowledge(message)
+    consumer.wait_acknowledged(PATIENCE_MS)
+    assert refused == [5]
+    for _ in range(99):
+        consumer.acknowledge(consumer.receive(PATIENCE_MS))
+    consumer.wait_acknowledged(PATIENCE_MS)
+    assert rows(client, "orders", "billing", "msgBacklog") == 0
 
 
 def test_who_changes_columns_afterwards_changes_nothing(one: tuple[EmbeddedCluster, Client]) -> None:

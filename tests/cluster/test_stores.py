@@ -13,7 +13,7 @@ import pytest
 from actors.ports import Meta, Objects, Version
 from cluster import stores
 from cluster.stores import AsyncMeta, AsyncObjects, check_stores, open_metadata, open_objects
-from storage.errors import Invalid, NotFound, Unavailable
+from storage.errors import AccessDenied, Invalid, NotFound, Unavailable
 from storage.frame import Buffer
 from storage.metadata import MemoryMetadata, NewVersion, Record
 from storage.metadata_objects import ObjectMetadata
@@ -192,6 +192,35 @@ async def test_repetition_is_bounded_and_for_unavailable_alone() -> None:
     objects.close()
 
 
+async def test_a_store_that_says_invalid_is_unavailable_to_actors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An actor would hand it to a client, who takes its request for wrong; only what is asked can be Invalid."""
+
+    def refuse(*_: object) -> None:
+        raise Invalid("wrong bucket (HTTP 301)")
+
+    metadata, objects = AsyncMeta(MemoryMetadata()), AsyncObjects(MemoryObjects())
+    for name in ("read", "create", "keys", "remove"):
+        monkeypatch.setattr(metadata.store, name, refuse)
+    for name in ("put", "get", "names", "delete"):
+        monkeypatch.setattr(objects.store, name, refuse)
+    for call in (
+        lambda: metadata.read("a"), lambda: metadata.create("a", 1, b""), lambda: metadata.keys(""),
+        lambda: metadata.remove("a"), lambda: objects.put("a", b""), lambda: objects.get("a"),
+        lambda: objects.names(""), lambda: objects.delete("a"),
+    ):  # fmt: skip
+        with pytest.raises(Unavailable, match="the store refuses: wrong bucket"):
+            await call()
+    for call in (
+        lambda: metadata.read("../a"), lambda: metadata.create("../a", 1, b""), lambda: metadata.keys("!"),
+        lambda: metadata.remove("../a"), lambda: objects.put("../a", b""), lambda: objects.get("a", -1),
+        lambda: objects.names("!"), lambda: objects.delete("../a"),
+    ):  # fmt: skip
+        with pytest.raises(Invalid):
+            await call()
+    metadata.close()
+    objects.close()
+
+
 async def test_metadata_reads_are_repeated_and_creates_are_not() -> None:
     class Flaky(MemoryMetadata):
         reads = creates = 0
@@ -249,11 +278,11 @@ def test_an_s3_server_is_tried_before_anything_starts(
     s3_server.make_bucket("tried")
     check_stores(("", "s3://tried/prefix"), s3_server.endpoint)
     assert "Contents" not in s3_server.client().list_objects_v2(Bucket="tried"), "nothing of the trial stays"
-    with pytest.raises(Invalid, match="there is no bucket 'nothere' at"):
+    with pytest.raises(AccessDenied, match="there is no bucket 'nothere' at"):
         check_stores(("s3://nothere",), s3_server.endpoint)
     if s3_server.kind == "minio":  # ministack accepts everybody
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong-secret")
-        with pytest.raises(Invalid, match="credentials are not accepted for bucket 'tried'"):
+        with pytest.raises(AccessDenied, match="credentials are not accepted for bucket 'tried'"):
             check_stores(("s3://tried",), s3_server.endpoint)
 
 
