@@ -13,8 +13,8 @@ import msgspec
 from actors.messages import SubscriptionSettings, TopicSettings
 from actors.messages.settings import check_topic, dead_letter_topic, stored_settings
 from actors.names import check_name
+from actors.policies.policy_records import forget_topic
 from actors.ports import Log, Meta
-from actors.pulsar.records import forget_topic
 from storage.errors import Conflict, Invalid, NotFound, Unavailable
 
 _TOPICS = "topic/"

@@ -354,7 +354,7 @@ def serve(link: Link) -> None:
 
 def keep(folder: Path) -> None:
     """Run a Sluice until nobody wants it any more."""
-    from cluster import launch
+    from cluster.bootstrap import launch
 
     with launch.local(folder) as running:
         print(json.dumps({"url": running.address}), flush=True)
@@ -363,7 +363,8 @@ def keep(folder: Path) -> None:
 
 def keep_gateway(folder: Path, *, one_process: bool) -> None:
     """Run a Sluice that serves Pulsar's clients; makes the topics that lines on stdin name."""
-    from cluster import connect, launch
+    from cluster import connect
+    from cluster.bootstrap import launch
     from cluster.pulsar.ports import service_url
 
     with contextlib.ExitStack() as stack:

@@ -26,11 +26,11 @@ from typing import Any
 import psutil
 import pulsar
 
-from actors.pulsar.fields import command
-from actors.pulsar.frames import U32, encode
-from cluster import launch, standalone
+from actors.pulsar.codec.frames import U32, encode
+from actors.pulsar.codec.protocol import command
+from cluster.bootstrap import launch, standalone
+from cluster.bootstrap.discovery import process_of
 from cluster.config import load
-from cluster.discovery import process_of
 from cluster.pulsar.ports import service_url
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -26,7 +26,8 @@ import numpy as np
 import psutil
 import pyarrow as pa
 
-from cluster import connect, launch
+from cluster import connect
+from cluster.bootstrap import launch
 
 BATCH = 10_000
 

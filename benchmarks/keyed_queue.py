@@ -18,7 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cluster import KeyedQueue, connect, launch
+from cluster import KeyedQueue, connect
+from cluster.bootstrap import launch
 
 ITEM = b"x" * 1024
 BATCH = 100

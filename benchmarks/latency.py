@@ -24,12 +24,13 @@ import psutil
 import pyarrow as pa
 
 from benchmarks._latency_picture import picture, table
-from cluster import connect, launch
+from cluster import connect
+from cluster.bootstrap import launch
+from cluster.bootstrap.sessions import processes_of
 from cluster.client import Client
 from cluster.consumer import Consumer
 from cluster.message import MessageId
 from cluster.producer import Producer
-from cluster.sessions import processes_of
 
 SIZE, KEYS = 100, 100
 TICK_S = 0.005

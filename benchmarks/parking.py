@@ -29,7 +29,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from cluster import connect, launch
+from cluster import connect
+from cluster.bootstrap import launch
 from cluster.client import Client
 from cluster.consumer import Consumer
 from cluster.message import Batch

@@ -23,9 +23,9 @@ import numpy as np
 import psutil
 import pulsar
 
-from cluster import launch, standalone
+from cluster.bootstrap import launch, standalone
+from cluster.bootstrap.discovery import process_of
 from cluster.config import load
-from cluster.discovery import process_of
 from cluster.pulsar.ports import service_url
 
 EVERY_S = 0.01

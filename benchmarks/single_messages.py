@@ -19,7 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cluster import connect, launch
+from cluster import connect
+from cluster.bootstrap import launch
 from cluster.client import Client
 
 

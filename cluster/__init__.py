@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cluster.connecting import connect
-from cluster.environment import prepare
+from cluster.bootstrap.connecting import connect
+from cluster.bootstrap.environment import prepare
 from storage.errors import (
     Conflict,
     Corrupt,

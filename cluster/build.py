@@ -73,7 +73,7 @@ class SluiceParts:
                 cluster=settings.get("cluster", ""),
             )
         if kind == "admin":
-            from cluster.admin_http import AdminHttp  # only the controller's process pays for a web server
+            from cluster.http.admin import AdminHttp  # only the controller's process pays for a web server
 
             return AdminHttp(
                 ports,
@@ -93,8 +93,8 @@ class SluiceParts:
 
 
 def _ray_places(ports: Ports, settings: dict[str, Any]) -> Places:
+    from cluster.bootstrap.processes import RayProcesses
     from cluster.net import DirectNet
-    from cluster.processes import RayProcesses
 
     placement = Placement(
         int(settings.get("brokers", 1)), ports.clock.monotonic(), standby=bool(settings.get("standby", True))

@@ -40,17 +40,17 @@ from actors.ports import Ports
 from actors.producer.producer import HASHING_SCHEMES, MURMUR3, PartitionProducer
 from actors.wire import Request
 from cluster.alarms import alarms_of
+from cluster.bootstrap.process_watch import this_process
 from cluster.build import CONTROLLER
 from cluster.consumer import Consumer, RangesCallback
 from cluster.delayed import DelayedChanges, due_time
-from cluster.loop import LoopThread, NoAnswer
+from cluster.log_reader import StoredRange, ranges_of, read_range
+from cluster.loop import LoopThread, NoReplyInTime
 from cluster.message import MessageId
 from cluster.net import DirectNet
-from cluster.process_watch import this_process
 from cluster.producer import Batching, Producer
 from cluster.real import RealClock, StructuredLog, Tasks, TroubleLog, make_rng
-from cluster.stored import StoredRange, ranges_of, read_range
-from cluster.wanted import wanted_settings, wanted_subscription
+from cluster.settings_input import wanted_settings, wanted_subscription
 from storage.errors import Invalid, NotFound, Unavailable
 from storage.hashing import masked_hash
 from storage.position import entry_of, ledger_of, parse, show
@@ -191,7 +191,7 @@ class Client:
             return self._loop.run(work, timeout_ms / 1000)
         except BaseException as error:
             self._loop.soon(give_up)
-            if not isinstance(error, NoAnswer):
+            if not isinstance(error, NoReplyInTime):
                 raise
             reasons = "; ".join(self.troubles()) or "nobody answers"
             raise Unavailable(f"{what} did not succeed within {timeout_ms / 1000:g} s: {reasons}") from None

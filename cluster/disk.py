@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from actors.ports import DiskFailed, DiskFull
-from cluster.forks import keep_from_children
+from cluster.bootstrap.forks import keep_from_children
 from cluster.worker import Worker
 from storage.errors import Invalid, NotFound, Unavailable
 from storage.frame import Buffer

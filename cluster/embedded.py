@@ -26,20 +26,20 @@ from actors.dispatcher import Dispatcher
 from actors.host import Answer
 from actors.ports import Address, Unknown
 from actors.wire import Blob, Packed
+from cluster.bootstrap.discovery import refuse_running
+from cluster.bootstrap.environment import LOOPBACK
+from cluster.bootstrap.folder import claimed, prepare_folder
+from cluster.bootstrap.forks import Birthplace, forget_in_children
+from cluster.bootstrap.preflight import check_safeguards
+from cluster.bootstrap.process_watch import ProcessWatch
 from cluster.build import CONTROLLER, SluiceParts
 from cluster.client import Client
-from cluster.discovery import refuse_running
-from cluster.environment import LOOPBACK
-from cluster.folder import claimed, prepare_folder
-from cluster.forks import Birthplace, forget_in_children
 from cluster.loop import LoopThread
 from cluster.net import DirectNet
 from cluster.options import ClusterOptions, identified
 from cluster.process import ProcessActors
-from cluster.process_watch import ProcessWatch
 from cluster.pulsar.ports import forget_ports, service_url, wanted_ports
 from cluster.real import StructuredLog, Tasks, real_ports
-from cluster.safeguards import check_safeguards
 from cluster.stores import check_stores
 from storage.errors import SluiceError, Unavailable
 from storage.frame import Buffer

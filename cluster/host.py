@@ -33,14 +33,14 @@ from actors.host import Answer
 from actors.messages import Stats, Text
 from actors.ports import Address, Meta, Objects, Ports, Unknown
 from actors.wire import Packed, pack_error
-from cluster import naming
 from cluster.arrow import without_pandas
-from cluster.environment import CONTROLLER_HOST, LOOPBACK, NAMESPACE
+from cluster.bootstrap import naming
+from cluster.bootstrap.environment import CONTROLLER_HOST, LOOPBACK, NAMESPACE
+from cluster.bootstrap.own_node import own_node, watch_own_node
+from cluster.bootstrap.process_watch import ProcessWatch
 from cluster.metrics import EVERY_S, Exporter
 from cluster.net import DirectNet, open_endpoint, session_folder
-from cluster.own_node import own_node, watch_own_node
 from cluster.process import ProcessActors
-from cluster.process_watch import ProcessWatch
 from cluster.real import Tasks, log_to_stderr, real_ports
 from cluster.wire.endpoint import Endpoint
 from cluster.wire.listener import Listener
@@ -57,7 +57,7 @@ WAKE_S = 0.1
 """Seconds between attempts of a restarted host to call itself."""
 
 
-class Parts(Protocol):
+class ActorFactory(Protocol):
     """What a host is given to build actors from; the composition root is cluster.build."""
 
     def stores(self, settings: dict[str, Any]) -> tuple[Meta, Objects]:
@@ -96,7 +96,7 @@ class Host:
     """Runs actors. Becomes a Ray actor at one place only, `remote_host`."""
 
     def __init__(
-        self, name: str, parts: Parts, settings: dict[str, Any], boot: list[tuple[str, str, dict[str, Any]]]
+        self, name: str, parts: ActorFactory, settings: dict[str, Any], boot: list[tuple[str, str, dict[str, Any]]]
     ) -> None:
         log_to_stderr(str(settings.get("log_level", "warning")))
         without_pandas()

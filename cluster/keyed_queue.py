@@ -22,7 +22,7 @@ from queue import Empty, Full
 from typing import TYPE_CHECKING, Any
 
 from actors.names import check_name
-from cluster.connecting import connect
+from cluster.bootstrap.connecting import connect
 from cluster.receiver_queue import NothingArrived
 from storage.errors import Invalid, SluiceError
 

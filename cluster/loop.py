@@ -11,13 +11,13 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, TypeVar, cast
 from weakref import WeakSet
 
-from cluster.forks import Birthplace, forget_in_children
+from cluster.bootstrap.forks import Birthplace, forget_in_children
 from storage.errors import Fenced, Invalid, Unavailable
 
 T = TypeVar("T")
 
 
-class NoAnswer(Unavailable):
+class NoReplyInTime(Unavailable):
     """What was asked for did not come in time."""
 
 
@@ -51,7 +51,7 @@ class LoopThread:
         self.loop.run_forever()
 
     def run(self, work: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
-        """Run a coroutine there and wait for it. Raises NoAnswer after `timeout` seconds; see `check_process`."""
+        """Run a coroutine there and wait for it. Raises NoReplyInTime after `timeout` seconds; see `check_process`."""
         try:
             self.check_process()
         except Invalid:
@@ -67,7 +67,7 @@ class LoopThread:
         except FutureTimeout:
             if not future.cancel():  # it ended just now, or this error is its own
                 return future.result()
-            raise NoAnswer(f"no answer within {timeout} s") from None
+            raise NoReplyInTime(f"no answer within {timeout} s") from None
         except KeyboardInterrupt:
             future.cancel()
             raise

@@ -16,10 +16,10 @@ from typing import Any, Protocol, TypeVar
 from actors.host import Answer, opened
 from actors.ports import Address, Unknown
 from actors.wire import Blob, Packed, Reply, Request, pack
-from cluster.environment import NAMESPACE
+from cluster.bootstrap.environment import NAMESPACE
 from cluster.real import StructuredLog
 from cluster.wire.endpoint import Endpoint, SocketFolder, this_machine, this_network
-from cluster.wire.listener import Answers, Listener
+from cluster.wire.listener import Listener, RequestHandler
 from cluster.wire.payloads import SHARE_FROM, SharedPayload
 from cluster.wire.peers import Find, Peers, late
 from cluster.wire.tls import TlsFiles, files_of, trust_of
@@ -196,7 +196,7 @@ def session_folder() -> str:
 
 def open_endpoint(
     name: str,
-    answers: Answers,
+    answers: RequestHandler,
     folder: str,
     bind_address: str,
     token: bytes | None = None,

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from actors.bookie_failure_detector import LOST_AFTER_MS
-from cluster import identity
-from cluster.environment import LOOPBACK
+from cluster.bootstrap import identity
+from cluster.bootstrap.environment import LOOPBACK
 from storage.batch import MAX_MESSAGE_BYTES
 
 OBJECT_STORE_BYTES = 1024 * 1024 * 1024
@@ -30,7 +30,7 @@ class ClusterOptions:
     """What a cluster is made of. metadata and objects are URLs (cluster.stores); empty means in the data folder.
 
     bookie_lost_after_ms: a bookie that cannot be started for so long is given up, and its copies are made again.
-    cluster: the id that disks and metadata must have (cluster.identity), filled in at the start.
+    cluster: the id that disks and metadata must have (cluster.bootstrap.identity), filled in at the start.
     pulsar_port: where Pulsar's clients connect; 0 chooses a free port, -1 serves none. pulsar_advertised_address: the
     host that lookups answer with; empty is the loopback. pulsar_token_key_file: the key that their tokens are signed
     with; empty lets everybody of this machine in. pulsar_password_file: their passwords, beside tokens or alone.

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import cluster
 from cluster.alarms import alarms_of
-from cluster.discovery import find
-from cluster.nodes import known_nodes
+from cluster.bootstrap.discovery import find
+from cluster.bootstrap.nodes import known_nodes
 from storage.errors import Unavailable
 
 if TYPE_CHECKING:

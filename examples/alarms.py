@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import cluster
-from cluster import launch
+from cluster.bootstrap import launch
 from loadgen.datasource import SluiceDataSource
 from loadgen.session import spark_session
 

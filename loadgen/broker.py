@@ -105,7 +105,7 @@ class BrokerClient(Protocol):
         """Statistics of each partition's dispatcher, Pulsar's names."""
 
     def stored(self, topic: str) -> list[Any]:
-        """What a topic stores now, as ranges that can be split and read (cluster.stored.StoredRange)."""
+        """What a topic stores now, as ranges that can be split and read (cluster.log_reader.StoredRange)."""
 
     def read(self, topic: str, wanted: Any) -> Any:
         """The messages of a range, as Batches without acknowledgements."""
@@ -134,7 +134,7 @@ class ClusterConnect:
     def __call__(self) -> Any:
         """A client, to be used as a context manager. Raises Unavailable if nothing answers."""
         import cluster
-        from cluster.environment import use_token
+        from cluster.bootstrap.environment import use_token
 
         if self.token_file:
             use_token(self.token_file)

@@ -290,7 +290,7 @@ class ClusterProcesses:
         import ray
         from ray.exceptions import RayError
 
-        from cluster.environment import NAMESPACE
+        from cluster.bootstrap.environment import NAMESPACE
 
         try:
             return int(ray.get(ray.get_actor(host, NAMESPACE).usage.remote(), timeout=_ASK_S)["pid"])
@@ -308,7 +308,7 @@ class ClusterProcesses:
         size = _store_bytes(raylet.cmdline())
 
         def another() -> None:
-            from cluster.nodes import add_node
+            from cluster.bootstrap.nodes import add_node
 
             add_node(session, self._address, object_store_bytes=size)
 

@@ -23,8 +23,8 @@ import pyarrow as pa
 from rich.console import Console
 
 from cluster.arrow import with_pandas, without_pandas
-from cluster.attach import join
-from cluster.environment import TOKEN_PATH
+from cluster.bootstrap.attach import join
+from cluster.bootstrap.environment import TOKEN_PATH
 from loadgen import pulsar_client
 from loadgen.acts import FAST, LOADED, REST, Act, Pace, Reserve, second_rate
 from loadgen.broker import ClusterConnect, Connect

@@ -129,8 +129,6 @@ class ForkedConsumer:
 
 def main(line_fd: int) -> None:
     """The nursery's own process: import, then fork for each socket that comes until there is no one left to ask."""
-    import cluster.client
-    import cluster.naming  # noqa: F401 - what a consumer needs to connect
     from cluster.arrow import without_pandas
 
     without_pandas()

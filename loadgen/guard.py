@@ -18,9 +18,9 @@ from types import FrameType
 from typing import Any
 
 from cluster.alarms import condition
-from cluster.environment import SESSION_PREFIX, SHORT_ROOT
-from cluster.identity import ID_FILE
-from cluster.leftovers import claim, clear
+from cluster.bootstrap.environment import SESSION_PREFIX, SHORT_ROOT
+from cluster.bootstrap.identity import ID_FILE
+from cluster.bootstrap.stale_folders import claim, clear
 from loadgen import pulsar_client
 from loadgen.display import FloodProgress
 from loadgen.faults import Fleet
@@ -79,7 +79,7 @@ def broker_folder(options: FloodOptions, folder: Path) -> Path:
 @contextlib.contextmanager
 def local_cluster(folder: Path, options: FloodOptions) -> Iterator[str]:
     """The address of a cluster of the run's own, for the length of a `with` block."""
-    from cluster import launch
+    from cluster.bootstrap import launch
 
     more = {"objects": options.objects or "", "s3_endpoint_url": options.s3_endpoint_url}
     port = pulsar_client.free_port() if options.client == PULSAR else -1

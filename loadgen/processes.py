@@ -38,7 +38,7 @@ class BrokerMemory:
         return found
 
     def _ask(self, ray: Any) -> list[tuple[str, Any]]:
-        from cluster.environment import NAMESPACE
+        from cluster.bootstrap.environment import NAMESPACE
 
         addresses = {row["address"].partition("/")[0] for row in self._client.status()["actors"]}
         hosts = sorted((addresses - {""}) | {"controller"})

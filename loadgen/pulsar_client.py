@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cluster.environment import LOOPBACK
+from cluster.bootstrap.environment import LOOPBACK
 from loadgen.kinds import CONSUMER_KINDS
 from storage.errors import Invalid, SluiceError, Unavailable
 from storage.position import position

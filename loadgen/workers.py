@@ -9,8 +9,6 @@ from __future__ import annotations
 import pyspark.worker  # noqa: F401 - what Spark's own worker imports
 from pyspark.daemon import manager
 
-import cluster.client
-import cluster.naming  # noqa: F401 - what a publishing task needs to connect
 import loadgen.publish
 import loadgen.verdict  # noqa: F401 - what a judging task needs
 from cluster.arrow import without_pandas

@@ -49,7 +49,7 @@ Words = NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True)
-class _Header:
+class _LogHeader:
     page_size: int
     salts: tuple[int, int]
     sums: tuple[int, int]
@@ -112,7 +112,7 @@ def _problem(file: BinaryIO, head: bytes) -> str:
     return ""
 
 
-def _decode(head: bytes) -> _Header | None:
+def _decode(head: bytes) -> _LogHeader | None:
     """A header, None if it is none."""
     magic, version, page_size, _, *rest = _HEADER.unpack(head)
     order = ">u4" if magic & 1 else "<u4"
@@ -120,11 +120,11 @@ def _decode(head: bytes) -> _Header | None:
         return None
     words = np.frombuffer(head, order, 6).astype(np.uint32).reshape(1, 6)
     sums = _added((0, 0), _sums(words)[0], 3)
-    return _Header(page_size, (rest[0], rest[1]), sums, order) if sums == (rest[2], rest[3]) else None
+    return _LogHeader(page_size, (rest[0], rest[1]), sums, order) if sums == (rest[2], rest[3]) else None
 
 
 def _follow(
-    sums: tuple[int, int], rows: NDArray[np.uint8], fields: Words, ours: NDArray[np.bool_], header: _Header
+    sums: tuple[int, int], rows: NDArray[np.uint8], fields: Words, ours: NDArray[np.bool_], header: _LogHeader
 ) -> tuple[tuple[int, int], int]:
     """The checksums behind the frames that are good, and how many these are."""
     summed = np.concatenate((rows[:, :_SUMMED], rows[:, _FRAME_HEADER:]), axis=1)

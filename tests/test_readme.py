@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.environment import short_folder
+from cluster.bootstrap.environment import short_folder
 
 ROOT = Path(__file__).parents[1]
 

@@ -17,7 +17,7 @@ import msgpack
 import numpy as np
 from pyroaring import BitMap
 
-from actors.bookie.ledgers import Ledgers, LedgerState
+from actors.bookie.ledgers import BookieLedger, Ledgers
 from actors.bookie.segments import Segments
 from actors.ports import Disk
 from storage.errors import Corrupt, NotFound
@@ -87,7 +87,7 @@ def _read(body: bytes) -> Checkpoint:
     ledgers.deleted = BitMap.deserialize(deleted)
     ledgers.limbo_below = limbo_below
     for ledger, epoch, confirmed, last_run, limbo in np.frombuffer(states, _STATE).tolist():
-        ledgers.states[ledger] = LedgerState(epoch, epoch, confirmed, last_run, limbo)
+        ledgers.states[ledger] = BookieLedger(epoch, epoch, confirmed, last_run, limbo)
     segments = Segments()
     segments.sizes = dict(np.frombuffer(sizes, _SIZE).tolist())
     for number, ledger, size in np.frombuffer(live, _LIVE).tolist():

@@ -28,7 +28,7 @@ from storage.journal import Envelope, Kind
 
 
 @dataclass(slots=True)
-class LedgerState:
+class BookieLedger:
     """One ledger. last_run: highest run that is durable here, -1 for none. limbo: records may be lost."""
 
     epoch: int = 0
@@ -42,25 +42,25 @@ class Ledgers:
     """All ledgers of a bookie, by id."""
 
     def __init__(self) -> None:
-        self.states: dict[int, LedgerState] = {}
+        self.states: dict[int, BookieLedger] = {}
         self.deleted = BitMap()
         self.limbo_below = 0
         """Unknown ledgers with an id below this are in limbo."""
 
-    def get(self, ledger: int) -> LedgerState:
+    def get(self, ledger: int) -> BookieLedger:
         """The state of a ledger; a fresh one if it was never heard of. Raises NotFound if it was deleted."""
         if ledger in self.deleted:
             raise NotFound(f"ledger {ledger} was deleted")
         state = self.states.get(ledger)
         if state is None:
-            state = self.states[ledger] = LedgerState(limbo=ledger < self.limbo_below)
+            state = self.states[ledger] = BookieLedger(limbo=ledger < self.limbo_below)
         return state
 
-    def peek(self, ledger: int) -> LedgerState:
+    def peek(self, ledger: int) -> BookieLedger:
         """Like `get`, without remembering a ledger that was only asked for."""
         if ledger in self.deleted:
             raise NotFound(f"ledger {ledger} was deleted")
-        return self.states.get(ledger) or LedgerState(limbo=ledger < self.limbo_below)
+        return self.states.get(ledger) or BookieLedger(limbo=ledger < self.limbo_below)
 
     def refuse_older(self, ledger: int, epoch: int) -> None:
         """Raises Fenced if a newer epoch spoke before, NotFound if the ledger was deleted."""
@@ -68,7 +68,7 @@ class Ledgers:
         if epoch < state.epoch:
             raise Fenced(f"ledger {ledger} is at epoch {state.epoch}, this request is of epoch {epoch}")
 
-    def admit(self, ledger: int, epoch: int, *, recovery: bool = True) -> LedgerState:
+    def admit(self, ledger: int, epoch: int, *, recovery: bool = True) -> BookieLedger:
         """Check and raise the epoch of a ledger. Raises Fenced below it, Unavailable for a normal add in limbo."""
         self.refuse_older(ledger, epoch)
         state = self.get(ledger)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from actors.ledger.record import LedgerRecord, LedgerState, PartitionRecord
-from actors.lifetimes import Retention
+from actors.policies.retention import Retention
 from storage.position import position
 
 

@@ -17,8 +17,8 @@ from actors.ledger.bookies import Bookies
 from actors.ledger.garbage_collection import noted_released
 from actors.ledger.record import LedgerRecord, PartitionRecord
 from actors.ledger.replication import Replicator, under_replicated
-from actors.lifetimes import Kept
 from actors.messages import DeleteLedgers, Progress
+from actors.policies.retention import TopicRetention
 from actors.ports import Ports
 from actors.topic.log import PartitionLog
 from actors.topic.reads import LogReads
@@ -43,7 +43,7 @@ class Upkeep:
         self._log = log
         self._reads = reads
         self._replicator = Replicator(ports, bookies, log.reader, log.metadata)
-        self._kept = Kept(ports, topic)
+        self._kept = TopicRetention(ports, topic)
         self._numbers: dict[str, int] = {}
         self._lost: list[str] = []
         self._leftovers: dict[str, list[int]] = {}

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from cluster.bootstrap.environment import TOKEN_PATH
 from cluster.cli.options import AddressOption, NackOrderOption, ObjectsOption, S3EndpointOption, milliseconds
-from cluster.environment import TOKEN_PATH
 from storage.errors import Invalid
 
 Policy = Literal["draining_hashes", "last_sent_position", "read_position"]
@@ -250,7 +250,7 @@ def _s3_endpoint() -> str | None:
 
 def _beside_a_cluster(data_dir: Path | None) -> Path | None:
     """Where the data of the run go. A folder on which a cluster runs says which cluster, and not where they go."""
-    from cluster import discovery
+    from cluster.bootstrap import discovery
 
     if data_dir is None or not (data_dir.is_dir() and discovery.find(data_dir)):
         return data_dir
@@ -260,7 +260,7 @@ def _beside_a_cluster(data_dir: Path | None) -> Path | None:
 
 def _running() -> str | None:
     """Address of the configured cluster, or of the one that `up` left running here; None: start one."""
-    from cluster import discovery, standalone
+    from cluster.bootstrap import discovery, standalone
     from cluster.config import load
 
     values = load().values
@@ -278,7 +278,7 @@ def _running() -> str | None:
 def _joined(address: str | None) -> str | None:
     """The same address. If the cluster there is the one on the configured data folder, its token is used."""
     if address is not None:
-        from cluster import discovery
+        from cluster.bootstrap import discovery
         from cluster.config import load
 
         found = discovery.find(load().values.data_dir)

@@ -130,11 +130,11 @@ def _nested(pairs: Mapping[str, str]) -> dict[str, object]:
 
 
 def _launch(verb: str, *arguments: object) -> Any:
-    return getattr(import_module("cluster.launch"), verb)(*arguments)
+    return getattr(import_module("cluster.bootstrap.launch"), verb)(*arguments)
 
 
 def _standalone(values: object) -> Any:
-    return import_module("cluster.standalone").up(values)
+    return import_module("cluster.bootstrap.standalone").up(values)
 
 
 def _show_status(answer: Mapping[str, Any], json: bool) -> None:

@@ -21,7 +21,7 @@ def joined(address: str | None, data_dir: Path | None = None) -> Iterator[Client
     would end with the command.
     """
     import cluster
-    from cluster import discovery
+    from cluster.bootstrap import discovery
     from cluster.config import load
 
     values = load(None, address=address, data_dir=data_dir).values

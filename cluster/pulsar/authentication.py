@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from actors.pulsar.gateway import Authenticate, Identity
+from actors.pulsar.conversation.gateway import Authenticate, ClientIdentity
 from cluster.pulsar import passwords, tokens
 from cluster.pulsar.passwords import PasswordAuthenticator
 from cluster.pulsar.tokens import Rejected, TokenAuthenticator
@@ -22,7 +22,7 @@ def authenticate_by(settings: Mapping[str, Any]) -> Authenticate | None:
     if by_token is None and by_password is None:
         return None
 
-    async def known(method: str, data: bytes) -> Identity:
+    async def known(method: str, data: bytes) -> ClientIdentity:
         if method == tokens.METHOD and by_token is not None:
             return by_token(data)
         if method == passwords.METHOD and by_password is not None:

@@ -2,7 +2,7 @@
 
 It has a port of its own, and comes on the ports of the binary protocol as well, which cannot be mistaken for it: read
 as the length of a frame, what a request begins with is above every limit. Where the gateway wants credentials these
-paths do, and no page in a browser gets an answer (cluster.http_guard).
+paths do, and no page in a browser gets an answer (cluster.http.guard).
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import asyncio
 
 from aiohttp import web
 
-from actors.pulsar.gateway import Gateway
-from cluster.http_guard import Handler, answered
-from cluster.http_server import HttpServer
+from actors.pulsar.conversation.gateway import Gateway
+from cluster.http.guard import Handler, answered
+from cluster.http.server import HttpServer
 from cluster.pulsar.admin.addresses import Addresses
 from cluster.pulsar.admin.broker import Broker
 from cluster.pulsar.admin.paths import pulsar_routes

@@ -1,9 +1,9 @@
 """A gateway in this process: it listens for Pulsar's clients, in clear text, with TLS, or both, and in the same ways
 for Pulsar's tools.
 
-Of several on one machine one has the ports, and the others wait to take over (actors.pulsar.doors). A port that
-somebody else has is no reason for the cluster not to start: the gateway lives, says so in `problem`, and the file of
-the port in the data folder holds 0.
+Of several on one machine one has the ports, and the others wait to take over (actors.pulsar.conversation.port_claims).
+A port that somebody else has is no reason for the cluster not to start: the gateway lives, says so in `problem`, and
+the file of the port in the data folder holds 0.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from actors.ports import Address, Ports
-from actors.pulsar.connection import Connection
-from actors.pulsar.doors import Doorkeeper
-from actors.pulsar.gateway import Gateway, GatewayActor
-from actors.pulsar.intake import GREETING_BYTES
-from cluster.forks import keep_connection_from_children
-from cluster.http_door import HttpDoor
-from cluster.process_watch import this_process
+from actors.pulsar.conversation.client_connection import ClientConnection
+from actors.pulsar.conversation.gateway import Gateway, GatewayActor
+from actors.pulsar.conversation.intake import GREETING_BYTES
+from actors.pulsar.conversation.port_claims import PortHolder
+from cluster.bootstrap.forks import keep_connection_from_children
+from cluster.bootstrap.process_watch import this_process
+from cluster.http.connections import HttpDoor
 from cluster.pulsar.admin.addresses import Addresses
 from cluster.pulsar.authentication import authenticate_by
-from cluster.pulsar.doors import MachineDoors
+from cluster.pulsar.machine_ports import MachineDoors
 from cluster.pulsar.ports import PLAIN, TLS, WEB, WEB_TLS, advertised_host, refusal, wanted_ports
 from cluster.pulsar.tls import context_of, role_of
 from storage.batch import MAX_MESSAGE_BYTES
@@ -58,7 +58,7 @@ class PulsarGateway(GatewayActor):
         self._host = advertised_host(settings)
         accept = {PLAIN: self._accept, TLS: self._accept, WEB: self._accept_http, WEB_TLS: self._accept_http}
         doors = MachineDoors(Path(settings["data_dir"]), accept, dict.fromkeys((TLS, WEB_TLS), context_of(settings)))
-        self._doorkeeper = Doorkeeper(ports, doors, wanted_ports(settings), self._opened)
+        self._doorkeeper = PortHolder(ports, doors, wanted_ports(settings), self._opened)
         self._connections: dict[_Socket, None] = {}
         self._at = Addresses()
         self._http: GatewayHttp | None = None
@@ -123,7 +123,7 @@ class PulsarGateway(GatewayActor):
 
 
 class _Socket(asyncio.BufferedProtocol):
-    """One connection: bytes in and out for a conversation. Implements actors.pulsar.gateway.Link."""
+    """One connection: bytes in and out for a conversation. Implements actors.pulsar.conversation.gateway.Link."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class _Socket(asyncio.BufferedProtocol):
         """The first bytes, while they do not tell yet which protocol is spoken."""
         self._buffer = buffer
         self._transport: asyncio.Transport | None = None
-        self._conversation: Connection | None = None
+        self._conversation: ClientConnection | None = None
         self.peer = ""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -152,7 +152,7 @@ class _Socket(asyncio.BufferedProtocol):
             if stranger is self:
                 return
         self._all[self] = None
-        self._conversation = Connection(self.gateway, self)
+        self._conversation = ClientConnection(self.gateway, self)
         self._conversation.certified = role_of(transport.get_extra_info("peercert"))
         self._share()
 

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from cluster.certificates import check_private
-from cluster.pulsar.tokens import Identity, Rejected
+from cluster.pulsar.tokens import Rejected, TokenIdentity
 from storage.errors import Invalid, Overloaded
 
 METHOD = "basic"
@@ -53,7 +53,7 @@ class PasswordAuthenticator:
         self._slow = ThreadPoolExecutor(1, "passwords")
         self._checks = 0
 
-    async def __call__(self, data: bytes) -> Identity:
+    async def __call__(self, data: bytes) -> TokenIdentity:
         """Who says `name:password`. Raises Rejected, which does not tell which of them is wrong, and Overloaded.
 
         If the caller is cancelled, as when its client has gone, the password is not compared any more.
@@ -62,7 +62,7 @@ class PasswordAuthenticator:
         given = password.replace("\0", "?").encode()[:_BYTES]
         seal = hmac.digest(self._secret, given, hashlib.sha256)
         if hmac.compare_digest(self._right.get(name, b""), seal):
-            return Identity(name, None)
+            return TokenIdentity(name, None)
         wanted = self._hashes.get(name, self._decoy)
         if self._checks >= MOST_CHECKS:
             raise Overloaded("too many passwords are being checked: come again")
@@ -74,7 +74,7 @@ class PasswordAuthenticator:
         if not right or name not in self._hashes:
             raise Rejected("the name or the password is not right")
         self._right[name] = seal
-        return Identity(name, None)
+        return TokenIdentity(name, None)
 
 
 def _read(file: Path) -> dict[str, bytes]:

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cluster.environment import LOOPBACK
-from cluster.folder import replace_file
+from cluster.bootstrap.environment import LOOPBACK
+from cluster.bootstrap.folder import replace_file
 from storage.errors import Invalid, Unavailable
 
 PLAIN, TLS, WEB, WEB_TLS = "pulsar", "pulsar+ssl", "http", "https"

@@ -33,7 +33,7 @@ class Rejected(Invalid):
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class TokenIdentity:
     """Who a client is. ends: seconds since 1970 at which its token is over, None if it never is."""
 
     role: str
@@ -56,7 +56,7 @@ class TokenAuthenticator:
         _check_secret(key_file, content)
         self._algorithms = _SECRET
 
-    def __call__(self, data: bytes) -> Identity:
+    def __call__(self, data: bytes) -> TokenIdentity:
         """Who presents this token. Raises Rejected; what it says tells a stranger nothing of the key."""
         import jwt
 
@@ -72,7 +72,7 @@ class TokenAuthenticator:
             raise Rejected("the token has no subject")
         if until is not None and not (math.isfinite(until) and until <= MAX_SECONDS):
             raise Rejected("the token ends at no time that there is")
-        return Identity(role, until)
+        return TokenIdentity(role, until)
 
 
 def _is_text(role: str) -> bool:

@@ -24,10 +24,10 @@ from urllib.parse import urlencode
 
 from aiohttp import ClientError, ClientSession, ClientTimeout, web
 
-from cluster.admin_http import PORT_FILE, TOKEN_FILE
-from cluster.environment import LOOPBACK
-from cluster.http_guard import guard
-from cluster.http_server import json_in
+from cluster.bootstrap.environment import LOOPBACK
+from cluster.http.admin import PORT_FILE, TOKEN_FILE
+from cluster.http.guard import guard
+from cluster.http.server import json_in
 from cluster.loop import LoopThread
 from cluster.watch.feed import event
 from cluster.watch.http import PAGE_PATHS, page_routes

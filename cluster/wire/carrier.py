@@ -15,9 +15,9 @@ import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from cluster.forks import keep_from_children
-from cluster.wire.frames import MAX_DESCRIPTORS, Frame, FrameReader, Malformed
-from cluster.wire.handshake import Refused
+from cluster.bootstrap.forks import keep_from_children
+from cluster.wire.frames import MAX_DESCRIPTORS, FrameReader, MalformedFrame, WireFrame
+from cluster.wire.handshake import HandshakeRefused
 from cluster.wire.tls import NotTls, Secured
 from storage.frame import Buffer
 
@@ -35,7 +35,7 @@ _CUT_OFF = int(socket.MSG_CTRUNC)
 _ANCILLARY = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
 
 
-class Carrier:
+class FramedSocket:
     """A connected socket of this event loop.
 
     received: called with each frame. lost: called once when the connection has ended, with the reason; not called
@@ -46,10 +46,10 @@ class Carrier:
     def __init__(
         self,
         sock: socket.socket,
-        received: Callable[[Frame], None],
+        received: Callable[[WireFrame], None],
         lost: Callable[[Exception], None],
         limit: int,
-        farewell: Callable[[Malformed], list[Buffer]] | None = None,
+        farewell: Callable[[MalformedFrame], list[Buffer]] | None = None,
         secured: Secured | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
@@ -209,13 +209,13 @@ class Carrier:
                     return
         except (BlockingIOError, InterruptedError):
             return
-        except Malformed as error:
+        except MalformedFrame as error:
             if isinstance(error, NotTls):
                 self._secured = None  # who does not speak TLS is told so in clear
             if self._farewell is not None:
                 self.send(self._farewell(error))
             self._fail(error)
-        except Refused as error:
+        except HandshakeRefused as error:
             self._pour()
             self._fail(error)
         except OSError as error:
@@ -249,7 +249,7 @@ class Carrier:
                 came.frombytes(data[: len(data) - len(data) % came.itemsize])
                 self._reader.descriptors.extend(came)
         if flags & _CUT_OFF or len(self._reader.descriptors) > _MOST_IN_HAND:
-            raise Malformed("more descriptors came than can be taken")
+            raise MalformedFrame("more descriptors came than can be taken")
         return count
 
     def _write(self, views: Sequence[memoryview], descriptors: Sequence[int]) -> int:

@@ -9,9 +9,9 @@ import socket
 from actors.host import Answer
 from actors.ports import Unknown
 from actors.wire import Packed
-from cluster.wire.carrier import Carrier
-from cluster.wire.frames import ERROR, MAX_FRAME, NO_ANSWER, REPLY, REQUEST, Frame, Malformed, OtherVersion
-from cluster.wire.handshake import MAX_GREETING, Caller, Refused
+from cluster.wire.carrier import FramedSocket
+from cluster.wire.frames import ERROR, MAX_FRAME, NO_ANSWER, REPLY, REQUEST, MalformedFrame, OtherVersion, WireFrame
+from cluster.wire.handshake import MAX_GREETING, Caller, HandshakeRefused
 from cluster.wire.payloads import read, written
 from cluster.wire.tls import NotTls, Secured
 from storage.errors import Invalid
@@ -32,7 +32,7 @@ class Connection:
         self._welcome: asyncio.Future[None] = loop.create_future()
         self.ended: asyncio.Future[Exception] = loop.create_future()
         """Done when the connection has ended, with the reason."""
-        self._carrier = Carrier(sock, self._take, self._lost, MAX_GREETING, secured=secured)
+        self._carrier = FramedSocket(sock, self._take, self._lost, MAX_GREETING, secured=secured)
         self._carrier.send(caller.hello())
 
     @property
@@ -46,7 +46,7 @@ class Connection:
         return self._carrier.passes
 
     async def welcome(self) -> None:
-        """Wait until both sides have proved themselves. Raises Refused, Invalid, OSError, TimeoutError."""
+        """Wait until both sides have proved themselves. Raises HandshakeRefused, Invalid, OSError, TimeoutError."""
         try:
             await asyncio.wait_for(self._welcome, GREETING_S)
         except BaseException:
@@ -90,7 +90,7 @@ class Connection:
         if not self.ended.done():
             self.ended.set_result(ConnectionResetError("the connection was closed here"))
 
-    def _take(self, frame: Frame) -> None:
+    def _take(self, frame: WireFrame) -> None:
         if not self._caller.done:
             self._greet(frame)
             return
@@ -105,12 +105,12 @@ class Connection:
         elif frame.kind == NO_ANSWER:
             future.set_result(Unknown(frame.head.decode(errors="replace"), gone=frame.route == b"gone"))
         else:
-            raise Malformed(f"a frame of kind {frame.kind} is no answer")
+            raise MalformedFrame(f"a frame of kind {frame.kind} is no answer")
 
-    def _greet(self, frame: Frame) -> None:
+    def _greet(self, frame: WireFrame) -> None:
         try:
             answer = self._caller.take(frame, self._carrier.binding)
-        except Refused as error:
+        except HandshakeRefused as error:
             self._carrier.close()
             self._lost(error)
             return
@@ -124,7 +124,7 @@ class Connection:
     def _lost(self, error: Exception) -> None:
         if not self._welcome.done():
             if isinstance(error, NotTls):
-                error = Refused("it does not speak TLS; start it with the same tls_ settings")
+                error = HandshakeRefused("it does not speak TLS; start it with the same tls_ settings")
             self._welcome.set_exception(Invalid(str(error)) if isinstance(error, OtherVersion) else error)
             self._welcome.exception()  # it may be that nobody waits any more
         if not self.ended.done():

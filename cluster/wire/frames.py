@@ -49,16 +49,16 @@ JOIN_BELOW = 16 * 1024
 """A frame of so few bytes is written as one piece: gathering costs more than copying it."""
 
 
-class Malformed(Exception):
+class MalformedFrame(Exception):
     """What came is no frame of this version; nothing after it can be understood, so the connection ends."""
 
 
-class OtherVersion(Malformed):
+class OtherVersion(MalformedFrame):
     """The other side speaks another version."""
 
 
 @dataclass(slots=True)
-class Frame:
+class WireFrame:
     """One frame. parts: the attachments, read-only. attached: so many of the last ones are shared payloads.
 
     descriptors: of shared payloads; owned by who takes the frame.
@@ -134,8 +134,8 @@ class FrameReader:
         """Where the next bytes belong; never empty."""
         return self._body[self._filled :] if self._header is not None else self._scratch[self._end :]
 
-    def advance(self, count: int) -> list[Frame]:
-        """So many bytes were written to `buffer`: the frames that are complete now. Raises Malformed."""
+    def advance(self, count: int) -> list[WireFrame]:
+        """So many bytes were written to `buffer`: the frames that are complete now. Raises MalformedFrame."""
         if self._header is not None:
             self._filled += count
             if self._filled < len(self._body):
@@ -144,16 +144,16 @@ class FrameReader:
             self._header, self._body = None, memoryview(b"")
             return [frame]
         self._end += count
-        found: list[Frame] = []
+        found: list[WireFrame] = []
         try:
             return self._small_frames(found)
-        except Malformed:
+        except MalformedFrame:
             for frame in found:
                 frame.close()
             raise
 
-    def _small_frames(self, found: list[Frame]) -> list[Frame]:
-        """The frames that are complete in the scratch buffer, appended to `found` one by one. Raises Malformed."""
+    def _small_frames(self, found: list[WireFrame]) -> list[WireFrame]:
+        """The frames that are complete in the scratch buffer, appended to `found` one by one. Raises MalformedFrame."""
         while self._end - self._start >= HEADER.size:
             header = _read_header(self._scratch, self._start, self.limit)
             begin = self._start + HEADER.size
@@ -185,16 +185,16 @@ class FrameReader:
             self._scratch[:left] = bytes(self._scratch[self._start : self._end])
         self._start, self._end = 0, left
 
-    def _frame(self, header: _Header, body: bytes | memoryview) -> Frame:
+    def _frame(self, header: _Header, body: bytes | memoryview) -> WireFrame:
         kind, route, correlation, head, count, descriptors, size, attached = header
         if not attached and len(self.descriptors) < descriptors:
-            raise Malformed(f"a frame announces {descriptors} descriptors, and {len(self.descriptors)} came")
+            raise MalformedFrame(f"a frame announces {descriptors} descriptors, and {len(self.descriptors)} came")
         at = route + head
-        frame = Frame(kind, correlation, bytes(body[:route]), bytes(body[route:at]), [], size=HEADER.size + size)
+        frame = WireFrame(kind, correlation, bytes(body[:route]), bytes(body[route:at]), [], size=HEADER.size + size)
         if count:
             at = _cut(memoryview(body), at, count, frame.parts)
         if at != size:
-            raise Malformed(f"a frame of {size} bytes has {size - at} too many")
+            raise MalformedFrame(f"a frame of {size} bytes has {size - at} too many")
         if attached:
             frame.attached = descriptors
         elif descriptors:
@@ -203,13 +203,13 @@ class FrameReader:
 
 
 def _cut(body: memoryview, table: int, count: int, parts: list[memoryview]) -> int:
-    """The attachments of a frame, whose lengths stand in a table; returns where they end. Raises Malformed."""
+    """The attachments of a frame, whose lengths stand in a table; returns where they end. Raises MalformedFrame."""
     at = table + count * _LENGTH.size
     for number in range(count):
         (length,) = _LENGTH.unpack_from(body, table + number * _LENGTH.size)
         at += -at % _ALIGNMENT
         if at + length > len(body):
-            raise Malformed("an attachment reaches beyond the end of its frame")
+            raise MalformedFrame("an attachment reaches beyond the end of its frame")
         parts.append(body[at : at + length])
         at += length
     return at
@@ -229,17 +229,17 @@ class _Header(NamedTuple):
 
 
 def _read_header(data: memoryview, at: int, limit: int) -> _Header:
-    """The header that begins there. Raises Malformed."""
+    """The header that begins there. Raises MalformedFrame."""
     magic, version, kind, route, correlation, head, parts, descriptors, body = HEADER.unpack_from(data, at)
     if magic != MAGIC:
-        raise Malformed("what came does not begin like a frame")
+        raise MalformedFrame("what came does not begin like a frame")
     if version != VERSION:
         raise OtherVersion(f"the other side speaks version {version} of the wire protocol, this one {VERSION}")
     attached, kind = bool(kind & ATTACHED), kind & ~ATTACHED
     if kind not in KINDS:
-        raise Malformed(f"there is no frame of kind {kind}")
+        raise MalformedFrame(f"there is no frame of kind {kind}")
     if HEADER.size + body > limit:
-        raise Malformed(f"a frame of {HEADER.size + body} bytes is more than the {limit} that are allowed here")
+        raise MalformedFrame(f"a frame of {HEADER.size + body} bytes is more than the {limit} that are allowed here")
     if route + head + parts * _LENGTH.size > body or descriptors > (parts if attached else MAX_DESCRIPTORS):
-        raise Malformed("the lengths in a frame's header contradict each other")
+        raise MalformedFrame("the lengths in a frame's header contradict each other")
     return _Header(kind, route, correlation, head, parts, descriptors, body, attached)

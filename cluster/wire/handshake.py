@@ -23,7 +23,7 @@ from typing import TypeVar
 
 import msgspec
 
-from cluster.wire.frames import CHALLENGE, HELLO, PROOF, REFUSED, WELCOME, Frame, Malformed, encode
+from cluster.wire.frames import CHALLENGE, HELLO, PROOF, REFUSED, WELCOME, MalformedFrame, WireFrame, encode
 from storage.frame import Buffer
 
 NONCE_BYTES = 32
@@ -33,7 +33,7 @@ MAX_GREETING = 4096
 S = TypeVar("S", bound=msgspec.Struct)
 
 
-class Refused(Exception):
+class HandshakeRefused(Exception):
     """The other side does not want this connection, or is not to be trusted. elsewhere: it is another process."""
 
     def __init__(self, reason: str, *, elsewhere: bool = False) -> None:
@@ -71,11 +71,13 @@ class Caller:
         """What to send first."""
         return encode(HELLO, 0, b"", msgspec.msgpack.encode(_Hello(self._wanted, self._mine)))
 
-    def take(self, frame: Frame, binding: bytes = b"") -> list[Buffer]:
-        """The answer to a frame, empty if there is none. binding: as in `prove`. Raises Refused, Malformed."""
+    def take(self, frame: WireFrame, binding: bytes = b"") -> list[Buffer]:
+        """The answer to a frame, empty if there is none. binding: as in `prove`. Raises HandshakeRefused,
+        MalformedFrame.
+        """
         if frame.kind == REFUSED:
             said = _decode(_Refusal, frame)
-            raise Refused(said.reason, elsewhere=said.elsewhere)
+            raise HandshakeRefused(said.reason, elsewhere=said.elsewhere)
         if frame.kind == CHALLENGE and not self._theirs:
             self._theirs = _nonce(_decode(_Challenge, frame).nonce)
             proof = prove(self._key, b"caller", self._wanted, self._mine, self._theirs, binding)
@@ -83,10 +85,10 @@ class Caller:
         if frame.kind == WELCOME and self._theirs:
             expected = prove(self._key, b"listener", self._wanted, self._mine, self._theirs, binding)
             if not hmac.compare_digest(expected, _decode(_Proof, frame).proof):
-                raise Refused(f"what answers for {self._wanted} does not have this cluster's token")
+                raise HandshakeRefused(f"what answers for {self._wanted} does not have this cluster's token")
             self.done = True
             return []
-        raise Malformed("this is not how a connection begins")
+        raise MalformedFrame("this is not how a connection begins")
 
 
 class Greeter:
@@ -97,22 +99,24 @@ class Greeter:
         self._key, self._name = key, name
         self._mine, self._theirs = b"", b""
 
-    def take(self, frame: Frame, binding: bytes = b"") -> list[Buffer]:
-        """The answer to a frame. binding: see `prove`. Raises Refused (say so with `refusal`), Malformed."""
+    def take(self, frame: WireFrame, binding: bytes = b"") -> list[Buffer]:
+        """The answer to a frame. binding: see `prove`. Raises HandshakeRefused (tell it with `refusal`),
+        MalformedFrame.
+        """
         if frame.kind == HELLO and not self._theirs:
             said = _decode(_Hello, frame)
             if said.wanted != self._name:
-                raise Refused("another process listens here", elsewhere=True)
+                raise HandshakeRefused("another process listens here", elsewhere=True)
             self._mine, self._theirs = secrets.token_bytes(NONCE_BYTES), _nonce(said.nonce)
             return encode(CHALLENGE, 0, b"", msgspec.msgpack.encode(_Challenge(self._mine)))
         if frame.kind == PROOF and self._theirs and not self.done:
             expected = prove(self._key, b"caller", self._name, self._theirs, self._mine, binding)
             if not hmac.compare_digest(expected, _decode(_Proof, frame).proof):
-                raise Refused("the caller does not have this cluster's token")
+                raise HandshakeRefused("the caller does not have this cluster's token")
             self.done = True
             proof = prove(self._key, b"listener", self._name, self._theirs, self._mine, binding)
             return encode(WELCOME, 0, b"", msgspec.msgpack.encode(_Proof(proof)))
-        raise Malformed("this is not how a connection begins")
+        raise MalformedFrame("this is not how a connection begins")
 
 
 def refusal(reason: str, *, elsewhere: bool = False) -> list[Buffer]:
@@ -129,12 +133,12 @@ def prove(key: bytes, role: bytes, name: str, callers: bytes, listeners: bytes, 
 
 def _nonce(nonce: bytes) -> bytes:
     if len(nonce) != NONCE_BYTES:
-        raise Malformed(f"a nonce of {len(nonce)} bytes")
+        raise MalformedFrame(f"a nonce of {len(nonce)} bytes")
     return nonce
 
 
-def _decode(kind: type[S], frame: Frame) -> S:
+def _decode(kind: type[S], frame: WireFrame) -> S:
     try:
         return msgspec.msgpack.decode(frame.head, type=kind)
     except (msgspec.MsgspecError, ValueError) as error:
-        raise Malformed(f"a greeting could not be read: {error}") from None
+        raise MalformedFrame(f"a greeting could not be read: {error}") from None

@@ -16,8 +16,8 @@ from typing import Protocol
 from actors.host import Answer
 from actors.ports import Unknown
 from actors.wire import Packed, pack_error
-from cluster.forks import keep_from_children
-from cluster.wire.carrier import Carrier
+from cluster.bootstrap.forks import keep_from_children
+from cluster.wire.carrier import FramedSocket
 from cluster.wire.connection import GREETING_S
 from cluster.wire.frames import (
     ERROR,
@@ -25,11 +25,11 @@ from cluster.wire.frames import (
     NO_ANSWER,
     REPLY,
     REQUEST,
-    Frame,
-    Malformed,
+    MalformedFrame,
+    WireFrame,
     encode,
 )
-from cluster.wire.handshake import MAX_GREETING, Greeter, Refused, refusal
+from cluster.wire.handshake import MAX_GREETING, Greeter, HandshakeRefused, refusal
 from cluster.wire.payloads import read, written
 from cluster.wire.tls import Secured, Trust
 from storage.errors import Invalid, Unavailable
@@ -43,7 +43,7 @@ MAX_ANSWERING = 64 * 1024 * 1024
 """Bytes of requests of one connection that are being answered at one time."""
 
 
-class Answers(Protocol):
+class RequestHandler(Protocol):
     """Whom requests are handed to."""
 
     async def answer(self, actor: str, kind: str, packed: Packed) -> Answer:
@@ -57,7 +57,13 @@ class Listener:
     """
 
     def __init__(
-        self, name: str, key: bytes, answers: Answers, *, strangers: int = MAX_STRANGERS, trust: Trust | None = None
+        self,
+        name: str,
+        key: bytes,
+        answers: RequestHandler,
+        *,
+        strangers: int = MAX_STRANGERS,
+        trust: Trust | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._name, self._key, self._answers = name, key, answers
@@ -125,7 +131,7 @@ class _Incoming:
         self,
         sock: socket.socket,
         greeter: Greeter,
-        answers: Answers,
+        answers: RequestHandler,
         moved: Callable[[_Incoming], None],
         secured: Secured | None,
     ) -> None:
@@ -133,7 +139,9 @@ class _Incoming:
         self._greeter, self._answers, self._moved = greeter, answers, moved
         self._answering = 0
         self._tasks: dict[asyncio.Task[None], None] = {}
-        self._carrier = Carrier(sock, self._take, self._lost, MAX_GREETING, lambda error: refusal(str(error)), secured)
+        self._carrier = FramedSocket(
+            sock, self._take, self._lost, MAX_GREETING, lambda error: refusal(str(error)), secured
+        )
         self._late = self._loop.call_later(GREETING_S, self.close)
 
     @property
@@ -147,12 +155,12 @@ class _Incoming:
         self._carrier.close()
         self._moved(self)
 
-    def _take(self, frame: Frame) -> None:
+    def _take(self, frame: WireFrame) -> None:
         if not self._greeter.done:
             self._greet(frame)
             return
         if frame.kind != REQUEST:
-            raise Malformed(f"a frame of kind {frame.kind} is no request")
+            raise MalformedFrame(f"a frame of kind {frame.kind} is no request")
         packed = read(frame, settle=False)
         self._answering += frame.size
         if self._answering > MAX_ANSWERING:
@@ -161,10 +169,10 @@ class _Incoming:
         self._tasks[task] = None
         task.add_done_callback(self._tasks.pop)
 
-    def _greet(self, frame: Frame) -> None:
+    def _greet(self, frame: WireFrame) -> None:
         try:
             self._carrier.send(self._greeter.take(frame, self._carrier.binding))
-        except Refused as error:
+        except HandshakeRefused as error:
             if not error.elsewhere:
                 logger.warning("a connection was refused: %s", error)
             self._carrier.send(refusal(str(error), elsewhere=error.elsewhere))
@@ -175,7 +183,7 @@ class _Incoming:
             self._carrier.admit(MAX_FRAME)
             self._moved(self)
 
-    async def _answer(self, frame: Frame, packed: Packed) -> None:
+    async def _answer(self, frame: WireFrame, packed: Packed) -> None:
         actor, _, kind = frame.route.decode(errors="replace").rpartition(" ")
         try:
             answer = await self._answers.answer(actor, kind, packed)
@@ -207,6 +215,6 @@ class _Incoming:
             self._carrier.send(encode(ERROR, number, answer[0].encode(), answer[1].encode()))
 
     def _lost(self, error: Exception) -> None:
-        if isinstance(error, Malformed | Refused):
+        if isinstance(error, MalformedFrame | HandshakeRefused):
             logger.warning("a connection ends: %s", error)
         self.close()

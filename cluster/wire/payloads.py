@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from actors.wire import Packed
-from cluster.wire.frames import ATTACHED, MAX_DESCRIPTORS, Frame, Malformed, encode
+from cluster.wire.frames import ATTACHED, MAX_DESCRIPTORS, MalformedFrame, WireFrame, encode
 from storage.errors import Unavailable
 from storage.frame import Buffer
 
@@ -85,15 +85,15 @@ class SharedPayload:
 
     @classmethod
     def received(cls, descriptor: int) -> SharedPayload:
-        """The contents of a descriptor, which is taken over. Raises Malformed unless it can never be changed."""
+        """The contents of a descriptor, which is taken over. Raises MalformedFrame unless it can never be changed."""
         try:
             seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
             if seals & _SEALS != _SEALS:
-                raise Malformed("a payload was shared that its author can still change")
+                raise MalformedFrame("a payload was shared that its author can still change")
             return cls(descriptor, os.fstat(descriptor).st_size)
-        except (OSError, Malformed) as error:
+        except (OSError, MalformedFrame) as error:
             os.close(descriptor)
-            raise Malformed(f"what was shared is no payload: {error}") from None
+            raise MalformedFrame(f"what was shared is no payload: {error}") from None
 
     @classmethod
     def behind(cls, view: Buffer) -> SharedPayload | None:
@@ -178,8 +178,8 @@ def written(kind: int, number: int, route: bytes, packed: Packed, passes: bool) 
     return encode(kind | ATTACHED, number, route, packed.head, parts, len(handles)), ()
 
 
-def read(frame: Frame, *, settle: bool) -> Packed:
-    """The message of a frame. settle: payloads are read here and not passed on. Raises Malformed."""
+def read(frame: WireFrame, *, settle: bool) -> Packed:
+    """The message of a frame. settle: payloads are read here and not passed on. Raises MalformedFrame."""
     if frame.attached:
         cut = len(frame.parts) - frame.attached
         return Packed(frame.head, list(frame.parts[:cut]), list(frame.parts[cut:]))

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from actors.host import Answer
 from actors.ports import Unknown
 from actors.wire import Packed
-from cluster.environment import is_loopback
+from cluster.bootstrap.environment import is_loopback
 from cluster.wire.connection import Connection
 from cluster.wire.endpoint import Endpoint, this_network
-from cluster.wire.handshake import Caller, Refused
+from cluster.wire.handshake import Caller, HandshakeRefused
 from cluster.wire.tls import Secured, TlsFiles, Trust, trust_in
 from storage.errors import Invalid
 
@@ -140,7 +140,7 @@ class Peers:
             return connection
         except (ConnectionRefusedError, FileNotFoundError) as error:
             return Unknown(f"{peer.host} has ended: {error.strerror}", gone=True)
-        except Refused as error:
+        except HandshakeRefused as error:
             if not error.elsewhere:
                 return Invalid(f"{peer.host}: {error}")
             return Unknown(f"{peer.host} has ended: {error}", gone=True)

@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from cluster.certificates import load_own, load_trusted
-from cluster.wire.frames import Malformed
-from cluster.wire.handshake import Refused
+from cluster.wire.frames import MalformedFrame
+from cluster.wire.handshake import HandshakeRefused
 from storage.errors import Invalid
 from storage.frame import Buffer
 
@@ -37,7 +37,7 @@ class TlsFiles(NamedTuple):
     key: str
 
 
-class NotTls(Malformed):
+class NotTls(MalformedFrame):
     """The first bytes of a connection are no TLS."""
 
 
@@ -99,7 +99,7 @@ def checked(files: TlsFiles) -> tuple[ssl.SSLContext, ssl.SSLContext]:
             for one, other in ((caller, listener), (listener, caller)):
                 if said := one.sealed():
                     other.take(said)
-    except Refused as error:
+    except HandshakeRefused as error:
         raise Invalid(f"tls_certificate_file {files.certificate} cannot be used: {error}") from None
     return calling, listening
 
@@ -148,7 +148,7 @@ class Secured:
         return self._outgoing.read()
 
     def take(self, data: Buffer) -> None:
-        """These bytes came; there may be something to send now. Raises Refused, NotTls."""
+        """These bytes came; there may be something to send now. Raises HandshakeRefused, NotTls."""
         if not self._begun:
             self._begun = True
             if data[0] not in (_HANDSHAKE, _ALERT):
@@ -157,7 +157,7 @@ class Secured:
         self._shake_hands()
 
     def read(self, room: memoryview) -> int:
-        """Bytes in clear, into a buffer; 0 if there are no more now. Raises Refused, ConnectionResetError."""
+        """Bytes in clear, into a buffer; 0 if there are no more now. Raises HandshakeRefused, ConnectionResetError."""
         if not self.binding:
             return 0
         try:
@@ -167,7 +167,7 @@ class Secured:
         except ssl.SSLZeroReturnError:
             count = 0
         except ssl.SSLError as error:
-            raise Refused(_said(error)) from None
+            raise HandshakeRefused(_said(error)) from None
         if not count:
             raise ConnectionResetError("the other side has closed the connection")
         return count
@@ -185,7 +185,7 @@ class Secured:
         except ssl.SSLWantReadError:
             return
         except ssl.SSLError as error:
-            raise Refused(_said(error)) from None
+            raise HandshakeRefused(_said(error)) from None
         self.binding = self._tls.get_channel_binding("tls-unique") or b""
         early, self._early = self._early, []
         self._write(early)

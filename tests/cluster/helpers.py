@@ -15,14 +15,14 @@ import pyarrow as pa
 
 import cluster
 from actors.ports import Ports
-from cluster import launch
+from cluster.bootstrap import launch
+from cluster.bootstrap.discovery import find
+from cluster.bootstrap.folder import STATE_FILE
+from cluster.bootstrap.sessions import processes_of
 from cluster.client import Client
 from cluster.config import load
 from cluster.consumer import Consumer
-from cluster.discovery import find
-from cluster.folder import STATE_FILE
 from cluster.real import RealClock, StructuredLog, Tasks, make_rng
-from cluster.sessions import processes_of
 from storage.errors import SluiceError
 from tests.kit.meta import MemoryMeta
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 import cluster
-from cluster import launch
+from cluster.bootstrap import launch
 from cluster.client import Client
 from cluster.consumer import Consumer
 from tests.cluster.helpers import PATIENCE_MS, PATIENCE_S, eventually

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import cluster
-from cluster import launch
+from cluster.bootstrap import launch
 from cluster.wire import endpoint
 from tests.cluster.helpers import Received, batch, eventually, rows
 from tests.kit.certificates import Authority

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import cluster
-from cluster import identity, launch
+from cluster.bootstrap import identity, launch
 from cluster.client import Client
 from tests.cluster.helpers import SMALL, Received, batch, eventually
 

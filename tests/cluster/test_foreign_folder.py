@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import cluster
-from cluster import launch, standalone
+from cluster.bootstrap import launch, standalone
+from cluster.bootstrap.folder import STATE_FILE, TOKEN_FILE, prepare_folder, read_state
 from cluster.cli import main
-from cluster.folder import STATE_FILE, TOKEN_FILE, prepare_folder, read_state
 from tests.cluster.helpers import values
 
 STRANGER = 12345

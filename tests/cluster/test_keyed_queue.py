@@ -266,9 +266,9 @@ ray.shutdown()
 @pytest.mark.ray
 def test_a_program_that_uses_ray_gets_its_broker(tmp_path: Path) -> None:
     """It is started in the program's own Ray, found by its tasks, and ends with it."""
-    from cluster.environment import short_folder
-    from cluster.launch import leave_nothing
-    from cluster.nodes import SLOW_START, START_TRIES
+    from cluster.bootstrap.environment import short_folder
+    from cluster.bootstrap.launch import leave_nothing
+    from cluster.bootstrap.nodes import SLOW_START, START_TRIES
 
     sessions: list[str] = []
     plain = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}

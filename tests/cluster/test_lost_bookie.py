@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import cluster
-from cluster import launch
+from cluster.bootstrap import launch
 from cluster.client import Client
 from cluster.status import describe
 from tests.cluster.helpers import (

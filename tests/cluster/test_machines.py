@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from cluster.identity import ID_FILE
+from cluster.bootstrap.identity import ID_FILE
 from tests.kit.machines import Machine, machines, missing, start_ray
 from tests.s3server import ACCESS_KEY, SECRET_KEY, S3Server, available_kinds
 

@@ -14,12 +14,12 @@ import psutil
 import pytest
 
 import cluster
-from cluster import launch
+from cluster.bootstrap import launch
+from cluster.bootstrap.sessions import runs
 from cluster.client import Client
 from cluster.consumer import Consumer
 from cluster.message import Batch
 from cluster.receipts import Receipt
-from cluster.sessions import runs
 from tests.cluster.helpers import (
     PATIENCE_MS,
     PATIENCE_S,

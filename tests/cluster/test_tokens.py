@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.environment import prepare
+from cluster.bootstrap.environment import prepare
 from cluster.tokens import ensure_token
 from storage.errors import Invalid
 

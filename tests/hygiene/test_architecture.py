@@ -50,7 +50,41 @@ def test_only_the_doors_of_a_process_know_the_carrier() -> None:
         for name, _ in module.imports()
         if name.startswith("cluster.wire.") and not module.path.startswith("cluster/wire/")
     }
-    assert users == {"cluster/net.py", "cluster/host.py", "cluster/naming.py", "cluster/standalone.py"}
+    assert users == {
+        "cluster/net.py",
+        "cluster/host.py",
+        "cluster/bootstrap/naming.py",
+        "cluster/bootstrap/standalone.py",
+    }
+
+
+def test_the_core_knows_nothing_of_the_gateway() -> None:
+    """Pulsar's protocol is an edge: topics, dispatchers, bookies and what operators set are the same without it."""
+    core = [module for module in modules("actors", "storage") if not module.path.startswith("actors/pulsar/")]
+    wrong = {(module.path, name) for module in core for name, _ in module.imports() if name.startswith("actors.pulsar")}
+    assert sorted(wrong) == []
+
+
+def test_the_codec_of_the_gateway_is_bytes_alone() -> None:
+    """It knows the columns that a consumer was given, and no actor, port or conversation."""
+    wrong = {
+        (module.path, name)
+        for module in modules("actors")
+        if module.path.startswith("actors/pulsar/codec/")
+        for name, _ in module.imports()
+        if name.startswith("actors.") and not name.startswith(("actors.pulsar.codec.", "actors.consumer.held."))
+    }
+    assert sorted(wrong) == []
+
+
+def test_no_two_classes_have_one_name() -> None:
+    """A reader who meets a name knows which class it is."""
+    places: dict[str, list[str]] = {}
+    for module in modules("storage", "actors", "cluster", "loadgen"):
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(module.path)
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
 def _rows(heading: str) -> list[list[str]]:

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.spark, pytest.mark.slow, pytest.mark.
 
 @pytest.fixture(scope="module")
 def connect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterConnect]:
-    from cluster import launch
+    from cluster.bootstrap import launch
 
     with launch.local(tmp_path_factory.mktemp("broker"), bookies=3) as running:
         yield ClusterConnect(running.address, os.environ.get("RAY_AUTH_TOKEN_PATH", ""))

@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
-from cluster.stored import StoredRange
+from cluster.log_reader import StoredRange
 from loadgen.datasource import SluiceDataSource, SluiceReader, SluiceStreamReader, SluiceWriter, _Target
 from loadgen.spool import Spool
 from storage.errors import Invalid, NotFound

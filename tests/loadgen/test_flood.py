@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def connect(folder: Path) -> Iterator[ClusterConnect]:
-    from cluster import launch
+    from cluster.bootstrap import launch
 
     with launch.local(folder, bookies=3, pulsar_port=0) as running:
         yield ClusterConnect(running.address, os.environ.get("RAY_AUTH_TOKEN_PATH", ""))

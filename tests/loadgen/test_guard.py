@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.identity import ID_FILE
+from cluster.bootstrap.identity import ID_FILE
 from loadgen.consume import ConsumeJob
 from loadgen.display import FloodProgress
 from loadgen.faults import Fleet

@@ -40,7 +40,7 @@ COLOURS = """(() => {
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ClusterConnect, Path]]:
-    from cluster import launch
+    from cluster.bootstrap import launch
 
     with launch.local(tmp_path_factory.mktemp("broker"), bookies=3) as cluster:
         yield ClusterConnect(cluster.address, os.environ.get("RAY_AUTH_TOKEN_PATH", "")), cluster.data_dir

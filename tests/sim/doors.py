@@ -32,7 +32,7 @@ class Machines:
         return process if process is not None and process.alive else None
 
     def claim(self, process: Process) -> bool:
-        """See actors.pulsar.doors.Doors."""
+        """See actors.pulsar.conversation.port_claims.Doors."""
         holder = self._claims.get(process.machine)
         if holder is not None and holder is not process and holder.alive:
             self.world.count("gateway waits")
@@ -42,7 +42,7 @@ class Machines:
         return True
 
     def listen(self, process: Process, port: int) -> int:
-        """See actors.pulsar.doors.Doors."""
+        """See actors.pulsar.conversation.port_claims.Doors."""
         if not port:
             self._free += 1
             port = self._free
@@ -54,11 +54,11 @@ class Machines:
         return port
 
     def chosen(self, process: Process, scheme: str) -> int:
-        """See actors.pulsar.doors.Doors."""
+        """See actors.pulsar.conversation.port_claims.Doors."""
         return self._told.get((process.machine, scheme), 0)
 
     def tell(self, process: Process, scheme: str, port: int) -> None:
-        """See actors.pulsar.doors.Doors."""
+        """See actors.pulsar.conversation.port_claims.Doors."""
         place = process.machine, scheme
         before = self._told.get(place, 0)
         assert before in (0, port) or not port, f"{place}: clients were told {before}, and now {port}"
@@ -66,14 +66,14 @@ class Machines:
             self._told[place] = port
 
     def close(self, process: Process) -> None:
-        """See actors.pulsar.doors.Doors."""
+        """See actors.pulsar.conversation.port_claims.Doors."""
         self._listening = {place: other for place, other in self._listening.items() if other is not process}
         if self._claims.get(process.machine) is process:
             del self._claims[process.machine]
 
 
 class SimDoors:
-    """The ports of the machine that a process is on. Implements actors.pulsar.doors.Doors."""
+    """The ports of the machine that a process is on. Implements actors.pulsar.conversation.port_claims.Doors."""
 
     def __init__(self, machines: Machines, process: Process) -> None:
         self._machines, self._process = machines, process

@@ -21,12 +21,12 @@ from actors.messages import (
     shown,
 )
 from actors.names import check_name, namespace_of, quoted
+from actors.policies.backlog_quotas import Quotas
+from actors.policies.namespaces import Namespaces
+from actors.policies.policy_records import AGES, of_namespace, of_topic
+from actors.policies.time_to_live import Expiry
 from actors.ports import Address, Ports, Unknown
-from actors.pulsar.expiry import Expiry
-from actors.pulsar.namespaces import Namespaces
-from actors.pulsar.quotas import Quotas
-from actors.pulsar.records import AGES, of_namespace, of_topic
-from actors.pulsar.topics import listed, new_settings, split_name, topic_name, topics_in
+from actors.pulsar.conversation.topic_names import listed, new_settings, split_name, topic_name, topics_in
 from actors.wire import Request
 from storage.errors import Conflict, Fenced, Invalid, NotFound, Unavailable
 

@@ -13,15 +13,15 @@ from typing import Any
 from aiohttp import web
 
 from actors.messages import AddPartitions, Ends, Terminate
-from actors.pulsar.topics import full_name
-from cluster.http_server import body_of, number_of
+from actors.pulsar.conversation.topic_names import full_name
+from cluster.http.server import body_of, number_of
 from cluster.pulsar.admin.broker import Broker, Named, named, topic_of
 from cluster.pulsar.admin.messages import last_id
 from cluster.pulsar.admin.topics import TOPIC
 from storage.errors import Conflict
 
 
-class Changes:
+class TopicChangeRoutes:
     """These routes."""
 
     def __init__(self, broker: Broker) -> None:

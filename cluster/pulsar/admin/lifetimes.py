@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from actors.lifetimes import Lifetimes, Retention, made_with, retention_of, ttl_of
-from cluster.http_server import body_of, number_of, object_in
+from actors.policies.retention import Lifetimes, Retention, made_with, retention_of, ttl_of
+from cluster.http.server import body_of, number_of, object_in
 from cluster.pulsar.admin.broker import Broker, applied, named
 from cluster.pulsar.admin.topics import NAMESPACE, TOPIC
 from storage.errors import Conflict, Invalid

@@ -22,7 +22,7 @@ from aiohttp import web
 from actors.consumer.held import Received
 from actors.consumer.payload import Payloads
 from actors.messages import Ends, FindBacklog, FindTime, ReadEnds
-from cluster.http_server import number_of
+from cluster.http.server import number_of
 from cluster.pulsar.admin.broker import CALL_TIMEOUT, Broker, Named, named, subscription_of
 from cluster.pulsar.admin.statistics import moment
 from cluster.pulsar.admin.topics import TOPIC
@@ -35,7 +35,7 @@ PREFIX = "X-Pulsar-"
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class StoredMessage:
     """A message or a client's batch. first: its entry; count: its messages, as rows. batched: whether it was one."""
 
     ledger: int
@@ -131,7 +131,7 @@ class Messages:
         ends: Ends = await self._broker.ask_owner(which.topic, which.partition or 0, None, ReadEnds())
         return ends
 
-    async def _entry(self, which: Named, at: int, ends: Ends) -> Found:
+    async def _entry(self, which: Named, at: int, ends: Ends) -> StoredMessage:
         if ends.last < max(ends.first, 0):
             raise NotFound("Could not examine messages: the topic is empty")
         return await entry_at(self._broker, which, ledger_of(at), entry_of(at))
@@ -146,7 +146,7 @@ async def last_id(broker: Broker, which: Named, ends: Ends) -> dict[str, int]:
     return told | ({"batchIndex": found.count - 1, "batchSize": found.count} if found.batched else {})
 
 
-async def entry_at(broker: Broker, which: Named, ledger: int, entry: int) -> Found:
+async def entry_at(broker: Broker, which: Named, ledger: int, entry: int) -> StoredMessage:
     """The message or batch that an entry belongs to. Raises NotFound, Unavailable."""
     ends: Ends = await broker.ask_owner(which.topic, which.partition or 0, None, ReadEnds())
     last = dict(ends.ledgers).get(ledger, -1)
@@ -180,15 +180,15 @@ async def entry_at(broker: Broker, which: Named, ledger: int, entry: int) -> Fou
         epoch=0,
         session=0,
     )
-    return Found(ledger, run.first_entry + first, count, batched, part)
+    return StoredMessage(ledger, run.first_entry + first, count, batched, part)
 
 
-def _told(found: Found) -> web.Response:
+def _told(found: StoredMessage) -> web.Response:
     """A message as Pulsar's broker tells it."""
-    from actors.pulsar.deliveries import encode_part  # only who asks for messages pays for protobuf
-    from actors.pulsar.fields import Metadata, parse
-    from actors.pulsar.frames import Cutter, body_of
-    from actors.pulsar.outgoing import Addressee
+    from actors.pulsar.codec.delivery_encoder import encode_part  # only who asks for messages pays for protobuf
+    from actors.pulsar.codec.frames import Cutter, body_of
+    from actors.pulsar.codec.message_encoder import Addressee
+    from actors.pulsar.codec.protocol import Metadata, parse
 
     frame = Cutter().feed(encode_part(found.part, Addressee(0, -1, None)).data)[0]
     body = body_of(frame.rest)

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from actors.lifetimes import Lifetimes
-from actors.pulsar.namespaces import Policies
-from actors.pulsar.records import of_namespace
-from actors.pulsar.topics import topics_in
-from cluster.http_server import body_of, json_in
+from actors.policies.namespaces import NamespacePolicies
+from actors.policies.policy_records import of_namespace
+from actors.policies.retention import Lifetimes
+from actors.pulsar.conversation.topic_names import topics_in
+from cluster.http.server import body_of, json_in
 from cluster.pulsar.admin.broker import Broker, space_of
 from cluster.pulsar.admin.topics import NAMESPACE
 from storage.errors import Conflict, Invalid, NotFound
@@ -105,14 +105,14 @@ class NamespacesByHttp:
             value = json_in(await body_of(request))
         except ValueError:
             value = None
-        if type(value) is not type(getattr(Policies(), field)):
+        if type(value) is not type(getattr(NamespacePolicies(), field)):
             raise Invalid(f"the body is the value of {request.match_info['policy']} as JSON")
         await self._namespaces.change(space_of(request), **{field: value})
         return web.Response(status=204)
 
     async def _unset(self, request: web.Request) -> web.Response:
         field = _field(request)
-        await self._namespaces.change(space_of(request), **{field: getattr(Policies(), field)})
+        await self._namespaces.change(space_of(request), **{field: getattr(NamespacePolicies(), field)})
         return web.Response(status=204)
 
 

@@ -1,4 +1,4 @@
-"""Policies by HTTP: those that a topic has here are told, none can be changed, and none is silently accepted.
+"""PolicyRoutes by HTTP: those that a topic has here are told, none can be changed, and none is silently accepted.
 
 GET    .../{topic}/deduplicationEnabled                                   from the topic's settings
 GET    .../{topic}/schemaValidationEnforced[?applied=true]                false, or what its namespace says
@@ -37,7 +37,7 @@ _OF_NOTHING: dict[str, object] = {
 """What is answered where it is not nothing but empty."""
 
 
-class Policies:
+class PolicyRoutes:
     """These routes. The last one answers whatever no other does."""
 
     def __init__(self, broker: Broker) -> None:

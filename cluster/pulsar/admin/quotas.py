@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from actors.pulsar.quotas import Quota
-from actors.pulsar.records import of_namespace
-from cluster.http_server import body_of, number_of, object_in
+from actors.policies.backlog_quotas import Quota
+from actors.policies.policy_records import of_namespace
+from cluster.http.server import body_of, number_of, object_in
 from cluster.pulsar.admin.broker import Broker, applied, space_of
 from cluster.pulsar.admin.topics import NAMESPACE, TOPIC
 from storage.errors import Invalid

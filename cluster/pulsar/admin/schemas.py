@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from cluster.http_server import body_of, json_in
+from cluster.http.server import body_of, json_in
 from cluster.pulsar.admin.broker import Broker, named
 from storage.errors import Conflict, Invalid
 
 if TYPE_CHECKING:
-    from actors.pulsar.schemas import Schemas
+    from actors.pulsar.conversation.schemas import Schemas
 
 SCHEMA = "/admin/v2/schemas/{tenant}/{namespace}/{topic}"
 TYPES = (
@@ -54,7 +54,7 @@ class SchemasByHttp:
 
     @cached_property
     def _schemas(self) -> Schemas:
-        from actors.pulsar.schemas import Schemas  # only who asks for schemas pays for protobuf
+        from actors.pulsar.conversation.schemas import Schemas  # only who asks for schemas pays for protobuf
 
         return Schemas(self._broker.ports)
 
@@ -143,7 +143,7 @@ def _text(data: bytes) -> str:
 
 def _schema_of(body: str) -> Any:
     """What is posted, as clients say it on the wire. Raises Invalid."""
-    from actors.pulsar.fields import Schema
+    from actors.pulsar.codec.protocol import Schema
 
     try:
         given = json_in(body)

@@ -63,7 +63,7 @@ class Partition:
     clients: Row = field(default_factory=lambda: {"producers": [], "consumers": []})
 
 
-class Shapes:
+class PulsarStats:
     """Makes Pulsar's objects. addresses: of the broker that has the topics."""
 
     def __init__(self, addresses: Addresses) -> None:

@@ -22,8 +22,8 @@ from typing import Any
 from aiohttp import web
 
 from actors.messages import RemoveSubscription, Seek, SubscriptionSettings, request_of
-from cluster.http_guard import Handler
-from cluster.http_server import body_of, json_in, number_of
+from cluster.http.guard import Handler
+from cluster.http.server import body_of, json_in, number_of
 from cluster.pulsar.admin.broker import Broker, Named, forced, named, subscription_of
 from cluster.pulsar.admin.topics import TOPIC
 from storage.errors import Conflict, Invalid, NotFound

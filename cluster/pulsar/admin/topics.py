@@ -25,10 +25,10 @@ from aiohttp import web
 
 from actors.messages import RemoveTopic, SendAway
 from actors.names import unquoted
-from actors.pulsar.topics import full_name, full_names
-from cluster.http_server import body_of, json_in, number_of, object_in
+from actors.pulsar.conversation.topic_names import full_name, full_names
+from cluster.http.server import body_of, json_in, number_of, object_in
 from cluster.pulsar.admin.broker import Broker, Named, forced, named, space_of, topic_of
-from cluster.pulsar.admin.statistics import Partition, Shapes, internal, merged
+from cluster.pulsar.admin.statistics import Partition, PulsarStats, internal, merged
 from storage.errors import Conflict, Invalid, NotFound
 
 BASE = "/admin/v2/persistent/{tenant}/{namespace}"
@@ -40,7 +40,7 @@ NAMESPACE = "/admin/v2/namespaces/{tenant}/{namespace}"
 class Topics:
     """These routes."""
 
-    def __init__(self, broker: Broker, shapes: Shapes) -> None:
+    def __init__(self, broker: Broker, shapes: PulsarStats) -> None:
         self._broker, self._shapes = broker, shapes
 
     def routes(self) -> list[web.RouteDef]:

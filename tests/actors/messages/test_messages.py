@@ -12,7 +12,7 @@ from actors.bookie import Bookie
 from actors.controller import Controller
 from actors.dispatcher import Dispatcher
 from actors.messages import Done, SubscriptionSettings, TopicSettings
-from actors.pulsar.gateway import GatewayActor
+from actors.pulsar.conversation.gateway import GatewayActor
 from actors.topic.topic import Topic
 from actors.wire import Reply, pack, unpack
 

@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 
 from actors.consumer.held import Received
-from actors.pulsar.fields import Metadata, Single, command
-from actors.pulsar.frames import Body
-from actors.pulsar.sends import Send
+from actors.pulsar.codec.frames import Body
+from actors.pulsar.codec.protocol import Metadata, Single, command
+from actors.pulsar.codec.send_decoder import Send
 from storage.batch import StoredBatch
 
 U32 = struct.Struct(">I")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from actors.pulsar.expiry import EXPIRE_MS, Expiry
-from actors.pulsar.quotas import EVICTION, Backlogs, Quota, Quotas
-from actors.pulsar.records import AGES, of_namespace, of_topic
-from actors.pulsar.refusals import Refused
+from actors.policies.backlog_quotas import EVICTION, Quota, Quotas
+from actors.policies.policy_records import AGES, of_namespace, of_topic
+from actors.policies.time_to_live import EXPIRE_MS, Expiry
+from actors.pulsar.conversation.backlogs import Backlogs
+from actors.pulsar.conversation.refusals import CommandRefused
 from tests.scenarios.key_shared.broker import TOPIC, Broker, play
 
 SPACE, HOLD = of_namespace("public/default"), "producer_request_hold"
@@ -27,7 +28,7 @@ def test_producers_are_kept_out_while_something_waits_too_long() -> None:
         await backlogs.check(TOPIC, 0)
         await broker.quiet(61_000)
         await broker.publish("b")
-        with pytest.raises(Refused):
+        with pytest.raises(CommandRefused):
             await backlogs.check(TOPIC, 0)
         await ages.set(of_topic(TOPIC), Quota(600, HOLD))
         await backlogs.check(TOPIC, 0)

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from actors.messages import Seek
-from actors.pulsar.answers import Answers
-from actors.pulsar.consuming import WireConsumer
-from actors.pulsar.fields import ServerError
-from actors.pulsar.topics import find_place
+from actors.pulsar.codec.protocol import ServerError
+from actors.pulsar.conversation.commands import CommandHandlers
+from actors.pulsar.conversation.topic_names import find_place
+from actors.pulsar.conversation.wire_consumer import WireConsumer
 from tests.actors.pulsar.two_gateways import EXCLUSIVE, GATEWAYS, SHARED, Clients, with_gateways
 from tests.sim.worlds.wire import Refusal
 
@@ -25,9 +25,9 @@ class Seeks:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = self.most = self.done = self.opened_meanwhile = 0
         self.clients: Clients | None = None
-        ask_owner, open_consumer = Answers._ask_owner, WireConsumer.open
+        ask_owner, open_consumer = CommandHandlers._ask_owner, WireConsumer.open
 
-        async def slow(answers: Answers, place: Any, subscription: str | None, request: Any) -> Any:
+        async def slow(answers: CommandHandlers, place: Any, subscription: str | None, request: Any) -> Any:
             if not isinstance(request, Seek):
                 return await ask_owner(answers, place, subscription, request)
             self.now += 1
@@ -44,7 +44,7 @@ class Seeks:
             self.opened_meanwhile += self.now
             await open_consumer(consumer)
 
-        monkeypatch.setattr(Answers, "_ask_owner", slow)
+        monkeypatch.setattr(CommandHandlers, "_ask_owner", slow)
         monkeypatch.setattr(WireConsumer, "open", opened)
 
 
@@ -81,7 +81,7 @@ def test_a_producer_that_opens_keeps_its_id(mode: int, monkeypatch: pytest.Monke
             await clients.broker.quiet(100)
             return await find_place(*args, **more)
 
-        monkeypatch.setattr("actors.pulsar.answers.find_place", slow)
+        monkeypatch.setattr("actors.pulsar.conversation.commands.find_place", slow)
         wire = await clients.join("c0", GATEWAYS[0])
         asked = clients.producer(wire, "a", SHARED), clients.producer(wire, "b", mode)
         _one_is_refused(await asyncio.gather(*asked, return_exceptions=True))

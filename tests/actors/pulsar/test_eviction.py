@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from actors.messages import MeasureBacklog
-from actors.pulsar.expiry import EXPIRE_MS, LEFT, Expiry
-from actors.pulsar.quotas import EVICTION, Backlogs, Quota, Quotas
-from actors.pulsar.records import AGES, of_namespace, of_topic
+from actors.policies.backlog_quotas import EVICTION, Quota, Quotas
+from actors.policies.policy_records import AGES, of_namespace, of_topic
+from actors.policies.time_to_live import EXPIRE_MS, LEFT, Expiry
+from actors.pulsar.conversation.backlogs import Backlogs
 from actors.topic_client import TopicClient
 from tests.scenarios.key_shared.broker import SUBSCRIPTION, TOPIC, Broker, play
 

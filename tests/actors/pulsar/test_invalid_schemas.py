@@ -8,12 +8,12 @@ from typing import Any, cast
 
 import pytest
 
+from actors.policies.schema_compatibility import AVRO, JSON, PROTOBUF
 from actors.ports import Ports
-from actors.pulsar import schemas
-from actors.pulsar.compatibility import AVRO, JSON, PROTOBUF
-from actors.pulsar.fields import Schema, ServerError
-from actors.pulsar.refusals import Refused
-from actors.pulsar.schemas import MAX_SCHEMA_BYTES, Schemas
+from actors.pulsar.codec.protocol import Schema, ServerError
+from actors.pulsar.conversation import schemas
+from actors.pulsar.conversation.refusals import CommandRefused
+from actors.pulsar.conversation.schemas import MAX_SCHEMA_BYTES, Schemas
 from storage.errors import Invalid
 from tests.kit.meta import MemoryMeta
 
@@ -74,7 +74,7 @@ async def test_a_valid_definition_is_kept(kind: int, definition: Any) -> None:
 @pytest.mark.parametrize("asked", ["put", "check_reader", "goes_with"])
 async def test_an_invalid_definition_is_refused(asked: str, kind: int, definition: bytes) -> None:
     topics, meta = made()
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(CommandRefused) as refused:
         await getattr(topics, asked)("t", schema(kind, definition))
     assert refused.value.code == ServerError.INCOMPATIBLE_SCHEMA
     assert await meta.keys("schema") == []
@@ -83,7 +83,7 @@ async def test_an_invalid_definition_is_refused(asked: str, kind: int, definitio
 @pytest.mark.parametrize("kind", [-1, 22, 99])
 async def test_a_type_that_there_is_not_is_refused(kind: int) -> None:
     topics, meta = made()
-    with pytest.raises(Refused, match=f"no type {kind}") as refused:
+    with pytest.raises(CommandRefused, match=f"no type {kind}") as refused:
         await topics.put("t", schema(kind, b""))
     assert refused.value.code == ServerError.INCOMPATIBLE_SCHEMA
     assert await meta.keys("schema") == []
@@ -93,7 +93,7 @@ async def test_json_schema_is_known_for_json_alone() -> None:
     topics, _ = made()
     old = b'{"type": "object", "id": "urn:jsonschema:Order", "properties": {}}'
     assert await topics.put("t", schema(JSON, old)) == bytes(8)
-    with pytest.raises(Refused):
+    with pytest.raises(CommandRefused):
         await topics.put("u", schema(AVRO, old))
 
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from actors.pulsar.connection import KEEP_ALIVE_MS, Connection
-from actors.pulsar.fields import Command, command, parse
-from actors.pulsar.frames import Cutter, encode
-from actors.pulsar.gateway import Certified, Gateway
+from actors.pulsar.codec.frames import Cutter, encode
+from actors.pulsar.codec.protocol import Command, command, parse
+from actors.pulsar.conversation.client_connection import KEEP_ALIVE_MS, ClientConnection
+from actors.pulsar.conversation.gateway import Certified, Gateway
 from tests.sim.world import World
 
 HELLO = encode(command("connect", client_version="raw", protocol_version=20))
 
 
 class Wire:
-    """What was said, and whether the connection is over. Implements actors.pulsar.gateway.Link."""
+    """What was said, and whether the connection is over. Implements actors.pulsar.conversation.gateway.Link."""
 
     peer = "text"
 
@@ -48,12 +48,12 @@ class Wire:
         """See Link."""
 
 
-def played(scenario: Callable[[World, Connection, Wire], Awaitable[None]]) -> None:
+def played(scenario: Callable[[World, ClientConnection, Wire], Awaitable[None]]) -> None:
     """With a connection to a gateway that asks nobody."""
 
     async def main(world: World) -> None:
         wire = Wire()
-        await scenario(world, Connection(Gateway(world.client("gateway"), "controller"), wire), wire)
+        await scenario(world, ClientConnection(Gateway(world.client("gateway"), "controller"), wire), wire)
 
     World(0).play(main)
 
@@ -63,7 +63,7 @@ async def spells(world: World, count: float) -> None:
 
 
 def test_who_is_silent_is_asked_and_then_left() -> None:
-    async def scenario(world: World, connection: Connection, wire: Wire) -> None:
+    async def scenario(world: World, connection: ClientConnection, wire: Wire) -> None:
         connection.data(HELLO)
         await spells(world, 1.5)
         assert wire.said() == ["connected", "ping"]
@@ -76,7 +76,7 @@ def test_who_is_silent_is_asked_and_then_left() -> None:
 
 
 def test_who_answers_is_kept_and_who_speaks_is_not_asked() -> None:
-    async def scenario(world: World, connection: Connection, wire: Wire) -> None:
+    async def scenario(world: World, connection: ClientConnection, wire: Wire) -> None:
         connection.data(HELLO)
         for name in ("pong", "flow"):
             for _ in range(5):
@@ -93,7 +93,7 @@ def test_who_answers_is_kept_and_who_speaks_is_not_asked() -> None:
 
 
 def test_who_does_not_say_who_it_is_is_left() -> None:
-    async def scenario(world: World, connection: Connection, wire: Wire) -> None:
+    async def scenario(world: World, connection: ClientConnection, wire: Wire) -> None:
         await spells(world, 1.5)
         assert (wire.said(), wire.closed) == ([], True)
 
@@ -111,7 +111,7 @@ def test_a_connection_ends_with_its_token() -> None:
             return Certified("till", ends)
 
         wire = Wire()
-        connection = Connection(Gateway(world.client("gateway"), "controller", authenticate=authenticate), wire)
+        connection = ClientConnection(Gateway(world.client("gateway"), "controller", authenticate=authenticate), wire)
         connection.data(HELLO)
         await clock.sleep(ends * 1000 - clock.now() - 10)
         assert (wire.said(), wire.closed) == (["connected"], False)

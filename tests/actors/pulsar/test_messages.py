@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.pulsar import deliveries, sends
-from actors.pulsar.deliveries import Pieces, encode_part
-from actors.pulsar.fields import Command, Metadata, ServerError, Single, parse
-from actors.pulsar.frames import Cutter, body_of
-from actors.pulsar.outgoing import Addressee
-from actors.pulsar.sends import Group, Send, decode_sends
+from actors.pulsar.codec import delivery_encoder, send_decoder
+from actors.pulsar.codec.delivery_encoder import EncodedFrames, encode_part
+from actors.pulsar.codec.frames import Cutter, body_of
+from actors.pulsar.codec.message_encoder import Addressee
+from actors.pulsar.codec.protocol import Command, Metadata, ServerError, Single, parse
+from actors.pulsar.codec.send_decoder import Group, Send, decode_sends
 from storage.batch import StoredBatch, make_batch
 from storage.hashing import masked_hash
 from tests.actors.pulsar.made import NOW, U32, batch, fill, part, sent, single, taken
@@ -25,10 +25,10 @@ from tests.actors.pulsar.made import NOW, U32, batch, fill, part, sent, single, 
 @pytest.fixture(autouse=True, scope="module", params=[1, 1 << 30], ids=["abreast", "alone"])
 def _pace(request: pytest.FixtureRequest) -> Iterator[None]:
     """Everything is to be the same, whether messages are read and written abreast or one by one."""
-    before = sends.ABREAST, deliveries.ABREAST
-    sends.ABREAST = deliveries.ABREAST = request.param
+    before = send_decoder.ABREAST, delivery_encoder.ABREAST
+    send_decoder.ABREAST = delivery_encoder.ABREAST = request.param
     yield
-    sends.ABREAST, deliveries.ABREAST = before
+    send_decoder.ABREAST, delivery_encoder.ABREAST = before
 
 
 def decoded(*given_sends: Send) -> StoredBatch:
@@ -43,7 +43,7 @@ def groups_of(*given_sends: Send) -> list[Group]:
     return decode_sends(list(given_sends), now=NOW, producer="till", first_sequence=0)
 
 
-def back(pieces: Pieces) -> list[tuple[Any, Any, bytes]]:
+def back(pieces: EncodedFrames) -> list[tuple[Any, Any, bytes]]:
     """Command, metadata and payload of each frame."""
     found = []
     for frame in Cutter().feed(pieces.data):
@@ -146,7 +146,7 @@ def test_no_frame_has_holes_and_counts_do_not_mix() -> None:
     assert [told.message_id.entry for told, _, _ in frames(again)] == [0, 2, 4, 6]
 
 
-def encode(given_part: Any, known: Any = None) -> Pieces:
+def encode(given_part: Any, known: Any = None) -> EncodedFrames:
     return encode_part(given_part, Addressee(1, -1, None), known)
 
 

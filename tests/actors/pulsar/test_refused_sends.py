@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from actors.pulsar.fields import ServerError
-from actors.pulsar.numbers import MOST_SPANS, Numbers, end_of, last_complete
+from actors.pulsar.codec.protocol import ServerError
+from actors.pulsar.conversation.sequence_spans import MOST_SPANS, Numbers, end_of, last_complete
 from tests.actors.pulsar.two_gateways import GATEWAYS, SHARED, Clients, with_gateways
 from tests.sim.worlds.wire import Wire, batch_frame, chunk_frames, damaged
 

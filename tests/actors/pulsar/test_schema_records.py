@@ -9,10 +9,10 @@ from typing import Any, cast
 import msgpack
 import pytest
 
+from actors.policies.policy_records import forget_topic
 from actors.ports import Ports
-from actors.pulsar.fields import Schema
-from actors.pulsar.records import forget_topic
-from actors.pulsar.schemas import Schemas
+from actors.pulsar.codec.protocol import Schema
+from actors.pulsar.conversation.schemas import Schemas
 from storage.errors import NotFound
 from tests.kit.meta import MemoryMeta
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from actors.pulsar.clients import send_away
-from actors.pulsar.fields import ServerError
+from actors.pulsar.codec.protocol import ServerError
+from actors.pulsar.conversation.clients import send_away
 from tests.actors.pulsar.two_gateways import GATEWAYS, SHARED, Clients, with_gateways
 from tests.sim.worlds.gateway import SimGateway
 from tests.sim.worlds.wire import Refusal

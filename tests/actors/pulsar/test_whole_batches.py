@@ -9,7 +9,7 @@ import pytest
 from actors.consumer.held import Received
 from actors.consumer.partition import PartitionConsumer
 from actors.messages import SubscriptionSettings
-from actors.pulsar.whole import PATIENCE_MS, Stretch, leading
+from actors.pulsar.conversation.batch_reassembly import PATIENCE_MS, RowRange, leading
 from tests.actors.pulsar.two_gateways import GATEWAYS, SHARED, Clients, with_gateways
 from tests.sim.worlds.wire import Refusal, Wire, message_id
 
@@ -218,13 +218,13 @@ def test_what_goes_to_a_client_with_little_room(
         epoch=1,
         session=1,
     )
-    whole = Stretch(part, 0, count, rest=True)
+    whole = RowRange(part, 0, count, rest=True)
     sent, left = leading(whole, room)
     if end == count:
         assert (sent, left) == (whole, None)
     else:
-        assert (sent, left) == (Stretch(part, 0, end), Stretch(part, end, count, rest=True))
-        second = Stretch(part, 1, count)
+        assert (sent, left) == (RowRange(part, 0, end), RowRange(part, end, count, rest=True))
+        second = RowRange(part, 1, count)
         assert leading(second, 100) == (second, None)
 
 

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.ledger.record import LedgerState, PartitionRecord
-from actors.lifetimes import Retention, made_with
 from actors.messages import TopicSettings
+from actors.policies.retention import Retention, made_with
 from actors.topic.trimming import trimmable
 from storage.position import position
 from tests.actors.ledger.fakes import make_ledger

@@ -121,7 +121,9 @@ def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
         return made
 
     monkeypatch.setattr("cluster.connect", connect)
-    monkeypatch.setattr("cluster.discovery.find", lambda folder: None if folder.name == "down" else ("a:1", None))
+    monkeypatch.setattr(
+        "cluster.bootstrap.discovery.find", lambda folder: None if folder.name == "down" else ("a:1", None)
+    )
     return made
 
 

@@ -119,7 +119,7 @@ def test_chaos_refuses_a_fault_that_does_not_exist(cli: Cli, flood: list[dict[st
 def test_chaos_joins_the_cluster_that_is_running(
     cli: Cli, flood: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.discovery.find", lambda folder: ("127.0.0.1:1", None))
+    monkeypatch.setattr("cluster.bootstrap.discovery.find", lambda folder: ("127.0.0.1:1", None))
     cli("chaos")
     cli("chaos", "--address", "127.0.0.1:2")
     assert [options["address"] for options in flood] == ["127.0.0.1:1", "127.0.0.1:2"]
@@ -132,7 +132,7 @@ def test_chaos_breaks_the_cluster_on_the_folder_that_is_named(
     monkeypatch.setenv("SLUICE_DATA_DIR", str(tmp_path / "configured"))
     (tmp_path / "runs").mkdir()
     found = {tmp_path / "runs": ("127.0.0.1:3", None)}
-    monkeypatch.setattr("cluster.discovery.find", found.get)
+    monkeypatch.setattr("cluster.bootstrap.discovery.find", found.get)
     cli("chaos", "--data-dir", str(tmp_path / "new"))
     cli("chaos", "--data-dir", str(tmp_path / "runs"))
     told = [(options["address"], options["data_dir"]) for options in flood]
@@ -146,7 +146,7 @@ def test_the_configured_clusters_token_is_used_for_it_alone(
     """Named by its address, the cluster on the configured data folder needs no more than its folder."""
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "")
     monkeypatch.delenv("RAY_AUTH_TOKEN_PATH")
-    monkeypatch.setattr("cluster.discovery.find", lambda folder: ("127.0.0.1:2", Path("/here")))
+    monkeypatch.setattr("cluster.bootstrap.discovery.find", lambda folder: ("127.0.0.1:2", Path("/here")))
     code, _, err = cli("flood", "--address", address)
     assert code == 1, err
     assert flood[0]["address"] == address

@@ -29,7 +29,7 @@ def launch(fake_module: Callable[..., None]) -> Calls:
         return call
 
     status = {"state": "up", "alarms": [], "bookies": [{"id": "b1", "free": 5}]}
-    fake_module("cluster.launch", up=verb("up", {"address": "a"}), down=verb("down", None))
+    fake_module("cluster.bootstrap.launch", up=verb("up", {"address": "a"}), down=verb("down", None))
     fake_module("cluster.status", describe=verb("status", status))
     return calls
 
@@ -52,7 +52,7 @@ def test_up_says_what_is_wrong_and_what_has_no_effect(
     kept = {"brokers": [2, 9], "cpus": [4, None], "nodes": [3, 1], "bookie_settings": [{"a": 1}, {"a": 2}]}
     alarms = ["bookie-0 is read-only: only 5 bytes are free"]
     answer = {"address": "a", "data_dir": "d", "kept": kept, "alarms": alarms, "read_only": True}
-    fake_module("cluster.launch", up=lambda values, nodes: answer)
+    fake_module("cluster.bootstrap.launch", up=lambda values, nodes: answer)
     (tmp_path / "sluice.toml").write_text("brokers = 9\n[bookie]\ngroup_bytes = 1000000\n")
     code, _, err = cli("up")
     assert code == 2

@@ -19,10 +19,10 @@ from typing import Any
 
 from google.protobuf import text_format
 
-from actors.pulsar.connection import Connection
-from actors.pulsar.fields import FIELD_OF, Command, Metadata, parse
-from actors.pulsar.frames import Cutter, Frame, body_of, encode, encode_message
-from actors.pulsar.gateway import Gateway
+from actors.pulsar.codec.frames import CommandFrame, Cutter, body_of, encode, encode_message
+from actors.pulsar.codec.protocol import FIELD_OF, Command, Metadata, parse
+from actors.pulsar.conversation.client_connection import ClientConnection
+from actors.pulsar.conversation.gateway import Gateway
 
 FOLDER = Path(__file__).parent / "conversations"
 URL = "pulsar://127.0.0.1:6650"
@@ -66,7 +66,7 @@ class Line:
         return encode_message(asked.SerializeToString(), metadata.SerializeToString(), self.payload)
 
 
-def line_of(who: str, frame: Frame) -> Line:
+def line_of(who: str, frame: CommandFrame) -> Line:
     """A frame as text."""
     told = parse(Command, frame.command)
     name = FIELD_OF[told.type]
@@ -83,7 +83,7 @@ def one_line(message: Any) -> str:
 
 
 class Wire:
-    """The bytes of a connection that has no socket. Implements actors.pulsar.gateway.Link."""
+    """The bytes of a connection that has no socket. Implements actors.pulsar.conversation.gateway.Link."""
 
     def __init__(self) -> None:
         self.peer = "text"
@@ -122,12 +122,12 @@ class Wire:
 
 async def play(gateway: Gateway, lines: list[Line]) -> None:
     """Play a conversation. Raises AssertionError where the gateway says something else."""
-    wires: dict[str, tuple[Connection, Wire]] = {}
+    wires: dict[str, tuple[ClientConnection, Wire]] = {}
     for line in lines:
         number = line.who[1:]
         if number not in wires:
             wire = Wire()
-            wires[number] = (Connection(gateway, wire), wire)
+            wires[number] = (ClientConnection(gateway, wire), wire)
         connection, wire = wires[number]
         if line.who.startswith("C"):
             connection.data(line.frame())

@@ -6,8 +6,8 @@ import contextlib
 import socket
 from typing import Any
 
-from actors.pulsar.fields import Command, command, parse
-from actors.pulsar.frames import Cutter, encode
+from actors.pulsar.codec.frames import Cutter, encode
+from actors.pulsar.codec.protocol import Command, command, parse
 from tests.cluster.pulsar.clients import PATIENCE
 
 HELLO = encode(command("connect", client_version="raw", protocol_version=20))

@@ -12,8 +12,8 @@ from typing import Any
 import pulsar
 
 import cluster
-from actors.pulsar.fields import Command, parse
-from actors.pulsar.frames import Cutter, Frame, encode
+from actors.pulsar.codec.frames import CommandFrame, Cutter, encode
+from actors.pulsar.codec.protocol import Command, parse
 from tests.cluster.pulsar.conversation import FOLDER, UNASKED, URL, Line, line_of
 
 EARLIEST = pulsar.InitialPosition.Earliest
@@ -51,12 +51,12 @@ class Recorder:
             for one in (source, target):
                 one.close()
 
-    def _note(self, who: str, frame: Frame) -> bytes:
+    def _note(self, who: str, frame: CommandFrame) -> bytes:
         line = line_of(who, frame)
         told = parse(Command, frame.command)
         if line.name == "lookup_answer":
             told.lookup_answer.url = URL
-            line = line_of(who, Frame(memoryview(told.SerializeToString()), memoryview(b"")))
+            line = line_of(who, CommandFrame(memoryview(told.SerializeToString()), memoryview(b"")))
             told.lookup_answer.url = self.url
         with self._lock:
             if line.name not in UNASKED:

@@ -7,9 +7,9 @@ from typing import Any
 import pulsar
 import pytest
 
-from actors.pulsar.consuming import MOST_GRANTED
-from actors.pulsar.fields import Metadata, ServerError, command
-from actors.pulsar.frames import encode
+from actors.pulsar.codec.frames import encode
+from actors.pulsar.codec.protocol import Metadata, ServerError, command
+from actors.pulsar.conversation.wire_consumer import MOST_GRANTED
 from cluster.client import Client
 from tests.cluster.pulsar.clients import EARLIEST, PATIENCE, backlog, nothing_comes, received, until
 from tests.cluster.pulsar.raw import Raw

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from actors.pulsar.fields import command
-from actors.pulsar.frames import U32, encode
-from actors.pulsar.intake import GREETING_BYTES
+from actors.pulsar.codec.frames import U32, encode
+from actors.pulsar.codec.protocol import command
+from actors.pulsar.conversation.intake import GREETING_BYTES
 from cluster.client import Client
 from tests.cluster.pulsar.clients import joined
 from tests.cluster.pulsar.raw import HELLO, Raw

@@ -13,7 +13,7 @@ import pulsar
 import pytest
 import ray
 
-from cluster import launch
+from cluster.bootstrap import launch
 from cluster.build import make_host
 from cluster.client import Client
 from cluster.config import Configuration

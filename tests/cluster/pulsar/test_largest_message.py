@@ -9,7 +9,7 @@ import pulsar
 import pytest
 
 import cluster
-from actors.pulsar.frames import HEADROOM, U32
+from actors.pulsar.codec.frames import HEADROOM, U32
 from cluster.config import LEAST_MESSAGE_BYTES, load
 from cluster.embedded import running
 from cluster.options import ClusterOptions

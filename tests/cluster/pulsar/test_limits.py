@@ -7,9 +7,9 @@ import itertools
 import pulsar
 import pytest
 
-from actors.pulsar import intake, session
-from actors.pulsar.fields import ServerError, command
-from actors.pulsar.frames import encode
+from actors.pulsar.codec.frames import encode
+from actors.pulsar.codec.protocol import ServerError, command
+from actors.pulsar.conversation import client_session, intake
 from cluster.client import Client
 from cluster.pulsar import listener
 from tests.cluster.pulsar.clients import EARLIEST, received
@@ -47,7 +47,7 @@ def test_a_stranger_makes_way_for_who_comes(server: Client, monkeypatch: pytest.
 
 
 def test_one_producer_or_consumer_too_many_is_refused(raw: Raw, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "MOST_HANDLES", 2)
+    monkeypatch.setattr(client_session, "MOST_HANDLES", 2)
     raw.greet()
     raw.say("producer", topic="many", producer_id=0, request_id=1)
     assert raw.next("producer_success").request_id == 1

@@ -14,8 +14,8 @@ import pulsar
 import pytest
 
 import cluster
-from actors.pulsar.fields import ServerError, command
-from actors.pulsar.frames import encode
+from actors.pulsar.codec.frames import encode
+from actors.pulsar.codec.protocol import ServerError, command
 from cluster.embedded import running
 from cluster.options import ClusterOptions
 from cluster.pulsar.authentication import authenticate_by, in_header

@@ -12,11 +12,11 @@ import pulsar
 import pytest
 from pulsar.schema import AvroSchema, BytesSchema, Integer, JsonSchema, Record, String
 
-from cluster.admin_http import PORT_FILE, TOKEN_FILE
+from cluster.bootstrap.standalone import BOOT
 from cluster.embedded import running
+from cluster.http.admin import PORT_FILE, TOKEN_FILE
 from cluster.options import ClusterOptions
 from cluster.pulsar.ports import service_url
-from cluster.standalone import BOOT
 from tests.cluster.pulsar.clients import EARLIEST, PATIENCE
 
 pytestmark = pytest.mark.timeout(240)

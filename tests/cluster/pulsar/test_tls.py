@@ -14,9 +14,9 @@ import pulsar
 import pytest
 
 import cluster
-from actors.pulsar.fields import Command, command, parse
-from actors.pulsar.frames import Cutter, encode
-from actors.pulsar.gateway import Gateway
+from actors.pulsar.codec.frames import Cutter, encode
+from actors.pulsar.codec.protocol import Command, command, parse
+from actors.pulsar.conversation.gateway import Gateway
 from cluster.embedded import running
 from cluster.options import ClusterOptions
 from cluster.pulsar.listener import _Socket

@@ -10,7 +10,7 @@ from pathlib import Path
 import pulsar
 import pytest
 
-from cluster import launch, standalone
+from cluster.bootstrap import launch, standalone
 from storage.errors import Invalid
 from tests.cluster.helpers import values
 from tests.cluster.pulsar.clients import EARLIEST, PATIENCE

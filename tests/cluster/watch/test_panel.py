@@ -14,8 +14,8 @@ import pytest
 from aiohttp import web
 
 from actors.ports import Ports
-from cluster.admin_http import PORT_FILE, TOKEN_FILE
-from cluster.http_guard import guard
+from cluster.http.admin import PORT_FILE, TOKEN_FILE
+from cluster.http.guard import guard
 from cluster.watch.http import PAGE_PATHS, WatchHttp
 from cluster.watch.panel import EXPLAIN, Admin, Panel
 from storage.errors import Conflict, NotFound

@@ -8,18 +8,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.wire import frames
-from cluster.wire.frames import HEADER, MAGIC, REPLY, REQUEST, VERSION, Frame, FrameReader, Malformed, OtherVersion
+from cluster.wire.frames import (
+    HEADER,
+    MAGIC,
+    REPLY,
+    REQUEST,
+    VERSION,
+    FrameReader,
+    MalformedFrame,
+    OtherVersion,
+    WireFrame,
+)
 
 
-def written(frame: Frame) -> bytes:
+def written(frame: WireFrame) -> bytes:
     """A frame as it travels."""
     return b"".join(frames.encode(frame.kind, frame.correlation, frame.route, frame.head, frame.parts))
 
 
-def read(data: bytes, cuts: list[int], limit: int = frames.MAX_FRAME) -> list[Frame]:
+def read(data: bytes, cuts: list[int], limit: int = frames.MAX_FRAME) -> list[WireFrame]:
     """What a reader makes of bytes that arrive in pieces; each cut is the most that the next piece has."""
     reader = FrameReader(limit)
-    found: list[Frame] = []
+    found: list[WireFrame] = []
     left = memoryview(data)
     at = 0
     while left:
@@ -33,14 +43,14 @@ def read(data: bytes, cuts: list[int], limit: int = frames.MAX_FRAME) -> list[Fr
     return found
 
 
-def told(frame: Frame) -> tuple[int, int, bytes, bytes, list[bytes]]:
+def told(frame: WireFrame) -> tuple[int, int, bytes, bytes, list[bytes]]:
     """What a frame says."""
     return frame.kind, frame.correlation, frame.route, frame.head, [bytes(part) for part in frame.parts]
 
 
 sizes = st.sampled_from([0, 1, 7, 8, 9, 100, 2049, 20_000, 70_000, 200_000])
 any_frame = st.builds(
-    Frame,
+    WireFrame,
     kind=st.sampled_from([REQUEST, REPLY]),
     correlation=st.integers(0, 2**64 - 1),
     route=st.binary(max_size=40),
@@ -51,7 +61,7 @@ any_frame = st.builds(
 
 @settings(deadline=None)
 @given(st.lists(any_frame, min_size=1, max_size=5), st.lists(st.integers(1, 100_000), max_size=60))
-def test_what_is_written_is_read_however_it_arrives(sent: list[Frame], cuts: list[int]) -> None:
+def test_what_is_written_is_read_however_it_arrives(sent: list[WireFrame], cuts: list[int]) -> None:
     got = read(b"".join(map(written, sent)), cuts)
     assert list(map(told, got)) == list(map(told, sent))
     for frame in got:
@@ -63,14 +73,14 @@ def test_what_is_written_is_read_however_it_arrives(sent: list[Frame], cuts: lis
 
 @settings(deadline=None)
 @given(any_frame, st.data())
-def test_a_damaged_frame_is_refused_or_is_another_frame(frame: Frame, data: st.DataObject) -> None:
-    """Nothing but Malformed is ever raised, and no attachment reaches beyond its frame."""
+def test_a_damaged_frame_is_refused_or_is_another_frame(frame: WireFrame, data: st.DataObject) -> None:
+    """Nothing but MalformedFrame is ever raised, and no attachment reaches beyond its frame."""
     damaged = bytearray(written(frame))
     for _ in range(data.draw(st.integers(1, 4))):
         damaged[data.draw(st.integers(0, min(len(damaged), 200) - 1))] = data.draw(st.integers(0, 255))
     try:
         got = read(bytes(damaged), [1 << 20], limit=1 << 20)
-    except Malformed:
+    except MalformedFrame:
         return
     for other in got:
         assert sum(map(len, other.parts)) + len(other.head) + len(other.route) <= other.size
@@ -82,17 +92,17 @@ def test_noise_is_refused_or_waited_for(noise: bytes) -> None:
         return
     try:
         assert read(noise, [64]) == []
-    except Malformed:
+    except MalformedFrame:
         assert len(noise) >= HEADER.size
 
 
 def test_a_frame_above_the_limit_is_refused_before_allocation() -> None:
     huge = HEADER.pack(MAGIC, VERSION, REQUEST, 0, 1, 0, 0, 0, 1 << 60)
-    with pytest.raises(Malformed, match="more than the 4096"):
+    with pytest.raises(MalformedFrame, match="more than the 4096"):
         read(huge, [100], limit=4096)
-    assert len(read(written(Frame(REQUEST, 1, b"", b"x" * 4000, [])), [100], limit=4096)) == 1
-    with pytest.raises(Malformed, match="more than"):
-        read(written(Frame(REQUEST, 1, b"", b"x" * 4096, [])), [100], limit=4096)
+    assert len(read(written(WireFrame(REQUEST, 1, b"", b"x" * 4000, [])), [100], limit=4096)) == 1
+    with pytest.raises(MalformedFrame, match="more than"):
+        read(written(WireFrame(REQUEST, 1, b"", b"x" * 4096, [])), [100], limit=4096)
 
 
 def test_another_version_is_named() -> None:
@@ -106,8 +116,8 @@ def test_lengths_that_contradict_each_other_are_refused() -> None:
         (9, 0, 0, 0, 8), (0, 9, 0, 0, 8), (0, 0, 2, 0, 8), (0, 0, 0, 0, 8), (0, 0, 0, 1, 0), (0, 0, 0, 65, 0),
     ):  # fmt: skip
         wrong = HEADER.pack(MAGIC, VERSION, REQUEST, route, 1, head, parts, descriptors, body) + bytes(body)
-        with pytest.raises(Malformed):
+        with pytest.raises(MalformedFrame):
             read(wrong, [100])
     beyond = HEADER.pack(MAGIC, VERSION, REQUEST, 0, 1, 0, 1, 0, 16) + (9).to_bytes(8, "little") + bytes(8)
-    with pytest.raises(Malformed, match="beyond the end"):
+    with pytest.raises(MalformedFrame, match="beyond the end"):
         read(beyond, [100])

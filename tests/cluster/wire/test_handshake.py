@@ -7,14 +7,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.wire import frames
-from cluster.wire.frames import CHALLENGE, HELLO, PROOF, REFUSED, REQUEST, WELCOME, Frame, FrameReader, Malformed
-from cluster.wire.handshake import MAX_GREETING, Caller, Greeter, Refused, prove, refusal
+from cluster.wire.frames import (
+    CHALLENGE,
+    HELLO,
+    PROOF,
+    REFUSED,
+    REQUEST,
+    WELCOME,
+    FrameReader,
+    MalformedFrame,
+    WireFrame,
+)
+from cluster.wire.handshake import MAX_GREETING, Caller, Greeter, HandshakeRefused, prove, refusal
 from storage.frame import Buffer
 
 KEY = b"a token of the cluster"
 
 
-def frame(pieces: list[Buffer]) -> Frame:
+def frame(pieces: list[Buffer]) -> WireFrame:
     """The frame that these pieces are."""
     reader = FrameReader(MAX_GREETING)
     data = b"".join(pieces)
@@ -46,7 +56,7 @@ def test_nothing_that_is_said_holds_the_key() -> None:
 def test_a_caller_without_the_key_is_refused() -> None:
     caller, greeter = Caller(b"guessed", "broker-1"), Greeter(KEY, "broker-1")
     proof = caller.take(frame(greeter.take(frame(caller.hello()))))
-    with pytest.raises(Refused, match="does not have this cluster's token"):
+    with pytest.raises(HandshakeRefused, match="does not have this cluster's token"):
         greeter.take(frame(proof))
     assert not greeter.done
 
@@ -55,7 +65,7 @@ def test_a_listener_without_the_key_is_not_believed() -> None:
     caller, greeter = Caller(KEY, "broker-1"), Greeter(b"guessed", "broker-1")
     caller.take(frame(greeter.take(frame(caller.hello()))))
     forged = frames.encode(WELCOME, 0, b"", b"\x81\xa5proof\xc4\x20" + bytes(32))
-    with pytest.raises(Refused, match="does not have this cluster's token"):
+    with pytest.raises(HandshakeRefused, match="does not have this cluster's token"):
         caller.take(frame(forged))
     assert not caller.done
 
@@ -64,10 +74,10 @@ def test_what_a_caller_says_cannot_be_sent_back_to_it() -> None:
     """A stranger that mirrors each frame, or the proof of the caller, proves nothing."""
     caller = Caller(KEY, "broker-1")
     hello = frame(caller.hello())
-    mirrored = Frame(CHALLENGE, 0, b"", hello.head, [])
+    mirrored = WireFrame(CHALLENGE, 0, b"", hello.head, [])
     proof = frame(caller.take(mirrored))
-    with pytest.raises(Refused):
-        caller.take(Frame(WELCOME, 0, b"", proof.head, []))
+    with pytest.raises(HandshakeRefused):
+        caller.take(WireFrame(WELCOME, 0, b"", proof.head, []))
 
 
 def test_a_recorded_conversation_opens_nothing() -> None:
@@ -76,7 +86,7 @@ def test_a_recorded_conversation_opens_nothing() -> None:
     proof = frame(caller.take(frame(greeter.take(hello))))
     again = Greeter(KEY, "broker-1")
     again.take(hello)
-    with pytest.raises(Refused):
+    with pytest.raises(HandshakeRefused):
         again.take(proof)
 
 
@@ -89,10 +99,10 @@ def test_a_proof_for_one_process_is_none_for_another() -> None:
 
 def test_who_wants_another_process_is_told_that_it_is_not_here() -> None:
     caller, greeter = Caller(KEY, "broker-1"), Greeter(KEY, "broker-2")
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(HandshakeRefused) as refused:
         greeter.take(frame(caller.hello()))
     assert refused.value.elsewhere
-    with pytest.raises(Refused) as told:
+    with pytest.raises(HandshakeRefused) as told:
         caller.take(frame(refusal(str(refused.value), elsewhere=True)))
     assert told.value.elsewhere
 
@@ -103,12 +113,12 @@ kinds = st.sampled_from([HELLO, CHALLENGE, PROOF, WELCOME, REFUSED, REQUEST])
 @settings(deadline=None)
 @given(st.lists(st.tuples(kinds, st.binary(max_size=80)), max_size=6), st.booleans())
 def test_no_made_up_greeting_opens_a_door(said: list[tuple[int, bytes]], listening: bool) -> None:
-    """Whatever a stranger says: Malformed, Refused, or another question; never a door that is open."""
+    """Whatever a stranger says: MalformedFrame, HandshakeRefused, or another question; never a door that is open."""
     side: Caller | Greeter = Greeter(KEY, "broker-1") if listening else Caller(KEY, "broker-1")
     for kind, head in said:
         try:
-            side.take(Frame(kind, 0, b"", head, []))
-        except (Malformed, Refused):
+            side.take(WireFrame(kind, 0, b"", head, []))
+        except (MalformedFrame, HandshakeRefused):
             break
     assert not side.done
 
@@ -123,7 +133,7 @@ def test_frames_out_of_turn_open_no_door(order: list[int]) -> None:
     heads[PROOF] = frame(stranger.take(frame(Greeter(b"x", "broker-1").take(frame(stranger.hello()))))).head
     for kind in order:
         try:
-            greeter.take(Frame(kind, 0, b"", heads.get(kind, b""), []))
-        except (Malformed, Refused):
+            greeter.take(WireFrame(kind, 0, b"", heads.get(kind, b""), []))
+        except (MalformedFrame, HandshakeRefused):
             break
     assert not greeter.done

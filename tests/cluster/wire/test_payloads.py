@@ -19,7 +19,7 @@ import pytest
 
 from actors.wire import Packed
 from cluster.wire import payloads
-from cluster.wire.frames import ATTACHED, REQUEST, Frame, FrameReader, Malformed
+from cluster.wire.frames import ATTACHED, REQUEST, FrameReader, MalformedFrame, WireFrame
 from cluster.wire.payloads import SharedPayload, read, written
 
 pytestmark = pytest.mark.skipif(not payloads.POSSIBLE, reason="this system has no sealed memory")
@@ -52,7 +52,7 @@ def over(packed: Packed, *, passes: bool, settle: bool = True) -> Packed:
     pieces, descriptors = written(REQUEST, 1, b"a", packed, passes)
     reader = FrameReader()
     reader.descriptors.extend(os.dup(each) for each in descriptors)
-    frames: list[Frame] = []
+    frames: list[WireFrame] = []
     for piece in pieces:
         left = memoryview(piece).cast("B")
         while left:
@@ -88,11 +88,11 @@ def test_nobody_can_change_it() -> None:
 def test_what_its_author_can_still_change_is_not_taken() -> None:
     """It could be cut while somebody reads it, which ends the reader."""
     for descriptor in (os.memfd_create("x", os.MFD_ALLOW_SEALING), os.open(os.devnull, os.O_RDONLY)):
-        with pytest.raises(Malformed):
+        with pytest.raises(MalformedFrame):
             SharedPayload.received(descriptor)
     weak = os.memfd_create("x", os.MFD_ALLOW_SEALING)
     fcntl.fcntl(weak, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-    with pytest.raises(Malformed, match="can still change"):
+    with pytest.raises(MalformedFrame, match="can still change"):
         SharedPayload.received(weak)
 
 
@@ -158,8 +158,8 @@ def test_a_frame_that_nobody_reads_leaves_no_descriptor() -> None:
     made, reader = share(), FrameReader()
     reader.descriptors.append(os.dup(made.descriptor))
     reader.close()
-    frame = Frame(REQUEST, 1, b"", b"", [], [os.open(os.devnull, os.O_RDONLY), os.dup(made.descriptor)])
-    with pytest.raises(Malformed):
+    frame = WireFrame(REQUEST, 1, b"", b"", [], [os.open(os.devnull, os.O_RDONLY), os.dup(made.descriptor)])
+    with pytest.raises(MalformedFrame):
         read(frame, settle=True)
 
 

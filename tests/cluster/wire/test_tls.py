@@ -20,7 +20,7 @@ from actors.ports import Unknown
 from actors.wire import Packed
 from cluster.wire import tls
 from cluster.wire.endpoint import Endpoint, SocketFolder, this_machine, this_network
-from cluster.wire.handshake import Refused
+from cluster.wire.handshake import HandshakeRefused
 from cluster.wire.listener import Listener
 from cluster.wire.payloads import SharedPayload
 from cluster.wire.peers import Peers
@@ -349,7 +349,7 @@ def test_a_connection_that_was_refused_stays_refused(files: TlsFiles, strange: T
     caller = Secured(checked(files)[0], server_side=False)
     listener = Secured(checked(strange)[1], server_side=True)
     listener.take(caller.sealed([b"early words"]))
-    with pytest.raises(Refused):
+    with pytest.raises(HandshakeRefused):
         caller.take(listener.sealed())
     assert caller.binding == b""
     assert listener.read(memoryview(bytearray(10))) == 0

@@ -34,7 +34,7 @@ CHECKING_INPUT: list[Mutant] = [
     ),
     Mutant(
         name="a schema of any type is kept",
-        module="actors.pulsar.compatibility",
+        module="actors.policies.schema_compatibility",
         old="    if kind not in KINDS:",
         new="    if False:",
         world=GATEWAY,
@@ -42,7 +42,7 @@ CHECKING_INPUT: list[Mutant] = [
     ),
     Mutant(
         name="a definition may name what it does not say",
-        module="actors.pulsar.compatibility",
+        module="actors.policies.schema_compatibility",
         old="            if schema not in _PRIMITIVE and _own(schema) not in self._names:",
         new="            if False:",
         world=GATEWAY,
@@ -58,7 +58,7 @@ CHECKING_INPUT: list[Mutant] = [
     ),
     Mutant(
         name="what is not there is acknowledged, and done when it comes",
-        module="actors.pulsar.consuming",
+        module="actors.pulsar.conversation.wire_consumer",
         old="            if end < at:",
         new="            if False:",
         world=GATEWAY,
@@ -66,7 +66,7 @@ CHECKING_INPUT: list[Mutant] = [
     ),
     Mutant(
         name="a cumulative acknowledgement reaches beyond the end of the log",
-        module="actors.pulsar.consuming",
+        module="actors.pulsar.conversation.wire_consumer",
         old="                self._cumulative = min(self._cumulative, self._extent.last)\n",
         new="",
         world=GATEWAY,
@@ -74,7 +74,7 @@ CHECKING_INPUT: list[Mutant] = [
     ),
     Mutant(
         name="a connection outlives its token",
-        module="actors.pulsar.session",
+        module="actors.pulsar.conversation.client_session",
         old="            if left <= 0:",
         new="            if False:",
         world=GATEWAY,
@@ -90,7 +90,7 @@ CHECKING_INPUT: list[Mutant] = [
     ),
     Mutant(
         name="a seek begins while another is under way",
-        module="actors.pulsar.answers",
+        module="actors.pulsar.conversation.commands",
         old="        await self._moved(place, subscription)\n        done",
         new="        done",
         world=GATEWAY,
@@ -98,7 +98,7 @@ CHECKING_INPUT: list[Mutant] = [
     ),
     Mutant(
         name="a subscription waits for one seek only",
-        module="actors.pulsar.answers",
+        module="actors.pulsar.conversation.commands",
         old="        while (moving := self._g.moving",
         new="        if (moving := self._g.moving",
         world=GATEWAY,
@@ -106,7 +106,7 @@ CHECKING_INPUT: list[Mutant] = [
     ),
     Mutant(
         name="a producer takes an id from one that opens",
-        module="actors.pulsar.answers",
+        module="actors.pulsar.conversation.commands",
         old="        self._check_free(asked.producer_id)\n        made",
         new="        made",
         world=GATEWAY,
@@ -114,7 +114,7 @@ CHECKING_INPUT: list[Mutant] = [
     ),
     Mutant(
         name="a consumer takes an id from one that opens",
-        module="actors.pulsar.answers",
+        module="actors.pulsar.conversation.commands",
         old="        if asked.consumer_id in here.consumers:\n",
         new="        if False:\n",
         world=GATEWAY,

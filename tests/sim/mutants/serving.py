@@ -11,12 +11,12 @@ NOT_DURABLE = "tests/actors/pulsar/test_not_durable.py"
 REFUSED = "tests/actors/pulsar/test_refused_sends.py"
 WHOLE = "tests/actors/pulsar/test_whole_batches.py"
 
-INTAKE = "tests/actors/pulsar/test_intake.py"
+INTAKE = "tests/actors/pulsar/conversation/test_intake.py"
 
 SERVING: list[Mutant] = [
     Mutant(
         name="who does not read is read",
-        module="actors.pulsar.intake",
+        module="actors.pulsar.conversation.intake",
         old="        return self.choked or self.connecting or busy",
         new="        return self.connecting or busy",
         world=GATEWAY,
@@ -24,7 +24,7 @@ SERVING: list[Mutant] = [
     ),
     Mutant(
         name="requests under way are not counted",
-        module="actors.pulsar.intake",
+        module="actors.pulsar.conversation.intake",
         old="        busy = self._requests >= MOST_REQUESTS or ",
         new="        busy = ",
         world=GATEWAY,
@@ -32,7 +32,7 @@ SERVING: list[Mutant] = [
     ),
     Mutant(
         name="questions outlive their connection",
-        module="actors.pulsar.session",
+        module="actors.pulsar.conversation.client_session",
         old="            if name in QUESTIONS or not turn.begun:",
         new="            if False:",
         world=GATEWAY,
@@ -40,7 +40,7 @@ SERVING: list[Mutant] = [
     ),
     Mutant(
         name="several CONNECTs of one connection are under way",
-        module="actors.pulsar.connection",
+        module="actors.pulsar.conversation.client_connection",
         old="        self.intake.connect(True)\n",
         new="",
         world=GATEWAY,
@@ -48,7 +48,7 @@ SERVING: list[Mutant] = [
     ),
     Mutant(
         name="large answers are made before the earlier ones were taken",
-        module="actors.pulsar.intake",
+        module="actors.pulsar.conversation.intake",
         old="        if large:\n            await self._intake.drained.wait(ports)\n",
         new="",
         world=GATEWAY,
@@ -56,7 +56,7 @@ SERVING: list[Mutant] = [
     ),
     Mutant(
         name="a frame may stay unfinished",
-        module="actors.pulsar.connection",
+        module="actors.pulsar.conversation.client_connection",
         old="now - self._begun > FRAME_MS",
         new="False",
         world=GATEWAY,
@@ -80,7 +80,7 @@ SERVING: list[Mutant] = [
     ),
     Mutant(
         name="a batch for which there is no room is sent in parts",
-        module="actors.pulsar.whole",
+        module="actors.pulsar.conversation.batch_reassembly",
         old="        if not (self._working or self._begun or part.follows):",
         new="        if True:",
         world=GATEWAY,
@@ -88,7 +88,7 @@ SERVING: list[Mutant] = [
     ),
     Mutant(
         name="what came of a batch stands for all of it",
-        module="actors.pulsar.whole",
+        module="actors.pulsar.conversation.batch_reassembly",
         old="    if part.follows <= 0 or not part.open[-1]:",
         new="    if True:",
         world="relay",
@@ -96,7 +96,7 @@ SERVING: list[Mutant] = [
     ),
     Mutant(
         name="what comes beside the rest of a batch is sent without room",
-        module="actors.pulsar.consuming",
+        module="actors.pulsar.conversation.wire_consumer",
         old="                if self.permits <= 0:",
         new="                if False:",
         world="relay",
@@ -104,7 +104,7 @@ SERVING: list[Mutant] = [
     ),
     Mutant(
         name="an id stands for all of a batch that was sent in parts",
-        module="actors.pulsar.consuming",
+        module="actors.pulsar.conversation.wire_consumer",
         old="            if sure or pieces.begins(self._key, at) or self._apart or ",
         new="            if sure or pieces.begins(self._key, at) or ",
         world=GATEWAY,
@@ -128,7 +128,7 @@ SERVING: list[Mutant] = [
     ),
     Mutant(
         name="a batch is cut where its counts differ",
-        module="actors.pulsar.deliveries",
+        module="actors.pulsar.codec.delivery_encoder",
         old="    starts = first_rows(part, counted=not whole)",
         new="    starts = first_rows(part)",
         world=GATEWAY,
@@ -136,7 +136,7 @@ SERVING: list[Mutant] = [
     ),
     Mutant(
         name="what is left of a batch has the id of its first message, which is still to come",
-        module="actors.pulsar.deliveries",
+        module="actors.pulsar.codec.delivery_encoder",
         old=" and waiting.isdisjoint(inside):",
         new=":",
         world="relay",
@@ -144,7 +144,7 @@ SERVING: list[Mutant] = [
     ),
     Mutant(
         name="all sends of a run have the first one's id",
-        module="actors.pulsar.producing",
+        module="actors.pulsar.conversation.wire_producer",
         old="                    first += send.rows\n",
         new="",
         world=GATEWAY,
@@ -152,7 +152,7 @@ SERVING: list[Mutant] = [
     ),
     Mutant(
         name="a part of a batch acknowledges all of it",
-        module="actors.pulsar.pieces",
+        module="actors.pulsar.conversation.acked_batch_sizes",
         old="    return np.flatnonzero(~open_)",
         new="    return np.arange(count)",
         world=GATEWAY,
@@ -160,15 +160,15 @@ SERVING: list[Mutant] = [
     ),
     Mutant(
         name="an id that is over stands for whatever follows",
-        module="actors.pulsar.pieces",
+        module="actors.pulsar.conversation.acked_batch_sizes",
         old="(max(len(open_rows(ack_set)), 1), False)",
         new="(8, False)",
         world=GATEWAY,
-        test="tests/actors/pulsar/test_pieces.py",
+        test="tests/actors/pulsar/conversation/test_acked_batch_sizes.py",
     ),
     Mutant(
         name="a receipt for what is not known to be acknowledged",
-        module="actors.pulsar.connection",
+        module="actors.pulsar.conversation.client_connection",
         old="                if not await consumer.stand_alone(unsure):",
         new="                if False:",
         world=GATEWAY,
@@ -176,7 +176,7 @@ SERVING: list[Mutant] = [
     ),
     Mutant(
         name="a permit more than was given",
-        module="actors.pulsar.consuming",
+        module="actors.pulsar.conversation.wire_consumer",
         old="            self._part.grant(more)",
         new="            self._part.grant(more + 1)",
         world=GATEWAY,
@@ -184,7 +184,7 @@ SERVING: list[Mutant] = [
     ),
     Mutant(
         name="what is below a number that was sent counts as stored",
-        module="actors.pulsar.numbers",
+        module="actors.pulsar.conversation.sequence_spans",
         old="        return number >= 0 and last <= self._spans[number][1]",
         new="        return last <= self.last",
         world=GATEWAY,
@@ -192,7 +192,7 @@ SERVING: list[Mutant] = [
     ),
     Mutant(
         name="what comes behind a refused frame is stored",
-        module="actors.pulsar.producing",
+        module="actors.pulsar.conversation.wire_producer",
         old="            taken = taken[: wrong + 1]\n",
         new="            self._refused, self.ready = False, True\n",
         world=GATEWAY,
@@ -200,7 +200,7 @@ SERVING: list[Mutant] = [
     ),
     Mutant(
         name="all chunks of a message have one number",
-        module="actors.pulsar.numbers",
+        module="actors.pulsar.conversation.sequence_spans",
         old="    if chunks <= 1:",
         new="    if True:",
         world=GATEWAY,
@@ -208,7 +208,7 @@ SERVING: list[Mutant] = [
     ),
     Mutant(
         name="a receipt before the message is stored",
-        module="actors.pulsar.producing",
+        module="actors.pulsar.conversation.wire_producer",
         old="        while self._waiting and self._waiting[0].settled:",
         new="        while self._waiting:",
         world=GATEWAY,
@@ -216,7 +216,7 @@ SERVING: list[Mutant] = [
     ),
     Mutant(
         name="a client that went keeps what it held",
-        module="actors.pulsar.session",
+        module="actors.pulsar.conversation.client_session",
         old='            self.remove_consumer(consumer)\n            self.begin(self.leave(consumer), "close")\n',
         new="            self.remove_consumer(consumer)\n",
         world=GATEWAY,
@@ -249,8 +249,8 @@ SERVING: list[Mutant] = [
     Mutant(
         name="what TLS reads is a copy of the buffer",
         module="cluster.pulsar.listener",
-        old="        return self._buffer\n",
-        new="        return memoryview(bytearray(self._buffer))\n",
+        old="        return self._buffer if known else self._buffer[:GREETING_BYTES]\n",
+        new="        return memoryview(bytearray(self._buffer if known else self._buffer[:GREETING_BYTES]))\n",
         world=GATEWAY,
         test="tests/cluster/pulsar/test_tls.py::test_what_is_read_in_slices_lies_in_one_buffer",
     ),
@@ -260,15 +260,15 @@ SERVING: list[Mutant] = [
         old="kept = await self._kept.now(self._log.record.settings)",
         new="kept = type(await self._kept.now(self._log.record.settings))(0, 0)",
         world=GATEWAY,
-        test="tests/actors/test_lifetimes.py::test_an_owner_keeps_what_was_seen_as_long_as_is_said",
+        test="tests/actors/policies/test_retention.py::test_an_owner_keeps_what_was_seen_as_long_as_is_said",
     ),
     Mutant(
         name="a topic's own time to live does not go first",
-        module="actors.lifetimes",
+        module="actors.policies.retention",
         old="if own is None and not made.ttl_ms:",
         new="if not made.ttl_ms:",
         world=GATEWAY,
-        test="tests/actors/pulsar/test_expiry.py",
+        test="tests/actors/policies/test_time_to_live.py",
     ),
     Mutant(
         name="what is done counts among what waits",
@@ -280,7 +280,7 @@ SERVING: list[Mutant] = [
     ),
     Mutant(
         name="a quota of age is of no kind of policy",
-        module="actors.pulsar.quotas",
+        module="actors.pulsar.conversation.backlogs",
         old="if one is not None and one.policy == EVICTION else one for one in (size, age)",
         new="if one is not None and one is age else one for one in (size, age)",
         world=GATEWAY,

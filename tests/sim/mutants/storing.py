@@ -69,7 +69,7 @@ STORING: list[Mutant] = [
         old="            if not cookie.used and not cookie.published:",
         new="            if not cookie.published:",
         world=BOOKIE,
-        test="tests/cluster/test_identity.py::test_an_older_metadata_store_gives_no_number_again",
+        test="tests/cluster/bootstrap/test_identity.py::test_an_older_metadata_store_gives_no_number_again",
     ),
     Mutant(
         name="an older metadata store gives ledger numbers again",

@@ -5,13 +5,13 @@ from __future__ import annotations
 from tests.sim.mutants import Mutant
 
 GATEWAY = "gateway"
-DOORS, SEVERAL = "tests/actors/pulsar/test_doors.py", "tests/actors/pulsar/test_several_gateways.py"
+DOORS, SEVERAL = "tests/actors/pulsar/conversation/test_port_claims.py", "tests/actors/pulsar/test_several_gateways.py"
 PLACES, KEEPER = "tests/actors/placement/test_gateways.py", "tests/actors/test_gateway_keeper.py"
 
 TAKING_OVER: list[Mutant] = [
     Mutant(
         name="a gateway does not wait for the one that has the ports",
-        module="actors.pulsar.doors",
+        module="actors.pulsar.conversation.port_claims",
         old="            self._claimed = self._doors.claim()\n",
         new="            self._claimed = True\n",
         world=GATEWAY,
@@ -19,7 +19,7 @@ TAKING_OVER: list[Mutant] = [
     ),
     Mutant(
         name="who takes over chooses another free port",
-        module="actors.pulsar.doors",
+        module="actors.pulsar.conversation.port_claims",
         old="            port = wanted or self._doors.chosen(scheme)\n",
         new="            port = wanted\n",
         world=GATEWAY,
@@ -27,7 +27,7 @@ TAKING_OVER: list[Mutant] = [
     ),
     Mutant(
         name="a gateway tries to listen once",
-        module="actors.pulsar.doors",
+        module="actors.pulsar.conversation.port_claims",
         old="            while not self.listens and not await self.open():",
         new="            if not self.listens and not await self.open():",
         world=GATEWAY,
@@ -51,7 +51,7 @@ TAKING_OVER: list[Mutant] = [
     ),
     Mutant(
         name="a client that does not answer keeps its name",
-        module="actors.pulsar.session",
+        module="actors.pulsar.conversation.client_session",
         old="            self.end()\n        return not self.closed\n",
         new="            pass\n        return not self.closed\n",
         world=GATEWAY,
@@ -75,7 +75,7 @@ TAKING_OVER: list[Mutant] = [
     ),
     Mutant(
         name="who unsubscribes does not look for consumers of other gateways",
-        module="actors.pulsar.answers",
+        module="actors.pulsar.conversation.commands",
         old='["consumersCount"] > 1:',
         new='["consumersCount"] > 1_000:',
         world=GATEWAY,

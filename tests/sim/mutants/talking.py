@@ -46,7 +46,7 @@ TALKING: list[Mutant] = [
     Mutant(
         name="the proof of a caller is not looked at",
         module="cluster.wire.handshake",
-        old="""                raise Refused("the caller does not have this cluster's token")""",
+        old="""                raise HandshakeRefused("the caller does not have this cluster's token")""",
         new="                pass",
         world=BROKER,
         test=HANDSHAKE,
@@ -54,7 +54,7 @@ TALKING: list[Mutant] = [
     Mutant(
         name="the proof of a listener is not looked at",
         module="cluster.wire.handshake",
-        old="""                raise Refused(f"what answers for {self._wanted} does not have this cluster's token")""",
+        old="""                raise HandshakeRefused(f"what answers for {self._wanted} does not have this cluster's token")""",  # noqa: E501
         new="                pass",
         world=BROKER,
         test=HANDSHAKE,

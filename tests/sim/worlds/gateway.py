@@ -27,11 +27,11 @@ from actors.controller import Controller
 from actors.directory import Directory
 from actors.messages import AddPartitions, SubscriptionSettings, Terminate
 from actors.ports import Ports, Unknown
-from actors.pulsar.connection import Connection
-from actors.pulsar.doors import Doorkeeper, Doors
-from actors.pulsar.fields import FIELD_OF, Command, parse
-from actors.pulsar.frames import Cutter
-from actors.pulsar.gateway import Gateway, GatewayActor
+from actors.pulsar.codec.frames import Cutter
+from actors.pulsar.codec.protocol import FIELD_OF, Command, parse
+from actors.pulsar.conversation.client_connection import ClientConnection
+from actors.pulsar.conversation.gateway import Gateway, GatewayActor
+from actors.pulsar.conversation.port_claims import MachinePorts, PortHolder
 from loadgen import history
 from storage.errors import Fenced, SluiceError
 from storage.position import position
@@ -134,10 +134,10 @@ class DoorsOf:
 class SimGateway(GatewayActor):
     """A gateway in a process of its own. doors: makes the machine's port, for which it waits; without, it has one."""
 
-    def __init__(self, ports: Ports, name: str, doors: Callable[[], Doors] | None = None, port: int = 0) -> None:
+    def __init__(self, ports: Ports, name: str, doors: Callable[[], MachinePorts] | None = None, port: int = 0) -> None:
         super().__init__(ports)
         self.gateway = Gateway(ports, CONTROLLER, url=f"pulsar://{name}", process=name, abreast_from=2)
-        self._doorkeeper = Doorkeeper(ports, doors(), {"pulsar": port}, self._opened) if doors is not None else None
+        self._doorkeeper = PortHolder(ports, doors(), {"pulsar": port}, self._opened) if doors is not None else None
 
     async def start(self) -> None:
         """Listen, or wait for that."""
@@ -150,13 +150,13 @@ class SimGateway(GatewayActor):
 
     async def accept(self, end: End, stamps: list[Stamp]) -> None:
         """Somebody has connected. stamps: what the judge wants to know of each MESSAGE frame."""
-        conversation = Connection(self.gateway, end)
+        conversation = ClientConnection(self.gateway, end)
         end.choke = conversation.choke
         end.wrote = lambda data: stamps.extend(_stamps(conversation, data))
         await end.attach(conversation)
 
 
-def _stamps(conversation: Connection, data: bytes) -> list[Stamp]:
+def _stamps(conversation: ClientConnection, data: bytes) -> list[Stamp]:
     found = []
     for frame in Cutter().feed(data):
         told = parse(Command, frame.command)

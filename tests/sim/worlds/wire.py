@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from actors.pulsar.fields import FIELD_OF, Command, Metadata, Single, command, parse
-from actors.pulsar.frames import U32, Cutter, body_of, encode, encode_message
-from actors.pulsar.pieces import open_rows
+from actors.pulsar.codec.frames import U32, Cutter, body_of, encode, encode_message
+from actors.pulsar.codec.protocol import FIELD_OF, Command, Metadata, Single, command, parse
+from actors.pulsar.conversation.acked_batch_sizes import open_rows
 from storage.position import entry_of, ledger_of, position
 from tests.sim.pipes import End, Pipes
 from tests.sim.world import Process

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from actors.pulsar.fields import ServerError
+from actors.pulsar.codec.protocol import ServerError
 from loadgen import history
 from storage.position import position
 from tests.sim.pipes import Pipes

@@ -11,7 +11,7 @@ from pathlib import Path
 import jwt
 import pytest
 
-from cluster import launch, standalone
+from cluster.bootstrap import launch, standalone
 from cluster.embedded import running
 from cluster.options import ClusterOptions
 from cluster.pulsar.ports import PLAIN, TLS, WEB, WEB_TLS, port_of, wanted_ports

@@ -1,0 +1,76 @@
+"""Backlog quotas: how many bytes may wait on a partition before its producers are kept out, and for how many seconds.
+
+A record each, `quota/namespace/<tenant>/<namespace>` and `quota/topic/<topic>`, those of age below `quota-age/`; that
+of the topic goes before that of its namespace. Either may say that the oldest messages count as done instead, which
+`actors/policies/time_to_live.py` carries out. They change seldom, so whoever carries them out keeps all of them and
+looks again now and then.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from actors.names import namespace_of
+from actors.policies.policy_records import QUOTAS, decoded, of_namespace, of_topic, revise, value_of
+from actors.ports import Meta
+from storage.errors import Invalid
+
+CHECK_MS = 5_000
+"""So often quotas that were set elsewhere are seen."""
+MOST = 1 << 50
+HOLDS = ("producer_request_hold", "producer_exception")
+"""The policies by which producers are kept out: with the first their clients wait, with the second they fail."""
+EVICTION = "consumer_backlog_eviction"
+"""The policy by which producers go on, and what is too old or too much counts as done."""
+
+
+class Quota(msgspec.Struct, frozen=True):
+    """limit: bytes behind the slowest subscription of a partition, or seconds. policy: one of HOLDS, or EVICTION."""
+
+    limit: int
+    policy: str
+
+    def __post_init__(self) -> None:
+        if self.policy not in (*HOLDS, EVICTION):
+            raise Invalid(f"there is no policy {self.policy[:40]!r}: use {', '.join(HOLDS)} or {EVICTION}")
+        if not 0 <= self.limit <= MOST:
+            raise Invalid(f"a quota is a number of bytes or seconds, not {self.limit}")
+
+
+class Quotas:
+    """The records below a prefix, and what is known of them. Names and prefixes: actors.policies.policy_records."""
+
+    def __init__(self, meta: Meta, prefix: str = QUOTAS) -> None:
+        self._meta, self._prefix = meta, prefix
+        self._known: dict[str, Quota] = {}
+
+    def __bool__(self) -> bool:
+        """Whether there is one, as far as it is known here."""
+        return bool(self._known)
+
+    def that_holds(self, topic: str) -> Quota | None:
+        """For a topic, as far as it is known here; None if there is none."""
+        space, _ = namespace_of(topic)
+        return self._known.get(of_topic(topic)) or self._known.get(of_namespace(space))
+
+    async def look(self) -> None:
+        """Learn all of them. Raises Unavailable, Corrupt."""
+        names = [key.removeprefix(self._prefix) for key in await self._meta.keys(self._prefix)]
+        found = {name: await self.read(name) for name in names}
+        self._known = {name: quota for name, quota in found.items() if quota is not None}
+
+    async def read(self, name: str) -> Quota | None:
+        """One of them, None if it is not set. Raises Unavailable, Corrupt."""
+        value = await value_of(self._meta, self._prefix + name)
+        return None if value is None else decoded(value, Quota, f"the backlog quota of {name}")
+
+    async def set(self, name: str, quota: Quota) -> None:
+        """It holds from now on, elsewhere within CHECK_MS. Raises Unavailable."""
+        value = msgspec.json.encode(quota)
+        await revise(self._meta, self._prefix + name, lambda _: value, f"the backlog quota of {name} is")
+        await self.look()
+
+    async def unset(self, name: str) -> None:
+        """There is none any more. Raises Unavailable."""
+        await self._meta.remove(self._prefix + name)
+        await self.look()

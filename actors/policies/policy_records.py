@@ -1,0 +1,80 @@
+"""Records that gateways keep beside those of the topics: each one value, which changes as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+
+from actors.ports import Meta
+from storage.errors import Corrupt, Unavailable
+
+T = TypeVar("T")
+
+QUOTAS, AGES, LIFETIMES = "quota/", "quota-age/", "lifetime/"
+"""Prefixes of what a namespace and a topic may each have a record of: see actors.policies.backlog_quotas,
+actors.policies.retention.
+"""
+_DEFINITIONS = "schema-definition/"
+_TRIES = 20
+
+
+def schema_key(topic: str) -> str:
+    """The metadata key of a topic's schemas."""
+    return f"schema/{topic}"
+
+
+def definition_key(topic: str, digest: str) -> str:
+    """The metadata key of one schema of a topic, by its digest."""
+    return f"{_DEFINITIONS}{topic}/{digest}"
+
+
+def of_namespace(space: str) -> str:
+    """How records of a namespace are named, behind the prefix of their kind."""
+    return f"namespace/{space}"
+
+
+def of_topic(topic: str) -> str:
+    """How records of a topic are named, behind the prefix of their kind."""
+    return f"topic/{topic}"
+
+
+async def forget_topic(meta: Meta, topic: str) -> None:
+    """Remove what gateways kept of a topic that is no more. Raises Unavailable."""
+    for key in (schema_key(topic), *(prefix + of_topic(topic) for prefix in (QUOTAS, AGES, LIFETIMES))):
+        await meta.remove(key)
+    for key in await meta.keys(definition_key(topic, "")):
+        if "/" not in key.removeprefix(definition_key(topic, "")):  # else it is of another topic, whose name is longer
+            await meta.remove(key)
+    # Whoever adds a schema meanwhile may have listed it before its definition went, and looks for that afterwards only.
+    await meta.remove(schema_key(topic))
+
+
+async def value_of(meta: Meta, key: str) -> bytes | None:
+    """A record's value, None if there is no record. Raises Unavailable."""
+    found = await meta.read(key)
+    return None if found is None else found.value
+
+
+async def revise(meta: Meta, key: str, change: Callable[[bytes | None], bytes], what: str) -> bytes:
+    """Replace a record's value by what `change` makes of it; what holds then.
+
+    change: is given None if there is no record, and once more whenever somebody else was first; what it raises ends the
+    attempt. Equal values are not written. what: for the error, as in "the quota of a is". Raises Unavailable.
+    """
+    for _ in range(_TRIES):
+        found = await meta.read(key)
+        number, value = (0, None) if found is None else (found.number, found.value)
+        wanted = change(value)
+        if wanted == value or await meta.create(key, number + 1, wanted):
+            return wanted
+    raise Unavailable(f"{what} being changed by others; try again")
+
+
+def decoded(value: bytes, kind: type[T], what: str) -> T:
+    """A record's value, which is JSON. what: for the error, as in "the quota of a". Raises Corrupt."""
+    try:
+        return msgspec.json.decode(value, type=kind)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise Corrupt(f"{what} cannot be read: {error}") from error

@@ -1,0 +1,112 @@
+"""How long messages are kept, as operators say it at any time: of a topic, or of all topics of a namespace.
+
+A record each, `lifetime/namespace/<tenant>/<namespace>` and `lifetime/topic/<topic>`. What is said of a topic goes
+first, then what it was made with, then what is said of its namespace. The owner of a partition looks, at most every
+LOOK_MS, before it deletes anything; what is older than its time to live the gateways see to
+(actors.policies.time_to_live).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from actors.messages import TopicSettings
+from actors.messages.settings import check_topic
+from actors.names import namespace_of
+from actors.policies.policy_records import LIFETIMES, decoded, of_namespace, of_topic, revise, value_of
+from actors.ports import Meta, Ports
+
+LOOK_MS = 60_000
+
+
+class Retention(msgspec.Struct, frozen=True):
+    """What everybody has seen stays so long, and as much of it. -1: without end; both 0: it goes."""
+
+    ms: int
+    bytes: int
+
+    def __post_init__(self) -> None:
+        check_topic(TopicSettings(retention_ms=self.ms, retention_bytes=self.bytes))
+
+
+class Lifetime(msgspec.Struct, frozen=True, omit_defaults=True):
+    """ttl_ms: messages that are older count as done; 0: none does. None of either: nothing is said."""
+
+    ttl_ms: int | None = None
+    retention: Retention | None = None
+
+    def __post_init__(self) -> None:
+        check_topic(TopicSettings(ttl_ms=self.ttl_ms or 0))
+
+
+class Lifetimes:
+    """The records. Names: actors.policies.policy_records. Every method may raise Unavailable, and readers Corrupt."""
+
+    def __init__(self, meta: Meta) -> None:
+        self._meta = meta
+
+    async def read(self, name: str) -> Lifetime:
+        """What is said."""
+        return _lifetime_in(name, await value_of(self._meta, LIFETIMES + name))
+
+    async def change(self, name: str, **values: int | Retention | None) -> None:
+        """Say fields of Lifetime anew; None: nothing is said of it any more. Raises Invalid."""
+
+        def changed(value: bytes | None) -> bytes:
+            return msgspec.json.encode(msgspec.structs.replace(_lifetime_in(name, value), **values))
+
+        await revise(self._meta, LIFETIMES + name, changed, f"the lifetime of {name} is")
+
+    async def forget(self, name: str) -> None:
+        """Nothing is said any more."""
+        await self._meta.remove(LIFETIMES + name)
+
+    async def everything(self) -> dict[str, Lifetime]:
+        """All that is said, by name."""
+        names = [key.removeprefix(LIFETIMES) for key in await self._meta.keys(LIFETIMES)]
+        return {name: await self.read(name) for name in names}
+
+
+def _lifetime_in(name: str, value: bytes | None) -> Lifetime:
+    return Lifetime() if value is None else decoded(value, Lifetime, f"the lifetime of {name}")
+
+
+class TopicRetention:
+    """What retention holds for a topic. made: the settings that it was made with."""
+
+    def __init__(self, ports: Ports, topic: str) -> None:
+        self._ports, self._topic = ports, topic
+        self._lifetimes = Lifetimes(ports.meta)
+        self._known: Retention | None = None
+        self._looked = -LOOK_MS
+
+    async def now(self, made: TopicSettings) -> Retention:
+        """See above; what was said in the last LOOK_MS may not be known yet. Raises Unavailable, Corrupt."""
+        now = self._ports.clock.monotonic()
+        if self._known is None or now - self._looked >= LOOK_MS:
+            self._known = await retention_of(self._lifetimes, self._topic, made)
+            self._looked = now
+        return self._known
+
+
+async def retention_of(lifetimes: Lifetimes, topic: str, made: TopicSettings) -> Retention:
+    """What holds for a topic now. made: the settings that it was made with. Raises Unavailable, Corrupt."""
+    own = (await lifetimes.read(of_topic(topic))).retention or made_with(made)
+    if own is None:
+        own = (await lifetimes.read(of_namespace(namespace_of(topic)[0]))).retention
+    return own or Retention(0, 0)
+
+
+def ttl_of(said: Mapping[str, Lifetime], topic: str, made: TopicSettings) -> int:
+    """Milliseconds after which messages of a topic count as done by what is said; 0: by that they never do."""
+    own = said.get(of_topic(topic), Lifetime()).ttl_ms
+    if own is None and not made.ttl_ms:
+        own = said.get(of_namespace(namespace_of(topic)[0]), Lifetime()).ttl_ms
+    return own or 0
+
+
+def made_with(made: TopicSettings) -> Retention | None:
+    """The retention that a topic was made with, None if that is none."""
+    return Retention(made.retention_ms, made.retention_bytes) if made.retention_ms or made.retention_bytes else None

@@ -1,0 +1,75 @@
+"""Payloads that clients compressed: LZ4, ZLIB, ZSTD and SNAPPY, as Pulsar writes them.
+
+The size that a payload will have is in its metadata, and is compared with the limit before anything is inflated; what
+becomes longer or shorter than it says is refused. Arrow's LZ4 and SNAPPY do not tell how much they wrote, and what
+they did not write is whatever the memory held before: SNAPPY says its size itself, and of LZ4 one byte less must fail.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import pyarrow as pa
+
+from actors.pulsar.codec.protocol import MalformedCommand
+from storage.batch import MAX_MESSAGE_BYTES
+
+NONE, LZ4, ZLIB, ZSTD, SNAPPY = range(5)
+CODECS = (LZ4, ZLIB, ZSTD, SNAPPY)
+_ARROW = {LZ4: "lz4_raw", ZSTD: "zstd", SNAPPY: "snappy"}
+MAX_INFLATED = MAX_MESSAGE_BYTES
+"""Bytes that one frame's payload may become here; what would become more is not inflated."""
+
+
+def inflate(codec: int, payload: memoryview, size: int) -> memoryview:
+    """The payload as it was. size: what the metadata say of it. Raises MalformedCommand."""
+    if codec == NONE:
+        return payload
+    if size > MAX_INFLATED:
+        raise MalformedCommand(f"a payload would become {size} bytes, the limit is {MAX_INFLATED}")
+    if codec == ZLIB:
+        return _unzip(payload, size)
+    if codec not in _ARROW:
+        raise MalformedCommand(f"there is no compression {codec}")
+    if codec == SNAPPY and _snappy_size(payload) != size:
+        raise MalformedCommand(f"a payload says that it becomes {_snappy_size(payload)} bytes, its metadata say {size}")
+    try:
+        found = _arrow(codec, payload, size)
+    except (pa.lib.ArrowException, OSError, ValueError) as error:
+        raise MalformedCommand(f"a payload cannot be inflated: {error}") from None
+    if codec == LZ4 and size and _fits(payload, size - 1):
+        raise MalformedCommand(f"a payload becomes less than the {size} bytes that its metadata say")
+    return memoryview(found).cast("B")
+
+
+def _arrow(codec: int, payload: memoryview, size: int) -> pa.Buffer:
+    return pa.Codec(_ARROW[codec]).decompress(pa.py_buffer(payload), decompressed_size=size)
+
+
+def _fits(payload: memoryview, size: int) -> bool:
+    try:
+        _arrow(LZ4, payload, size)
+    except (pa.lib.ArrowException, OSError, ValueError):
+        return False
+    return True
+
+
+def _snappy_size(payload: memoryview) -> int:
+    """The length that stands at the head of a SNAPPY block, as a varint; -1 if none does."""
+    size = 0
+    for place, byte in enumerate(bytes(payload[:5])):
+        size |= (byte & 0x7F) << 7 * place
+        if byte < 0x80:
+            return size
+    return -1
+
+
+def _unzip(payload: memoryview, size: int) -> memoryview:
+    machine = zlib.decompressobj()
+    try:
+        found = machine.decompress(payload, size + 1)
+    except zlib.error as error:
+        raise MalformedCommand(f"a payload cannot be inflated: {error}") from None
+    if len(found) != size:
+        raise MalformedCommand(f"a payload became {len(found)} bytes or more, its metadata say {size}")
+    return memoryview(found).cast("B")

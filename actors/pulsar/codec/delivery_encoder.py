@@ -1,0 +1,406 @@
+"""Rows as MESSAGE frames: what was delivered is cut into pieces, and each piece is one frame.
+
+A piece is a run of neighbouring rows of one client's batch with one redelivery count, because both clients count the
+holes of a batch as messages that were not acknowledged. Its entry id is that of its first row; where a whole batch
+goes to one consumer, that is the id in the producer's receipt. A row that came alone goes alone, and so does one of
+Sluice's own producers: its id is then the same whenever it is delivered.
+
+Clients that acknowledge single messages of a batch do count right, and look for the ids that they know: for them what
+is left of a batch goes under its old id, with holes (`ack_set` says where) in place of what is done. What is only
+elsewhere for now makes no hole, and the batch is cut there: its first message would come later under the same id, and
+nobody could tell of which of the two frames an acknowledgement speaks.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from actors.consumer.held import Received
+from actors.pulsar.codec.batch_encoder import bodies_of
+from actors.pulsar.codec.fields_reader import UNSIGNED, joined, lengths_of
+from actors.pulsar.codec.frame_cache import FrameCache
+from actors.pulsar.codec.frames import U32, encode_message
+from actors.pulsar.codec.message_encoder import NATIVE, Addressee, encode_pieces, repeat_bodies
+from actors.pulsar.codec.protocol import Metadata, Single, command
+from actors.pulsar.codec.send_decoder import OF_ONE
+from actors.pulsar.codec.varints import Ints, ranges
+from storage.position import entry_of, ledger_of
+
+ABREAST = 32
+"""Rows, or pieces, that are worth being encoded abreast: for fewer the loop is faster."""
+_EMPTY = Single(payload_size=0, compacted_out=True).SerializeToString()
+_HOLE = U32.pack(len(_EMPTY)) + _EMPTY
+"""A message of a batch that is not shown any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedFrames:
+    """Rows of a part in frames, n of them; each has the rows first .. first+count-1 of the part; int64, n each.
+
+    positions: of each one's entry, packed: that of its first row, but for those with holes. data: the frames, one
+    behind the other. places: of those with holes, by their number, each row's index in the batch; int64, ascending.
+    apart: one of them begins in the midst of its batch.
+    """
+
+    firsts: Ints
+    counts: Ints
+    positions: Ints
+    data: bytes
+    places: dict[int, Ints] = field(default_factory=dict)
+    apart: bool = False
+
+    @property
+    def messages(self) -> int:
+        """How many messages clients count, holes included."""
+        return int(self.counts.sum()) + sum(int(each[-1]) + 1 - len(each) for each in self.places.values())
+
+
+def first_rows(part: Received, *, holes: bool = False, counted: bool = True) -> Ints:
+    """Where the pieces of a part begin, int64, ascending. holes: what is left of one batch is one piece. counted: none
+    has two redelivery counts.
+    """
+    count = len(part)
+    if "batch_index" not in part.schema.names:
+        return np.arange(count)
+    index = _indexes(part)
+    steps = np.diff(index)
+    follows = (np.diff(part.positions) == steps) & (index[:-1] >= 0)
+    follows &= steps > 0 if holes else steps == 1
+    if not holes and not part.open.all():  # a piece is done or it is not, so that what is not done of a batch is sent
+        follows &= part.open[1:] == part.open[:-1]
+    for column in (part.redeliveries, part.deliver_at) if counted else (part.deliver_at,):
+        if column.any():
+            follows &= column[1:] == column[:-1]
+    return np.concatenate([np.zeros(1, np.int64), np.flatnonzero(~follows) + 1])
+
+
+def _in(starts: Ints, between: tuple[int, int] | None) -> npt.NDArray[np.bool_]:
+    """Which of these rows lie there, bool."""
+    return np.ones(len(starts), bool) if between is None else (starts >= between[0]) & (starts < between[1])
+
+
+def _begins_late(part: Received, starts: Ints) -> bool:
+    """Whether one of these rows is not the first of its batch."""
+    return "batch_index" in part.schema.names and bool((_indexes(part)[starts] > 0).any())
+
+
+def holes_in(part: Received, between: tuple[int, int]) -> Ints:
+    """The positions of messages that are missing before and between these rows of their batches; int64, ascending."""
+    if "batch_index" not in part.schema.names:
+        return np.empty(0, np.int64)
+    starts = first_rows(part, holes=True, counted=False)
+    ends = np.append(starts[1:], len(part))
+    wanted = part.open[starts] & _in(starts, between)
+    starts, ends = starts[wanted], ends[wanted]
+    firsts, lasts = part.positions[starts] - np.maximum(_indexes(part)[starts], 0), part.positions[ends - 1]
+    inside = np.unique(ranges(firsts, lasts + 1 - firsts))
+    return inside[~np.isin(inside, part.positions[ranges(starts, ends - starts)])]
+
+
+def _indexes(part: Received) -> Ints:
+    """Of each row its index in its client's batch, -1 for one that came alone."""
+    column = part.column("batch_index")
+    return np.asarray(column.fill_null(-1).to_numpy(zero_copy_only=False), np.int64)
+
+
+def encode_part(
+    part: Received,
+    to: Addressee,
+    known: Container[int] | None = None,
+    recent: FrameCache | None = None,
+    *,
+    waiting: frozenset[int] = frozenset(),
+    abreast: int = ABREAST,
+    whole: bool = False,
+    between: tuple[int, int] | None = None,
+) -> EncodedFrames:
+    """The frames of a part, without pieces that begin with a row that is done.
+
+    between: only those of its pieces that begin in these rows. whole: batches are not cut where the redelivery count
+    changes; a frame says the highest.
+    known: of a client that acknowledges single messages of batches, the entries that it has: of others it is sent what
+    is left of them with holes. None where the client is not known to do that. waiting: messages that are missing and
+    are not done; they are no holes. recent: frames to be sent as they came, where there are so many pieces, or so many
+    rows and nothing else: `abreast`.
+    """
+    if known is not None and "batch_index" in part.schema.names:
+        return _with_holes(part, to, known, waiting, between)
+    if recent is not None and len(part) >= abreast and between is None and (came := _as_it_came(part, to, recent)):
+        return came
+    starts = first_rows(part, counted=not whole)
+    ends = np.append(starts[1:], len(part))
+    wanted = part.open[starts] & _in(starts, between)
+    starts, ends = starts[wanted], ends[wanted]
+    data = _repeated(part, starts, ends, to, recent) if recent is not None and len(starts) >= abreast else None
+    if data is None:
+        data = joined(_made(part, starts, ends, to))
+    return EncodedFrames(
+        starts, ends - starts, part.positions[starts], data, apart=whole and _begins_late(part, starts)
+    )
+
+
+def _as_it_came(part: Received, to: Addressee, recent: FrameCache) -> EncodedFrames | None:
+    """The same where nothing has to be looked at: all of it are frames to be sent as they came, and none is done."""
+    columns = (part.redeliveries, part.deliver_at)
+    if not part.open.all() or not all((column == column[0]).all() for column in columns):
+        return None
+    found = recent.whole(part.positions)
+    starts, counts = found.starts, found.counts
+    if int(counts.sum()) < len(part):
+        return None
+    data = joined(repeat_bodies(part, starts, starts + counts, to, found.bodies))
+    return EncodedFrames(starts, counts, part.positions[starts], data)
+
+
+def _made(part: Received, starts: Ints, ends: Ints, to: Addressee) -> pa.Array:
+    """The frames of these pieces, a binary column."""
+    if len(part) != int((ends - starts).sum()):
+        part, starts, ends = _only(part, starts, ends)
+    frames = encode_pieces(part, starts, to) if len(starts) >= ABREAST else None
+    return pa.array(_one_by_one(part, starts, ends, to), pa.binary()) if frames is None else frames
+
+
+def _repeated(part: Received, starts: Ints, ends: Ints, to: Addressee, recent: FrameCache) -> bytes | None:
+    """The same as bytes, of pieces of which some are sent as they came; None if there are no such pieces."""
+    found, bodies = recent.find(part.positions[starts], ends - starts)
+    if not found.any():
+        return None
+    frames = repeat_bodies(part, starts[found], ends[found], to, bodies)
+    if found.all():
+        return joined(frames)
+    begin, stop = starts[~found], ends[~found]
+    if len(begin) < ABREAST and (cut := _cut(part, begin, stop, to, recent)) is not None:
+        return _woven(frames, np.flatnonzero(~found), cut)
+    others = _made(part, begin, stop, to)
+    order = np.empty(len(starts), np.int64)
+    order[np.concatenate([np.flatnonzero(found), np.flatnonzero(~found)])] = np.arange(len(starts))
+    return joined(pa.concat_arrays([frames, others]).take(pa.array(order)))
+
+
+def _cut(part: Received, starts: Ints, ends: Ints, to: Addressee, recent: FrameCache) -> list[bytes] | None:
+    """Frames of pieces that are parts of batches at hand, whose messages go as they came; None if one is not that."""
+    positions, counts = part.positions[starts].tolist(), (ends - starts).tolist()
+    payloads: list[memoryview] = []
+    for at, count in zip(positions, counts, strict=True):
+        payload = recent.inside(at, count)
+        if payload is None:
+            return None
+        payloads.append(payload)
+    cells = _Cells(part.few(starts), part.positions[starts], part.deliver_at[starts], columns=True)
+    frames = []
+    for number, payload in enumerate(payloads):
+        told = _told(part, int(starts[number]), int(ends[number]), to, positions[number])
+        metadata = cells.head(number, counts[number])
+        frames.append(encode_message(told.SerializeToString(), metadata.SerializeToString(), payload))
+    return frames
+
+
+def _woven(frames: pa.Array, places: Ints, others: list[bytes]) -> bytes:
+    """Frames with some others between them. places: of each of the others its number among all of them, ascending."""
+    data = memoryview(frames.buffers()[2])
+    ends = np.append(0, np.cumsum(lengths_of(frames)))
+    parts: list[bytes | memoryview] = []
+    last = 0
+    for at, other in zip(ends[places - np.arange(len(places))].tolist(), others, strict=True):
+        parts += [data[last:at], other]
+        last = at
+    return b"".join([*parts, data[last : int(ends[-1])]])
+
+
+def _only(part: Received, starts: Ints, ends: Ints) -> tuple[Received, Ints, Ints]:
+    """(A part that is these pieces alone, where they begin and end in it.)"""
+    counts = ends - starts
+    rows = ranges(starts, counts)
+    some = Received(
+        rows=part.rows.take(pa.array(rows)),
+        partition=part.partition,
+        positions=part.positions[rows],
+        dispatch=part.dispatch[rows],
+        redeliveries=part.redeliveries[rows],
+        deliver_at=part.deliver_at[rows],
+        epoch=part.epoch,
+        session=part.session,
+    )
+    behind = np.cumsum(counts)
+    return some, behind - counts, behind
+
+
+def _with_holes(
+    part: Received, to: Addressee, known: Container[int], waiting: frozenset[int], between: tuple[int, int] | None
+) -> EncodedFrames:
+    """As encode_part does: a batch whose entry the client has not goes under its old id."""
+    starts, indexes = first_rows(part, holes=True, counted=False), _indexes(part)
+    within = _in(starts, between)
+    firsts: list[int] = []
+    ends: list[int] = []
+    entries: list[int] = []
+    places: dict[int, Ints] = {}
+    last = -1
+    for first, end, wanted in zip(starts.tolist(), [*starts[1:].tolist(), len(part)], within.tolist(), strict=True):
+        if not (wanted and part.open[first]):
+            continue
+        index, at = indexes[first:end], int(part.positions[first])
+        left = max(int(index[0]), 0)
+        cuts = [0, end - first]
+        if int(index[-1]) > max(end - first - 1, 0):  # it begins late, or has holes
+            inside = range(at - left, int(part.positions[end - 1]))
+            if at - left not in known and at - left > last and waiting.isdisjoint(inside):
+                places[len(firsts)] = index
+                at -= left
+            else:
+                cuts[1:1] = (np.flatnonzero(np.diff(index) != 1) + 1).tolist()
+        last = int(part.positions[first]) - left
+        firsts += [first + cut for cut in cuts[:-1]]
+        ends += [first + cut for cut in cuts[1:]]
+        entries += [at, *part.positions[firsts[len(entries) + 1 :]].tolist()]
+    begin, stop = np.array(firsts, np.int64), np.array(ends, np.int64)
+    data = b"".join(_one_by_one(part, begin, stop, to, places))
+    late = np.array([first for number, first in enumerate(firsts) if number not in places], np.int64)
+    apart = _begins_late(part, late)
+    return EncodedFrames(begin, stop - begin, np.array(entries, np.int64), data, places, apart)
+
+
+def _words(index: Ints) -> list[int]:
+    """A set of indexes as 64-bit words, signed as the protocol has them."""
+    bits = np.zeros((int(index[-1]) // 64 + 1) * 64, np.uint8)
+    bits[index] = 1
+    words: list[int] = np.packbits(bits, bitorder="little").view("<i8").tolist()
+    return words
+
+
+def _one_by_one(
+    part: Received, starts: Ints, ends: Ints, to: Addressee, places: Mapping[int, Ints] = MappingProxyType({})
+) -> list[bytes]:
+    bodies = bodies_of(part.rows) if len(part) >= ABREAST and len(starts) * 2 <= len(part) else None
+    cells = _Cells(part.rows, part.positions, part.deliver_at, columns=bodies is not None)
+    frames = []
+    for number, (first, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
+        index = places.get(number)
+        position = int(part.positions[first]) - (0 if index is None else int(index[0]))
+        told = _told(part, first, end, to, position)
+        if index is not None:
+            told.message.ack_set.extend(_words(index))
+            metadata, payload = cells.batch(first, index)
+        elif cells.cell("batch_index", first) is None:
+            metadata, payload = cells.single(first)
+        elif bodies is not None and not bodies.odd[first:end].any():
+            metadata, payload = cells.head(first, end - first), bodies.slice(first, end)
+        else:
+            metadata, payload = cells.batch(first, np.arange(end - first))
+        frames.append(encode_message(told.SerializeToString(), metadata.SerializeToString(), payload))
+    return frames
+
+
+def _told(part: Received, first: int, end: int, to: Addressee, position: int) -> Any:
+    """The command of the frame of these rows."""
+    told = command(
+        "message",
+        consumer_id=to.consumer_id,
+        message_id={"ledger": ledger_of(position), "entry": entry_of(position), "partition": to.partition},
+    )
+    if count := int(part.redeliveries[first:end].max()):
+        told.message.redelivery_count = count
+    if to.epoch is not None:
+        told.message.consumer_epoch = to.epoch
+    return told
+
+
+class _Cells:
+    """The columns of some rows as Python objects, and what frames are made of. columns: only a few cells are wanted."""
+
+    def __init__(self, rows: pa.RecordBatch, positions: Ints, due: Ints, *, columns: bool) -> None:
+        self._cells: dict[str, Any] = {
+            name: rows.column(name) if columns else rows.column(name).to_pylist() for name in rows.schema.names
+        }
+        self._due = due
+        self._positions = positions
+
+    def cell(self, name: str, row: int) -> Any:
+        """One value; None where there is no such column."""
+        column = self._cells.get(name)
+        if column is None:
+            return None
+        value = column[row]
+        return value.as_py() if isinstance(value, pa.Scalar) else value
+
+    def _metadata(self, row: int) -> Any:
+        """What a client said of a message, as far as no column holds it."""
+        rest = self.cell("pulsar", row)
+        metadata = Metadata() if rest is None else Metadata.FromString(rest)
+        if not metadata.HasField("producer_name"):
+            metadata.producer_name = NATIVE
+        number = self.cell("sequence_id", row)
+        metadata.sequence_id = entry_of(int(self._positions[row])) if number is None else number & UNSIGNED
+        metadata.publish_time = self.cell("publish_time", row)
+        if self._due[row]:
+            metadata.deliver_at_time = int(self._due[row])
+        return metadata
+
+    def single(self, row: int) -> tuple[Any, bytes]:
+        """A message that travels alone."""
+        metadata = self._metadata(row)
+        self._fill(metadata, metadata, row)
+        return metadata, self.cell("payload", row)
+
+    def head(self, first: int, count: int, before: int = 0) -> Any:
+        """The metadata of rows that travel as a batch of so many messages. before: holes before the first row."""
+        metadata = self._metadata(first)
+        metadata.num_messages = count
+        metadata.sequence_id = (metadata.sequence_id - before) & UNSIGNED
+        key = self.cell("key", first)
+        flagged = metadata.key_is_base64
+        for name in OF_ONE:
+            metadata.ClearField(name)
+        if key is not None:
+            metadata.partition_key = _key(key, metadata, flagged=flagged)
+        return metadata
+
+    def batch(self, first: int, index: Ints) -> tuple[Any, bytes]:
+        """Rows that travel as a batch, message by message. index: of each, its place in that batch."""
+        parts = []
+        for row, (before, place) in enumerate(pairwise([-1, *index.tolist()]), first):
+            parts += [_HOLE] * (place - before - 1)
+            flags = self._metadata(row)
+            payload = self.cell("payload", row)
+            single = Single(payload_size=len(payload), **{name: True for name in OF_ONE if getattr(flags, name)})
+            number = self.cell("sequence_id", row)
+            if number is not None:
+                single.sequence_id = number & UNSIGNED
+            self._fill(single, flags, row)
+            encoded = single.SerializeToString()
+            parts += [U32.pack(len(encoded)), encoded, payload]
+        return self.head(first, int(index[-1]) + 1, int(index[0])), b"".join(parts)
+
+    def _fill(self, one: Any, flags: Any, row: int) -> None:
+        """The fields that a single message and one of a batch have alike."""
+        key, order, event = (self.cell(name, row) for name in ("key", "ordering_key", "event_time"))
+        if key is not None:
+            one.partition_key = _key(key, one, flagged=flags.key_is_base64)
+        if order is not None:
+            one.ordering_key = order
+        if event:
+            one.event_time = event & UNSIGNED
+        for name, value in self.cell("properties", row) or ():
+            one.properties.add(key=name.encode(), value=value.encode())
+
+
+def _key(key: bytes, one: Any, *, flagged: bool) -> bytes:
+    """The key as it travels: base64 if it came so, or is no text and therefore must."""
+    if not flagged:
+        try:
+            key.decode()
+        except UnicodeDecodeError:
+            flagged = True
+    if flagged:
+        one.key_is_base64 = True
+        return base64.b64encode(key)
+    return key

@@ -1,0 +1,188 @@
+"""Frames that were stored a moment ago, as their clients sent them.
+
+Where a whole frame goes to one consumer, what follows the command is what its producer sent: checksum, metadata and
+payload need not be made anew; of a part of one, its messages need not. Nothing hangs on this memory. What it does not
+have, or has no more, is encoded from the columns, which say the same.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from actors.pulsar.codec.batch_decoder import of_like_size
+from actors.pulsar.codec.fields_reader import Bytes
+from actors.pulsar.codec.frames import CHECKSUMMED, U32
+from actors.pulsar.codec.varints import Flags, Ints
+
+MOST_BYTES = 32 * 1024 * 1024
+"""So many bytes of frames are kept; the oldest go first."""
+_BEHIND_CHECKSUM = len(CHECKSUMMED) + 4
+
+
+class CachedBodies(NamedTuple):
+    """What followed the commands of n frames. column: binary, what was read with them is there as well. places: where
+    each one's stands in it.
+    """
+
+    column: pa.Array
+    places: Ints
+
+    def take(self, numbers: Ints) -> pa.Array:
+        """Those of some frames, binary."""
+        return self.column.take(pa.array(self.places[numbers]))
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """(The memory that they hold, by its address, and its bytes.)"""
+        data = self.column.buffers()[2]
+        return (0, 0) if data is None else (data.address, data.size)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _CachedRange:
+    """Frames that lie one behind the other in the log, n of them.
+
+    positions: of the first row of each, int64, ascending. counts: rows of each.
+    """
+
+    positions: Ints
+    counts: Ints
+    bodies: CachedBodies
+
+
+class Frames(NamedTuple):
+    """Frames of which all rows are in a part, n of them.
+
+    starts: the row with which each begins there. counts: its rows; int64. kept: where what follows their commands is,
+    with the numbers there.
+    """
+
+    starts: Ints
+    counts: Ints
+    kept: list[tuple[CachedBodies, Ints]]
+
+    @property
+    def bodies(self) -> pa.Array:
+        """What follows the command of each, binary."""
+        return pa.concat_arrays([_NOTHING, *(bodies.take(numbers) for bodies, numbers in self.kept)])
+
+
+_NOTHING = pa.array([], pa.binary())
+
+
+class FrameCache:
+    """The frames that came last, of all topics: a position is in one topic alone."""
+
+    def __init__(self, most: int = MOST_BYTES) -> None:
+        self._most = most
+        self._bytes = 0
+        self._held: dict[int, int] = {}
+        """How many stretches hold a piece of memory, by its address: what was read at once counts once."""
+        self._stretches: OrderedDict[int, _CachedRange] = OrderedDict()
+        self._firsts: list[int] = []
+
+    def keep(self, first: int, counts: Ints, bodies: CachedBodies) -> None:
+        """Frames were stored, the first row of the first one at this position. counts: rows of each, int64.
+
+        bodies: checksum, metadata and payload of each.
+        """
+        if first in self._stretches:
+            return
+        self._stretches[first] = _CachedRange(first + np.cumsum(counts) - counts, counts, bodies)
+        insort(self._firsts, first)
+        address, size = bodies.held
+        held = self._held[address] = self._held.get(address, 0) + 1
+        self._bytes += size if held == 1 else 0
+        while self._bytes > self._most:
+            oldest, gone = self._stretches.popitem(last=False)
+            del self._firsts[bisect_left(self._firsts, oldest)]
+            self._let_go(*gone.bodies.held)
+
+    def _let_go(self, address: int, size: int) -> None:
+        self._held[address] -= 1
+        if not self._held[address]:
+            del self._held[address]
+            self._bytes -= size
+
+    def find(self, positions: Ints, counts: Ints) -> tuple[Flags, pa.Array]:
+        """(Which of these pieces, n, are whole frames that are here; the bodies of those.)
+
+        positions: of the first rows, int64. counts: rows of each. Pieces in another order than the log's are not found.
+        """
+        found = np.zeros(len(positions), bool)
+        bodies = [_NOTHING, *(_matching(one, positions, counts, found) for one in self._around(positions))]
+        return found, pa.concat_arrays(bodies)
+
+    def _around(self, positions: Ints) -> list[_CachedRange]:
+        """The stretches among which these may be; none if they do not ascend."""
+        if not len(positions) or not bool((np.diff(positions) > 0).all()):
+            return []
+        first = bisect_right(self._firsts, int(positions[0])) - 1
+        end = bisect_right(self._firsts, int(positions[-1]))
+        return [self._stretches[start] for start in self._firsts[max(first, 0) : end]]
+
+    def whole(self, positions: Ints) -> Frames:
+        """The frames that are here of which every row is among these positions, int64.
+
+        Of positions in another order than the log's there are none.
+        """
+        found = [_whole(stretch, positions) for stretch in self._around(positions)]
+        none = np.empty(0, np.int64)
+        return Frames(
+            np.concatenate([none, *(each.starts for each in found)]),
+            np.concatenate([none, *(each.counts for each in found)]),
+            [kept for each in found for kept in each.kept],
+        )
+
+    def inside(self, position: int, count: int) -> memoryview | None:
+        """So many messages of a larger batch, from the one at this position on, as they came.
+
+        None if it is not here, or its messages are of many sizes, so that they would have to be looked for.
+        """
+        number = bisect_right(self._firsts, position) - 1
+        stretch = self._stretches[self._firsts[number]] if number >= 0 else None
+        if stretch is None:
+            return None
+        frame = int(stretch.positions.searchsorted(position, side="right")) - 1
+        first, rows = position - int(stretch.positions[frame]), int(stretch.counts[frame])
+        if not count < rows or first + count > rows:
+            return None
+        body = memoryview(stretch.bodies.take(np.array([frame])).buffers()[2])
+        payload = body[_BEHIND_CHECKSUM + 4 + U32.unpack_from(body, _BEHIND_CHECKSUM)[0] :]
+        # What seemed alike was looked at when it came, or it would not be here.
+        size = np.array([len(payload)])
+        alike, begin = of_like_size(Bytes(bytes(payload)), size - size, size, np.array([rows]))
+        if not len(alike):
+            return None
+        begin = np.append(begin, size)
+        return payload[int(begin[first]) : int(begin[first + count])]
+
+
+def _matching(stretch: _CachedRange, positions: Ints, counts: Ints, found: Flags) -> pa.Array:
+    """The bodies of the pieces that are frames of a stretch, which are marked as found."""
+    begin, end = positions.searchsorted([stretch.positions[0], stretch.positions[-1] + 1])
+    places = stretch.positions.searchsorted(positions[begin:end])
+    found[begin:end] = (stretch.positions[places] == positions[begin:end]) & (
+        stretch.counts[places] == counts[begin:end]
+    )
+    return stretch.bodies.take(places[found[begin:end]])
+
+
+def _whole(stretch: _CachedRange, positions: Ints) -> Frames:
+    """See FrameCache.whole; of one stretch."""
+    begin = int(stretch.positions.searchsorted(positions[0]))
+    end = int(stretch.positions.searchsorted(positions[-1], side="right"))
+    firsts, counts = stretch.positions[begin:end], stretch.counts[begin:end]
+    starts = positions.searchsorted(firsts)
+    ends = starts + counts
+    lasts = np.minimum(ends, len(positions)) - 1
+    # Ascending, so all between first and last are there if the last one stands so far behind the first.
+    fits = (positions[starts] == firsts) & (positions[lasts] == firsts + counts - 1) & (ends <= len(positions))
+    there = np.flatnonzero(fits)
+    return Frames(starts[there], counts[there], [(stretch.bodies, there + begin)])

@@ -1,0 +1,48 @@
+"""Ids of messages that a client names, many at once.
+
+Clients gather acknowledgements: one command has a thousand ids. All of them are read abreast; what has more than a
+ledger and an entry, above all a set of the batch's messages, is read by protobuf, one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from actors.pulsar.codec.fields_reader import Bytes
+from actors.pulsar.codec.layout_cache import read_alike
+from actors.pulsar.codec.protocol import MessageId, parse
+from actors.pulsar.codec.varints import Ints
+from storage.position import ENTRY_BITS, MAX_ENTRY, MAX_LEDGER, position
+
+_LEDGER, _ENTRY, _PARTITION, _INDEX = 0x08, 0x10, 0x18, 0x20
+
+_KNOWN = (_LEDGER, _ENTRY, _PARTITION, _INDEX)
+
+
+def position_of(one: Any) -> int | None:
+    """The position of an id's entry; None where there can be none (earliest, latest)."""
+    ledger, entry = one.ledger, one.entry
+    return position(ledger, entry) if 0 < ledger <= MAX_LEDGER and entry <= MAX_ENTRY else None
+
+
+def parsed(encoded: Sequence[bytes]) -> list[Any]:
+    """Ids one by one. Raises Malformed."""
+    return [parse(MessageId, one) for one in encoded]
+
+
+def read_ids(encoded: Sequence[bytes], abreast: int) -> tuple[Ints, list[Any]]:
+    """(Positions of ids that are nothing but an entry, int64; the others). Raises Malformed.
+
+    abreast: so many are worth being read together; of fewer all are others.
+    """
+    if len(encoded) < abreast:
+        return np.empty(0, np.int64), parsed(encoded)
+    ends = np.cumsum(np.fromiter(map(len, encoded), np.int64, len(encoded)))
+    read = read_alike(Bytes(b"".join(encoded)), np.concatenate([[0], ends[:-1]]), ends, _KNOWN)
+    ledger, entry = read.value[_LEDGER], read.value[_ENTRY]
+    plain = ~read.odd & (ledger > 0) & (ledger <= MAX_LEDGER) & (entry >= 0) & (entry <= MAX_ENTRY)
+    positions = (ledger << ENTRY_BITS | entry)[plain]
+    return positions, parsed([encoded[number] for number in np.flatnonzero(~plain).tolist()])

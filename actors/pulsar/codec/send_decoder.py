@@ -1,0 +1,410 @@
+"""SEND frames as rows: a client's batch of n messages becomes n neighbouring rows, a single message one.
+
+What rows have columns for goes into them. The rest, `pulsar`, is a fragment of Pulsar's MessageMetadata: the producer's
+name, the schema's version, and of each message whether its value or key is null and whether its key came in base64; it
+is the same for nearly all messages of a batch. Fields that are not known here stay in it as they came.
+
+Messages that must pass through unread are one row, whatever is in them: encrypted ones, the chunks of a large one,
+which are compressed only together, and what would be larger than a message may be if it were inflated. Their `pulsar`
+keeps compression, sizes and the number of messages.
+
+**The id.** A row's position is L:(E+b), where E is the entry of the first row of its batch and b its index there. So an
+id that a client was given is found again from the columns alone, whatever was restarted meanwhile.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from actors.pulsar.codec.batch_decoder import Heads, MessageSlices, find_messages, starts_of, table_of
+from actors.pulsar.codec.compression import CODECS, MAX_INFLATED, NONE, inflate
+from actors.pulsar.codec.fields_reader import UNSIGNED, Bytes
+from actors.pulsar.codec.frames import U32, Body
+from actors.pulsar.codec.properties import read_pairs
+from actors.pulsar.codec.protocol import MalformedCommand, Metadata, ServerError, Single, parse
+from actors.pulsar.codec.varints import Ints
+from storage.batch import (
+    GIVEN_BY_CLIENTS,
+    LAST_TIME,
+    MAX_KEY_BYTES,
+    MAX_MESSAGE_BYTES,
+    MAX_RUN_MESSAGES,
+    StoredBatch,
+    make_batch,
+)
+
+IN_COLUMNS = (
+    "sequence_id",
+    "publish_time",
+    "properties",
+    "partition_key",
+    "event_time",
+    "ordering_key",
+    "deliver_at_time",
+    "highest_sequence_id",
+)
+"""Fields of the metadata that columns hold."""
+OF_ONE = ("key_is_base64", "null_value", "null_partition_key")
+"""Flags of one message; in a batch each message has its own."""
+ABREAST = 32
+"""Messages that are worth being read abreast: for fewer the loop is faster."""
+GROUP_BYTES = 8 * 1024 * 1024
+"""Payload of one run, about."""
+OF_FORM = ("compression", "uncompressed_size", "num_messages")
+"""How the payload was packed, which is of no meaning once it is unpacked."""
+
+
+@dataclass(slots=True)
+class Send:
+    """One SEND frame. command: its fields. rows: how many it became.
+
+    error: why it was refused, with Pulsar's code. position: of its first row, once it is confirmed; -1 if not known.
+    metadata: what was read of it already. span: (first, last) of the sequences that it covers at a topic with
+    deduplication; see actors.pulsar.conversation.sequence_spans.
+    """
+
+    command: Any
+    body: Body
+    rows: int = 0
+    error: tuple[int, str] | None = None
+    position: int = -1
+    settled: bool = False
+    metadata: Any = None
+    span: tuple[int, int] = (0, 0)
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Rows as lists, a list a column."""
+
+    key: list[bytes | None] = field(default_factory=list)
+    payload: list[bytes] = field(default_factory=list)
+    publish_time: list[int] = field(default_factory=list)
+    ordering_key: list[bytes | None] = field(default_factory=list)
+    properties: list[list[tuple[str, str]] | None] = field(default_factory=list)
+    event_time: list[int | None] = field(default_factory=list)
+    deliver_at: list[int] = field(default_factory=list)
+    sequence_id: list[int | None] = field(default_factory=list)
+    batch_index: list[int | None] = field(default_factory=list)
+    pulsar: list[bytes] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Packed:
+    """A frame whose payload is inflated. count: messages of a batch, 0 for one that travels alone.
+
+    number: its place among the frames that are decoded together. rows: what it became, if it was read alone.
+    """
+
+    send: Send
+    metadata: Any
+    payload: bytes
+    count: int
+    unread: bool = False
+    number: int = 0
+    rows: _Rows | None = None
+
+
+_TYPES = {
+    "key": pa.binary(),
+    "payload": pa.binary(),
+    "publish_time": pa.int64(),
+    "ordering_key": pa.binary(),
+    "properties": pa.map_(pa.string(), pa.string()),
+    "event_time": pa.int64(),
+    "deliver_at": pa.int64(),
+    "sequence_id": pa.int64(),
+    "batch_index": pa.int32(),
+    "pulsar": pa.binary(),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Frames whose rows go out as one run."""
+
+    sends: list[Send]
+    batch: StoredBatch
+
+
+def decode_sends(sends: list[Send], *, now: int, producer: str, first_sequence: int) -> list[Group]:
+    """The rows of frames of one producer, in order, in as few runs as they fit. Sets `rows` and `error` of each frame.
+
+    A frame that cannot be read is refused whole, and the others are not.
+    """
+    packed = [one for one in (_unpacked(send) for send in sends) if one is not None]
+    table, ranges = _abreast(packed)
+    for one in packed:
+        if one.number not in ranges:
+            _alone(one)
+    fine = [one for one in packed if one.send.error is None]
+    groups: list[Group] = []
+    for taken in _grouped(fine):
+        rows = _joined(taken, table, ranges)
+        batch = run_of(rows, now=now, producer=producer, first_sequence=first_sequence)
+        groups.append(Group([one.send for one in taken], batch))
+        first_sequence += len(batch)
+    return groups
+
+
+def run_of(rows: pa.RecordBatch, *, now: int, producer: str, first_sequence: int) -> StoredBatch:
+    """Rows as what a producer publishes."""
+    return make_batch(rows, now=now, producer=producer, first_sequence=first_sequence, accepted=GIVEN_BY_CLIENTS)
+
+
+def _grouped(packed: list[_Packed]) -> Iterator[list[_Packed]]:
+    """As many frames together as one run takes. A chunk is alone: all chunks of a message have one sequence id."""
+    taken: list[_Packed] = []
+    rows = size = 0
+    for one in packed:
+        rows += one.send.rows
+        size += len(one.payload)
+        chunk = any(each.metadata.num_chunks > 1 for each in (one, *taken[-1:]))
+        if taken and (rows > MAX_RUN_MESSAGES or size > GROUP_BYTES or chunk):
+            yield taken
+            taken, rows, size = [], one.send.rows, len(one.payload)
+        taken.append(one)
+    if taken:
+        yield taken
+
+
+def _joined(taken: list[_Packed], table: pa.RecordBatch | None, ranges: dict[int, tuple[int, int]]) -> pa.RecordBatch:
+    """The rows of these frames, in order: what was read abreast, and between that what was read alone."""
+    parts: list[pa.RecordBatch] = []
+    for kind, several in groupby(taken, lambda one: one.rows is None):
+        run = list(several)
+        if kind and table is not None:  # what is refused in between is not in the table
+            first, end = ranges[run[0].number][0], ranges[run[-1].number][1]
+            parts.append(table.slice(first, end - first))
+        else:
+            rows = _Rows()
+            for one in run:
+                for name in _TYPES if one.rows is not None else ():
+                    getattr(rows, name).extend(getattr(one.rows, name))
+            parts.append(_table_of(rows))
+    return parts[0] if len(parts) == 1 else pa.concat_batches(parts)
+
+
+def _table_of(rows: _Rows) -> pa.RecordBatch:
+    columns = {name: pa.array(getattr(rows, name), kind) for name, kind in _TYPES.items()}
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def _unpacked(send: Send) -> _Packed | None:
+    """A frame's metadata and inflated payload; None, and the frame's error, if that cannot be had."""
+    try:
+        return _unpack(send)
+    except MalformedCommand as error:
+        refuse(send, error)
+        return None
+
+
+def refuse(send: Send, error: MalformedCommand) -> None:
+    """A frame cannot be read."""
+    send.error = (ServerError.CHECKSUM if send.body.damaged else ServerError.NOT_ALLOWED, str(error))
+    send.settled = True
+
+
+def read_metadata(send: Send) -> Any:
+    """A frame's metadata, read once. Raises MalformedCommand, also where the checksum does not fit."""
+    if send.metadata is None:
+        if send.body.damaged:
+            raise MalformedCommand("the checksum does not fit")
+        send.metadata = parse(Metadata, send.body.metadata)
+    return send.metadata
+
+
+def _unpack(send: Send) -> _Packed:
+    metadata = read_metadata(send)
+    if send.command.txn_least or send.command.txn_most:
+        raise MalformedCommand("transactions are not offered")
+    for name in ("producer_name", "sequence_id", "publish_time"):
+        if not metadata.HasField(name):
+            raise MalformedCommand(f"the metadata have no {name}")
+    if metadata.publish_time > LAST_TIME or metadata.deliver_at_time > LAST_TIME:
+        raise MalformedCommand("a time lies behind the year 9999; times are milliseconds since 1970")
+    payload = send.body.payload
+    if metadata.encryption_keys or metadata.HasField("uuid") or _too_large(metadata):
+        return _Packed(send, metadata, bytes(payload), 0, unread=True)
+    if metadata.compression != NONE:
+        payload = inflate(metadata.compression, payload, metadata.uncompressed_size)
+    count = metadata.num_messages if metadata.HasField("num_messages") else 0
+    if metadata.HasField("num_messages") and not 0 < count <= MAX_RUN_MESSAGES:
+        raise MalformedCommand(f"a batch of {count} messages; it has 1 to {MAX_RUN_MESSAGES}")
+    return _Packed(send, metadata, bytes(payload), count)
+
+
+def _too_large(metadata: Any) -> bool:
+    """Whether a payload is small enough only as it is compressed, which is how Pulsar counts."""
+    return metadata.compression in CODECS and metadata.uncompressed_size > MAX_INFLATED
+
+
+def _rest(packed: _Packed) -> bytes:
+    """What no column explains of a frame's metadata."""
+    metadata = Metadata()
+    metadata.CopyFrom(packed.metadata)
+    fields = IN_COLUMNS if packed.unread else (*IN_COLUMNS, *OF_FORM)
+    for name in (*fields, *(name for name in OF_ONE if packed.count or not getattr(metadata, name))):
+        metadata.ClearField(name)
+    encoded: bytes = metadata.SerializeToString()
+    return encoded
+
+
+# -- many batches abreast ---------------------------------------------------------------------------------------------
+
+
+def _abreast(packed: list[_Packed]) -> tuple[pa.RecordBatch | None, dict[int, tuple[int, int]]]:
+    """The rows of all frames that are plain batches, and each one's range of rows, by its number among all."""
+    for number, one in enumerate(packed):
+        one.number = number
+    if sum(one.count for one in packed) < ABREAST:
+        return None, {}
+    plain: list[tuple[_Packed, list[int]]] = []
+    for one in packed:
+        starts = starts_of(one.payload, one.count) if one.count else None
+        if starts is not None:
+            plain.append((one, starts))
+    while plain:
+        counts = np.array([one.count for one, _ in plain])
+        source, found, odd = _found_plain(plain, counts)
+        pairs, no_text = read_pairs(source, found.several, len(odd))
+        odd = odd | no_text
+        if not odd.any():
+            return table_of(source, found, _heads_of([one for one, _ in plain], counts), pairs), _ranges(plain, counts)
+        wrong = np.unique(np.searchsorted(np.cumsum(counts), np.flatnonzero(odd), side="right")).tolist()
+        plain = [pair for number, pair in enumerate(plain) if number not in wrong]
+    return None, {}
+
+
+def _found_plain(
+    plain: list[tuple[_Packed, list[int]]], counts: Ints
+) -> tuple[Bytes, MessageSlices, npt.NDArray[np.bool_]]:
+    sizes = np.array([len(one.payload) for one, _ in plain])
+    bases = np.cumsum(sizes) - sizes
+    starts = np.concatenate([np.array(starts, np.int64) for _, starts in plain]) + np.repeat(bases, counts)
+    ends = np.append(starts[1:], sizes.sum())
+    source = Bytes(b"".join(one.payload for one, _ in plain))
+    return (source, *find_messages(source, starts, ends))
+
+
+def _heads_of(plain: list[_Packed], counts: Ints) -> Heads:
+    metadata = [one.metadata for one in plain]
+    return Heads(
+        counts=counts,
+        alone=np.zeros(len(plain), bool),
+        sequence=np.array([_signed(one.sequence_id) for one in metadata], np.int64),
+        publish_time=np.array([one.publish_time for one in metadata], np.int64),
+        deliver_at=np.array([max(one.deliver_at_time, 0) for one in metadata], np.int64),
+        rests=pa.array([_rest(one) for one in plain], pa.binary()),
+        kinds=np.arange(len(plain)),
+    )
+
+
+def _ranges(plain: list[tuple[_Packed, list[int]]], counts: Ints) -> dict[int, tuple[int, int]]:
+    ranges = {}
+    for (one, _), end in zip(plain, np.cumsum(counts).tolist(), strict=True):
+        one.send.rows = one.count
+        ranges[one.number] = (end - one.count, end)
+    return ranges
+
+
+# -- one frame alone --------------------------------------------------------------------------------------------------
+
+
+def _alone(packed: _Packed) -> None:
+    """The rows of a frame, message by message; its error if it is malformed."""
+    try:
+        packed.rows = _batch(packed) if packed.count else _single(packed)
+        packed.send.rows = len(packed.rows.payload)
+    except MalformedCommand as error:
+        packed.send.error = (ServerError.NOT_ALLOWED, str(error))
+
+
+def _single(packed: _Packed) -> _Rows:
+    rows, metadata = _Rows(), packed.metadata
+    _add(rows, metadata, metadata, packed.payload)
+    rows.sequence_id.append(_signed(metadata.sequence_id))
+    rows.batch_index.append(None)
+    rows.pulsar.append(_rest(packed))
+    return rows
+
+
+def _batch(packed: _Packed) -> _Rows:
+    """The messages of a batch, one after the other."""
+    metadata, payload, rows, at, end = packed.metadata, packed.payload, _Rows(), 0, len(packed.payload)
+    rest = _rest(packed)
+    for index in range(packed.count):
+        if end - at < 4 or (size := U32.unpack_from(payload, at)[0]) > end - at - 4:
+            raise MalformedCommand("a message of a batch reaches behind it")
+        single = parse(Single, payload[at + 4 : at + 4 + size])
+        at += 4 + size
+        if not 0 <= single.payload_size <= end - at or not single.HasField("payload_size"):
+            raise MalformedCommand("a payload of a batch reaches behind it")
+        _add(rows, metadata, single, payload[at : at + single.payload_size])
+        at += single.payload_size
+        number = single.sequence_id if single.HasField("sequence_id") else metadata.sequence_id + index
+        rows.sequence_id.append(_signed(number & UNSIGNED))
+        rows.batch_index.append(index)
+        rows.pulsar.append(rest + flags_of(single.key_is_base64, single.null_value, single.null_partition_key))
+    if at != end:
+        raise MalformedCommand(f"{end - at} bytes follow the last message of a batch")
+    return rows
+
+
+@lru_cache(8)
+def flags_of(key_is_base64: bool, null_value: bool, null_partition_key: bool) -> bytes:
+    """The flags of one message as they stand at the end of `pulsar`: nothing where none is set."""
+    flags = {"key_is_base64": key_is_base64, "null_value": null_value, "null_partition_key": null_partition_key}
+    encoded: bytes = Metadata(**{name: True for name, flag in flags.items() if flag}).SerializeToString()
+    return encoded
+
+
+def _add(rows: _Rows, metadata: Any, one: Any, payload: bytes) -> None:
+    """What a single message and one of a batch have alike. one: where its own fields stand."""
+    key = None
+    if one.HasField("partition_key"):
+        key = _key(one.partition_key, one.key_is_base64)
+    order = one.ordering_key if one.HasField("ordering_key") else None
+    if len(key or b"") > MAX_KEY_BYTES or len(order or b"") > MAX_KEY_BYTES:
+        raise MalformedCommand(f"a key has at most {MAX_KEY_BYTES} bytes")
+    if len(payload) > MAX_MESSAGE_BYTES:
+        raise MalformedCommand(f"a message has at most {MAX_MESSAGE_BYTES} bytes, not {len(payload)}")
+    rows.key.append(key)
+    rows.payload.append(payload)
+    rows.publish_time.append(metadata.publish_time)
+    rows.ordering_key.append(order)
+    rows.properties.append(_pairs(one.properties) if one.properties else None)
+    rows.event_time.append(_signed(one.event_time) if one.event_time else None)
+    rows.deliver_at.append(max(metadata.deliver_at_time, 0))
+
+
+def _key(key: bytes, is_base64: bool) -> bytes:
+    """The key's bytes: what hashing and native consumers see."""
+    if not is_base64:
+        return key
+    try:
+        return base64.b64decode(key, validate=True)
+    except binascii.Error:
+        raise MalformedCommand("a key says that it is base64, and is not") from None
+
+
+def _pairs(properties: Any) -> list[tuple[str, str]]:
+    try:
+        return [(pair.key.decode(), pair.value.decode()) for pair in properties]
+    except UnicodeDecodeError:
+        raise MalformedCommand("a property is no UTF-8") from None
+
+
+def _signed(number: int) -> int:
+    """An unsigned number of 64 bits in a signed column."""
+    return number - (1 << 64) if number >> 63 else number

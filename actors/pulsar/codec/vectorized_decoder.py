@@ -1,0 +1,322 @@
+"""The SEND frames of one read, decoded abreast: a few dozen steps, however many frames there are.
+
+That is how nearly all frames come: with a checksum, unencrypted, not compressed. A producer of which one frame is
+otherwise has all of its frames of that read decoded one by one (actors.pulsar.codec.send_decoder), so that their order
+stays. Either way gives the same rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from actors.pulsar.codec.batch_decoder import Heads, MessageSlices, find_messages, of_like_size, starts_of, table_of
+from actors.pulsar.codec.batch_encoder import is_text
+from actors.pulsar.codec.fields_reader import UNSIGNED, Bytes, Field, Fields, Slices, encode_numbers
+from actors.pulsar.codec.frame_cache import CachedBodies
+from actors.pulsar.codec.frames import CHECKSUMMED, Cut, checksums
+from actors.pulsar.codec.layout_cache import read_alike
+from actors.pulsar.codec.properties import read_pairs
+from actors.pulsar.codec.protocol import Metadata
+from actors.pulsar.codec.varints import Flags, Ints, of_u32, ranges, side_by_side
+from storage.batch import LAST_TIME, MAX_RUN_MESSAGES
+from storage.position import entry_of, ledger_of
+
+SEND_COMMAND = b"\x08\x06"
+"""How the command of a SEND begins, whoever writes it: its type."""
+_TYPE, _SEND = 0x08, 0x32
+_SHORT = int.from_bytes(bytes([*SEND_COMMAND, _SEND, 0]), "big")
+"""The same, with the tag of its fields and their length, 0."""
+_PROPERTIES = 0x22
+_PRODUCER, _SEQUENCE, _COUNT, _HIGHEST = 0x08, 0x10, 0x18, 0x30
+_OF_SEND = (_PRODUCER, _SEQUENCE, _COUNT, _HIGHEST)
+_NAME, _NUMBER, _PUBLISHED, _KEY, _CODEC, _SIZE, _MESSAGES, _EVENT = 0x0A, 0x10, 0x18, 0x32, 0x40, 0x48, 0x58, 0x60
+_SCHEMA, _ORDER, _DUE, _LAST = 0x0182, 0x0192, 0x0198, 0x01C0
+_FLAGS = (0x0188, 0x01C8, 0x01F0)
+"""Flags of one message. Java's client says of every key that it is not base64."""
+_OF_METADATA = (
+    _NAME, _NUMBER, _PUBLISHED, _KEY, _CODEC, _SIZE, _MESSAGES, _EVENT, _SCHEMA, _ORDER, _DUE, _LAST, *_FLAGS,
+)  # fmt: skip
+"""Tags of the fields that columns hold, or that say nothing. See actors.pulsar.codec.protocol for their names."""
+
+
+@dataclass(slots=True, eq=False)
+class Sends:
+    """Frames of one producer, in order; n frames. sequence, highest: the client's numbers, highest -1: it said none.
+
+    rows: how many rows each became. bodies: what follows the command of each, None where that is not for consumers as
+    it is. first: position of the first row, once it is confirmed; -1 if it is not known.
+    error: why all of them were refused.
+    """
+
+    sequence: Ints
+    highest: Ints
+    rows: Ints
+    table: pa.RecordBatch
+    size: int
+    bodies: CachedBodies | None = None
+    error: tuple[int, str] | None = None
+    first: int = -1
+    settled: bool = False
+
+    def __len__(self) -> int:
+        return len(self.sequence)
+
+    def receipts(self, producer: int, partition: int) -> bytes:
+        """The answers to all of them."""
+        place: list[Field]
+        if self.first >= 0:
+            entries = entry_of(self.first) + np.cumsum(self.rows) - self.rows
+            place = [(0x08, ledger_of(self.first)), (0x10, entries)]
+        else:
+            place = [(0x08, UNSIGNED), (0x10, UNSIGNED)]
+        count = len(self)
+        at = encode_numbers(count, [*place, (0x18, partition & UNSIGNED)])
+        answer = encode_numbers(count, [(0x08, producer), (0x10, self.sequence), (0x1A, at), (0x20, self.highest)])
+        told = encode_numbers(count, [(0x08, 7), (0x3A, answer)])
+        length = told.lengths()
+        return side_by_side(count, [of_u32(length + 4), of_u32(length), told]).joined()
+
+
+@dataclass(slots=True)
+class _Read:
+    """What was found of n frames. at, end: the payload. odd: those that are decoded one by one.
+
+    rests: of each what comes up to the end of its command, and what follows it; binary (2 n,).
+    """
+
+    source: Bytes
+    command: Fields
+    metadata: Fields
+    at: Ints
+    end: Ints
+    odd: Flags
+    rests: pa.Array
+
+
+def sends_in(cut: Cut) -> Flags:
+    """Which of the frames are SENDs."""
+    if not len(cut):
+        return np.zeros(0, bool)
+    data = np.frombuffer(cut.data, np.uint8)
+    starts = np.array(cut.starts)
+    kind = np.minimum(starts + 8, len(data) - 2)
+    found: Flags = (data[kind] == SEND_COMMAND[0]) & (data[kind + 1] == SEND_COMMAND[1]) & (starts + 10 <= cut.end)
+    return found
+
+
+def read_sends(cut: Cut, first: int, end: int) -> dict[int, Sends | None] | None:
+    """SEND frames number first .. end-1, by producer; None for one whose frames are to be decoded one by one.
+
+    None instead of that: all of them are.
+    """
+    starts = np.array(cut.starts[first:end], np.int64)
+    ends = np.append(starts[1:], cut.starts[end] if end < len(cut) else cut.end)
+    read = _read(cut.data, starts, ends)
+    if read is None:
+        return None
+    producers = read.command.value[_PRODUCER]
+    slow = dict.fromkeys(producers[read.odd].tolist())
+    while True:
+        taken = np.flatnonzero(~np.isin(producers, list(slow)))
+        if not len(taken):
+            break
+        found, counts, odd = _messages(cut.data, read, taken)
+        pairs, wrong = read_pairs(read.source, found.several, len(found.key_at))
+        odd[np.repeat(np.arange(len(taken)), counts)[wrong]] = True
+        if not odd.any():
+            break
+        slow |= dict.fromkeys(producers[taken[odd]].tolist())
+    if not len(taken):
+        return dict(slow)
+    if pairs is None:
+        found, taken, counts = _side_by_side(found, producers, taken, counts)
+    table = table_of(read.source, found, _heads(read, taken, counts), pairs)
+    return _by_producer(read, taken, table, counts, ends - starts) | slow
+
+
+def _side_by_side(found: MessageSlices, producers: Ints, taken: Ints, counts: Ints) -> tuple[MessageSlices, Ints, Ints]:
+    """The same with each producer's frames one behind the other, so that its rows are a slice of all rows."""
+    order = np.argsort(producers[taken], kind="stable")
+    if bool((np.diff(order) > 0).all()):
+        return found, taken, counts
+    firsts = np.cumsum(counts) - counts
+    return found.take(ranges(firsts[order], counts[order])), taken[order], counts[order]
+
+
+def _read(data: bytes, starts: Ints, ends: Ints) -> _Read | None:
+    """Commands and metadata; None if a command has to be looked at alone."""
+    source = Bytes(data, padded=True)
+    stop = starts + 8 + source.u32(starts + 4)
+    if (stop > ends).any():
+        return None
+    command, wrong = _commands(source, starts + 8, stop)
+    if (wrong | (command.value[_PRODUCER] < 0) | (command.value[_SEQUENCE] < 0)).any():
+        return None
+    magic = (source.data[stop] == CHECKSUMMED[0]) & (source.data[stop + 1] == CHECKSUMMED[1])
+    at = np.where(magic & (stop + 10 <= ends), stop + 10, ends)
+    length = source.u32(np.maximum(at - 4, 0))
+    payload = at + length
+    odd = (at == ends) | (payload > ends)
+    metadata = read_alike(source, at, np.where(odd, at, payload), _OF_METADATA, _PROPERTIES)
+    value = metadata.value
+    odd |= metadata.odd | (value[_CODEC] > 0)
+    for flag in _FLAGS:
+        odd |= (value[flag] > 0) & (value[_MESSAGES] < 0)
+    for name in (_NAME, _NUMBER, _PUBLISHED):
+        odd |= value[name] < 0
+    odd |= (value[_PUBLISHED] > LAST_TIME) | (value[_DUE] > LAST_TIME)
+    odd |= (value[_MESSAGES] == 0) | (value[_MESSAGES] > MAX_RUN_MESSAGES)
+    odd |= checksums(data, stop + 6, ends) != source.u32(stop + 2)
+    offsets = np.append(np.stack([starts, stop], axis=1).ravel(), ends[-1]).astype(np.int32)
+    rests = pa.Array.from_buffers(
+        pa.binary(), 2 * len(starts), [None, pa.py_buffer(offsets), pa.py_buffer(source.data)]
+    )
+    return _Read(source, command, metadata, payload, ends, odd, rests)
+
+
+def _commands(source: Bytes, at: Ints, stop: Ints) -> tuple[Fields, Flags]:
+    """(What the commands say that stand at these places, which of them have to be looked at alone.)"""
+    begin, size = at + 4, stop - at - 4
+    short = (size >= 0) & (size < 128)  # its length is one byte
+    if short.all() and bool((source.u32(at) == (_SHORT + size)).all()):
+        command = read_alike(source, begin, stop, _OF_SEND)
+        return command, command.odd
+    envelope = read_alike(source, at, stop, (_TYPE, _SEND))
+    begin = envelope.at[_SEND]
+    command = read_alike(source, begin, begin + np.maximum(envelope.value[_SEND], 0), _OF_SEND)
+    return command, envelope.odd | command.odd | (envelope.value[_SEND] < 0)
+
+
+def _messages(data: bytes, read: _Read, taken: Ints) -> tuple[MessageSlices, Ints, Flags]:
+    """(The messages of these frames, how many each has, which frames are odd.)"""
+    given = read.metadata.value[_MESSAGES][taken]
+    counts = np.maximum(given, 1)
+    at, end = read.at[taken], read.end[taken]
+    begin, odd = _begins(data, read.source, at, end, given)
+    if odd.any():
+        return MessageSlices.nothing(len(begin)), counts, odd
+    lasts = np.cumsum(counts) - 1
+    stop = np.append(begin[1:], 0)
+    stop[lasts] = end
+    single = np.flatnonzero(given <= 0)
+    if not len(single):
+        found, wrong = find_messages(read.source, begin, stop)
+        odd[np.unique(lasts.searchsorted(np.flatnonzero(wrong)))] = True
+        return found, counts, odd
+    found, batched = MessageSlices.nothing(len(begin)), np.ones(len(begin), bool)
+    batched[lasts[single]] = False
+    if batched.any():
+        inside, wrong = find_messages(read.source, begin[batched], stop[batched])
+        found.put(np.flatnonzero(batched), inside)
+        odd[np.unique(lasts.searchsorted(np.flatnonzero(batched)[wrong]))] = True
+    alone = _singles(read, taken[single])
+    found.put(lasts[single], alone)
+    odd[single[alone.odd()]] = True
+    return found, counts, odd
+
+
+def _begins(data: bytes, source: Bytes, at: Ints, end: Ints, counts: Ints) -> tuple[Ints, Flags]:
+    """(Where the messages of frames begin, ascending, which frames are odd). counts: as clients said them.
+
+    Of frames that are odd it means nothing.
+    """
+    odd = np.zeros(len(at), bool)
+    even, begin = of_like_size(source, at, end, counts)
+    if len(even) == len(at):
+        return begin, odd
+    starts = [begin, at[counts <= 0]]
+    walked = counts > 0
+    walked[even] = False
+    for number in np.flatnonzero(walked).tolist():
+        inside = starts_of(data[at[number] : end[number]], int(counts[number]))
+        odd[number] = inside is None
+        starts.append(np.array(inside or [0] * int(counts[number]), np.int64) + at[number])
+    return np.sort(np.concatenate(starts), kind="stable"), odd
+
+
+def _singles(read: _Read, frames: Ints) -> MessageSlices:
+    """Frames that are one message each."""
+    value, at = read.metadata.value, read.metadata.at
+    return MessageSlices(
+        key_at=at[_KEY][frames],
+        key_size=value[_KEY][frames],
+        order_at=at[_ORDER][frames],
+        order_size=value[_ORDER][frames],
+        payload_at=read.at[frames],
+        payload_size=(read.end - read.at)[frames],
+        event_time=value[_EVENT][frames],
+        sequence=value[_NUMBER][frames],
+        several=_their(read, frames),
+    )
+
+
+def _their(read: _Read, frames: Ints) -> list[Slices]:
+    """The properties of frames that are one message each, by their places among these."""
+    place = np.full(len(read.at), -1, np.int64)
+    place[frames] = np.arange(len(frames))
+    found = []
+    for each in read.metadata.several:
+        mine = place[each.rows] >= 0
+        found.append(Slices(place[each.rows[mine]], each.at[mine], each.size[mine]))
+    return found
+
+
+def _heads(read: _Read, taken: Ints, counts: Ints) -> Heads:
+    value, (rests, kinds) = read.metadata.value, _rests(read, taken)
+    return Heads(
+        counts=counts,
+        alone=value[_MESSAGES][taken] < 0,
+        sequence=value[_NUMBER][taken],
+        publish_time=value[_PUBLISHED][taken],
+        deliver_at=np.maximum(value[_DUE][taken], 0),
+        rests=rests,
+        kinds=kinds,
+    )
+
+
+def _by_producer(read: _Read, taken: Ints, table: pa.RecordBatch, counts: Ints, sizes: Ints) -> dict[int, Sends | None]:
+    mine = read.command.value[_PRODUCER][taken]
+    made: dict[int, Sends | None] = {}
+    for producer in np.unique(mine).tolist():
+        frames = mine == producer
+        if int(counts[frames].sum()) > MAX_RUN_MESSAGES:
+            made[producer] = None
+            continue
+        first, last = int(frames.argmax()), len(frames) - int(frames[::-1].argmax())
+        if frames[first:last].all():
+            before = int(counts[:first].sum())
+            rows = table.slice(before, int(counts[first:last].sum()))
+        else:
+            rows = table.filter(pa.array(np.repeat(frames, counts)))
+        chosen = taken[frames]
+        sequence, highest = (read.command.value[tag][chosen] for tag in (_SEQUENCE, _HIGHEST))
+        made[producer] = Sends(
+            sequence, highest, counts[frames], rows, int(sizes[chosen].sum()), _bodies(read, chosen, rows.column("key"))
+        )
+    return made
+
+
+def _bodies(read: _Read, frames: Ints, keys: pa.Array) -> CachedBodies | None:
+    """What follows the commands of frames; None if it may have to be made anew: some are delayed, of which the time may
+    be changed, or have a key that is no text.
+    """
+    if (read.metadata.value[_DUE][frames] > 0).any() or not is_text(keys):
+        return None
+    return CachedBodies(read.rests, frames * 2 + 1)
+
+
+def _rests(read: _Read, taken: Ints) -> tuple[pa.Array, Ints]:
+    """(What no column explains: the producer's name and the schema's version; which of these each frame has.)"""
+    value, at = read.metadata.value, read.metadata.at
+    names, versions = ((at[tag][taken], value[tag][taken]) for tag in (_NAME, _SCHEMA))
+    differs = read.source.differ(*names) | read.source.differ(*versions)
+    rests = []
+    for frame in np.flatnonzero(differs).tolist():
+        metadata = Metadata(producer_name=read.source.slice(names[0][frame], names[1][frame]))
+        if versions[1][frame] >= 0:
+            metadata.schema_version = read.source.slice(versions[0][frame], versions[1][frame])
+        rests.append(metadata.SerializeToString())
+    return pa.array(rests, pa.binary()), np.cumsum(differs) - 1

@@ -1,0 +1,110 @@
+"""How many messages an id stands for that a client was sent, and says again when that is over.
+
+An id names the first row of what was sent as one frame, and not how many rows that were. Clients repeat
+acknowledgements, and acknowledge on a new connection what they were sent on an earlier one. What is not known stands
+for its first row alone: to take the rest of the producer's batch for acknowledged, part of which another consumer may
+have, would lose messages, while one that comes again is only a duplicate.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from actors.consumer.payload import DecodedRun
+from storage.batch import MAX_RUN_MESSAGES
+from storage.position import entry_of
+
+MOST = 50_000
+"""So many ids are remembered; the oldest are forgotten first."""
+MOST_REPORTS = 1_000
+"""Reports that may wait until somebody asks."""
+MOST_WORDS = MAX_RUN_MESSAGES // 64
+"""Of an ack_set: there is no batch of more messages."""
+Rows = npt.NDArray[np.int64]
+Key = tuple[str, int, str]
+"""Topic, partition and subscription."""
+
+
+class AckedBatchSizes:
+    """Counts by the position of the first row, of all subscriptions.
+
+    What is reported is brought in when somebody asks: nearly nobody does.
+    """
+
+    def __init__(self, most: int = MOST) -> None:
+        self._most = most
+        # A plain dict looks for its first entry past all that were deleted before it.
+        self._counts: OrderedDict[tuple[Key, int], tuple[int, bool]] = OrderedDict()
+        self._reports: deque[tuple[Key, Rows, Rows]] = deque()
+        self._reported = 0
+
+    def remember(self, key: Key, positions: Rows, counts: Rows) -> None:
+        """What began at each of these had so many rows, int64; if it is said again with another number of them, the
+        least counts.
+        """
+        self._reports.append((key, positions, counts))
+        self._reported += len(positions)
+        while self._reported - len(self._reports[0][1]) >= self._most:
+            self._reported -= len(self._reports.popleft()[1])
+        if len(self._reports) > MOST_REPORTS:
+            self._bring_in()
+
+    def _bring_in(self) -> None:
+        for key, positions, counts in self._reports:
+            for position, count in zip(positions.tolist(), counts.tolist(), strict=True):
+                self._remember(key, position, count)
+        self._reports.clear()
+        self._reported = 0
+
+    def _remember(self, key: Key, position: int, count: int) -> None:
+        known, sure = self._counts.pop((key, position), (count, True))
+        self._counts[key, position] = min(known, count), sure and known == count
+        while len(self._counts) > self._most:
+            self._counts.popitem(last=False)
+
+    def begins(self, key: Key, position: int) -> bool:
+        """Whether something that was sent is remembered to have begun there."""
+        self._bring_in()
+        return (key, position) in self._counts
+
+    def count(self, key: Key, position: int, ack_set: Iterable[int]) -> tuple[int, bool]:
+        """So many rows an id stands for at least, and whether it is known that they are no more.
+
+        ack_set: its last open bit is one of its rows, if there is one.
+        """
+        self._bring_in()
+        known = self._counts.get((key, position))
+        return known or (max(len(open_rows(ack_set)), 1), False)
+
+
+def open_rows(ack_set: Iterable[int]) -> npt.NDArray[np.bool_]:
+    """The bits of an ack_set up to the last one that is set: True for a row that is not acknowledged."""
+    words = np.array([word & (1 << 64) - 1 for word in islice(ack_set, MOST_WORDS)], "<u8")
+    bits = np.unpackbits(words.view(np.uint8), bitorder="little").astype(bool)
+    last = np.flatnonzero(bits)
+    return bits[: int(last[-1]) + 1] if len(last) else bits[:0]
+
+
+def acknowledged_rows(count: int, ack_set: Iterable[int]) -> Rows:
+    """Of `count` rows, ascending from 0, those that an acknowledgement means: all, or those whose bit is not set."""
+    open_ = np.zeros(count, bool)
+    bits = open_rows(ack_set)[:count]
+    open_[: len(bits)] = bits
+    return np.flatnonzero(~open_)
+
+
+def rows_behind(run: DecodedRun, at: int, one: Any) -> Rows:
+    """The positions that an id stands for, by the columns: its row, and those of the same batch that follow."""
+    start = entry_of(at) - run.first_entry
+    count = 1
+    if "batch_index" in run.rows.schema.names:
+        index = run.rows.column("batch_index").fill_null(-1).to_numpy(zero_copy_only=False)[start:]
+        if len(index) and index[0] >= 0:
+            count = int(np.argmin(np.append(np.diff(index) == 1, False))) + 1
+    return at + acknowledged_rows(count, one.ack_set)

@@ -1,0 +1,84 @@
+"""Producers are kept out where a backlog quota is reached (`actors/policies/backlog_quotas.py`).
+
+What waits is measured by the owner of the partition, who knows how far each subscription has come. Kept out are clients
+of Pulsar, by their gateway: as with Pulsar when they come, and those that are there every CHECK_MS. What is on its way
+when a quota is reached is stored. A store that is away keeps no producer out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from actors.directory import Directory
+from actors.messages import BacklogSize, MeasureBacklog
+from actors.policies.backlog_quotas import CHECK_MS, EVICTION, HOLDS, Quotas
+from actors.ports import Ports
+from actors.pulsar.codec.protocol import ServerError
+from actors.pulsar.conversation.refusals import CommandRefused
+from actors.topic_client import TopicClient
+from storage.errors import SluiceError
+
+_ERRORS = (
+    ServerError.PRODUCER_BLOCKED_QUOTA_EXCEEDED_ERROR,
+    ServerError.PRODUCER_BLOCKED_QUOTA_EXCEEDED_EXCEPTION,
+)
+CODES = dict(zip(HOLDS, _ERRORS, strict=True))
+"""What a producer that is kept out is told, by the policy."""
+
+
+class ThrottledProducer(Protocol):
+    """One that is connected here."""
+
+    def give_way(self) -> None:
+        """It is to come again."""
+
+
+class Backlogs:
+    """Keeps producers out. producers: those that are connected here, by topic and partition."""
+
+    def __init__(
+        self,
+        ports: Ports,
+        directory: Directory,
+        quotas: Quotas,
+        ages: Quotas,
+        producers: Mapping[tuple[str, int], Sequence[ThrottledProducer]],
+    ) -> None:
+        self._ports, self._directory, self._producers = ports, directory, producers
+        self._quotas, self._ages = quotas, ages
+
+    async def run(self) -> None:
+        """Look again and again, for ever."""
+        while True:
+            try:
+                await self.look()
+            except SluiceError as error:
+                self._ports.log("quotas_unknown", error=str(error))
+            await self._ports.clock.sleep(CHECK_MS)
+
+    async def look(self) -> None:
+        """Send those away that would be kept out if they came now. Raises Unavailable, Corrupt."""
+        await self._quotas.look()
+        await self._ages.look()
+        for topic, partition in list(self._producers):
+            try:
+                await self.check(topic, partition)
+            except CommandRefused:
+                for producer in list(self._producers.get((topic, partition), ())):
+                    producer.give_way()
+            except SluiceError as error:
+                self._ports.log("backlog_unknown", topic=topic, partition=partition, error=str(error))
+
+    async def check(self, topic: str, partition: int) -> None:
+        """Raises CommandRefused if a quota keeps producers out, Unavailable if that is not known now."""
+        size, age = self._quotas.that_holds(topic), self._ages.that_holds(topic)
+        size, age = (None if one is not None and one.policy == EVICTION else one for one in (size, age))
+        if size is None and age is None:
+            return
+        before = 0 if age is None else max(self._ports.clock.now() - age.limit * 1000, 0)
+        owner = TopicClient(self._ports, self._directory, topic, partition)
+        told: BacklogSize = await owner.ask(MeasureBacklog(before=before))
+        for quota, reached in ((size, size is not None and told.bytes >= size.limit), (age, told.old)):
+            if quota is not None and reached:
+                raise CommandRefused(CODES[quota.policy], "Cannot create producer on topic with backlog quota exceeded")

@@ -1,0 +1,355 @@
+"""One client's connection: what it asks, in the order of Pulsar's protocol, and what it is answered.
+
+What needs nobody else (SEND, FLOW, ACK, PING) is done as it is read. What has to ask the cluster runs beside that, and
+answers when it can; clients do not use a producer or consumer before they were told that it is there. A request that is
+not offered is refused at once with Pulsar's code, because silence costs a client its time-out of 30 s.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+from actors.ports import Task
+from actors.pulsar.codec.frames import HEADROOM, CommandFrame, Cutter, body_of, encode
+from actors.pulsar.codec.protocol import (
+    FIELD_OF,
+    NOT_OFFERED,
+    AckCommand,
+    Command,
+    MalformedCommand,
+    ServerError,
+    check_text,
+    command,
+    parse,
+)
+from actors.pulsar.codec.send_decoder import Send
+from actors.pulsar.codec.vectorized_decoder import read_sends
+from actors.pulsar.conversation.client_session import NO_REQUEST, ClientSession
+from actors.pulsar.conversation.commands import CommandHandlers
+from actors.pulsar.conversation.gateway import ClientIdentity, Gateway, Link
+from actors.pulsar.conversation.intake import GREETING_BYTES, REST_MS, TURN
+from actors.pulsar.conversation.reading_ahead import Reading
+from actors.pulsar.conversation.refusals import CommandRefused, code_of
+from actors.pulsar.conversation.wire_consumer import WireConsumer
+from actors.pulsar.conversation.wire_producer import WireProducer
+from storage.errors import SluiceError
+
+KEEP_ALIVE_MS = 30_000
+FRAME_MS = 60_000
+"""A frame is whole so long after it has begun, or its connection ends."""
+CUMULATIVE = 1
+
+Handler = Callable[[Any], Awaitable[None]]
+
+
+class ClientConnection(ClientSession):
+    """The conversation with one client."""
+
+    def __init__(self, gateway: Gateway, link: Link) -> None:
+        super().__init__(gateway, link)
+        self._cutter = Cutter(GREETING_BYTES)
+        self._answers = CommandHandlers(self)
+        self._heard = gateway.ports.clock.monotonic()
+        self._begun: int | None = None
+        """When the first byte of a frame came that is not whole yet."""
+        self._read: deque[Reading] = deque()
+        """What was read and is not taken up yet."""
+        self._goes_on = False
+        self._going_on: Task | None = None
+        self._sends: list[tuple[WireProducer, list[Send], int]] = []
+        self._immediate: dict[str, Callable[[Any], None]] = {
+            "ping": lambda _: self.write(_PONG),
+            "pong": lambda _: None,
+            "flow": self._flow,
+            "ack": self._ack,
+            "redeliver": self._redeliver,
+        }
+        self._keeping = gateway.ports.spawn(self._keep_alive(), "keep-alive")
+
+    # -- in -------------------------------------------------------------------------------------------------------
+
+    def data(self, chunk: bytes | memoryview) -> None:
+        """These bytes were read, and may be written over afterwards.
+
+        Never raises: a client that breaks the protocol is told and closed.
+        """
+        if self.closed:
+            return
+        self._heard = self.gateway.ports.clock.monotonic()
+        if not self._sign.is_set():
+            self._sign.set()
+        try:
+            cut = self._cutter.feed(chunk)
+        except MalformedCommand as error:
+            self._break(error)
+            return
+        if len(cut):
+            self._read.append(Reading(cut))
+        if not self._cutter.kept:
+            self._begun = None
+        elif self._begun is None or len(cut):
+            self._begun = self._heard
+        if self.intake.connecting and self._waiting() > GREETING_BYTES:
+            self._break(MalformedCommand(f"more than {GREETING_BYTES} bytes before CONNECT has its answer"))
+            return
+        if not self._goes_on:
+            self._turn()
+        self._count()
+
+    def _waiting(self) -> int:
+        """Bytes that were read and wait: for the rest of their frame, or for room."""
+        return self._cutter.kept + sum(len(each.cut.data) for each in self._read)
+
+    def _break(self, error: Exception) -> None:
+        """Nothing can be read from this client any more."""
+        self.gateway.ports.log("protocol", peer=self.link.peer, error=str(error))
+        self._flush()
+        self.refuse(NO_REQUEST, ServerError.UNSUPPORTED_VERSION, str(error))
+        self.end()
+
+    def _count(self) -> None:
+        """Say how much was read and waits, and whether more is wanted."""
+        if not self.closed:
+            self.intake.unfinished(self._waiting())
+            self.look()
+
+    def look(self) -> None:
+        """Stop reading if there is no room, or something waits; go on by itself when that has changed."""
+        if self.closed or not (self._read or self.intake.full or self.intake.crowded):
+            return
+        if not self.intake.connecting:  # of a stranger who has left we want to hear, and it may send little
+            self.link.pause()
+        if self._goes_on:
+            return
+        self._goes_on = True
+        self._going_on = self.gateway.ports.spawn(self._go_on(), "read")
+
+    async def _go_on(self) -> None:
+        """Take up what was read, turn by turn, as far as there is room; then read again."""
+        ports, intake = self.gateway.ports, self.intake
+        while not self.closed and (self._read or intake.full or intake.crowded):
+            if self._read and not intake.full:
+                await ports.clock.sleep(REST_MS)
+                self._turn()
+                self._count()
+            else:
+                intake.room.clear()
+                await intake.room.wait(ports)
+        self._goes_on = False
+        self._heard = ports.clock.monotonic()
+        self.link.resume()
+
+    def _turn(self) -> None:
+        """Take up what was read, in order, as far as there is room; neighbouring SENDs together."""
+        left = TURN
+        try:
+            while self._read and left and not (self.intake.full or self.closed):
+                reading = self._read[0]
+                end = reading.sends_from_here(self.gateway.abreast_from) if self.greeted else reading.at
+                if end > reading.at:
+                    self._abreast(reading, end)
+                else:
+                    frame, reading.at = reading.cut[reading.at], reading.at + 1
+                    left -= self._frame(frame, reading)
+                if reading.at == len(reading.cut):
+                    self._read.popleft()
+        except (MalformedCommand, UnicodeDecodeError) as error:
+            self._break(error)
+        else:
+            self._flush()
+
+    def _abreast(self, reading: Reading, end: int) -> None:
+        """SENDs up to there. Each producer's go out in their order, decoded together or, later, one by one."""
+        self._flush()
+        read = read_sends(reading.cut, reading.at, end) or {}
+        done: dict[int, None] = {}
+        for number, sends in read.items():
+            producer = self._producer(number)
+            if producer is not None and sends is not None and producer.takes(sends):
+                done[number] = None
+                self.intake.pending(sends.size)
+                producer.send_abreast(sends)
+        if read and len(done) == len(read):
+            reading.at = end
+        else:
+            reading.done, reading.done_until = done, end
+
+    def _frame(self, frame: CommandFrame, reading: Reading) -> int:
+        """Take one up. Returns how much of a turn it takes."""
+        asked = _parsed(frame.command)
+        name = FIELD_OF.get(asked.type, "")
+        if not self.greeted and name != "connect":
+            raise MalformedCommand("the first command of a connection is CONNECT")
+        if name == "send":
+            return self._send(asked.send, frame, reading)
+        self._flush()
+        if not name or not asked.HasField(name):
+            raise MalformedCommand(f"there is no command {asked.type}, or it is empty")
+        body = getattr(asked, name)
+        if name == "connect":
+            self._connect(body)
+        elif name in self._immediate:
+            self._immediate[name](body)
+        else:
+            self._begin(name, body, len(frame.command))
+        return 1
+
+    def _connect(self, body: Any) -> None:
+        """One at a time, and one in all: what comes behind it waits for its outcome."""
+        if self.greeted:
+            raise MalformedCommand("a connection begins with CONNECT once")
+        self.intake.connect(True)
+        self._begin("connect", body, 0)
+
+    def greet(self, asked: Any, identity: ClientIdentity | None) -> None:
+        """The client may go on."""
+        self._cutter.limit = self.gateway.max_message_bytes + HEADROOM
+        super().greet(asked, identity)
+
+    def _begin(self, name: str, body: Any, size: int) -> None:
+        """Answer beside what else comes; a refusal goes back under the request's number."""
+        handler: Handler | None = getattr(self._answers, name, None)
+        if handler is None and name not in NOT_OFFERED:
+            raise MalformedCommand(f"a client does not say {name}")
+        if handler is None:
+            self.refuse(body.request_id, ServerError.NOT_ALLOWED, f"{name} is not offered")
+            return
+        self.ask(name, partial(self._answer, name, handler, body), getattr(body, "request_id", NO_REQUEST), size)
+
+    async def _answer(self, name: str, handler: Handler, body: Any) -> None:
+        try:
+            check_text(body)
+            await handler(body)
+        except SluiceError as error:
+            if name == "connect":
+                self.refuse(NO_REQUEST, code_of(error), str(error))
+                self.end()
+            elif not self._answers.refused(name, body.request_id, error):
+                self.refuse(body.request_id, code_of(error), str(error))
+        finally:
+            if name == "connect":
+                self.intake.connect(False)
+
+    # -- what needs nobody else -----------------------------------------------------------------------------------
+
+    def _send(self, asked: Any, frame: CommandFrame, reading: Reading) -> int:
+        if reading.is_done(asked.producer_id):
+            return 0
+        producer = self._producer(asked.producer_id)
+        if producer is None:
+            return 1
+        size = len(frame.rest)
+        send = Send(asked, body_of(frame.rest))
+        if self._sends and self._sends[-1][0] is producer:
+            _, sends, before = self._sends[-1]
+            sends.append(send)
+            self._sends[-1] = (producer, sends, before + size)
+        else:
+            self._sends.append((producer, [send], size))
+        return 0
+
+    def _producer(self, number: int) -> WireProducer | None:
+        """A producer that takes sends; None if it was closed from here, which its client learns by CLOSE_PRODUCER."""
+        producer = self.producers.get(number)
+        return producer if producer is not None and producer.ready and not producer.closed else None
+
+    def _flush(self) -> None:
+        """The sends that were read together go out together."""
+        sends, self._sends = self._sends, []
+        for producer, frames, size in sends:
+            self.intake.pending(size)
+            producer.send(frames, size)
+
+    def _flow(self, asked: Any) -> None:
+        consumer = self.consumers.get(asked.consumer_id)
+        if consumer is not None:
+            consumer.flow(asked.permits)
+
+    def _ack(self, asked: Any) -> None:
+        consumer = self.consumers.get(asked.consumer_id)
+        if asked.txn_least or asked.txn_most:
+            self._acknowledged(asked, ServerError.NOT_ALLOWED, "transactions are not offered")
+        elif consumer is None:
+            self._acknowledged(asked, ServerError.CONSUMER_NOT_FOUND, "there is no such consumer")
+        else:
+            unknown = consumer.acknowledge_sent(asked.message_id, cumulative=asked.ack_type == CUMULATIVE)
+            if unknown or asked.HasField("request_id"):
+                self.begin(self._confirm(consumer, asked, unknown), "ack", asked.ByteSize())
+
+    async def _confirm(self, consumer: WireConsumer, asked: Any, unknown: list[Any]) -> None:
+        """Say of an acknowledgement that it is durable."""
+        try:
+            unsure = await consumer.acknowledge(unknown, cumulative=asked.ack_type == CUMULATIVE)
+            if asked.HasField("request_id"):
+                if not await consumer.stand_alone(unsure):
+                    text = "of a batch of an earlier connection only a part is known"
+                    raise CommandRefused(ServerError.SERVICE_NOT_READY, text)
+                await consumer.confirmed()
+        except SluiceError as error:
+            self._acknowledged(asked, code_of(error), str(error))
+        else:
+            self._acknowledged(asked)
+
+    def _acknowledged(self, asked: Any, error: int | None = None, text: str = "") -> None:
+        if not asked.HasField("request_id"):
+            return
+        answer = command("ack_answer", consumer_id=asked.consumer_id, request_id=asked.request_id)
+        if error is not None:
+            answer.ack_answer.error, answer.ack_answer.message = error, text
+        self.write(encode(answer))
+
+    def _redeliver(self, asked: Any) -> None:
+        consumer = self.consumers.get(asked.consumer_id)
+        if consumer is None:
+            return
+        if asked.HasField("consumer_epoch"):
+            consumer.epoch = asked.consumer_epoch
+        self.begin(consumer.redeliver(list(asked.message_ids)), "redeliver", asked.ByteSize())
+
+    # -- life -----------------------------------------------------------------------------------------------------
+
+    async def _keep_alive(self) -> None:
+        """Ask a silent client whether it is there; one that says nothing for two spells is not.
+
+        To take what it was written is a sign of life as well, because meanwhile nothing is read from it.
+        """
+        clock, unsent = self.gateway.ports.clock, 0
+        while not self.closed:
+            await clock.sleep(KEEP_ALIVE_MS)
+            now, before, unsent = clock.monotonic(), unsent, self.link.unsent()
+            if self.intake.choked and unsent < before:
+                self._heard = now
+            half = self._begun is not None and now - self._begun > FRAME_MS
+            if now - self._heard > 2 * KEEP_ALIVE_MS or half or not self.greeted:
+                self.end()
+            elif now - self._heard > KEEP_ALIVE_MS // 2:
+                self.write(_PING)
+
+    def over(self) -> None:
+        """See ClientSession."""
+        if self.closed:
+            return
+        super().over()
+        self._read.clear()
+        self._cutter.clear()
+        for task in (self._keeping, self._going_on):
+            if task is not None:
+                task.cancel()
+
+
+def _parsed(data: memoryview) -> Any:
+    """A command. Raises MalformedCommand."""
+    if data[:2] == _ACK:
+        acknowledged = parse(AckCommand, data)
+        if acknowledged.type == _ACK[1]:
+            return acknowledged
+    return parse(Command, data)
+
+
+_ACK = b"\x08\x0a"
+"""How the command of an ACK begins, whoever writes it: its type."""
+_PING = encode(command("ping"))
+_PONG = encode(command("pong"))

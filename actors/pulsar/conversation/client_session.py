@@ -1,0 +1,286 @@
+"""What one connection has: its producers and consumers, and a pen."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from actors.ports import Task
+from actors.pulsar.codec.frames import encode
+from actors.pulsar.codec.protocol import ServerError, command
+from actors.pulsar.conversation.clients import ClientIntroduction, metadata_of
+from actors.pulsar.conversation.gateway import PROTOCOL, VERSION, ClientIdentity, Gateway, Link
+from actors.pulsar.conversation.intake import MOST_TEXT, Intake, Turn
+from actors.pulsar.conversation.refusals import CommandRefused
+from actors.pulsar.conversation.wire_consumer import WireConsumer
+from actors.pulsar.conversation.wire_producer import WireProducer
+from actors.signal import Signal
+from storage.errors import SluiceError
+
+MOST_HANDLES = 2_000
+"""Producers and consumers of one connection."""
+QUESTIONS = frozenset(
+    (
+        "connect",
+        "partition_metadata",
+        "lookup",
+        "topics_of",
+        "get_last_id",
+        "get_schema",
+        "put_schema",
+        "consumer_stats",
+    )
+)
+"""Commands that nobody needs to be carried out when their connection has ended. The others go on to their end, because
+half of them would be worse than none: what they make is closed then.
+"""
+LARGE = frozenset(("get_schema", "put_schema", "topics_of"))
+"""Commands whose answers may be large, or for which much is read: one of them at a time."""
+ALIVE_MS = 1_000
+"""A client that another one would replace has so long to say that it is there."""
+WALL_CLOCK_MS = 30_000
+"""The wall clock may be set: whether a client's credentials have ended is looked at no less often."""
+NO_REQUEST = (1 << 64) - 1
+CPP = "Pulsar-CPP"
+"""How the client in C++, and with it that in Python, names itself. Of all refusals of a message it takes one for what
+it is; at any other it connects and sends again for ever. In Java that one means to send again.
+"""
+
+
+class ClientSession:
+    """The state of one client's connection, and what it is told."""
+
+    def __init__(self, gateway: Gateway, link: Link) -> None:
+        self.gateway, self.link = gateway, link
+        self.producers: dict[int, WireProducer] = {}
+        self.consumers: dict[int, WireConsumer] = {}
+        self.identity: ClientIdentity | None = None
+        self.certified = ""
+        """Whom the client's certificate names, if it showed one of a trusted authority."""
+        self.version = ""
+        """How the client names itself."""
+        self.greeted = self.closed = False
+        self.fails_by = ServerError.NOT_ALLOWED
+        self.intake = Intake(gateway.held, self.look)
+        self._asking: dict[Turn, tuple[str, Task]] = {}
+        self._turns: dict[int, Turn] = {}
+        self._sign = Signal()
+        """Of life, from the client: set by everything that it says, cleared by who asks for one."""
+        self._sign.set()
+
+    def look(self) -> None:
+        """The connection may have become full, or have room again."""
+
+    def settled(self, size: int) -> None:
+        """So many bytes of sends have their outcome."""
+        self.intake.pending(-size)
+
+    def write(self, data: bytes) -> None:
+        """Send these bytes."""
+        if not self.closed:
+            self.link.write(data)
+
+    def say(self, name: str, **values: Any) -> None:
+        """Send a command that is only a command."""
+        self.write(encode(command(name, **values)))
+
+    def refuse(self, request: int, code: int, text: str) -> None:
+        """Answer a request with an error."""
+        self.say("error", request_id=request, error=code, message=text[:MOST_TEXT])
+
+    def choke(self, choked: bool) -> None:
+        """What was written piles up, or was taken: hand out and read no more meanwhile, or go on."""
+        self.intake.choke(choked)
+        for consumer in list(self.consumers.values()):
+            consumer.choke(choked)
+
+    def greet(self, asked: Any, identity: ClientIdentity | None) -> None:
+        """The client may go on."""
+        self.greeted, self.identity, self.version = True, identity, asked.client_version
+        if asked.client_version.startswith(CPP):
+            self.fails_by = ServerError.CHECKSUM
+        version = min(asked.protocol_version, PROTOCOL)
+        largest = self.gateway.max_message_bytes
+        self.say("connected", server_version=VERSION, protocol_version=version, max_message_size=largest)
+        if identity is not None:
+            self.gateway.ports.spawn(self._end_with(identity), "credentials")
+
+    async def _end_with(self, identity: ClientIdentity) -> None:
+        """End the connection when its client's credentials end, by the wall clock, which may be set meanwhile."""
+        clock = self.gateway.ports.clock
+        while not self.closed and identity.ends is not None:
+            left = identity.ends * 1000 - clock.now()
+            if left <= 0:
+                self.end()
+            else:
+                await clock.sleep(min(int(left) + 1, WALL_CLOCK_MS))
+
+    # -- who is here ----------------------------------------------------------------------------------------------
+
+    def _introduce(self, one: object, number: int, asked: Any, access_mode: str = "") -> None:
+        told = metadata_of(asked.metadata)
+        now = self.gateway.ports.clock.now()
+        made = ClientIntroduction(number, self.link.peer, self.version, now, told, access_mode)
+        self.gateway.introductions[one] = made
+
+    def add_consumer(self, consumer: WireConsumer, asked: Any) -> None:
+        """One more, and what its client said. Raises CommandRefused if there are too many, or it is closed."""
+        self._check_room("consumers")
+        self.consumers[consumer.number] = consumer
+        key = (consumer.place.topic, consumer.asked.subscription)
+        self.gateway.consumers.setdefault(key, []).append(consumer)
+        self.gateway.reads(consumer)
+        self._introduce(consumer, consumer.number, asked)
+        consumer.choke(self.intake.choked)
+
+    def _check_room(self, what: str) -> None:
+        if self.closed:
+            raise CommandRefused(ServerError.SERVICE_NOT_READY, "the connection has ended")
+        if len(self.consumers) + len(self.producers) >= MOST_HANDLES:
+            raise CommandRefused(ServerError.TOO_MANY_REQUESTS, f"a connection has at most {MOST_HANDLES} {what}")
+
+    def remove_consumer(self, consumer: WireConsumer) -> None:
+        """One less."""
+        if self.consumers.get(consumer.number) is consumer:
+            del self.consumers[consumer.number]
+        _discard(self.gateway.consumers, (consumer.place.topic, consumer.asked.subscription), consumer)
+        self.gateway.reads_no_more(consumer)
+        self.gateway.introductions.pop(consumer, None)
+
+    async def leave(self, consumer: WireConsumer) -> None:
+        """A consumer that was removed does not come back; a subscription that is not durable goes with its last one.
+
+        Its owner sees that as well, after a lease (`actors.dispatcher.unused_watch`); here it is known at once.
+        """
+        await consumer.close()
+        topic, subscription = consumer.place.topic, consumer.asked.subscription
+        durable = consumer.is_reader or consumer.asked.settings.durable
+        if not durable and not self.gateway.consumers.get((topic, subscription)):
+            with contextlib.suppress(SluiceError):
+                await self.gateway.directory.remove_unused(topic, subscription)
+
+    def add_producer(self, producer: WireProducer, asked: Any, access_mode: str) -> None:
+        """One more, and what its client said. Raises CommandRefused if there are too many, or it is closed."""
+        self._check_room("producers")
+        self.producers[producer.number] = producer
+        self.gateway.producers.setdefault((producer.place.topic, producer.place.partition), []).append(producer)
+        self._introduce(producer, producer.number, asked, access_mode)
+
+    def remove_producer(self, producer: WireProducer) -> None:
+        """One less."""
+        if self.producers.get(producer.number) is producer:
+            del self.producers[producer.number]
+        _discard(self.gateway.producers, (producer.place.topic, producer.place.partition), producer)
+        self.gateway.introductions.pop(producer, None)
+
+    def send_away(self, consumer: WireConsumer) -> None:
+        """The client has to come back with this consumer: it drops what it was sent, and subscribes again.
+
+        One that is still being opened is refused instead, where that was asked for.
+        """
+        self.remove_consumer(consumer)
+        if consumer.opened:
+            self.say("close_consumer", consumer_id=consumer.number, request_id=NO_REQUEST)
+        self.begin(consumer.close(), "close")
+
+    def fenced(self, producer: WireProducer) -> None:
+        """Another producer of this name has taken its place. One that is still being opened is refused instead."""
+        producer.close()
+        self.remove_producer(producer)
+        if producer.told:
+            self.say("close_producer", producer_id=producer.number, request_id=NO_REQUEST)
+
+    async def answers(self) -> bool:
+        """Ask the client for a sign of life; one that gives none within ALIVE_MS has lost its connection.
+
+        To take what it was written is one. Of a client that is not listened to for want of room nothing is wanted.
+        """
+        if self.intake.full and not self.intake.choked:
+            return not self.closed
+        if self._sign.is_set():
+            self._sign.clear()
+            self.say("ping")
+        unsent = self.link.unsent()
+        answered = await self._sign.wait(self.gateway.ports, ALIVE_MS)
+        if not answered and not (self.intake.choked and self.link.unsent() < unsent):
+            self.end()
+        return not self.closed
+
+    def ask(self, name: str, work: Callable[[], Awaitable[None]], request: int, size: int) -> None:
+        """Carry out a request of so many bytes when it is its turn. One of QUESTIONS, and one whose turn has not come,
+        ends with the connection.
+        """
+        turn = self._turns[request] = self.intake.request(size)
+        self._asking[turn] = name, self.gateway.ports.spawn(self._in_turn(turn, name, work, request), name)
+
+    async def _in_turn(self, turn: Turn, name: str, work: Callable[[], Awaitable[None]], request: int) -> None:
+        async def asked() -> None:
+            await turn.begin(self.gateway.ports, large=name in LARGE)
+            await work()
+
+        try:
+            await self._guarded(asked, name)
+        finally:
+            turn.over()
+            self._asking.pop(turn, None)
+            if self._turns.get(request) is turn:
+                del self._turns[request]
+
+    def waits(self, request_id: int, **told: Any) -> None:
+        """A producer waits until it has the partition to itself; its request keeps no other from its turn."""
+        if request_id in self._turns:
+            self._turns[request_id].over()
+        self.say("producer_success", request_id=request_id, **told)
+
+    def begin(self, work: Coroutine[Any, Any, None], name: str, size: int = 0) -> None:
+        """Do something beside what else comes. A defect in it ends this connection, and no other."""
+        turn = self.intake.request(size)
+
+        async def counted() -> None:
+            try:
+                await work
+            finally:
+                turn.over()
+
+        self.gateway.ports.spawn(self._guarded(counted, name), name)
+
+    async def _guarded(self, work: Callable[[], Awaitable[None]], name: str) -> None:
+        try:
+            await work()
+        except SluiceError as error:
+            self.gateway.ports.log("failed", peer=self.link.peer, work=name, error=str(error))
+        except Exception as error:
+            self.gateway.ports.log("defect", peer=self.link.peer, work=name, error=repr(error))
+            self.end()
+
+    # -- the end --------------------------------------------------------------------------------------------------
+
+    def end(self) -> None:
+        """Break it off."""
+        self.link.close()
+        self.over()
+
+    def over(self) -> None:
+        """The connection has ended: everything that it had goes back."""
+        if self.closed:
+            return
+        self.closed = True
+        for turn, (name, task) in list(self._asking.items()):
+            if name in QUESTIONS or not turn.begun:
+                task.cancel()
+        for producer in list(self.producers.values()):
+            producer.close()
+            self.remove_producer(producer)
+        for consumer in list(self.consumers.values()):
+            self.remove_consumer(consumer)
+            self.begin(self.leave(consumer), "close")
+        self.intake.end()
+
+
+def _discard(table: dict[Any, list[Any]], key: Any, one: Any) -> None:
+    others = [other for other in table.get(key, []) if other is not one]
+    if others:
+        table[key] = others
+    else:
+        table.pop(key, None)

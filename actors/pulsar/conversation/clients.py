@@ -1,0 +1,82 @@
+"""Who is connected to a gateway, for people to read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from actors.names import unquoted
+
+
+@dataclass(frozen=True, slots=True)
+class ClientIntroduction:
+    """What a client said of itself and of one producer or consumer. since: milliseconds since 1970."""
+
+    number: int
+    address: str
+    version: str
+    since: int
+    metadata: dict[str, str]
+    access_mode: str = ""
+
+
+class Connected(Protocol):
+    """What a gateway has: producers by topic and partition, consumers by topic and subscription."""
+
+    producers: dict[tuple[str, int], list[Any]]
+    consumers: dict[tuple[str, str], list[Any]]
+    introductions: dict[object, ClientIntroduction]
+
+
+def metadata_of(pairs: Iterable[Any]) -> dict[str, str]:
+    """Properties as a client gave them."""
+    return {pair.key.decode("utf-8", "replace"): pair.value.decode("utf-8", "replace") for pair in pairs}
+
+
+def clients_here(gateway: Connected, topic: str, partition: int) -> dict[str, list[dict[str, Any]]]:
+    """See messages.ClientsHere."""
+    producers = [
+        {"producerName": one.name, "ready": one.ready, **_told(gateway, one, "producerId")}
+        for one in gateway.producers.get((topic, partition), ())
+    ]
+    consumers = [
+        {
+            "consumerName": unquoted(one.asked.name),
+            "subscription": unquoted(one.asked.subscription),
+            "reader": one.is_reader,
+            **one.read_so_far(),
+            **_told(gateway, one, "consumerId"),
+        }
+        for (known, _), here in gateway.consumers.items()
+        if known == topic
+        for one in here
+        if one.place.partition == partition
+    ]
+    return {"producers": producers, "consumers": consumers}
+
+
+def send_away(gateway: Connected, topic: str, partition: int | None) -> None:
+    """See messages.SendAway."""
+    for (known, at), producers in list(gateway.producers.items()):
+        if known == topic and partition in (None, at):
+            for producer in list(producers):
+                producer.give_way()
+    for (known, _), consumers in list(gateway.consumers.items()):
+        for consumer in list(consumers):
+            if known == topic and partition in (None, consumer.place.partition):
+                consumer.come_back()
+
+
+def _told(gateway: Connected, one: object, number: str) -> dict[str, Any]:
+    of = gateway.introductions.get(one)
+    if of is None:
+        return {}
+    return {
+        number: of.number,
+        "address": f"/{of.address}",
+        "clientVersion": of.version,
+        "connectedSince": of.since,
+        "metadata": of.metadata,
+        "accessMode": of.access_mode,
+    }

@@ -1,0 +1,476 @@
+"""What a client asks of the cluster: topics, producers, consumers, positions, schemas, statistics."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from functools import partial
+from typing import Any
+
+from actors.consumer.payload import DecodedRun
+from actors.messages import (
+    AccessMode,
+    Ends,
+    FindTime,
+    ListTopics,
+    ReadEnds,
+    RemoveSubscription,
+    Seek,
+    Stats,
+    SubscriptionSettings,
+)
+from actors.names import check_name, quoted, unquoted
+from actors.policies.namespaces import Namespaces
+from actors.producer.producer import Entrance
+from actors.pulsar.codec.fields_reader import UNSIGNED
+from actors.pulsar.codec.message_ids import position_of
+from actors.pulsar.codec.protocol import ServerError
+from actors.pulsar.conversation.asked import STICKY, TYPES, Asked
+from actors.pulsar.conversation.client_session import ClientSession
+from actors.pulsar.conversation.gateway import Certified, ClientIdentity, ConsumerHere
+from actors.pulsar.conversation.intake import MOST_TEXT
+from actors.pulsar.conversation.log_extent import ASK_MS, PATIENCE_MS
+from actors.pulsar.conversation.refusals import CommandRefused, code_of
+from actors.pulsar.conversation.topic_names import (
+    TopicPartition,
+    find_place,
+    full_names,
+    settings_of,
+    split_name,
+    topics_in,
+)
+from actors.pulsar.conversation.wire_consumer import WireConsumer
+from actors.pulsar.conversation.wire_producer import WireProducer
+from actors.signal import Signal
+from actors.wire import R, Request
+from storage.errors import Conflict, Invalid, NotFound, SluiceError
+from storage.position import EARLIEST, entry_of, ledger_of, show
+
+ACCESS_MODES: tuple[AccessMode, ...] = ("shared", "exclusive", "wait_for_exclusive", "exclusive_with_fencing")
+EXCLUSIVE, SHARED, FAILOVER, KEY_SHARED = range(4)
+SUCCESS, FAILED = 0, 1
+CONNECT, LOOKUP_FAILED = 1, 2
+LATEST = (1 << 63) - 1
+NON_PERSISTENT = 1
+BY_CERTIFICATE = "tls"
+"""The method's name where a client is who its certificate says."""
+
+
+class CommandHandlers:
+    """The requests of one connection that need a question to another actor: one method for each command."""
+
+    def __init__(self, session: ClientSession) -> None:
+        self._c = session
+        self._g = session.gateway
+
+    def refused(self, name: str, request: int, error: SluiceError) -> bool:
+        """Answer where the protocol has an answer of its own for refusals; False where ERROR is the one."""
+        code, text = code_of(error), str(error)[:MOST_TEXT]
+        if name == "partition_metadata":
+            answer = {"request_id": request, "response": FAILED, "error": code, "message": text}
+            self._c.say("partition_metadata_answer", **answer)
+        elif name == "lookup":
+            self._c.say("lookup_answer", request_id=request, response=LOOKUP_FAILED, error=code, message=text)
+        elif name in ("get_schema", "put_schema", "consumer_stats"):
+            self._c.say(f"{name}_answer", request_id=request, error=code, message=text)
+        else:
+            return False
+        return True
+
+    # -- where things are -----------------------------------------------------------------------------------------
+
+    async def connect(self, asked: Any) -> None:
+        """CONNECT: who is this?"""
+        identity: ClientIdentity | None = None
+        if self._c.certified and asked.auth_method_name == BY_CERTIFICATE:
+            identity = Certified(self._c.certified)
+        elif self._g.authenticate is not None:
+            try:
+                identity = await self._g.authenticate(asked.auth_method_name, asked.auth_data)
+            except Invalid as error:
+                raise CommandRefused(ServerError.AUTHENTICATION, str(error)) from None
+        self._c.greet(asked, identity)
+
+    async def partition_metadata(self, asked: Any) -> None:
+        """How many partitions a topic has; it is made if it is new."""
+        count = 0
+        topic, partition = split_name(asked.topic)
+        if partition is None:
+            making = self._making(asked.allow_creation)
+            settings = await settings_of(self._g.directory, topic, create=making, now=True)
+            count = settings.partitions if settings.has_partitions else 0
+        else:
+            await find_place(self._g.directory, asked.topic, create=None)
+        self._c.say("partition_metadata_answer", request_id=asked.request_id, partitions=count, response=SUCCESS)
+
+    async def lookup(self, asked: Any) -> None:
+        """Which broker serves a topic: this one, whichever it is. It listens under no other name."""
+        if asked.listener:
+            raise CommandRefused(ServerError.NOT_ALLOWED, f"the broker has no listener {asked.listener!r}")
+        topic, partition = split_name(asked.topic)
+        await settings_of(self._g.directory, topic, create=self._making(partition is None))
+        urls = {"url": self._g.url, "url_tls": self._g.url_tls}
+        known = {name: url for name, url in urls.items() if url}
+        self._c.say("lookup_answer", request_id=asked.request_id, response=CONNECT, authoritative=True, **known)
+
+    def _making(self, wanted: bool = True) -> Namespaces | None:
+        """Where a topic that is not there is made, if it is."""
+        return self._g.namespaces if wanted else None
+
+    async def topics_of(self, asked: Any) -> None:
+        """The topics of a namespace, partitions by their names: none of one that there is not, as with Pulsar."""
+        names: list[str] = []
+        known = await self._g.directory.ask_controller(ListTopics())
+        if asked.mode != NON_PERSISTENT:
+            names = full_names(topics_in(asked.namespace, known.topics))
+        self._c.say("topics_of_answer", request_id=asked.request_id, topics=names, filtered=False, changed=True)
+
+    # -- producers ------------------------------------------------------------------------------------------------
+
+    async def producer(self, asked: Any) -> None:
+        """PRODUCER: one more on a partition."""
+        known = self._c.producers.get(asked.producer_id)
+        if known is not None and known.ready:
+            await self._produce(asked, known)
+            return
+        self._check_free(asked.producer_id)
+        place = await find_place(self._g.directory, asked.topic, create=self._making())
+        await self._g.backlogs.check(place.topic, place.partition)
+        name = asked.producer_name or self._g.fresh("sluice")
+        deduplicate = (await self._g.directory.settings(place.topic)).deduplication_enabled
+        _check_access(asked)
+        waiting = {"request_id": asked.request_id, "producer_name": name, "producer_ready": False}
+        entrance = Entrance(
+            self._g.ports.me,
+            ACCESS_MODES[asked.access_mode],
+            asked.topic_epoch if asked.HasField("topic_epoch") else None,
+            again=bool(asked.epoch) and not asked.user_provided_name,
+            waits=partial(self._c.waits, **waiting),
+        )
+        self._check_free(asked.producer_id)
+        made = WireProducer(
+            self._g,
+            place,
+            asked.producer_id,
+            name,
+            write=self._c.write,
+            fenced=self._c.fenced,
+            settled=self._c.settled,
+            alive=self._c.answers,
+            fails_by=self._c.fails_by,
+            deduplicate=deduplicate,
+            entrance=entrance,
+        )
+        self._c.add_producer(made, asked, entrance.access)
+        try:
+            await made.open()
+            if self._c.closed:
+                made.close()
+                return
+            if asked.initial_subscription:
+                first = check_name("subscription", quoted(asked.initial_subscription))
+                settings = SubscriptionSettings(type="shared", initial_position="earliest")
+                await self._g.directory.dispatcher(place.topic, place.partition, first, settings)
+            await self._produce(asked, made)
+        except SluiceError:
+            made.close()
+            self._c.remove_producer(made)
+            raise
+
+    def _check_free(self, number: int) -> None:
+        """Raises CommandRefused for the id of a producer that this connection has: none takes another's place."""
+        if number in self._c.producers:
+            raise _opening("producer")
+
+    async def _produce(self, asked: Any, producer: WireProducer) -> None:
+        version, own, topic = b"", {}, producer.place.topic
+        if producer.topic_epoch is not None:
+            own = {"topic_epoch": producer.topic_epoch}
+        if asked.HasField("schema"):
+            version = await self._g.schemas.put(topic, asked.schema)
+        else:
+            await self._g.schemas.check_writer(topic)
+        if producer.closed:
+            raise CommandRefused(ServerError.SERVICE_NOT_READY, "the producer lost its place meanwhile; ask again")
+        producer.told = True
+        self._c.say(
+            "producer_success",
+            request_id=asked.request_id,
+            producer_name=producer.name,
+            last_sequence_id=producer.last_sequence_id,
+            schema_version=version,
+            producer_ready=True,
+            **own,
+        )
+
+    async def close_producer(self, asked: Any) -> None:
+        """CLOSE_PRODUCER: after everything it sent has its receipt."""
+        producer = self._c.producers.get(asked.producer_id)
+        if producer is not None:
+            await producer.flush()
+            producer.close()
+            self._c.remove_producer(producer)
+        self._c.say("success", request_id=asked.request_id)
+
+    # -- consumers ------------------------------------------------------------------------------------------------
+
+    async def subscribe(self, asked: Any) -> None:
+        """SUBSCRIBE: one more consumer, or a reader."""
+        if (known := self._c.consumers.get(asked.consumer_id)) is not None:
+            if known.opened:
+                self._c.say("success", request_id=asked.request_id)
+                return
+            raise _opening("consumer")
+        if asked.read_compacted and (asked.durable or asked.type not in (EXCLUSIVE, FAILOVER)):
+            # A reader gets what Pulsar gives it of a topic that nobody has compacted: every message.
+            raise CommandRefused(ServerError.NOT_ALLOWED, "compaction is not offered")
+        place = await find_place(self._g.directory, asked.topic, create=self._making(asked.force_topic_creation))
+        if asked.HasField("schema"):
+            await self._g.schemas.check_reader(place.topic, asked.schema)
+        wanted = await self._wanted(asked, place)
+        if wanted.start is not None and asked.type == EXCLUSIVE:
+            await self._wait_alone(place, wanted.subscription)
+        await self._moved(place, wanted.subscription)
+        here = self._c
+        if asked.consumer_id in here.consumers:
+            raise _opening("consumer")
+        made = WireConsumer(
+            self._g, place, asked.consumer_id, wanted, write=here.write, lost=here.send_away, alive=here.answers
+        )
+        self._c.add_consumer(made, asked)
+        if asked.HasField("consumer_epoch"):
+            made.epoch = asked.consumer_epoch
+        try:
+            await made.open()
+        except SluiceError as error:
+            self._c.remove_consumer(made)
+            if isinstance(error, Conflict | Invalid) and asked.key_shared.mode == STICKY:
+                raise CommandRefused(ServerError.CONSUMER_ASSIGN, str(error)) from None
+            raise
+        if self._c.closed:
+            await made.close()
+        if made.closed:
+            raise CommandRefused(
+                ServerError.SERVICE_NOT_READY, "the consumer lost its place meanwhile; subscribe again"
+            )
+        self._forget_seek((place.topic, place.partition, wanted.subscription), wanted.start)
+        self._c.say("success", request_id=asked.request_id)
+        made.subscribed()
+
+    def _forget_seek(self, reader: tuple[str, int, str], start: int | None) -> None:
+        """It is there again, and goes on where it was moved to."""
+        if self._g.sought.get(reader) == start:
+            self._g.sought.pop(reader, None)
+
+    async def _wait_alone(self, place: TopicPartition, name: str) -> None:
+        """Readers of one name keep each other out where they meet, as long as the earlier one's client is there."""
+
+        def readers() -> list[ConsumerHere]:
+            here = self._g.consumers.get((place.topic, name), [])
+            return [one for one in here if one.is_reader and not one.closed and one.place.partition == place.partition]
+
+        while earlier := readers():
+            if await earlier[0].answers():
+                raise CommandRefused(ServerError.CONSUMER_BUSY, f"another reader named {name} is connected")
+
+    async def _wanted(self, asked: Any, place: TopicPartition) -> Asked:
+        if not 0 <= asked.type < len(TYPES):
+            raise CommandRefused(ServerError.NOT_ALLOWED, f"there is no subscription type {asked.type}")
+        name = asked.consumer_name or self._g.fresh("consumer")
+        if not asked.subscription:  # clients know it by this code, which is Pulsar's for it
+            raise CommandRefused(ServerError.PRODUCER_BUSY, "the subscription name is empty")
+        subscription, start = check_name("subscription", quoted(asked.subscription)), None
+        if not asked.durable and asked.type in (EXCLUSIVE, FAILOVER):
+            start = await self._start(asked, place, subscription)
+        settings = SubscriptionSettings(
+            type=TYPES[asked.type],
+            durable=asked.durable,
+            initial_position="earliest" if asked.initial_position == 1 else "latest",
+        )
+        ranges: list[tuple[int, int]] = []
+        if asked.type == KEY_SHARED and asked.HasField("key_shared"):
+            meta = asked.key_shared
+            settings.allow_out_of_order_delivery = meta.allow_out_of_order
+            if meta.mode == STICKY:
+                settings.selector = "sticky"
+                ranges = [(each.start, each.end) for each in meta.hash_ranges]
+        name, named = check_name("consumer", quoted(name)), bool(asked.consumer_name)
+        return Asked(subscription, name, settings, ranges, start, asked.priority_level, named)
+
+    async def _start(self, asked: Any, place: TopicPartition, name: str) -> int:
+        """Where a reader begins: after a seek there, else where it says, else at its initial position."""
+        if (sought := self._g.sought.get((place.topic, place.partition, name))) is not None:
+            return sought
+        if asked.start_rollback_seconds:
+            since = max(self._g.ports.clock.now() - asked.start_rollback_seconds * 1000, 0)
+            return (await self._ask_owner(place, None, FindTime(time=since))).position
+        if asked.HasField("start_message_id"):
+            return await self._at(asked.start_message_id, place)
+        return EARLIEST if asked.initial_position == 1 else (await self._ask_owner(place, None, ReadEnds())).next
+
+    async def _at(self, one: Any, place: TopicPartition) -> int:
+        """The position of an id, earliest and latest included; of a batch its first row: clients skip by themselves."""
+        if one.ledger == LATEST or one.entry == LATEST:
+            return (await self._ask_owner(place, None, ReadEnds())).next
+        at = position_of(one)
+        return EARLIEST if at is None else at
+
+    async def _ask_owner(self, place: TopicPartition, subscription: str | None, request: Request[R]) -> R:
+        ask = partial(self._g.directory.ask_owner, timeout=ASK_MS, patience=PATIENCE_MS)
+        return await ask(place.topic, place.partition, subscription, request)
+
+    def _consumer(self, number: int) -> WireConsumer:
+        found = self._c.consumers.get(number)
+        if found is None:
+            raise CommandRefused(ServerError.CONSUMER_NOT_FOUND, f"there is no consumer {number}")
+        return found
+
+    async def close_consumer(self, asked: Any) -> None:
+        """CLOSE_CONSUMER: what it holds goes to the others, after what it acknowledged before is said."""
+        consumer = self._c.consumers.get(asked.consumer_id)
+        if consumer is not None:
+            await consumer.looked_up()
+            self._c.remove_consumer(consumer)
+            await self._c.leave(consumer)
+        self._c.say("success", request_id=asked.request_id)
+
+    async def unsubscribe(self, asked: Any) -> None:
+        """UNSUBSCRIBE: the last consumer of a subscription ends it, on every partition.
+
+        Clients say this for one partition after the other; as long as others are connected here, it is only noted. Who
+        else is attached to the partition, at whichever gateway, the subscription's owner knows.
+        """
+        consumer = self._consumer(asked.consumer_id)
+        key = consumer.place.topic, consumer.asked.subscription
+        if not asked.force and not consumer.is_reader and (await self._stats(consumer))["consumersCount"] > 1:
+            raise CommandRefused(ServerError.CONSUMER_BUSY, "other consumers are connected to the subscription")
+        await consumer.close()
+        self._c.remove_consumer(consumer)
+        if not consumer.is_reader and not self._g.consumers.get(key):
+            try:
+                remove = RemoveSubscription(topic=key[0], subscription=key[1], force=asked.force)
+                await self._g.directory.ask_controller(remove)
+            except NotFound:
+                pass
+            except Invalid as error:
+                raise CommandRefused(ServerError.CONSUMER_BUSY, str(error)) from None
+        self._c.say("success", request_id=asked.request_id)
+
+    # -- positions ------------------------------------------------------------------------------------------------
+
+    async def seek(self, asked: Any) -> None:
+        """SEEK: every consumer of the partition is sent away, and comes back by itself."""
+        consumer = self._consumer(asked.consumer_id)
+        place, name = consumer.place, consumer.asked.subscription
+        if asked.HasField("publish_time"):
+            found = await self._ask_owner(place, None, FindTime(time=min(asked.publish_time, LATEST >> 16)))
+            target = found.position
+        else:
+            target = await self._at(asked.message_id, place)
+        if consumer.is_reader:
+            self._g.sought[place.topic, place.partition, name] = target
+            self._c.send_away(consumer)
+        else:
+            await self._seek_all(place, name, target)
+        self._c.say("success", request_id=asked.request_id)
+
+    async def _seek_all(self, place: TopicPartition, subscription: str, target: int) -> None:
+        """Consumers leave before the subscription moves: who had to be sent away would be waited for.
+
+        They are told afterwards, and until then nobody subscribes.
+        """
+        await self._moved(place, subscription)
+        done = self._g.moving[place.topic, place.partition, subscription] = Signal()
+        everyone = self._g.consumers.get((place.topic, subscription), [])
+        here = [other for other in everyone if other.place.partition == place.partition]
+        try:
+            for other in here:
+                await other.close()
+            await self._ask_owner(place, subscription, Seek(message_id=show(target)))
+        finally:
+            del self._g.moving[place.topic, place.partition, subscription]
+            done.set()
+            for other in here:
+                other.come_back()
+
+    async def _moved(self, place: TopicPartition, subscription: str) -> None:
+        """Wait until no seek of the subscription is under way: another may begin as soon as one ends."""
+        while (moving := self._g.moving.get((place.topic, place.partition, subscription))) is not None:
+            await moving.wait(self._g.ports)
+
+    async def get_last_id(self, asked: Any) -> None:
+        """GET_LAST_MESSAGE_ID: of the last message, with its place in its batch; of none if that was deleted."""
+        consumer = self._consumer(asked.consumer_id)
+        ends = await self._ask_owner(consumer.place, None, ReadEnds())
+        last: dict[str, int] = {"ledger": UNSIGNED, "entry": UNSIGNED, "batch_index": -1}
+        if (at := ends.last) >= max(ends.first, 0):
+            with contextlib.suppress(NotFound):
+                run = await consumer.payloads.run(ledger_of(at), entry_of(at), patience=PATIENCE_MS)
+                index = _index(run, at)
+                last = {"ledger": ledger_of(at), "entry": entry_of(at) - max(index, 0), "batch_index": index}
+        answer = {"last": {**last, "partition": consumer.place.told}}
+        if consumer.asked.start is not None:
+            answer["mark_delete"] = _before(consumer.asked.start, ends, last)
+        self._c.say("last_id_answer", request_id=asked.request_id, **answer)
+
+    # -- schemas and statistics -----------------------------------------------------------------------------------
+
+    async def get_schema(self, asked: Any) -> None:
+        """GET_SCHEMA: a version, or the newest."""
+        topic, _ = split_name(asked.topic)
+        schema, version = await self._g.schemas.get(topic, asked.version)
+        self._c.say("get_schema_answer", request_id=asked.request_id, schema=schema, version=version)
+
+    async def put_schema(self, asked: Any) -> None:
+        """GET_OR_CREATE_SCHEMA: the version of a schema."""
+        topic, _ = split_name(asked.topic)
+        version = await self._g.schemas.put(topic, asked.schema)
+        self._c.say("put_schema_answer", request_id=asked.request_id, version=version)
+
+    async def consumer_stats(self, asked: Any) -> None:
+        """CONSUMER_STATS: what the broker knows of a consumer."""
+        consumer = self._consumer(asked.consumer_id)
+        answer = {} if consumer.is_reader else {"backlog": int((await self._stats(consumer))["msgBacklog"])}
+        self._c.say(
+            "consumer_stats_answer",
+            request_id=asked.request_id,
+            consumer_name=unquoted(consumer.asked.name),
+            available_permits=max(consumer.permits, 0),
+            unacked=consumer.unacknowledged(),
+            address=self._c.link.peer,
+            type=TYPES[TYPES.index(consumer.asked.settings.type)].title(),
+            **answer,
+        )
+
+    async def _stats(self, consumer: WireConsumer) -> dict[str, Any]:
+        """The statistics of a consumer's subscription on its partition."""
+        answer = await self._ask_owner(consumer.place, consumer.asked.subscription, Stats())
+        told: dict[str, Any] = json.loads(answer.json)
+        return told
+
+
+def _opening(what: str) -> CommandRefused:
+    """The answer to who asks again for an id while the first request for it is carried out."""
+    return CommandRefused(ServerError.SERVICE_NOT_READY, f"the {what} is being opened")
+
+
+def _check_access(asked: Any) -> None:
+    """Raises CommandRefused for an access mode that there is not."""
+    if not 0 <= asked.access_mode < len(ACCESS_MODES):
+        raise CommandRefused(ServerError.NOT_ALLOWED, f"there is no access mode {asked.access_mode}")
+
+
+def _before(start: int, ends: Ends, last: dict[str, int]) -> dict[str, int]:
+    """The id before the place where a reader began. Of clients that begin behind the last message that is its id."""
+    if start > ends.last:
+        return {"ledger": last["ledger"], "entry": last["entry"]}
+    start = max(start, ends.first)
+    return {"ledger": ledger_of(start), "entry": (entry_of(start) - 1) & UNSIGNED}
+
+
+def _index(run: DecodedRun, at: int) -> int:
+    """Where a row stood in its client's batch, -1 if it came alone."""
+    if "batch_index" not in run.rows.schema.names:
+        return -1
+    index = run.rows.column("batch_index")[entry_of(at) - run.first_entry].as_py()
+    return -1 if index is None else int(index)

@@ -1,0 +1,232 @@
+"""What the connections of one gateway share: where topics are, who produces and consumes through it, schemas.
+
+A gateway owns nothing: it is a producer and a consumer like any other, for clients that speak Pulsar's protocol. When
+it dies, its clients connect again and its consumers' leases give back what they held.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from actors.actor import Actor
+from actors.consumer.payload import DecodedRuns
+from actors.directory import Directory
+from actors.messages import ClientsHere, Done, ProducersHere, ProducersPresent, SendAway, Text
+from actors.policies.backlog_quotas import Quotas
+from actors.policies.namespaces import Namespaces
+from actors.policies.policy_records import AGES
+from actors.policies.time_to_live import Expiry
+from actors.ports import Address, Ports
+from actors.pulsar.codec.frame_cache import FrameCache
+from actors.pulsar.conversation.acked_batch_sizes import AckedBatchSizes
+from actors.pulsar.conversation.backlogs import Backlogs
+from actors.pulsar.conversation.clients import ClientIntroduction, clients_here, send_away
+from actors.pulsar.conversation.intake import HeldBytes
+from actors.pulsar.conversation.schemas import Schemas
+from actors.pulsar.conversation.topic_names import TopicPartition
+from actors.signal import Signal
+from storage.batch import MAX_MESSAGE_BYTES
+from storage.errors import SluiceError
+
+DECODED_BYTES = 128 * 1024 * 1024
+"""Payload of decoded runs that is kept, for the consumers of all partitions."""
+VERSION = "Sluice"
+PROTOCOL = 20
+"""Pulsar's protocol version that is spoken; a client's lower one is answered with its own."""
+
+
+class ClientIdentity(Protocol):
+    """Who a client is. ends: seconds since 1970 after which it is not any more; None if that never is."""
+
+    @property
+    def role(self) -> str:
+        """The name by which it is known."""
+
+    @property
+    def ends(self) -> float | None:
+        """See above."""
+
+
+@dataclass(frozen=True, slots=True)
+class Certified:
+    """A client that showed a certificate; the connection lasts as long as it lasts."""
+
+    role: str
+    ends: float | None = None
+
+
+Authenticate = Callable[[str, bytes], Awaitable[ClientIdentity]]
+"""Who presents these credentials, by the method's name. Raises Invalid if nobody is to be let in with them."""
+
+
+class Link(Protocol):
+    """The bytes of one connection, as the conversation sees them."""
+
+    peer: str
+
+    def write(self, data: bytes) -> None:
+        """Send these; does nothing once the connection is over."""
+
+    def close(self) -> None:
+        """End the connection when everything written is sent."""
+
+    def pause(self) -> None:
+        """Read no more for now."""
+
+    def resume(self) -> None:
+        """Read again."""
+
+    def unsent(self) -> int:
+        """Bytes that were written and that the client has not taken."""
+
+
+class ConsumerHere(Protocol):
+    """A consumer that is connected here, as others see it."""
+
+    place: TopicPartition
+    closed: bool
+
+    @property
+    def is_reader(self) -> bool:
+        """Whether it reads the log past every subscription."""
+
+    def come_back(self) -> None:
+        """Its client has to subscribe again."""
+
+    async def answers(self) -> bool:
+        """Whether its client shows a sign of life soon; the connection of one that does not is over."""
+
+    async def close(self) -> None:
+        """Leave; what is still held goes to the others in order."""
+
+
+class ProducerHere(Protocol):
+    """A producer that is connected here, as others see it."""
+
+    place: TopicPartition
+    name: str
+    incarnation: str
+
+    def give_way(self) -> None:
+        """Another producer has the topic to itself from now on."""
+
+    async def come_again(self) -> None:
+        """Its client has to ask for it again, once everything it sent has its outcome."""
+
+    async def answers(self) -> bool:
+        """Whether its client shows a sign of life soon; the connection of one that does not is over."""
+
+
+class Gateway:
+    """The state behind all connections. url, url_tls: what lookups are answered with, empty where nobody listens so.
+
+    authenticate: None lets everybody in.
+    """
+
+    def __init__(
+        self,
+        ports: Ports,
+        controller: Address,
+        url: str = "",
+        process: str = "",
+        authenticate: Authenticate | None = None,
+        abreast_from: int = 16,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+    ) -> None:
+        self.ports = ports
+        self.abreast_from = abreast_from
+        """So many SENDs of one read, ids of one ACK, frames of one delivery are worth being taken together: for fewer
+        the loop is faster.
+        """
+        self.controller = controller
+        self.url, self.url_tls = url, ""
+        self.process = process
+        self.authenticate = authenticate
+        self.max_message_bytes = max_message_bytes
+        """What clients are told that a message, or a batch of theirs, may have; whose frames are larger is closed."""
+        self.directory = Directory(ports, controller)
+        self.namespaces = Namespaces(ports.meta)
+        self.schemas = Schemas(ports)
+        self.pieces = AckedBatchSizes()
+        self.recent = FrameCache()
+        self.decoded = DecodedRuns(DECODED_BYTES)
+        """What consumers have read of the log: those of one partition mostly want the same runs."""
+        self.consumers: dict[tuple[str, str], list[ConsumerHere]] = {}
+        """Those that are connected here, by topic and subscription."""
+        self._readers: dict[tuple[str, int], dict[ConsumerHere, None]] = {}
+        self.producers: dict[tuple[str, int], list[ProducerHere]] = {}
+        """Those that are connected here, by topic and partition."""
+        self.quotas, self.ages = Quotas(ports.meta), Quotas(ports.meta, AGES)
+        self.expiry = Expiry(ports, self.directory)
+        self.backlogs = Backlogs(ports, self.directory, self.quotas, self.ages, self.producers)
+        self.introductions: dict[object, ClientIntroduction] = {}
+        """What clients said of the producers and consumers that are connected here."""
+        self.sought: dict[tuple[str, int, str], int] = {}
+        """Where readers go on that were moved and are coming back, by topic, partition and subscription."""
+        self.moving: dict[tuple[str, int, str], Signal] = {}
+        """Subscriptions that are being moved, by topic, partition and name: set when that is over."""
+        self.held = HeldBytes()
+        self._made = 0
+
+    def reads(self, consumer: ConsumerHere) -> None:
+        """This one has come."""
+        self._readers.setdefault((consumer.place.topic, consumer.place.partition), {})[consumer] = None
+
+    def reads_no_more(self, consumer: ConsumerHere) -> None:
+        """It has gone. Idempotent."""
+        place = consumer.place.topic, consumer.place.partition
+        others = self._readers.get(place, {})
+        others.pop(consumer, None)
+        if not others:
+            self._readers.pop(place, None)
+
+    def is_read(self, topic: str, partition: int) -> bool:
+        """Whether a partition has consumers here."""
+        return (topic, partition) in self._readers
+
+    def fresh(self, word: str) -> str:
+        """A name that nobody else has; short, because a producer's stands in each of its frames."""
+        self._made += 1
+        drawn, made = (np.base_repr(number, 36).lower() for number in (self.ports.rng.randrange(1 << 48), self._made))
+        return f"{word}-{drawn:0>10}-{made}"
+
+    async def producers_here(self, request: ProducersHere) -> ProducersPresent:
+        """See messages.ProducersHere. Those that are to give way do so."""
+        here = self.producers.get((request.topic, request.partition), [])
+        meant = [producer for producer in here if producer.incarnation in request.incarnations]
+        if request.news == "taken":
+            for producer in meant:
+                producer.give_way()
+        elif request.news == "over":
+            for producer in meant:
+                self.ports.spawn(producer.come_again(), "over")
+        else:
+            told = await asyncio.gather(*(producer.answers() for producer in meant))
+            meant = [producer for producer, answers in zip(meant, told, strict=True) if answers]
+        return ProducersPresent(incarnations=[producer.incarnation for producer in meant])
+
+
+class GatewayActor(Actor):
+    """What others ask of a gateway."""
+
+    outlives = (SluiceError,)  # of one client's consumer or producer; the others go on
+    gateway: Gateway
+
+    async def on_producers_here(self, request: ProducersHere) -> ProducersPresent:
+        """See messages.ProducersHere."""
+        return await self.gateway.producers_here(request)
+
+    async def on_clients_here(self, request: ClientsHere) -> Text:
+        """See messages.ClientsHere."""
+        return Text(json=json.dumps(clients_here(self.gateway, request.topic, request.partition)))
+
+    async def on_send_away(self, request: SendAway) -> Done:
+        """See messages.SendAway."""
+        send_away(self.gateway, request.topic, request.partition)
+        return Done()

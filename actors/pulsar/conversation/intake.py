@@ -1,0 +1,177 @@
+"""How much one connection may ask of its gateway, and when it is read.
+
+A client decides how much it sends, and when it reads what it is answered. So a connection is read only while there is
+room for what comes of it. Reading stops
+
+* while the client does not take what it was written, because every request would add an answer to that;
+* while MOST_REQUESTS of its requests, or REQUEST_BYTES of them, are under way;
+* while PENDING_BYTES of what it publishes are;
+* while it has a CONNECT under way: what a stranger sends behind it waits for the outcome;
+* while all connections together hold BUFFER_BYTES, for each that holds more than OWN_BYTES of them.
+
+It goes on when there is room again. What was read before it stopped waits, in its order, and commands are taken up in
+turns, so that a client that sends many leaves time to the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from actors.ports import Ports
+from actors.signal import Signal
+
+GREETING_BYTES = 64 * 1024
+"""Of a client that was not let in yet so many bytes are read, and no frame of more than that."""
+PENDING_BYTES = 32 * 1024 * 1024
+"""So many bytes of sends may be under way before a connection is read no further."""
+MOST_REQUESTS = 1_000
+"""So many requests of one connection may be under way before it is read no further."""
+REQUEST_BYTES = 4 * 1024 * 1024
+"""The same in bytes of the requests."""
+MOST_ABREAST = 20
+"""So many questions of one connection are asked at once; later ones wait for their turn."""
+BUFFER_BYTES = 128 * 1024 * 1024
+"""What all connections of a gateway may hold together of sends under way and of frames that are not whole."""
+OWN_BYTES = 256 * 1024
+"""What a connection may hold of that in any case."""
+TURN = 50
+"""So many frames are taken up one by one before others have their turn."""
+REST_MS = 1
+"""Between two turns of a connection."""
+MOST_TEXT = 1_000
+"""So many letters of an error's text are said: some repeat what the client sent."""
+
+
+class HeldBytes:
+    """What the connections of a gateway hold of what was read, in bytes."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._waiting: dict[Intake, None] = {}
+
+    def change(self, size: int) -> None:
+        """So many bytes more or, below 0, fewer."""
+        before, self.total = self.total, self.total + size
+        if before > BUFFER_BYTES >= self.total:
+            waiting, self._waiting = self._waiting, {}
+            for intake in waiting:
+                intake.look()
+
+    @property
+    def full(self) -> bool:
+        """Whether it is more than the gateway wants to hold."""
+        return self.total > BUFFER_BYTES
+
+    def tell(self, intake: Intake) -> None:
+        """Tell this one when it is less again."""
+        self._waiting[intake] = None
+
+
+class Turn:
+    """One request that is under way. It is over once, whoever says so first."""
+
+    def __init__(self, intake: Intake, size: int) -> None:
+        self._intake, self._size = intake, size
+        self._taken: list[asyncio.Semaphore] = []
+        self.begun = self._over = False
+
+    async def begin(self, ports: Ports, *, large: bool) -> None:
+        """Wait until the connection may ask one more question. large: its answer may be, so there is one at a time,
+        and none before the client has taken the earlier ones.
+        """
+        for semaphore in (self._intake.large, self._intake.abreast) if large else (self._intake.abreast,):
+            await semaphore.acquire()
+            self._taken.append(semaphore)
+        if large:
+            await self._intake.drained.wait(ports)
+        self.begun = True
+
+    def over(self) -> None:
+        """It has its answer, or waits for somebody else and is one of the connection's producers meanwhile."""
+        if not self._over:
+            self._over = True
+            for semaphore in self._taken:
+                semaphore.release()
+            self._intake.requested(-1, -self._size)
+
+
+class Intake:
+    """The room of one connection. changed: called when it may be full, or have room again."""
+
+    def __init__(self, held: HeldBytes, changed: Callable[[], None]) -> None:
+        self._held, self._changed = held, changed
+        self._requests = self._bytes = self._pending = self._unfinished = 0
+        self._over = False
+        self.choked = self.connecting = False
+        self.room = Signal()
+        """Set when something has changed."""
+        self.drained = Signal()
+        """Set while the client takes what it is written."""
+        self.drained.set()
+        self.abreast = asyncio.Semaphore(MOST_ABREAST)
+        self.large = asyncio.Semaphore(1)
+
+    @property
+    def full(self) -> bool:
+        """Whether no more is taken up now."""
+        busy = self._requests >= MOST_REQUESTS or self._bytes >= REQUEST_BYTES or self._pending > PENDING_BYTES
+        return self.choked or self.connecting or busy
+
+    @property
+    def crowded(self) -> bool:
+        """Whether no more is read now, because all connections together hold too much."""
+        crowded = self._held.full and self._pending + self._unfinished > OWN_BYTES
+        if crowded:
+            self._held.tell(self)
+        return crowded
+
+    def look(self) -> None:
+        """Something has changed."""
+        self.room.set()
+        self._changed()
+
+    def pending(self, size: int) -> None:
+        """So many more bytes of sends are under way; below 0, fewer."""
+        if not self._over:
+            self._pending += size
+            self._held.change(size)
+            self.look()
+
+    def unfinished(self, size: int) -> None:
+        """So many bytes were read and wait: for the rest of their frame, or for room."""
+        if not self._over and size != self._unfinished:
+            before, self._unfinished = self._unfinished, size
+            self._held.change(size - before)
+            self.look()
+
+    def request(self, size: int) -> Turn:
+        """One more request, of so many bytes."""
+        self.requested(1, size)
+        return Turn(self, size)
+
+    def requested(self, count: int, size: int) -> None:
+        """So many more requests are under way; below 0, fewer."""
+        self._requests += count
+        self._bytes += size
+        self.look()
+
+    def choke(self, choked: bool) -> None:
+        """The client does not take what it is written, or does again."""
+        self.choked = choked
+        if choked:
+            self.drained.clear()
+        else:
+            self.drained.set()
+        self.look()
+
+    def connect(self, connecting: bool) -> None:
+        """A CONNECT is under way, or has its answer."""
+        self.connecting = connecting
+        self.look()
+
+    def end(self) -> None:
+        """The connection is over: it holds nothing any more."""
+        if not self._over:
+            self._over = True
+            self._held.change(-self._pending - self._unfinished)

@@ -1,0 +1,40 @@
+"""Which positions of a partition exist, for ids that a client names and that were not sent to it here.
+
+An id may be of an earlier connection, or made up. What does not exist must never reach the subscription: it would count
+as done once it is published. Nor may anybody wait for it.
+"""
+
+from __future__ import annotations
+
+from actors.directory import Directory
+from actors.messages import ReadEnds
+from actors.pulsar.conversation.topic_names import TopicPartition
+from storage.position import ledger_of, position
+
+ASK_MS, PATIENCE_MS = 10_000, 15_000
+"""An owner is asked, and the one after it, for less than the 30 s for which clients wait for an answer."""
+
+
+class LogExtent:
+    """The ledgers of a partition, as its owner told them last."""
+
+    def __init__(self, directory: Directory, place: TopicPartition) -> None:
+        self._directory, self._place = directory, place
+        self._ledgers: dict[int, int | None] = {}
+        self.last = -1
+        """The last position that is known to exist, -1 for none."""
+
+    async def look(self, positions: list[int]) -> None:
+        """Learn of these positions; the owner is asked if one may have come since. Raises Unavailable."""
+        if any(self.end_of(at) < at for at in positions):
+            ask, place = self._directory.ask_owner, self._place
+            ends = await ask(place.topic, place.partition, None, ReadEnds(), timeout=ASK_MS, patience=PATIENCE_MS)
+            self._ledgers, self.last = dict(ends.ledgers), ends.last
+
+    def end_of(self, at: int) -> int:
+        """The last position in the ledger of this one; below it if this one does not exist, or is kept no more."""
+        ledger = ledger_of(at)
+        if ledger not in self._ledgers:
+            return -1
+        entry = self._ledgers[ledger]
+        return self.last if entry is None or entry < 0 else position(ledger, entry)

@@ -1,0 +1,99 @@
+"""Which gateway has the ports of a machine: the first that claims them, until its process ends; others wait for that.
+
+Who waits takes over by itself, whatever has become of the one before it: what it holds is let go with its process, by
+the machine and not by an agreement. One that is frozen keeps the ports, as a frozen listener does; it has them until
+the controller has ended it.
+
+A free port (0) is chosen once. Its number stays that of the machine, because clients have been told it: who takes over
+listens there or not at all. A port that another program has is tried again and again; commands are told meanwhile that
+nobody can connect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from actors.ports import Ports
+from actors.signal import Signal
+from storage.errors import Unavailable
+
+AGAIN_MS = 200
+"""Between attempts to have the ports: about so long nobody listens when a gateway has died."""
+
+
+class MachinePorts(Protocol):
+    """The ports of one machine, as one gateway finds them. Schemes are those of service URLs."""
+
+    def claim(self) -> bool:
+        """Be the one gateway of this machine, until `close` or the end of the process. False: another one is."""
+
+    async def listen(self, scheme: str, port: int) -> int:
+        """Listen there; 0 is any free port. Returns the number. Raises Unavailable if another program has the port."""
+
+    def chosen(self, scheme: str) -> int:
+        """The number that an earlier gateway of this machine has told; 0 if there is none."""
+
+    def tell(self, scheme: str, port: int) -> None:
+        """Publish for the command line where clients connect; 0: nowhere, because another program has the port."""
+
+    def close(self) -> None:
+        """Listen no more, and let others claim. Idempotent."""
+
+
+class PortHolder:
+    """Gets a gateway its ports and keeps them. wanted: by scheme. opened: told each scheme with the number it has."""
+
+    def __init__(
+        self, ports: Ports, doors: MachinePorts, wanted: Mapping[str, int], opened: Callable[[str, int], None]
+    ) -> None:
+        self._ports, self._doors, self._opened = ports, doors, opened
+        self._missing = dict(wanted)
+        self._claimed = False
+        self._over = Signal()
+
+    @property
+    def listens(self) -> bool:
+        """Whether this is the machine's gateway, and has all that it wants."""
+        return self._claimed and not self._missing
+
+    @property
+    def refused(self) -> dict[str, int]:
+        """Ports that a program outside of this cluster has, by scheme."""
+        missing = self._missing if self._claimed else {}
+        return {scheme: port or self._doors.chosen(scheme) for scheme, port in missing.items()}
+
+    async def open(self) -> bool:
+        """Try once; whether clients can connect to all that is wanted."""
+        if not self._claimed:
+            self._claimed = self._doors.claim()
+            if self._claimed:
+                self._ports.log("gateway_claims")
+        for scheme, wanted in list(self._missing.items()) if self._claimed else []:
+            port = wanted or self._doors.chosen(scheme)
+            try:
+                number = await self._doors.listen(scheme, port)
+            except Unavailable as error:
+                if wanted:
+                    self._doors.tell(scheme, 0)
+                self._ports.log("gateway_waits", scheme=scheme, error=str(error))
+                continue
+            del self._missing[scheme]
+            self._opened(scheme, number)
+            self._doors.tell(scheme, number)
+            self._ports.log("gateway_listens", scheme=scheme, port=number)
+        return self.listens
+
+    async def run(self) -> None:
+        """Try until it works, then keep the ports; lets go of them when it is cancelled."""
+        try:
+            while not self.listens and not await self.open():
+                await self._ports.clock.sleep(AGAIN_MS)
+            await self._over.wait(self._ports)
+        finally:
+            self._doors.close()
+
+    def close(self) -> None:
+        """Let go of the ports."""
+        self._over.set()
+        self._doors.close()

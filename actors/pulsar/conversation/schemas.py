@@ -1,0 +1,255 @@
+"""Schemas of topics: what clients registered, in order, each once.
+
+The record `schema/<topic>` lists a topic's versions: of each its kind and digests. What a version says is a record of
+its own, `schema-definition/<topic>/<digest>`, which is written first and never changed. Whoever adds a version writes
+the list's next number, and of two who do that at once the second looks again. Lists of earlier releases hold the
+schemas themselves; they are read as they are, and whoever adds a version gives each a record. Two schemas are the same
+if kind and definition are.
+A new one must go with what is there, by the namespace's strategy (`compatibility.py`). That a topic's schema was
+deleted is an empty version: as with Pulsar nobody finds what was before it any more, and what is registered again is
+new, under a number that no earlier one had.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+
+from actors.policies.namespaces import Namespaces
+from actors.policies.policy_records import definition_key, schema_key, value_of
+from actors.policies.schema_compatibility import ALWAYS, NEVER, check_definition, compatible
+from actors.ports import Ports
+from actors.pulsar.codec.protocol import Schema, ServerError, parse
+from actors.pulsar.conversation.refusals import CommandRefused
+from storage.errors import Corrupt, Invalid, NotFound, Unavailable
+
+VERSION = struct.Struct(">q")
+MAX_SCHEMA_BYTES = 256 * 1024
+"""How large a schema may be."""
+MAX_VERSIONS = 1_000
+"""How many schemas a topic may have had, those before a deletion among them."""
+MOST_ABREAST = 4
+"""So many records are read or written at once: one may be large, and there may be many who ask."""
+DELETED = b""
+"""The version that says that there is none."""
+UNCHECKED = (0, 21)
+"""Kinds of schemas that go with every other: bytes, and whatever the topic has."""
+BACKWARD, ALL = "BACKWARD", "_TRANSITIVE"
+_TRIES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """A version in a topic's list. encoded: the schema itself, in lists of earlier releases.
+
+    meaning: digest of what makes schemas the same. digest: of the whole schema; empty if this says that there is none.
+    """
+
+    kind: int
+    meaning: bytes
+    digest: str
+    encoded: bytes | None = None
+
+
+class Schemas:
+    """The schemas of all topics."""
+
+    def __init__(self, ports: Ports) -> None:
+        self._ports = ports
+        self._abreast = asyncio.Semaphore(MOST_ABREAST)
+        self._namespaces = Namespaces(ports.meta)
+
+    async def put(self, topic: str, schema: Any) -> bytes:
+        """The version of a schema, which is added if it is new. Raises CommandRefused, Invalid, Unavailable."""
+        _check_definition(schema)
+        return await self._add(topic, _encoded(schema), await self.strategy(topic))
+
+    async def strategy(self, topic: str) -> str:
+        """By which a schema must go with those before it. Raises Unavailable."""
+        return (await self._namespaces.of_topic(topic)).compatibility
+
+    async def goes_with(self, topic: str, schema: Any) -> bool:
+        """Whether a schema may follow those of a topic. Raises CommandRefused if it is invalid, Unavailable."""
+        _check_definition(schema)
+        versions = await self._read(topic)
+        try:
+            strategy = await self.strategy(topic)
+            _check(topic, strategy, schema, await self._earlier(topic, versions, strategy))
+        except CommandRefused:
+            return False
+        return True
+
+    async def check_reader(self, topic: str, schema: Any) -> None:
+        """A consumer comes with this, which must read the newest; where there is none, it is added. Raises as put."""
+        if schema.type in UNCHECKED:
+            return
+        _check_definition(schema)
+        versions = await self._read(topic)
+        if not _checked(versions):
+            await self.put(topic, schema)
+        elif _place_of(_listed(_encoded(schema)), versions) is None:
+            strategy = await self.strategy(topic)
+            weaker = strategy if strategy in (ALWAYS, NEVER) or strategy.endswith(ALL) else BACKWARD
+            _check(topic, weaker, schema, await self._earlier(topic, versions, weaker))
+
+    async def check_writer(self, topic: str) -> None:
+        """A producer comes without a schema. Raises CommandRefused where its namespace wants one, Unavailable."""
+        if (await self._namespaces.of_topic(topic)).enforced:
+            versions = await self._read(topic)
+            if _checked(versions):
+                text = f"topic {topic} has a schema, and its namespace enforces that: produce with a schema"
+                raise CommandRefused(ServerError.INCOMPATIBLE_SCHEMA, text)
+
+    async def delete(self, topic: str) -> bytes:
+        """From now on the topic has no schema; the version that says so. Raises NotFound, Invalid, Unavailable."""
+        await self.get(topic, b"")
+        return await self._add(topic, DELETED, ALWAYS)
+
+    async def _add(self, topic: str, encoded: bytes, strategy: str) -> bytes:
+        new, key = _listed(encoded), schema_key(topic)
+        for _ in range(_TRIES):
+            async with self._abreast:
+                found = await self._ports.meta.read(key)
+            number, versions = (0, []) if found is None else (found.number, _versions_in(topic, found.value))
+            place = _place_of(new, versions)
+            if place is not None:
+                return VERSION.pack(place)
+            _check(topic, strategy, parse(Schema, encoded), await self._earlier(topic, versions, strategy))
+            if len(versions) >= MAX_VERSIONS:
+                raise Invalid(f"topic {topic} has {len(versions)} schemas already")
+            versions.append(new)
+            for version in versions:
+                await self._keep(topic, version)
+            packed = msgpack.packb([[one.kind, one.meaning, one.digest] for one in versions])
+            async with self._abreast:
+                added = await self._ports.meta.create(key, number + 1, packed)
+            if added:
+                await self._keep(topic, new)  # the topic may have been removed, with its definitions, meanwhile
+                return VERSION.pack(len(versions) - 1)
+        raise Unavailable(f"the schemas of {topic} are being changed by others; try again")
+
+    async def _keep(self, topic: str, version: _Listed) -> None:
+        """Give a version that is not DELETED a record of its own, if it has none. Raises Unavailable."""
+        if version.digest and version.encoded is not None:
+            async with self._abreast:
+                await self._ports.meta.create(definition_key(topic, version.digest), 1, version.encoded)
+
+    async def _encoded_of(self, topic: str, version: _Listed) -> bytes:
+        """What a version says. Raises Corrupt, Unavailable."""
+        if version.encoded is not None:
+            return version.encoded
+        async with self._abreast:
+            value = await value_of(self._ports.meta, definition_key(topic, version.digest))
+        if value is None:
+            raise Corrupt(f"a schema of {topic} is listed and not there: {version.digest}")
+        return value
+
+    async def _earlier(self, topic: str, versions: list[_Listed], strategy: str) -> list[tuple[int, bytes]]:
+        """Kinds and definitions that a strategy looks at: the newest, or all. Raises Corrupt, Unavailable."""
+        checked = _checked(versions)
+        wanted = checked if strategy.endswith(ALL) else checked[-1:]
+        return [_meaning(await self._encoded_of(topic, version)) for version in wanted]
+
+    async def version_of(self, topic: str, schema: Any) -> bytes:
+        """The version of a schema that is there. Raises NotFound, Invalid, Unavailable."""
+        versions = await self._read(topic)
+        place = _place_of(_listed(_encoded(schema)), versions)
+        if place is None:
+            raise NotFound(f"topic {topic} has no such schema")
+        return VERSION.pack(place)
+
+    async def all_of(self, topic: str) -> list[tuple[Any, bytes]]:
+        """Every version since the last deletion, and its number. Raises Unavailable."""
+        versions = await self._read(topic)
+        begin = _begin(versions)
+        encoded = [await self._encoded_of(topic, version) for version in versions[begin:]]
+        return [(parse(Schema, one), VERSION.pack(place)) for place, one in enumerate(encoded, begin)]
+
+    async def get(self, topic: str, version: bytes) -> tuple[Any, bytes]:
+        """A version and its number; the newest if none is named. Raises NotFound, Invalid, Unavailable."""
+        if version and len(version) != VERSION.size:
+            raise Invalid(f"a schema version has {VERSION.size} bytes, not {len(version)}")
+        versions = await self._read(topic)
+        place = VERSION.unpack(version)[0] if version else len(versions) - 1
+        if not _begin(versions) <= place < len(versions):
+            raise NotFound(f"topic {topic} has no such schema")
+        return parse(Schema, await self._encoded_of(topic, versions[place])), VERSION.pack(place)
+
+    async def _read(self, topic: str) -> list[_Listed]:
+        async with self._abreast:
+            return _versions_in(topic, await value_of(self._ports.meta, schema_key(topic)))
+
+
+def _versions_in(topic: str, value: bytes | None) -> list[_Listed]:
+    """What the record of a topic's schemas says. Raises Corrupt."""
+    try:
+        items = [] if value is None else msgpack.unpackb(value)
+        return [_listed(item) if isinstance(item, bytes) else _Listed(*item) for item in items]
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise Corrupt(f"the schemas of {topic} cannot be read: {error}") from error
+
+
+def _listed(encoded: bytes) -> _Listed:
+    """How a schema is listed."""
+    if encoded == DELETED:
+        return _Listed(0, b"", "", DELETED)
+    kind, data = _meaning(encoded)
+    meaning = hashlib.sha256(b"%d:" % kind + data).digest()
+    return _Listed(kind, meaning, hashlib.sha256(encoded).hexdigest(), encoded)
+
+
+def _place_of(wanted: _Listed, versions: list[_Listed]) -> int | None:
+    """Where a version is among those since the last deletion; None if it is new."""
+    begin = _begin(versions)
+    if not wanted.digest:
+        return begin - 1 if 0 < begin == len(versions) else None
+    return next((place for place in range(begin, len(versions)) if versions[place].meaning == wanted.meaning), None)
+
+
+def _begin(versions: list[_Listed]) -> int:
+    """The first place after the last deletion."""
+    return max((place + 1 for place, version in enumerate(versions) if not version.digest), default=0)
+
+
+def _checked(versions: list[_Listed]) -> list[_Listed]:
+    """Those since the last deletion that others must go with."""
+    return [version for version in versions[_begin(versions) :] if version.kind not in UNCHECKED]
+
+
+def _check_definition(schema: Any) -> None:
+    """Raises CommandRefused, as Pulsar does, if a schema by itself is invalid, Invalid if it is too large."""
+    if len(schema.data) > MAX_SCHEMA_BYTES:
+        raise Invalid(f"a schema has at most {MAX_SCHEMA_BYTES} bytes, not {len(schema.data)}")
+    try:
+        check_definition(schema.type, schema.data)
+    except ValueError as error:
+        raise CommandRefused(ServerError.INCOMPATIBLE_SCHEMA, f"the schema is invalid: {error}") from error
+
+
+def _check(topic: str, strategy: str, schema: Any, earlier: list[tuple[int, bytes]]) -> None:
+    """Raises CommandRefused if a schema does not go with the earlier ones."""
+    if schema.type not in UNCHECKED and not compatible(strategy, schema.type, schema.data, earlier):
+        text = f"the schema does not go with that of topic {topic}: the strategy of its namespace is {strategy}"
+        raise CommandRefused(ServerError.INCOMPATIBLE_SCHEMA, text)
+
+
+def _meaning(encoded: bytes) -> tuple[int, bytes]:
+    """What makes schemas the same."""
+    schema = parse(Schema, encoded)
+    return schema.type, schema.data
+
+
+def _encoded(schema: Any) -> bytes:
+    """A schema as it is kept. Raises Invalid if it is too large."""
+    plain = Schema(name=schema.name, data=schema.data, type=schema.type)
+    for pair in schema.properties:
+        plain.properties.add(key=pair.key, value=pair.value)
+    encoded: bytes = plain.SerializeToString()
+    if len(encoded) > MAX_SCHEMA_BYTES:
+        raise Invalid(f"a schema has at most {MAX_SCHEMA_BYTES} bytes, not {len(encoded)}")
+    return encoded

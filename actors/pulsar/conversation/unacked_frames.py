@@ -1,0 +1,134 @@
+"""What is at a client, by the position that it knows each piece by.
+
+Pieces go out and come back by the thousand, so they are kept as columns: a table a part, and one dictionary that says
+in which table and row a position is. What is done with many of them at once is done with all of them at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from actors.consumer.held import Received
+from actors.pulsar.codec.varints import Ints, ranges
+from actors.pulsar.conversation.acked_batch_sizes import open_rows
+
+_BITS = 20
+"""A number is the table's, and in so many bits the row in it: a part has fewer rows than that."""
+_ROW = (1 << _BITS) - 1
+
+
+class Piece(NamedTuple):
+    """Rows of a part that are at the client under one id. places: with holes, each one's index in the batch."""
+
+    part: Received
+    first: int
+    size: int
+    places: Ints | None = None
+
+    def rows(self, ack_set: Sequence[int] = ()) -> Ints:
+        """The rows that an acknowledgement of this id means: all, or those whose bit is not set."""
+        every = np.arange(self.first, self.first + self.size)
+        places = every - self.first if self.places is None else self.places
+        return every[~_still_open(places, ack_set)] if ack_set else every
+
+
+@dataclass(slots=True, eq=False)
+class _Table:
+    """Pieces of one part. left: so many of them are still at the client."""
+
+    part: Received
+    firsts: Ints
+    counts: Ints
+    places: Mapping[int, Ints]
+    left: int
+
+
+class UnackedFrames:
+    """All pieces that a client has and has not acknowledged."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, int] = {}
+        self._tables: dict[int, _Table] = {}
+        self._made = 0
+
+    def __contains__(self, position: object) -> bool:
+        return position in self._numbers
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(list(self._numbers))
+
+    def add(self, part: Received, firsts: Ints, counts: Ints, positions: Ints, places: Mapping[int, Ints]) -> None:
+        """n pieces of a part were sent; int64, n each. places: see Piece, by the number of the piece."""
+        many, before = len(positions), len(self._numbers)
+        self._tables[self._made] = _Table(part, firsts, counts, places, many)
+        base = self._made << _BITS
+        self._numbers.update(zip(positions.tolist(), range(base, base + many), strict=True))
+        self._made += 1
+        if len(self._numbers) - before < many:
+            self._recount()
+
+    def _recount(self) -> None:
+        """Some positions were sent again: their tables have them no more."""
+        tables, left = np.unique(np.array(list(self._numbers.values())) >> _BITS, return_counts=True)
+        counted = dict(zip(tables.tolist(), left.tolist(), strict=True))
+        self._tables = {number: table for number, table in self._tables.items() if number in counted}
+        for number, many in counted.items():
+            self._tables[number].left = many
+
+    def get(self, position: int) -> Piece | None:
+        """The piece that the client knows by this position."""
+        number = self._numbers.get(position)
+        if number is None:
+            return None
+        table, row = self._tables[number >> _BITS], number & _ROW
+        return Piece(table.part, int(table.firsts[row]), int(table.counts[row]), table.places.get(row))
+
+    def pop(self, position: int) -> None:
+        """This piece, which is there, is at the client no more."""
+        self._done(self._numbers.pop(position) >> _BITS, 1)
+
+    def _done(self, number: int, many: int) -> None:
+        table = self._tables[number]
+        table.left -= many
+        if not table.left:
+            del self._tables[number]
+
+    def known(self, positions: Ints) -> npt.NDArray[np.bool_]:
+        """Which of these positions the client has."""
+        found = map(self._numbers.__contains__, positions.tolist())
+        return np.fromiter(found, bool, len(positions))
+
+    def take(self, positions: Ints) -> tuple[list[tuple[Received, Ints]], Ints]:
+        """These are at the client no more: (rows by part, how many rows each position stood for; 0: it is not here)."""
+        found = map(self._numbers.pop, positions.tolist(), repeat(-1))
+        numbers = np.fromiter(found, np.int64, len(positions))
+        counts = np.zeros(len(positions), np.int64)
+        known = np.flatnonzero(numbers >= 0)
+        tables = numbers[known] >> _BITS
+        rows: list[tuple[Received, Ints]] = []
+        for number in np.unique(tables).tolist():
+            mine = known[tables == number]
+            table, places = self._tables[number], numbers[mine] & _ROW
+            counts[mine] = table.counts[places]
+            rows.append((table.part, ranges(table.firsts[places], counts[mine])))
+            self._done(number, len(mine))
+        return rows, counts
+
+    def messages(self) -> int:
+        """How many messages all of them are."""
+        return sum(piece.size for at in self if (piece := self.get(at)) is not None)
+
+
+def _still_open(index: Ints, ack_set: Sequence[int]) -> npt.NDArray[np.bool_]:
+    """Which of these messages of a batch an acknowledgement leaves open; without `ack_set` none."""
+    bits = open_rows(ack_set)
+    still = np.zeros(len(index), bool)
+    there = index < len(bits)
+    still[there] = bits[index[there]]
+    return still

@@ -1,0 +1,492 @@
+"""A client's consumer on one partition: rows out as MESSAGE frames, acknowledgements back as rows.
+
+What was sent is kept by the position of each frame's first row, so that an id that comes back needs nothing but that.
+An id of an earlier connection is looked up in the log: the columns say how many rows it stands for. What a client is
+done with before it came again is never sent.
+
+The lease rules here as for every consumer. While it is not known to stand nothing is handed out, and when it is lost
+the client is told to come back (CLOSE_CONSUMER), which makes it drop what it has in its queue.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from actors.consumer.held import Received
+from actors.consumer.partition import PartitionConsumer
+from actors.consumer.payload import Payloads
+from actors.consumer.revocations import TakingBack
+from actors.messages import Event
+from actors.pulsar.codec.delivery_encoder import encode_part, holes_in
+from actors.pulsar.codec.frames import encode
+from actors.pulsar.codec.message_encoder import Addressee
+from actors.pulsar.codec.message_ids import parsed, position_of, read_ids
+from actors.pulsar.codec.protocol import MessageId, command
+from actors.pulsar.conversation.acked_batch_sizes import acknowledged_rows, rows_behind
+from actors.pulsar.conversation.asked import ONE_HAS_ALL, Asked
+from actors.pulsar.conversation.batch_reassembly import BatchReassembler, RowRange, leading
+from actors.pulsar.conversation.gateway import Gateway
+from actors.pulsar.conversation.log_extent import PATIENCE_MS, LogExtent
+from actors.pulsar.conversation.topic_names import TopicPartition
+from actors.pulsar.conversation.unacked_frames import UnackedFrames
+from actors.pulsar.conversation.wire_reader import LogReader
+from actors.signal import Signal
+from storage.errors import NotFound, SluiceError
+from storage.position import entry_of, ledger_of, show
+
+LATE_MS = 20
+"""Milliseconds between two looks while it is not known whether the lease still stands."""
+MOST_GRANTED = 50_000
+"""Messages that may be on their way to one consumer, however many it has asked for."""
+_ACTIVE = {"assigned": True, "revoked": False, "inactive": False}
+"""What the dispatcher's events mean to a consumer of a Failover subscription."""
+Rows = npt.NDArray[np.int64]
+NOTHING: Rows = np.empty(0, np.int64)
+
+
+class WireConsumer:
+    """One consumer of one connection.
+
+    write: sends bytes. lost: told when the client has to come back. alive: whether the client shows a sign of life.
+    """
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        place: TopicPartition,
+        number: int,
+        asked: Asked,
+        *,
+        write: Callable[[bytes], None],
+        lost: Callable[[WireConsumer], None],
+        alive: Callable[[], Awaitable[bool]],
+    ) -> None:
+        self._gateway = gateway
+        self.place, self.number, self.asked = place, number, asked
+        self._key = place.topic, place.partition, asked.subscription
+        self._write, self._lost, self._alive = write, lost, alive
+        self._sent = UnackedFrames()
+        self._unsent: deque[Received] = deque()
+        self._cumulative = -1
+        self._waiting = self._choked = self._subscribed = self._ended = False
+        self._lookups, self._looked_up = 0, Signal()
+        self._active: bool | None = None
+        self.epoch: int | None = None
+        self.permits = self._granted = 0
+        self.opened = self.closed = False
+        self.payloads = Payloads(
+            gateway.ports,
+            gateway.directory,
+            place.topic,
+            place.partition,
+            gateway.decoded,
+            unread=asked.settings.type not in ONE_HAS_ALL,
+        )
+        self._extent = LogExtent(gateway.directory, place)
+        self._noting = False
+        self._whole: BatchReassembler | None = None
+        self._part = self._durable() if asked.start is None else self._reader(asked.start)
+
+    def _durable(self) -> PartitionConsumer | LogReader:
+        gateway, place = self._gateway, self.place
+        part = PartitionConsumer(
+            gateway.ports,
+            gateway.directory,
+            topic=place.topic,
+            partition=place.partition,
+            subscription=self.asked.subscription,
+            name=self.asked.name,
+            incarnation=gateway.fresh(self.asked.name),
+            settings=self.asked.settings,
+            ranges=self.asked.ranges,
+            queue_size=0,
+            received=self._received,
+            told=self._told,
+            process=gateway.process,
+            priority=self.asked.priority,
+            taking_back=TakingBack(shown_too=False),
+            keep_place=self.asked.named,
+            payloads=self.payloads,
+        )
+        if self.asked.settings.type in ONE_HAS_ALL:
+            self._whole = BatchReassembler(
+                gateway.ports,
+                part,
+                self.payloads,
+                want=self._want,
+                send=self._send,
+                idle=lambda: not (self._unsent or self._choked),
+            )
+        return part
+
+    def _reader(self, start: int) -> PartitionConsumer | LogReader:
+        gateway, place = self._gateway, self.place
+        return LogReader(
+            gateway.ports, gateway.directory, place, start, self.payloads, received=self._received, told=self._told
+        )
+
+    @property
+    def is_reader(self) -> bool:
+        """Whether it reads the log past every subscription, and nothing of it is durable."""
+        return self.asked.start is not None
+
+    async def answers(self) -> bool:
+        """See actors.pulsar.conversation.gateway.ConsumerHere."""
+        return not self.closed and await self._alive()
+
+    def read_so_far(self) -> dict[str, Any]:
+        """How far a reader is, for people; empty for a consumer, of which the owner of its subscription tells."""
+        if not isinstance(self._part, LogReader):
+            return {}
+        return {
+            "readPosition": show(self._part.at),
+            "msgOutCounter": self._part.handed_out,
+            "availablePermits": max(self.permits, 0),
+            "unackedMessages": self.unacknowledged(),
+        }
+
+    async def open(self) -> None:
+        """Attach. Raises SluiceErrors."""
+        await self._part.open()
+        self.opened = True
+        if self.closed:
+            await self._part.close()
+
+    def flow(self, permits: int) -> None:
+        """The client has room for so many more messages; it gets no more than are reasonable at once."""
+        self.permits += permits
+        self._grant()
+        if self._whole is not None and self._whole.ready:
+            self._send()
+
+    def _grant(self) -> None:
+        """Keep as many messages on their way as the client wants, and one connection may."""
+        here = 0 if self._whole is None else self._whole.waiting
+        self._want(min(self.permits, MOST_GRANTED) - here)
+
+    def _want(self, messages: int) -> None:
+        """Let so many be on their way."""
+        more = messages - self._granted
+        if more > 0:
+            self._granted += more
+            self._part.grant(more)
+
+    def subscribed(self) -> None:
+        """The client knows that it is subscribed: now it can be told whether it is the active consumer."""
+        self._subscribed = True
+        self._tell_active()
+        if self._ended:
+            self._tell_end()
+
+    def _tell_active(self) -> None:
+        if self._subscribed and self._active is not None and not self.closed:
+            told = command("active_consumer", consumer_id=self.number, is_active=self._active)
+            self._write(encode(told))
+
+    def _tell_end(self) -> None:
+        """Everything is done, and the topic was terminated."""
+        self._ended = True
+        if self._subscribed and not self.closed:
+            self._write(encode(command("reached_end", consumer_id=self.number)))
+
+    def choke(self, choked: bool) -> None:
+        """The connection takes nothing for now, or takes something again."""
+        self._choked = choked
+        if not choked:
+            self._send()
+
+    # -- out ------------------------------------------------------------------------------------------------------
+
+    def _received(self, part: Received) -> None:
+        self._unsent.append(part)
+        self._send()
+
+    def _send(self) -> None:
+        ready = deque[RowRange]() if self._whole is None else self._whole.ready
+        while (ready or self._unsent) and not (self._choked or self._noting or self.closed):
+            part = ready[0].part if ready else self._unsent[0]
+            if not part.revoked and self._part.lease_over():
+                if not self._waiting:
+                    self._waiting = True
+                    self._gateway.ports.spawn(self._look_again(), "lease")
+                return
+            if ready:
+                if self.permits <= 0:
+                    return  # what was asked for to complete a batch may have brought more than that
+                stretch, left = leading(ready.popleft(), self.permits)
+                if left is not None:
+                    ready.appendleft(left)
+                self._send_part(stretch)
+            else:
+                self._unsent.popleft()
+                self._granted -= len(part)
+                if not part.revoked and len(part):
+                    self._take(part)
+            self._grant()
+
+    def _take(self, part: Received) -> None:
+        if self._whole is None:
+            self._send_part(RowRange(part, 0, len(part)))
+        else:
+            self._whole.take(part)
+
+    async def _look_again(self) -> None:
+        while not self.closed and self._part.lease_over():
+            await self._gateway.ports.clock.sleep(LATE_MS)
+        self._waiting = False
+        self._send()
+
+    def _send_part(self, stretch: RowRange) -> None:
+        part = stretch.part
+        if int(part.positions[0]) <= self._cumulative:  # an earlier connection of this client was done with these
+            self._part.acknowledge(part, np.flatnonzero(part.positions <= self._cumulative))
+        if not part.open.any():
+            return
+        to = Addressee(self.number, self.place.told, self.epoch)
+        known, gateway = self._sent if self._part.by_index else None, self._gateway
+        waiting = stretch.waiting
+        if waiting is None:
+            missing = holes_in(part, (stretch.first, stretch.end)) if known is not None else NOTHING
+            if len(missing) and isinstance(self._part, PartitionConsumer):
+                self._noting = True
+                gateway.ports.spawn(self._ask_about(stretch, missing), "batches")
+                return
+            waiting = frozenset(missing.tolist())  # a reader has what is done nowhere but here
+        between = None if stretch.end - stretch.first == len(part) else (stretch.first, stretch.end)
+        whole, abreast = self._whole is not None, gateway.abreast_from
+        pieces = encode_part(
+            part, to, known, gateway.recent, waiting=waiting, abreast=abreast, whole=whole, between=between
+        )
+        if whole and (pieces.apart or stretch.rest) and not self._apart:
+            self._noting = True
+            gateway.ports.spawn(self._note_apart(stretch), "apart")
+            return
+        part.shown = len(part)
+        if self._sent.known(pieces.positions).any():
+            self._noting = True  # of which frame an acknowledgement speaks could not be told
+            self._lost(self)
+            return
+        self._sent.add(part, pieces.firsts, pieces.counts, pieces.positions, pieces.places)
+        self.permits -= pieces.messages
+        self._write(pieces.data)
+        if self._whole is None and not self.is_reader:  # a reader hands out again from here what is given back
+            part.let_go()
+
+    async def _ask_about(self, stretch: RowRange, missing: Rows) -> None:
+        """Send rows of batches once it is known which of the messages that are missing there are not done."""
+        assert isinstance(self._part, PartitionConsumer)
+        waiting = await self._part.batches.still_open(missing)
+        self._noting = False
+        if self._whole is not None:
+            self._whole.ready.appendleft(replace(stretch, waiting=frozenset(waiting.tolist())))
+        self._send()
+
+    @property
+    def _apart(self) -> bool:
+        """Whether an id that is not known here may stand for a part of a batch."""
+        return isinstance(self._part, PartitionConsumer) and self._part.batches.apart
+
+    async def _note_apart(self, stretch: RowRange) -> None:
+        """Send a part of a batch once the subscription says durably that it may."""
+        assert isinstance(self._part, PartitionConsumer)
+        await self._part.batches.send_apart()
+        self._noting = False
+        if self._whole is not None:
+            self._whole.ready.appendleft(stretch)
+        self._send()
+
+    def _told(self, partition: int, event: Event) -> None:
+        if event.kind in ("lost", "failed") and not self.closed:
+            self._lost(self)
+        elif event.kind == "end_of_topic":
+            self._tell_end()
+        elif self.asked.settings.type == "failover" and self._active != _ACTIVE.get(event.kind, self._active):
+            self._active = _ACTIVE[event.kind]
+            self._tell_active()
+
+    # -- back -----------------------------------------------------------------------------------------------------
+
+    async def acknowledge(self, ids: list[Any], *, cumulative: bool) -> list[int]:
+        """The client is done with these. What it was sent is said at once; the rest is looked up first.
+
+        Returns the positions that may stand for more messages than is known here; of those the first is acknowledged.
+        Raises Unavailable if one cannot be looked up now.
+        """
+        self._lookups += 1
+        try:
+            return await self._acknowledge(ids, cumulative=cumulative)
+        finally:
+            self._lookups -= 1
+            self._looked_up.set()
+
+    async def looked_up(self) -> None:
+        """Wait until nothing that was acknowledged is being looked up any more."""
+        while self._lookups:
+            self._looked_up.clear()
+            await self._looked_up.wait(self._gateway.ports)
+
+    async def _acknowledge(self, ids: list[Any], *, cumulative: bool) -> list[int]:
+        unsure: list[int] = []
+        unknown = [(one, position_of(one)) for one in self._acknowledge_each(ids, cumulative=cumulative)]
+        named = [] if self.is_reader else [(one, at) for one, at in unknown if at is not None]
+        await self._extent.look([at for _, at in named])
+        unread: SluiceError | None = None
+        for one, at in named:
+            end = self._extent.end_of(at)
+            if end < at:  # nothing is there to be done with; what comes later is not meant
+                self._cumulative = min(self._cumulative, self._extent.last)
+                continue
+            pieces = self._gateway.pieces
+            count, sure = pieces.count(self._key, at, one.ack_set)
+            if cumulative and not sure and self._begins(at + 1):
+                count, sure = 1, True  # in the middle of what begins there, clients say what lies before it
+            if sure or pieces.begins(self._key, at) or self._apart or self.asked.settings.type not in ONE_HAS_ALL:
+                # the rest of the producer's batch was sent apart, or to others
+                self._done(at + acknowledged_rows(min(count, end - at + 1), one.ack_set), cumulative=cumulative)
+                unsure += [] if sure else [at]
+                continue
+            try:
+                run = await self.payloads.run(ledger_of(at), entry_of(at), patience=PATIENCE_MS)
+            except NotFound:  # everybody is done with it
+                continue
+            except SluiceError as error:
+                unread = error
+                continue
+            self._done(rows_behind(run, at, one), cumulative=cumulative)
+        if unread is not None:
+            raise unread
+        return unsure
+
+    def _done(self, rows: Rows, *, cumulative: bool) -> None:
+        """The client is done with these positions (ascending), whoever was sent them."""
+        self._part.acknowledge_positions(rows)
+        if cumulative and len(rows):
+            self._acknowledge_up_to(int(rows[-1]))
+
+    def _begins(self, at: int) -> bool:
+        """Whether something that was sent is known to begin at a position."""
+        return self._sent.get(at) is not None or self._gateway.pieces.begins(self._key, at)
+
+    async def stand_alone(self, positions: list[int]) -> bool:
+        """Whether none of these can have stood for more than one message. Raises Unavailable."""
+        for at in positions:
+            try:
+                run = await self.payloads.run(ledger_of(at), entry_of(at), patience=PATIENCE_MS)
+            except NotFound:  # everybody is done with it
+                continue
+            if "batch_index" not in run.rows.schema.names:
+                continue
+            row = entry_of(at) - run.first_entry
+            index = run.rows.column("batch_index")[row : row + 2].to_pylist()
+            if len(index) == 2 and index[0] is not None and index[1] == index[0] + 1:
+                return False
+        return True
+
+    def _forget(self, positions: Rows) -> list[tuple[Received, Rows]]:
+        """These are not at the client any more, which may still say their ids; returns the rows, by part."""
+        rows, counts = self._sent.take(positions)
+        known = counts > 0
+        if known.any():
+            self._gateway.pieces.remember(self._key, positions[known], counts[known])
+        return rows
+
+    def acknowledge_sent(self, ids: Sequence[bytes], *, cumulative: bool) -> list[Any]:
+        """The client is done with these, which are as it sent them; returns those that it was not sent here."""
+        if cumulative:
+            return self._acknowledge_each(parsed(ids), cumulative=True)
+        positions, others = read_ids(ids, self._gateway.abreast_from)
+        unknown = self._acknowledge_each(others, cumulative=False)
+        if len(positions):
+            known = self._sent.known(positions)
+            for part, rows in self._forget(positions[known]):
+                self._part.acknowledge(part, rows)
+            unknown += [MessageId(ledger=ledger_of(at), entry=entry_of(at)) for at in positions[~known].tolist()]
+        return unknown
+
+    def _acknowledge_each(self, ids: list[Any], *, cumulative: bool) -> list[Any]:
+        """The same, one id after the other."""
+        unknown: list[Any] = []
+        rows_of: dict[Received, list[Rows]] = {}
+        for one in ids:
+            at = position_of(one)
+            sent = None if at is None else self._sent.get(at)
+            if one.ack_set and self.asked.settings.type in ONE_HAS_ALL:
+                self._part.by_index = True
+            if sent is None or at is None:
+                unknown.append(one)
+                if cumulative and at is not None:
+                    self._acknowledge_up_to(at - 1)
+                continue
+            rows = sent.rows(one.ack_set)
+            if cumulative:
+                self._acknowledge_up_to(int(sent.part.positions[rows[-1]]) if len(rows) else at - 1)
+                continue
+            if len(rows) == sent.size:
+                self._sent.pop(at)
+                self._gateway.pieces.remember(self._key, np.array([at]), np.array([sent.size]))
+            rows_of.setdefault(sent.part, []).append(rows)
+        for part, several in rows_of.items():
+            self._part.acknowledge(part, np.concatenate(several))
+        return unknown
+
+    def _acknowledge_up_to(self, last: int) -> None:
+        """Everything up to this position is done."""
+        self._cumulative = max(self._cumulative, last)
+        for entry in [entry for entry in self._sent if entry <= self._cumulative]:
+            sent = self._sent.get(entry)
+            assert sent is not None
+            rows = sent.rows()
+            rows = rows[sent.part.positions[rows] <= self._cumulative]
+            self._part.acknowledge(sent.part, rows)
+            if len(rows) == sent.size:
+                self._sent.pop(entry)
+                self._gateway.pieces.remember(self._key, np.array([entry]), np.array([sent.size]))
+
+    async def confirmed(self) -> None:
+        """Wait until every acknowledgement so far is durable. Raises Fenced if a session was lost before they were."""
+        await self._part.wait_confirmed()
+
+    async def redeliver(self, ids: list[Any]) -> None:
+        """Give messages back, to be sent again; without ids everything that is not acknowledged."""
+        if not ids:
+            self._forget(np.array(list(self._sent), np.int64))
+            for part in self._unsent:
+                part.close()
+                self._granted -= len(part)
+            self._unsent.clear()
+            if self._whole is not None:
+                self._whole.clear()
+            self._grant()
+            await self._part.redeliver_all()
+            return
+        named = [at for one in ids if (at := position_of(one)) is not None]
+        if back := self._sent.take(np.array(named, np.int64))[0]:
+            await self._part.give_back(back, 0)
+
+    def come_back(self) -> None:
+        """The client has to subscribe again."""
+        self._lost(self)
+
+    async def close(self) -> None:
+        """Leave; what is still held goes to the others in order."""
+        if self.closed:
+            return
+        self.closed = True
+        self._forget(np.array(list(self._sent), np.int64))
+        self._unsent.clear()
+        if self._whole is not None:
+            self._whole.clear()
+        if self.opened:
+            await self._part.close()
+        elif isinstance(self._part, PartitionConsumer):
+            self._part.closing = True  # it tries no more, and `open` closes it
+
+    def unacknowledged(self) -> int:
+        """Messages that the client has and is not done with."""
+        return self._sent.messages()

@@ -1,0 +1,183 @@
+"""A client's reader on one partition: the log from a position on, past every subscription.
+
+It holds nothing, owns nothing and makes nothing durable, so it costs the topic's owner only its questions. Delayed
+messages are among the others, at their places, as for every exclusive consumer of Pulsar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from actors.backoff import Backoff
+from actors.consumer.held import Received
+from actors.consumer.payload import DecodedRun, Payloads
+from actors.directory import Directory
+from actors.messages import Event, IndexRead, ReadIndex
+from actors.ports import Ports
+from actors.pulsar.conversation.topic_names import TopicPartition
+from actors.signal import Signal
+from actors.topic_client import TopicClient
+from storage.errors import Fenced, NotFound, SluiceError, Unavailable
+from storage.position import Positions, entry_of, ledger_of, position
+
+RETRY_FIRST, RETRY_MOST = 5, 500
+MOST_ROWS = 4_096
+WAIT_MS, WAIT_TIMEOUT = 1_000, 6_000
+
+
+class LogReader:
+    """Reads on as long as it has permits. It is used like a consumer, and has nothing to give back."""
+
+    def __init__(
+        self,
+        ports: Ports,
+        directory: Directory,
+        place: TopicPartition,
+        start: int,
+        payloads: Payloads,
+        *,
+        received: Callable[[Received], None],
+        told: Callable[[int, Event], None],
+    ) -> None:
+        self._ports, self._payloads, self._place = ports, payloads, place
+        self._topic = TopicClient(ports, directory, place.topic, place.partition)
+        self._received, self._told = received, told
+        self.at = max(start, 0)
+        """The position of the next message."""
+        self.handed_out = 0
+        """Messages, those that came again included."""
+        self._permits = 0
+        self._signal = Signal()
+        self._handed: list[Received] = []
+        self._closed = self._over = self._knows_end = False
+        self.by_index = False
+        """As of any consumer; what is left of a batch comes as what it is."""
+
+    async def open(self) -> None:
+        """Begin to read. Raises NotFound, Unavailable."""
+        await self._topic.owner()
+        self._ports.spawn(self._run(), f"read-{self._place.partition}")
+
+    def grant(self, permits: int) -> None:
+        """So many more messages may be handed out."""
+        self._permits += permits
+        self._signal.set()
+
+    def lease_over(self) -> bool:
+        """Never: there is no lease."""
+        return False
+
+    def acknowledge(self, part: Received, rows: np.ndarray | None = None) -> None:
+        """These need not come again."""
+        part.close(rows)
+        self._tell_end()
+
+    def _tell_end(self) -> None:
+        """The topic was terminated and everything in it was read and acknowledged: say so once."""
+        if self._over and not self._knows_end and not any(one.open.any() for one in self._handed):
+            self._knows_end = True
+            self._told(self._place.partition, Event(kind="end_of_topic"))
+
+    def acknowledge_positions(self, positions: Positions) -> None:
+        """Nothing is remembered."""
+
+    async def give_back(self, given: Sequence[tuple[Received, np.ndarray | None]], delay: int) -> bool:
+        """Hand these out again, in the order of the log."""
+        for part, rows in sorted(given, key=lambda one: int(one[0].positions[0])):
+            self._hand_again(part, np.flatnonzero(part.open) if rows is None else rows[part.open[rows]])
+        return True
+
+    async def redeliver_all(self) -> None:
+        """Hand everything out again that is not acknowledged."""
+        handed, self._handed = self._handed, []
+        for part in handed:
+            self._hand_again(part, np.flatnonzero(part.open))
+
+    def _hand_again(self, part: Received, rows: np.ndarray) -> None:
+        if not len(rows):
+            return
+        part.close(rows)
+        again = Received(
+            rows=part.rows.take(rows),
+            partition=part.partition,
+            positions=part.positions[rows],
+            dispatch=part.dispatch[rows],
+            redeliveries=np.minimum(part.redeliveries[rows].astype(np.int64) + 1, 255).astype(np.uint8),
+            deliver_at=part.deliver_at[rows],
+            epoch=0,
+            session=0,
+        )
+        self._hand_out(again)
+
+    def _hand_out(self, part: Received) -> None:
+        self._handed = [one for one in self._handed if one.open.any()]
+        self._handed.append(part)
+        self.handed_out += len(part)
+        self._received(part)
+
+    async def wait_confirmed(self) -> None:
+        """There is nothing to wait for."""
+
+    async def close(self) -> None:
+        """Read no more."""
+        self._closed = True
+        self._signal.set()
+
+    async def _run(self) -> None:
+        wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
+        while not self._closed:
+            if self._permits <= 0:
+                self._signal.clear()
+                await self._signal.wait(self._ports)
+                continue
+            try:
+                await self._read(await self._topic.ask(self._question(), WAIT_TIMEOUT))
+            except (Unavailable, Fenced) as error:
+                self._ports.log("reader_waits", error=str(error))
+                await wait.pause()
+            except SluiceError:
+                self._told(self._place.partition, Event(kind="failed"))
+                return
+
+    def _question(self) -> ReadIndex:
+        return ReadIndex(start=self.at, limit=min(self._permits, MOST_ROWS), wait=WAIT_MS)
+
+    async def _read(self, found: IndexRead) -> None:
+        for run in found.runs:
+            last = position(run.ledger, run.first_entry) + run.count
+            at = max(self.at, position(run.ledger, run.first_entry))
+            while at < last and not self._closed:
+                if self._permits <= 0:
+                    return
+                try:
+                    part = self._cut(await self._payloads.run(run.ledger, entry_of(at)), at)
+                except NotFound:
+                    break  # it was trimmed meanwhile
+                at = self.at = at + len(part)
+                self._permits -= len(part)
+                if not self._closed:
+                    self._hand_out(part)
+        self.at, self._over = max(self.at, found.resume), found.ends
+        self._tell_end()
+
+    def _cut(self, run: DecodedRun, at: int) -> Received:
+        """Rows of a run from a position on: as many as are wanted, and the rest of the last batch."""
+        start = entry_of(at) - run.first_entry
+        end = min(start + min(self._permits, MOST_ROWS), run.rows.num_rows)
+        if "batch_index" in run.rows.schema.names:
+            index = run.rows.column("batch_index").fill_null(-1).to_numpy(zero_copy_only=False)
+            behind = np.flatnonzero(index[end:] <= 0)
+            end = end + int(behind[0]) if len(behind) else run.rows.num_rows
+        count = end - start
+        return Received(
+            rows=run.rows.slice(start, count),
+            partition=self._place.partition,
+            positions=position(ledger_of(at), entry_of(at)) + np.arange(count, dtype=np.int64),
+            dispatch=np.zeros(count, np.int64),
+            redeliveries=np.zeros(count, np.uint8),
+            deliver_at=np.zeros(count, np.int64) if run.due is None else run.due[start:end],
+            epoch=0,
+            session=0,
+        )

@@ -1,0 +1,116 @@
+"""How a process that Ray knows nothing of finds the processes of a cluster: it asks one that Ray knows.
+
+Attaching to Ray takes a second of processor time, most of it imports, and Ray is wanted for one question only: where
+does the process of this name listen? So the controller's process writes into the data folder where it listens itself
+(the door), and answers that question for whoever comes in by it. Who does not see the folder, or is on another machine,
+attaches itself to Ray.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import ClassVar
+
+import msgspec
+
+from actors.host import Answer
+from actors.ports import Unknown
+from actors.wire import Packed, Reply, Request, pack, pack_error, unpack
+from cluster.bootstrap.environment import CONTROLLER_HOST, TOKEN_PATH
+from cluster.bootstrap.folder import DOOR_FILE, replace_file
+from cluster.net import DirectNet, cluster_token, find
+from cluster.tokens import ensure_token
+from cluster.wire.endpoint import Endpoint
+from storage.errors import SluiceError
+
+ACTOR = "naming"
+"""What is asked there; it is no actor, but the process itself."""
+ASK_TIMEOUT = 10_000
+
+
+class Door(msgspec.Struct, frozen=True):
+    """What the door file says. address: `host:port` of Ray's head. token_file: the cluster's, empty if it has none."""
+
+    address: str
+    endpoint: Endpoint
+    token_file: str = ""
+
+
+class Listening(Reply):
+    """Where a process listens; without an endpoint why that is not known, and whether it has ended."""
+
+    endpoint: Endpoint | None = None
+    reason: str = ""
+    gone: bool = False
+
+
+class Whereabouts(Request[Listening]):
+    """Where does the process of this name listen?"""
+
+    reply: ClassVar[type[Reply]] = Listening
+    host: str
+
+
+async def answer(packed: Packed) -> Answer:
+    """What becomes of a Whereabouts, in a process that is attached to Ray."""
+    try:
+        asked = unpack(Whereabouts, packed.head, packed.attachments, packed.handles)
+    except SluiceError as error:
+        return pack_error(error)
+    found = await find(asked.host)
+    if isinstance(found, Unknown):
+        return pack(Listening(reason=found.reason, gone=found.gone))
+    return pack(Listening(endpoint=found))
+
+
+def open_door(data_dir: Path, address: str, endpoint: Endpoint) -> None:
+    """Say in the data folder where this process listens; only its user can read it.
+
+    Without an effect where the cluster's token lies in no file: then nobody could prove that he knows it.
+    """
+    token_file = os.environ.get(TOKEN_PATH, "")
+    if cluster_token() and not token_file:
+        return
+    replace_file(data_dir / DOOR_FILE, msgspec.json.encode(Door(address, endpoint, token_file)))
+
+
+def read_door(data_dir: Path) -> Door | None:
+    """The door of the cluster on a folder; None without one that this process can go through."""
+    try:
+        door = msgspec.json.decode((data_dir / DOOR_FILE).read_bytes(), type=Door)
+    except (OSError, msgspec.DecodeError):
+        return None
+    return door if door.endpoint.is_near else None
+
+
+def through(data_dir: Path, address: str) -> DirectNet | None:
+    """A net that needs no Ray, to the cluster at this address; None if there is no door to it on this folder.
+
+    Raises Invalid if the token cannot be read.
+    """
+    door = read_door(data_dir)
+    if door is None or door.address != address:
+        return None
+    asking = _Asking(data_dir, door)
+    token = ensure_token(Path(door.token_file)).encode() if door.token_file else b""
+    asking.net = DirectNet(None, asking, token)
+    return asking.net
+
+
+class _Asking:
+    """Finds processes by asking the controller's, which is found in the door file: a new incarnation writes it anew."""
+
+    net: DirectNet
+
+    def __init__(self, data_dir: Path, door: Door) -> None:
+        self._data_dir, self._door = data_dir, door
+
+    async def __call__(self, host: str) -> Endpoint | Unknown:
+        if host == CONTROLLER_HOST:
+            self._door = read_door(self._data_dir) or self._door
+            return self._door.endpoint
+        told = await self.net.call(f"{CONTROLLER_HOST}/{ACTOR}", Whereabouts(host=host), ASK_TIMEOUT)
+        if isinstance(told, Unknown):
+            return Unknown(f"where {host} is cannot be asked: {told.reason}")
+        return told.endpoint or Unknown(told.reason, gone=told.gone)

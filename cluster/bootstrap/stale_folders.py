@@ -1,0 +1,53 @@
+"""Temporary folders that their makers could not remove, because they were killed.
+
+Each such folder holds a file that its maker keeps locked as long as it lives; the kernel takes the lock away with the
+process, however it ends. So the next start can tell what belongs to nobody, and touches nothing else: not a folder
+without that file, not one of another user, and not one of a Ray session in which anything still runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from pathlib import Path
+
+from cluster.bootstrap.forks import keep_from_children
+
+OWNER_FILE = ".owner"
+_held: list[int] = []
+
+
+def claim(folder: Path) -> None:
+    """Say that this process, as long as it lives, is the owner of a folder."""
+    handle = keep_from_children(os.open(folder / OWNER_FILE, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    _held.append(handle)
+
+
+def clear(parent: Path, prefix: str) -> list[Path]:
+    """Remove the folders with this beginning of the name that were claimed and belong to nobody; returns them."""
+    cleared = []
+    for folder in sorted(parent.glob(f"{prefix}*")):
+        if folder.is_symlink() or not folder.is_dir() or not _abandoned(folder):
+            continue
+        shutil.rmtree(folder, ignore_errors=True)
+        cleared.append(folder)
+    return cleared
+
+
+def _abandoned(folder: Path) -> bool:
+    """Whether this user claimed it with a process that is no more."""
+    from cluster.bootstrap.sessions import processes_of
+
+    with contextlib.suppress(OSError):
+        if folder.stat().st_uid != os.getuid():
+            return False
+        handle = os.open(folder / OWNER_FILE, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return not processes_of(str(folder))
+        finally:
+            os.close(handle)
+    return False

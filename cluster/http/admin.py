@@ -1,0 +1,215 @@
+"""The admin HTTP interface: Pulsar's paths and field names, on the loopback.
+
+    GET    /healthz                                                     is the controller there (needs no token)
+    GET    /metrics                                                     Prometheus text of every owner
+    Pulsar's paths: see cluster.pulsar.admin. Beside them, of /admin/v2/persistent/public/default/{topic}:
+    GET    .../{topic}/subscription/{sub}/explain?key=K | pending | blocked-keys | hot-keys | delayed | parked
+    POST   .../{topic}/subscription/{sub}/delayed/cancel | delayed/reschedule; the body says which, as
+           `cancel_delayed` of the client has it: {"message_id": [...]}, {"key": K, "due_to": ms, "deliver_at": ms}
+    POST   .../{topic}/subscription/{sub}/parked/redrive | parked/discard; the body says which keys:
+           {"key": K} or {"everything": true}, and for discard "only_failed": true
+
+    GET    /watch                                                       the live page (needs no token: it holds nothing)
+    GET    /watch/events?topic=T&subscription=S                         what the page shows, as server-sent events
+    GET    /watch/subscriptions                                         what there is to look at
+
+Everything but /healthz and the files of the page wants `Authorization: Bearer <token>`; the token is the content of the
+data folder's `admin-token` (mode 0600), which is made when it is missing. JSON in and out, no CORS, small bodies only,
+no pages of other origins (cluster.http.guard), and no connection that is silent for long (cluster.http.server).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from actors.actor import Actor
+from actors.messages import DescribeCluster, Explain, ListDelayed, Ping, Stats, shown
+from actors.ports import Ports, Unknown
+from cluster.delayed import DelayedChanges
+from cluster.http.guard import guard
+from cluster.http.server import CONNECTION_SECONDS, HttpServer, body_of, number_of, object_in
+from cluster.metrics import Distribution, Metric, distributions, series
+from cluster.pulsar.admin.addresses import Addresses
+from cluster.pulsar.admin.broker import CALL_TIMEOUT, Broker, named, subscription_of, topic_of
+from cluster.pulsar.admin.paths import pulsar_routes
+from cluster.pulsar.admin.subscriptions import SUBSCRIPTION, Subscriptions
+from cluster.tokens import ensure_token
+from cluster.watch.http import PAGE_PATHS, WatchHttp
+from storage.errors import Invalid, SluiceError, Unavailable
+
+TOKEN_FILE = "admin-token"
+PORT_FILE = "admin-port"
+OPEN_PATHS = ("/healthz", *PAGE_PATHS)
+
+
+class AdminHttp(Actor):
+    """Serves the interface from the controller's process. port 0 chooses one and writes it to `admin-port`.
+
+    connection_seconds: how long a client may keep a connection, or take to send a body.
+    """
+
+    outlives = (SluiceError,)  # of one connection; the others go on
+
+    def __init__(
+        self,
+        ports: Ports,
+        *,
+        controller: str,
+        data_dir: Path,
+        port: int,
+        connection_seconds: float = CONNECTION_SECONDS,
+    ) -> None:
+        super().__init__(ports)
+        self._controller = controller
+        process = controller.partition("/")[0]
+        self._broker = Broker(ports, controller, here=f"{process}/pulsar")
+        self._subscriptions = Subscriptions(self._broker)
+        self._data_dir = data_dir
+        self._wanted_port = port
+        self._connection_seconds = connection_seconds
+        self._watch = WatchHttp(ports, self)
+        self._server: HttpServer | None = None
+        self.port = 0
+
+    async def start(self) -> None:
+        """Listen on the loopback. Raises Unavailable if the port is in use, Invalid if the token file holds none."""
+        token = ensure_token(self._data_dir / TOKEN_FILE)
+        check = guard(token, OPEN_PATHS, f"is in {TOKEN_FILE}")
+        self._server = HttpServer(self.ports, self._routes(), check, connection_seconds=self._connection_seconds)
+        try:
+            self.port = await self._server.listen(self._wanted_port)
+        except Unavailable as error:
+            raise Unavailable(f"the admin {error}") from error
+        (self._data_dir / PORT_FILE).write_text(str(self.port))
+
+    async def stop(self, reason: str) -> None:
+        """Close the port."""
+        await super().stop(reason)
+        if self._server is not None:
+            await self._server.close()
+
+    def _routes(self) -> list[web.RouteDef]:
+        verbs = "{verb:pending|blocked-keys|hot-keys|assignments|delayed|parked}"
+        return [
+            web.get("/healthz", self._health),
+            *self._watch.routes(),
+            web.get("/metrics", self._metrics),
+            web.get(f"{SUBSCRIPTION}/explain", self._explain),
+            web.get(f"{SUBSCRIPTION}/{verbs}", self._question),
+            web.post(f"{SUBSCRIPTION}/delayed/{{what:cancel|reschedule}}", self._change_delayed),
+            web.post(f"{SUBSCRIPTION}/parked/{{what:redrive|discard}}", self._decide_parked),
+            *pulsar_routes(self._broker, Addresses()),
+        ]
+
+    # -- what the live page asks (cluster.watch.feed.Owners) ------------------------------------------------------
+
+    async def dispatchers(self, topic: str, subscription: str) -> list[dict[str, Any] | None]:
+        """See Owners."""
+        return await self._broker.some(topic, subscription, Stats())
+
+    async def topics(self, topic: str) -> list[dict[str, Any] | None]:
+        """See Owners."""
+        return await self._broker.some(topic, None, Stats())
+
+    async def delayed(self, topic: str, subscription: str) -> list[dict[str, Any] | None]:
+        """See Owners."""
+        return await self._broker.some(topic, subscription, ListDelayed())
+
+    async def status(self) -> dict[str, Any] | None:
+        """See Owners."""
+        try:
+            return dict(shown(await self._broker.ask_controller(DescribeCluster(), patience=0)))
+        except Unavailable:
+            return None
+
+    async def subscriptions(self) -> dict[str, list[str]]:
+        """The subscriptions of every topic."""
+        return {topic: await self._broker.subscriptions(topic) for topic in await self._broker.topics()}
+
+    # -- routes ---------------------------------------------------------------------------------------------------
+
+    async def _health(self, request: web.Request) -> web.Response:
+        reply = await self.ports.net.call(self._controller, Ping(), CALL_TIMEOUT)
+        if isinstance(reply, Unknown):
+            return web.Response(status=503, text="the controller does not answer\n")
+        return web.Response(text="ok\n")
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        lines: dict[str, list[str]] = {}
+        for row in shown(await self._broker.ask_controller(DescribeCluster(), patience=0))["actors"]:
+            if row["kind"] not in ("dispatcher", "topic") or not row["address"]:
+                continue
+            try:
+                reply = await self.ports.net.call(row["address"], Stats(), CALL_TIMEOUT)
+            except SluiceError:
+                continue  # an owner that is still finding its feet has nothing to tell; the others have
+            if isinstance(reply, Unknown):
+                continue
+            stats = json.loads(reply.json)
+            labels = {name: str(stats[name]) for name in ("topic", "partition") if name in stats}
+            if row["kind"] == "dispatcher":
+                labels["subscription"] = str(stats["subscription"])
+            for metric, extra, value in series(row["kind"], stats):
+                known = lines.setdefault(metric.name, _head(metric, "gauge"))
+                known.append(f"{metric.name}{_labels({**labels, **extra})} {value:g}")
+            for seen in distributions(stats):
+                known = lines.setdefault(seen.metric.name, _head(seen.metric, "histogram"))
+                known += _histogram(seen, {**labels, **seen.labels})
+        body = "\n".join(line for name in sorted(lines) for line in lines[name])
+        return web.Response(text=body + "\n", content_type="text/plain")
+
+    async def _explain(self, request: web.Request) -> web.Response:
+        query = request.query
+        if "key" in query:
+            question = Explain(key=query["key"].encode("utf-8", "surrogateescape"))
+        elif "hash" in query:
+            question = Explain(hash=number_of(query["hash"]))
+        else:
+            raise Invalid("explain wants ?key=K or ?hash=H")
+        return web.json_response(await self._broker.rows(named(request), subscription_of(request), question))
+
+    async def _question(self, request: web.Request) -> web.Response:
+        verb = request.match_info["verb"].replace("-", "_")
+        return web.json_response(await self._subscriptions.admin(request, verb, {}))
+
+    async def _change_delayed(self, request: web.Request) -> web.Response:
+        topic, subscription = topic_of(request), subscription_of(request)
+        chosen = await self._choice(request)
+        changes = DelayedChanges(self._broker.directory, lambda: self._broker.subscriptions(topic))
+        verb = f"{request.match_info['what']}_delayed"
+        return web.json_response(await changes.change(topic, subscription, verb, chosen))
+
+    async def _decide_parked(self, request: web.Request) -> web.Response:
+        return web.json_response(
+            await self._subscriptions.admin(request, request.match_info["what"], await self._choice(request))
+        )
+
+    async def _choice(self, request: web.Request) -> dict[str, Any]:
+        """The body as a JSON object. Raises Invalid."""
+        complaint = 'the body is JSON that says which messages, for example {"key": "invoice-7"}'
+        return object_in(await body_of(request), complaint)
+
+
+def _head(metric: Metric, kind: str) -> list[str]:
+    return [f"# HELP {metric.name} {metric.description}", f"# TYPE {metric.name} {kind}"]
+
+
+def _histogram(seen: Distribution, labels: dict[str, str]) -> list[str]:
+    """The lines of one histogram: in Prometheus' text each step counts those below it as well."""
+    name, below, lines = seen.metric.name, 0, []
+    for bound, count in zip((*(f"{bound:g}" for bound in seen.bounds), "+Inf"), seen.counts, strict=True):
+        below += count
+        lines.append(f"{name}_bucket{_labels({**labels, 'le': bound})} {below}")
+    return [*lines, f"{name}_sum{_labels(labels)} {seen.sum:g}", f"{name}_count{_labels(labels)} {below}"]
+
+
+def _labels(labels: dict[str, str]) -> str:
+    return "{" + ",".join(f'{name}="{_escaped(label)}"' for name, label in labels.items()) + "}"
+
+
+def _escaped(label: str) -> str:
+    return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,69 @@
+"""What stands before who answers HTTP: a connection that was just accepted, and what comes on it, in parts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import cast
+
+from cluster.bootstrap.forks import keep_connection_from_children
+
+
+class HttpDoor(asyncio.Protocol):
+    """Hands a connection over, which reads nothing until whoever took it goes on with it.
+
+    came: what it has read all the same. uvloop begins to read after `connection_made`, whatever was said there.
+    """
+
+    def __init__(self, take: Callable[[asyncio.Transport], object]) -> None:
+        self._take = take
+        self._accepted: asyncio.Transport | None = None
+        self.came = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Hand it over."""
+        self._accepted = cast(asyncio.Transport, transport)
+        keep_connection_from_children(transport)
+        self._accepted.pause_reading()
+        self._take(self._accepted)
+
+    def data_received(self, data: bytes) -> None:
+        """Keep it, and read no more."""
+        self.came += data
+        if self._accepted is not None:
+            self._accepted.pause_reading()
+
+
+class HeadAlone(asyncio.Protocol):
+    """Hands on what comes, the end of a request's head apart from what follows it, in the same order and unchanged.
+
+    What follows a request that announces no body is read as the next one. The parser that answers here drops all that
+    it read at once where a part of that is no HTTP, and nobody would answer the request. Some clients send a body that
+    they do not announce: apart, the request is answered, what follows is refused, and the connection closed.
+    """
+
+    def __init__(self, behind: asyncio.Protocol) -> None:
+        self._behind = behind
+
+    def data_received(self, data: bytes) -> None:
+        """In a body the end of a line may look like that of a head: to the parser a cut more or less means nothing."""
+        head, end, rest = data.partition(b"\r\n\r\n")
+        self._behind.data_received(head + end)
+        if rest:
+            self._behind.data_received(rest)
+
+    def eof_received(self) -> bool | None:
+        """Nothing more comes."""
+        return self._behind.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection has ended."""
+        self._behind.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """What was written piles up."""
+        self._behind.pause_writing()
+
+    def resume_writing(self) -> None:
+        """It was taken."""
+        self._behind.resume_writing()

@@ -1,0 +1,90 @@
+"""What every HTTP request to this machine passes first: where it comes from, its token, and errors as one line of JSON.
+
+No page in a browser reaches a server here. A Host header that is not the loopback's, nor a name that the server is told
+to have, is refused: that is how a made-up name would look that a page points here. So is an Origin header of anywhere
+else: browsers send it with whatever a page sends to change something.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Awaitable, Callable, Collection
+from typing import Any
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from cluster.bootstrap.environment import LOOPBACK
+from cluster.real import logger
+from storage.errors import Conflict, Fenced, Invalid, NotFound, Overloaded, SluiceError, Unavailable
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+STATUS: tuple[tuple[type[SluiceError], int], ...] = (
+    (NotFound, 404),
+    (Conflict, 409),
+    (Invalid, 412),
+    (Overloaded, 429),
+    (Fenced, 503),
+    (Unavailable, 503),
+)
+"""HTTP status of each error, as Pulsar's clients expect them."""
+HERE = (LOOPBACK, "localhost", "[::1]")
+"""How the loopback is called."""
+
+
+def guard(token: str, open_paths: Collection[str], where: str) -> Any:
+    """A middleware. token: what `Authorization: Bearer` must say, but for open_paths, which hold nothing.
+
+    where: where a person finds the token, as the end of a sentence.
+    """
+
+    @web.middleware
+    async def checked(request: web.Request, handler: Handler) -> web.StreamResponse:
+        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        if request.path not in open_paths and not hmac.compare_digest(
+            given.encode("utf-8", "surrogateescape"), token.encode()
+        ):
+            return web.json_response({"reason": f"a bearer token is needed; it {where}"}, status=401)
+        return await answered(request, handler)
+
+    return checked
+
+
+async def answered(request: web.Request, handler: Handler, *names: str) -> web.StreamResponse:
+    """What a handler answers; what it raises, and requests from pages of elsewhere, as one line of JSON.
+
+    names: further hosts that this server may be called by.
+    """
+    if _host(request.host) not in (*HERE, *names):
+        return web.json_response({"reason": "ask for 127.0.0.1"}, status=421)
+    origin = request.headers.get("Origin")
+    if origin is not None and _netloc(origin) != request.host:
+        return web.json_response({"reason": "pages of other origins are not answered"}, status=403)
+    try:
+        return await handler(request)
+    except SluiceError as error:
+        status = next((code for kind, code in STATUS if isinstance(error, kind)), 500)
+        return web.json_response({"reason": str(error)}, status=status)
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        reason = f"{error.reason}: {request.method} {request.path[:200]}"
+        allow = {name: value for name, value in error.headers.items() if name == "Allow"}
+        return web.json_response({"reason": reason}, status=error.status, headers=allow)
+    except Exception as error:
+        logger.exception("%s %s failed", request.method, request.path)
+        return web.json_response({"reason": f"internal error: {type(error).__name__}"}, status=500)
+
+
+def _host(given: str) -> str:
+    """A Host header without its port."""
+    name, colon, port = given.rpartition(":")
+    return (name if colon and port.isdecimal() else given).lower()
+
+
+def _netloc(origin: str) -> str:
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return ""

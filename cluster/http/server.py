@@ -1,0 +1,189 @@
+"""An HTTP server on this machine whose connections are bounded in number and in the time that they may be idle.
+
+A connection that brings no request for so long is closed, whether or not one has come and however much of one: clients
+that send half a request, or none, hold nothing for long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from aiohttp import web
+
+from actors.ports import Ports
+from cluster.bootstrap.environment import LOOPBACK
+from cluster.bootstrap.forks import keep_from_children
+from cluster.http.connections import HeadAlone, HttpDoor
+from cluster.http.guard import Handler
+from storage.errors import Invalid, Unavailable
+
+CONNECTION_SECONDS = 30.0
+MOST_CONNECTIONS = 200
+MAX_BODY = 64 * 1024
+MAX_NUMBER = 2**63 - 1
+MAX_DEPTH = 100
+"""Of JSON: what reads and writes it calls itself for each level."""
+_BODY_SECONDS = web.AppKey("body_seconds", float)
+_SHOWN = 40
+
+
+class HttpServer:
+    """Serves routes behind a guard (a middleware of aiohttp).
+
+    connection_seconds: how long a client may keep a connection without a request, or take to send a body. Who comes
+    when `most` connections are there is sent away.
+    """
+
+    def __init__(
+        self,
+        ports: Ports,
+        routes: Iterable[web.AbstractRouteDef],
+        guard: Any,
+        *,
+        connection_seconds: float = CONNECTION_SECONDS,
+        most: int = MOST_CONNECTIONS,
+    ) -> None:
+        self._ports, self._seconds, self._most = ports, connection_seconds, most
+        application = web.Application(middlewares=[self._noted, guard], client_max_size=MAX_BODY)
+        application[_BODY_SECONDS] = connection_seconds
+        application.add_routes(routes)
+        application.router.register_resource(_OneSlash(application.router))
+        self._runner = web.AppRunner(application, access_log=None)
+        self._listening: asyncio.Server | None = None
+        self._ready = asyncio.Lock()
+        self._answering: list[Any] = []
+        self._asked: dict[Any, None] = {}
+        """Connections on which a request came since they were last looked at."""
+
+    async def listen(self, port: int) -> int:
+        """Listen on the loopback; returns the port, which is any free one for 0. Raises Unavailable if it is in use."""
+        try:
+            listening = await asyncio.get_running_loop().create_server(self._door, LOOPBACK, port)
+        except OSError as error:
+            raise Unavailable(f"port {port} is in use: {error.strerror}") from error
+        for sock in listening.sockets:
+            keep_from_children(sock.fileno())
+        self._listening = listening
+        return int(listening.sockets[0].getsockname()[1])
+
+    def _door(self) -> asyncio.BaseProtocol:
+        return HttpDoor(lambda accepted: self._ports.spawn(self.take(accepted), "http"))
+
+    async def take(self, transport: asyncio.Transport, begun: bytes = b"") -> None:
+        """Serve a connection that another listener accepted, which is paused, and on which these bytes came."""
+        await self._begin()
+        server = self._runner.server
+        if server is None or len(server.connections) >= self._most or transport.is_closing():
+            transport.abort()
+            return
+        door = transport.get_protocol()
+        if isinstance(door, HttpDoor):
+            begun += door.came
+        protocol: Any = server()
+        alone = HeadAlone(protocol)
+        transport.set_protocol(alone)
+        protocol.connection_made(transport)
+        if begun:
+            alone.data_received(begun)
+        transport.resume_reading()
+
+    async def close(self) -> None:
+        """Listen no more, and end every connection."""
+        if self._listening is not None:
+            self._listening.close()
+        await self._runner.cleanup()
+
+    async def _begin(self) -> None:
+        async with self._ready:
+            if self._runner.server is None:
+                await self._runner.setup()
+                self._ports.spawn(self._close_silent_connections(), "connections")
+
+    async def _close_silent_connections(self) -> None:
+        """aiohttp waits without limit for a first request, and for the rest of one."""
+        known: list[Any] = []
+        while (server := self._runner.server) is not None:
+            await asyncio.sleep(self._seconds)
+            present = server.connections
+            for connection in present:
+                asked = connection in self._asked or connection in self._answering
+                if connection in known and not asked:
+                    connection.force_close()
+            known, self._asked = present, {}
+
+    @web.middleware
+    async def _noted(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Remember the connections on which something is asked, and being answered."""
+        self._asked[request.protocol] = None
+        self._answering.append(request.protocol)
+        try:
+            return await handler(request)
+        finally:
+            self._answering.remove(request.protocol)
+
+
+class _OneSlash(web.PlainResource):
+    """Slashes in a row mean one, as they do to Pulsar's web server: scripts put addresses together so."""
+
+    def __init__(self, router: web.UrlDispatcher) -> None:
+        super().__init__("/")
+        self._router = router
+
+    async def resolve(self, request: web.Request) -> Any:
+        """What the path means that has no such slashes."""
+        asked = request.rel_url
+        path = re.sub("/+", "/", asked.raw_path)
+        if path == asked.raw_path:
+            return None, set()
+        meant = request.clone(rel_url=asked.with_path(path, encoded=True, keep_query=True))
+        return await self._router.resolve(meant), set()
+
+
+async def body_of(request: web.Request) -> str:
+    """The body as text, whatever charset the client names. Raises Invalid if it does not come in time."""
+    seconds = request.app[_BODY_SECONDS]
+    try:
+        async with asyncio.timeout(seconds):
+            return (await request.read()).decode("utf-8", "replace")
+    except TimeoutError:
+        raise Invalid(f"the body did not come within {seconds:g} s") from None
+
+
+def json_in(text: str) -> Any:
+    """A text as JSON. Raises ValueError, also for one that is nested deeper than anybody means."""
+    try:
+        found = json.loads(text)
+    except RecursionError:
+        raise ValueError("the JSON is nested too deep") from None
+    level, depth = [found], 0
+    while level := [inner for one in level if isinstance(one, dict | list) for inner in _inside(one)]:
+        if (depth := depth + 1) > MAX_DEPTH:
+            raise ValueError(f"the JSON is nested more than {MAX_DEPTH} deep")
+    return found
+
+
+def _inside(one: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return one.values() if isinstance(one, dict) else one
+
+
+def object_in(body: str, complaint: str) -> dict[str, Any]:
+    """A body that is a JSON object. Raises Invalid with the complaint."""
+    try:
+        given = json_in(body)
+    except ValueError:
+        given = None
+    if not isinstance(given, dict):
+        raise Invalid(complaint)
+    return given
+
+
+def number_of(text: str, complaint: str = "{} is no number") -> int:
+    """Digits as a number that fits into 64 bits. Raises Invalid with the beginning of the text."""
+    digits = text.strip()
+    if digits.isascii() and digits.isdecimal() and len(digits) < _SHOWN and int(digits) <= MAX_NUMBER:
+        return int(digits)
+    raise Invalid(complaint.format(repr(text) if len(text) < _SHOWN else f"{text[:_SHOWN]!r}..."))

@@ -1,0 +1,83 @@
+"""The ports of this machine, as the kernel gives them to one gateway: see actors.pulsar.conversation.port_claims.
+
+Who holds the lock of a file in the data folder is the gateway of this machine: the kernel lets go of it with the
+process, however that ends. So no port is shared, neither with another gateway of this cluster nor with another program.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import ssl
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from cluster.bootstrap.environment import LOOPBACK
+from cluster.bootstrap.forks import keep_from_children
+from cluster.pulsar.ports import port_of, write_port
+from storage.errors import Unavailable
+
+LOCK_FILE = ".gateway.lock"
+HANDSHAKE_S = 10.0
+"""Seconds in which TLS stands, or the connection ends."""
+
+
+class MachineDoors:
+    """Implements actors.pulsar.conversation.port_claims.Doors. accept: by scheme, makes a connection's end. contexts:
+    where TLS is.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        accept: Mapping[str, Callable[[], asyncio.BaseProtocol]],
+        contexts: Mapping[str, ssl.SSLContext | None],
+    ) -> None:
+        self._data_dir, self._contexts, self._accept = data_dir, contexts, accept
+        self._servers: list[asyncio.Server] = []
+        self._lock = -1
+
+    def claim(self) -> bool:
+        """See Doors."""
+        handle = keep_from_children(os.open(self._data_dir / LOCK_FILE, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            return False
+        self._lock = handle
+        return True
+
+    async def listen(self, scheme: str, port: int) -> int:
+        """See Doors."""
+        context = self._contexts.get(scheme)
+        late = None if context is None else HANDSHAKE_S
+        loop = asyncio.get_running_loop()
+        try:
+            server = await loop.create_server(
+                self._accept[scheme], LOOPBACK, port, backlog=256, ssl=context, ssl_handshake_timeout=late
+            )
+        except OSError as error:
+            raise Unavailable(f"port {port} cannot be had: {error.strerror}") from error
+        for sock in server.sockets:
+            keep_from_children(sock.fileno())
+        self._servers.append(server)
+        return int(server.sockets[0].getsockname()[1])
+
+    def chosen(self, scheme: str) -> int:
+        """See Doors."""
+        return port_of(self._data_dir, scheme)
+
+    def tell(self, scheme: str, port: int) -> None:
+        """See Doors."""
+        write_port(self._data_dir, scheme, port)
+
+    def close(self) -> None:
+        """See Doors."""
+        for server in self._servers:
+            server.close()
+        self._servers.clear()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1

@@ -1,0 +1,80 @@
+"""Records that gateways change: of several who do at once none is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from actors.policies.backlog_quotas import Quota, Quotas
+from actors.policies.policy_records import decoded, forget_topic, of_topic, revise, schema_key, value_of
+from actors.ports import Version
+from storage.errors import Corrupt, NotFound, Unavailable
+from tests.kit.meta import MemoryMeta
+
+
+class _Overtaken(MemoryMeta):
+    """Somebody else is always first."""
+
+    tries = 0
+
+    async def create(self, key: str, number: int, value: bytes) -> bool:
+        self.tries += 1
+        return False
+
+    async def read(self, key: str) -> Version | None:
+        return Version(self.tries + 1, b"another")
+
+
+async def test_changes_at_once_are_all_kept() -> None:
+    meta = MemoryMeta()
+    letters = [b"a", b"b", b"c", b"d", b"e"]
+
+    def adding(letter: bytes) -> Callable[[bytes | None], bytes]:
+        return lambda value: (value or b"") + letter
+
+    await asyncio.gather(*(revise(meta, "k", adding(letter), "k is") for letter in letters))
+    value = await value_of(meta, "k")
+    assert value is not None
+    assert sorted(value) == sorted(b"abcde")
+    assert len(meta.records["k"]) == 5
+
+
+async def test_what_holds_already_is_not_written() -> None:
+    meta = MemoryMeta()
+    for _ in range(2):
+        assert await revise(meta, "k", lambda _: b"same", "k is") == b"same"
+    assert meta.records["k"] == [b"same"]
+
+
+async def test_a_change_that_cannot_be_made_writes_nothing() -> None:
+    meta = MemoryMeta()
+
+    def refused(value: bytes | None) -> bytes:
+        raise NotFound(f"there is {value!r}")
+
+    with pytest.raises(NotFound, match="None"):
+        await revise(meta, "k", refused, "k is")
+    assert meta.records == {}
+
+
+async def test_who_is_always_overtaken_is_told_to_try_again() -> None:
+    meta = _Overtaken()
+    with pytest.raises(Unavailable, match="the quota of a is being changed by others; try again"):
+        await revise(meta, "k", lambda _: b"mine", "the quota of a is")
+    assert meta.tries > 1
+
+
+async def test_what_cannot_be_read_is_named() -> None:
+    with pytest.raises(Corrupt, match="the quota of a cannot be read: "):
+        decoded(b'{"limit": "much"}', Quota, "the quota of a")
+
+
+async def test_a_topic_that_is_no_more_leaves_nothing() -> None:
+    meta = MemoryMeta()
+    await Quotas(meta).set(of_topic("gone"), Quota(1, "producer_exception"))
+    await Quotas(meta).set(of_topic("stays"), Quota(2, "producer_exception"))
+    await revise(meta, schema_key("gone"), lambda _: b"a", "it is")
+    await forget_topic(meta, "gone")
+    assert await meta.keys("") == ["quota/topic/stays"]

@@ -1,0 +1,104 @@
+"""How long messages are kept: whose word holds, and what an owner does by it."""
+
+from __future__ import annotations
+
+import pytest
+
+from actors.messages import Progress, ReadEnds, TopicSettings
+from actors.policies.policy_records import LIFETIMES, of_namespace, of_topic
+from actors.policies.retention import LOOK_MS, Lifetime, Lifetimes, Retention, retention_of, ttl_of
+from actors.ports import Unknown
+from storage.errors import Corrupt, Invalid
+from storage.position import ledger_of, position
+from tests.actors.topic.cluster import TIMEOUT, Cluster, TestProducer
+from tests.sim.world import World
+
+SPACE, HOUR = of_namespace("public/default"), 3_600_000
+MADE, PLAIN = TopicSettings(retention_ms=HOUR, ttl_ms=HOUR), TopicSettings()
+
+
+def test_whose_word_goes_first() -> None:
+    async def scenario(world: World) -> None:
+        said = Lifetimes(world.client("tool").meta)
+        own, shared = Retention(-1, -1), Retention(1, 1)
+        assert await retention_of(said, "t", PLAIN) == Retention(0, 0)
+        await said.change(SPACE, retention=shared, ttl_ms=5)
+        assert await retention_of(said, "t", PLAIN) == shared
+        assert await retention_of(said, "sales..eu..t", PLAIN) == Retention(0, 0)
+        assert await retention_of(said, "t", MADE) == Retention(HOUR, 0)
+        everything = await said.everything()
+        assert [ttl_of(everything, topic, made) for topic, made in (("t", PLAIN), ("t", MADE))] == [5, 0]
+        await said.change(of_topic("t"), retention=own)
+        assert await retention_of(said, "t", MADE) == own
+        assert ttl_of(await said.everything(), "t", PLAIN) == 5, "nothing was said of that"
+        await said.change(of_topic("t"), retention=None)
+        assert await retention_of(said, "t", PLAIN) == shared
+
+    World(1).play(scenario)
+
+
+def test_what_can_hold_for_nobody_is_refused() -> None:
+    for values in ({"ms": -2, "bytes": -1}, {"ms": 1 << 60, "bytes": -1}, {"ms": 1, "bytes": 1 << 60}):
+        with pytest.raises(Invalid):
+            Retention(**values)
+    with pytest.raises(Invalid):
+        Lifetime(ttl_ms=-1)
+
+
+def test_a_record_that_cannot_be_read_is_told() -> None:
+    async def scenario(world: World) -> None:
+        meta = world.client("tool").meta
+        await meta.create(f"{LIFETIMES}{SPACE}", 1, b"?")
+        with pytest.raises(Corrupt):
+            await Lifetimes(meta).read(SPACE)
+
+    World(1).play(scenario)
+
+
+async def first_ledger(cluster: Cluster, world: World) -> int:
+    """Where the topic begins."""
+    reply = await world.client("client").net.call(cluster.current, ReadEnds(), TIMEOUT)
+    assert not isinstance(reply, Unknown)
+    return ledger_of(reply.first)
+
+
+def test_an_owner_keeps_what_was_seen_as_long_as_is_said() -> None:
+    async def scenario(world: World) -> None:
+        cluster = Cluster(world, settings=TopicSettings(roll_entries=10))
+        client = world.client("client")
+        said = Lifetimes(client.meta)
+        await said.change(of_topic("t"), retention=Retention(-1, -1))
+        producer = TestProducer(client, await cluster.start())
+        await producer.open()
+        for _ in range(4):
+            await producer.publish(10)
+        last = producer.places[-1][1].ledger
+        done = Progress(subscription="s", mark_delete=position(last, 9), number=1)
+        await client.net.call(cluster.current, done, TIMEOUT)
+        begins = await first_ledger(cluster, world)
+        assert begins < last
+        await world.loop.pause(2 * LOOK_MS)
+        assert await first_ledger(cluster, world) == begins
+        await said.forget(of_topic("t"))
+        await world.loop.pause(2 * LOOK_MS)
+        assert await first_ledger(cluster, world) > begins
+
+    World(7).play(scenario)
+
+
+def test_nothing_is_deleted_while_it_is_not_known() -> None:
+    async def scenario(world: World) -> None:
+        cluster = Cluster(world, settings=TopicSettings(roll_entries=10))
+        client = world.client("client")
+        await client.meta.create(f"{LIFETIMES}{of_topic('t')}", 1, b"?")
+        producer = TestProducer(client, await cluster.start())
+        await producer.open()
+        for _ in range(4):
+            await producer.publish(10)
+        done = Progress(subscription="s", mark_delete=position(producer.places[-1][1].ledger, 9), number=1)
+        await client.net.call(cluster.current, done, TIMEOUT)
+        begins = await first_ledger(cluster, world)
+        await world.loop.pause(2 * LOOK_MS)
+        assert await first_ledger(cluster, world) == begins
+
+    World(7).play(scenario)

@@ -1,0 +1,119 @@
+"""MESSAGE frames encoded abreast say what they say one by one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.consumer.held import Received
+from actors.pulsar.codec import delivery_encoder
+from actors.pulsar.codec.delivery_encoder import encode_part, first_rows
+from actors.pulsar.codec.frames import Cutter, body_of
+from actors.pulsar.codec.message_encoder import Addressee, encode_pieces
+from actors.pulsar.codec.protocol import Command, Metadata, parse
+from actors.pulsar.codec.send_decoder import decode_sends
+from storage.batch import LAST_TIME, make_batch
+from tests.actors.pulsar.made import NOW, batch, part, single, taken
+
+text = st.sampled_from([b"", b"k", "ä".encode(), b"key-" * 40])
+plain = {"payload": st.binary(max_size=200), "partition_key": text, "event_time": st.integers(0, LAST_TIME)}
+rich = {
+    **plain,
+    "ordering_key": st.binary(max_size=9),
+    "null_value": st.just(True),
+    "properties": st.just([(b"a", b"b")]),
+}
+common = {
+    "deliver_at_time": st.integers(0, LAST_TIME),
+    "schema_version": st.just(b"\0" * 8),
+    "producer_name": st.sampled_from([b"till", b"other"]),
+}
+who = st.builds(Addressee, st.integers(0, 1 << 40), st.integers(-1, 500), st.one_of(st.none(), st.integers(0, 9)))
+
+
+@st.composite
+def parts(draw: st.DrawFn, fields: Any) -> Received:
+    """What a consumer is given of a few clients' batches and single messages, in pieces and partly seen before."""
+    message = st.fixed_dictionaries(
+        {"payload": fields["payload"]}, optional={name: value for name, value in fields.items() if name != "payload"}
+    )
+    more: dict[str, Any]
+    sends = []
+    for several in draw(st.lists(st.lists(message, min_size=1, max_size=4), min_size=1, max_size=6)):
+        more = draw(st.fixed_dictionaries({}, optional=common))
+        alone = len(several) == 1 and draw(st.booleans())
+        sends.append(single(**several[0], **more) if alone else batch(*several, **more))
+    (group,) = decode_sends(sends, now=NOW, producer="till", first_sequence=0)
+    whole = part(group.batch, first=draw(st.integers(1 << 32, 1 << 62)))
+    rows = draw(st.lists(st.integers(0, len(whole) - 1), min_size=1, max_size=len(whole), unique=True))
+    some = taken(whole, sorted(rows))
+    some.redeliveries[:] = draw(st.lists(st.integers(0, 2), min_size=len(some), max_size=len(some)))
+    return some
+
+
+def told(data: bytes) -> list[tuple[Any, Any, bytes]]:
+    """Command, metadata and payload of each frame."""
+    found = []
+    for frame in Cutter().feed(data):
+        body = body_of(frame.rest)
+        assert not body.damaged
+        found.append((parse(Command, frame.command), parse(Metadata, body.metadata), bytes(body.payload)))
+    return found
+
+
+def one_by_one(some: Received, to: Addressee) -> bytes:
+    before, delivery_encoder.ABREAST = delivery_encoder.ABREAST, 1 << 30
+    try:
+        return encode_part(some, to).data
+    finally:
+        delivery_encoder.ABREAST = before
+
+
+@given(parts(plain), who)
+def test_plain_messages_are_encoded_abreast_as_one_by_one(some: Received, to: Addressee) -> None:
+    frames = encode_pieces(some, first_rows(some), to)
+    assert frames is not None
+    assert told(b"".join(frames.to_pylist())) == told(one_by_one(some, to))
+
+
+@given(parts(rich), who)
+def test_any_messages_are_encoded_alike_or_one_by_one(some: Received, to: Addressee) -> None:
+    frames = encode_pieces(some, first_rows(some), to)
+    if frames is not None:
+        assert told(b"".join(frames.to_pylist())) == told(one_by_one(some, to))
+
+
+def test_native_messages_are_encoded_abreast() -> None:
+    data = pa.record_batch({"key": [b"k", None], "payload": [b"a", b""]})
+    some = part(make_batch(data, now=NOW, producer="p"))
+    frames = encode_pieces(some, first_rows(some), Addressee(1, 2, None))
+    assert frames is not None
+    assert told(b"".join(frames.to_pylist())) == told(one_by_one(some, Addressee(1, 2, None)))
+
+
+def test_pieces_that_are_done_are_left_out() -> None:
+    sends = [single(b"%d" % number, sequence_id=number) for number in range(40)]
+    (group,) = decode_sends(sends, now=NOW, producer="till", first_sequence=0)
+    some = part(group.batch)
+    some.close(np.arange(0, 40, 2))
+    pieces = encode_part(some, Addressee(1, -1, None))
+    assert [payload for _, _, payload in told(pieces.data)] == [b"%d" % number for number in range(1, 40, 2)]
+    assert pieces.firsts.tolist() == list(range(1, 40, 2))
+    assert pieces.positions.tolist() == [(1 << 32) + number for number in range(1, 40, 2)]
+
+
+@pytest.mark.parametrize("least", [1, 1 << 30], ids=["abreast", "alone"])
+def test_what_is_not_done_of_a_batch_is_sent(least: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery_encoder, "ABREAST", least)
+    (group,) = decode_sends([batch(*({} for _ in range(5)))], now=NOW, producer="till", first_sequence=0)
+    some = part(group.batch)
+    some.close(np.array([0, 3]))
+    pieces = encode_part(some, Addressee(1, -1, None))
+    assert (pieces.firsts.tolist(), pieces.counts.tolist()) == ([1, 4], [2, 1])
+    assert [metadata.num_messages for _, metadata, _ in told(pieces.data)] == [2, 1]
+    assert [one.message.message_id.entry for one, _, _ in told(pieces.data)] == [1, 4]

@@ -1,0 +1,330 @@
+"""A connection is read only while there is room for what comes of it, and what it asked ends with it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from actors.pulsar.codec.frames import U32, encode
+from actors.pulsar.codec.protocol import Schema, command
+from actors.pulsar.conversation import client_session, intake
+from actors.pulsar.conversation.client_connection import FRAME_MS, KEEP_ALIVE_MS, ClientConnection
+from actors.pulsar.conversation.gateway import Certified, ClientIdentity, Gateway
+from actors.pulsar.conversation.intake import GREETING_BYTES, MOST_ABREAST, MOST_REQUESTS
+from actors.signal import Signal
+from storage.errors import Invalid
+from tests.actors.pulsar.test_keep_alive import HELLO, Wire
+from tests.sim.world import World
+
+PING = encode(command("ping"))
+LEAST = 2_000
+
+
+class Slow(Wire):
+    """A client that takes what it is written only when it is told to. Of LEAST bytes the connection hears of that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.connection: ClientConnection | None = None
+        self.paused = self.reads = False
+        self.size = self.most = 0
+
+    def write(self, data: bytes) -> None:
+        """See Link."""
+        super().write(data)
+        self.size += 0 if self.reads else len(data)
+        self.most = max(self.size, self.most)
+        if self.size > LEAST and self.connection is not None and not self.connection.intake.choked:
+            self.connection.choke(True)
+
+    def stopped(self) -> bool:
+        """Whether nothing is read from it."""
+        return self.paused
+
+    def take(self) -> None:
+        """Read all of it."""
+        self.size = 0
+        assert self.connection is not None
+        self.connection.choke(False)
+
+    def unsent(self) -> int:
+        """See Link."""
+        return self.size
+
+    def pause(self) -> None:
+        """See Link."""
+        self.paused = True
+
+    def resume(self) -> None:
+        """See Link."""
+        self.paused = False
+
+
+class Stub:
+    """A question that waits until it is told to answer."""
+
+    def __init__(self) -> None:
+        self.asked = self.cancelled = self.now = self.most = 0
+        self.go = Signal()
+
+    async def wait(self, world: World) -> None:
+        """Be asked."""
+        self.asked += 1
+        self.now += 1
+        self.most = max(self.most, self.now)
+        answered = False
+        try:
+            await self.go.wait(world.client("stub"))
+            answered = True
+        finally:
+            self.now -= 1
+            self.cancelled += not answered
+
+
+def played(scenario: Callable[[World, ClientConnection, Slow], Awaitable[None]], *, greeted: bool = True) -> None:
+    """With a connection to a gateway that asks nobody."""
+
+    async def main(world: World) -> None:
+        wire = Slow()
+        wire.connection = ClientConnection(Gateway(world.client("gateway"), "controller"), wire)
+        if greeted:
+            wire.connection.data(HELLO)
+            await passes(world, 5)
+            assert wire.said() == ["connected"]
+        await scenario(world, wire.connection, wire)
+
+    World(0).play(main)
+
+
+async def passes(world: World, milliseconds: int) -> None:
+    """Time goes on."""
+    await world.client("clock").clock.sleep(milliseconds)
+
+
+def lookups(count: int) -> bytes:
+    return b"".join(encode(command("get_schema", topic="t", request_id=number)) for number in range(count))
+
+
+def ask_stub(connection: ClientConnection, world: World, data: bytes = b"x") -> Stub:
+    """Questions for a schema wait for this."""
+    stub = Stub()
+
+    async def get(topic: str, version: bytes) -> tuple[Any, bytes]:
+        await stub.wait(world)
+        return Schema(name="s", data=data, type=1), b"\0" * 8
+
+    connection.gateway.schemas.get = get  # type: ignore[method-assign]
+    return stub
+
+
+def test_who_does_not_read_is_not_read() -> None:
+    """The answers that wait stay few, whatever was asked at once; when they were taken it goes on, and none is lost."""
+
+    async def scenario(world: World, connection: ClientConnection, wire: Slow) -> None:
+        connection.data(PING * 5_000)
+        await passes(world, 1_000)
+        assert wire.stopped()
+        assert wire.most < 2 * LEAST
+        pongs = 0
+        while wire.stopped():
+            wire.take()
+            await passes(world, 100)
+            pongs += wire.said().count("pong")
+        assert pongs + wire.said().count("pong") == 5_000
+        assert wire.most < 2 * LEAST
+
+    played(scenario)
+
+
+def test_requests_under_way_are_few() -> None:
+    async def scenario(world: World, connection: ClientConnection, wire: Slow) -> None:
+        stub, wire.reads = ask_stub(connection, world), True
+        connection.data(lookups(3 * MOST_REQUESTS))
+        await passes(world, 1_000)
+        assert wire.stopped()
+        assert len(connection._asking) == MOST_REQUESTS
+        stub.go.set()
+        await passes(world, 5_000)
+        assert not wire.stopped()
+        assert stub.asked == 3 * MOST_REQUESTS
+        assert stub.most == 1  # a schema may be large
+        assert wire.said().count("get_schema_answer") == 3 * MOST_REQUESTS
+
+    played(scenario)
+
+
+def test_few_questions_are_asked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_session, "LARGE", frozenset())
+
+    async def scenario(world: World, connection: ClientConnection, wire: Slow) -> None:
+        stub = ask_stub(connection, world)
+        connection.data(lookups(500))
+        await passes(world, 100)
+        assert stub.now == MOST_ABREAST
+
+    played(scenario)
+
+
+def test_requests_under_way_have_few_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intake, "REQUEST_BYTES", 1_000)
+
+    async def scenario(world: World, connection: ClientConnection, wire: Slow) -> None:
+        ask_stub(connection, world)
+        connection.data(lookups(500))
+        await passes(world, 100)
+        assert wire.stopped()
+        assert 10 < len(connection._asking) < 200
+
+    played(scenario)
+
+
+def test_large_answers_wait_for_who_takes_them() -> None:
+    """One is asked for at a time, and none while the earlier ones were not taken."""
+
+    async def scenario(world: World, connection: ClientConnection, wire: Slow) -> None:
+        stub = ask_stub(connection, world, b"x" * 10_000)
+        stub.go.set()
+        connection.data(lookups(50))
+        await passes(world, 1_000)
+        assert (stub.asked, stub.most) == (1, 1)
+        wire.take()
+        await passes(world, 1_000)
+        assert (stub.asked, wire.paused) == (2, True)
+
+    played(scenario)
+
+
+def test_what_was_asked_ends_with_the_connection() -> None:
+    async def scenario(world: World, connection: ClientConnection, wire: Slow) -> None:
+        stub = ask_stub(connection, world)
+        connection.data(lookups(3 * MOST_REQUESTS))
+        await passes(world, 100)
+        connection.over()
+        await passes(world, 100)
+        assert (stub.asked, stub.cancelled) == (1, 1)
+        assert not connection._asking
+        assert connection.gateway.held.total == 0
+        assert not connection._read
+
+    played(scenario)
+
+
+def test_one_connect_is_under_way() -> None:
+    """What is behind it waits, and is dropped when nobody is let in; who is gone is not verified any more."""
+
+    async def scenario(world: World, connection: ClientConnection, wire: Slow) -> None:
+        stub = Stub()
+
+        async def authenticate(method: str, data: bytes) -> ClientIdentity:
+            await stub.wait(world)
+            raise Invalid("nobody")
+
+        gateway = connection.gateway
+        gateway.authenticate = authenticate
+        for size in (1, 1_000):
+            connection.data(HELLO * size)
+            await passes(world, 100)
+        assert (stub.asked, wire.paused) == (1, False)  # of its end we want to hear
+        stub.go.set()
+        await passes(world, 100)
+        assert (stub.asked, wire.said(), wire.closed) == (1, ["error"], True)
+        stub.go.clear()
+        gone = ClientConnection(gateway, Slow())
+        gone.data(HELLO)
+        await passes(world, 100)
+        gone.over()
+        await passes(world, 100)
+        assert (stub.asked, stub.cancelled) == (2, 1)
+
+    played(scenario, greeted=False)
+
+
+def test_a_second_connect_breaks_the_protocol() -> None:
+    async def scenario(world: World, connection: ClientConnection, wire: Slow) -> None:
+        connection.data(HELLO)
+        await passes(world, 100)
+        assert (wire.said(), wire.closed) == (["error"], True)
+
+    played(scenario)
+
+
+def test_before_the_answer_to_connect_little_is_kept() -> None:
+    async def scenario(world: World, connection: ClientConnection, wire: Slow) -> None:
+        stub = Stub()
+
+        async def authenticate(method: str, data: bytes) -> ClientIdentity:
+            await stub.wait(world)
+            return Certified("till")
+
+        connection.gateway.authenticate = authenticate
+        connection.data(HELLO + PING * 10)
+        await passes(world, 100)
+        assert not wire.closed
+        connection.data(PING * (GREETING_BYTES // len(PING)))
+        assert wire.closed
+
+    played(scenario, greeted=False)
+
+
+def test_a_large_frame_is_none_before_the_greeting() -> None:
+    async def scenario(world: World, connection: ClientConnection, wire: Slow) -> None:
+        connection.data(U32.pack(GREETING_BYTES + 1))
+        assert (wire.said(), wire.closed) == (["error"], True)
+
+    played(scenario, greeted=False)
+
+
+def test_a_frame_that_does_not_end_ends_the_connection() -> None:
+    """Although it grows, and though its client answers."""
+
+    async def scenario(world: World, connection: ClientConnection, wire: Slow) -> None:
+        wire.reads = True
+        connection.data(U32.pack(1_000_000))
+        for _ in range(FRAME_MS * 10 // KEEP_ALIVE_MS):
+            await passes(world, KEEP_ALIVE_MS // 5)
+            connection.data(b"x")
+        assert wire.closed
+        assert connection.gateway.held.total == 0
+
+    played(scenario)
+
+
+def test_all_connections_share_what_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who holds much is not read while all hold too much, and is read again when others have gone."""
+    monkeypatch.setattr(intake, "BUFFER_BYTES", 1_000_000)
+    monkeypatch.setattr(intake, "OWN_BYTES", 10_000)
+
+    async def scenario(world: World, connection: ClientConnection, wire: Slow) -> None:
+        other = Slow()
+        second = ClientConnection(connection.gateway, other)
+        second.data(HELLO)
+        await passes(world, 10)
+        connection.data(U32.pack(2_000_000) + b"x" * 900_000)
+        assert not wire.stopped()
+        second.data(U32.pack(2_000_000) + b"x" * 200_000)
+        assert (wire.paused, other.paused) == (False, True)
+        connection.over()
+        await passes(world, 10)
+        assert not other.paused
+        assert connection.gateway.held.total == 200_004
+
+    played(scenario)
+
+
+def test_who_takes_what_it_is_written_lives() -> None:
+    """It is not listened to meanwhile; who takes nothing has gone."""
+
+    async def scenario(world: World, connection: ClientConnection, wire: Slow) -> None:
+        connection.data(PING * 5_000)
+        for _ in range(6):
+            wire.size += 100_000
+            await passes(world, KEEP_ALIVE_MS // 2)
+            wire.size -= 100_100
+            await passes(world, KEEP_ALIVE_MS // 2)
+        assert not wire.closed
+        await passes(world, 4 * KEEP_ALIVE_MS)
+        assert wire.closed
+
+    played(scenario)

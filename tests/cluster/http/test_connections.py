@@ -1,0 +1,57 @@
+"""What a client says at once, before anybody has taken its connection over, is not lost, whatever event loop it is."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from cluster.http.server import HttpServer
+from cluster.loop import new_loop
+from tests.cluster.helpers import admin_ports
+
+
+class Nobody:
+    """No request goes anywhere."""
+
+    async def call(self, to: str, request: Any, timeout: int) -> Any:
+        """Never called."""
+        raise AssertionError(request)
+
+
+@web.middleware
+async def everybody(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> Any:
+    """A guard that lets in whoever comes."""
+    return await handler(request)
+
+
+async def answer_to_the_impatient(request: bytes) -> bytes:
+    """The whole answer to a request that lies in the socket before its connection is accepted."""
+
+    async def told(request: web.Request) -> web.Response:
+        return web.Response(text="told")
+
+    server = HttpServer(admin_ports(Nobody()), [web.get("/ask", told)], everybody)
+    port = await server.listen(0)
+    try:
+        with socket.create_connection(("127.0.0.1", port)) as client:  # the kernel accepts it, nobody else does yet
+            client.sendall(request)
+            client.setblocking(False)
+            answer = b""
+            while part := await asyncio.get_running_loop().sock_recv(client, 4096):
+                answer += part
+            return answer
+    finally:
+        await server.close()
+
+
+@pytest.mark.parametrize("make", [asyncio.new_event_loop, new_loop], ids=["asyncio", "ours"])
+def test_a_request_that_comes_with_the_connection_is_answered(make: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    with asyncio.Runner(loop_factory=make) as runner:
+        answer = runner.run(answer_to_the_impatient(b"GET /ask HTTP/1.1\r\nhost: h\r\nconnection: close\r\n\r\n"))
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert answer.endswith(b"told")
