@@ -23,6 +23,21 @@ for _name in [name for name in os.environ if name.startswith("SLUICE_")]:
     del os.environ[_name]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--all`: with the tests that only a release runs."""
+    parser.addoption("--all", action="store_true", dest="release", help="also run the tests marked `release`")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what only a release runs, unless it was asked for."""
+    if config.getoption("release"):
+        return
+    left_out = [item for item in items if item.get_closest_marker("release")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("release")]
+
+
 @pytest.fixture(autouse=True)
 def _no_ray_by_accident(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A test without the mark `ray` cannot start or join a Ray cluster: that costs seconds and hides dependencies."""

@@ -342,8 +342,8 @@ DISPATCHING: list[Mutant] = [
     Mutant(
         name="what is given back while it attaches is said to nobody",
         module="actors.consumer.partition",
-        old="                elif reply.session and await self._say_given_back(reply):\n",
-        new="                elif reply.session:\n",
+        old="                elif life == self._generation and not await self._say_given_back(reply):\n",
+        new="                elif False:\n",
         world=REDELIVERIES,
         seed=6,
     ),

@@ -48,6 +48,19 @@ def test_a_child_that_hangs_is_ended() -> None:
     assert in_child(lambda: 0, 60) == FOUND
 
 
+@pytest.mark.parametrize("group", GROUPS)
+def test_no_mutant_is_stale(group: str) -> None:
+    """What each of them changes stands there once, and the test that is to find it exists."""
+    wrong = []
+    for mutant in GROUPS[group]:
+        path = ROOT / f"{mutant.module.replace('.', '/')}.py"
+        found = path.read_text(encoding="utf-8").count(mutant.old) if path.is_file() else 0
+        if found != 1 or not (ROOT / mutant.test.partition("::")[0]).exists():
+            wrong.append((mutant.name, found, mutant.test))
+    assert wrong == []
+
+
+@pytest.mark.release
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("group", GROUPS)
