@@ -71,6 +71,8 @@ from storage.errors import Invalid, NotFound, SluiceError, Unavailable
 CALL_TIMEOUT = 10_000
 LEFTOVERS_MS = 600_000
 """Ten minutes: leftovers cost only space."""
+FIRST_LEFTOVERS_MS = 60_000
+"""A new controller looks sooner: ledgers that no record knows are an alarm, and a restored store has just begun."""
 COOKIES = "bookies/"
 
 
@@ -99,6 +101,8 @@ class Controller(Actor):
         self._auditor = ReplicationAuditor(ports, self._supervisor.lost, self._partitions)
         self._unused = UnusedSubscriptions(ports, self._supervisor, self._changes)
         self._leftovers_ms = leftovers_ms
+        self._unknown: dict[str, list[int]] = {}
+        """By bookie, the ledgers that it held at the last garbage collection and no record knows."""
         self._deleting: dict[str, str] = {}
         """Topics that are being deleted, and what of them goes at present: subscriptions, then partitions."""
         self._unsubscribing: dict[tuple[str, str], None] = {}
@@ -152,15 +156,20 @@ class Controller(Actor):
 
     async def _collect_leftovers(self) -> None:
         """Let the bookies forget ledgers that no partition names any more; for ever."""
+        pause = min(FIRST_LEFTOVERS_MS, self._leftovers_ms)
         while True:
-            await self.ports.clock.sleep(self._leftovers_ms)
+            await self.ports.clock.sleep(pause)
             try:
-                deleted = await collect_garbage(self.ports, self._bookie_list())
+                collected = await collect_garbage(self.ports, self._bookie_list())
             except SluiceError as error:
                 self.ports.log("garbage_collection_waits", error=str(error))
                 continue
-            if deleted:
-                self.ports.log("garbage_collected", ledgers=deleted)
+            pause = self._leftovers_ms
+            if collected.deleted:
+                self.ports.log("garbage_collected", ledgers=collected.deleted)
+            if collected.unknown != self._unknown:
+                self.ports.log("unknown_ledgers", ledgers=collected.unknown)
+            self._unknown = collected.unknown
 
     async def _partitions(self, everything: bool) -> list[tuple[str, Address]]:
         """See replication_auditor.Partitions."""
@@ -433,6 +442,7 @@ class Controller(Actor):
             "storage": self._storage,
             "lostBookies": list(lost),
             "underReplicated": self._auditor.under_replicated(),
+            "unknownLedgers": {bookie: len(ledgers) for bookie, ledgers in self._unknown.items()},
             "actors": [
                 {
                     "kind": entry.kind,

@@ -22,6 +22,11 @@ def alarms_of(status: Mapping[str, Any]) -> list[str]:
     alarms = [f"{row['name']} is {row['state']}: {row['problem']}" for row in troubled]
     if status["underReplicated"]:
         alarms.append(f"{status['underReplicated']} fragments have fewer copies than they should")
+    for bookie, count in status.get("unknownLedgers", {}).items():
+        alarms.append(
+            f"{bookie} holds {count} ledger{'s' * (count > 1)} that the metadata does not know; nothing of that is "
+            "deleted: is this an older copy of the metadata, or another cluster's?"
+        )
     return alarms
 
 

@@ -4,8 +4,9 @@ Deleting a ledger changes the chain first and tells the bookies afterwards; a cr
 or a late write of a replaced owner leaves something behind. A ledger is collected only if this metadata itself named it
 and let it go: a chain that loses a ledger puts its id among `released` in the same version of its record, and the
 garbage collection collects these in the record `ids/released`, from which nothing is ever taken. A ledger that no chain
-names and nobody released stays, whatever the reason: it may be data of which a restored or a wrong metadata store knows
-nothing.
+names and nobody released stays, whatever the reason: it may be data of which a restored, a damaged or a wrong metadata
+store knows nothing. Such ledgers are told, for an alarm. Bookies are asked before the records are read, and a ledger is
+named before anything is written to it, so one that is new or just released is not among them.
 
 Ids are never used twice, so a garbage collection that froze in the middle and goes on an hour later does no harm: what
 was released is released still. Two controllers may collect at once. A record that cannot be read ends the garbage
@@ -14,6 +15,8 @@ their ledger is named, and a copy that is being made looks just like them.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass, field
 
 from pyroaring import BitMap
 
@@ -27,8 +30,19 @@ RELEASED = "ids/released"
 """A roaring bitmap of every ledger that was ever released."""
 
 
-async def collect_garbage(ports: Ports, bookies: BookieList) -> dict[str, list[int]]:
-    """Delete leftovers at these bookies; returns what was deleted, by bookie. Raises Unavailable, Corrupt."""
+@dataclass(slots=True)
+class Collected:
+    """What a garbage collection came to, as ids of ledgers by bookie.
+
+    deleted: what the bookies have forgotten. unknown: what they hold and no record names or has released.
+    """
+
+    deleted: dict[str, list[int]] = field(default_factory=dict)
+    unknown: dict[str, list[int]] = field(default_factory=dict)
+
+
+async def collect_garbage(ports: Ports, bookies: BookieList) -> Collected:
+    """Delete leftovers at these bookies. Raises Unavailable, Corrupt."""
     held: list[tuple[str, str, list[int]]] = []
     for name, address in zip(bookies.ids, bookies.addresses, strict=True):
         try:
@@ -39,12 +53,14 @@ async def collect_garbage(ports: Ports, bookies: BookieList) -> dict[str, list[i
             held.append((name, address, reply.ledgers))
     named, released = await _chains(ports)
     released = await _note(ports, released)
-    deleted: dict[str, list[int]] = {}
+    collected = Collected()
     for name, address, ledgers in held:
         leftovers = [ledger for ledger in ledgers if ledger in released and ledger not in named]
         if leftovers and await _forget(ports, address, leftovers):
-            deleted[name] = leftovers
-    return deleted
+            collected.deleted[name] = leftovers
+        if unknown := [ledger for ledger in ledgers if ledger not in released and ledger not in named]:
+            collected.unknown[name] = unknown
+    return collected
 
 
 async def _forget(ports: Ports, address: str, ledgers: list[int]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -22,9 +23,11 @@ from cluster.client import Client
 from cluster.consumer import Consumer
 from cluster.embedded import EmbeddedCluster
 from cluster.options import ClusterOptions
+from cluster.stores import METADATA_FILE
 from storage.errors import AccessDenied, Corrupt, Invalid, SluiceError
 from storage.metadata import NewVersion
 from storage.metadata_sqlite import SqliteMetadata
+from storage.sqlite_witness import witness_of
 from tests.cluster.helpers import PATIENCE_MS, PATIENCE_S, PYTHON, ROOT, Received, batch, eventually, rows
 
 pytestmark = pytest.mark.timeout(300)
@@ -359,3 +362,26 @@ def test_it_can_be_opened_again_and_again(tmp_path: Path) -> None:
             assert message.data() == str(number).encode()
             consumer.acknowledge(message)
             consumer.wait_acknowledged(PATIENCE_MS)
+
+
+def test_ledgers_that_the_metadata_does_not_know_are_an_alarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older copy of the metadata was put back: nothing of what only the bookies know is deleted."""
+    monkeypatch.setattr("actors.controller.FIRST_LEFTOVERS_MS", 50)
+    folder, copy = tmp_path / "data", tmp_path / "copy"
+    file = folder / METADATA_FILE
+    with cluster.connect(embedded=True, data_dir=folder) as client:
+        client.create_topic("orders", 1)
+    shutil.copy(file, copy)
+    with cluster.connect(embedded=True, data_dir=folder) as client:
+        client.create_producer("orders").send(b"newer", partition_key="k")
+    newer = file.read_bytes()
+    shutil.copy(copy, file)
+    witness_of(file).unlink()
+    with cluster.connect(embedded=True, data_dir=folder) as client:
+        eventually(lambda: len(client.alarms()) == 2, lambda: str(client.alarms()))
+        assert all("holds 1 ledger that the metadata does not know" in alarm for alarm in client.alarms())
+    file.write_bytes(newer)
+    witness_of(file).unlink()
+    with cluster.connect(embedded=True, data_dir=folder) as client:
+        consumer = client.subscribe("orders", "billing", initial_position="earliest")
+        assert consumer.receive(PATIENCE_MS).data() == b"newer"

@@ -27,8 +27,8 @@ async def test_it_deletes_what_was_released_and_nothing_else() -> None:
     lab.put("a", 98, 0, 0)
     lab.put("a", 99, 0, 0)
     lab.put("e", 99, 0, 0)
-    assert await collect_garbage(lab.ports, await lab.list_bookies()) == {"a": [99], "e": [99]}
-    assert await collect_garbage(lab.ports, await lab.list_bookies()) == {}
+    assert (await collect_garbage(lab.ports, await lab.list_bookies())).deleted == {"a": [99], "e": [99]}
+    assert (await collect_garbage(lab.ports, await lab.list_bookies())).deleted == {}
     assert lab.wire.holders(7, 0) != []
     assert lab.wire.holders(98, 0) == ["a"], "nobody has released this one"
     assert list(await noted_released(lab.ports)) == [99]
@@ -39,8 +39,23 @@ async def test_an_empty_metadata_store_collects_nothing() -> None:
     await stocked(lab)
     for key in await lab.meta.keys(""):
         await lab.meta.remove(key)
-    assert await collect_garbage(lab.ports, await lab.list_bookies()) == {}
+    assert (await collect_garbage(lab.ports, await lab.list_bookies())).deleted == {}
     assert lab.wire.holders(7, 0) != []
+
+
+async def test_what_no_record_knows_is_told_and_stays() -> None:
+    """A bookie that holds more than the metadata knows is the only sign of an older metadata store."""
+    lab = Lab("abcdef")
+    await released(lab, 99)
+    lab.put("a", 98, 0, 0)
+    lab.put("a", 99, 0, 0)
+    lab.put("e", 97, 0, 0)
+    collected = await collect_garbage(lab.ports, await lab.list_bookies())
+    assert collected.unknown == {"a": [98], "e": [97]}, "what is named or was released is known"
+    assert lab.wire.holders(98, 0) == ["a"]
+    keeper, _ = await stocked(lab)
+    await keeper.update(lambda record: record.with_released([97, 98]))
+    assert (await collect_garbage(lab.ports, await lab.list_bookies())).unknown == {}
 
 
 async def test_what_was_released_is_known_after_the_record_forgot_it() -> None:
@@ -50,7 +65,7 @@ async def test_what_was_released_is_known_after_the_record_forgot_it() -> None:
     await collect_garbage(lab.ports, await lab.list_bookies())
     await keeper.update(lambda record: msgspec.structs.replace(record, released=()))
     lab.put("a", 99, 0, 0)
-    assert await collect_garbage(lab.ports, await lab.list_bookies()) == {"a": [99]}
+    assert (await collect_garbage(lab.ports, await lab.list_bookies())).deleted == {"a": [99]}
 
 
 async def test_a_record_that_cannot_be_read_ends_the_collection() -> None:
@@ -73,7 +88,7 @@ async def test_bookies_are_asked_before_the_records_are_read() -> None:
         return await read(prefix)
 
     lab.meta.keys = keys  # type: ignore[method-assign]
-    assert await collect_garbage(lab.ports, await lab.list_bookies()) == {}
+    assert (await collect_garbage(lab.ports, await lab.list_bookies())).deleted == {}
     assert lab.wire.holders(50, 0) == ["a"]
 
 
@@ -89,6 +104,6 @@ async def test_a_bookie_that_refuses_or_is_silent_stops_no_other() -> None:
         return {"b": "refuse", "c": "lose"}.get(bookie)
 
     lab.wire.rules.append(rule)
-    assert await collect_garbage(lab.ports, await lab.list_bookies()) == {"d": [99]}
+    assert (await collect_garbage(lab.ports, await lab.list_bookies())).deleted == {"d": [99]}
     lab.wire.rules.clear()
-    assert await collect_garbage(lab.ports, await lab.list_bookies()) == {"a": [99], "b": [99], "c": [99]}
+    assert (await collect_garbage(lab.ports, await lab.list_bookies())).deleted == {"a": [99], "b": [99], "c": [99]}

@@ -64,6 +64,14 @@ STORING: list[Mutant] = [
         test="tests/cluster/test_process.py",
     ),
     Mutant(
+        name="nobody is told of ledgers that no record knows",
+        module="actors.ledger.garbage_collection",
+        old="if ledger not in released and ledger not in named]:",
+        new="if ledger in released and ledger not in named]:",
+        world=RESTORED,
+        test="tests/actors/ledger/test_garbage_collection.py",
+    ),
+    Mutant(
         name="a disk that has served is formatted",
         module="actors.bookie.bookie",
         old="            if not cookie.used and not cookie.published:",

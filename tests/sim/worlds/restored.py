@@ -158,7 +158,7 @@ class _Course(Course):
         up = [bookie for bookie in BOOKIES if self.world.is_up(bookie)]
         bookies = BookieList(ids=up, addresses=[self.world.process(bookie).address for bookie in up])
         self.counters["collected"] += sum(
-            map(len, (await self.insist(lambda: collect_garbage(ports, bookies))).values())
+            map(len, (await self.insist(lambda: collect_garbage(ports, bookies))).deleted.values())
         )
 
     async def read_all(self) -> None:
