@@ -253,14 +253,9 @@ class CommandHandlers:
             raise CommandRefused(
                 ServerError.SERVICE_NOT_READY, "the consumer lost its place meanwhile; subscribe again"
             )
-        self._forget_seek((place.topic, place.partition, wanted.subscription), wanted.start)
+        self._c.seeks.arrived(asked.consumer_id, wanted.start)
         self._c.say("success", request_id=asked.request_id)
         made.subscribed()
-
-    def _forget_seek(self, reader: tuple[str, int, str], start: int | None) -> None:
-        """It is there again, and goes on where it was moved to."""
-        if self._g.sought.get(reader) == start:
-            self._g.sought.pop(reader, None)
 
     async def _wait_alone(self, place: TopicPartition, name: str) -> None:
         """Readers of one name keep each other out where they meet, as long as the earlier one's client is there."""
@@ -299,7 +294,7 @@ class CommandHandlers:
 
     async def _start(self, asked: Any, place: TopicPartition, name: str) -> int:
         """Where a reader begins: after a seek there, else where it says, else at its initial position."""
-        if (sought := self._g.sought.get((place.topic, place.partition, name))) is not None:
+        if (sought := self._c.seeks.start(asked.consumer_id, (place.topic, place.partition, name))) is not None:
             return sought
         if asked.start_rollback_seconds:
             since = max(self._g.ports.clock.now() - asked.start_rollback_seconds * 1000, 0)
@@ -327,6 +322,7 @@ class CommandHandlers:
 
     async def close_consumer(self, asked: Any) -> None:
         """CLOSE_CONSUMER: what it holds goes to the others, after what it acknowledged before is said."""
+        self._c.seeks.forget(asked.consumer_id)
         consumer = self._c.consumers.get(asked.consumer_id)
         if consumer is not None:
             await consumer.looked_up()
@@ -368,7 +364,7 @@ class CommandHandlers:
         else:
             target = await self._at(asked.message_id, place)
         if consumer.is_reader:
-            self._g.sought[place.topic, place.partition, name] = target
+            self._c.seeks.remember(consumer.number, (place.topic, place.partition, name), target)
             self._c.send_away(consumer)
         else:
             await self._seek_all(place, name, target)

@@ -167,8 +167,6 @@ class Gateway:
         self.backlogs = Backlogs(ports, self.directory, self.quotas, self.ages, self.producers)
         self.introductions: dict[object, ClientIntroduction] = {}
         """What clients said of the producers and consumers that are connected here."""
-        self.sought: dict[tuple[str, int, str], int] = {}
-        """Where readers go on that were moved and are coming back, by topic, partition and subscription."""
         self.moving: dict[tuple[str, int, str], Signal] = {}
         """Subscriptions that are being moved, by topic, partition and name: set when that is over."""
         self.held = HeldBytes()

@@ -12,8 +12,25 @@ REFUSED = "tests/actors/pulsar/test_refused_sends.py"
 WHOLE = "tests/actors/pulsar/test_whole_batches.py"
 
 INTAKE = "tests/actors/pulsar/conversation/test_intake.py"
+READER_SEEKS = "tests/actors/pulsar/test_reader_seeks.py"
 
 SERVING: list[Mutant] = [
+    Mutant(
+        name="a reader that closes leaves its seek",
+        module="actors.pulsar.conversation.commands",
+        old="        self._c.seeks.forget(asked.consumer_id)\n",
+        new="",
+        world=GATEWAY,
+        test=f"{READER_SEEKS}::test_a_reader_that_closes_leaves_no_seek",
+    ),
+    Mutant(
+        name="seeks of readers are kept without bound",
+        module="actors.pulsar.conversation.reader_seeks",
+        old="        if len(self._targets) > MOST_SEEKS:\n",
+        new="        if False:\n",
+        world=GATEWAY,
+        test=f"{READER_SEEKS}::test_seeks_are_kept_for_so_many_readers",
+    ),
     Mutant(
         name="who does not read is read",
         module="actors.pulsar.conversation.intake",
