@@ -304,8 +304,10 @@ class Consumer:
         self._closed = True
         self._receiving.end(Fenced("the consumer is closed"))
         self._hand_over_now()
-        self._loop.run(_together(part.close(for_good=for_good) for part in self.parts), CLOSE_S)
-        self._on_close(self)
+        try:  # the partitions leave even when whoever waits for it gives up
+            self._loop.run(_together(part.close(for_good=for_good) for part in self.parts), CLOSE_S)
+        finally:
+            self._on_close(self)
 
     def __enter__(self) -> Consumer:
         return self

@@ -197,8 +197,7 @@ class PartitionConsumer:
     async def wait_confirmed(self) -> None:
         """Wait until every acknowledgement so far is durable.
 
-        Raises Fenced if a session was lost with acknowledgements that were not, while this waits or since it was last
-        told: those messages come again, to whomever. Told once; what is acknowledged from then on counts anew.
+        Raises Fenced, once, if a session was lost with acknowledgements that were not: those messages come again.
         """
         told = self.losses.told
         await self.settle()
@@ -231,14 +230,17 @@ class PartitionConsumer:
             await self._send_acks(Acknowledge(session=session, ack_turn=turn, acks=positions, durable=turn == last))
 
     async def close(self, *, for_good: bool = False) -> None:
-        """Send what is acknowledged, then leave; what is still held goes to the others in order. for_good: nothing is
-        kept for one of its name (`grace_ms`).
+        """Send what is acknowledged, then leave, whoever gives up waiting for that; what is held goes to the others in
+        order. for_good: nothing is kept for one of its name (`grace_ms`).
         """
         self.closing = True
         self._inbox.close()
         self._hand_backs.close()
         self._ack_signal.set()
         self._session_changed.set()
+        await carry_through(self._ports, self._close(for_good=for_good), f"close-{self.partition}")
+
+    async def _close(self, *, for_good: bool) -> None:
         try:
             if self.acknowledgements:
                 await self.settle()
@@ -300,9 +302,7 @@ class PartitionConsumer:
             await wait.pause()
 
     async def _say_given_back(self, attached: Attached) -> bool:
-        """Tell a new session what was given back and not confirmed, which no owner may know of: before anything is
-        delivered under the session, so nothing newer can be meant. False: attach again.
-        """
+        """Tell a new session what was given back and not confirmed, before it delivers. False: attach again."""
         if attached.session == self.session:
             return True  # it is not new, and has been told or is being told
         self._queued -= self._revocations.forestall() if attached.revokes else 0
@@ -357,16 +357,11 @@ class PartitionConsumer:
         session = self.session
         try:
             await (self._poll() if self.session else self._attach())
-        except Conflict:
-            await self._attach()
         except Fenced:
             if not self.closing:
                 if session == self.session:
                     self._lost()
                 await self._attach()
-        except (Unavailable, Overloaded, Corrupt):
-            await self._ports.clock.sleep(RETRY_FIRST)
-            await self._attach()
 
     async def _poll(self) -> None:
         """One turn, repeated until it is answered. Raises Fenced when the session is over."""
@@ -383,7 +378,12 @@ class PartitionConsumer:
                 rows_from=self._ports.net.rows_from(self._address), by_index=self.by_index,
             )  # fmt: skip
             sent = self._ports.clock.monotonic()
-            reply = await self._ports.net.call(self._address, request, CALL_TIMEOUT)
+            try:
+                reply = await self._ports.net.call(self._address, request, CALL_TIMEOUT)
+            except PASSING as error:  # it was heard or not, as one without an answer
+                reply = Unknown(str(error), gone=True)
+                self._turn += isinstance(error, Conflict)  # which says that the turn is over
+                await wait.pause()
             if (session, epoch) != (self.session, self.epoch):
                 return
             if not isinstance(reply, Unknown):
@@ -428,8 +428,8 @@ class PartitionConsumer:
                 )
 
     def _came(self, messages: Sequence[Received], trimmed: Positions) -> None:
-        """Messages are complete. What was trimmed before its payload was fetched, which everybody is done with, never
-        comes: it frees its permits and is acknowledged, or it would count as held, and hold back its key.
+        """Messages are complete. What was trimmed before its payload was fetched never comes: it frees its permits and
+        is acknowledged, or it would count as held, and hold back its key.
         """
         if len(trimmed):
             self._queued -= len(trimmed)

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from actors.messages import Attach, OpenProducer
+from actors.messages import Attach, Detach, OpenProducer
 from cluster.client import Client
 from storage.errors import Conflict, Unavailable
 from tests.cluster import helpers
@@ -115,6 +115,19 @@ def test_who_interrupts_a_subscribe_leaves_no_consumer(client: Client, monkeypat
     monkeypatch.undo()
     eventually(lambda: attached(client) == 0, "who was opened has left", 20)
     eventually(lambda: not [name for name in tasks(client) if "publish" in name], lambda: str(tasks(client)), 20)
+
+
+def test_a_close_in_vain_leaves_no_consumer(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    client.create_topic("two", 2)
+    consumer = client.subscribe("two", "s")
+    monkeypatch.setattr("cluster.consumer.CLOSE_S", 1.0)
+    held = Held(client, Detach, monkeypatch)
+    with pytest.raises(Unavailable, match="no answer within"):
+        consumer.close()
+    assert client._open == {}
+    held.release()
+    eventually(lambda: not [name for name in tasks(client) if "lease" in name], lambda: str(tasks(client)), 20)
+    assert attached(client) == 0
 
 
 def tasks(client: Client) -> list[str]:

@@ -64,3 +64,18 @@ def test_what_was_all_given_back_comes_again() -> None:
         assert (await broker.stats())["msgBacklog"] == 0
 
     play(scenario)
+
+
+def test_who_closes_leaves() -> None:
+    """What it holds is others' then, and not only when its lease is over."""
+
+    async def scenario(broker: Broker) -> None:
+        client = await consumer_of_two(broker)
+        client.ack(client.got[0])
+        await give_up(broker, client.parts[0].close())
+        other = await broker.join("other")
+        await broker.until(lambda: len(other.got) == 1)
+        await broker.world.within(10_000, other.parts[0].wait_confirmed(), "it is confirmed")
+        assert (await broker.stats())["msgBacklog"] == 0
+
+    play(scenario, lease_ms=30_000)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from actors.messages import Attach, Attached, Detach
-from storage.errors import Conflict, Unavailable
+from actors.messages import Attach, Attached, Delivery, Detach
+from actors.ports import Address
+from storage.errors import Conflict, Corrupt, Overloaded, SluiceError, Unavailable
 from tests.actors.delayed.desk import Desk, serve
 from tests.scenarios.key_shared.broker import KEYS, Broker, Client, play
 
@@ -132,3 +135,47 @@ def test_what_is_cleared_and_trimmed_unfetched_nobody_holds() -> None:
         assert (await desk.consumer_stats())["c"]["availablePermits"] == 1000
 
     serve(scenario, topic={"roll_entries": 4}, type="key_shared", delayed_delivery_min_index_count_per_bucket=5)
+
+
+@pytest.mark.parametrize("error", [Unavailable("x"), Conflict("x"), Overloaded("x"), Corrupt("x")])
+def test_what_a_refused_poll_took_along_is_said_again(error: SluiceError) -> None:
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c", acking=False)
+        await broker.publish("a", "b")
+        await broker.until(lambda: len(client.got) == 2)
+        acknowledgements = client.parts[0].acknowledgements
+        broker.world.network.refusals["Poll"] = 1.0, (error,)
+        await broker.publish("c")  # which ends the poll that waits
+        await broker.until(lambda: len(client.got) == 3)
+        client.ack()
+        await broker.until(lambda: bool(acknowledgements.unconfirmed))
+        await broker.quiet(100)
+        broker.world.network.refusals.clear()
+        await broker.world.within(10_000, client.parts[0].wait_confirmed(), "it is confirmed")
+        assert (await broker.stats())["msgBacklog"] == 0
+
+    play(scenario)
+
+
+def test_what_a_refused_answer_brought_comes_again() -> None:
+    """The answer was made, and could not be written: one of its payloads could not be read."""
+
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c")
+        net: Any = client.ports.net
+        call = net.call
+        refused: list[Delivery] = []
+
+        async def refuse(to: Address, request: Any, timeout: int) -> Any:
+            reply = await call(to, request, timeout)
+            if isinstance(reply, Delivery) and reply.parts and not refused:
+                refused.append(reply)
+                raise Unavailable("a shared payload cannot be read")
+            return reply
+
+        net.call = refuse
+        await broker.publish("a", "b")
+        await broker.until(lambda: len(client.got) == 2)
+        assert refused
+
+    play(scenario)

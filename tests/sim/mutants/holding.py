@@ -48,6 +48,22 @@ HOLDING: list[Mutant] = [
         test="tests/actors/consumer/test_giving_up.py",
     ),
     Mutant(
+        name="a refused poll takes what it took along with it",
+        module="actors.consumer.partition",
+        old="                reply = Unknown(str(error), gone=True)\n",
+        new="                return\n",
+        world=BROKER,
+        test="tests/actors/consumer/test_partition.py",
+    ),
+    Mutant(
+        name="a consumer leaves only as long as somebody waits for that",
+        module="actors.consumer.partition",
+        old='        await carry_through(self._ports, self._close(for_good=for_good), f"close-{self.partition}")\n',
+        new="        await self._close(for_good=for_good)\n",
+        world=BROKER,
+        test="tests/actors/consumer/test_giving_up.py::test_who_closes_leaves",
+    ),
+    Mutant(
         name="what was on its way arrives although it was given back",
         module="actors.consumer.partition",
         old="                if reply.consumer_epoch >= self._consumer_epoch:",
