@@ -44,6 +44,9 @@ def test_kst_7_a_cumulative_acknowledgement_is_refused_clearly() -> None:
 class Calls:
     """A loop that notes what it was asked to do, and does it when the test says so."""
 
+    def check_process(self) -> None:
+        """It is the right one."""
+
     def __init__(self) -> None:
         self.at_once: list[Callable[[], object]] = []
         self.timers: list[Callable[[], object]] = []
