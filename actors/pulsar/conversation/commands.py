@@ -23,7 +23,6 @@ from actors.names import check_name, quoted, unquoted
 from actors.policies.namespaces import Namespaces
 from actors.producer.producer import Entrance
 from actors.pulsar.codec.fields_reader import UNSIGNED
-from actors.pulsar.codec.message_ids import position_of
 from actors.pulsar.codec.protocol import ServerError
 from actors.pulsar.conversation.asked import STICKY, TYPES, Asked
 from actors.pulsar.conversation.client_session import ClientSession
@@ -44,7 +43,7 @@ from actors.pulsar.conversation.wire_producer import WireProducer
 from actors.signal import Signal
 from actors.wire import R, Request
 from storage.errors import Conflict, Invalid, NotFound, SluiceError
-from storage.position import EARLIEST, entry_of, ledger_of, show
+from storage.position import EARLIEST, MAX_ENTRY, MAX_LEDGER, entry_of, ledger_of, position, show
 
 ACCESS_MODES: tuple[AccessMode, ...] = ("shared", "exclusive", "wait_for_exclusive", "exclusive_with_fencing")
 EXCLUSIVE, SHARED, FAILOVER, KEY_SHARED = range(4)
@@ -304,11 +303,14 @@ class CommandHandlers:
         return EARLIEST if asked.initial_position == 1 else (await self._ask_owner(place, None, ReadEnds())).next
 
     async def _at(self, one: Any, place: TopicPartition) -> int:
-        """The position of an id, earliest and latest included; of a batch its first row: clients skip by themselves."""
-        if one.ledger == LATEST or one.entry == LATEST:
+        """The position of an id, earliest and latest included; of a batch its first row: clients skip by themselves.
+
+        Its numbers have signs, though they travel without: -1 lies before the first ledger, and before every entry.
+        """
+        ledger, entry = (number - (number > LATEST) * (UNSIGNED + 1) for number in (one.ledger, one.entry))
+        if ledger > MAX_LEDGER or entry == LATEST:
             return (await self._ask_owner(place, None, ReadEnds())).next
-        at = position_of(one)
-        return EARLIEST if at is None else at
+        return position(ledger, min(max(entry, 0), MAX_ENTRY)) if ledger > 0 else EARLIEST
 
     async def _ask_owner(self, place: TopicPartition, subscription: str | None, request: Request[R]) -> R:
         ask = partial(self._g.directory.ask_owner, timeout=ASK_MS, patience=PATIENCE_MS)
