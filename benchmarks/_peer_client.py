@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import mmap
 import sys
 import threading
 import time
@@ -23,6 +24,8 @@ import numpy as np
 BATCH = 1_000
 LARGE = 10_000
 WAIT_MS = 60_000
+POLL_MS = 200
+"""How long a consumer without messages waits before it looks whether the others have all that is missing."""
 
 
 class Link(Protocol):
@@ -49,8 +52,49 @@ class Link(Protocol):
     def publish(self, keys: list[str], chosen: np.ndarray[Any, Any], size: int) -> Iterator[None]:
         """Prepare to send in the client's largest way; the second step does it and waits for the confirmation."""
 
-    def drain(self, idle_ms: int) -> tuple[int, float]:
-        """Take and acknowledge until nothing came for so long; (messages, time of the last one)."""
+    def drain(self, tally: Tally) -> tuple[int, float]:
+        """Take and acknowledge until all has come to one consumer or another; (messages, time of the last one)."""
+
+
+class Tally:
+    """How many messages each of several consumers has received: a number each in a file that their processes share.
+
+    Of a subscription one consumer may have nothing for as long as the others have all the keys that are left. So the
+    end is not silence, but that together they have what was sent. file: of 8 bytes for each of `of` consumers.
+    """
+
+    def __init__(self, file: str, number: int, of: int, messages: int) -> None:
+        with open(file, "r+b") as shared:
+            self._counts = memoryview(mmap.mmap(shared.fileno(), 8 * of)).cast("q")
+        self._number, self._messages = number, messages
+
+    def received(self, count: int) -> None:
+        """This consumer has so many by now."""
+        self._counts[self._number] = count
+
+    def total(self) -> int:
+        """How many all of them have."""
+        return sum(self._counts)
+
+    def drain(self, take: Callable[[int], int]) -> tuple[int, float]:
+        """Take until nothing is missing, or nothing has come to anybody for WAIT_MS; (messages, time of the last one).
+
+        take: waits for so many milliseconds at most, and returns how many messages it has taken.
+        """
+        count, last = 0, time.time()
+        seen, since = self.total(), time.monotonic()
+        while True:
+            if taken := take(POLL_MS):
+                count, last = count + taken, time.time()
+                self.received(count)
+                continue
+            total = self.total()
+            if total >= self._messages:
+                return count, last
+            if total != seen:
+                seen, since = total, time.monotonic()
+            elif (time.monotonic() - since) * 1000 >= WAIT_MS:
+                return count, last
 
 
 class Singles:
@@ -65,15 +109,19 @@ class Singles:
             self.send_async(payloads[number & 1023], key)
         self.flush()
 
-    def drain(self: Any, idle_ms: int) -> tuple[int, float]:
+    def drain(self: Any, tally: Tally) -> tuple[int, float]:
         """See Link."""
-        count, last, wait = 0, time.time(), WAIT_MS
-        while (message := self.receive(wait)) is not None:
+
+        def take(wait: int) -> int:
+            message = self.receive(wait)
+            if message is None:
+                return 0
             self.acknowledge(message)
-            count += 1
-            last, wait = time.time(), idle_ms
+            return 1
+
+        drained = tally.drain(take)
         self.settle()
-        return count, last
+        return drained
 
 
 class SluiceLink:
@@ -143,16 +191,20 @@ class SluiceLink:
         for receipt in [self._producer.send_batch(batch) for batch in batches]:
             receipt.result(300)
 
-    def drain(self, idle_ms: int) -> tuple[int, float]:
+    def drain(self, tally: Tally) -> tuple[int, float]:
         """See Link."""
         gc.freeze()
-        count, last, wait = 0, time.time(), WAIT_MS
-        while (batch := self._consumer.receive_batch(wait)) is not None:
+
+        def take(wait: int) -> int:
+            batch = self._consumer.receive_batch(wait)
+            if batch is None:
+                return 0
             self._consumer.acknowledge(batch)
-            count += len(batch)
-            last, wait = time.time(), idle_ms
+            return len(batch)
+
+        drained = tally.drain(take)
         self.settle()
-        return count, last
+        return drained
 
 
 class RedisLink(Singles):
@@ -344,7 +396,7 @@ def serve(link: Link) -> None:
         elif do == "publish":
             next(made, None)
         elif do == "drain":
-            count, ended = link.drain(**wanted)
+            count, ended = link.drain(Tally(**wanted))
             told = {"count": count}
         else:
             told = DOINGS[do](link, **wanted)

@@ -82,13 +82,15 @@ def batches(side: Side, topic: str, options: argparse.Namespace) -> Figures:
         for one in clients:
             one.hear()
         sinks, sources = clients[:2], clients[2:]
+        tally = stack.enter_context(tempfile.NamedTemporaryFile(prefix="sluice-tally-"))
+        tally.truncate(8 * len(sinks))
         for number, one in enumerate(sources):
             one.tell("prepare", messages=share, keys=KEYS, size=100, seed=number)
         for one in sources:
             one.hear()
         cpu = side.cpu()
-        for one in sinks:
-            one.tell("drain", idle_ms=options.idle_ms)
+        for number, one in enumerate(sinks):
+            one.tell("drain", file=tally.name, number=number, of=len(sinks), messages=share * 2)
         for one in sources:
             one.tell("publish")
         told = [one.hear() for one in [*sources, *sinks]]
@@ -183,7 +185,6 @@ def main() -> None:
     parser.add_argument("--singles", type=int, default=100_000, help="messages of a round")
     parser.add_argument("--batches", type=int, default=1_000_000, help="messages of a round")
     parser.add_argument("--warm", type=int, default=200, help="messages before those that count")
-    parser.add_argument("--idle-ms", type=int, default=1_000, help="after which a consumer without messages is done")
     parser.add_argument("--pulsar", metavar="FOLDER", help="Pulsar's unpacked distribution")
     parser.add_argument(
         "--pulsar-batching", choices=("key", "default", "none"), default="key", help="of Pulsar's client"

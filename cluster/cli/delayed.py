@@ -77,12 +77,17 @@ def _chosen(
     everything: bool,
     dry_run: bool,
 ) -> dict[str, Any]:
+    if not all(names):
+        raise typer.BadParameter("--delay-id is empty")
+    begins, ends = moment(due_from) if due_from else None, moment(due_to) if due_to else None
+    if begins is not None and ends is not None and begins > ends:
+        raise typer.BadParameter("--from is later than --to: nothing is due in between")
     given = {
         "message_id": ids or None,
         "delay_id": names or None,
         "key": key,
-        "due_from": moment(due_from) if due_from else None,
-        "due_to": moment(due_to) if due_to else None,
+        "due_from": begins,
+        "due_to": ends,
         "before": before,
         "everything": everything or None,
         "dry_run": dry_run or None,

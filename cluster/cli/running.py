@@ -21,12 +21,17 @@ from cluster.cli.options import (
 )
 from cluster.cli.output import say, show, show_json, show_one, watch
 
+MOST_NODES = 64
+"""More Ray nodes than a machine is asked to run: each costs about 150 MB of memory."""
+
 config_app = typer.Typer(no_args_is_help=True, help="Show the configuration.")
 
 
 def up(
     bookies: Annotated[int | None, typer.Option("--bookies", min=1, help="How many bookies to start.")] = None,
-    nodes: Annotated[int, typer.Option("--nodes", min=1, help="Ray nodes to start on this machine.")] = 1,
+    nodes: Annotated[
+        int, typer.Option("--nodes", min=1, max=MOST_NODES, help="Ray nodes to start on this machine.")
+    ] = 1,
     data_dir: DataDirOption = None,
     address: AddressOption = None,
     objects: ObjectsOption = None,

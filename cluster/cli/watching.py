@@ -36,11 +36,11 @@ def watch(
 
     folder = load(config, data_dir=data_dir).values.data_dir
     server = Server(folder)
+    if topic or text:
+        topic, subscription = server.choose(topic, subscription)
     if not text:
         say(f"the live page: {server.page(topic, subscription)}")
         return 0
-    if not (topic and subscription):
-        topic, subscription = server.first(topic)
     with contextlib.suppress(KeyboardInterrupt):
         show_text(server, topic, subscription)
     return 0
@@ -65,12 +65,16 @@ class Server:
         chosen = {key: value for key, value in (("topic", topic), ("subscription", subscription)) if value}
         return f"http://127.0.0.1:{self.port}/watch{'?' if chosen else ''}{urlencode(chosen)}#token={self.token}"
 
-    def first(self, topic: str) -> tuple[str, str]:
-        """A topic (the wanted one, if one is wanted) and a subscription of it. Raises NotFound if there is none."""
+    def choose(self, topic: str, subscription: str) -> tuple[str, str]:
+        """A topic and a subscription of it, those that are wanted if they are given. Raises NotFound without them."""
         known = json_module.loads(self._get("/watch/subscriptions").read())
         for name, subscriptions in known.items():
-            if subscriptions and topic in ("", name):
-                return name, subscriptions[0]
+            if topic in ("", name) and subscriptions and (not subscription or subscription in subscriptions):
+                return name, subscription or subscriptions[0]
+        if topic and topic not in known:
+            raise NotFound(f"there is no topic {printable(topic)}")
+        if subscription:
+            raise NotFound(f"there is no subscription {printable(subscription)} of {printable(topic)}")
         raise NotFound(f"there is no subscription{f' of {topic}' if topic else ''} yet; `./sluice consume` makes one")
 
     def events(self, topic: str, subscription: str) -> Iterator[tuple[str, Any]]:

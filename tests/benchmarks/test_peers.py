@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import _peer_client
+from benchmarks._peer_client import Tally
 from benchmarks._peer_servers import CLIENT, Missing, PulsarSide, SluiceSide, configured
 from benchmarks.peers import table
 
@@ -36,6 +38,32 @@ def test_a_folder_without_a_broker_is_named(tmp_path: Path) -> None:
         PulsarSide("pulsar", tmp_path, tmp_path, "key").start()
     with pytest.raises(Missing, match=r"run its \./sluice once"):
         SluiceSide("checkout", tmp_path, tmp_path)
+
+
+def test_a_silent_consumer_waits_for_the_others(tmp_path: Path) -> None:
+    """It has nothing while another has all the keys that are left; then one of its own comes."""
+    file = tmp_path / "tally"
+    file.write_bytes(bytes(16))
+    mine, other = (Tally(str(file), number, of=2, messages=10) for number in (0, 1))
+    happens = iter([3, 0, 0, 0, 5, 0, 2, 0])
+
+    def take(wait: int) -> int:
+        taken = next(happens)
+        if taken == 5:  # the other's
+            other.received(taken)
+            return 0
+        return taken
+
+    assert mine.drain(take)[0] == 5
+    assert list(happens) == []
+
+
+def test_messages_that_never_come_are_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_peer_client, "WAIT_MS", 0)
+    file = tmp_path / "tally"
+    file.write_bytes(bytes(8))
+    happens = iter([3, 0, 0])
+    assert Tally(str(file), 0, of=1, messages=10).drain(lambda wait: next(happens))[0] == 3
 
 
 def test_an_unknown_work_is_named() -> None:

@@ -148,6 +148,9 @@ def command(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=1, help="worker processes")
     parser.add_argument("--keep-going", action="store_true", help="do not stop at the first failing seed")
     given = parser.parse_args(arguments)
+    begin, _, end = given.seeds.partition(":")
+    if given.minutes is None and not (begin.isdecimal() and end.isdecimal() and int(begin) < int(end)):
+        parser.error(f"--seeds is A:B with A below B, not {given.seeds!r}")
     return main(
         seeds=given.seeds,
         world=given.world,

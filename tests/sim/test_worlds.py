@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.sim.cli import main
+from tests.sim.cli import command, main
 from tests.sim.faults import KINDS, Fault, draw, parse
 from tests.sim.runner import run_seed, shrink
 from tests.sim.world import World
@@ -162,3 +162,10 @@ def test_the_command_tells_seed_faults_promise_and_story(
     assert main(world="fragile", shrink_seed=5, faults=["loss", "delay"]) == 1
     assert "faults: loss chance=0.05" in capsys.readouterr().out
     assert main(world="nowhere") == 2
+
+
+@pytest.mark.parametrize("seeds", ["5:1", "5:5", "5", "a:b", "-3:5"])
+def test_a_range_without_a_seed_is_refused(seeds: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command([f"--seeds={seeds}"])
+    assert ended.value.code == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import tomllib
 from collections.abc import Callable
@@ -11,6 +12,9 @@ from typing import Any
 import pytest
 
 import cluster.config  # noqa: F401 (it needs the real launcher when it is imported first)
+from cluster.admin_http import PORT_FILE, TOKEN_FILE
+from cluster.cli.watching import Server
+from storage.errors import NotFound
 from tests.cluster.cli.conftest import Cli
 
 Calls = list[tuple[str, Any]]
@@ -78,3 +82,34 @@ def test_config_show(cli: Cli, tmp_path: Path) -> None:
     printed = tomllib.loads(cli("config", "show", "--set", "bookies=5")[1])
     assert (printed["bookies"], printed["topic"]["ack_quorum"]) == (5, 2)
     assert json.loads(cli("config", "show", "--set", "bookies=5", "--json")[1])["sources"] == {"bookies": "flag"}
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        ("up --nodes 1000000", "less than or equal to 64"),
+        ("subscriptions cancel-delayed t s --delay-id=", "--delay-id is empty"),
+        ("subscriptions cancel-delayed t s --from 2026-02-01 --to 2026-01-01", "--from is later than --to"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(cli: Cli, tmp_path: Path, command: str, reason: str) -> None:
+    code, out, err = cli(*command.split(), "--data-dir", str(tmp_path))
+    assert (code, out) == (2, "")
+    assert reason in " ".join(err.replace("│", " ").split())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_watch_names_what_there_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / PORT_FILE).write_text("1")
+    (tmp_path / TOKEN_FILE).write_text("x")
+    server = Server(tmp_path)
+    monkeypatch.setattr(server, "_get", lambda path: io.BytesIO(b'{"orders": ["audit", "billing"], "empty": []}'))
+    assert server.choose("", "") == server.choose("orders", "") == ("orders", "audit")
+    assert server.choose("", "billing") == server.choose("orders", "billing") == ("orders", "billing")
+    for topic, subscription, named in (
+        ("no", "", "no topic no"),
+        ("no", "s", "no topic no"),
+        ("orders", "s", "no subscription s"),
+    ):
+        with pytest.raises(NotFound, match=named):
+            server.choose(topic, subscription)
