@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import cluster.config  # noqa: F401 (it needs the real launcher when it is imported first)
-from cluster.admin_http import PORT_FILE, TOKEN_FILE
+from cluster.http.admin import PORT_FILE, TOKEN_FILE
 from cluster.cli.watching import Server
 from storage.errors import NotFound
 from tests.cluster.cli.conftest import Cli
