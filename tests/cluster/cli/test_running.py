@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import cluster.config  # noqa: F401 (it needs the real launcher when it is imported first)
-from cluster.http.admin import PORT_FILE, TOKEN_FILE
 from cluster.cli.watching import Server
+from cluster.http.admin import PORT_FILE, TOKEN_FILE
 from storage.errors import NotFound
 from tests.cluster.cli.conftest import Cli
 
