@@ -19,7 +19,7 @@ CALL_TIMEOUT = 15_000
 def alarms_of(status: Mapping[str, Any]) -> list[str]:
     """The alarms in what a controller tells of itself (the verb `status`)."""
     troubled = [row for row in status["actors"] if row["problem"] or row["state"] != "running"]
-    alarms = [f"{row['name']} is {row['state']}" + (f": {row['problem']}" if row["problem"] else "") for row in troubled]
+    alarms = [": ".join(filter(None, (f"{row['name']} is {row['state']}", row["problem"]))) for row in troubled]
     if status["underReplicated"]:
         alarms.append(f"{status['underReplicated']} fragments have fewer copies than they should")
     for bookie, count in status.get("unknownLedgers", {}).items():
