@@ -60,6 +60,25 @@ def test_what_cannot_be_is_refused(tool: Tool) -> None:
     assert tool.ask("GET", f"{path}/retention").status == 204
 
 
+@pytest.mark.parametrize("number", [1 << 31, (1 << 63) - 1, 1 << 63, 10**30, 10**400])
+def test_numbers_beyond_all_times_are_refused(tool: Tool, number: int) -> None:
+    path, quota = f"{SPACES}/public/default", {"policy": "producer_exception"}
+    asked: list[tuple[str, object]] = [
+        ("messageTTL", number * 1000),
+        ("retention", {**HOUR, "retentionTimeInMinutes": number}),
+        ("retention", {**HOUR, "retentionSizeInMB": number}),
+        ("backlogQuota", {**quota, "limitSize": number << 32}),
+        ("backlogQuota?backlogQuotaType=message_age", {**quota, "limitTime": number << 32}),
+    ]
+    for where, body in asked:
+        refused = tool.ask("POST", f"{path}/{where}", body)
+        assert refused.status in (400, 412), (where, refused)
+        assert "\n" not in refused.body["reason"].strip()
+    assert tool.ask("GET", f"{path}/retention").status == 204
+    assert tool.ask("GET", f"{path}/messageTTL").status == 204
+    assert tool.get(f"{path}/backlogQuotaMap") == {}
+
+
 def test_a_new_topic_or_namespace_of_the_name_has_none(tool: Tool) -> None:
     space = f"{SPACES}/public/forgetful"
     for path, kept in ((space, space), (f"{BASE}/forgetful", f"{BASE}/forgetful")):
