@@ -60,12 +60,12 @@ class BatchAcks:
             await wait.pause()
         return None
 
-    def joined(self, begun: Received, first: int, more: Received, count: int) -> Received:
-        """The open rows of a part from a row on, and so many of the first ones of another, which both lose them: one
-        part, which is held from now on.
+    def joined(self, begun: Received, first: int, more: Received, row: int, count: int) -> Received:
+        """The open rows of a part from a row on, and those among so many of another from a row on, which both lose
+        them: one part, which is held from now on.
         """
         ours = np.flatnonzero(begun.open[first:]) + first
-        theirs = np.arange(count)[more.open[:count]]
+        theirs = np.flatnonzero(more.open[row : row + count]) + row
         pieces = [(begun, ours), (more, theirs)]
 
         def column(name: str) -> Any:
@@ -81,7 +81,7 @@ class BatchAcks:
             epoch=more.epoch,
             session=more.session,
             overtook=column("overtook"),
-            follows=more.follows if count == len(more) else 0,
+            follows=more.follows if row + count == len(more) else 0,
         )
         for part, rows in pieces:
             part.close(rows)

@@ -51,6 +51,7 @@ ONCE_FAILED = [
     ("grace", 285),  # a hand-over before the consumer has a place to hand over
     ("seeks", 28),  # a copy of an early seek waited for its topic, and undid a later one that had been answered
     ("cancels", 75),  # a cancellation whose answer was lost, asked for again after the topic had trimmed the message
+    ("relay", 8000011),  # what is done at the head of a batch goes as holes, for which there was no room
     ("ledger", 310411),  # a bookie that is still starting when it is asked for its copies
 ]
 """Seeds that showed a defect of the broker or of its judge, with what it was about."""

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from actors.consumer.held import UNKNOWN, Received
 from actors.consumer.partition import PartitionConsumer
@@ -27,6 +28,7 @@ from storage.position import entry_of, ledger_of
 
 PATIENCE_MS = 2_000
 """So long the rest of a batch is waited for."""
+Rows = npt.NDArray[np.int64]
 
 
 @dataclass(slots=True, eq=False)
@@ -50,7 +52,7 @@ class PartialBatch:
 
 @dataclass(frozen=True, slots=True)
 class RowRange:
-    """Rows first .. end-1 of a part, which are sent together. rest: of the last batch something is missing.
+    """Rows first .. end-1 of a part, which are sent together. rest: of one of their batches the end is missing.
 
     waiting: positions of what is missing in the batches of these rows and is not done; None: nobody has asked.
     """
@@ -75,30 +77,55 @@ def begun_in(part: Received, first: int = 0) -> PartialBatch | None:
 def leading(stretch: RowRange, room: int) -> tuple[RowRange, RowRange | None]:
     """What of a stretch goes to a client that has room for so many messages, one or more; and what stays.
 
-    A batch goes whole where there is room for its first message. What is done in its midst takes room as well.
+    A batch goes whole where there is room for its first message. What is done before and between its messages may go
+    as holes, which take room as well.
     """
     part, first, end = stretch.part, stretch.first, stretch.end
     positions = part.positions[first:end]
-    if abs(int(positions[-1]) - int(positions[0])) < room:
-        return stretch, None
     starts = positions
     if "batch_index" in part.schema.names:
         index = part.column("batch_index").slice(first, end - first).fill_null(0)
         starts = positions - index.to_numpy(zero_copy_only=False)
     begins = np.flatnonzero(np.diff(starts, prepend=-1))
     ends = np.append(begins[1:], len(positions)) - 1
-    taken = np.cumsum(positions[ends] - positions[begins] + 1)
+    taken = np.cumsum(positions[ends] - starts[begins] + 1)
     behind = begins[1:][taken[:-1] >= room]
     if not len(behind):
         return stretch, None
     cut = first + int(behind[0])
-    return RowRange(part, first, cut), RowRange(part, cut, end, stretch.rest)
+    return RowRange(part, first, cut, stretch.rest), RowRange(part, cut, end, stretch.rest)
 
 
-def continued(begun: PartialBatch, part: Received) -> int:
-    """How many of the first rows of a part belong to a batch that was begun."""
-    inside = (part.positions >= begun.behind) & (part.positions <= begun.last)
+def goes_on_at(begun: PartialBatch, part: Received, first: int) -> int:
+    """The first open row of a part, from a row on, that belongs to the rest of a batch or lies behind it; len(part)
+    if there is none.
+    """
+    there = (part.positions >= begun.behind) & part.open
+    there[:first] = False
+    return int(np.argmax(np.append(there, True)))
+
+
+def continued(begun: PartialBatch, part: Received, first: int) -> int:
+    """How many of the rows of a part, from a row on, belong to a batch that was begun."""
+    rest = part.positions[first:]
+    inside = (rest >= begun.behind) & (rest <= begun.last)
     return int(np.argmin(np.append(inside, False)))
+
+
+def unsure_ends(part: Received, first: int, end: int) -> Rows:
+    """Of the batches that begin in rows first .. end-1 of a part: the last open row of each behind which the part does
+    not show that the batch ends; int64, ascending. The last row of the part is none of them: see Received.follows.
+    """
+    if "batch_index" not in part.schema.names:
+        return np.empty(0, np.int64)
+    index = np.asarray(part.column("batch_index").fill_null(-1).to_numpy(zero_copy_only=False), np.int64)
+    rows: Rows = np.flatnonzero(part.open[first:end] & (index[first:end] >= 0)) + first
+    starts = part.positions[rows] - index[rows]
+    lasts = rows[len(rows) - 1 - np.unique(starts[::-1], return_index=True)[1]]
+    lasts = np.sort(lasts[lasts < len(part) - 1])
+    ended = (part.positions[lasts + 1] == part.positions[lasts] + 1) & (index[lasts + 1] <= 0)
+    unsure: Rows = lasts[~ended]
+    return unsure
 
 
 class BatchReassembler:
@@ -128,7 +155,7 @@ class BatchReassembler:
     def take(self, part: Received) -> None:
         """A part came. From here on it is at the client, as far as others know."""
         part.shown = len(part)
-        if not (self._working or self._begun or part.follows):
+        if not (self._working or self._begun or part.follows or self._may_be_cut(part, 0, len(part))):
             self.ready.append(RowRange(part, 0, len(part)))
             return
         self._queue.append(part)
@@ -159,7 +186,7 @@ class BatchReassembler:
         while self._queue:
             part = self._queue[0]
             if part.follows == UNKNOWN:
-                part.follows = await self._follows(part)
+                part.follows = await self._follows(int(part.positions[-1]))
             first = await self._continue(part)
             await self._begin(part, first)
             if self._queue and self._queue[0] is part:
@@ -167,44 +194,74 @@ class BatchReassembler:
             self._send()
         self._working = False
 
-    async def _follows(self, part: Received) -> int:
-        """How much of the last batch of a part follows it in the log."""
-        last = int(part.positions[-1])
+    async def _follows(self, at: int) -> int:
+        """How much of the batch of the message at a position follows it in the log."""
         try:
-            run = await self._payloads.run(ledger_of(last), entry_of(last))
+            run = await self._payloads.run(ledger_of(at), entry_of(at))
         except NotFound:  # everybody is done with it
             return 0
-        return run.follows(entry_of(last) - run.first_entry)
+        return run.follows(entry_of(at) - run.first_entry)
 
     async def _continue(self, part: Received) -> int:
-        """What was begun goes on with a part, or does not; returns how many of its first rows are taken."""
-        taken = 0
-        for begun in list(self._begun):
+        """What was begun goes on with a part, or does not; returns the row from which on nothing of it is taken.
+
+        Nothing of the part that lies behind a batch goes out before what was begun of it: keys keep their order.
+        """
+        first = 0
+        self._begun = [begun for begun in self._begun if begun.waits()]
+        while self._begun:
+            begun = min(self._begun, key=lambda each: goes_on_at(each, part, first))
+            row = goes_on_at(begun, part, first)
+            if row == len(part):
+                break
+            await self._put(part, first, row)
+            first = row
             if begun not in self._begun:
                 continue
-            if not begun.waits():
-                self._begun.remove(begun)
-            elif not taken and (taken := continued(begun, part)):
-                self._begun.remove(begun)
-                joined = self._batches.joined(begun.part, begun.first, part, taken)
-                joined.follows = begun.last - int(joined.positions[-1])
-                await self._begin(joined, 0)
-            elif int(part.positions[min(taken, len(part) - 1)]) > begun.last:
+            taken = continued(begun, part, first)
+            if not taken:
                 await self._release(begun)
-            else:
-                self._want(begun.missing)
-        return taken
+                continue
+            self._begun.remove(begun)
+            first += taken
+            joined = self._batches.joined(begun.part, begun.first, part, row, taken)
+            joined.follows = begun.last - int(joined.positions[-1])
+            await self._begin(joined, 0)
+        for begun in self._begun:
+            self._want(begun.missing)
+        return first
 
     async def _begin(self, part: Received, first: int) -> None:
         """Send a part from a row on, but for a batch of which something is still to come."""
         begun = begun_in(part, first) if first < len(part) else None
         end = len(part) if begun is None or not await self._is_missing(begun) else begun.first
-        if first < end:
-            self.ready.append(RowRange(part, first, end))
+        await self._put(part, first, end)
         if begun is not None and end < len(part) and begun.waits():
             self._begun.append(begun)
             self._want(begun.missing)
             self._ports.spawn(self._be_patient(begun), "patience")
+
+    async def _put(self, part: Received, first: int, end: int) -> None:
+        """These rows of a part may be sent. What is behind a batch has come already: its rest is not waited for."""
+        if first < end:
+            self.ready.append(RowRange(part, first, end, rest=await self._is_cut(part, first, end)))
+
+    def _may_be_cut(self, part: Received, first: int, end: int) -> bool:
+        """Whether the log has to say where one of these batches ends; it need not once ids may stand for parts."""
+        return not self._batches.apart and len(unsure_ends(part, first, end)) > 0
+
+    async def _is_cut(self, part: Received, first: int, end: int) -> bool:
+        """Whether messages that are not done are missing at the end of a batch in these rows."""
+        if not self._may_be_cut(part, first, end):
+            return False
+        behind = [np.empty(0, np.int64)]
+        for at in part.positions[unsure_ends(part, first, end)].tolist():
+            follows = await self._follows(at)
+            if follows == UNKNOWN:
+                return True
+            behind.append(np.arange(at + 1, at + follows + 1))
+        missing = np.unique(np.concatenate(behind))
+        return len(missing) > 0 and len(await self._batches.still_open(missing)) > 0
 
     async def _is_missing(self, begun: PartialBatch) -> bool:
         """Whether anything of the batch that is not here is not done."""

@@ -2,19 +2,44 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Coroutine
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from actors.consumer.held import Received
+from actors.consumer.client_batches import BatchAcks
+from actors.consumer.held import Holding, Received
 from actors.consumer.partition import PartitionConsumer
 from actors.messages import SubscriptionSettings
-from actors.pulsar.conversation.batch_reassembly import PATIENCE_MS, RowRange, leading
+from actors.pulsar.conversation.batch_reassembly import PATIENCE_MS, BatchReassembler, RowRange, leading
 from tests.actors.pulsar.two_gateways import GATEWAYS, SHARED, Clients, with_gateways
 from tests.sim.worlds.wire import Refusal, Wire, message_id
 
 ONE, _, FAILOVER, KEYED = range(4)
 LONG_MS = 60_000
+
+
+def part_of(positions: list[int], index: list[int | None] | None, follows: int = 0) -> Received:
+    """Messages at these positions. index: of each, its place in a client's batch."""
+    count = len(positions)
+    columns = {"key": pa.array([b"k"] * count, pa.large_binary())}
+    if index is not None:
+        columns["batch_index"] = pa.array(index, pa.int32())
+    return Received(
+        rows=pa.record_batch(columns),
+        partition=0,
+        positions=np.array(positions, np.int64),
+        dispatch=np.arange(count, dtype=np.int64),
+        redeliveries=np.zeros(count, np.uint8),
+        deliver_at=np.zeros(count, np.int64),
+        epoch=1,
+        session=1,
+        follows=follows,
+    )
 
 
 async def with_room(clients: Clients, wire: Wire, kind: int, permits: int) -> None:
@@ -136,6 +161,69 @@ def test_a_part_whose_rest_waits_stands_for_nothing_else(ends: str) -> None:
     with_gateways(scenario)
 
 
+def test_the_cut_batch_in_the_midst_of_a_part_is_noted() -> None:
+    """The next batch comes with the beginning of one whose rest was given back for a while."""
+
+    async def scenario(clients: Clients) -> None:
+        world = clients.broker.world
+        first = await clients.join("c0", GATEWAYS[0])
+        await clients.producer(first, "till", SHARED)
+        for _ in range(2):
+            await clients.send_batch(first, "c0", 10)
+        await given_back(clients, "exclusive", 20, np.arange(5, 10), LONG_MS)
+        await with_room(clients, first, ONE, 1_000)
+        await clients.broker.until(lambda: len(clients.numbers("c0")) == 15)
+        at = clients.came["c0"][0].position
+        world.crash(GATEWAYS[0])
+        again = await clients.join("c2", GATEWAYS[1])
+        await with_room(clients, again, ONE, 0)
+        with pytest.raises(Refusal, match="only a part is known"):
+            await again.ask("ack", consumer_id=0, message_id=[message_id(at)])
+
+    with_gateways(scenario)
+
+
+@pytest.mark.parametrize(
+    ("positions", "index", "sent"),
+    [
+        ([2, *range(8, 15)], [None, *range(3, 10)], [[2], [*range(5, 15)]]),
+        ([2, *range(8, 15), 20], [None, *range(3, 10), None], [[2], [*range(5, 15)], [20]]),
+        ([2, 20], [None, None], [[2], [5, 6, 7], [20]]),
+        ([8, 9, 20], [3, 4, None], [[5, 6, 7, 8, 9], [20]]),
+        ([2, 20, 8], [None, None, 3], [[2], [5, 6, 7], [20, 8]]),
+    ],
+)
+def test_nothing_overtakes_what_was_begun_of_a_batch(
+    positions: list[int], index: list[int | None], sent: list[list[int]]
+) -> None:
+    """The rest of a batch, or what lies behind it, comes in the midst of a part: the beginning goes first."""
+
+    async def main() -> list[list[int]]:
+        works: list[asyncio.Task[None]] = []
+        never = asyncio.Event()
+
+        def spawn(work: Coroutine[Any, Any, None], name: str) -> None:
+            task = asyncio.ensure_future(work)
+            works.extend([task] if name == "batches" else [])
+
+        async def sleep(_: int) -> None:
+            await never.wait()
+
+        ports: Any = SimpleNamespace(spawn=spawn, clock=SimpleNamespace(sleep=sleep))
+        part: Any = SimpleNamespace(batches=BatchAcks(ports, lambda: None, Holding()))
+        part.batches.attached(apart=True)  # the log need not say where batches end
+        payloads: Any = None
+        whole = BatchReassembler(ports, part, payloads, want=lambda _: None, send=lambda: None, idle=lambda: False)
+        whole.take(part_of([5, 6, 7], [0, 1, 2], follows=7))
+        await asyncio.gather(*works)
+        assert not whole.ready, "the rest is waited for"
+        whole.take(part_of(positions, index))
+        await asyncio.gather(*works)
+        return [each.part.positions[each.first : each.end].tolist() for each in whole.ready]
+
+    assert asyncio.run(main()) == sent
+
+
 def test_what_is_done_of_a_batch_is_not_waited_for() -> None:
     """Nor does an id stand for less because of it: all that there was to send was sent."""
 
@@ -198,6 +286,7 @@ def test_what_is_given_back_comes_again_whole(name: str) -> None:
         ([5, 6, 7, 8, 9], [0, 1, 2, 0, 1], 4, 5),
         ([5, 7, 8], [0, 2, None], 3, 2),
         ([8, 9, 5], [None] * 3, 2, 2),
+        ([16, 17, 18], [11, 12, None], 13, 2),
     ],
 )
 def test_what_goes_to_a_client_with_little_room(
@@ -205,25 +294,13 @@ def test_what_goes_to_a_client_with_little_room(
 ) -> None:
     """Whole batches, the last one of which begins where there is room; what is done within them counts."""
     count = len(positions)
-    columns = {"key": pa.array([b"k"] * count, pa.large_binary())}
-    if index is not None:
-        columns["batch_index"] = pa.array(index, pa.int32())
-    part = Received(
-        rows=pa.record_batch(columns),
-        partition=0,
-        positions=np.array(positions, np.int64),
-        dispatch=np.arange(count, dtype=np.int64),
-        redeliveries=np.zeros(count, np.uint8),
-        deliver_at=np.zeros(count, np.int64),
-        epoch=1,
-        session=1,
-    )
+    part = part_of(positions, index)
     whole = RowRange(part, 0, count, rest=True)
     sent, left = leading(whole, room)
     if end == count:
         assert (sent, left) == (whole, None)
     else:
-        assert (sent, left) == (RowRange(part, 0, end), RowRange(part, end, count, rest=True))
+        assert (sent, left) == (RowRange(part, 0, end, rest=True), RowRange(part, end, count, rest=True))
         second = RowRange(part, 1, count)
         assert leading(second, 100) == (second, None)
 
