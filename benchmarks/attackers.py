@@ -28,6 +28,7 @@ import pulsar
 
 from actors.pulsar.codec.frames import U32, encode
 from actors.pulsar.codec.protocol import command
+from benchmarks._arguments import amount
 from cluster.bootstrap import launch, standalone
 from cluster.bootstrap.discovery import process_of
 from cluster.config import load
@@ -113,7 +114,7 @@ def _others(url: str, seconds: float, broker: psutil.Process) -> dict[str, float
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=6)
+    parser.add_argument("--seconds", type=amount, default=6)
     parser.add_argument("--only", choices=[*FLOODS, "half frames"])
     parser.add_argument("--small", action="store_true", help="a few seconds; the figures mean nothing")
     parser.add_argument("--attack", help=argparse.SUPPRESS)

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from benchmarks._arguments import count
 from cluster import embedded
 from cluster.client import Client
 from cluster.message import MessageId
@@ -136,7 +137,7 @@ def _timed(work: Callable[[], Any]) -> tuple[float, Any]:
 def main() -> None:
     """Parse the command line and print the result."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--messages", type=int, default=1_000_000)
+    parser.add_argument("--messages", type=count, default=1_000_000)
     parser.add_argument("--small", action="store_true", help="a run of a few seconds, for the tests")
     options = parser.parse_args()
     if options.small:

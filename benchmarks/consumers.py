@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks._arguments import count
 from cluster import connect
 from cluster.client import Client
 
@@ -163,8 +164,8 @@ def _sluice(verb: str, folder: Path, *more: str) -> None:
 def main() -> None:
     """Parse the command line and print the result."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--partitions", type=int, default=16)
+    parser.add_argument("--rounds", type=count, default=12)
+    parser.add_argument("--partitions", type=count, default=16)
     parser.add_argument("--ray", action="store_true", help="a cluster of many processes")
     parser.add_argument("--small", action="store_true", help="a run of a few seconds, for the tests")
     options = parser.parse_args()

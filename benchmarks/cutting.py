@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from benchmarks._arguments import count
 from storage.batch import decode_body, make_batch
 from storage.cut import cut_run
 from storage.frame import Run, make_run, payload_crc
@@ -91,13 +92,13 @@ def cost(work: Callable[[], int], rounds: int) -> tuple[int, int]:
 def measure(size: int, counts: tuple[int, ...], rounds: int) -> list[dict[str, Any]]:
     """One row for each size of a run and share of its rows."""
     rng, wire, table = np.random.default_rng(1), Wire(), []
-    for count in counts:
-        columns = {"key": [f"key-{row % 1_000}" for row in range(count)], "payload": [rng.bytes(size)] * count}
+    for many in counts:
+        columns = {"key": [f"key-{row % 1_000}" for row in range(many)], "payload": [rng.bytes(size)] * many}
         run = make_run(make_batch(pa.record_batch(columns), now=1, producer="p"))
         for share in SHARES:
-            rows = np.sort(rng.permutation(count)[: max(round(count * share), 1)]).astype(np.uint32)
+            rows = np.sort(rng.permutation(many)[: max(round(many * share), 1)]).astype(np.uint32)
             big, small = cost(lambda: whole(wire, run, rows), rounds), cost(lambda: cut(wire, run, rows), rounds)  # noqa: B023
-            table.append({"rows": count, "share": share, "bytes": [big[0], small[0]], "cpu_us": [big[1], small[1]]})
+            table.append({"rows": many, "share": share, "bytes": [big[0], small[0]], "cpu_us": [big[1], small[1]]})
     wire.close()
     return table
 
@@ -105,8 +106,8 @@ def measure(size: int, counts: tuple[int, ...], rounds: int) -> list[dict[str, A
 def main() -> None:
     """Parse the command line and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", type=int, default=100, help="bytes of a message")
-    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--size", type=count, default=100, help="bytes of a message")
+    parser.add_argument("--rounds", type=count, default=200)
     parser.add_argument("--small", action="store_true", help="a run of a second, for the tests")
     options = parser.parse_args()
     counts, rounds = (COUNTS[:2], 5) if options.small else (COUNTS, options.rounds)

@@ -30,6 +30,7 @@ import numpy.typing as npt
 from actors.key_shared import Assignment, Dispatch
 from actors.key_shared.tables import HashTables
 from actors.messages import SubscriptionSettings
+from benchmarks._arguments import count
 from storage.position import Positions, run_positions
 
 BATCH = 10_000
@@ -205,8 +206,8 @@ def main() -> None:
     """Run all cases and print the result."""
     parser = argparse.ArgumentParser(description="Throughput of the Key_Shared decisions")
     parser.add_argument("--small", action="store_true", help="a few batches only, to see that it runs")
-    parser.add_argument("--messages", type=int, default=2_000_000)
-    parser.add_argument("--queue", type=int, default=QUEUE, help="messages that a consumer gathers")
+    parser.add_argument("--messages", type=count, default=2_000_000)
+    parser.add_argument("--queue", type=count, default=QUEUE, help="messages that a consumer gathers")
     parser.add_argument("--nack-order", action="store_true", help="also with nack_order=key")
     options = parser.parse_args()
     messages, repeat = (30_000, 1) if options.small else (options.messages, 3)

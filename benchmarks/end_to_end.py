@@ -26,6 +26,7 @@ import numpy as np
 import psutil
 import pyarrow as pa
 
+from benchmarks._arguments import count
 from cluster import connect
 from cluster.bootstrap import launch
 
@@ -177,15 +178,15 @@ def _seconds(process: psutil.Process) -> float:
 def main() -> None:
     """Parse the command line and print the result."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--messages", type=int, default=3_000_000)
-    parser.add_argument("--size", type=int, default=100)
-    parser.add_argument("--keys", type=int, default=10_000)
-    parser.add_argument("--partitions", type=int, default=4)
-    parser.add_argument("--producers", type=int, default=2)
-    parser.add_argument("--consumers", type=int, default=2)
-    parser.add_argument("--brokers", type=int, default=2)
-    parser.add_argument("--queue", type=int, default=160_000)
-    parser.add_argument("--idle-ms", type=int, default=2_000)
+    parser.add_argument("--messages", type=count, default=3_000_000)
+    parser.add_argument("--size", type=count, default=100)
+    parser.add_argument("--keys", type=count, default=10_000)
+    parser.add_argument("--partitions", type=count, default=4)
+    parser.add_argument("--producers", type=count, default=2)
+    parser.add_argument("--consumers", type=count, default=2)
+    parser.add_argument("--brokers", type=count, default=2)
+    parser.add_argument("--queue", type=count, default=160_000)
+    parser.add_argument("--idle-ms", type=count, default=2_000)
     parser.add_argument("--small", action="store_true", help="a run of a few seconds, for the tests")
     options = parser.parse_args()
     if options.small:

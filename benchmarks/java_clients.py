@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks._arguments import count, count_or_none
 from benchmarks._java import compiled
 from benchmarks._peer_servers import GatewaySide, Missing, PulsarSide, Side, end_by_input, heard
 from benchmarks.peers import Figures, table
@@ -130,10 +131,10 @@ def main() -> None:
     """Parse the command line and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sides", type=lambda text: text.split(","), default=["gateway", "pulsar"])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--warm", type=int, default=2, help="rounds before those that count")
-    parser.add_argument("--messages", type=int, default=500_000, help="of a round")
-    parser.add_argument("--properties", type=int, default=0, help="of each message")
+    parser.add_argument("--rounds", type=count, default=5)
+    parser.add_argument("--warm", type=count_or_none, default=2, help="rounds before those that count")
+    parser.add_argument("--messages", type=count, default=500_000, help="of a round")
+    parser.add_argument("--properties", type=count_or_none, default=0, help="of each message")
     parser.add_argument("--pulsar", metavar="FOLDER", help="Pulsar's unpacked distribution")
     parser.add_argument("--small", action="store_true", help="a few seconds; the figures mean nothing")
     options = parser.parse_args()

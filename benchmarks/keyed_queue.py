@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks._arguments import count
 from cluster import KeyedQueue, connect
 from cluster.bootstrap import launch
 
@@ -103,8 +104,8 @@ def measure(items: int, rounds: int) -> dict[str, Any]:
 def main() -> None:
     """Parse the command line and print the result."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--items", type=int, default=50_000)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--items", type=count, default=50_000)
+    parser.add_argument("--rounds", type=count, default=3)
     parser.add_argument("--small", action="store_true", help="a run of a few seconds, for the tests")
     options = parser.parse_args()
     if options.small:

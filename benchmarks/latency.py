@@ -23,6 +23,7 @@ import numpy.typing as npt
 import psutil
 import pyarrow as pa
 
+from benchmarks._arguments import amount, count
 from benchmarks._latency_picture import picture, table
 from cluster import connect
 from cluster.bootstrap import launch
@@ -189,10 +190,10 @@ def measure(client: Client, options: argparse.Namespace, session: str) -> dict[s
 def main() -> None:
     """Parse the command line and print the result."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=10.0, help="how long each load lasts")
+    parser.add_argument("--seconds", type=amount, default=10.0, help="how long each load lasts")
     parser.add_argument("--rates", default="", help="messages a second, with commas between")
-    parser.add_argument("--partitions", type=int, default=1)
-    parser.add_argument("--peak-messages", type=int, default=1_000_000)
+    parser.add_argument("--partitions", type=count, default=1)
+    parser.add_argument("--peak-messages", type=count, default=1_000_000)
     parser.add_argument("--table", action="store_true", help="print a table in Markdown instead of JSON")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw it, as SVG")
     parser.add_argument("--small", action="store_true", help="a run of a few seconds, for the tests")

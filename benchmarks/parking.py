@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from benchmarks._arguments import amount, count
 from cluster import connect
 from cluster.bootstrap import launch
 from cluster.client import Client
@@ -209,9 +210,9 @@ def _kill(client: Client) -> None:
 def main() -> None:
     """Parse the command line and print the result."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--keys", type=int, default=1_000)
-    parser.add_argument("--seconds", type=float, default=20.0, help="how long a phase lasts")
-    parser.add_argument("--rate", type=int, default=1_000, help="messages a second")
+    parser.add_argument("--keys", type=count, default=1_000)
+    parser.add_argument("--seconds", type=amount, default=20.0, help="how long a phase lasts")
+    parser.add_argument("--rate", type=count, default=1_000, help="messages a second")
     parser.add_argument("--small", action="store_true", help="a run of a few seconds, for the tests")
     options = parser.parse_args()
     if options.small:

@@ -31,6 +31,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks._arguments import amount, count, count_or_none
 from benchmarks._peer_servers import GatewaySide, Missing, PulsarSide, RedisSide, Side, SluiceSide, Worker
 
 KEYS = 10_000
@@ -179,12 +180,12 @@ def main() -> None:
     every = ["sluice", "checkout", "gateway", "redis", "pulsar"]
     parser.add_argument("--work", type=_names(list(WORKS)), default=list(WORKS))
     parser.add_argument("--sides", type=_names(every), default=every, help="which to compare, for example sluice,redis")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--paced", type=int, default=500, help="messages of a round")
-    parser.add_argument("--every-ms", type=float, default=10.0)
-    parser.add_argument("--singles", type=int, default=100_000, help="messages of a round")
-    parser.add_argument("--batches", type=int, default=1_000_000, help="messages of a round")
-    parser.add_argument("--warm", type=int, default=200, help="messages before those that count")
+    parser.add_argument("--rounds", type=count, default=3)
+    parser.add_argument("--paced", type=count, default=500, help="messages of a round")
+    parser.add_argument("--every-ms", type=amount, default=10.0)
+    parser.add_argument("--singles", type=count, default=100_000, help="messages of a round")
+    parser.add_argument("--batches", type=count, default=1_000_000, help="messages of a round")
+    parser.add_argument("--warm", type=count_or_none, default=200, help="messages before those that count")
     parser.add_argument("--pulsar", metavar="FOLDER", help="Pulsar's unpacked distribution")
     parser.add_argument(
         "--pulsar-batching", choices=("key", "default", "none"), default="key", help="of Pulsar's client"

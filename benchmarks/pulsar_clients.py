@@ -23,6 +23,7 @@ import numpy as np
 import psutil
 import pulsar
 
+from benchmarks._arguments import count
 from cluster.bootstrap import launch, standalone
 from cluster.bootstrap.discovery import process_of
 from cluster.config import load
@@ -136,8 +137,8 @@ def measure(messages: int, pace: int) -> dict[str, Any]:
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--messages", type=int, default=200_000)
-    parser.add_argument("--paced", type=int, default=1_000)
+    parser.add_argument("--messages", type=count, default=200_000)
+    parser.add_argument("--paced", type=count, default=1_000)
     parser.add_argument("--small", action="store_true", help="a few seconds; the figures mean nothing")
     wanted = parser.parse_args()
     print(json.dumps(measure(4_000, 100) if wanted.small else measure(wanted.messages, wanted.paced)))

@@ -29,6 +29,7 @@ from actors.messages import AddRun, BookieList, Done, OpenProducer, ProducerOpen
 from actors.ports import Address, Ports, Unknown
 from actors.topic.topic import Topic
 from actors.wire import Blob, Reply, Request
+from benchmarks._arguments import count
 from cluster.disk import FileDisk
 from cluster.real import RealClock, Tasks
 from cluster.stores import AsyncMeta, AsyncObjects
@@ -196,9 +197,9 @@ async def measure_recovery(entries: int, messages: int, size: int) -> dict[str, 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--entries", type=int, default=1_000_000)
-    parser.add_argument("--run", type=int, default=100, help="messages in a run")
-    parser.add_argument("--size", type=int, default=100, help="bytes in a message")
+    parser.add_argument("--entries", type=count, default=1_000_000)
+    parser.add_argument("--run", type=count, default=100, help="messages in a run")
+    parser.add_argument("--size", type=count, default=100, help="bytes in a message")
     parser.add_argument("--small", action="store_true", help="a tenth of everything")
     given = parser.parse_args()
     scale = 10 if given.small else 1

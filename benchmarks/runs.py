@@ -19,6 +19,7 @@ import numpy as np
 from actors.dispatcher.open_runs import OpenRuns
 from actors.messages import RunIndex
 from actors.wire import Blob
+from benchmarks._arguments import count
 from storage.cursor import Cursor
 from storage.position import Positions, position
 
@@ -72,7 +73,7 @@ def measure(runs: int) -> dict[str, Any]:
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", type=int, default=200_000)
+    parser.add_argument("--runs", type=count, default=200_000)
     print(json.dumps(measure(parser.parse_args().runs)))
 
 

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks._arguments import count
 from cluster import connect
 from cluster.bootstrap import launch
 from cluster.client import Client
@@ -91,10 +92,10 @@ def _timed(work: Any, messages: int) -> dict[str, float]:
 def main() -> None:
     """Parse the command line and print the result."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--messages", type=int, default=1_000_000)
-    parser.add_argument("--alone", type=int, default=500, help="how many are sent one at a time")
-    parser.add_argument("--partitions", type=int, default=4)
-    parser.add_argument("--keys", type=int, default=10_000)
+    parser.add_argument("--messages", type=count, default=1_000_000)
+    parser.add_argument("--alone", type=count, default=500, help="how many are sent one at a time")
+    parser.add_argument("--partitions", type=count, default=4)
+    parser.add_argument("--keys", type=count, default=10_000)
     parser.add_argument("--small", action="store_true", help="a run of a few seconds, for the tests")
     options = parser.parse_args()
     if options.small:

@@ -25,6 +25,8 @@ from typing import Any
 
 import psutil
 
+from benchmarks._arguments import count
+
 HERE = Path(__file__).resolve().parent.parent
 COMMAND = "import sys; from cluster.cli import main; sys.argv[0] = 'sluice'; main()"
 LOOK_EVERY_S = 0.05
@@ -84,8 +86,8 @@ def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--against", type=Path, action="append", default=[])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--messages", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=count, default=3)
+    parser.add_argument("--messages", type=count, default=1_000_000)
     given = parser.parse_args()
     checkouts = {"this": HERE} | {path.name: path.resolve() for path in given.against}
     rounds: dict[str, list[dict[str, float]]] = {name: [] for name in checkouts}

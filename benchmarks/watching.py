@@ -21,6 +21,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from benchmarks._arguments import count
+
 HERE = Path(__file__).resolve().parent.parent
 COMMAND = "import sys; from cluster.cli import main; sys.argv[0] = 'sluice'; main()"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -73,8 +75,8 @@ def look(address: str, profile: Path) -> subprocess.Popen[bytes]:
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--messages", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=count, default=3)
+    parser.add_argument("--messages", type=count, default=1_000_000)
     given = parser.parse_args()
     if CHROMIUM is None:
         print("no Chromium is installed", file=sys.stderr)

@@ -26,6 +26,7 @@ import numpy as np
 
 from actors.host import Answer
 from actors.wire import Packed
+from benchmarks._arguments import count
 from cluster.wire.endpoint import Endpoint, SocketFolder, this_machine, this_network
 from cluster.wire.listener import Listener
 from cluster.wire.payloads import SharedPayload
@@ -176,8 +177,8 @@ def measure_ray(requests: int, payloads: int) -> dict[str, Any]:
 def main() -> None:
     """Parse the command line and print the result."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--requests", type=int, default=3_000)
-    parser.add_argument("--payloads", type=int, default=100)
+    parser.add_argument("--requests", type=count, default=3_000)
+    parser.add_argument("--payloads", type=count, default=100)
     parser.add_argument("--ray", action="store_true", help="the same through Ray, for comparison")
     parser.add_argument("--small", action="store_true", help="a run of a few seconds, for the tests")
     options = parser.parse_args()
