@@ -13,6 +13,7 @@ import os
 import secrets
 from pathlib import Path
 
+from cluster.ownership import read_own_file
 from storage.errors import Invalid
 
 MIN_CHARACTERS = 32
@@ -22,15 +23,16 @@ MIN_CHARACTERS = 32
 def ensure_token(path: Path) -> str:
     """The token in a file, which is made if it is missing; others than its owner may not read it.
 
-    Raises Invalid in one line if there is a file without a good token, or it can neither be read nor made.
+    Raises Invalid in one line if there is a file without a good token, or one that another user could have written,
+    or it can neither be read nor made.
     """
     try:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             _make(path)
+        token = read_own_file(path).decode("ascii").strip()
         if path.stat().st_mode & 0o077:
             path.chmod(0o600)
-        token = path.read_text(encoding="ascii").strip()
     except UnicodeDecodeError:
         token = ""
     except OSError as error:

@@ -6,7 +6,6 @@ import contextlib
 import fcntl
 import json
 import os
-import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from cluster.bootstrap.environment import is_session_folder
 from cluster.bootstrap.forks import keep_from_children
+from cluster.ownership import refuse_foreign_owner, refuse_writable_by_others
 from storage.errors import Invalid
 from storage.objects import make_private
 
@@ -21,7 +21,6 @@ STATE_FILE = "cluster.json"
 TOKEN_FILE = "token"
 DOOR_FILE = "door.json"
 LOCK_FILE = ".cluster.lock"
-ROOT_USER = 0
 
 
 def prepare_folder(data_dir: Path) -> Path:
@@ -44,18 +43,9 @@ def refuse_foreign(data_dir: Path) -> None:
 
     Whoever writes its token or its state file decides who may use the cluster, and what `down` ends.
     """
-    status = data_dir.stat()
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        mode = f"{stat.S_IMODE(status.st_mode):04o}"
-        raise Invalid(
-            f"others may write to the data folder {data_dir} (its mode is {mode}): chmod go-w, or choose another"
-        )
+    refuse_writable_by_others(f"the data folder {data_dir}", data_dir.stat())
     for path in (data_dir, *data_dir.iterdir()):
-        owner = path.lstat().st_uid
-        if owner not in (os.geteuid(), ROOT_USER):
-            raise Invalid(
-                f"{path} belongs to another user (id {owner}): run this as that user, or choose another folder"
-            )
+        refuse_foreign_owner(path, path.lstat())
 
 
 @contextlib.contextmanager

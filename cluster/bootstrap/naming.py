@@ -20,9 +20,10 @@ from actors.wire import Packed, Reply, Request, pack, pack_error, unpack
 from cluster.bootstrap.environment import CONTROLLER_HOST, TOKEN_PATH
 from cluster.bootstrap.folder import DOOR_FILE, replace_file
 from cluster.net import DirectNet, cluster_token, find
+from cluster.ownership import read_own_file
 from cluster.tokens import ensure_token
 from cluster.wire.endpoint import Endpoint
-from storage.errors import SluiceError
+from storage.errors import Invalid, SluiceError
 
 ACTOR = "naming"
 """What is asked there; it is no actor, but the process itself."""
@@ -76,9 +77,12 @@ def open_door(data_dir: Path, address: str, endpoint: Endpoint) -> None:
 
 
 def read_door(data_dir: Path) -> Door | None:
-    """The door of the cluster on a folder; None without one that this process can go through."""
+    """The door of the cluster on a folder; None without one that this process can go through.
+
+    Raises Invalid if another user could have written it: he would be given the token, or hand over his own.
+    """
     try:
-        door = msgspec.json.decode((data_dir / DOOR_FILE).read_bytes(), type=Door)
+        door = msgspec.json.decode(read_own_file(data_dir / DOOR_FILE), type=Door)
     except (OSError, msgspec.DecodeError):
         return None
     return door if door.endpoint.is_near else None
@@ -87,7 +91,7 @@ def read_door(data_dir: Path) -> Door | None:
 def through(data_dir: Path, address: str) -> DirectNet | None:
     """A net that needs no Ray, to the cluster at this address; None if there is no door to it on this folder.
 
-    Raises Invalid if the token cannot be read.
+    Raises Invalid if the token cannot be read, or another user could have written the door.
     """
     door = read_door(data_dir)
     if door is None or door.address != address:
@@ -108,7 +112,10 @@ class _Asking:
 
     async def __call__(self, host: str) -> Endpoint | Unknown:
         if host == CONTROLLER_HOST:
-            self._door = read_door(self._data_dir) or self._door
+            try:
+                self._door = read_door(self._data_dir) or self._door
+            except Invalid as error:
+                return Unknown(f"{error}")
             return self._door.endpoint
         told = await self.net.call(f"{CONTROLLER_HOST}/{ACTOR}", Whereabouts(host=host), ASK_TIMEOUT)
         if isinstance(told, Unknown):

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import cluster
+from actors.ports import Unknown
 from cluster.bootstrap import launch, standalone
-from cluster.bootstrap.folder import STATE_FILE, TOKEN_FILE, prepare_folder, read_state
+from cluster.bootstrap.environment import CONTROLLER_HOST
+from cluster.bootstrap.folder import DOOR_FILE, STATE_FILE, TOKEN_FILE, prepare_folder, read_state
+from cluster.bootstrap.naming import ACTOR, Door, Whereabouts, read_door, through
 from cluster.cli import main
+from cluster.tokens import ensure_token
+from cluster.wire.endpoint import Endpoint, this_machine
 from tests.cluster.helpers import values
 
 STRANGER = 12345
+NEAR_DOOR = msgspec.json.encode(
+    Door("127.0.0.1:6379", Endpoint("c", this_machine(), "n", "/s", "127.0.0.1", 5))
+).decode()
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
 
 
@@ -69,3 +79,51 @@ def test_the_command_says_so_in_one_line(
     said = capsys.readouterr()
     assert (said.out, said.err.count("\n")) == ("", 1)
     assert said.err.startswith("sluice: others may write to the data folder")
+
+
+@as_root
+@pytest.mark.parametrize("file", ["token", DOOR_FILE])
+def test_one_file_of_another_user_is_not_believed(tmp_path: Path, file: str) -> None:
+    """Neither need lie in a data folder that has been looked at: the door names the token, and settings may."""
+    path = tmp_path / file
+    read: Callable[[], object] = (lambda: ensure_token(path)) if file == "token" else (lambda: read_door(tmp_path))
+    path.write_text("ab" * 32 if file == "token" else NEAR_DOOR)
+    path.chmod(0o600)
+    assert read() is not None
+    os.chown(path, STRANGER, STRANGER)
+    with pytest.raises(cluster.Invalid, match=rf"belongs to another user \(id {STRANGER}\)") as said:
+        read()
+    assert "\n" not in str(said.value)
+
+
+@pytest.mark.parametrize("mode", [0o620, 0o602])
+def test_one_file_that_others_write_to_is_not_believed(tmp_path: Path, mode: int) -> None:
+    for path in (tmp_path / "token", tmp_path / DOOR_FILE):
+        path.write_text("ab" * 32 if path.name == "token" else NEAR_DOOR)
+        path.chmod(mode)
+    for read in (lambda: ensure_token(tmp_path / "token"), lambda: read_door(tmp_path)):
+        with pytest.raises(cluster.Invalid, match=f"others may write to .* \\(its mode is {mode:04o}\\)"):
+            read()
+
+
+@as_root
+@pytest.mark.parametrize("file", ["token", DOOR_FILE])
+def test_a_planted_pipe_holds_nobody_up(tmp_path: Path, file: str) -> None:
+    path = tmp_path / file
+    os.mkfifo(path, 0o600)
+    os.chown(path, STRANGER, STRANGER)
+    with pytest.raises(cluster.Invalid, match="belongs to another user"):
+        ensure_token(path) if file == "token" else read_door(tmp_path)
+
+
+async def test_a_door_that_is_planted_later_is_not_asked(tmp_path: Path) -> None:
+    """A client that runs looks at the door again whenever it connects."""
+    door = tmp_path / DOOR_FILE
+    door.write_text(NEAR_DOOR)
+    net = through(tmp_path, "127.0.0.1:6379")
+    assert net is not None
+    door.chmod(0o666)
+    told = await net.call(f"{CONTROLLER_HOST}/{ACTOR}", Whereabouts(host="x"), 30_000)
+    assert isinstance(told, Unknown)
+    assert "others may write to" in told.reason
+    net.close()
