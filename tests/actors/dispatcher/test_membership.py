@@ -193,3 +193,13 @@ def test_a_record_without_leases_is_given_the_usual_one() -> None:
     membership = Membership([{"incarnation": "a.0"}], lease_ms=LEASE)
     membership.begin(100)
     assert [member.until for member in membership.all(LeaseState.AWAITED)] == [100 + LEASE + trust_of(LEASE)]
+
+
+def test_a_late_copy_of_a_first_request_is_void() -> None:
+    """It holds nothing, like the first request of somebody new, but its consumer was here and has left."""
+    membership = Membership([], lease_ms=LEASE)
+    assert not membership.is_void("a.0", holds=False)
+    assert membership.admit("a.0", "a", "")
+    membership.attach("a.0", 1, 100)
+    membership.leave("a.0")
+    assert membership.is_void("a.0", holds=False)
