@@ -58,7 +58,7 @@ from actors.messages import (
     TopicList,
     TopicSettings,
 )
-from actors.messages.settings import check_subscription
+from actors.messages.settings import check_subscription, dead_letter_topic
 from actors.names import check_name
 from actors.ports import Address, Places, Ports, Unknown
 from actors.replication_auditor import ReplicationAuditor
@@ -298,6 +298,9 @@ class Controller(Actor):
             check_name("subscription", request.subscription)
             check_subscription(request.settings)
             check_dead_letters(request.topic, request.subscription, request.settings)
+            if request.settings.max_redeliver_count:
+                target = dead_letter_topic(request.topic, request.subscription, request.settings)
+                await self._catalog.check_can_be_made(target)
         plain = msgspec.to_builtins(request.settings or SubscriptionSettings())
         entries = self._dispatcher_entries(request.topic, request.subscription, plain, range(topic.partitions))
         try:

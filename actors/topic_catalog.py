@@ -12,7 +12,8 @@ import msgspec
 
 from actors.messages import SubscriptionSettings, TopicSettings
 from actors.messages.settings import check_topic, dead_letter_topic, stored_settings
-from actors.names import check_name
+from actors.names import check_name, namespace_of
+from actors.policies.namespaces import Namespaces
 from actors.policies.policy_records import forget_topic
 from actors.ports import Log, Meta
 from storage.errors import Conflict, Invalid, NotFound, Unavailable
@@ -25,6 +26,7 @@ class TopicCatalog:
 
     def __init__(self, meta: Meta, log: Log) -> None:
         self._meta, self._log = meta, log
+        self._namespaces = Namespaces(meta)
 
     async def names(self) -> list[str]:
         """Every topic."""
@@ -39,10 +41,21 @@ class TopicCatalog:
         return found
 
     async def create(self, topic: str, settings: TopicSettings) -> None:
-        """Nothing happens if it exists so already. Raises Conflict if it exists with other settings."""
+        """Nothing happens if it exists so already. Raises Conflict if it exists with other settings, NotFound if its
+        namespace does not exist.
+        """
+        await self.check_can_be_made(topic)
         new = await self._meta.create(_TOPICS + topic, 1, msgspec.json.encode(settings))
         if not new and await self.settings(topic) != settings:
             raise Conflict(f"topic {topic} exists with other settings")
+
+    async def check_can_be_made(self, topic: str) -> None:
+        """Raises NotFound if the topic's namespace does not exist, unless the topic is there already."""
+        try:
+            await self._namespaces.check_exists(namespace_of(topic)[0])
+        except NotFound:
+            if await self._meta.read(_TOPICS + topic) is None:
+                raise
 
     async def settings(self, topic: str) -> TopicSettings:
         """Those of a topic."""

@@ -44,6 +44,11 @@ class Namespaces:
         """Those of a namespace. Raises NotFound if there is none."""
         return _policies_in(space, await value_of(self._meta, _SPACES + space))
 
+    async def check_exists(self, space: str) -> None:
+        """Raises NotFound if there is no such namespace."""
+        if space != TENANT_NAMESPACE:
+            await self.policies(space)
+
     async def of_topic(self, topic: str) -> NamespacePolicies:
         """Those that hold for a topic, whoever made it. Raises Unavailable."""
         space, _ = namespace_of(topic)

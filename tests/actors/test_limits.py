@@ -23,9 +23,10 @@ from actors.messages import (
 )
 from actors.messages import TopicSettings as Settings
 from actors.messages.administration import VERBS
+from actors.policies.namespaces import Namespaces
 from actors.ports import Unknown
 from actors.wire import Request
-from storage.errors import Invalid, SluiceError
+from storage.errors import Invalid, NotFound, SluiceError
 from tests.scenarios.key_shared.broker import CONTROLLER, SUBSCRIPTION, TOPIC, Broker, play
 
 HUGE = 99999999999999999999
@@ -56,6 +57,26 @@ def test_a_topic_beyond_the_limits_is_refused() -> None:
         for name in ("", "../up", "a/b", "x" * 129, "t-partition-1", "persistent://public/default/t"):
             await refused(broker, CreateTopic(topic=name, settings=good), "topic name|topics of kind")
         assert await broker.world.client("look").meta.keys("topic/") == [f"topic/{TOPIC}"]
+
+    play(scenario)
+
+
+def test_topics_of_a_namespace_that_is_not_there_are_refused() -> None:
+    """Also dead letter topics: what died would wait for a topic that nobody can make."""
+
+    async def scenario(broker: Broker) -> None:
+        good = Settings(ensemble=1, write_quorum=1, ack_quorum=1)
+        dead = SubscriptionSettings(max_redeliver_count=1, dead_letter_topic="sales..eu..dead")
+        create = CreateTopic(topic="sales..eu..orders", settings=good)
+        subscribe = LocateSubscription(topic=TOPIC, subscription="s", settings=dead)
+        for request in (create, subscribe):
+            with pytest.raises(NotFound, match="Namespace sales/eu does not exist"):
+                await ask(broker, request)
+        meta = broker.world.client("look").meta
+        assert await meta.keys("topic/") == [f"topic/{TOPIC}"]
+        await Namespaces(meta).create("sales/eu")
+        for request in (create, subscribe):
+            await ask(broker, request)
 
     play(scenario)
 

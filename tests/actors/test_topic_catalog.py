@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from actors.messages import TopicSettings
+from actors.policies.namespaces import Namespaces
 from actors.ports import Version
 from actors.topic_catalog import TopicCatalog, check_settings
 from storage.errors import Conflict, Invalid, NotFound, Unavailable
@@ -33,6 +35,27 @@ async def test_a_topic_is_made_once() -> None:
     with pytest.raises(Conflict, match="topic t exists with other settings"):
         await topics.create("t", FOUR)
     assert await topics.all() == {"t": TWO}
+
+
+async def test_no_topic_is_made_in_a_namespace_that_is_not_there() -> None:
+    meta = MemoryMeta()
+    topics = catalog(meta)
+    with pytest.raises(NotFound, match="Namespace sales/eu does not exist"):
+        await topics.create("sales..eu..orders", TWO)
+    assert meta.records == {}
+    await Namespaces(meta).create("sales/eu")
+    await topics.create("sales..eu..orders", TWO)
+    assert await topics.all() == {"sales..eu..orders": TWO}
+
+
+async def test_a_topic_outlives_what_is_known_of_its_namespace() -> None:
+    """One that was made before namespaces were looked at can be asked for again."""
+    meta = MemoryMeta()
+    topics = catalog(meta)
+    await meta.create("topic/sales..eu..orders", 1, msgspec.json.encode(TWO))
+    await topics.create("sales..eu..orders", TWO)
+    with pytest.raises(Conflict, match="other settings"):
+        await topics.create("sales..eu..orders", FOUR)
 
 
 async def test_what_is_deleted_meanwhile_is_not_listed() -> None:

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from storage.errors import NotFound
 from tests.cluster.cli.conftest import Cli, FakeClient
 
 
@@ -15,6 +16,12 @@ def test_create_hands_over_the_whole_settings(cli: Cli, client: FakeClient) -> N
     name, topic, settings = client.calls[1]
     assert (name, topic) == ("create_topic", "orders")
     assert (settings["partitions"], settings["roll_ms"], settings["roll_bytes"]) == (4, 3_600_000, 64 << 20)
+
+
+def test_a_topic_of_no_namespace_is_a_wrong_call(cli: Cli, client: FakeClient) -> None:
+    client.answers["create_topic"] = NotFound("Namespace sales/eu does not exist")
+    code, out, err = cli("topics", "create", "persistent://sales/eu/orders")
+    assert (code, out, err) == (2, "", "sluice: Namespace sales/eu does not exist\n")
 
 
 def test_the_full_name_and_the_address_are_understood(cli: Cli, client: FakeClient) -> None:
