@@ -162,14 +162,6 @@ DISPATCHING: list[Mutant] = [
         test="tests/actors/key_shared/test_returning.py::test_a_claim_given_back_unread_goes_out_when_it_is_read",
     ),
     Mutant(
-        name="who was given up claims what it held",
-        module="actors.dispatcher.consumers",
-        old="        if session is None and self._is_void(request):",
-        new="        if False:",
-        world=BROKER,
-        test="tests/actors/consumer/test_confirming.py::test_who_was_given_up_does_not_bring_back_what_it_held",
-    ),
-    Mutant(
         name="the keys of what is held are not known until it is read",
         module="actors.dispatcher.consumers",
         old="        self._rejoin.identify(session)\n",

@@ -80,15 +80,6 @@ HOLDING: list[Mutant] = [
         test="tests/actors/consumer/test_redelivering.py",
     ),
     Mutant(
-        name="an owner goes on with other settings than it began with",
-        module="actors.dispatcher.configuration",
-        old='        self._end("it begins again with other settings")\n',
-        new="        self._state.settings = settings\n"
-        "        self._state.membership.lease_ms, self._state.membership.trust_ms = settings.lease_ms, 500\n",
-        world=BROKER,
-        test="tests/actors/dispatcher/test_configuration.py::test_a_shorter_lease_makes_no_two_owners",
-    ),
-    Mutant(
         name="who does not answer loses its messages with its place",
         module="actors.dispatcher.leases",
         old="        self._sessions.close(session)\n        member = ",
