@@ -147,7 +147,6 @@ class Controller(Actor):
         return Done()
 
     async def on_start_gateways(self, request: StartGateways) -> Done:
-        """See messages.StartGateways."""
         if self._gateways is not None:
             await self._gateways.start_all()
         return Done()
@@ -172,7 +171,6 @@ class Controller(Actor):
             self._unknown = collected.unknown
 
     async def _partitions(self, everything: bool) -> list[tuple[str, Address]]:
-        """See replication_auditor.Partitions."""
         if everything:
             for topic in await self._catalog.names():
                 try:
@@ -193,7 +191,6 @@ class Controller(Actor):
     # -- questions ------------------------------------------------------------------------------------------------
 
     async def on_create_topic(self, request: CreateTopic) -> Done:
-        """See messages.CreateTopic."""
         check_name("topic", request.topic, short=True)
         lost = self._supervisor.lost()
         check_settings(request.settings, len([key for key in self._bookie_ids() if key not in lost]))
@@ -329,7 +326,6 @@ class Controller(Actor):
         return address
 
     async def on_list_bookies(self, request: ListBookies) -> BookieList:
-        """See messages.ListBookies."""
         return self._bookie_list()
 
     def _bookie_list(self) -> BookieList:
@@ -348,15 +344,12 @@ class Controller(Actor):
         return reply
 
     async def on_list_topics(self, request: ListTopics) -> TopicList:
-        """See messages.ListTopics."""
         return TopicList(topics=await self._catalog.all())
 
     async def on_list_subscriptions(self, request: ListSubscriptions) -> SubscriptionList:
-        """See messages.ListSubscriptions."""
         return SubscriptionList(names=await self._catalog.subscriptions(request.topic))
 
     async def on_remove_subscription(self, request: RemoveSubscription) -> Done:
-        """See messages.RemoveSubscription."""
         await self._delete_subscription(request.topic, request.subscription, request.force)
         return Done()
 
@@ -367,7 +360,6 @@ class Controller(Actor):
             await self._forget(topic, subscription, owners, DeleteSubscription(force=force))
 
     async def on_remove_unused(self, request: RemoveUnused) -> Done:
-        """See messages.RemoveUnused."""
         owners = await self._unused.owners_of_unused(request.topic, request.subscription)
         with self._deletion_of(request.topic, request.subscription):
             await self._forget(request.topic, request.subscription, owners, DeleteSubscription(only_unused=True))
@@ -394,7 +386,6 @@ class Controller(Actor):
             await self._end_for_good("dispatcher", place, address, request, record)
 
     async def on_remove_topic(self, request: RemoveTopic) -> Done:
-        """See messages.RemoveTopic."""
         topic, force = request.topic, request.force
         subscriptions = await self._catalog.subscriptions(topic)
         if subscriptions and not force:
@@ -438,7 +429,6 @@ class Controller(Actor):
         await self._places.stop(address)
 
     async def on_describe_cluster(self, request: DescribeCluster) -> Text:
-        """See messages.DescribeCluster."""
         lost = self._supervisor.lost()
         told = {
             "controller": self.ports.me,

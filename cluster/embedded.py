@@ -70,11 +70,9 @@ class LocalPlaces:
         self._actors = actors
 
     async def machines(self) -> list[str]:
-        """See actors.ports.Places."""
         return [LOOPBACK]
 
     async def start(self, kind: str, name: str, settings: dict[str, Any]) -> Address:
-        """See actors.ports.Places."""
         try:
             return await asyncio.wait_for(self._actors.start(kind, name, settings), START_TIMEOUT)
         except (SluiceError, asyncio.CancelledError):
@@ -83,11 +81,9 @@ class LocalPlaces:
             raise Unavailable(f"{kind} failed to start: {error!r}") from error
 
     async def stop(self, address: Address, *, frozen: bool = False) -> None:
-        """See actors.ports.Places."""
         await self._actors.stop(address.partition("/")[2])
 
     async def inventory(self) -> list[tuple[str, Address, dict[str, Any]]]:
-        """See actors.ports.Places."""
         return self._actors.inventory()
 
 

@@ -78,7 +78,6 @@ class Requests:
         self._booted = False
 
     async def answer(self, actor: str, kind: str, packed: Packed) -> Answer:
-        """See cluster.wire.listener.Answers."""
         if not self._booted:
             try:
                 await self._ready()

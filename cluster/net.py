@@ -69,7 +69,6 @@ class DirectNet:
         """What actors of this process are doing, by the answers that are waited for."""
 
     async def call(self, to: Address, request: Request[R], timeout: int) -> R | Unknown:
-        """See actors.ports.Net."""
         host, _, actor = to.partition("/")
         kind = type(request).__name__
         try:
@@ -121,7 +120,6 @@ class DirectNet:
         return Blob(b"".join(parts)) if shared is None else Blob(handle=shared, size=size)
 
     async def fetch(self, blob: Blob) -> memoryview | None:
-        """See actors.ports.Net."""
         if blob.data is None and isinstance(blob.handle, SharedPayload) and blob.handle.size == blob.size:
             try:
                 blob.data = blob.handle.view()
@@ -130,7 +128,6 @@ class DirectNet:
         return blob.data
 
     def rows_from(self, to: Address) -> int:
-        """See actors.ports.Net."""
         return CUT_FROM if self._peers.is_far(to.partition("/")[0]) else 0
 
     def part(self, host: str) -> None:

@@ -90,16 +90,13 @@ class AsyncObjects:
         return await self._pool.once(self.store.put, check_name(name), data)
 
     async def get(self, name: str, start: int = 0, length: int | None = None) -> bytes:
-        """See actors.ports.Objects."""
         check_range(start, length)
         return await self._pool.repeated(self.store.get, check_name(name), start, length)
 
     async def names(self, prefix: str) -> list[str]:
-        """See actors.ports.Objects."""
         return await self._pool.repeated(self.store.names, check_prefix(prefix))
 
     async def delete(self, name: str) -> None:
-        """See actors.ports.Objects."""
         await self._pool.repeated(self.store.delete, check_name(name))
 
     async def probe(self) -> None:
@@ -121,7 +118,6 @@ class AsyncMeta:
         self._writer: asyncio.Task[None] | None = None
 
     async def read(self, key: str) -> Version | None:
-        """See actors.ports.Meta."""
         record = await self._pool.repeated(self.store.read, check_name(key))
         return None if record is None else Version(record.number, record.value)
 
@@ -157,11 +153,9 @@ class AsyncMeta:
                     done.set_result(outcome)
 
     async def keys(self, prefix: str) -> list[str]:
-        """See actors.ports.Meta."""
         return await self._pool.repeated(self.store.keys, check_prefix(prefix))
 
     async def remove(self, key: str) -> None:
-        """See actors.ports.Meta."""
         await self._pool.repeated(self.store.remove, check_name(key))
 
     async def probe(self) -> None:

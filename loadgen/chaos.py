@@ -282,7 +282,6 @@ class ClusterProcesses:
         self._s3 = s3_endpoint_url
 
     def actors(self) -> list[dict[str, Any]]:
-        """See ProcessFinder."""
         return list(self._client.status()["actors"])
 
     def pid(self, host: str) -> int:

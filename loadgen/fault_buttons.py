@@ -39,7 +39,6 @@ class Pressing:
         self._looked = float("-inf")
 
     def told(self) -> dict[str, Any]:
-        """See Breakable."""
         rows = [f"{row['kind']} {row['target']}" for row in self._chaos.fleet.history]
         return {
             "victims": [victim._asdict() for victim in self._known()],
@@ -50,7 +49,6 @@ class Pressing:
         }
 
     def press(self, kind: str, target: str) -> None:
-        """See Breakable."""
         # Who was shown is there, most likely, and who presses does not wait for another look.
         if not any(victim.target == target and kind in victim.kinds for victim in self._victims or self._known()):
             raise Invalid(f"there is no {kind} for {target or 'the cluster'} here")
@@ -59,7 +57,6 @@ class Pressing:
         self._breaker.press(Fault(kind, target=named, lasts_s=lasts, pressed=True))
 
     def end(self) -> None:
-        """See Breakable."""
         if not self._breaker.open:
             raise Conflict("there is no load now")
         self._enough()

@@ -98,12 +98,10 @@ class MemoryMetadata:
         self._lock = threading.Lock()
 
     def read(self, key: str) -> Record | None:
-        """See Metadata."""
         with self._lock:
             return self._records.get(check_name(key))
 
     def create(self, key: str, number: int, value: bytes) -> bool:
-        """See Metadata."""
         check_name(key)
         check_value(number, value)
         with self._lock:
@@ -114,18 +112,15 @@ class MemoryMetadata:
             return True
 
     def keys(self, prefix: str) -> list[str]:
-        """See Metadata."""
         check_prefix(prefix)
         with self._lock:
             return sorted(key for key in self._records if key.startswith(prefix))
 
     def remove(self, key: str) -> None:
-        """See Metadata."""
         with self._lock:
             self._records.pop(check_name(key), None)
 
     def probe(self) -> None:
-        """See Metadata."""
         probe_versions(self)
 
     def close(self) -> None:

@@ -58,7 +58,6 @@ class ObjectMetadata:
         """How often a torn newest version was passed over."""
 
     def read(self, key: str) -> Record | None:
-        """See storage.metadata.Metadata."""
         for _ in range(5):
             numbers = self._numbers(key)
             if not numbers:
@@ -70,7 +69,6 @@ class ObjectMetadata:
         raise Unavailable(f"the record {key} changes faster than it can be read")
 
     def create(self, key: str, number: int, value: bytes) -> bool:
-        """See storage.metadata.Metadata."""
         check_value(number, value)
         if number > MAX_NUMBER:
             raise Invalid(f"versions are numbered up to {MAX_NUMBER}")
@@ -98,7 +96,6 @@ class ObjectMetadata:
         return True
 
     def keys(self, prefix: str) -> list[str]:
-        """See storage.metadata.Metadata."""
         found: dict[str, None] = {}
         for name in self._objects.names(self._prefix + check_prefix(prefix)):
             version = _VERSION.match(name)

@@ -137,7 +137,6 @@ class SqliteMetadata:
                 raise
 
     def read(self, key: str) -> Record | None:
-        """See storage.metadata.Metadata."""
         check_name(key)
         query = "SELECT number, crc, value FROM versions WHERE key = ? ORDER BY number DESC LIMIT 1"
         with self._lock, self._errors():
@@ -167,7 +166,6 @@ class SqliteMetadata:
             return [change > 0 for change in changes]
 
     def keys(self, prefix: str) -> list[str]:
-        """See storage.metadata.Metadata."""
         check_prefix(prefix)
         query = "SELECT DISTINCT key FROM versions WHERE key >= ? AND key < ? ORDER BY key"
         with self._lock, self._errors():
@@ -175,7 +173,6 @@ class SqliteMetadata:
         return [row[0] for row in rows]
 
     def remove(self, key: str) -> None:
-        """See storage.metadata.Metadata."""
         check_name(key)
         with self._transaction() as connection:
             connection.execute("DELETE FROM versions WHERE key = ?", (key,))
@@ -184,11 +181,9 @@ class SqliteMetadata:
             self._change = _last_change(connection)
 
     def probe(self) -> None:
-        """See storage.metadata.Metadata."""
         probe_versions(self)
 
     def close(self) -> None:
-        """See storage.metadata.Metadata."""
         with self._lock:
             self._connection.close()
             if self._witness is not None:

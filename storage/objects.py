@@ -98,7 +98,6 @@ class MemoryObjects:
         self._lock = threading.Lock()
 
     def put(self, name: str, data: Buffer) -> bool:
-        """See ObjectStore."""
         content = bytes(data)
         with self._lock:
             if check_name(name) in self._objects:
@@ -107,7 +106,6 @@ class MemoryObjects:
             return True
 
     def get(self, name: str, start: int = 0, length: int | None = None) -> bytes:
-        """See ObjectStore."""
         check_range(start, length)
         with self._lock:
             content = self._objects.get(check_name(name))
@@ -116,13 +114,11 @@ class MemoryObjects:
         return content[start : None if length is None else start + length]
 
     def names(self, prefix: str) -> list[str]:
-        """See ObjectStore."""
         check_prefix(prefix)
         with self._lock:
             return sorted(name for name in self._objects if name.startswith(prefix))
 
     def delete(self, name: str) -> None:
-        """See ObjectStore."""
         with self._lock:
             self._objects.pop(check_name(name), None)
 
@@ -159,7 +155,6 @@ class LocalObjects:
         return True
 
     def get(self, name: str, start: int = 0, length: int | None = None) -> bytes:
-        """See ObjectStore."""
         check_range(start, length)
         try:
             with open(self._path(name), "rb") as file:

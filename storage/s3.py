@@ -105,7 +105,6 @@ class S3Objects:
             self.endpoint = str(self._client.meta.endpoint_url)
 
     def put(self, name: str, data: Buffer) -> bool:
-        """See ObjectStore."""
         key = self._key(name)
         tag = uuid.uuid4().hex
         body = data if isinstance(data, bytes | bytearray) else bytes(data)
@@ -125,7 +124,6 @@ class S3Objects:
         raise Unavailable(f"{self._where} is busy with other writers of {name}")
 
     def get(self, name: str, start: int = 0, length: int | None = None) -> bytes:
-        """See ObjectStore."""
         check_range(start, length)
         key = self._key(name)
         wanted: dict[str, str] = {}
@@ -158,7 +156,6 @@ class S3Objects:
         return sorted(name for name in ours if name.startswith(prefix))
 
     def delete(self, name: str) -> None:
-        """See ObjectStore."""
         with self._errors(name, "deleting"), contextlib.suppress(NotFound):
             self._client.delete_object(Bucket=self.bucket, Key=self._key(name))
 

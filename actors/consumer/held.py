@@ -122,7 +122,6 @@ class Unread(Received):
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
-        """See above."""
         return self._pieces
 
     def take_out(self) -> pa.RecordBatch:
@@ -134,7 +133,6 @@ class Unread(Received):
 
     @property
     def rows(self) -> pa.RecordBatch:
-        """See Received."""
         return self.take_out()
 
     @rows.setter
@@ -143,7 +141,6 @@ class Unread(Received):
 
     @property
     def schema(self) -> pa.Schema:
-        """See Received."""
         return self._pieces[0][0].schema
 
     def column(self, name: str) -> pa.Array:
@@ -165,7 +162,6 @@ class Unread(Received):
         return pa.concat_batches(taken)
 
     def let_go(self) -> None:
-        """See Received."""
         self.rows = self._pieces[0][0].slice(0, 0)
 
 

@@ -318,11 +318,9 @@ class SharedView:
         return rescans
 
     def behind(self) -> int:
-        """See DelayedTracker."""
         return self._index.tracker.behind()
 
     def room(self) -> int:
-        """See DelayedTracker."""
         return self._index.tracker.room()
 
     def alarm(self) -> str:

@@ -17,12 +17,10 @@ class BatchAnswers:
         self._state, self._store, self._check_owner = state, store, check_owner
 
     def still_open(self, request: FindOpen) -> StillOpen:
-        """See messages.FindOpen."""
         positions = ascending(request.positions)
         return StillOpen(positions=positions[~self._state.cursor.is_acknowledged(positions)])
 
     async def sent_apart(self, request: SentApart) -> Done:
-        """See messages.SentApart."""
         self._state.sent_apart()
         await self._store.barrier()
         self._check_owner()

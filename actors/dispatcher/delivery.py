@@ -61,7 +61,6 @@ class Deliverer:
     # -- what consumers ask ---------------------------------------------------------------------------------------
 
     async def poll(self, request: Poll) -> Delivery:
-        """See messages.Poll."""
         session = self._sessions.get(request.session)
         self._leases.heard(session)
         self._acknowledge(session, request)
@@ -90,7 +89,6 @@ class Deliverer:
             raise Conflict(f"turn {request.turn} was overtaken by {session.turn}")
 
     async def acknowledge(self, request: Acknowledge) -> Acknowledged:
-        """See messages.Acknowledge."""
         session = self._sessions.get(request.session)
         self._leases.heard(session)
         self._acknowledge(session, request)

@@ -185,43 +185,34 @@ class Dispatcher(Actor):
     # -- consumers ------------------------------------------------------------------------------------------------
 
     async def on_attach(self, request: Attach) -> Attached:
-        """See messages.Attach."""
         return await self.parts.consumers.attach(request)
 
     async def on_detach(self, request: Detach) -> Done:
-        """See messages.Detach."""
         self.parts.consumers.detach(request)
         return Done()
 
     async def on_hand_over(self, request: HandOver) -> Done:
-        """See messages.HandOver."""
         await self.parts.grace.hand_over(self._speaking(request.session), request)
         return Done()
 
     async def on_poll(self, request: Poll) -> Delivery:
-        """See messages.Poll."""
         return await self.parts.deliverer.poll(request)
 
     async def on_acknowledge(self, request: Acknowledge) -> Acknowledged:
-        """See messages.Acknowledge."""
         return await self.parts.deliverer.acknowledge(request)
 
     async def on_find_open(self, request: FindOpen) -> StillOpen:
-        """See messages.FindOpen."""
         self._speaking(request.session)
         return self.parts.batches.still_open(request)
 
     async def on_sent_apart(self, request: SentApart) -> Done:
-        """See messages.SentApart."""
         self._speaking(request.session)
         return await self.parts.batches.sent_apart(request)
 
     async def on_negative_acknowledge(self, request: NegativeAcknowledge) -> GivenBack:
-        """See messages.NegativeAcknowledge."""
         return await self.parts.redelivery.negative_acknowledge(self._speaking(request.session), request)
 
     async def on_redeliver_unacknowledged(self, request: RedeliverUnacknowledged) -> Done:
-        """See messages.RedeliverUnacknowledged."""
         await self.parts.redelivery.redeliver(self._speaking(request.session), request)
         return Done()
 
@@ -240,42 +231,33 @@ class Dispatcher(Actor):
         return self.parts
 
     async def on_seek(self, request: Seek) -> Sought:
-        """See messages.Seek."""
         parts = self._owning
         seeker = parts.seeker
         to = await (seeker.to_message(request.message_id) if request.time is None else seeker.to_time(request.time))
         return Sought(position=show(to))
 
     async def on_cancel_delayed(self, request: CancelDelayed) -> Text:
-        """See messages.CancelDelayed."""
         return document(await self._owning.delayed.cancel(request))
 
     async def on_reschedule_delayed(self, request: RescheduleDelayed) -> Text:
-        """See messages.RescheduleDelayed."""
         return document(await self._owning.delayed.reschedule(request))
 
     async def on_redrive(self, request: Redrive) -> Text:
-        """See messages.Redrive."""
         return document(await self._owning.parked.redrive(request))
 
     async def on_discard(self, request: Discard) -> Text:
-        """See messages.Discard."""
         return document(await self._owning.parked.discard(request))
 
     async def on_skip(self, request: Skip) -> Skipped:
-        """See messages.Skip."""
         return _skipped(await self._owning.seeker.skip(request.messages))
 
     async def on_clear_backlog(self, request: ClearBacklog) -> Skipped:
-        """See messages.ClearBacklog."""
         return _skipped(await self._owning.seeker.clear())
 
     async def on_expire_messages(self, request: ExpireMessages) -> Skipped:
-        """See messages.ExpireMessages."""
         return _skipped(await self._owning.seeker.expire(request.before))
 
     async def on_evict_excess(self, request: EvictExcess) -> Skipped:
-        """See messages.EvictExcess."""
         return _skipped(await self._owning.seeker.evict(request.limit, request.keep))
 
     async def on_delete_subscription(self, request: DeleteSubscription) -> Deleted:
@@ -296,23 +278,19 @@ class Dispatcher(Actor):
         return Deleted(deleted=True)
 
     async def on_pause(self, request: Pause) -> Paused:
-        """See messages.Pause."""
         await self._owning.configuration.pause(True)
         return Paused(paused=True)
 
     async def on_resume(self, request: Resume) -> Paused:
-        """See messages.Resume."""
         await self._owning.configuration.pause(False)
         return Paused(paused=False)
 
     async def on_configure(self, request: Configure) -> Configured:
-        """See messages.Configure."""
         return Configured(changed=await self._owning.configuration.change(request.settings))
 
     # -- questions ------------------------------------------------------------------------------------------------
 
     async def on_stats(self, request: Stats) -> Text:
-        """See `statistics`."""
         parts = self.parts
         told = await parts.statistics.tell()
         for part in (parts.delayed, parts.hot_keys, parts.hot_key_watch, parts.parked, parts.grace):
@@ -320,47 +298,36 @@ class Dispatcher(Actor):
         return document(told)
 
     async def on_explain(self, request: Explain) -> Text:
-        """See `explanation`."""
         return document(self.parts.explanation.explain(request))
 
     async def on_list_pending(self, request: ListPending) -> Text:
-        """See messages.ListPending."""
         return document(self._owning.inspection.pending(request))
 
     async def on_is_unused(self, request: IsUnused) -> Unused:
-        """See messages.IsUnused."""
         return Unused(unused=self._owning.use.unused())
 
     async def on_find_backlog(self, request: FindBacklog) -> BacklogFound:
-        """See messages.FindBacklog."""
         return BacklogFound(position=await self._owning.inspection.backlog(request))
 
     async def on_list_blocked_keys(self, request: ListBlockedKeys) -> Text:
-        """See messages.ListBlockedKeys."""
         return document(self._owning.own.core.blocked_keys(request.top, self.ports.clock.now()))
 
     async def on_list_hot_keys(self, request: ListHotKeys) -> Text:
-        """See messages.ListHotKeys."""
         return document(await self._owning.hot_keys.tell(request.top))
 
     async def on_list_parked(self, request: ListParked) -> Text:
-        """See messages.ListParked."""
         return document(self._owning.parked.listing(request))
 
     async def on_list_delayed(self, request: ListDelayed) -> Text:
-        """See messages.ListDelayed."""
         return document(self._owning.inspection.delayed(request))
 
     async def on_list_assignments(self, request: ListAssignments) -> Text:
-        """See messages.ListAssignments."""
         return document(self._owning.own.core.assignments())
 
     async def on_find_owner(self, request: FindOwner) -> Text:
-        """See messages.FindOwner."""
         return document(self._owning.inspection.owner(request))
 
     async def on_what_if(self, request: WhatIf) -> Text:
-        """See messages.WhatIf."""
         return document(self._owning.own.core.what_if(request.add, request.remove))
 
 

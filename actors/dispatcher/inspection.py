@@ -66,7 +66,6 @@ class Inspection:
         return {"hash": wanted, **self._core.owner(wanted, request.at)}
 
     def delayed(self, request: ListDelayed) -> dict[str, Any]:
-        """See messages.ListDelayed."""
         following = self._tracker.next_messages(request.top)
         return {
             "partition": self._of.partition,

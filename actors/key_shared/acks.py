@@ -74,7 +74,6 @@ def _acknowledge(core: Core, positions: Positions) -> tuple[Positions, Positions
 
 
 def remove(core: Core, positions: Positions | None, up_to: int | None) -> None:
-    """See Dispatch.remove."""
     window = core.window
     if positions is None:
         parking.forget_up_to(core, up_to)

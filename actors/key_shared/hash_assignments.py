@@ -58,7 +58,6 @@ def join(
     finished: Positions,
     entry: JoinAs,
 ) -> int:
-    """See `Dispatch.join`."""
     others = len(core.members)
     member, cause, fresh = _enter(core, name, now, ranges, priority, entry)
     member.ranges = tuple((int(low), int(high)) for low, high in ranges)
@@ -111,14 +110,12 @@ def give_place(core: Core, member: AttachedConsumer, *, now: int) -> None:
 
 
 def retire(core: Core, member: AttachedConsumer, *, now: int) -> None:
-    """See `Dispatch.retire`."""
     core.selector.remove(member.slot)
     core.members.stop(member)
     core.change_owners(now=now, cause=f"{member.name} does not answer", gone=member)
 
 
 def leave(core: Core, member: AttachedConsumer, *, now: int, keep: bool) -> None:
-    """See `Dispatch.leave`."""
     keep = keep and core.keeps_places and member.keeps_place and has_place(core, member.slot)
     held = core.window.rows_in(PENDING)
     if not keep:

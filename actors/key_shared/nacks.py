@@ -74,7 +74,6 @@ def negative_acknowledge(
     done: Positions = NO_POSITIONS,
     overtook: Positions = NO_POSITIONS,
 ) -> int:
-    """See Dispatch.negative_acknowledge."""
     window = core.window
     until = now + delay if delay > 0 else 0
     done = np.union1d(done, member.finished)
@@ -115,7 +114,6 @@ def negative_acknowledge(
 def redeliver_all(
     core: Core, member: AttachedConsumer, seen: Positions, counts: Counts | None, *, unseen: int, now: int
 ) -> int:
-    """See Dispatch.redeliver_all."""
     window = core.window
     done = member.finished
     unread = core.unclaim(member, None)

@@ -181,7 +181,6 @@ class ConsistentHashing:
         return [(slot, [name, self.names.index(name, slot)]) for slot, (name, _) in self._members.items()]
 
     def restore(self, slot: int, share: Share) -> None:
-        """See Selector."""
         name, index = str(share[0]), int(share[1])
         self.names.restore(name, slot, index, self.points)
         self._place(slot, name, index)
@@ -254,11 +253,9 @@ class AutoSplit:
         return [(slot, [upper]) for upper, slot in self._parts.items()]
 
     def restore(self, slot: int, share: Share) -> None:
-        """See Selector."""
         self._parts[int(share[0])] = slot
 
     def replace(self, slot: int, by: int) -> None:
-        """See Selector."""
         for upper, owner in self._parts.items():
             if owner == slot:
                 self._parts[upper] = by
@@ -310,12 +307,10 @@ class Sticky:
         return [(slot, [list(pair) for pair in ranges_of(self._owner, slot)]) for slot in slots]
 
     def restore(self, slot: int, share: Share) -> None:
-        """See Selector."""
         for start, end in share:
             self._owner[int(start) : int(end) + 1] = slot
 
     def replace(self, slot: int, by: int) -> None:
-        """See Selector."""
         self._owner[self._owner == slot] = by
 
 

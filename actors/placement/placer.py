@@ -40,11 +40,9 @@ class Placer:
     # -- Places ----------------------------------------------------------------------------------------------------
 
     async def machines(self) -> list[str]:
-        """See actors.ports.Places."""
         return sorted({node.address for node in await self._processes.nodes()})
 
     async def start(self, kind: str, name: str, settings: dict[str, Any]) -> Address:
-        """See actors.ports.Places."""
         slot = self._placement.slot_for(kind, settings)
         if (known := await self._found_late(slot, key_of(kind, settings))) is not None:
             return known
@@ -66,7 +64,6 @@ class Placer:
                 raise
 
     async def stop(self, address: Address, *, frozen: bool = False) -> None:
-        """See actors.ports.Places."""
         name, _, actor = address.partition("/")
         process = self._placement.named(name)
         if process is None:

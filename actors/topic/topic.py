@@ -135,7 +135,6 @@ class Topic(Actor):
         self.release()
 
     def release(self) -> None:
-        """See Actor."""
         self._log.tail.close()
         self._reads.close()
 

@@ -33,7 +33,6 @@ class ProcessWatch:
         self._watches: dict[str, _Watched] = {}
 
     async def ended(self, process: str) -> None:
-        """See actors.ports.Watch."""
         machine, _, place = process.partition("/")
         if not machine or machine != _machine():
             await asyncio.get_running_loop().create_future()

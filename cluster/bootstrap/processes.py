@@ -48,19 +48,16 @@ class RayProcesses:
                         part(name)
 
     async def nodes(self) -> list[Node]:
-        """See actors.ports.Processes."""
         try:
             return await asyncio.to_thread(live_nodes)
         except (RayError, ConnectionError, RuntimeError) as error:
             raise Unavailable(f"the cluster does not tell its nodes: {first_line(error)}") from error
 
     async def names(self) -> list[str]:
-        """See actors.ports.Processes."""
         listed = await asyncio.to_thread(ray.util.list_named_actors, True)
         return sorted(row["name"] for row in listed if row["namespace"] == NAMESPACE and row["name"] != CONTROLLER_HOST)
 
     async def make(self, name: str, node: str | None, timeout: int) -> str:
-        """See actors.ports.Processes."""
         try:
             handle = self._handles[name] = self._make_host(name, self._settings, node=node)
             await asyncio.wait_for(handle.ready.remote(), timeout / 1000)
@@ -71,7 +68,6 @@ class RayProcesses:
             raise Unavailable((str(error).strip() or type(error).__name__).splitlines()[-1]) from error
 
     async def introduce(self, name: str, timeout: int) -> Introduction | Unknown:
-        """See actors.ports.Processes."""
         if name not in self._handles:
             try:
                 self._handles[name] = await asyncio.to_thread(ray.get_actor, name, NAMESPACE)
@@ -88,19 +84,16 @@ class RayProcesses:
         return Introduction(slot, node, [(kind, address, json.loads(packed)) for kind, address, packed in running])
 
     async def serve(self, name: str, slot: str, timeout: int) -> Unknown | None:
-        """See actors.ports.Processes."""
         told = await self._ask(name, timeout, lambda host: host.serve.remote(slot))
         return told if isinstance(told, Unknown) else None
 
     async def start(
         self, name: str, kind: str, actor: str, settings: dict[str, Any], timeout: int
     ) -> Address | Unknown:
-        """See actors.ports.Processes."""
         told = await self._ask(name, timeout, lambda host: host.start.remote(kind, actor, settings))
         return told if isinstance(told, Unknown) else str(told)
 
     async def stop(self, name: str, actor: str, timeout: int) -> Unknown | None:
-        """See actors.ports.Processes."""
         try:
             told = await self._ask(name, timeout, lambda host: host.stop.remote(actor))
         except SluiceError as error:
@@ -108,7 +101,6 @@ class RayProcesses:
         return told if isinstance(told, Unknown) else None
 
     def kill(self, name: str) -> None:
-        """See actors.ports.Processes."""
         self._nodes.pop(name, None)
         handle = self._handles.pop(name, None)
         if handle is not None:

@@ -108,19 +108,15 @@ class AdminHttp(Actor):
     # -- what the live page asks (cluster.watch.feed.Owners) ------------------------------------------------------
 
     async def dispatchers(self, topic: str, subscription: str) -> list[dict[str, Any] | None]:
-        """See Owners."""
         return await self._broker.some(topic, subscription, Stats())
 
     async def topics(self, topic: str) -> list[dict[str, Any] | None]:
-        """See Owners."""
         return await self._broker.some(topic, None, Stats())
 
     async def delayed(self, topic: str, subscription: str) -> list[dict[str, Any] | None]:
-        """See Owners."""
         return await self._broker.some(topic, subscription, ListDelayed())
 
     async def status(self) -> dict[str, Any] | None:
-        """See Owners."""
         try:
             return dict(shown(await self._broker.ask_controller(DescribeCluster(), patience=0)))
         except Unavailable:

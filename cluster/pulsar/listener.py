@@ -219,32 +219,26 @@ class _Socket(asyncio.BufferedProtocol):
             self._conversation.choke(True)
 
     def resume_writing(self) -> None:
-        """It does again."""
         if self._conversation is not None:
             self._conversation.choke(False)
 
     def write(self, data: bytes) -> None:
-        """See Link."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
 
     def close(self) -> None:
-        """See Link."""
         if self._transport is not None:
             self._transport.close()
 
     def pause(self) -> None:
-        """See Link."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
 
     def resume(self) -> None:
-        """See Link."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 
     def unsent(self) -> int:
-        """See Link."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def abort(self) -> None:

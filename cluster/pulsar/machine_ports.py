@@ -39,7 +39,6 @@ class MachineDoors:
         self._lock = -1
 
     def claim(self) -> bool:
-        """See Doors."""
         handle = keep_from_children(os.open(self._data_dir / LOCK_FILE, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -50,7 +49,6 @@ class MachineDoors:
         return True
 
     async def listen(self, scheme: str, port: int) -> int:
-        """See Doors."""
         context = self._contexts.get(scheme)
         late = None if context is None else HANDSHAKE_S
         loop = asyncio.get_running_loop()
@@ -66,15 +64,12 @@ class MachineDoors:
         return int(server.sockets[0].getsockname()[1])
 
     def chosen(self, scheme: str) -> int:
-        """See Doors."""
         return port_of(self._data_dir, scheme)
 
     def tell(self, scheme: str, port: int) -> None:
-        """See Doors."""
         write_port(self._data_dir, scheme, port)
 
     def close(self) -> None:
-        """See Doors."""
         for server in self._servers:
             server.close()
         self._servers.clear()

@@ -329,7 +329,6 @@ class ClientConnection(ClientSession):
                 self.write(_PING)
 
     def over(self) -> None:
-        """See ClientSession."""
         if self.closed:
             return
         super().over()

@@ -143,7 +143,6 @@ class ClientSession:
             raise CommandRefused(ServerError.TOO_MANY_REQUESTS, f"a connection has at most {MOST_HANDLES} {what}")
 
     def remove_consumer(self, consumer: WireConsumer) -> None:
-        """One less."""
         if self.consumers.get(consumer.number) is consumer:
             del self.consumers[consumer.number]
         _discard(self.gateway.consumers, (consumer.place.topic, consumer.asked.subscription), consumer)
@@ -170,7 +169,6 @@ class ClientSession:
         self._introduce(producer, producer.number, asked, access_mode)
 
     def remove_producer(self, producer: WireProducer) -> None:
-        """One less."""
         if self.producers.get(producer.number) is producer:
             del self.producers[producer.number]
         _discard(self.gateway.producers, (producer.place.topic, producer.place.partition), producer)

@@ -35,7 +35,6 @@ def metadata_of(pairs: Iterable[Any]) -> dict[str, str]:
 
 
 def clients_here(gateway: Connected, topic: str, partition: int) -> dict[str, list[dict[str, Any]]]:
-    """See messages.ClientsHere."""
     producers = [
         {"producerName": one.name, "ready": one.ready, **_told(gateway, one, "producerId")}
         for one in gateway.producers.get((topic, partition), ())
@@ -57,7 +56,6 @@ def clients_here(gateway: Connected, topic: str, partition: int) -> dict[str, li
 
 
 def send_away(gateway: Connected, topic: str, partition: int | None) -> None:
-    """See messages.SendAway."""
     for (known, at), producers in list(gateway.producers.items()):
         if known == topic and partition in (None, at):
             for producer in list(producers):

@@ -217,14 +217,11 @@ class GatewayActor(Actor):
     gateway: Gateway
 
     async def on_producers_here(self, request: ProducersHere) -> ProducersPresent:
-        """See messages.ProducersHere."""
         return await self.gateway.producers_here(request)
 
     async def on_clients_here(self, request: ClientsHere) -> Text:
-        """See messages.ClientsHere."""
         return Text(json=json.dumps(clients_here(self.gateway, request.topic, request.partition)))
 
     async def on_send_away(self, request: SendAway) -> Done:
-        """See messages.SendAway."""
         send_away(self.gateway, request.topic, request.partition)
         return Done()

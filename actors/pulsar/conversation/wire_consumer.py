@@ -137,7 +137,6 @@ class WireConsumer:
         return self.asked.start is not None
 
     async def answers(self) -> bool:
-        """See actors.pulsar.conversation.gateway.ConsumerHere."""
         return not self.closed and await self._alive()
 
     def read_so_far(self) -> dict[str, Any]:

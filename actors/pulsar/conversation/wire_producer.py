@@ -326,7 +326,6 @@ class WireProducer:
                 self._fenced(self)
 
     async def answers(self) -> bool:
-        """See actors.pulsar.conversation.gateway.ProducerHere."""
         return not self.closed and await self._alive()
 
     def close(self) -> None:

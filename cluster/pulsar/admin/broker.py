@@ -60,7 +60,6 @@ class Broker:
         self.expiry = Expiry(ports, self.directory)
 
     async def ask_controller(self, request: Request[Any], *, patience: int = OWNER_PATIENCE) -> Any:
-        """See Directory."""
         return await self.directory.ask_controller(request, patience=patience)
 
     async def ask_gateways(self, request: Request[Any]) -> list[Any]:
@@ -134,7 +133,6 @@ class Broker:
         return await self.directory.dispatcher(topic, partition, subscription)
 
     async def ask_owner(self, topic: str, partition: int, subscription: str | None, request: Request[Any]) -> Any:
-        """See Directory."""
         return await self.directory.ask_owner(topic, partition, subscription, request)
 
     async def rows(self, named: Named, subscription: str | None, request: Request[Any]) -> list[Any]:

@@ -39,7 +39,6 @@ class BrokerRoutes:
         self._broker, self._at = broker, addresses
 
     def routes(self) -> list[web.RouteDef]:
-        """See the module."""
         brokers = "/admin/v2/brokers"
         return [
             web.get(NAMESPACE, self._policies),

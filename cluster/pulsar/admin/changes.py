@@ -28,7 +28,6 @@ class TopicChangeRoutes:
         self._broker = broker
 
     def routes(self) -> list[web.RouteDef]:
-        """See the module."""
         return [
             web.post(f"{TOPIC}/partitions", self._add_partitions),
             web.post(f"{TOPIC}/terminate", self._terminate),

@@ -30,7 +30,6 @@ class LifetimesByHttp:
         self._broker, self._lifetimes = broker, Lifetimes(broker.ports.meta)
 
     def routes(self) -> list[web.RouteDef]:
-        """See the module."""
         return [
             route
             for base in (NAMESPACE, TOPIC)

@@ -52,7 +52,6 @@ class Messages:
         self._broker = broker
 
     def routes(self) -> list[web.RouteDef]:
-        """See the module."""
         return [
             web.get(f"{TOPIC}/ledger/{{ledger}}/entry/{{entry}}", self._by_id),
             web.get(f"{TOPIC}/subscription/{{subscription}}/position/{{number}}", self._peek),

@@ -40,7 +40,6 @@ class NamespacesByHttp:
         self._broker, self._namespaces = broker, broker.namespaces
 
     def routes(self) -> list[web.RouteDef]:
-        """See the module."""
         policy = f"{NAMESPACE}/{{policy:{'|'.join(_FIELDS)}}}"
         return [
             web.get("/admin/v2/tenants", self._tenants),

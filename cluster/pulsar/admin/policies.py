@@ -44,7 +44,6 @@ class PolicyRoutes:
         self._broker = broker
 
     def routes(self) -> list[web.RouteDef]:
-        """See the module."""
         names = f"{{policy:{'|'.join(POLICIES)}}}"
         return [
             web.get(f"{TOPIC}/deduplicationEnabled", self._deduplication),

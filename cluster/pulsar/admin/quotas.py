@@ -32,7 +32,6 @@ class QuotasByHttp:
         self._broker, self._kinds = broker, {BY_SIZE: broker.quotas, BY_AGE: broker.ages}
 
     def routes(self) -> list[web.RouteDef]:
-        """See the module."""
         return [
             route
             for base in (NAMESPACE, TOPIC)

@@ -41,7 +41,6 @@ class SchemasByHttp:
         self._broker = broker
 
     def routes(self) -> list[web.RouteDef]:
-        """See the module."""
         return [
             web.get(f"{SCHEMA}/schema", self._newest),
             web.get(f"{SCHEMA}/schema/{{version}}", self._version),

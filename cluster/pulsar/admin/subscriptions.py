@@ -40,7 +40,6 @@ class Subscriptions:
         self._broker = broker
 
     def routes(self) -> list[web.RouteDef]:
-        """See the module."""
         return [
             web.put(SUBSCRIPTION, self._create),
             web.delete(SUBSCRIPTION, self._remove),

@@ -44,7 +44,6 @@ class Topics:
         self._broker, self._shapes = broker, shapes
 
     def routes(self) -> list[web.RouteDef]:
-        """See the module."""
         return [
             web.get(BASE, self._list),
             web.get(f"{BASE}/partitioned", self._partitioned),

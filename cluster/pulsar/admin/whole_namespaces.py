@@ -29,7 +29,6 @@ class WholeNamespaces:
         self._broker = broker
 
     def routes(self) -> list[web.RouteDef]:
-        """See the module."""
         bundle = f"{NAMESPACE}/{{bundle:0x[0-9a-fA-F]+_0x[0-9a-fA-F]+}}"
         return [
             web.put(f"{bundle}/unload", self._unload),
