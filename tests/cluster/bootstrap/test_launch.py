@@ -247,7 +247,7 @@ def assert_strangers_are_kept_out(address: str, tmp_path: Path) -> None:
 CHILD = """
 import signal, sys, time
 import cluster
-from cluster import launch
+from cluster.bootstrap import launch
 make = launch.short_folder
 def told(note):
     path = make(note)
