@@ -348,8 +348,9 @@ def test_the_loss_of_the_heads_raylet_loses_nothing(tmp_path: Path, how: str) ->
 
 def added_by_another_process(data: Path) -> int:
     """How many nodes there are when a process that knows nothing but the folder has brought them to three."""
-    told = "import sys, json; from pathlib import Path; from cluster.bootstrap import launch; from tests.cluster.helpers import "
-    told += "values; print(json.dumps(launch.up(values(Path(sys.argv[1]), bookies=3, brokers=3), 3)))"
+    told = "import sys, json; from pathlib import Path; from cluster.bootstrap import launch; "
+    told += "from tests.cluster.helpers import values; "
+    told += "print(json.dumps(launch.up(values(Path(sys.argv[1]), bookies=3, brokers=3), 3)))"
     known = {name: value for name, value in os.environ.items() if name != TOKEN_PATH}
     done = subprocess.run([sys.executable, "-c", told, data], env=known, capture_output=True, text=True, check=False)
     assert not done.returncode, done.stderr
