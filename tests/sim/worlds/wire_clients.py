@@ -68,6 +68,8 @@ class WireProducerModel:
         self._learn(traffic.partitions)
         self._numbers = [0] * KEYS
         self._open: set[int] = set()
+        self._closed: set[int] = set()
+        """What the gateway closed since it was asked for last."""
         self._ended: set[int] = set()
         """Partitions that take no more messages."""
         self._left = traffic.sends
@@ -103,6 +105,7 @@ class WireProducerModel:
         topic = partition_name(self._traffic.topic, partition, self._partitions)
         epoch = {"epoch": self.reconnected} if self.reconnected > 1 else {}
         asked = {"topic": topic, "producer_id": partition, "producer_name": self.name, "user_provided_name": False}
+        self._closed.discard(partition)
         try:
             await self._wire.ask("producer", **asked, **epoch)
         except Refusal as error:
@@ -113,6 +116,8 @@ class WireProducerModel:
             return
         if not self._wire.up:
             raise Gone  # the connection ended behind the answer
+        if partition in self._closed:
+            return  # CLOSE_PRODUCER came right behind the answer
         self._open.add(partition)
         self._wire.write(b"".join(pending.frame for pending in self._pending[partition]))
 
@@ -178,6 +183,7 @@ class WireProducerModel:
             self._wire.hang_up()  # as the client in C++ does, at every error but that of a checksum
         elif name == "close_producer":
             self._open.discard(body.producer_id)
+            self._closed.add(body.producer_id)
 
     def _receipt(self, body: Any) -> None:
         waiting = self._pending[body.producer_id]
