@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from tests.hygiene.picture import drawn, picture, rooms
 from tests.hygiene.source import ROOT, modules
 
 TEXT = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
@@ -26,6 +27,23 @@ def test_the_way_of_a_message_has_few_files() -> None:
     assert all(len(named) == 1 for named in files)
     assert len({named[0] for named in files}) == len(rows) <= MOST_FILES
     assert [row[0] for row in rows] == [str(number + 1) for number in range(len(rows))]
+
+
+def test_the_picture_is_that_of_the_code() -> None:
+    assert picture() in TEXT, "the rooms have changed: renew the picture with `python -m tests.hygiene.picture`"
+
+
+def test_every_room_of_the_picture_has_its_reasons() -> None:
+    reasons = {row[0].strip("`"): row[1] for row in _rows("The floor plan")}
+    assert sorted(reasons) == sorted(rooms())
+
+
+def test_an_arrow_that_follows_from_others_is_not_drawn() -> None:
+    assert drawn({("a", "b"), ("b", "c"), ("a", "c")}) == {("a", "b"), ("b", "c")}
+
+
+def test_rooms_that_use_each_other_keep_both_arrows() -> None:
+    assert drawn({("a", "b"), ("b", "a"), ("c", "a"), ("c", "b")}) == {("a", "b"), ("b", "a"), ("c", "a"), ("c", "b")}
 
 
 @pytest.mark.parametrize(

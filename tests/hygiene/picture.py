@@ -1,0 +1,124 @@
+"""The picture of the rooms in ARCHITECTURE.md, drawn from the imports: `python -m tests.hygiene.picture` renews it.
+
+A room is a package, an arrow is an import. Two kinds of arrows are left out, because with them nobody could read the
+rest: those into what every room of a floor uses (`storage`, `actors`, `actors/messages`), and those that follow from
+others (if a room uses a second one and that one a third one, the arrow from the first to the third is not drawn).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import PurePosixPath
+
+from tests.hygiene.source import PACKAGES, ROOT, modules
+
+PAGE = ROOT / "ARCHITECTURE.md"
+GROUND = {"storage", "actors", "actors/messages"}
+"""Every room uses these."""
+
+_BLOCK = re.compile(r"```mermaid\n.*?```", re.DOTALL)
+
+Arrows = set[tuple[str, str]]
+
+
+def rooms() -> list[str]:
+    """The packages, floor by floor, lowest first."""
+    found = {_room(module.path) for module in modules(*PACKAGES)}
+    return sorted((room for room in found if _files(room)), key=lambda room: (PACKAGES.index(_floor(room)), room))
+
+
+def arrows() -> Arrows:
+    """(from, to) of each pair of rooms of one floor of which the first one imports the second one."""
+    known = set(rooms())
+    found = {
+        (here, there)
+        for module in modules(*PACKAGES)
+        if (here := _room(module.path)) in known
+        for name, _ in module.imports()
+        if (there := _home(name, known)) and there != here
+    }
+    return {(here, there) for here, there in found if _floor(here) == _floor(there) and there not in GROUND}
+
+
+def drawn(all_arrows: Arrows) -> Arrows:
+    """Those that do not follow from others. Rooms that use each other keep their arrows, in both directions."""
+    both = {arrow for arrow in all_arrows if arrow[::-1] in all_arrows}
+    one_way = all_arrows - both
+    followed = {
+        (here, there)
+        for here, there in one_way
+        if any(_leads(one_way, middle, there) for first, middle in one_way if first == here and middle != there)
+    }
+    return all_arrows - followed
+
+
+def picture() -> str:
+    """The block of Mermaid as it must stand in ARCHITECTURE.md."""
+    lines = ["```mermaid", "flowchart TD"]
+    for floor in reversed(PACKAGES):
+        lines.append(f'  subgraph {floor}_floor["{floor}"]')
+        lines += [f'    {_id(room)}["{room}"]' for room in rooms() if _floor(room) == floor]
+        lines.append("  end")
+    lines += [f"  {above}_floor ==> {below}_floor" for above, below in pairwise(reversed(PACKAGES))]
+    lines += _lines(drawn(arrows()))
+    return "\n".join([*lines, "```"])
+
+
+def main() -> None:
+    """Put the picture of now into ARCHITECTURE.md."""
+    text = PAGE.read_text(encoding="utf-8")
+    PAGE.write_text(_BLOCK.sub(lambda _: picture(), text, count=1), encoding="utf-8")
+
+
+def _lines(chosen: Arrows) -> Iterator[str]:
+    for here in rooms():
+        ahead = sorted(there for first, there in chosen if first == here)
+        one_way = [there for there in ahead if (there, here) not in chosen]
+        both_ways = [there for there in ahead if (there, here) in chosen and here < there]
+        for line, targets in (("-->", one_way), ("<-->", both_ways)):
+            if targets:
+                yield f"  {_id(here)} {line} {' & '.join(map(_id, targets))}"
+
+
+def _leads(chosen: Arrows, start: str, end: str) -> bool:
+    seen, waiting = {start}, [start]
+    while waiting:
+        room = waiting.pop()
+        waiting += [there for here, there in sorted(chosen) if here == room and there not in seen]
+        seen.update(waiting)
+    return end in seen
+
+
+def _room(path: str) -> str:
+    return str(PurePosixPath(path).parent)
+
+
+def _home(name: str, known: set[str]) -> str:
+    """The room that holds what is imported; empty if it is none of the project's."""
+    words = name.split(".")
+    if words[0] not in PACKAGES:
+        return ""
+    while words:
+        path = "/".join(words)
+        if path in known or (ROOT / f"{path}.py").is_file():
+            return path if path in known else _room(path)
+        words.pop()
+    return ""
+
+
+def _files(room: str) -> bool:
+    return any(_room(module.path) == room and not module.path.endswith("__init__.py") for module in modules(*PACKAGES))
+
+
+def _floor(room: str) -> str:
+    return room.split("/")[0]
+
+
+def _id(room: str) -> str:
+    return room.replace("/", "_")
+
+
+if __name__ == "__main__":
+    main()
