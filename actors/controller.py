@@ -26,8 +26,7 @@ import msgspec
 
 from actors.actor import Actor
 from actors.bookie_failure_detector import LOST_AFTER_MS
-from actors.dispatcher.state import settings_in
-from actors.dispatcher.subscription import PartitionSubscription
+from actors.dispatcher.subscription import PartitionSubscription, settings_in
 from actors.gateway_keeper import GatewayKeeper
 from actors.ledger.garbage_collection import collect_garbage
 from actors.messages import (

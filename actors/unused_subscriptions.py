@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from actors.dispatcher.state import settings_in
+from actors.dispatcher.subscription import settings_in
 from actors.messages import IsUnused, SubscriptionSettings
 from actors.ports import Address, Ports, Unknown
 from actors.supervisor import Supervisor

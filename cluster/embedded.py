@@ -137,7 +137,7 @@ class EmbeddedCluster:
 
     async def _stop(self) -> None:
         """End everything, but first let be durable which consumers have left: nobody is to wait for them next time."""
-        barriers = [asyncio.ensure_future(one.parts.store.barrier()) for one in self.actors.serving(Dispatcher)]
+        barriers = [asyncio.ensure_future(one.parts.context.store.barrier()) for one in self.actors.serving(Dispatcher)]
         if barriers:
             await asyncio.wait(barriers, timeout=SETTLE_S)
             for barrier in barriers:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import msgspec
 
+from actors.dispatcher.subscription import PartitionSubscription
 from actors.key_shared.history import KEPT, Change, History
 from actors.ports import Ports
 from actors.signal import Signal
@@ -33,10 +34,10 @@ RETRY_MS = 1_000
 class AssignmentHistory:
     """Keeps the history of one subscription on one partition. `history` is the core's, over a change of core too."""
 
-    def __init__(self, ports: Ports, topic: str, partition: int, subscription: str, epoch: int) -> None:
+    def __init__(self, ports: Ports, identity: PartitionSubscription, epoch: int) -> None:
         self._new = Signal()
         self.history = History(epoch * CHANGES_AN_EPOCH, self._new.set)
-        self._prefix = f"assignments/{topic}/{partition}/{subscription}/"
+        self._prefix = f"assignments/{identity.topic}/{identity.partition}/{identity.subscription}/"
         self._ports, self._epoch = ports, epoch
         self._names: list[str] = []
         self._written = self.history.number

@@ -6,29 +6,16 @@ agree, and the cursor becomes durable.
 
 from __future__ import annotations
 
-from actors.delayed.tracker import DelayedTracker
-from actors.dispatcher.open_runs import OpenRuns
-from actors.dispatcher.store import CursorStore
-from actors.dispatcher.wakeups import Wakeups
-from actors.key_shared.dispatch import Dispatch
-from storage.cursor import Cursor
+from actors.dispatcher.context import SubscriptionContext
 from storage.position import Positions, ledger_of
 
 
 class Backlog:
     """Messages that are not done."""
 
-    def __init__(
-        self,
-        cursor: Cursor,
-        core: Dispatch,
-        runs: OpenRuns,
-        tracker: DelayedTracker,
-        store: CursorStore,
-        wakeups: Wakeups,
-    ) -> None:
-        self._cursor, self._core, self._runs, self._tracker = cursor, core, runs, tracker
-        self._store, self._wakeups = store, wakeups
+    def __init__(self, context: SubscriptionContext) -> None:
+        self._cursor, self._core, self._runs = context.cursor, context.core, context.runs
+        self._tracker, self._store, self._wakeups = context.tracker, context.store, context.wakeups
 
     def count(self, end: int) -> int:
         """How many messages up to `end` are not done."""

@@ -11,7 +11,6 @@ A table is not changed when the cursor moves back either: the record says from w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from actors.delayed.retry import REFUSALS, attempt
@@ -25,15 +24,16 @@ from storage.position import Positions
 
 FOLD_AT = 4_096
 """So many changes may stand in the record before they move to a table of their own."""
-FIELD = "delayedChanges"
 
 
 class ChangedDelays:
-    """now: all changes. Made by `load`."""
+    """See `Recorded`. now: all changes."""
 
-    def __init__(self, ports: Ports, of: PartitionSubscription, epoch: int) -> None:
-        self._ports, self._epoch = ports, epoch
-        self._prefix = f"delayed-changes/{of.topic}/{of.partition}/{of.subscription}/"
+    field = "delayedChanges"
+
+    def __init__(self, ports: Ports, identity: PartitionSubscription, epoch: int, cursor: Cursor) -> None:
+        self._ports, self._epoch, self._cursor = ports, epoch, cursor
+        self._prefix = f"delayed-changes/{identity.topic}/{identity.partition}/{identity.subscription}/"
         self.now = DelayChanges()
         self._recent = DelayChanges()
         """What is not in the table."""
@@ -47,8 +47,7 @@ class ChangedDelays:
         self._number = 0
         self._stale: list[str] = []
 
-    async def load(self, stored: Mapping[str, Any] | None, cursor: Cursor) -> None:
-        """Begin with what the last owner left in the record. Raises Corrupt, Unavailable."""
+    async def load(self, stored: Any) -> None:
         if stored:
             self._table = stored["table"]
             if self._table:
@@ -61,14 +60,13 @@ class ChangedDelays:
                     self.now.reopen(self._reopened)
             self._recent = DelayChanges.decode(stored["recent"])
             self.now.update(self._recent)
-        self._forget_done(cursor)
+        self._forget_done()
 
-    def record(self) -> dict[str, Any]:
-        """For the subscription's record; nothing if nothing was ever changed."""
+    def to_record(self) -> Any:
         if not self._table and not len(self._recent):
-            return {}
+            return None
         stored = {"table": self._table, "recent": self._recent.encode()}
-        return {FIELD: stored if self._reopened is None else {**stored, "reopened": self._reopened}}
+        return stored if self._reopened is None else {**stored, "reopened": self._reopened}
 
     # -- what changes -----------------------------------------------------------------------------------------------
 
@@ -96,7 +94,7 @@ class ChangedDelays:
 
     # -- the table --------------------------------------------------------------------------------------------------
 
-    async def fold(self, cursor: Cursor, first: int) -> None:
+    async def fold(self, first: int) -> None:
         """Move the changes out of the record if they are many. Nothing is lost or less durable if that fails.
 
         first: where the topic begins.
@@ -105,7 +103,7 @@ class ChangedDelays:
             return
         for changes in self._all():
             changes.trimmed(first)
-        self._forget_done(cursor)
+        self._forget_done()
         value, self._since, self._reopened_since = self.now.encode(), DelayChanges(), None
         try:
             table = await self._write(value)
@@ -158,11 +156,11 @@ class ChangedDelays:
             except (Unavailable, Overloaded) as error:
                 self._ports.log("delayed_changes_left", key=key, error=str(error))
 
-    def _forget_done(self, cursor: Cursor) -> None:
+    def _forget_done(self) -> None:
         """Due times of messages that are done are of no use."""
         for changes in self._all():
             if len(changes.moved):
-                changes.keep(~cursor.is_acknowledged(changes.moved.positions))
+                changes.keep(~self._cursor.is_acknowledged(changes.moved.positions))
 
 
 def _lower(known: int | None, start: int) -> int:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from actors.dispatcher.consumers import ascending
-from actors.dispatcher.state import SubscriptionState
-from actors.dispatcher.store import CursorStore
+from actors.dispatcher.context import SubscriptionContext
 from actors.messages import Done, FindOpen, SentApart, StillOpen
 
 
 class BatchAnswers:
-    """Answers who is to send batches whole. check_owner: raises Fenced when this dispatcher has ended."""
+    """Answers who is to send batches whole."""
 
-    def __init__(self, state: SubscriptionState, store: CursorStore, check_owner: Callable[[], None]) -> None:
-        self._state, self._store, self._check_owner = state, store, check_owner
+    def __init__(self, context: SubscriptionContext) -> None:
+        self._state, self._store, self._ownership = context.state, context.store, context.ownership
 
     def still_open(self, request: FindOpen) -> StillOpen:
         positions = ascending(request.positions)
@@ -23,5 +20,5 @@ class BatchAnswers:
     async def sent_apart(self, request: SentApart) -> Done:
         self._state.sent_apart()
         await self._store.barrier()
-        self._check_owner()
+        self._ownership.check_owner()
         return Done()

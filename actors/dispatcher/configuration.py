@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import msgspec
 
-from actors.dispatcher.state import SubscriptionState
-from actors.dispatcher.store import CursorStore
-from actors.dispatcher.subscription import PartitionSubscription
-from actors.dispatcher.wakeups import Wakeups
+from actors.dispatcher.context import SubscriptionContext
 from actors.messages import SubscriptionSettings
 from actors.messages.settings import check_subscription
 from storage.errors import Conflict
@@ -18,16 +13,9 @@ from storage.errors import Conflict
 class SubscriptionConfiguration:
     """See the module."""
 
-    def __init__(
-        self,
-        of: PartitionSubscription,
-        state: SubscriptionState,
-        store: CursorStore,
-        wakeups: Wakeups,
-        end: Callable[[str], None],
-    ) -> None:
-        """end: ends this dispatcher; the next one begins with what the record says."""
-        self._of, self._state, self._store, self._wakeups, self._end = of, state, store, wakeups, end
+    def __init__(self, context: SubscriptionContext) -> None:
+        self._identity, self._state = context.identity, context.state
+        self._store, self._wakeups, self._ownership = context.store, context.wakeups, context.ownership
 
     async def pause(self, paused: bool) -> None:
         """Send nothing from now on, or go on; durable when it returns."""
@@ -53,13 +41,14 @@ class SubscriptionConfiguration:
             names = [name for name in settings.__struct_fields__ if getattr(settings, name) != getattr(now, name)]
             told = ", ".join(f"{name} is {getattr(now, name)!r}, not {getattr(settings, name)!r}" for name in names)
             raise Conflict(
-                f"the settings of {self._of.subscription} can change only while no consumer is connected: {told}"
+                f"the settings of {self._identity.subscription} can change only while no consumer is connected: {told}"
             )
         if not settings.durable and (self._state.next_settings or now).durable:
             raise Conflict(
-                f"subscription {self._of.subscription} is durable and stays so; delete it first, or choose another name"
+                f"subscription {self._identity.subscription} is durable and stays so; delete it first, or choose "
+                "another name"
             )
         self._state.begin_next_with(settings)
         await self._store.barrier()
-        self._end("it begins again with other settings")
+        self._ownership.end("it begins again with other settings")
         return True

@@ -9,21 +9,17 @@ and no key is at two consumers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
+from actors.dispatcher.context import SubscriptionContext
 from actors.dispatcher.grace import Grace
 from actors.dispatcher.leases import Leases
 from actors.dispatcher.rejoin import Rejoin
-from actors.dispatcher.sessions import Session, Sessions
-from actors.dispatcher.state import SubscriptionState
-from actors.dispatcher.store import CursorStore
-from actors.dispatcher.wakeups import Wakeups
-from actors.key_shared.dispatch import Dispatch
+from actors.dispatcher.sessions import Session
 from actors.messages import Attach, Attached, Detach
 from actors.names import check_name
-from actors.ports import Ports
 from actors.signal import Signal
 from storage.errors import Conflict, Invalid, Unavailable
 from storage.position import Positions
@@ -32,26 +28,12 @@ from storage.position import Positions
 class Consumers:
     """Who attaches and detaches."""
 
-    def __init__(
-        self,
-        ports: Ports,
-        epoch: int,
-        state: SubscriptionState,
-        sessions: Sessions,
-        core: Dispatch,
-        store: CursorStore,
-        leases: Leases,
-        rejoin: Rejoin,
-        grace: Grace,
-        wakeups: Wakeups,
-        check_owner: Callable[[], None],
-    ) -> None:
-        """check_owner: raises Fenced when this dispatcher has ended."""
-        self._ports, self._epoch = ports, epoch
-        self._state, self._membership, self._cursor = state, state.membership, state.cursor
-        self._sessions, self._core = sessions, core
-        self._store, self._leases, self._rejoin, self._wakeups = store, leases, rejoin, wakeups
-        self._grace, self._check_owner = grace, check_owner
+    def __init__(self, context: SubscriptionContext, leases: Leases, rejoin: Rejoin, grace: Grace) -> None:
+        self._ports, self._epoch, self._ownership = context.ports, context.epoch, context.ownership
+        self._state, self._membership, self._cursor = context.state, context.membership, context.cursor
+        self._sessions, self._core = context.sessions, context.core
+        self._store, self._wakeups = context.store, context.wakeups
+        self._leases, self._rejoin, self._grace = leases, rejoin, grace
         self._attaching: dict[str, Signal] = {}
 
     async def attach(self, request: Attach) -> Attached:
@@ -59,7 +41,7 @@ class Consumers:
         check_name("consumer", request.consumer)
         while request.incarnation in self._attaching:
             await self._attaching[request.incarnation].wait(self._ports)
-        self._check_owner()
+        self._ownership.check_owner()
         self._leases.forget_retired(self._membership.retired_lives(request.incarnation))
         session = self._sessions.find(self._membership.session(request.incarnation))
         if session is None and self._is_void(request):
@@ -99,7 +81,7 @@ class Consumers:
         now = self._ports.clock.now()
         if self._membership.admit(request.incarnation, request.consumer, request.process):
             await self._store.barrier()
-            self._check_owner()
+            self._ownership.check_owner()
         try:
             number = await self._enter_core(request, now)
         except (Conflict, Invalid, Unavailable):
@@ -144,7 +126,7 @@ class Consumers:
 
     def _check_standing(self, request: Attach) -> None:
         """After an await. Raises Fenced, and Unavailable if it must begin another life first."""
-        self._check_owner()
+        self._ownership.check_owner()
         if self._is_void(request):
             raise Unavailable("every session was ended meanwhile; attach again")
 

@@ -31,12 +31,16 @@ class _Flaps:
 
 
 class Damping:
-    """Which names lost their places how often. rows: of the record (`rows`)."""
+    """Which names lost their places how often."""
 
-    def __init__(self, grace_ms: int, rows: Iterable[Sequence[Any]] = (), now: int = 0) -> None:
+    def __init__(self, grace_ms: int) -> None:
         self._grace = grace_ms
-        self._flaps = {str(name): _Flaps(int(count), now) for name, count in rows}
+        self._flaps: dict[str, _Flaps] = {}
         self._given: dict[str, int] = {}
+
+    def restore(self, rows: Iterable[Sequence[Any]], now: int) -> None:
+        """Begin with the rows of the record."""
+        self._flaps = {str(name): _Flaps(int(count), now) for name, count in rows}
 
     def rows(self) -> list[list[Any]]:
         """Names and counts, for the record."""

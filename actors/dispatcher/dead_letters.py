@@ -20,18 +20,14 @@ import pyarrow.compute as pc
 
 from actors.backoff import Backoff
 from actors.consumer.held import Received
-from actors.consumer.payload import Payloads
-from actors.directory import Directory
-from actors.dispatcher.open_runs import OpenRuns
-from actors.dispatcher.subscription import PartitionSubscription
-from actors.key_shared.dispatch import Dispatch
-from actors.messages import Part, SubscriptionSettings, TopicSettings
+from actors.dispatcher.backlog import Backlog
+from actors.dispatcher.context import SubscriptionContext
+from actors.messages import Part, TopicSettings
 from actors.messages.settings import dead_letter_topic
-from actors.ports import Ports
 from actors.producer.producer import RUN_BYTES, Outgoing, PartitionProducer, split
 from storage.batch import StoredBatch, make_batch
 from storage.errors import Conflict, SluiceError
-from storage.position import Positions, entries_of, ledgers_of, positions_of
+from storage.position import entries_of, ledgers_of, positions_of
 
 RETRY_FIRST, RETRY_MOST = 100, 5_000
 AT_ONCE = 1_000
@@ -43,22 +39,18 @@ ORIGIN = ("REAL_TOPIC", "ORIGIN_MESSAGE_ID")
 class DeadLetters:
     """Moves the dead messages of one subscription on one partition. moved: how many it has moved."""
 
-    def __init__(
-        self,
-        ports: Ports,
-        directory: Directory,
-        of: PartitionSubscription,
-        settings: SubscriptionSettings,
-        core: Dispatch,
-        runs: OpenRuns,
-        done: Callable[[Positions], None],
-    ) -> None:
-        """done: told of messages (int64 positions) that the other topic has, or nobody any more."""
-        self._ports, self._directory, self._of = ports, directory, of
-        self._topic = dead_letter_topic(of.topic, of.subscription, settings)
-        self._core, self._runs, self._done = core, runs, done
-        self._payloads = Payloads(ports, directory, of.topic, of.partition)
+    def __init__(self, context: SubscriptionContext, backlog: Backlog) -> None:
+        self._ports, self._directory, self._core, self._runs = (
+            context.ports,
+            context.directory,
+            context.core,
+            context.runs,
+        )
+        self._identity, self._payloads = context.identity, context.payloads()
+        of = context.identity
+        self._topic = dead_letter_topic(of.topic, of.subscription, context.settings)
         self._name = f"dlq-{of.topic}-{of.partition}-{of.subscription}"
+        self._backlog = backlog
         self._producers: dict[tuple[str, int], PartitionProducer] = {}
         self._working = False
         self.moved = 0
@@ -91,16 +83,16 @@ class DeadLetters:
         for received in await self._payloads.resolve(part, 0, 0):
             if self._core.resets != resets:
                 return
-            rows = _with_origin(received, self._of.topic)
+            rows = _with_origin(received, self._identity.topic)
             batch = make_batch(rows, now=self._ports.clock.now(), producer=self._name, first_sequence=self.moved)
             step = max(len(batch) * RUN_BYTES // max(rows.nbytes, RUN_BYTES), 1)
             for start in range(0, len(batch), step):
                 await self._publish(batch.slice(start, start + step))
             self.moved += len(batch)
             if self._core.resets == resets:
-                self._done(received.positions)
+                self._backlog.done_elsewhere(received.positions)
         if self._core.resets == resets:
-            self._done(positions_of(part.ledger, part.first_entry + part.rows.astype(np.int64)))
+            self._backlog.done_elsewhere(positions_of(part.ledger, part.first_entry + part.rows.astype(np.int64)))
 
     async def _publish(self, batch: StoredBatch) -> None:
         """Store a batch in the dead letter topic, each message in the partition of its key. Raises SluiceError."""
@@ -116,7 +108,7 @@ class DeadLetters:
                 raise error
 
     async def _create(self, topic: str) -> None:
-        own = await self._directory.settings(self._of.topic)
+        own = await self._directory.settings(self._identity.topic)
         wanted = TopicSettings(ensemble=own.ensemble, write_quorum=own.write_quorum, ack_quorum=own.ack_quorum)
         with contextlib.suppress(Conflict):  # it exists with settings of its own: those count
             await self._directory.create(topic, wanted)

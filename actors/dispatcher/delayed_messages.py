@@ -19,17 +19,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from actors.delayed.rescheduled import RescheduledTracker
 from actors.dispatcher.backlog import Backlog
-from actors.dispatcher.changed_delays import ChangedDelays
+from actors.dispatcher.context import SubscriptionContext
 from actors.dispatcher.delayed_selection import DelayedSelection, SelectedDelays, places
 from actors.dispatcher.ends import read_ends
 from actors.dispatcher.reader import Reader
 from actors.dispatcher.rejoin import Rejoin
 from actors.dispatcher.sessions import Sessions
-from actors.dispatcher.store import CursorStore
-from actors.dispatcher.wakeups import Wakeups
-from actors.key_shared.dispatch import Dispatch
 from actors.messages import CancelDelayed, RescheduleDelayed, SelectDelayed
 from actors.messages.delayed import (
     CANCELLED,
@@ -39,9 +35,6 @@ from actors.messages.delayed import (
     TOO_LATE_DUE,
     UNKNOWN,
 )
-from actors.ports import Ports
-from actors.topic_client import TopicClient
-from storage.cursor import Cursor
 from storage.delayed.entries import Entries, Mask
 from storage.errors import Overloaded, Unavailable
 from storage.position import Positions, show
@@ -58,26 +51,12 @@ _OPEN = -1
 class DelayedMessages:
     """Changes what is delayed. cancelled, rescheduled: how many messages since this owner began."""
 
-    def __init__(
-        self,
-        ports: Ports,
-        topic: TopicClient,
-        core: Dispatch,
-        cursor: Cursor,
-        tracker: RescheduledTracker,
-        changed: ChangedDelays,
-        selection: DelayedSelection,
-        reader: Reader,
-        rejoin: Rejoin,
-        sessions: Sessions,
-        backlog: Backlog,
-        store: CursorStore,
-        wakeups: Wakeups,
-    ) -> None:
-        self._ports, self._topic = ports, topic
-        self._core, self._cursor, self._tracker, self._changed = core, cursor, tracker, changed
-        self._selection, self._reader, self._rejoin = selection, reader, rejoin
-        self._sessions, self._backlog, self._store, self._wakeups = sessions, backlog, store, wakeups
+    def __init__(self, context: SubscriptionContext, reader: Reader, backlog: Backlog, rejoin: Rejoin) -> None:
+        self._ports, self._topic, self._core = context.ports, context.topic, context.core
+        self._cursor, self._tracker, self._changed = context.cursor, context.tracker, context.changed_delays
+        self._sessions, self._store, self._wakeups = context.sessions, context.store, context.wakeups
+        self._selection = DelayedSelection(context)
+        self._reader, self._backlog, self._rejoin = reader, backlog, rejoin
         self.cancelled = self.rescheduled = 0
 
     async def cancel(self, request: CancelDelayed) -> dict[str, Any]:
@@ -117,7 +96,7 @@ class DelayedMessages:
         return tally.told()
 
     async def _make_durable(self, first: int) -> None:
-        await self._changed.fold(self._cursor, first)
+        await self._changed.fold(first)
         stale = self._changed.take_stale()
         await self._store.barrier()
         await self._changed.remove(stale)

@@ -14,12 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.consumer.payload import Payloads
+from actors.dispatcher.context import SubscriptionContext
 from actors.dispatcher.log_index import READ_MOST, read_index
 from actors.messages import DELAY_ID, Part, RunIndex, SelectDelayed
-from actors.ports import Ports
-from actors.topic_client import TopicClient
-from storage.delayed.changes import DelayChanges
 from storage.delayed.entries import EMPTY, Entries, Mask, concat
 from storage.frame import index_columns
 from storage.hashing import Hashes, hash_column
@@ -39,9 +36,10 @@ class SelectedDelays:
 class DelayedSelection:
     """Reads the log of one partition for whoever asks which delayed messages there are."""
 
-    def __init__(self, ports: Ports, topic: TopicClient, payloads: Payloads, changes: DelayChanges) -> None:
-        """changes: due times that count instead of the log's."""
-        self._ports, self._topic, self._payloads, self._changes = ports, topic, payloads, changes
+    def __init__(self, context: SubscriptionContext) -> None:
+        self._ports, self._topic, self._payloads = context.ports, context.topic, context.payloads()
+        self._changes = context.changed_delays.now
+        """Due times that count instead of the log's."""
 
     async def select(self, wanted: SelectDelayed, start: int, end: int) -> AsyncIterator[SelectedDelays]:
         """The delayed messages from `start` to `end` (positions, inclusive) that are wanted, a piece at a time.

@@ -11,17 +11,13 @@ from actors.backoff import Backoff
 from actors.cutting import cut_delivery
 from actors.dispatcher.backlog import Backlog
 from actors.dispatcher.consumers import ascending
+from actors.dispatcher.context import SubscriptionContext
 from actors.dispatcher.leases import Leases
-from actors.dispatcher.open_runs import OpenRuns, mark_overtook
+from actors.dispatcher.open_runs import mark_overtook
 from actors.dispatcher.reader import Reader
 from actors.dispatcher.rejoin import Rejoin
-from actors.dispatcher.sessions import Session, Sessions
-from actors.dispatcher.state import SubscriptionState
-from actors.dispatcher.store import CursorStore
-from actors.dispatcher.wakeups import Wakeups
-from actors.key_shared.dispatch import Dispatch
+from actors.dispatcher.sessions import Session
 from actors.messages import Acknowledge, Acknowledged, Delivery, Poll
-from actors.ports import Ports
 from actors.topic_client import RETRY_FIRST, RETRY_MOST
 from storage.errors import Conflict, Fenced
 from storage.position import Positions
@@ -32,28 +28,19 @@ class Deliverer:
 
     def __init__(
         self,
-        ports: Ports,
-        state: SubscriptionState,
-        core: Dispatch,
-        runs: OpenRuns,
-        sessions: Sessions,
-        leases: Leases,
-        rejoin: Rejoin,
+        context: SubscriptionContext,
         reader: Reader,
         backlog: Backlog,
-        store: CursorStore,
-        look_at_failed: Callable[[], None],
-        wakeups: Wakeups,
-        ended: Callable[[], bool],
+        leases: Leases,
+        rejoin: Rejoin,
+        on_routed: Callable[[], None],
     ) -> None:
-        """look_at_failed: told after a dispatch, some of which may have failed for good. ended: whether this dispatcher
-        is one no more.
-        """
-        self._ports, self._state = ports, state
-        self._core, self._runs, self._sessions = core, runs, sessions
-        self._leases, self._rejoin, self._reader, self._backlog = leases, rejoin, reader, backlog
-        self._store, self._look_at_failed, self._wakeups = store, look_at_failed, wakeups
-        self._ended = ended
+        """on_routed: called after a dispatch, some of whose messages may have failed for good."""
+        self._ports, self._ownership, self._state = context.ports, context.ownership, context.state
+        self._core, self._runs, self._sessions = context.core, context.runs, context.sessions
+        self._store, self._wakeups = context.store, context.wakeups
+        self._reader, self._backlog, self._leases, self._rejoin = reader, backlog, leases, rejoin
+        self._on_routed = on_routed
         self._put_off = False
         """A pass waits until the interval is over."""
         self.stalls = 0
@@ -132,9 +119,9 @@ class Deliverer:
         wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
         while positions[-1] > self._reader.end and not await self._reader.look():
             await wait.pause()
-            if self._ended() or not self._sessions.is_open(session):
+            if self._ownership.ended() or not self._sessions.is_open(session):
                 return
-        if not self._ended() and self._sessions.is_open(session):
+        if not self._ownership.ended() and self._sessions.is_open(session):
             session.settle(turn)
             self._done(session, positions[positions <= self._reader.end])
 
@@ -173,7 +160,7 @@ class Deliverer:
             wakeup = self._core.wakeup(now)
             await signal.wait(self._ports, None if wakeup is None else max(wakeup - now, 1))
             signal.clear()
-            if self._ended():
+            if self._ownership.ended():
                 return
             if self._rejoin.settled() and not self._state.paused:
                 self._route()
@@ -190,7 +177,7 @@ class Deliverer:
             if len(overtook := self._core.overtook(assignment.positions)):
                 mark_overtook(parts, overtook)
             session.push(parts)
-        self._look_at_failed()
+        self._on_routed()
         for number in self._core.untold():
             session = self._sessions.find(number)
             if session is not None:

@@ -16,20 +16,16 @@ concerns. The parts know nothing of the actor, and of each other only what they 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
 from actors.actor import Actor
-from actors.consumer.payload import Payloads
 from actors.delayed.shared import SharedIndex
 from actors.directory import Directory
 from actors.dispatcher.backlog import Backlog
 from actors.dispatcher.client_batches import BatchAnswers
 from actors.dispatcher.configuration import SubscriptionConfiguration
 from actors.dispatcher.consumers import Consumers
+from actors.dispatcher.context import SubscriptionContext
 from actors.dispatcher.dead_letters import DeadLetters
 from actors.dispatcher.delayed_messages import DelayedMessages
-from actors.dispatcher.delayed_selection import DelayedSelection
 from actors.dispatcher.delivery import Deliverer
 from actors.dispatcher.documents import document
 from actors.dispatcher.due import DueMessages
@@ -39,20 +35,17 @@ from actors.dispatcher.hot_key_watch import HotKeyWatch
 from actors.dispatcher.hot_keys import HotKeys
 from actors.dispatcher.inspection import Inspection
 from actors.dispatcher.leases import Leases
-from actors.dispatcher.open_runs import OpenRuns
 from actors.dispatcher.parked_keys import ParkedKeys
 from actors.dispatcher.reader import Reader
 from actors.dispatcher.redelivery import Redelivery
 from actors.dispatcher.rejoin import Rejoin
 from actors.dispatcher.seek import Seeker
-from actors.dispatcher.sessions import Session, Sessions
+from actors.dispatcher.sessions import Session
 from actors.dispatcher.statistics import Statistics
-from actors.dispatcher.store import CursorStore
 from actors.dispatcher.subscription import PartitionSubscription
-from actors.dispatcher.takeover import OwnedSubscription, take_over
+from actors.dispatcher.takeover import take_over
 from actors.dispatcher.unused_watch import UnusedWatch
 from actors.fenced_record import FencedRecord
-from actors.key_shared.dispatch import Dispatch
 from actors.messages import (
     Acknowledge,
     Acknowledged,
@@ -105,7 +98,6 @@ from actors.messages import (
     WhatIf,
 )
 from actors.ports import Ports
-from actors.topic_client import TopicClient
 from storage.errors import Fenced, Invalid, Unavailable
 from storage.position import show
 
@@ -125,11 +117,10 @@ class Dispatcher(Actor):
         shared: SharedIndex | None = None,
     ) -> None:
         super().__init__(ports)
-        self.of = PartitionSubscription(topic, partition, subscription)
+        self.identity = PartitionSubscription(topic, partition, subscription)
         self.directory = directory
-        self.topic = TopicClient(ports, directory, topic, partition)
         self._settings, self._shared = settings, shared
-        self._record = FencedRecord(ports, self.of.key)
+        self._record = FencedRecord(ports, self.identity.key)
         self._parts: Components | None = None
 
     # -- life -----------------------------------------------------------------------------------------------------
@@ -138,7 +129,7 @@ class Dispatcher(Actor):
     def parts(self) -> Components:
         """Everything that there is once the subscription is taken over. Raises Unavailable before that."""
         if self._parts is None:
-            raise Unavailable(f"{self.of.subscription} on {self.of.topic!r} is still being taken over")
+            raise Unavailable(f"{self.identity.subscription} on {self.identity.topic!r} is still being taken over")
         return self._parts
 
     @property
@@ -148,24 +139,26 @@ class Dispatcher(Actor):
 
     async def start(self) -> None:
         """Take the subscription over under a new epoch, and find out where it stands."""
-        own = await take_over(self.ports, self.topic, self.of, self._record, self._settings, self._shared)
-        self._parts = Components(self, own)
+        context = await take_over(
+            self.ports, self.directory, self.identity, self, self._record, self._settings, self._shared
+        )
+        self._parts = Components(context)
         self._parts.begin()
 
     async def stop(self, reason: str) -> None:
         """Refuse everything from now on, and take nothing more out of the shared delayed index. Idempotent."""
         await super().stop(reason)
         if self._shared is not None:
-            self._shared.leave(self.of.subscription, self._record.epoch)
+            self._shared.leave(self.identity.subscription, self._record.epoch)
 
     def end(self, reason: str) -> None:
         """There is, or will be, another owner: refuse everything, and let nobody believe that a session stands."""
-        parts = self.parts
+        context = self.parts.context
         if self.stopped is None:
-            self.ports.spawn(parts.own.tracker.close(), "close")
+            self.ports.spawn(context.tracker.close(), "close")
         self.stopped = self.stopped or reason
-        for session in parts.sessions.all():
-            parts.sessions.close(session)
+        for session in context.sessions.all():
+            context.sessions.close(session)
 
     @property
     def problem(self) -> str:
@@ -174,7 +167,7 @@ class Dispatcher(Actor):
         return "" if parts is None else "; ".join(filter(None, (parts.parked.alarm(), parts.hot_key_watch.problem)))
 
     def ended(self) -> bool:
-        """Whether this dispatcher is one no more."""
+        """Whether this dispatcher has ended."""
         return self.stopped is not None
 
     def check_owner(self) -> None:
@@ -218,7 +211,7 @@ class Dispatcher(Actor):
 
     def _speaking(self, number: int) -> Session:
         """The session that asks, heard. Raises Fenced if it is over."""
-        session = self.parts.sessions.get(number)
+        session = self.parts.context.sessions.get(number)
         self.parts.leases.heard(session)
         return session
 
@@ -263,18 +256,23 @@ class Dispatcher(Actor):
     async def on_delete_subscription(self, request: DeleteSubscription) -> Deleted:
         """See messages.DeleteSubscription: the delayed index goes first, then the record, then this actor."""
         parts = self._owning
-        if len(parts.sessions) and not request.force:
-            raise Invalid(f"{len(parts.sessions)} consumers are connected; close them, or use force")
+        context = parts.context
+        if len(context.sessions) and not request.force:
+            raise Invalid(f"{len(context.sessions)} consumers are connected; close them, or use force")
         if request.only_unused and not parts.use.unused():
             raise Invalid("the subscription is durable, or in use")
-        for session in parts.sessions.all():
+        for session in context.sessions.all():
             parts.leases.end(session, "deleted")
-        own = parts.own
-        for forget in (own.tracker.delete, own.changed_delays.delete, own.reporter.gone, own.history.clear):
+        for forget in (
+            context.tracker.delete,
+            context.changed_delays.delete,
+            context.reporter.gone,
+            context.history.clear,
+        ):
             await forget()
             self.check_owner()  # a newer owner serves what it has found, and its record is not ours to remove
         self.stopped = "the subscription was deleted"
-        await self.ports.meta.remove(self.of.key)
+        await self.ports.meta.remove(self.identity.key)
         return Deleted(deleted=True)
 
     async def on_pause(self, request: Pause) -> Paused:
@@ -310,7 +308,7 @@ class Dispatcher(Actor):
         return BacklogFound(position=await self._owning.inspection.backlog(request))
 
     async def on_list_blocked_keys(self, request: ListBlockedKeys) -> Text:
-        return document(self._owning.own.core.blocked_keys(request.top, self.ports.clock.now()))
+        return document(self._owning.context.core.blocked_keys(request.top, self.ports.clock.now()))
 
     async def on_list_hot_keys(self, request: ListHotKeys) -> Text:
         return document(await self._owning.hot_keys.tell(request.top))
@@ -322,141 +320,72 @@ class Dispatcher(Actor):
         return document(self._owning.inspection.delayed(request))
 
     async def on_list_assignments(self, request: ListAssignments) -> Text:
-        return document(self._owning.own.core.assignments())
+        return document(self._owning.context.core.assignments())
 
     async def on_find_owner(self, request: FindOwner) -> Text:
         return document(self._owning.inspection.owner(request))
 
     async def on_what_if(self, request: WhatIf) -> Text:
-        return document(self._owning.own.core.what_if(request.add, request.remove))
+        return document(self._owning.context.core.what_if(request.add, request.remove))
 
 
 class Components:
-    """The parts of a dispatcher, joined: whole as soon as it exists. own: what the take-over found and made."""
+    """The parts of a dispatcher, joined: whole as soon as it exists."""
 
-    def __init__(self, actor: Dispatcher, own: OwnedSubscription) -> None:
-        ports, topic, of, epoch = actor.ports, actor.topic, actor.of, own.epoch
-        state, core, tracker, wakeups = own.state, own.core, own.tracker, own.wakeups
-        cursor, membership, wake = state.cursor, state.membership, wakeups.route.set
-        snapshot = partial(own.snapshot, ports.log)
-        runs, sessions, ended = OpenRuns(), Sessions(), actor.ended
-
-        store = CursorStore(ports, own.record, snapshot, sessions.all, actor.end, membership.trust_ms)
-        backlog = Backlog(cursor, core, runs, tracker, store, wakeups)
-        self.hot_keys = hot = HotKeys(ports, core, Payloads(ports, actor.directory, of.topic, of.partition))
-        self.hot_key_watch = HotKeyWatch(ports, of, core, hot)
-        reader = Reader(ports, topic, cursor, core, tracker, runs, wakeups, sessions.any, backlog.give_up, hot.read)
-        leases = Leases(ports, membership, sessions, core, store, wakeups.came_or_went)
-        self.grace = grace = Grace(
-            ports, state.settings, core, own.damping, membership, sessions, leases, store, wakeups, ended
-        )
-        rejoin = Rejoin(ports, topic, core, membership, sessions, store, wake)
-        dead_letters = DeadLetters(ports, actor.directory, of, state.settings, core, runs, backlog.done_elsewhere)
-        self.parked = parked = _parked_keys(actor, own, runs, store, backlog)
-        self.consumers = Consumers(
-            ports, epoch, state, sessions, core, store, leases, rejoin, grace, wakeups, actor.check_owner
-        )
-        self.batches = BatchAnswers(state, store, actor.check_owner)
-        failed = _looking_at_what_failed(core, dead_letters, parked)
-        self.deliverer = deliverer = Deliverer(
-            ports, state, core, runs, sessions, leases, rejoin, reader, backlog, store, failed, wakeups, ended
-        )
-        self.delayed = _delayed_messages(actor, own, reader, rejoin, sessions, backlog, store)
-        self.due = DueMessages(ports, tracker, core, cursor, wakeups, sessions.any, actor.end)
-        self.redelivery = Redelivery(ports, core, cursor, backlog, store, wake)
-        changed = own.changed_delays
-        self.seeker = Seeker(
-            ports, topic, actor.directory, cursor, reader, backlog, changed, leases, own.reporter, store, wakeups
-        )
-        self.configuration = SubscriptionConfiguration(of, state, store, wakeups, actor.end)
-        self.statistics = Statistics(ports, of, epoch, state, core, runs, sessions, tracker, reader, backlog, deliverer)
-        self.explanation = Explanation(
-            ports, of, state, core, tracker, own.changed_delays.now, reader, rejoin, self.parked
-        )
-        self.use = UnusedWatch(ports, of, state, actor.directory)
-        self.inspection = Inspection(of, core, sessions, tracker, cursor, reader)
-        self.own, self.runs, self.sessions, self.store, self._spawn = own, runs, sessions, store, ports.spawn
-        self.reader, self.leases = reader, leases
+    def __init__(self, context: SubscriptionContext) -> None:
+        self.context = context
+        backlog = Backlog(context)
+        self.hot_keys = HotKeys(context)
+        self.hot_key_watch = HotKeyWatch(context, self.hot_keys)
+        self.reader = Reader(context, backlog, self.hot_keys)
+        self.leases = Leases(context)
+        rejoin = Rejoin(context)
+        self.grace = Grace(context, self.leases)
+        self.consumers = Consumers(context, self.leases, rejoin, self.grace)
+        self.dead_letters = DeadLetters(context, backlog)
+        self.parked = ParkedKeys(context, backlog)
+        self.deliverer = Deliverer(context, self.reader, backlog, self.leases, rejoin, self._look_at_failed)
+        self.batches = BatchAnswers(context)
+        self.redelivery = Redelivery(context, backlog)
+        self.due = DueMessages(context)
+        self.delayed = DelayedMessages(context, self.reader, backlog, rejoin)
+        self.seeker = Seeker(context, self.reader, backlog, self.leases)
+        self.configuration = SubscriptionConfiguration(context)
+        self.use = UnusedWatch(context)
+        self.statistics = Statistics(context, self.reader, backlog, self.deliverer)
+        self.explanation = Explanation(context, self.reader, rejoin, self.parked)
+        self.inspection = Inspection(context, self.reader)
 
     def begin(self) -> None:
         """Let everything that goes on by itself begin."""
         self.leases.expect_members()
+        context = self.context
         for name, work in (
-            ("keep", self.store.run()),
+            ("keep", context.store.run()),
             ("index", self.reader.restore_index()),
             ("read", self.reader.run()),
             ("route", self.deliverer.run()),
             ("due", self.due.run()),
             ("lease", self.leases.run(self._look)),
             ("places", self.grace.run()),
-            ("progress", self.own.reporter.run(self.store, self.seeker.expire_old)),
-            ("history", self.own.history.run()),
+            ("progress", context.reporter.run(context.store, self.seeker.expire_old)),
+            ("history", context.history.run()),
             ("use", self.use.run()),
-            ("delayed changes", self.own.changed_delays.remove_leftovers()),
+            ("delayed changes", context.changed_delays.remove_leftovers()),
         ):
-            self._spawn(work, name)
+            context.ports.spawn(work, name)
 
     def _look(self) -> None:
         """Every now and then, while nobody is awaited."""
         self.deliverer.look_if_stalled()
         self.hot_keys.look()
-        self.hot_key_watch.look(paused=self.own.state.paused)
+        self.hot_key_watch.look(paused=self.context.state.paused)
 
-
-def _delayed_messages(
-    actor: Dispatcher,
-    own: OwnedSubscription,
-    reader: Reader,
-    rejoin: Rejoin,
-    sessions: Sessions,
-    backlog: Backlog,
-    store: CursorStore,
-) -> DelayedMessages:
-    changed = own.changed_delays
-    payloads = Payloads(actor.ports, actor.directory, actor.of.topic, actor.of.partition)
-    return DelayedMessages(
-        actor.ports,
-        actor.topic,
-        own.core,
-        own.state.cursor,
-        own.tracker,
-        changed,
-        DelayedSelection(actor.ports, actor.topic, payloads, changed.now),
-        reader,
-        rejoin,
-        sessions,
-        backlog,
-        store,
-        own.wakeups,
-    )
-
-
-def _parked_keys(
-    actor: Dispatcher, own: OwnedSubscription, runs: OpenRuns, store: CursorStore, backlog: Backlog
-) -> ParkedKeys:
-    payloads = Payloads(actor.ports, actor.directory, actor.of.topic, actor.of.partition)
-    return ParkedKeys(
-        actor.ports,
-        actor.of,
-        actor.topic,
-        own.core,
-        own.state.cursor,
-        own.tracker,
-        runs,
-        payloads,
-        store,
-        backlog.done_elsewhere,
-        own.wakeups.route.set,
-    )
-
-
-def _looking_at_what_failed(core: Dispatch, dead_letters: DeadLetters, parked: ParkedKeys) -> Callable[[], None]:
-    def look() -> None:
-        if core.has_dead_letters():
-            dead_letters.wake()
-        parked.look()
-
-    return look
+    def _look_at_failed(self) -> None:
+        """After every dispatch: some of its messages may have failed for good."""
+        if self.context.core.has_dead_letters():
+            self.dead_letters.wake()
+        self.parked.look()
 
 
 def _skipped(moved: tuple[int, int]) -> Skipped:

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
-from actors.delayed.tracker import DelayedTracker
-from actors.dispatcher.wakeups import Wakeups
-from actors.key_shared.dispatch import Dispatch
+from actors.dispatcher.context import SubscriptionContext
 from actors.messages import NO_POSITIONS, NO_ROWS
-from actors.ports import Ports
-from storage.cursor import Cursor
 
 DUE_AT_ONCE = 10_000
 DUE_GROUP_MS = 20
@@ -20,19 +14,10 @@ DUE_GROUP_MS = 20
 class DueMessages:
     """See the module."""
 
-    def __init__(
-        self,
-        ports: Ports,
-        tracker: DelayedTracker,
-        core: Dispatch,
-        cursor: Cursor,
-        wakeups: Wakeups,
-        wanted: Callable[[], bool],
-        failed: Callable[[str], None],
-    ) -> None:
-        """wanted: whether anybody is there to send to. failed: told why the index cannot go on."""
-        self._ports, self._tracker, self._core, self._cursor = ports, tracker, core, cursor
-        self._wakeups, self._wanted, self._failed = wakeups, wanted, failed
+    def __init__(self, context: SubscriptionContext) -> None:
+        self._ports, self._tracker, self._core = context.ports, context.tracker, context.core
+        self._cursor, self._sessions = context.cursor, context.sessions
+        self._wakeups, self._ownership = context.wakeups, context.ownership
 
     async def run(self) -> None:
         """Release whenever something is due; ends when the index has failed."""
@@ -40,11 +25,11 @@ class DueMessages:
         while True:
             now = self._ports.clock.now()
             due = tracker.next_due()
-            room = self._core.due_room() if self._wanted() else 0
+            room = self._core.due_room() if self._sessions.any() else 0
             ready = due is not None and due <= now and room > 0
             positions, hashes = tracker.take(min(room, DUE_AT_ONCE), now) if ready else (NO_POSITIONS, NO_ROWS)
             if tracker.failed is not None:
-                self._failed(str(tracker.failed))
+                self._ownership.end(str(tracker.failed))
                 return
             if not len(positions):
                 if ready:  # what was due had been skipped or expired: the time that was asked before is over

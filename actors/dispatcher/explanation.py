@@ -7,16 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from actors.delayed.tracker import DelayedTracker
+from actors.dispatcher.context import SubscriptionContext
 from actors.dispatcher.parked_keys import ParkedKeys
 from actors.dispatcher.reader import Reader
 from actors.dispatcher.rejoin import Rejoin
-from actors.dispatcher.state import SubscriptionState
-from actors.dispatcher.subscription import PartitionSubscription
-from actors.key_shared.dispatch import Dispatch
 from actors.messages import Explain
-from actors.ports import Ports
-from storage.delayed.changes import DelayChanges
 from storage.hashing import masked_hash
 from storage.position import show
 
@@ -24,20 +19,9 @@ from storage.position import show
 class Explanation:
     """See the module."""
 
-    def __init__(
-        self,
-        ports: Ports,
-        of: PartitionSubscription,
-        state: SubscriptionState,
-        core: Dispatch,
-        tracker: DelayedTracker,
-        changes: DelayChanges,
-        reader: Reader,
-        rejoin: Rejoin,
-        parked: ParkedKeys,
-    ) -> None:
-        self._ports, self._of, self._state = ports, of, state
-        self._core, self._tracker, self._changes = core, tracker, changes
+    def __init__(self, context: SubscriptionContext, reader: Reader, rejoin: Rejoin, parked: ParkedKeys) -> None:
+        self._ports, self._identity, self._state = context.ports, context.identity, context.state
+        self._core, self._tracker, self._changes = context.core, context.tracker, context.changed_delays.now
         self._reader, self._rejoin, self._parked = reader, rejoin, parked
 
     def explain(self, request: Explain) -> dict[str, Any]:
@@ -51,7 +35,7 @@ class Explanation:
         if parked := self._parked.gate(request.key, request.position):
             reasons = [parked, *(reason for reason in reasons if reason["gate"] != "nothing_to_deliver")]
         verdict = reasons[0]["gate"] if reasons else answer.get("verdict")
-        told = {"verdict": verdict, "reasons": reasons, "partition": self._of.partition, "key": request.key}
+        told = {"verdict": verdict, "reasons": reasons, "partition": self._identity.partition, "key": request.key}
         return {**answer, **told}
 
     def _outer_gates(self) -> list[dict[str, Any]]:

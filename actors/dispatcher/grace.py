@@ -16,15 +16,14 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
+from actors.dispatcher.context import SubscriptionContext
 from actors.dispatcher.damping import Damping
 from actors.dispatcher.leases import Leases
-from actors.dispatcher.membership import Membership, base_of, life_of
-from actors.dispatcher.sessions import Session, Sessions
-from actors.dispatcher.store import CursorStore
-from actors.dispatcher.wakeups import Wakeups
+from actors.dispatcher.membership import base_of, life_of
+from actors.dispatcher.sessions import Session
 from actors.key_shared.dispatch import Dispatch
 from actors.key_shared.hash_assignments import NEW, JoinAs
 from actors.key_shared.members import AttachedConsumer
@@ -34,49 +33,41 @@ from actors.names import check_name
 from actors.ports import Ports
 from storage.errors import Conflict, Invalid, Unavailable
 
-FIELD = "places"
 
+class RecordedPlaces:
+    """See `Recorded`: the ring with every place, where places are kept. damping: see `actors.dispatcher.damping`."""
 
-def places_record(core: Dispatch, settings: SubscriptionSettings, damping: Damping) -> dict[str, Any]:
-    """For the subscription's record; nothing where no places are kept."""
-    ring = core.ring
-    if not ring.keeps_places:
-        return {}
-    kind = [settings.selector, settings.replica_points]
-    return {FIELD: {"kind": kind, "rows": ring.layout(), "flaps": damping.rows()}}
+    field = "places"
 
+    def __init__(self, ports: Ports, core: Dispatch, settings: SubscriptionSettings) -> None:
+        self._ports, self._core = ports, core
+        self._kind = [settings.selector, settings.replica_points]
+        self.damping = Damping(settings.grace_ms)
 
-def restore_places(core: Dispatch, settings: SubscriptionSettings, value: Any, ports: Ports) -> Damping:
-    """Begin with the ring of the record (its `FIELD`, or None), unless hashes are divided otherwise now."""
-    now = ports.clock.monotonic()
-    ring = core.ring
-    if not ring.keeps_places or not value:
-        return Damping(settings.grace_ms)
-    if value["kind"] == [settings.selector, settings.replica_points]:
-        ring.restore(value["rows"], ports.clock.now())
-    return Damping(settings.grace_ms, value["flaps"], now)
+    def to_record(self) -> Any:
+        ring = self._core.ring
+        if not ring.keeps_places:
+            return None
+        return {"kind": self._kind, "rows": ring.layout(), "flaps": self.damping.rows()}
+
+    async def load(self, stored: Any) -> None:
+        """The ring stays as it is if hashes are divided otherwise now."""
+        ring, clock = self._core.ring, self._ports.clock
+        if not ring.keeps_places or not stored:
+            return
+        if stored["kind"] == self._kind:
+            ring.restore(stored["rows"], clock.now())
+        self.damping.restore(stored["flaps"], clock.monotonic())
 
 
 class Grace:
     """See the module."""
 
-    def __init__(
-        self,
-        ports: Ports,
-        settings: SubscriptionSettings,
-        core: Dispatch,
-        damping: Damping,
-        membership: Membership,
-        sessions: Sessions,
-        leases: Leases,
-        store: CursorStore,
-        wakeups: Wakeups,
-        ended: Callable[[], bool],
-    ) -> None:
-        """ended: whether this dispatcher is one no more."""
-        self._ports, self._settings, self._core, self._damping = ports, settings, core, damping
-        self._membership, self._sessions, self._leases = membership, sessions, leases
-        self._store, self._wakeups, self._ended = store, wakeups, ended
+    def __init__(self, context: SubscriptionContext, leases: Leases) -> None:
+        self._ports, self._settings = context.ports, context.settings
+        self._core, self._damping = context.core, context.damping
+        self._membership, self._sessions, self._leases = context.membership, context.sessions, leases
+        self._store, self._wakeups, self._ownership = context.store, context.wakeups, context.ownership
         self._damped: dict[int, tuple[str, int]] = {}
         """Numbers of consumers that wait for a place, with their names, and until when (monotonic ms)."""
         self._damped_total = 0
@@ -238,7 +229,7 @@ class Grace:
         while self.keeps_places:
             await self._wakeups.places.wait(self._ports, self._look())
             self._wakeups.places.clear()
-            if self._ended():
+            if self._ownership.ended():
                 return
 
     def _look(self) -> int | None:

@@ -11,11 +11,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from actors.dispatcher.context import SubscriptionContext
 from actors.dispatcher.hot_keys import HotKeys
-from actors.dispatcher.subscription import PartitionSubscription
-from actors.key_shared.dispatch import Dispatch
 from actors.key_shared.heaviest import Heaviest, heaviest
-from actors.ports import Ports
 
 HELD_BACK_MS = 10_000
 FEWEST = 100
@@ -24,8 +22,9 @@ FEWEST = 100
 class HotKeyWatch:
     """See the module. problem: the warning in one line, empty while there is none."""
 
-    def __init__(self, ports: Ports, of: PartitionSubscription, core: Dispatch, hot_keys: HotKeys) -> None:
-        self._ports, self._of, self._core, self._hot_keys = ports, of, core, hot_keys
+    def __init__(self, context: SubscriptionContext, hot_keys: HotKeys) -> None:
+        self._ports, self._identity, self._core = context.ports, context.identity, context.core
+        self._hot_keys = hot_keys
         self._key = -1
         self._since = 0
         self._name = ""
@@ -65,7 +64,7 @@ class HotKeyWatch:
         if self._key != found.key:
             return
         self._name = self._name if name is None else repr(name)
-        of = self._of
+        of = self._identity
         holder = next((each.name for each in self._core.consumers() if each.number == found.holder), "")
         self.problem = (
             f"key {self._name} holds {of.subscription} back on partition {of.partition} of {of.topic}: "

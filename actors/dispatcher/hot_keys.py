@@ -17,11 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from actors.consumer.payload import Payloads
-from actors.key_shared.dispatch import Dispatch
+from actors.dispatcher.context import SubscriptionContext
 from actors.key_shared.heaviest import held_keys
 from actors.messages import Part
-from actors.ports import Ports
 from storage.errors import SluiceError
 from storage.hashing import Hashes
 from storage.heavy_hitters import HeavyHitters
@@ -39,10 +37,10 @@ NAMED = 256
 class HotKeys:
     """See the module. Counts in memory alone; a new owner begins anew."""
 
-    def __init__(self, ports: Ports, core: Dispatch, payloads: Payloads) -> None:
-        self._ports, self._core, self._payloads = ports, core, payloads
+    def __init__(self, context: SubscriptionContext) -> None:
+        self._ports, self._core, self._payloads = context.ports, context.core, context.payloads()
         self._messages, self._bytes, self._held = HeavyHitters(), HeavyHitters(), HeavyHitters()
-        self._looked = ports.clock.monotonic()
+        self._looked = self._ports.clock.monotonic()
         self._looked_for = 0
         self._hashes: list[Hashes] = []
         self._positions: list[Positions] = []

@@ -6,13 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from actors.delayed.tracker import DelayedTracker
+from actors.dispatcher.context import SubscriptionContext
 from actors.dispatcher.reader import Reader
-from actors.dispatcher.sessions import Sessions
-from actors.dispatcher.subscription import PartitionSubscription
-from actors.key_shared.dispatch import Dispatch
 from actors.messages import FindBacklog, FindOwner, ListDelayed, ListPending
-from storage.cursor import Cursor
 from storage.errors import Invalid, Unavailable
 from storage.hashing import masked_hash
 from storage.position import show
@@ -21,22 +17,16 @@ from storage.position import show
 class Inspection:
     """See the module."""
 
-    def __init__(
-        self,
-        of: PartitionSubscription,
-        core: Dispatch,
-        sessions: Sessions,
-        tracker: DelayedTracker,
-        cursor: Cursor,
-        reader: Reader,
-    ) -> None:
-        self._of, self._core, self._sessions, self._tracker = of, core, sessions, tracker
-        self._cursor, self._reader = cursor, reader
+    def __init__(self, context: SubscriptionContext, reader: Reader) -> None:
+        self._identity, self._core, self._sessions = context.identity, context.core, context.sessions
+        self._tracker, self._cursor, self._reader = context.tracker, context.cursor, reader
 
     async def backlog(self, request: FindBacklog) -> int:
         """See messages.BacklogFound. Raises Unavailable while the end of the topic is not known."""
         if not await self._reader.look():  # it tells the cursor which ledgers there are
-            raise Unavailable(f"how far partition {self._of.partition} of {self._of.topic!r} reaches is not known yet")
+            raise Unavailable(
+                f"how far partition {self._identity.partition} of {self._identity.topic!r} reaches is not known yet"
+            )
         at = self._cursor.next_unacknowledged(request.start)
         return at if at <= self._reader.reach else -1
 
@@ -68,7 +58,7 @@ class Inspection:
     def delayed(self, request: ListDelayed) -> dict[str, Any]:
         following = self._tracker.next_messages(request.top)
         return {
-            "partition": self._of.partition,
+            "partition": self._identity.partition,
             "count": self._tracker.count(),
             "histogram": self._tracker.histogram(),
             "next": [{"deliverAt": due, "messageId": show(at)} for due, at in following],

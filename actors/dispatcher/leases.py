@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from actors.dispatcher.membership import LeaseHolder, LeaseState, Membership
-from actors.dispatcher.sessions import Session, Sessions
-from actors.dispatcher.store import CursorStore
-from actors.key_shared.dispatch import Dispatch
-from actors.ports import Ports, Watch
+from actors.dispatcher.context import SubscriptionContext
+from actors.dispatcher.membership import LeaseHolder, LeaseState
+from actors.dispatcher.sessions import Session
+from actors.ports import Watch
 
 LIVENESS_MS = 5_000
 """Pulsar's connectionLivenessCheckTimeoutMillis."""
@@ -21,18 +20,10 @@ LIVENESS_MS = 5_000
 class Leases:
     """The end of sessions, and of what is waited for."""
 
-    def __init__(
-        self,
-        ports: Ports,
-        membership: Membership,
-        sessions: Sessions,
-        core: Dispatch,
-        store: CursorStore,
-        wake: Callable[[], None],
-    ) -> None:
-        self._ports = ports
-        self._membership, self._sessions, self._core = membership, sessions, core
-        self._store, self._wake = store, wake
+    def __init__(self, context: SubscriptionContext) -> None:
+        self._ports, self._store = context.ports, context.store
+        self._membership, self._sessions, self._core = context.membership, context.sessions, context.core
+        self._wake = context.wakeups.came_or_went
 
     async def run(self, look: Callable[[], None]) -> None:
         """End what is over, twice in the time of trust. look: called each time that nobody is awaited."""

@@ -12,7 +12,7 @@ tell a later owner of it, which would send the failed message again, behind what
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -24,19 +24,14 @@ import pyarrow.compute as pc
 
 from actors.backoff import Backoff
 from actors.consumer.held import Received
-from actors.consumer.payload import Payloads
-from actors.delayed.tracker import DelayedTracker
+from actors.dispatcher.backlog import Backlog
+from actors.dispatcher.context import SubscriptionContext
 from actors.dispatcher.ends import read_ends
 from actors.dispatcher.log_index import read_index
-from actors.dispatcher.open_runs import OpenRuns
-from actors.dispatcher.store import CursorStore
-from actors.dispatcher.subscription import PartitionSubscription
 from actors.key_shared.dispatch import Dispatch
 from actors.key_shared.parked_messages import ParkedKey
 from actors.messages import NO_POSITIONS, Discard, ListParked, Redrive
 from actors.messages.parking import DecideParked
-from actors.ports import Ports
-from actors.topic_client import TopicClient
 from storage.cursor import Cursor
 from storage.errors import Corrupt, Invalid, SluiceError, Unavailable
 from storage.frame import index_columns
@@ -46,32 +41,17 @@ from storage.position import Positions, parse, positions_of, run_positions, show
 RETRY_FIRST, RETRY_MOST = 100, 5_000
 AT_ONCE = 4_096
 """Messages that are looked at together."""
-FIELD = "parked"
-"""Of the subscription's record."""
 _NO_COUNTS = np.empty(0, np.uint8)
 
 
 class ParkedKeys:
     """See the module."""
 
-    def __init__(
-        self,
-        ports: Ports,
-        of: PartitionSubscription,
-        topic: TopicClient,
-        core: Dispatch,
-        cursor: Cursor,
-        tracker: DelayedTracker,
-        runs: OpenRuns,
-        payloads: Payloads,
-        store: CursorStore,
-        done: Callable[[Positions], None],
-        wake: Callable[[], None],
-    ) -> None:
-        """done: told of messages (int64 positions) that nobody shall get, or nobody can read any more."""
-        self._ports, self._of, self._topic, self._core, self._cursor = ports, of, topic, core, cursor
-        self._tracker, self._runs, self._payloads, self._store = tracker, runs, payloads, store
-        self._done, self._wake = done, wake
+    def __init__(self, context: SubscriptionContext, backlog: Backlog) -> None:
+        self._ports, self._identity, self._topic = context.ports, context.identity, context.topic
+        self._core, self._cursor, self._tracker = context.core, context.cursor, context.tracker
+        self._runs, self._payloads, self._store = context.runs, context.payloads(), context.store
+        self._wake, self._backlog = context.wakeups.route.set, backlog
         self._working = False
         self.discarded = 0
 
@@ -104,7 +84,7 @@ class ParkedKeys:
             if isinstance(received, Received):
                 self._tell(received, failed)
             else:
-                self._done(received)
+                self._backlog.done_elsewhere(received)
 
     async def _messages(self, positions: Positions) -> AsyncIterator[Received | Positions]:
         """These messages, and as positions those that the topic has no more. Raises SluiceError."""
@@ -147,7 +127,7 @@ class ParkedKeys:
             "key": _name(each),
             "state": "parked" if self._core.parking.is_parked(each.number) else "blocked",
             "since": each.since,
-            "failed": f"{show(each.failed)}:{self._of.partition}",
+            "failed": f"{show(each.failed)}:{self._identity.partition}",
             "messages": messages,
             "bytes": size,
         }
@@ -180,14 +160,15 @@ class ParkedKeys:
         if held is None:
             return None
         parked = parking.is_parked(held.number)
+        identity = self._identity
         since = datetime.fromtimestamp(held.since / 1000, UTC).isoformat(timespec="seconds")
-        failed = f"{show(held.failed)}:{self._of.partition}"
+        failed = f"{show(held.failed)}:{identity.partition}"
         how = f"--message-id {failed}" if held.key is None else f"--key {_name(held)}"
         return {
             "gate": "parked" if parked else "blocked",
             "text": f"{'parked' if parked else 'blocked'} since {since}: {failed} was redelivered too often"
             + ("" if parked or not parking.limited else "; parking is at its limit"),
-            "unblocks": f"decide with `sluice subscriptions redrive {self._of.topic} {self._of.subscription} {how}`, "
+            "unblocks": f"decide with `sluice subscriptions redrive {identity.topic} {identity.subscription} {how}`, "
             "or discard",
             "failed": failed,
         }
@@ -230,7 +211,7 @@ class ParkedKeys:
         gone = gone[~self._cursor.is_acknowledged(gone)]
         self._core.parking.decide(chosen)
         if len(gone):
-            self._done(gone)
+            self._backlog.done_elsewhere(gone)
         self.discarded += len(gone)
         await self._store.barrier()
         self._core.parking.let_go(chosen)
@@ -269,19 +250,24 @@ class ParkedKeys:
         return np.concatenate(found), resume
 
 
-def parked_record(core: Dispatch) -> dict[str, Any]:
-    """For the subscription's record; nothing if no key is parked."""
-    rows = core.parking.record()
-    return {FIELD: rows} if rows else {}
+class RecordedParkedKeys:
+    """See `Recorded`: which keys are parked, and which of their messages failed."""
 
+    field = "parked"
 
-def load_parked(core: Dispatch, stored: Any, cursor: Cursor) -> None:
-    """Begin with what the last owner left in the record. Raises Corrupt."""
-    try:
-        rows = msgspec.convert(stored or [], list[tuple[bytes | None, int, int, int]])
-    except msgspec.ValidationError as error:
-        raise Corrupt(f"the parked keys of the record cannot be read: {error}") from error
-    core.parking.load(row for row in rows if not cursor.is_acknowledged(np.array([row[3]], np.int64))[0])
+    def __init__(self, core: Dispatch, cursor: Cursor) -> None:
+        self._core, self._cursor = core, cursor
+
+    def to_record(self) -> Any:
+        return self._core.parking.record() or None
+
+    async def load(self, stored: Any) -> None:
+        try:
+            rows = msgspec.convert(stored or [], list[tuple[bytes | None, int, int, int]])
+        except msgspec.ValidationError as error:
+            raise Corrupt(f"the parked keys of the record cannot be read: {error}") from error
+        done = self._cursor.is_acknowledged
+        self._core.parking.load(row for row in rows if not done(np.array([row[3]], np.int64))[0])
 
 
 def _name(each: ParkedKey) -> str | None:

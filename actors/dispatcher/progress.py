@@ -11,9 +11,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator
 
-from actors.dispatcher.state import SubscriptionState
 from actors.dispatcher.store import CursorStore
-from actors.dispatcher.subscription import PartitionSubscription
+from actors.dispatcher.subscription import PartitionSubscription, SubscriptionState
 from actors.messages import Progress, ReadEnds
 from actors.ports import Address, Ports
 from actors.topic_client import TopicClient
@@ -29,9 +28,9 @@ class ProgressReporter:
     """Tells the topic."""
 
     def __init__(
-        self, ports: Ports, topic: TopicClient, of: PartitionSubscription, epoch: int, state: SubscriptionState
+        self, ports: Ports, topic: TopicClient, identity: PartitionSubscription, epoch: int, state: SubscriptionState
     ) -> None:
-        self._ports, self._topic, self._of, self._epoch, self._state = ports, topic, of, epoch, state
+        self._ports, self._topic, self._identity, self._epoch, self._state = ports, topic, identity, epoch, state
         self._reported: tuple[Address, int] = ("", -1)
         self._statements = 0
         self._seeks = 0
@@ -42,7 +41,7 @@ class ProgressReporter:
         self._statements += 1
         mark_delete = self._state.cursor.mark_delete if mark_delete is None else mark_delete
         return Progress(
-            subscription=self._of.subscription,
+            subscription=self._identity.subscription,
             mark_delete=min([mark_delete, *self._limits]),
             gone=gone,
             number=self._epoch << 32 | self._statements,

@@ -9,25 +9,20 @@ rest goes to the decision core.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
 from actors.backoff import Backoff
-from actors.delayed.tracker import DelayedTracker
-from actors.dispatcher.open_runs import OpenRuns
-from actors.dispatcher.wakeups import Wakeups
-from actors.key_shared.dispatch import Dispatch
+from actors.dispatcher.backlog import Backlog
+from actors.dispatcher.context import SubscriptionContext
+from actors.dispatcher.hot_keys import HotKeys
 from actors.ledger.fan_out import FanOut
 from actors.messages import IndexRead, ReadEnds, ReadIndex, RunIndex
-from actors.ports import Ports
 from actors.signal import Signal
-from actors.topic_client import TopicClient
-from storage.cursor import Cursor
 from storage.errors import Fenced, NotFound, SluiceError, Unavailable
 from storage.frame import index_columns
-from storage.hashing import Hashes
-from storage.position import Positions, ledger_of, position, run_positions
+from storage.position import ledger_of, position, run_positions
 
 LOOK_TIMEOUT = 1_000
 READ_WAIT = 2_000
@@ -43,35 +38,21 @@ RETRY_FIRST, RETRY_MOST = 5, 500
 class Reader:
     """Feeds the core from the log."""
 
-    def __init__(
-        self,
-        ports: Ports,
-        topic: TopicClient,
-        cursor: Cursor,
-        core: Dispatch,
-        tracker: DelayedTracker,
-        runs: OpenRuns,
-        wakeups: Wakeups,
-        wanted: Callable[[], bool],
-        given_up: Callable[[Positions], None],
-        counted: Callable[[Hashes, Positions, int], None],
-    ) -> None:
-        """wanted: whether anybody is there to read for. given_up: told of messages that nobody can read. counted: told
-        of all that are read: hashes, positions, and about the bytes of one.
-        """
-        self._ports, self._topic = ports, topic
-        self._cursor, self._core, self._tracker, self._runs = cursor, core, tracker, runs
-        self._wakeups, self._wanted, self._given_up, self._counted = wakeups, wanted, given_up, counted
+    def __init__(self, context: SubscriptionContext, backlog: Backlog, hot_keys: HotKeys) -> None:
+        self._ports, self._topic, self._sessions = context.ports, context.topic, context.sessions
+        self._cursor, self._core = context.cursor, context.core
+        self._tracker, self._runs, self._wakeups = context.tracker, context.runs, context.wakeups
+        self._backlog, self._hot_keys = backlog, hot_keys
         self.problem = ""
         """Why the last read was refused; empty if it was not."""
-        self.position = cursor.mark_delete + 1
+        self.position = self._cursor.mark_delete + 1
         self.end = -1
         self.end_known = False
         self.over = False
         """The topic was terminated, and everything in it was read."""
         self.reading = False
         self.generation = self._holds = 0
-        self._asked: FanOut[None, IndexRead] = FanOut(ports, "read")
+        self._asked: FanOut[None, IndexRead] = FanOut(self._ports, "read")
         self.index_ready = Signal()
         self._rescans: list[tuple[int, int]] = []
 
@@ -127,7 +108,7 @@ class Reader:
 
     def _room(self) -> int:
         """Messages that may be read now: none while held, or while the delayed index cannot keep up."""
-        if not self._wanted() or self._holds:
+        if not self._sessions.any() or self._holds:
             return 0
         if self._tracker.pause_reads(self._ports.clock.now()):
             return 0
@@ -246,7 +227,7 @@ class Reader:
         for ledger, first_entry, count in reply.lost:
             # No bookie can read them, and an operator gave them up: they are done, and what comes behind them goes on.
             self._cursor.chain([(ledger, None)])
-            self._given_up(run_positions(ledger, first_entry, count))
+            self._backlog.give_up(run_positions(ledger, first_entry, count))
         chain: list[tuple[int, int | None]] = list(reply.ended)
         if reply.resume >= 0 and (not chain or chain[-1][0] < ledger_of(reply.resume)):
             chain.append((ledger_of(reply.resume), None))
@@ -285,7 +266,7 @@ class Reader:
         positions = run_positions(run.ledger, run.first_entry, run.count)
         keep = ~self._cursor.is_acknowledged(positions)
         keep &= positions >= self.position
-        self._counted(hashes, positions, run.bytes // run.count)
+        self._hot_keys.read(hashes, positions, run.bytes // run.count)
         waiting = np.zeros(run.count, bool)
         if due is not None:
             delayed = keep & (due > 0)

@@ -7,18 +7,18 @@ that hearing it twice changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from actors.dispatcher.backlog import Backlog
+from actors.dispatcher.context import SubscriptionContext
 from actors.dispatcher.sessions import Session
-from actors.dispatcher.store import CursorStore
 from actors.key_shared.dispatch import Dispatch
 from actors.messages import GivenBack, NegativeAcknowledge, RedeliverUnacknowledged
-from actors.ports import Log, Ports
-from storage.cursor import Cursor
+from actors.ports import Ports
+from storage import redeliveries
 from storage.errors import Invalid
 from storage.position import Positions
 
@@ -26,17 +26,10 @@ from storage.position import Positions
 class Redelivery:
     """Takes back what consumers did not finish."""
 
-    def __init__(
-        self,
-        ports: Ports,
-        core: Dispatch,
-        cursor: Cursor,
-        backlog: Backlog,
-        store: CursorStore,
-        wake: Callable[[], None],
-    ) -> None:
-        self._ports, self._core, self._cursor, self._backlog = ports, core, cursor, backlog
-        self._store, self._wake = store, wake
+    def __init__(self, context: SubscriptionContext, backlog: Backlog) -> None:
+        self._ports, self._core, self._cursor = context.ports, context.core, context.cursor
+        self._store, self._wake = context.store, context.wakeups.route.set
+        self._backlog = backlog
 
     async def negative_acknowledge(self, session: Session, request: NegativeAcknowledge) -> GivenBack:
         """See messages.NegativeAcknowledge. Returns when it is durable; a late copy too, as the first may not be."""
@@ -72,13 +65,23 @@ class Redelivery:
         await self._store.barrier()
 
 
-def durable_redeliveries(core: Dispatch, log: Log) -> bytes:
-    """What the record says of redeliveries; tells when it is more than the record takes."""
-    before = core.not_durable
-    rows = core.redeliveries()
-    if core.not_durable and not before:
-        log("redeliveries_not_durable", messages=core.not_durable)
-    return rows
+class RecordedRedeliveries:
+    """See `Recorded`: delays and redelivery counts. Logs it when they are more than the record takes."""
+
+    field = "redeliveries"
+
+    def __init__(self, ports: Ports, core: Dispatch) -> None:
+        self._ports, self._core = ports, core
+
+    def to_record(self) -> Any:
+        before = self._core.not_durable
+        rows = self._core.redeliveries()
+        if self._core.not_durable and not before:
+            self._ports.log("redeliveries_not_durable", messages=self._core.not_durable)
+        return rows
+
+    async def load(self, stored: Any) -> None:
+        self._core.remember(redeliveries.decode(stored or b""), self._ports.clock.now())
 
 
 def _columns(positions: Positions, seen: npt.NDArray[np.uint8]) -> tuple[Positions, npt.NDArray[np.uint8] | None]:

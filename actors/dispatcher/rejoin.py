@@ -9,16 +9,11 @@ Waiting until they are read instead could take for ever: reading stops when perm
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from actors.backoff import Backoff
-from actors.dispatcher.membership import LeaseHolder, LeaseState, Membership
-from actors.dispatcher.sessions import Session, Sessions
-from actors.dispatcher.store import CursorStore
-from actors.key_shared.dispatch import Dispatch
+from actors.dispatcher.context import SubscriptionContext
+from actors.dispatcher.membership import LeaseHolder, LeaseState
+from actors.dispatcher.sessions import Session
 from actors.messages import NO_POSITIONS, NO_ROWS, ReadRowIndex, RowIndex
-from actors.ports import Ports
-from actors.topic_client import TopicClient
 from storage.errors import SluiceError
 
 RETRY_FIRST, RETRY_MOST = 50, 2_000
@@ -27,19 +22,10 @@ RETRY_FIRST, RETRY_MOST = 50, 2_000
 class Rejoin:
     """Keeps dispatch closed. unknown: sessions whose messages' hashes are not known yet, and what that waits for."""
 
-    def __init__(
-        self,
-        ports: Ports,
-        topic: TopicClient,
-        core: Dispatch,
-        membership: Membership,
-        sessions: Sessions,
-        store: CursorStore,
-        wake: Callable[[], None],
-    ) -> None:
-        self._ports, self._topic = ports, topic
-        self._core, self._membership, self._sessions = core, membership, sessions
-        self._store, self._wake = store, wake
+    def __init__(self, context: SubscriptionContext) -> None:
+        self._ports, self._topic = context.ports, context.topic
+        self._core, self._membership, self._sessions = context.core, context.membership, context.sessions
+        self._store, self._wake = context.store, context.wakeups.route.set
         self.unknown: dict[int, str] = {}
 
     def awaited(self) -> list[LeaseHolder]:

@@ -11,44 +11,24 @@ it is void: what that one was answered holds.
 
 from __future__ import annotations
 
-from actors.directory import Directory
 from actors.dispatcher.backlog import Backlog
-from actors.dispatcher.changed_delays import ChangedDelays
+from actors.dispatcher.context import SubscriptionContext
 from actors.dispatcher.ends import read_ends
 from actors.dispatcher.leases import Leases
-from actors.dispatcher.progress import ProgressReporter
 from actors.dispatcher.reader import Reader
-from actors.dispatcher.store import CursorStore
 from actors.dispatcher.targets import behind, check_time, place
-from actors.dispatcher.wakeups import Wakeups
 from actors.messages import FindExcess, FindTime
-from actors.ports import Ports
-from actors.topic_client import TopicClient
-from storage.cursor import Cursor
 from storage.errors import Conflict
 
 
 class Seeker:
     """Moves the cursor as an operator, or the topic's time to live, wants it."""
 
-    def __init__(
-        self,
-        ports: Ports,
-        topic: TopicClient,
-        directory: Directory,
-        cursor: Cursor,
-        reader: Reader,
-        backlog: Backlog,
-        changed: ChangedDelays,
-        leases: Leases,
-        reporter: ProgressReporter,
-        store: CursorStore,
-        wakeups: Wakeups,
-    ) -> None:
-        self._ports, self._topic, self._directory = ports, topic, directory
-        self._cursor, self._reader, self._backlog = cursor, reader, backlog
-        self._changed = changed
-        self._leases, self._reporter, self._store, self._wakeups = leases, reporter, store, wakeups
+    def __init__(self, context: SubscriptionContext, reader: Reader, backlog: Backlog, leases: Leases) -> None:
+        self._ports, self._topic, self._directory = context.ports, context.topic, context.directory
+        self._cursor, self._changed, self._reporter = context.cursor, context.changed_delays, context.reporter
+        self._store, self._wakeups = context.store, context.wakeups
+        self._reader, self._backlog, self._leases = reader, backlog, leases
         self._asked = self._sought = 0
         """How many seeks were asked for, and the number of the last one that was carried out."""
 

@@ -7,17 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from actors.delayed.tracker import DelayedTracker
 from actors.dispatcher.backlog import Backlog
+from actors.dispatcher.context import SubscriptionContext
 from actors.dispatcher.delivery import Deliverer
 from actors.dispatcher.membership import LeaseState
-from actors.dispatcher.open_runs import OpenRuns
 from actors.dispatcher.reader import Reader
-from actors.dispatcher.sessions import Sessions
-from actors.dispatcher.state import SubscriptionState
-from actors.dispatcher.subscription import PartitionSubscription
-from actors.key_shared.dispatch import Dispatch
-from actors.ports import Ports
 from storage.errors import Unavailable
 from storage.position import show
 
@@ -25,22 +19,11 @@ from storage.position import show
 class Statistics:
     """See the module."""
 
-    def __init__(
-        self,
-        ports: Ports,
-        of: PartitionSubscription,
-        epoch: int,
-        state: SubscriptionState,
-        core: Dispatch,
-        runs: OpenRuns,
-        sessions: Sessions,
-        tracker: DelayedTracker,
-        reader: Reader,
-        backlog: Backlog,
-        deliverer: Deliverer,
-    ) -> None:
-        self._ports, self._of, self._epoch, self._state = ports, of, epoch, state
-        self._core, self._runs, self._sessions, self._tracker = core, runs, sessions, tracker
+    def __init__(self, context: SubscriptionContext, reader: Reader, backlog: Backlog, deliverer: Deliverer) -> None:
+        self._ports, self._identity = context.ports, context.identity
+        self._epoch, self._state = context.epoch, context.state
+        self._core, self._runs = context.core, context.runs
+        self._sessions, self._tracker = context.sessions, context.tracker
         self._reader, self._backlog, self._deliverer = reader, backlog, deliverer
 
     async def tell(self) -> dict[str, Any]:
@@ -52,7 +35,9 @@ class Statistics:
         if not self._reader.reading or not self._reader.end_known:
             await self._reader.look()
         if not self._reader.end_known:
-            raise Unavailable(f"how far partition {self._of.partition} of {self._of.topic!r} reaches is not known yet")
+            raise Unavailable(
+                f"how far partition {self._identity.partition} of {self._identity.topic!r} reaches is not known yet"
+            )
         core = self._core.stats(self._ports.clock.now())
         sentinel = core.get("sentinel", {})
         consumers = {row["consumerNumber"]: row for row in core.pop("consumers", [])}
@@ -78,9 +63,9 @@ class Statistics:
     def _subscription(self) -> dict[str, Any]:
         settings = self._state.settings
         return {
-            "topic": self._of.topic,
-            "partition": self._of.partition,
-            "subscription": self._of.subscription,
+            "topic": self._identity.topic,
+            "partition": self._identity.partition,
+            "subscription": self._identity.subscription,
             "epoch": self._epoch,
             "policy": settings.policy,
             "isDurable": settings.durable,

@@ -1,8 +1,20 @@
-"""Which subscription on which partition: what all parts of a dispatcher have in common."""
+"""Which subscription a dispatcher owns, and what its record says, as its owner knows it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgpack
+import msgspec
+
+from actors.dispatcher.membership import Membership
+from actors.messages import SubscriptionSettings
+from actors.messages.settings import stored_settings
+from actors.ports import Log
+from storage.cursor import Cursor
+from storage.errors import Corrupt
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,3 +29,95 @@ class PartitionSubscription:
     def key(self) -> str:
         """The key of its metadata record."""
         return f"subscription/{self.topic}/{self.partition}/{self.subscription}"
+
+
+class Recorded(Protocol):
+    """Something that is recorded with the subscription, in a field of its own. field: its name in the record."""
+
+    @property
+    def field(self) -> str: ...
+
+    def to_record(self) -> Any:
+        """As it stands now, in types of msgpack; None leaves the field out."""
+
+    async def load(self, stored: Any) -> None:
+        """Begin with what the last owner left; None: there was no such field. Raises Corrupt, Unavailable."""
+
+
+def settings_in(value: bytes) -> SubscriptionSettings:
+    """The settings that the next owner works with, from a version's bytes, for those who only look. Raises Corrupt."""
+    try:
+        stored = msgpack.unpackb(value)["settings"]
+    except (ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
+        raise Corrupt(f"the record of a subscription cannot be read: {error}") from error
+    return stored_settings(stored, SubscriptionSettings)[0]
+
+
+@dataclass(slots=True)
+class SubscriptionState:
+    """settings: those in force, which an owner keeps as it began with them. next_settings: those of the next owner, if
+    they differ. known: the topic has a durable note of this subscription. by_index: see messages.Poll. apart: see
+    messages.SentApart.
+    """
+
+    settings: SubscriptionSettings
+    cursor: Cursor
+    membership: Membership
+    paused: bool = False
+    known: bool = False
+    by_index: bool = False
+    apart: bool = False
+    next_settings: SubscriptionSettings | None = None
+
+    @classmethod
+    def begun(cls, settings: SubscriptionSettings, cursor: Cursor) -> SubscriptionState:
+        """Of a subscription that is new."""
+        return cls(settings, cursor, Membership(lease_ms=settings.lease_ms))
+
+    @classmethod
+    def stored(cls, value: Mapping[str, Any], log: Log) -> SubscriptionState:
+        """As the last owner left it in the record. Raises Corrupt if its cursor cannot be read."""
+        settings, told = stored_settings(value["settings"], SubscriptionSettings)
+        for line in told:
+            log("settings_repaired", change=line)
+        return cls(
+            settings,
+            Cursor.decode(value["cursor"]),
+            Membership(value["members"], lease_ms=settings.lease_ms),
+            paused=bool(value.get("paused", False)),
+            known=bool(value.get("known", True)),
+            by_index=bool(value.get("by_index", False)),
+            apart=bool(value.get("apart", False)),
+        )
+
+    def to_record(self) -> dict[str, Any]:
+        """Its fields of the record (`actors.fenced_record`), a msgpack map."""
+        return {
+            "settings": msgspec.json.encode(self.next_settings or self.settings),
+            "cursor": self.cursor.encode(),
+            "members": self.membership.rows(),
+            "paused": self.paused,
+            "known": self.known,
+            "by_index": self.by_index,
+            "apart": self.apart,
+        }
+
+    def introduced(self) -> None:
+        """The topic has noted the subscription."""
+        self.known = True
+
+    def acknowledged_by_index(self) -> None:
+        """A client acknowledges single messages of a batch. The record that says which ones also says this."""
+        self.by_index = True
+
+    def sent_apart(self) -> None:
+        """A client is sent a part of a batch."""
+        self.apart = True
+
+    def pause(self, paused: bool) -> None:
+        """Send nothing, or go on."""
+        self.paused = paused
+
+    def begin_next_with(self, settings: SubscriptionSettings) -> None:
+        """The next owner works with these."""
+        self.next_settings = settings

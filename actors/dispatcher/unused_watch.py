@@ -10,10 +10,7 @@ from __future__ import annotations
 
 import contextlib
 
-from actors.directory import Directory
-from actors.dispatcher.state import SubscriptionState
-from actors.dispatcher.subscription import PartitionSubscription
-from actors.ports import Ports
+from actors.dispatcher.context import SubscriptionContext
 from storage.errors import SluiceError
 
 LOOK_MS = 1_000
@@ -22,8 +19,9 @@ LOOK_MS = 1_000
 class UnusedWatch:
     """Whether a subscription is used, and what happens when it is not."""
 
-    def __init__(self, ports: Ports, of: PartitionSubscription, state: SubscriptionState, directory: Directory) -> None:
-        self._ports, self._of, self._state, self._directory = ports, of, state, directory
+    def __init__(self, context: SubscriptionContext) -> None:
+        self._ports, self._directory = context.ports, context.directory
+        self._identity, self._state = context.identity, context.state
 
     def unused(self) -> bool:
         """Whether it is not durable, and nobody on this partition has it, joins it, or may still hold messages."""
@@ -32,7 +30,7 @@ class UnusedWatch:
     async def run(self) -> None:
         """Look again and again; ends at once where there is nothing to look for."""
         settings, clock = self._state.settings, self._ports.clock
-        if settings.durable or self._of.partition != 0:
+        if settings.durable or self._identity.partition != 0:
             return
         patience = max(settings.lease_ms, settings.grace_ms)
         used = clock.monotonic()
@@ -41,7 +39,7 @@ class UnusedWatch:
             if not self.unused():
                 used = clock.monotonic()
             elif clock.monotonic() - used >= patience:
-                self._ports.log("unused", subscription=self._of.subscription)
+                self._ports.log("unused", subscription=self._identity.subscription)
                 with contextlib.suppress(SluiceError):  # it is asked again, after as long a time
-                    await self._directory.remove_unused(self._of.topic, self._of.subscription)
+                    await self._directory.remove_unused(self._identity.topic, self._identity.subscription)
                 used = clock.monotonic()

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from actors.delayed.tracker import DelayedTracker, make_tracker
+from actors.dispatcher.context import Wakeups
 from actors.dispatcher.due import DUE_GROUP_MS, DueMessages
-from actors.dispatcher.wakeups import Wakeups
 from actors.messages import SubscriptionSettings
 from storage.position import Positions, position
 from tests.actors.delayed.broker import PARTITION, SUBSCRIPTION, TOPIC
@@ -43,8 +44,16 @@ class Owner:
         await self.tracker.recovered()
         await self.world.settle()
         self.wakeups.due.clear()
-        part, failures = cast(Any, self), self.failures.append
-        due = DueMessages(self.ports, self.tracker, part, part, self.wakeups, lambda: True, failures)
+        context: Any = SimpleNamespace(
+            ports=self.ports,
+            tracker=self.tracker,
+            core=self,
+            cursor=self,
+            sessions=SimpleNamespace(any=lambda: True),
+            wakeups=self.wakeups,
+            ownership=SimpleNamespace(end=self.failures.append),
+        )
+        due = DueMessages(context)
         self.life.spawn(due.run(), "due")
         await self.world.settle()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from actors.dispatcher.assignment_history import MOST_OBJECTS, AssignmentHistory
+from actors.dispatcher.subscription import PartitionSubscription
 from actors.key_shared import Dispatch
 from actors.key_shared.history import KEPT
 from actors.messages import SubscriptionSettings
@@ -17,7 +18,7 @@ class Owner:
 
     def __init__(self, world: World, epoch: int) -> None:
         self.ports = world.client(f"owner-{epoch}")
-        self.past = AssignmentHistory(self.ports, "t", 0, "s", epoch)
+        self.past = AssignmentHistory(self.ports, PartitionSubscription("t", 0, "s"), epoch)
         self.core = Dispatch(SubscriptionSettings(), history=self.past.history)
         self.ports.spawn(self.past.run(), "history")
 

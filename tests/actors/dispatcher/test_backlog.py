@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from actors.delayed.memory import InMemoryTracker
 from actors.dispatcher.backlog import Backlog
+from actors.dispatcher.context import Wakeups
 from actors.dispatcher.open_runs import OpenRuns
-from actors.dispatcher.wakeups import Wakeups
 from actors.key_shared.dispatch import Dispatch
 from actors.messages import RunIndex, SubscriptionSettings
 from actors.wire import Blob
@@ -39,7 +39,10 @@ class Owner:
         self.cursor.chain([(1, None)], complete=True)
         store: Any = SimpleNamespace(dirty=self._dirty)
         tracker = InMemoryTracker(tick_ms=0)
-        self.backlog = Backlog(self.cursor, self.core, self.runs, tracker, store, self.wakeups)
+        context: Any = SimpleNamespace(
+            cursor=self.cursor, core=self.core, runs=self.runs, tracker=tracker, store=store, wakeups=self.wakeups
+        )
+        self.backlog = Backlog(context)
         self.consumer = self.core.join("c", now=0)
         self.core.grant(self.consumer, 1_000)
         self.core.append(run_positions(1, 0, END), np.arange(1, END + 1, dtype=np.uint32))

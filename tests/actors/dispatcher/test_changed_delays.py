@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from actors.dispatcher import changed_delays
-from actors.dispatcher.changed_delays import FIELD, ChangedDelays
+from actors.dispatcher.changed_delays import ChangedDelays
 from actors.dispatcher.subscription import PartitionSubscription
 from storage.cursor import Cursor
 from storage.delayed.entries import Entries
@@ -29,15 +29,15 @@ def play(scenario: Any) -> None:
     World(1).play(scenario)
 
 
-def owner(world: World, epoch: int) -> ChangedDelays:
-    return ChangedDelays(world.client(f"owner-{epoch}"), OF, epoch)
+def owner(world: World, epoch: int, cursor: Cursor | None = None) -> ChangedDelays:
+    return ChangedDelays(world.client(f"owner-{epoch}"), OF, epoch, cursor or Cursor())
 
 
 async def successor(world: World, epoch: int, before: ChangedDelays, cursor: Cursor | None = None) -> ChangedDelays:
     """The next owner, with the record as the last one would write it now."""
-    stored = msgpack.unpackb(msgpack.packb(before.record()))
-    after = owner(world, epoch)
-    await after.load(stored.get(FIELD), cursor or Cursor())
+    stored = msgpack.unpackb(msgpack.packb(before.to_record()))
+    after = owner(world, epoch, cursor)
+    await after.load(stored)
     return after
 
 
@@ -53,10 +53,10 @@ def cancelled(changes: ChangedDelays) -> list[int]:
 def test_a_few_changes_stand_in_the_record() -> None:
     async def scenario(world: World) -> None:
         one = owner(world, 1)
-        assert one.record() == {}
+        assert one.to_record() is None
         one.cancel(np.array([3, 5]))
         one.move(moved(7))
-        await one.fold(Cursor(), 0)
+        await one.fold(0)
         assert not one.take_stale()
         two = await successor(world, 2, one)
         assert cancelled(two) == [3, 5]
@@ -70,11 +70,11 @@ def test_many_changes_move_to_a_table_and_the_old_one_goes() -> None:
         meta = world.client("looks").meta
         one = owner(world, 1)
         one.move(moved(*range(20)))
-        await one.fold(Cursor(), 0)
+        await one.fold(0)
         assert one.take_stale() == []
-        assert len(one.record()[FIELD]["recent"]) == 0
+        assert len(one.to_record()["recent"]) == 0
         one.cancel(np.arange(20, 40))
-        await one.fold(Cursor(), 0)
+        await one.fold(0)
         stale = one.take_stale()
         assert len(stale) == 1
         assert len(await meta.keys("delayed-changes/")) == 2
@@ -93,10 +93,10 @@ def test_what_is_done_is_not_carried_along() -> None:
         cursor = Cursor()
         cursor.chain([(0, None)])
         cursor.acknowledge(np.arange(5, dtype=np.int64))
-        one = owner(world, 1)
+        one = owner(world, 1, cursor)
         one.move(moved(*range(20)))
         one.cancel(np.array([1 << 32, 2 << 32]))
-        await one.fold(cursor, 2 << 32)
+        await one.fold(2 << 32)
         assert one.now.moved.positions.tolist() == list(range(5, 20))
         two = await successor(world, 2, one, cursor)
         assert two.now.moved.positions.tolist() == list(range(5, 20))
@@ -109,7 +109,7 @@ def test_a_change_while_the_table_is_written_is_kept() -> None:
     async def scenario(world: World) -> None:
         one = owner(world, 1)
         one.cancel(np.arange(20))
-        folding = world.loop.create_task(one.fold(Cursor(), 0))
+        folding = world.loop.create_task(one.fold(0))
         await world.loop.pause(0)
         one.cancel(np.array([50]))
         one.reopen(60)
@@ -127,7 +127,7 @@ def test_what_is_wanted_again_outlives_its_owner(folds: int) -> None:
     async def scenario(world: World) -> None:
         one = owner(world, 1)
         one.cancel(np.arange(20))
-        await one.fold(Cursor(), 0)
+        await one.fold(0)
         one.reopen(15)
         one.reopen(17)
         one.cancel(np.array([18]))
@@ -137,7 +137,7 @@ def test_what_is_wanted_again_outlives_its_owner(folds: int) -> None:
         assert cancelled(three) == [*range(15), 18]
         for _ in range(folds):
             three.cancel(np.arange(60, 70))
-            await three.fold(Cursor(), 0)
+            await three.fold(0)
             three.cancel(np.array([16]))
         assert cancelled(await successor(world, 4, three)) == [*range(15), 16, 18, *range(60, 70)]
 
@@ -150,7 +150,7 @@ def test_what_is_wanted_again_while_a_table_is_written() -> None:
     async def scenario(world: World) -> None:
         one = owner(world, 1)
         one.cancel(np.arange(20))
-        folding = world.loop.create_task(one.fold(Cursor(), 0))
+        folding = world.loop.create_task(one.fold(0))
         await world.loop.pause(0)
         one.reopen(10)
         await folding
@@ -164,7 +164,7 @@ def test_leftovers_of_earlier_owners_go_and_nobody_elses() -> None:
         meta = world.client("looks").meta
         one = owner(world, 1)
         one.cancel(np.arange(20))
-        await one.fold(Cursor(), 0)
+        await one.fold(0)
         two = await successor(world, 2, one)
         orphan, newer = (
             "delayed-changes/orders/0/billing/000000000001-000009",
@@ -188,7 +188,7 @@ def test_a_name_that_an_earlier_life_used_is_not_taken_for_ours() -> None:
         await world.client("looks").meta.create("delayed-changes/orders/0/billing/000000000001-000001", 1, b"before")
         one = owner(world, 1)
         one.cancel(np.arange(20))
-        await one.fold(Cursor(), 0)
+        await one.fold(0)
         assert cancelled(await successor(world, 2, one)) == list(range(20))
 
     play(scenario)
@@ -198,6 +198,6 @@ def test_a_table_that_is_gone_is_told() -> None:
     async def scenario(world: World) -> None:
         one = owner(world, 1)
         with pytest.raises(Corrupt, match="is gone"):
-            await one.load({"table": "delayed-changes/x", "recent": b""}, Cursor())
+            await one.load({"table": "delayed-changes/x", "recent": b""})
 
     play(scenario)

@@ -43,7 +43,7 @@ async def actor_settings(broker: Broker) -> SubscriptionSettings:
     process = broker.world.at(await broker.address())
     assert process is not None
     assert isinstance(process.actor, Dispatcher)
-    return process.actor.parts.own.state.settings
+    return process.actor.parts.context.state.settings
 
 
 def test_a_dispatcher_gets_the_settings_that_are_asked_for() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -65,10 +66,16 @@ def test_one_move_goes_at_a_time() -> None:
 
     async def run(world: World) -> None:
         ports = world.client("dispatcher")
-        of = PartitionSubscription("orders", 0, "billing")
-        letters = DeadLetters(
-            ports, Directory(ports, "controller"), of, SubscriptionSettings(), cast(Any, core), nothing, nothing
+        context: Any = SimpleNamespace(
+            ports=ports,
+            directory=Directory(ports, "controller"),
+            core=core,
+            runs=nothing,
+            identity=PartitionSubscription("orders", 0, "billing"),
+            settings=SubscriptionSettings(),
+            payloads=lambda: nothing,
         )
+        letters = DeadLetters(context, nothing)
         letters.wake()
         letters.wake()
         await world.loop.pause(1)

@@ -43,7 +43,15 @@ class Owner:
         self.membership = Membership(rows or (), lease_ms=10_000)
         self.sessions, self.core = Sessions(), Dispatch(SubscriptionSettings())
         store: Any = SimpleNamespace(dirty=self._dirty)
-        self.leases = Leases(ports, self.membership, self.sessions, self.core, store, self._wake)
+        context: Any = SimpleNamespace(
+            ports=ports,
+            membership=self.membership,
+            sessions=self.sessions,
+            core=self.core,
+            store=store,
+            wakeups=SimpleNamespace(came_or_went=self._wake),
+        )
+        self.leases = Leases(context)
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         self.tasks.append(asyncio.ensure_future(work))

@@ -156,7 +156,7 @@ def test_no_statement_from_before_a_seek_is_sent_behind_it() -> None:
         topic = broker.world.process(broker.world.alive("topic-")[0]).actor
         assert isinstance(actor, Dispatcher)
         assert isinstance(topic, Topic)
-        store, waiting = actor.parts.store, Signal()
+        store, waiting = actor.parts.context.store, Signal()
         barrier = store.barrier
 
         async def slow() -> None:
@@ -205,7 +205,7 @@ def test_a_seek_that_waited_does_not_undo_a_later_one() -> None:
         await broker.until(lambda: len(client.got) == 4)
         actor = broker.world.process(broker.world.alive("dispatcher-")[0]).actor
         assert isinstance(actor, Dispatcher)
-        reporter, waits, answered = actor.parts.own.reporter, Signal(), Signal()
+        reporter, waits, answered = actor.parts.context.reporter, Signal(), Signal()
         secure = reporter.secure
 
         async def late(target: int) -> int:
@@ -239,7 +239,7 @@ def test_what_a_seek_wants_again_is_durable_with_it() -> None:
         await broker.join("c")
         actor = broker.world.process(broker.world.alive("dispatcher-")[0]).actor
         assert isinstance(actor, Dispatcher)
-        store, changed = actor.parts.store, actor.parts.own.changed_delays
+        store, changed = actor.parts.context.store, actor.parts.context.changed_delays
         changed.cancel(np.array([position(1, 5)]))
         barrier, seen = store.barrier, []
 
@@ -261,7 +261,7 @@ def test_an_owner_that_was_replaced_deletes_no_record() -> None:
         await broker.join("c")
         actor = broker.world.process(broker.world.alive("dispatcher-")[0]).actor
         assert isinstance(actor, Dispatcher)
-        reporter = actor.parts.own.reporter
+        reporter = actor.parts.context.reporter
         gone = reporter.gone
 
         async def replaced() -> None:
@@ -271,6 +271,6 @@ def test_an_owner_that_was_replaced_deletes_no_record() -> None:
         reporter.gone = replaced  # type: ignore[method-assign]
         with pytest.raises(Fenced):
             await actor.on_delete_subscription(DeleteSubscription(force=True))
-        assert await broker.ports.meta.read(actor.of.key) is not None
+        assert await broker.ports.meta.read(actor.identity.key) is not None
 
     play(scenario)

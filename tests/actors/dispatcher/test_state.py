@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.dispatcher.state import SubscriptionState
+from actors.dispatcher.subscription import SubscriptionState
 from actors.messages import SubscriptionSettings
 from storage.cursor import Cursor
 from storage.position import position
@@ -39,7 +39,7 @@ def test_the_next_owner_begins_with_what_the_record_says(
     for number, who in enumerate(members):
         state.membership.admit(who, who.partition(".")[0], "p")
         state.membership.attach(who, number + 1, 0)
-    value = msgpack.unpackb(msgpack.packb(state.record(b"")))
+    value = msgpack.unpackb(msgpack.packb(state.to_record()))
     again = SubscriptionState.stored(value, nothing_told)
     assert (again.settings, again.paused, again.known) == (state.settings, paused, known)
     assert again.cursor.encode() == cursor.encode()
@@ -51,13 +51,13 @@ def test_settings_that_an_owner_may_not_take_up_wait() -> None:
     state = SubscriptionState.begun(SubscriptionSettings(lease_ms=10_000), Cursor())
     state.begin_next_with(SubscriptionSettings(lease_ms=2_000))
     assert (state.settings.lease_ms, state.membership.lease_ms) == (10_000, 10_000)
-    again = SubscriptionState.stored(state.record(b""), nothing_told)
+    again = SubscriptionState.stored(state.to_record(), nothing_told)
     assert (again.settings.lease_ms, again.membership.lease_ms) == (2_000, 2_000)
 
 
 def test_what_an_older_release_did_not_write_has_its_usual_value() -> None:
     told: list[tuple[str, Any]] = []
-    value = SubscriptionState.begun(SubscriptionSettings(), Cursor()).record(b"")
+    value = SubscriptionState.begun(SubscriptionSettings(), Cursor()).to_record()
     del value["paused"], value["known"]
     value["settings"] = b'{"lease_ms": 1}'
     state = SubscriptionState.stored(value, lambda event, **fields: told.append((event, fields)))

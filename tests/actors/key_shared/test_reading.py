@@ -45,7 +45,8 @@ class Passes:
     def __init__(self, broker: Broker, actor: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
         self.heard: list[int] = []
         self.seen: list[tuple[int, int]] = []
-        route, acknowledge, loop = actor.parts.own.core.route, actor.parts.own.core.acknowledge_soon, broker.world.loop
+        core, loop = actor.parts.context.core, broker.world.loop
+        route, acknowledge = core.route, core.acknowledge_soon
 
         def routed(now: int) -> Any:
             sent = route(now)
@@ -56,8 +57,8 @@ class Passes:
             self.heard.append(loop.now)
             acknowledge(*report)
 
-        monkeypatch.setattr(actor.parts.own.core, "route", routed)
-        monkeypatch.setattr(actor.parts.own.core, "acknowledge_soon", acknowledged)
+        monkeypatch.setattr(core, "route", routed)
+        monkeypatch.setattr(core, "acknowledge_soon", acknowledged)
 
 
 async def parked(broker: Broker) -> tuple[Client, Client]:
@@ -322,13 +323,13 @@ def test_sd_1_a_closed_dispatcher_turns_consumers_away(
         broker.world.meta.trouble.faults.delay_ms = (200, 200)
         broker.world.background(attach("under-way"), "attach")
         await broker.quiet(100)
-        assert actor.parts.own.state.membership.get("under-way.0"), "it waits until its membership is durable"
+        assert actor.parts.context.state.membership.get("under-way.0"), "it waits until its membership is durable"
         actor.end("it is closed")
         await attach("late")
         await broker.until(lambda: len(refusals) == 2)
         assert sorted(refusals) == ["late", "under-way"]
-        assert (actor.parts.own.core.consumers(), actor.parts.sessions.all()) == ([], [])
-        assert actor.parts.own.state.membership.get("late.0") is None
+        assert (actor.parts.context.core.consumers(), actor.parts.context.sessions.all()) == ([], [])
+        assert actor.parts.context.state.membership.get("late.0") is None
 
     play(scenario)
 
@@ -354,7 +355,7 @@ def test_ft_5_permits_of_a_refused_poll_count_for_nothing() -> None:
         client = await broker.join("c1", queue=10, acking=False, taking=False)
         await broker.quiet(100)
         address, actor = await broker.address(), await dispatcher(broker)
-        session = actor.parts.sessions.all()[0]
+        session = actor.parts.context.sessions.all()[0]
         late = Poll(session=session.number, turn=session.turn - 1, granted=1_000_000)
         with pytest.raises(Conflict):
             await broker.ports.net.call(address, late, 1_000)

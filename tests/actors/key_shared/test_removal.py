@@ -105,7 +105,7 @@ def test_ot_3_what_is_evicted_for_its_age_settles_every_counter(monkeypatch: pyt
         await actor.parts.seeker.expire_old()
         assert await _counts(broker) == (10, 10, 10), "without a ttl nothing is evicted"
         expiring(broker, actor, settings, monkeypatch, broker.ports.clock.now() - between)
-        await broker.until(lambda: actor.parts.own.state.cursor.mark_delete & 0xFFFFFFFF == 4, 1_000)
+        await broker.until(lambda: actor.parts.context.state.cursor.mark_delete & 0xFFFFFFFF == 4, 1_000)
         monkeypatch.undo()
         await broker.quiet(1_000)
         await settled(broker, client)
@@ -130,7 +130,7 @@ def test_expiring_goes_on_after_a_topic_that_could_not_tell(monkeypatch: pytest.
 
         topic.actor.on_find_time = damaged  # type: ignore[union-attr]
         expiring(broker, actor, await actor.directory.settings("orders"), monkeypatch, 1)
-        await broker.until(lambda: actor.parts.own.state.cursor.mark_delete & 0xFFFFFFFF == 9)
+        await broker.until(lambda: actor.parts.context.state.cursor.mark_delete & 0xFFFFFFFF == 9)
         assert refused[0] > 3
         client.ack()
 
@@ -149,8 +149,8 @@ def test_cl_2_consumers_count_alike_and_without_any_it_can_go() -> None:
 
         def listed() -> list[int]:
             parts = actor.parts
-            members = parts.own.state.membership.rows()
-            return [len(found) for found in (parts.own.core.consumers(), parts.sessions.all(), members)]
+            members = parts.context.state.membership.rows()
+            return [len(found) for found in (parts.context.core.consumers(), parts.context.sessions.all(), members)]
 
         for _ in range(3):
             broker.world.background(attach(), "attach")

@@ -270,7 +270,7 @@ DISPATCHING: list[Mutant] = [
         name="a dead letter is done before it is stored",
         module="actors.dispatcher.dead_letters",
         old="                await self._publish(batch.slice(start, start + step))\n",
-        new="                self._done(received.positions)\n"
+        new="                self._backlog.done_elsewhere(received.positions)\n"
         "                await self._publish(batch.slice(start, start + step))\n",
         world=DEAD_LETTERS,
         seed=10,

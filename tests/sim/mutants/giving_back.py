@@ -10,8 +10,8 @@ _UNITS = "tests/actors/key_shared/test_nacks.py"
 GIVING_BACK: list[Mutant] = [
     Mutant(
         name="delays and counts are in no record",
-        module="actors.dispatcher.state",
-        old='            "redeliveries": redeliveries,\n',
+        module="actors.dispatcher.takeover",
+        old="        RecordedRedeliveries(ports, core),\n",
         new="",
         world=REDELIVERIES,
         seed=0,

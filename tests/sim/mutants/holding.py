@@ -121,7 +121,7 @@ HOLDING: list[Mutant] = [
     ),
     Mutant(
         name="settings that were asked for are in force at once",
-        module="actors.dispatcher.state",
+        module="actors.dispatcher.subscription",
         old="        self.next_settings = settings\n",
         new="        self.settings = self.next_settings = settings\n",
         world=BROKER,

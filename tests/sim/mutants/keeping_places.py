@@ -83,7 +83,7 @@ KEEPING_PLACES: list[Mutant] = [
     Mutant(
         name="a new owner forgets who comes and goes",
         module="actors.dispatcher.grace",
-        old='"flaps": damping.rows()',
+        old='"flaps": self.damping.rows()',
         new='"flaps": []',
         world=GRACE,
         test=f"{_UNITS}::test_who_comes_and_goes_gets_hashes_later",

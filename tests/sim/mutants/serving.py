@@ -153,7 +153,7 @@ SERVING: list[Mutant] = [
     ),
     Mutant(
         name="that batches were sent in parts dies with the owner",
-        module="actors.dispatcher.state",
+        module="actors.dispatcher.subscription",
         old='            "apart": self.apart,\n',
         new="",
         world=GATEWAY,

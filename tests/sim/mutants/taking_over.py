@@ -59,7 +59,7 @@ TAKING_OVER: list[Mutant] = [
     ),
     Mutant(
         name="that batches are acknowledged in parts dies with the owner",
-        module="actors.dispatcher.state",
+        module="actors.dispatcher.subscription",
         old='            "by_index": self.by_index,\n',
         new="",
         world=GATEWAY,

@@ -23,7 +23,7 @@ def _check(name: str, dispatcher: Dispatcher) -> None:
 
     It may be in the window, delayed, or in a part of the delayed index that was lost and has to be read again.
     """
-    runs, cursor = dispatcher.parts.runs, dispatcher.parts.own.state.cursor
+    runs, cursor = dispatcher.parts.context.runs, dispatcher.parts.context.state.cursor
     for home in range(runs._head, runs._end):
         last = int(runs._lasts[home])
         done = runs._runs[home] is not None and cursor.next_unacknowledged(int(runs._firsts[home])) > last

@@ -1,0 +1,113 @@
+"""What all parts of a dispatcher share. `takeover` makes it once, and every part is given it whole.
+
+It holds the ports, the identity and the state of one subscription, and those parts that need no other one: whatever a
+part keeps for itself is not here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from actors.consumer.payload import Payloads
+from actors.delayed.rescheduled import RescheduledTracker
+from actors.directory import Directory
+from actors.dispatcher.assignment_history import AssignmentHistory
+from actors.dispatcher.changed_delays import ChangedDelays
+from actors.dispatcher.damping import Damping
+from actors.dispatcher.membership import Membership
+from actors.dispatcher.open_runs import OpenRuns
+from actors.dispatcher.progress import ProgressReporter
+from actors.dispatcher.sessions import Sessions
+from actors.dispatcher.store import CursorStore
+from actors.dispatcher.subscription import PartitionSubscription, SubscriptionState
+from actors.key_shared.dispatch import Dispatch
+from actors.messages import SubscriptionSettings
+from actors.ports import Ports
+from actors.signal import Signal
+from actors.topic_client import TopicClient
+from storage.cursor import Cursor
+
+
+class Ownership(Protocol):
+    """Whether this dispatcher still owns the subscription; the actor knows. Parts ask again after every await."""
+
+    def ended(self) -> bool:
+        """Whether this dispatcher has ended."""
+
+    def check_owner(self) -> None:
+        """Raises Fenced when this dispatcher has ended."""
+
+    def end(self, reason: str) -> None:
+        """There is, or will be, another owner: refuse everything from now on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wakeups:
+    """What wakes the parts. A part that changes something sets a signal, and does not know who waits.
+
+    Everything that may make a message deliverable sets `route`. Setting it twice before the router runs costs one pass,
+    and a pass that finds nothing is cheap; so no change needs to know what it might have freed, and none can be
+    forgotten (L4, L5, L10).
+
+    route: messages may go out. due: delayed messages may be taken. read: there may be room to read. places: a consumer
+    came or went.
+    """
+
+    route: Signal = field(default_factory=Signal)
+    due: Signal = field(default_factory=Signal)
+    read: Signal = field(default_factory=Signal)
+    places: Signal = field(default_factory=Signal)
+
+    def came_or_went(self) -> None:
+        """Consumers are others, or fewer, and messages may go elsewhere."""
+        self.places.set()
+        self.route.set()
+
+    def all(self) -> None:
+        """Something changed outside of the data path."""
+        self.route.set()
+        self.due.set()
+        self.read.set()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscriptionContext:
+    """One subscription in the hands of its owner. epoch: that of the owner."""
+
+    ports: Ports
+    directory: Directory
+    topic: TopicClient
+    identity: PartitionSubscription
+    ownership: Ownership
+    epoch: int
+    state: SubscriptionState
+    core: Dispatch
+    tracker: RescheduledTracker
+    changed_delays: ChangedDelays
+    runs: OpenRuns
+    sessions: Sessions
+    store: CursorStore
+    wakeups: Wakeups
+    damping: Damping
+    reporter: ProgressReporter
+    history: AssignmentHistory
+
+    @property
+    def settings(self) -> SubscriptionSettings:
+        """Those in force, which an owner keeps as it began with them."""
+        return self.state.settings
+
+    @property
+    def cursor(self) -> Cursor:
+        """What is done."""
+        return self.state.cursor
+
+    @property
+    def membership(self) -> Membership:
+        """Who may hold messages."""
+        return self.state.membership
+
+    def payloads(self) -> Payloads:
+        """For reading messages whole."""
+        return Payloads(self.ports, self.directory, self.identity.topic, self.identity.partition)
