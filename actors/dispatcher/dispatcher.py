@@ -62,7 +62,6 @@ from actors.messages import (
     Detach,
     Discard,
     Done,
-    EvictExcess,
     ExpireMessages,
     Explain,
     FindBacklog,
@@ -249,9 +248,6 @@ class Dispatcher(Actor):
 
     async def on_expire_messages(self, request: ExpireMessages) -> Skipped:
         return _skipped(await self._owning.seeker.expire(request.before))
-
-    async def on_evict_excess(self, request: EvictExcess) -> Skipped:
-        return _skipped(await self._owning.seeker.evict(request.limit, request.keep))
 
     async def on_delete_subscription(self, request: DeleteSubscription) -> Deleted:
         """See messages.DeleteSubscription: the delayed index goes first, then the record, then this actor."""

@@ -62,9 +62,10 @@ class ProgressReporter:
         """Tell the topic whenever this subscription has come further, and every new owner of it again; then let old
         messages expire.
         """
+        told = ""
         while True:
             await self._ports.clock.sleep(PROGRESS_MS)
-            with contextlib.suppress(SluiceError):
+            try:
                 reached, seeks = self._state.cursor.mark_delete, self._seeks
                 address = await self._topic.owner()
                 if (address, reached) != self._reported:
@@ -73,6 +74,11 @@ class ProgressReporter:
                         # To this address and no other: a later owner may have heard from a later dispatcher already.
                         await self._send(address, reached)
                 await expire()
+                told = ""
+            except SluiceError as error:
+                if str(error) != told:
+                    told = str(error)
+                    self._ports.log("progress_waits", error=told)
 
     async def _send(self, address: Address, reached: int) -> None:
         """Tell the topic; `reached` must be durable. Raises Unavailable if it did not answer."""

@@ -18,17 +18,19 @@ from actors.dispatcher.leases import Leases
 from actors.dispatcher.reader import Reader
 from actors.dispatcher.targets import behind, check_time, place
 from actors.messages import FindExcess, FindTime
+from actors.policies.expiry import LEFT, TopicExpiry
 from storage.errors import Conflict
 
 
 class Seeker:
-    """Moves the cursor as an operator, or the topic's time to live, wants it."""
+    """Moves the cursor as an operator, or what operators said of the topic, wants it."""
 
     def __init__(self, context: SubscriptionContext, reader: Reader, backlog: Backlog, leases: Leases) -> None:
         self._ports, self._topic, self._directory = context.ports, context.topic, context.directory
         self._cursor, self._changed, self._reporter = context.cursor, context.changed_delays, context.reporter
         self._store, self._wakeups = context.store, context.wakeups
         self._reader, self._backlog, self._leases = reader, backlog, leases
+        self._expiry = TopicExpiry(context.ports, context.topic.topic)
         self._asked = self._sought = 0
         """How many seeks were asked for, and the number of the last one that was carried out."""
 
@@ -65,20 +67,20 @@ class Seeker:
         """Everything that was published before a time (ms) counts as done."""
         return await self._skip_to(await self._position_of(before))
 
-    async def evict(self, limit: int, keep: int) -> tuple[int, int]:
-        """If `limit` bytes or more wait, the oldest messages count as done until at most `keep` bytes do."""
-        mark = self._cursor.mark_delete
-        found = await self._topic.ask(FindExcess(mark_delete=mark, limit=limit, keep=keep))
-        return (0, mark + 1) if found.position is None else await self._skip_to(found.position)
-
     async def expire_old(self) -> None:
-        """Messages older than the topic's time to live count as done (ttl_ms; 0 = they are kept)."""
-        ttl = (await self._directory.settings(self._topic.topic)).ttl_ms
-        if ttl <= 0:
-            return
-        found = await self._topic.ask(FindTime(time=self._ports.clock.now() - ttl))
-        if found.position > self._cursor.mark_delete + 1:
-            await self._forward(found.position)
+        """Messages that are too old, or too many, count as done: see actors.policies.expiry."""
+        limits = await self._expiry.now(await self._directory.settings(self._topic.topic))
+        if limits.age:
+            found = await self._topic.ask(FindTime(time=max(self._ports.clock.now() - limits.age, 0)))
+            await self._drop_before(found.position)
+        if limits.size is not None:
+            keep, mark = int(limits.size * LEFT), self._cursor.mark_delete
+            excess = await self._topic.ask(FindExcess(mark_delete=mark, limit=limits.size, keep=keep))
+            await self._drop_before(excess.position or 0)
+
+    async def _drop_before(self, position: int) -> None:
+        if position > self._cursor.mark_delete + 1:
+            await self._forward(position)
 
     async def _position_of(self, time: int) -> int:
         check_time(time, self._ports.clock.now())

@@ -87,14 +87,6 @@ class ExpireMessages(Request[Skipped]):
     before: Time
 
 
-class EvictExcess(Request[Skipped], kw_only=True):
-    """If `limit` bytes or more wait, the oldest messages count as done until at most `keep` do."""
-
-    reply: ClassVar[type[Reply]] = Skipped
-    limit: int
-    keep: int
-
-
 class DeleteSubscription(Request[Deleted]):
     """Forget the subscription on this partition. force: also if consumers are connected; their sessions end.
 

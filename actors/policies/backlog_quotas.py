@@ -2,8 +2,8 @@
 
 A record each, `quota/namespace/<tenant>/<namespace>` and `quota/topic/<topic>`, those of age below `quota-age/`; that
 of the topic goes before that of its namespace. Either may say that the oldest messages count as done instead, which
-`actors/policies/time_to_live.py` carries out. They change seldom, so whoever carries them out keeps all of them and
-looks again now and then.
+the owners of subscriptions carry out (`actors/policies/expiry.py`). They change seldom, so whoever keeps producers out
+keeps all of them and looks again now and then.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ class Quotas:
         self._meta, self._prefix = meta, prefix
         self._known: dict[str, Quota] = {}
 
-    def __bool__(self) -> bool:
-        """Whether there is one, as far as it is known here."""
-        return bool(self._known)
-
     def that_holds(self, topic: str) -> Quota | None:
         """For a topic, as far as it is known here; None if there is none."""
         space, _ = namespace_of(topic)
         return self._known.get(of_topic(topic)) or self._known.get(of_namespace(space))
+
+    async def read_for(self, topic: str) -> Quota | None:
+        """The one that holds for a topic now, None if there is none. Raises Unavailable, Corrupt."""
+        return await self.read(of_topic(topic)) or await self.read(of_namespace(namespace_of(topic)[0]))
 
     async def look(self) -> None:
         """Learn all of them. Raises Unavailable, Corrupt."""

@@ -1,13 +1,13 @@
-"""Records that gateways keep beside those of the topics: each one value, which changes as a whole."""
+"""Records that operators change beside those of the topics: each one value, which changes as a whole."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
 
 import msgspec
 
-from actors.ports import Meta
+from actors.ports import Clock, Meta
 from storage.errors import Corrupt, Unavailable
 
 T = TypeVar("T")
@@ -18,6 +18,8 @@ actors.policies.retention.
 """
 _DEFINITIONS = "schema-definition/"
 _TRIES = 20
+LOOK_MS = 60_000
+"""So often owners look what operators want of their topics."""
 
 
 def schema_key(topic: str) -> str:
@@ -78,3 +80,24 @@ def decoded(value: bytes, kind: type[T], what: str) -> T:
         return msgspec.json.decode(value, type=kind)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise Corrupt(f"{what} cannot be read: {error}") from error
+
+
+class SeldomRead(Generic[T]):
+    """What records say, asked at most every LOOK_MS."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._known: T | None = None
+        self._looked = 0
+
+    async def get(self, read: Callable[[], Awaitable[T]]) -> T:
+        """What was read in the last LOOK_MS, or what `read` finds now. Raises what `read` raises, and has then
+        forgotten what it knew.
+        """
+        now = self._clock.monotonic()
+        known, self._known = self._known, None
+        if known is None or now - self._looked >= LOOK_MS:
+            known = await read()
+            self._looked = now
+        self._known = known
+        return known

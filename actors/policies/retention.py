@@ -2,23 +2,26 @@
 
 A record each, `lifetime/namespace/<tenant>/<namespace>` and `lifetime/topic/<topic>`. What is said of a topic goes
 first, then what it was made with, then what is said of its namespace. The owner of a partition looks, at most every
-LOOK_MS, before it deletes anything; what is older than its time to live the gateways see to
-(actors.policies.time_to_live).
+LOOK_MS, before it deletes anything; the owners of its subscriptions let messages expire (actors.policies.expiry).
 """
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 import msgspec
 
 from actors.messages import TopicSettings
 from actors.messages.settings import check_topic
 from actors.names import namespace_of
-from actors.policies.policy_records import LIFETIMES, decoded, of_namespace, of_topic, revise, value_of
+from actors.policies.policy_records import (
+    LIFETIMES,
+    SeldomRead,
+    decoded,
+    of_namespace,
+    of_topic,
+    revise,
+    value_of,
+)
 from actors.ports import Meta, Ports
-
-LOOK_MS = 60_000
 
 
 class Retention(msgspec.Struct, frozen=True):
@@ -63,11 +66,6 @@ class Lifetimes:
         """Nothing is said any more."""
         await self._meta.remove(LIFETIMES + name)
 
-    async def everything(self) -> dict[str, Lifetime]:
-        """All that is said, by name."""
-        names = [key.removeprefix(LIFETIMES) for key in await self._meta.keys(LIFETIMES)]
-        return {name: await self.read(name) for name in names}
-
 
 def _lifetime_in(name: str, value: bytes | None) -> Lifetime:
     return Lifetime() if value is None else decoded(value, Lifetime, f"the lifetime of {name}")
@@ -77,18 +75,13 @@ class TopicRetention:
     """What retention holds for a topic. made: the settings that it was made with."""
 
     def __init__(self, ports: Ports, topic: str) -> None:
-        self._ports, self._topic = ports, topic
+        self._topic = topic
         self._lifetimes = Lifetimes(ports.meta)
-        self._known: Retention | None = None
-        self._looked = -LOOK_MS
+        self._known = SeldomRead[Retention](ports.clock)
 
     async def now(self, made: TopicSettings) -> Retention:
         """See above; what was said in the last LOOK_MS may not be known yet. Raises Unavailable, Corrupt."""
-        now = self._ports.clock.monotonic()
-        if self._known is None or now - self._looked >= LOOK_MS:
-            self._known = await retention_of(self._lifetimes, self._topic, made)
-            self._looked = now
-        return self._known
+        return await self._known.get(lambda: retention_of(self._lifetimes, self._topic, made))
 
 
 async def retention_of(lifetimes: Lifetimes, topic: str, made: TopicSettings) -> Retention:
@@ -99,12 +92,15 @@ async def retention_of(lifetimes: Lifetimes, topic: str, made: TopicSettings) ->
     return own or Retention(0, 0)
 
 
-def ttl_of(said: Mapping[str, Lifetime], topic: str, made: TopicSettings) -> int:
-    """Milliseconds after which messages of a topic count as done by what is said; 0: by that they never do."""
-    own = said.get(of_topic(topic), Lifetime()).ttl_ms
+async def ttl_of(lifetimes: Lifetimes, topic: str, made: TopicSettings) -> int:
+    """Milliseconds after which messages of a topic count as done now; 0: they never do. made: as above.
+
+    Raises Unavailable, Corrupt.
+    """
+    own = (await lifetimes.read(of_topic(topic))).ttl_ms
     if own is None and not made.ttl_ms:
-        own = said.get(of_namespace(namespace_of(topic)[0]), Lifetime()).ttl_ms
-    return own or 0
+        own = (await lifetimes.read(of_namespace(namespace_of(topic)[0]))).ttl_ms
+    return made.ttl_ms if own is None else own
 
 
 def made_with(made: TopicSettings) -> Retention | None:

@@ -75,7 +75,6 @@ class PulsarGateway(GatewayActor):
         await self._doorkeeper.open()
         self.ports.spawn(self._serve(), "doors")
         self.ports.spawn(self.gateway.backlogs.run(), "backlogs")
-        self.ports.spawn(self.gateway.expiry.run(), "expiry")
 
     async def _serve(self) -> None:
         """For as long as the actor lives; it ends with its connections, so that clients look for another one."""

@@ -21,7 +21,6 @@ from actors.messages import ClientsHere, Done, ProducersHere, ProducersPresent, 
 from actors.policies.backlog_quotas import Quotas
 from actors.policies.namespaces import Namespaces
 from actors.policies.policy_records import AGES
-from actors.policies.time_to_live import Expiry
 from actors.ports import Address, Ports
 from actors.pulsar.codec.frame_cache import FrameCache
 from actors.pulsar.conversation.acked_batch_sizes import AckedBatchSizes
@@ -163,7 +162,6 @@ class Gateway:
         self.producers: dict[tuple[str, int], list[ProducerHere]] = {}
         """Those that are connected here, by topic and partition."""
         self.quotas, self.ages = Quotas(ports.meta), Quotas(ports.meta, AGES)
-        self.expiry = Expiry(ports, self.directory)
         self.backlogs = Backlogs(ports, self.directory, self.quotas, self.ages, self.producers)
         self.introductions: dict[object, ClientIntroduction] = {}
         """What clients said of the producers and consumers that are connected here."""

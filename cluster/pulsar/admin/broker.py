@@ -24,7 +24,6 @@ from actors.names import check_name, namespace_of, quoted
 from actors.policies.backlog_quotas import Quotas
 from actors.policies.namespaces import Namespaces
 from actors.policies.policy_records import AGES, of_namespace, of_topic
-from actors.policies.time_to_live import Expiry
 from actors.ports import Address, Ports, Unknown
 from actors.pulsar.conversation.topic_names import listed, new_settings, split_name, topic_name, topics_in
 from actors.wire import Request
@@ -57,7 +56,6 @@ class Broker:
         self.namespaces = Namespaces(ports.meta)
         self.quotas = Quotas(ports.meta) if quotas is None else quotas
         self.ages = Quotas(ports.meta, AGES) if ages is None else ages
-        self.expiry = Expiry(ports, self.directory)
 
     async def ask_controller(self, request: Request[Any], *, patience: int = OWNER_PATIENCE) -> Any:
         return await self.directory.ask_controller(request, patience=patience)

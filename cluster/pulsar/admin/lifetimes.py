@@ -66,7 +66,7 @@ class LifetimesByHttp:
         if ttl is None and made.ttl_ms:
             ttl = made.ttl_ms
         elif ttl is None and applied(request):
-            ttl = ttl_of(await self._lifetimes.everything(), named(request).topic, made)
+            ttl = await ttl_of(self._lifetimes, named(request).topic, made)
         return web.Response(status=204) if ttl is None else web.json_response(ttl // 1000)
 
     async def _set_ttl(self, request: web.Request) -> web.Response:
@@ -76,7 +76,6 @@ class LifetimesByHttp:
         text = request.query.get("messageTTL", "") if "topic" in request.match_info else await body_of(request)
         seconds = number_of(text, "messageTTL is a number of seconds, not {}")
         await self._lifetimes.change(name, ttl_ms=seconds * 1000)
-        self._broker.ports.spawn(self._broker.expiry.look(), "expiry")
         return web.Response(status=204)
 
     async def _unset_ttl(self, request: web.Request) -> web.Response:

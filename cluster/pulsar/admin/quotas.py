@@ -65,7 +65,6 @@ class QuotasByHttp:
         limit = given.get(field, given.get("limit", NO_LIMIT) if kind == BY_SIZE else NO_LIMIT)
         number = number_of(str(limit), f"{field} is a number of {'bytes' if kind == BY_SIZE else 'seconds'}, not {{}}")
         await self._kinds[kind].set(name, Quota(number, policy))
-        self._broker.ports.spawn(self._broker.expiry.look(), "expiry")
         return web.Response(status=204)
 
     async def _unset(self, request: web.Request) -> web.Response:

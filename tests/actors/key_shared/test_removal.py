@@ -14,6 +14,7 @@ import pytest
 
 from actors.dispatcher import Dispatcher
 from actors.messages import Attach, Attached, Detach, FindTime, PositionFound, TopicSettings
+from actors.policies import policy_records
 from storage.errors import Corrupt, Invalid
 from tests.actors.key_shared.test_reading import dispatcher
 from tests.scenarios.key_shared.broker import KEYS, Broker, Client, play
@@ -92,6 +93,7 @@ def expiring(broker: Broker, actor: Dispatcher, settings: TopicSettings, patch: 
         return young
 
     patch.setattr(actor.directory, "settings", limited)
+    patch.setattr(policy_records, "LOOK_MS", 0)
 
 
 def test_ot_3_what_is_evicted_for_its_age_settles_every_counter(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from actors.policies.backlog_quotas import EVICTION, Quota, Quotas
-from actors.policies.policy_records import AGES, of_namespace, of_topic
-from actors.policies.time_to_live import EXPIRE_MS, Expiry
+from actors.policies.policy_records import AGES, LOOK_MS, of_namespace, of_topic
 from actors.pulsar.conversation.backlogs import Backlogs
 from actors.pulsar.conversation.refusals import CommandRefused
 from tests.scenarios.key_shared.broker import TOPIC, Broker, play
@@ -44,13 +43,14 @@ def test_producers_are_kept_out_while_something_waits_too_long() -> None:
 def test_what_is_evicted_keeps_nobody_out() -> None:
     async def scenario(broker: Broker) -> None:
         backlogs, ages = gateways(broker)
-        broker.ports.spawn(Expiry(broker.ports, broker.directory).run(), "expiry")
+        await broker.address()
+        await broker.quiet(LOOK_MS // 2)
         await ages.set(SPACE, Quota(1, EVICTION))
         await broker.publish("a", "b")
         await broker.quiet(2_000)
         await backlogs.check(TOPIC, 0)
         assert (await broker.stats())["msgBacklog"] == 2
-        await broker.quiet(2 * EXPIRE_MS)
+        await broker.quiet(LOOK_MS)
         assert (await broker.stats())["msgBacklog"] == 0
 
     play(scenario)

@@ -90,15 +90,11 @@ def test_a_new_topic_or_namespace_of_the_name_has_none(tool: Tool) -> None:
 
 
 def test_what_is_older_than_its_time_counts_as_done(tool: Tool, client: pulsar.Client) -> None:
-    consumer = client.subscribe("short-lived", "s", initial_position=EARLIEST)
-    consumer.close()
+    tool.ask("PUT", f"{BASE}/short-lived")
+    assert tool.ask("POST", f"{BASE}/short-lived/messageTTL?messageTTL=1").status == 204
     client.create_producer("short-lived").send(b"old")
-
-    def expired() -> bool:
-        assert tool.ask("POST", f"{BASE}/short-lived/messageTTL?messageTTL=1").status == 204
-        return bool(tool.get(f"{BASE}/short-lived/stats")["subscriptions"]["s"]["msgBacklog"] == 0)
-
-    until(expired)
+    client.subscribe("short-lived", "s", initial_position=EARLIEST).close()
+    until(lambda: tool.get(f"{BASE}/short-lived/stats")["subscriptions"]["s"]["msgBacklog"] == 0)
     assert tool.ask("DELETE", f"{BASE}/short-lived/messageTTL").status == 204
     client.create_producer("short-lived").send(b"new")
     consumer = client.subscribe("short-lived", "s")

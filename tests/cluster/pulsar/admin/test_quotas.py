@@ -119,28 +119,25 @@ def test_what_waits_too_long_keeps_producers_out(tool: Tool, client: pulsar.Clie
 
 def test_what_waits_too_long_is_evicted(tool: Tool, client: pulsar.Client) -> None:
     name, body = "evicted", {"limitTime": 1, "policy": "consumer_backlog_eviction"}
-    client.subscribe(name, "s").close()
+    tool.ask("PUT", f"{BASE}/{name}")
+    assert tool.ask("POST", f"{BASE}/{name}/backlogQuota?backlogQuotaType=message_age", body).status == 204
     client.create_producer(name).send(b"long ago")
-
-    def gone() -> bool:
-        path = f"{BASE}/{name}/backlogQuota?backlogQuotaType=message_age"
-        assert tool.ask("POST", path, body).status == 204
-        return bool(tool.get(f"{BASE}/{name}/stats")["subscriptions"]["s"]["msgBacklog"] == 0)
-
-    until(gone)
+    client.subscribe(name, "s", initial_position=EARLIEST).close()
+    until(lambda: tool.get(f"{BASE}/{name}/stats")["subscriptions"]["s"]["msgBacklog"] == 0)
     assert code_of(tool, name) == 0
 
 
 def test_what_is_too_much_is_evicted(tool: Tool, client: pulsar.Client) -> None:
     name = "too-much"
-    client.subscribe(name, "s").close()
+    tool.ask("PUT", f"{BASE}/{name}")
+    assert tool.ask("POST", f"{BASE}/{name}/backlogQuota", quota("consumer_backlog_eviction")).status == 204
     producer = client.create_producer(name)
     sent = [b"%4d" % number * 250 for number in range(20)]
     for payload in sent:
         producer.send(payload)
+    client.subscribe(name, "s", initial_position=EARLIEST).close()
 
     def waiting() -> int:
-        assert tool.ask("POST", f"{BASE}/{name}/backlogQuota", quota("consumer_backlog_eviction")).status == 204
         return int(tool.get(f"{BASE}/{name}/stats")["subscriptions"]["s"]["msgBacklog"])
 
     until(lambda: waiting() < 20)

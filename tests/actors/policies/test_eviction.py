@@ -1,11 +1,13 @@
-"""Backlog quotas by size whose policy is that the oldest messages count as done."""
+"""Backlog quotas by size whose policy is that the oldest messages count as done: the owners of subscriptions carry them
+out, and no gateway runs.
+"""
 
 from __future__ import annotations
 
 from actors.messages import MeasureBacklog
 from actors.policies.backlog_quotas import EVICTION, Quota, Quotas
-from actors.policies.policy_records import AGES, of_namespace, of_topic
-from actors.policies.time_to_live import EXPIRE_MS, LEFT, Expiry
+from actors.policies.expiry import LEFT
+from actors.policies.policy_records import AGES, LOOK_MS, of_namespace, of_topic
 from actors.pulsar.conversation.backlogs import Backlogs
 from actors.topic_client import TopicClient
 from tests.scenarios.key_shared.broker import SUBSCRIPTION, TOPIC, Broker, play
@@ -41,13 +43,12 @@ def test_the_oldest_go_until_there_is_less() -> None:
         limit = await filled(broker) // 2
         sizes = Quotas(broker.ports.meta)
         await sizes.set(SPACE, Quota(limit, EVICTION))
-        expiry = Expiry(broker.ports, broker.directory)
-        await expiry.look()
+        await broker.quiet(LOOK_MS)
         left = await backlog(broker)
         assert 0.8 * LEFT * MANY / 2 <= left <= LEFT * MANY / 2
         await broker.quiet(2_000)
         assert await waiting(broker) <= LEFT * limit
-        await expiry.look()
+        await broker.quiet(2 * LOOK_MS)
         assert await backlog(broker) == left, "there is little enough"
         await Backlogs(broker.ports, broker.directory, sizes, Quotas(broker.ports.meta, AGES), {}).check(TOPIC, 0)
         client = await broker.join("late")
@@ -62,11 +63,10 @@ def test_who_was_moved_just_now_keeps_what_is_left() -> None:
 
     async def scenario(broker: Broker) -> None:
         await Quotas(broker.ports.meta).set(SPACE, Quota(await filled(broker) // 2, EVICTION))
-        expiry = Expiry(broker.ports, broker.directory)
-        await expiry.look()
-        left = await backlog(broker)
+        while (left := await backlog(broker)) == MANY:
+            await broker.quiet(10)
         await broker.publish("one more")
-        await expiry.look()
+        await broker.quiet(2 * LOOK_MS)
         assert await backlog(broker) == left + 1, "that is less than the quota"
 
     play(scenario)
@@ -91,8 +91,7 @@ def test_who_is_below_the_limit_keeps_what_waits() -> None:
         await broker.admin("skip", messages=4)
         await broker.quiet(2_000)
         await Quotas(broker.ports.meta).set(of_topic(TOPIC), Quota(everything * 19 // 20, EVICTION))
-        broker.ports.spawn(Expiry(broker.ports, broker.directory).run(), "expiry")
-        await broker.quiet(EXPIRE_MS // 2)
+        await broker.quiet(LOOK_MS)
         assert await backlog(broker) == MANY - 4
         assert await backlog(broker, OTHER) < MANY - 4
 
@@ -107,7 +106,7 @@ def test_each_partition_by_itself() -> None:
         less, more = sorted(range(2), key=lambda partition: sizes[partition])
         assert sizes[less] < sizes[more]
         await Quotas(broker.ports.meta).set(SPACE, Quota(sizes[more], EVICTION))
-        await Expiry(broker.ports, broker.directory).look()
+        await broker.quiet(LOOK_MS)
         assert await backlog(broker, partition=less) == before[less]
         assert 0 < await backlog(broker, partition=more) < before[more]
 

@@ -1,0 +1,53 @@
+"""What of a topic counts as done without an acknowledgement, as operators want it: messages older than a time to live
+(actors.policies.retention) or than a quota of age that evicts (actors.policies.backlog_quotas), and the oldest ones
+behind a subscription where as much waits as a quota of size that evicts says.
+
+The owner of each subscription looks, at most every LOOK_MS, and carries it out (`actors/dispatcher/seek.py`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from actors.messages import TopicSettings
+from actors.policies.backlog_quotas import EVICTION, Quotas
+from actors.policies.policy_records import AGES, SeldomRead
+from actors.policies.retention import Lifetimes, ttl_of
+from actors.ports import Ports
+
+LEFT = 0.9
+"""Of a quota of size that is reached, so much is left, as with Pulsar: not every look is to find it reached again."""
+
+
+class ExpiryLimits(NamedTuple):
+    """age: milliseconds, 0: messages of any age are kept. size: bytes, None: any number may wait."""
+
+    age: int
+    size: int | None
+
+
+class TopicExpiry:
+    """What holds for a topic."""
+
+    def __init__(self, ports: Ports, topic: str) -> None:
+        self._topic = topic
+        self._lifetimes = Lifetimes(ports.meta)
+        self._sizes, self._ages = Quotas(ports.meta), Quotas(ports.meta, AGES)
+        self._known = SeldomRead[ExpiryLimits](ports.clock)
+
+    async def now(self, made: TopicSettings) -> ExpiryLimits:
+        """What was said in the last LOOK_MS may not be known yet. made: the settings that the topic was made with.
+
+        Raises Unavailable, Corrupt: nothing expires while it is not known.
+        """
+        return await self._known.get(lambda: self._read(made))
+
+    async def _read(self, made: TopicSettings) -> ExpiryLimits:
+        evicting_age = await self._evicts(self._ages) or 0
+        ages = [age for age in (await ttl_of(self._lifetimes, self._topic, made), evicting_age * 1000) if age]
+        return ExpiryLimits(min(ages, default=0), await self._evicts(self._sizes))
+
+    async def _evicts(self, quotas: Quotas) -> int | None:
+        """The limit of the quota by which messages are evicted, None if there is none."""
+        quota = await quotas.read_for(self._topic)
+        return quota.limit if quota is not None and quota.policy == EVICTION else None
