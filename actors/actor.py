@@ -1,4 +1,4 @@
-"""The shape that every actor has: one entry point, one handler method a request class.
+"""The shape of every actor: one entry point, and one handler method for each class of requests.
 
 A handler is a method `on_<request_in_snake_case>`; `AddRun` is handled by `on_add_run`. Handlers run concurrently and
 in no promised order. A SluiceError raised in a handler is an answer to the caller; anything else is a defect and
@@ -35,7 +35,7 @@ REQUESTS: dict[str, type[Request[Any]]] = {
 
 
 class Actor:
-    """Base of topic, bookie, dispatcher and controller.
+    """Base of every actor: topic, bookie, dispatcher, controller, gateway.
 
     outlives: errors of a background task that do not end the actor. It is for those whose tasks each belong to one of
     many clients; everybody else would go on answering pings, with a part of its work undone for good.

@@ -13,7 +13,7 @@ JITTER = 10
 
 
 class Backoff:
-    """The pauses of one series of tries. first, most: milliseconds. patience: of those that end after so many."""
+    """The pauses of one series of tries. first, most: milliseconds. patience: the series ends after so many."""
 
     def __init__(self, ports: Ports, first: int, most: int, patience: int = 0) -> None:
         self._ports = ports

@@ -29,7 +29,7 @@ class _Absence:
 
 
 class BookieFailureDetector:
-    """The bookies that are down, since when, and which of them are given up. Times are monotonic milliseconds."""
+    """Which bookies are down, since when, and which of them are given up. Times are monotonic milliseconds."""
 
     def __init__(self, lost_after: int = LOST_AFTER_MS) -> None:
         self._lost_after = lost_after

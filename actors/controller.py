@@ -76,7 +76,7 @@ COOKIES = "bookies/"
 
 
 class Controller(Actor):
-    """Knows the bookies, and an address for every topic partition and subscription that is in use."""
+    """Knows the bookies, and the address of every partition and subscription that is in use."""
 
     def __init__(
         self,

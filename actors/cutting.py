@@ -1,4 +1,4 @@
-"""What goes to a consumer on another machine: of each run the rows that it wants, in place of the whole run.
+"""Cuts the rows that a consumer on another machine needs out of a run, so that the whole run need not travel.
 
 On one machine a run lies in memory once, and every consumer maps it. Between machines it would travel to each consumer
 that gets a row of it. The rows are cut out where the payload is: by the dispatcher of what it sends along, by the topic

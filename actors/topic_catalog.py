@@ -1,4 +1,4 @@
-"""Which topics and subscriptions there are: the records in the metadata, and what such a record may say.
+"""The records of topics and subscriptions in the metadata, and the checks of their contents.
 
 A record each, `topic/<topic>` with its settings, and `subscription/<topic>/<partition>/<subscription>`, which the
 dispatcher writes that serves it.
@@ -22,7 +22,7 @@ _TOPICS = "topic/"
 
 
 class TopicCatalog:
-    """The records. Every method may raise Unavailable, and NotFound where there is no such topic."""
+    """The records. Every method may raise Unavailable, and NotFound if there is no such topic."""
 
     def __init__(self, meta: Meta, log: Log) -> None:
         self._meta, self._log = meta, log

@@ -1,4 +1,4 @@
-"""Asking the owner of a partition: who it is, what its silence means, and how long to go on.
+"""Asks the owner of a partition: it finds the owner, suspects a silent one, and decides how long to go on.
 
 An address is a hint. An owner that does not answer, or says that it is one no more, is suspected: the controller looks,
 and the next question finds the one that came after it. Nothing is ever concluded from silence (`Unknown`).
@@ -22,7 +22,7 @@ RETRY_FIRST, RETRY_MOST = 50, 2_000
 
 
 class TopicClient:
-    """One partition of a topic, as others ask it."""
+    """Asks the owner of one partition of a topic."""
 
     def __init__(self, ports: Ports, directory: Directory, topic: str, partition: int) -> None:
         self._ports, self._directory = ports, directory

@@ -1,4 +1,4 @@
-"""What is wrong with a cluster, in one line each: what `status`, `up` and whoever waits are told."""
+"""Alarms: what is wrong with a cluster, in one line each, for `status`, `up` and commands that wait."""
 
 from __future__ import annotations
 

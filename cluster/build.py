@@ -1,4 +1,4 @@
-"""The composition root: which class with which parts makes an actor of a kind.
+"""The composition root: makes the actors of each kind from their classes and parts.
 
 What is of Ray alone is imported where it is wanted: a cluster in one process does without it.
 """
@@ -44,7 +44,7 @@ def make_host(
 
 
 class SluiceParts:
-    """The parts that every host is given. Each host has one object of this class, and with it what its actors share."""
+    """The parts that a host gives to its actors. Each host has one such object, with all that its actors share."""
 
     def __init__(self) -> None:
         self._shared, self._room = SharedIndexes(), CacheRoom()

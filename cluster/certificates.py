@@ -1,4 +1,4 @@
-"""Certificates and keys in files, loaded with one clear line for each way in which a file can be wrong."""
+"""Loads certificates and keys from files, with one clear line for each way in which a file can be wrong."""
 
 from __future__ import annotations
 

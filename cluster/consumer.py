@@ -1,4 +1,4 @@
-"""The consumer that users hold: batches or single messages from all partitions of a subscription.
+"""The consumer of the Python client: batches or single messages from all partitions of a subscription.
 
 What a user took and acknowledged goes to the loop's thread together: with the next poll, when it is a good part of the
 queue, and HAND_OVER_MS after the last delivery at the latest. To wake that thread for each single message costs more

@@ -1,4 +1,4 @@
-"""Taking delayed messages back, or giving them another time, for one subscription or for all that a topic has.
+"""Cancels or reschedules delayed messages, for one subscription or for all subscriptions of a topic.
 
 What is said here is what the owners of the subscriptions answer, which is durable when it is said. An owner that does
 not answer, or that must wait for consumers of its predecessor, is asked again for a while: asking again changes

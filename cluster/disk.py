@@ -61,7 +61,7 @@ QUICK_S, SLOW_FOR_S = 0.002, 0.2
 
 @dataclass(slots=True)
 class _File:
-    """A file that is open. Nobody else writes to it, so its size is known, and how much of it a sync has seen."""
+    """An open file. Nobody else writes to it, so its size is known, and how much of it is synced."""
 
     fd: int
     size: int

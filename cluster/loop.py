@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class NoReplyInTime(Unavailable):
-    """What was asked for did not come in time."""
+    """The answer did not come in time."""
 
 
 def new_loop() -> asyncio.AbstractEventLoop:

@@ -1,4 +1,4 @@
-"""What a user sees of one message and of many: Pulsar's shapes, methods and not attributes where Pulsar has them."""
+"""One message and a batch as users see them, with Pulsar's shapes: methods where Pulsar has methods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics: which statistic becomes which Prometheus series, and the gauges that a host keeps up to date.
+"""Metrics: the Prometheus series of each statistic, and the gauges that a host keeps up to date.
 
 They go through ray.util.metrics, so Ray's own agent exports them (with the prefix `ray_`, as for all). Names are
 Pulsar's where Pulsar has one. No key, hash or message id is ever a label: magnitude is a metric, identity is a question

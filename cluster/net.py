@@ -36,7 +36,7 @@ NODE_ADDRESS = "node"
 
 
 class LocalActors(Protocol):
-    """The actors of this very process, reached without a connection."""
+    """The actors of this process, which are called without a connection."""
 
     name: str
 

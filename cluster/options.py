@@ -1,4 +1,4 @@
-"""What a cluster is made of, as it is handed to those who start its parts."""
+"""The options of a cluster, as they are handed to the processes that start its parts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FILES = (
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """What a cluster is made of. metadata and objects are URLs (cluster.stores); empty means in the data folder.
+    """The options of a cluster. metadata and objects are URLs (cluster.stores); empty means in the data folder.
 
     bookie_lost_after_ms: a bookie that cannot be started for so long is given up, and its copies are made again.
     cluster: the id that disks and metadata must have (cluster.bootstrap.identity), filled in at the start.

@@ -1,4 +1,4 @@
-"""Whose a file is: what is read as a secret or an address is believed only if nobody else could have written it."""
+"""Checks the owner of a file: a secret or an address is believed only if nobody else could have written it."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ MakeActor = Callable[[str, Address, Tasks, dict[str, Any]], Actor]
 
 @dataclass(eq=False, slots=True)
 class _Running:
-    """One actor here."""
+    """One running actor."""
 
     kind: str
     hosted: HostedActor
@@ -45,7 +45,7 @@ class _Running:
 
 
 class ProcessActors:
-    """Runs actors. name: of the process, the first half of their addresses.
+    """Runs actors. name: that of the process, which is the first half of their addresses.
 
     dropped: called with the name of an actor that has ended because it failed, and why.
     """

@@ -1,4 +1,4 @@
-"""The producer that users hold: single messages and whole batches, blocking when too much is on its way.
+"""The producer of the Python client: single messages and whole batches; it blocks when too much is under way.
 
 **Single messages become columns by accumulation.** `send_async` adds a message to the open container and returns. The
 container is closed, and goes out as one batch, at once when nothing of this producer is in flight, else as soon as
@@ -41,7 +41,7 @@ MAX_PENDING_MESSAGES = 500_000
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """When gathered messages go out. Raises Invalid where nothing ever could."""
+    """When gathered messages go out. Raises Invalid if none ever would."""
 
     max_messages: int = 1000
     max_bytes: int = 128 * 1024

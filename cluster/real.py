@@ -18,7 +18,7 @@ TROUBLE_MS = 30_000
 
 
 class RealClock:
-    """Time of this machine."""
+    """The clock of this machine."""
 
     def now(self) -> int:
         """Wall clock in milliseconds since 1970."""
@@ -73,7 +73,7 @@ class Tasks:
 
 
 class StructuredLog:
-    """One line an event: actor, event, fields."""
+    """Logs one line for each event: actor, event, fields."""
 
     def __init__(self, actor: str) -> None:
         self._actor = actor
@@ -85,7 +85,7 @@ class StructuredLog:
 
 
 class TroubleLog:
-    """A log that also remembers why things did not work: the latest errors and reasons that were written to it."""
+    """A log that also remembers why things failed: its latest errors and reasons."""
 
     def __init__(self, log: StructuredLog, clock: RealClock) -> None:
         self._log, self._clock = log, clock

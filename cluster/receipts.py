@@ -1,4 +1,4 @@
-"""What became of messages that were sent: row by row of a batch, or of one message."""
+"""Receipts: the outcome of sent messages, row by row of a batch or of one message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What has arrived for a consumer and was not received yet, and the threads and tasks that wait for it.
+"""Messages that have arrived and were not received yet, and the threads and tasks that wait for them.
 
 It is shared by all threads and event loops that receive, and changes hands only under one lock. A message leaves the
 queue in the same step in which it counts as shown, so it comes to one of them only, and never after its partition took

@@ -1,4 +1,4 @@
-"""Settings as users give them to the client: by name, of the right type, and such that they can work."""
+"""Checks the settings that users give to the client: their names, types and combinations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `./sluice status` tells of a running cluster."""
+"""The report of `./sluice status` on a running cluster."""
 
 from __future__ import annotations
 

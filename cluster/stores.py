@@ -1,4 +1,4 @@
-"""The object store and the metadata store of the real world, as actors see them.
+"""The real object store and metadata store, behind the ports of actors.
 
 The stores of storage/ block; here they run on a thread pool behind `actors.ports.Objects` and `actors.ports.Meta`.
 Reads, lists and deletes are repeated a few times with a growing pause when the store does not answer, because
@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 
 class _Pool:
-    """Runs blocking calls on threads, and repeats the harmless ones."""
+    """Runs blocking calls on threads, and repeats those that are safe to repeat."""
 
     def __init__(self, name: str, threads: int) -> None:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix=name)

@@ -1,4 +1,4 @@
-"""One thread that does what an event loop gives it, one thing after the other.
+"""A thread that does the work of an event loop, one call after the other.
 
 asyncio's own way to a thread makes a future for each side and joins them with callbacks; here there is one, and a hop
 costs half the processor time. Where a message takes several hops, that is what most of its time goes into.

@@ -1,4 +1,4 @@
-"""The acts of a flood: as fast as it goes, then at half of that with every fault, then at rest.
+"""The acts of a flood: first at full speed, then at half of it with every fault, then at rest.
 
 One figure cannot say both how much a broker carries and how soon it delivers: flooded beyond what it can deliver, its
 latency is the length of the queue, and a fault drowns in the backlog. So the first part of the messages goes out as
@@ -37,7 +37,7 @@ RESERVE = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Messages per second of all tasks together, from a time on (microseconds)."""
+    """The rate of all tasks together in messages per second, from a time on (microseconds)."""
 
     rate: float
     at: int
@@ -59,7 +59,7 @@ class Pace:
 
 @dataclass
 class Act:
-    """One act as it was played. rate: intended messages per second, 0 = as fast as it goes. Times in microseconds."""
+    """One act as it was played. rate: intended messages per second, 0 = full speed. Times in microseconds."""
 
     name: str
     start: int

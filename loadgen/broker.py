@@ -1,4 +1,4 @@
-"""What the load generator needs of the broker's client, as Protocols.
+"""The parts of the broker's client that the load generator needs, as Protocols.
 
 `cluster.connect` gives objects of these shapes. The load generator is written against them alone, so that its own
 tests can run against a broker that is a folder of files.

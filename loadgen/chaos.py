@@ -1,4 +1,4 @@
-"""Breaking the broker itself, by process id: owners, bookies, the controller, a whole node, the S3 server.
+"""Breaks the broker itself, by process id: owners, bookies, the controller, a whole node, the S3 server.
 
 Whom a kind hits is looked up when it is due: the controller says at which address an actor is, the host at that
 address says its process id, and that gets a real signal. Nothing is mended here but a node, which is replaced by a
@@ -84,7 +84,7 @@ def plan(options: FloodOptions, processes: ClusterProcesses) -> list[Fault]:
 
 
 class Victim(NamedTuple):
-    """What can be broken by name. target: as in Fault. label: for a person. kinds: the ways to break it."""
+    """Something that can be broken, by name. target: as in Fault. label: for a person. kinds: the ways to break it."""
 
     target: str
     label: str
@@ -92,7 +92,7 @@ class Victim(NamedTuple):
 
 
 class Chaos:
-    """Does faults of every kind: to the consumers through their fleet, to the broker by signals."""
+    """Injects faults of every kind: into consumers through their fleet, into the broker by signals."""
 
     def __init__(
         self,

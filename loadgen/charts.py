@@ -1,4 +1,4 @@
-"""The pictures of a report: what happened when, over one time axis, with the faults marked in each."""
+"""The charts of a report: the course of a run over one time axis, with the faults marked in each."""
 
 from __future__ import annotations
 

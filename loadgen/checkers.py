@@ -1,4 +1,4 @@
-"""The judge: pure functions from a history's columns to what was broken. No Spark, no clock, no files.
+"""The judge: pure functions that find broken promises in a history's columns. No Spark, no clock, no files.
 
 The rules are those of Jepsen's queue and Kafka checkers, cut to what Sluice promises. `Unknown` is taken seriously:
 a send with status `info` may appear once, late or never; an acknowledgement that was invoked and not confirmed may
@@ -59,7 +59,7 @@ _FOREVER = np.iinfo(np.int64).max
 
 @dataclass
 class Findings:
-    """What a judge found in one history, or in one part of it; parts add up with `merge`.
+    """The findings of a judge in one history or in one part of it; parts add up with `merge`.
 
     violations: how many of each kind. information: what is no broken promise as the subscription is set. checked: how
     much there was to check. messages: counts by outcome. examples: a few sentences for each kind that was found.
@@ -158,7 +158,7 @@ def nothing_checked(findings: Findings, *, moves_expected: bool = False, delays_
 
 
 class _Case:
-    """The columns of a history, joined: which delivery is of which message, and when each was let go.
+    """The columns of a history, joined: the message of each delivery, and when the delivery ended.
 
     A message's number rises with (key code, key_seq). `kept` numbers rows of `receives`; every per-row array below
     has the shape (receives.num_rows,).

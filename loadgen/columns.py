@@ -1,4 +1,4 @@
-"""What the judge asks of whole columns: sorted, distinct, one to one, the latest before. No Python loop over rows."""
+"""Operations of the judge on whole columns: sort, match, find the latest before. No Python loop over rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A consumer of the flood: receives, works a little, writes down what it got, acknowledges.
+"""A consumer of the flood: it receives, works a little, records the messages, and acknowledges.
 
 The order within `_work_through` is what makes the history honest: rows are in the kernel's hands before the
 acknowledgement leaves, so a consumer that is killed loses only rows that it had not acknowledged. `received_at` is
@@ -53,7 +53,7 @@ _PROGRESS = struct.Struct("<?qq")
 
 @dataclass(frozen=True, slots=True)
 class ConsumeJob:
-    """What every consumer of a flood needs to know.
+    """The description of a consumer's work, equal for all consumers of a flood.
 
     work_us: simulated work per message, microseconds. receiver_queue_size: of those who join first. nack: share of the
     messages that are given back once. nack_order: as the subscription is set.
@@ -98,7 +98,7 @@ class ConsumeJob:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerProgress:
-    """How far a consumer is. error: what stopped it, if anything did."""
+    """The progress of a consumer. error: what stopped it, if anything did."""
 
     joined: bool = False
     received: int = 0

@@ -96,7 +96,7 @@ class SluiceDataSource(DataSource):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class _Target:
-    """Which topic of which cluster; pickled to the workers."""
+    """A topic of a cluster; pickled to the workers."""
 
     topic: str
     client: Connect
@@ -125,7 +125,7 @@ class _Target:
 
 @dataclass
 class TaskPublished(WriterCommitMessage):  # type: ignore[misc]
-    """What one task published."""
+    """The result of one publishing task."""
 
     partition: int
     rows: int

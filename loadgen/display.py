@@ -1,4 +1,4 @@
-"""What a person sees while a flood runs: a live view on a terminal, a line now and then elsewhere."""
+"""The display of a running flood: a live view on a terminal, and single lines elsewhere."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SPARK = "▁▂▃▄▅▆▇█"
 
 @dataclass
 class FloodProgress:
-    """Where a flood stands. total: messages that will be published, 0 if that is not known."""
+    """The progress of a flood. total: messages that will be published, 0 if that is not known."""
 
     phase: str = "starting"
     total: int = 0

@@ -1,4 +1,4 @@
-"""Whether a fault has shown its effect: the next one waits for it, and a verdict says which have not.
+"""Decides whether a fault has shown its effect: the next fault waits for it, and the verdict names those without.
 
 A fault without effect tests nothing. A consumer that joined and received nothing took over no key; a kill of one that
 held nothing was a kill of an idle process. So each fault has something that must be seen after
@@ -22,7 +22,7 @@ Latest = Callable[[], dict[str, int]]
 
 
 class Effect:
-    """What is to be seen after one fault; made just before it is injected."""
+    """The expected effect of one fault; made just before the fault is injected."""
 
     def __init__(self, fault: Fault, fleet: Fleet, latest: Latest) -> None:
         self._fault, self._fleet, self._latest = fault, fleet, latest

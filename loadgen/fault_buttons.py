@@ -1,4 +1,4 @@
-"""The faults that a person presses on the live page of a run: what there is to break, and what was broken."""
+"""The fault buttons on the live page of a run: what can be broken, and what was broken."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _LOOK_EVERY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Where a run's live page comes from, and who is told its address. data_dir: the cluster's."""
+    """The live page of a run, and the callback that gets its address. data_dir: the cluster's."""
 
     data_dir: Path
     announce: Callable[[str], None]
 
 
 class Pressing:
-    """One run as the panel sees it. phase: what the run is doing, in words. enough: makes the publishers stop."""
+    """One run as the panel sees it. phase: what the run is doing, in words. enough: stops the publishers."""
 
     def __init__(self, breaker: Breaker, chaos: Chaos, phase: Callable[[], str], enough: Callable[[], None]) -> None:
         self._breaker, self._chaos, self._phase, self._enough = breaker, chaos, phase, enough

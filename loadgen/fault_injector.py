@@ -1,4 +1,4 @@
-"""Who injects a flood's faults, each when it is due: in a thread of its own, because a clean leave takes a while.
+"""Injects a flood's faults when they are due, in a thread of its own, because a clean leave takes a while.
 
 By time or by the share that is delivered, a fault comes when its moment does. In acts (loadgen.acts) it comes under the
 fixed rate, when the one before has shown its effect and no hash drains any more. What a person presses comes at once,
@@ -21,7 +21,7 @@ _EVERY_S = 0.005
 
 
 class Breaker:
-    """The faults of one flood. loaded: the load that they are to come under has begun; ended: it is over."""
+    """The faults of one flood. loaded: their load has begun; ended: it is over."""
 
     def __init__(self, chaos: Chaos, faults: list[Fault], latest: Latest, *, in_acts: bool) -> None:
         """latest: the newest statistics of the dispatchers, summed (loadgen.sampling)."""

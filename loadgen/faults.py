@@ -1,4 +1,4 @@
-"""Consumers that come and go under load: who is alive, what is broken when, and what the history says of it.
+"""Consumers that come and go under load: which are alive, which faults come when, and their history.
 
 A fault is due at a share of the messages delivered, so that it hits a run of any length in the same phase, or at a
 time. The kinds are those of `loadgen.kinds`; this module does the consumers' own. Spare processes are started ahead

@@ -142,7 +142,7 @@ def run_flood(
 
 
 class Helpers:
-    """What runs beside the broker, and takes as long to start: Spark, and the process that consumers are forked from.
+    """The slow starters beside the broker: Spark, and the process from which consumers are forked.
 
     Both start at once when this is made, while the cluster starts, and end with the `with` block.
     """

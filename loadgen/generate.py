@@ -1,4 +1,4 @@
-"""The flood's messages: skewed keys and numbered payloads, made of columns from a seed.
+"""Makes the flood's messages from a seed: columns of skewed keys and numbered payloads.
 
 Keys are drawn from a Zipf law: the key of rank r (from 1) has weight r ** -skew. Skew 0 draws all keys alike. Each
 key belongs to one task, so that its messages are published in order by one producer; tasks get keys like players
@@ -33,7 +33,7 @@ SEQUENCE_PROPERTY = "sluice.key_seq"
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What to publish: counts, bytes a message, the share that is delayed and the range of delays in ms."""
+    """The messages to publish: counts, bytes of each, the delayed share and the range of delays in ms."""
 
     messages: int
     size: int

@@ -1,4 +1,4 @@
-"""What surrounds a flood: its folder and its cluster, signals that end it in order, and whether it still moves.
+"""The surroundings of a flood: its folder, its cluster, the signals that end it, and the check that it moves.
 
 The first signal interrupts; from then on signals are ignored until everything that was started has been ended.
 """
@@ -140,7 +140,7 @@ LOOK_S = 1.0
 
 
 class StallGuard:
-    """Notices that nothing moves any more.
+    """Notices that a flood does not move any more.
 
     Time between two looks that are far apart does not count: whoever looks was busy, with processes that it made ready
     between two acts for example, and nothing could move before.

@@ -1,4 +1,4 @@
-"""Histories: what producers and consumers write down so that a judge can tell afterwards what happened.
+"""Histories: producers and consumers record what they do, so that a judge can check it afterwards.
 
 A history is columns. Four tables with fixed schemas hold all that is ever said about a run:
 

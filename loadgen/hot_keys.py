@@ -1,4 +1,4 @@
-"""The heaviest keys of a flood as its dispatchers name them: put together over the partitions, in words, as a table."""
+"""The heaviest keys of a flood, gathered from the dispatchers of all partitions, in words and as a table."""
 
 from __future__ import annotations
 

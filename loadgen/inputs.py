@@ -1,4 +1,4 @@
-"""Real input: any Parquet, CSV or JSON-lines file that Spark reads, published row by row.
+"""Real input: publishes any Parquet, CSV or JSON-lines file that Spark reads, row by row.
 
 Each row becomes one message: its key is the key column as text, its payload the chosen columns (by default all) as
 one JSON object. Rows of one key are published in the order of the time column if there is one, else in the order of

@@ -1,4 +1,4 @@
-"""What can be broken, as data: the names that `--faults` takes, what they mean, and what they are called in simulation.
+"""The kinds of faults: the names that `--faults` takes, their meanings, and their names in the simulator.
 
 The simulator (`tests/sim/faults.py`) breaks the same things in a world of its own, where a process that crashes and a
 process that is paused are all there is; a live cluster has consumers, dispatchers, bookies and nodes that a person

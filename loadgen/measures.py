@@ -1,4 +1,4 @@
-"""What a run was like, measured from its histories: rates, latencies, and who got what when.
+"""Measures a run from its histories: rates, latencies, and deliveries over time.
 
 Everything is kept as counts, so that the parts of a judgement that Spark spreads can be added up. Latency is the time
 from when a message was sent (or should have been, at a fixed rate; or was due, if it was delayed) until its first

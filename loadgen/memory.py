@@ -1,4 +1,4 @@
-"""Memory of every process of a flood, sampled while it runs, so that a leak shows as a line that climbs.
+"""Samples the memory of every process of a running flood, so that a leak shows as a climbing line.
 
 A broker that holds a backlog in memory, a dispatcher that never forgets, a client that keeps what it sent: none of
 this breaks a promise in a short run, and all of it ends a long one. So the memory of each process is part of the
@@ -54,7 +54,7 @@ Source = Callable[[], list[tuple[str, str, int]]]
 
 @dataclass
 class MemorySampler(Sampling):
-    """Asks its sources once a second, in a thread. What cannot be asked just now is left out of that moment."""
+    """Asks its sources once a second, in a thread. A source that does not answer is left out of that sample."""
 
     name, schema, every_s = "memory", MEMORY, 1.0
 

@@ -1,4 +1,4 @@
-"""What a flood may be asked to do, checked before anything is started."""
+"""The options of a flood, checked before anything is started."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ _PERCENTILES = (("p50", 50.0), ("p99", 99.0), ("p999", 99.9), ("max", 100.0))
 
 @dataclass
 class Report:
-    """Everything that a flood found out.
+    """All findings of a flood.
 
     stats: samples of the dispatchers (schema STATS). memory: of all processes (schema MEMORY). at_rest: the last
     statistics, summed over partitions. troubles: sentences about what went wrong outside of the promises (a consumer

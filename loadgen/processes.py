@@ -1,4 +1,4 @@
-"""What a flood asks the broker's processes on Ray: how much memory they take.
+"""Asks the broker's processes on Ray how much memory they take.
 
 Ray is imported only when it is used, because the broker's package sets up Ray's environment and must come first.
 """

@@ -1,4 +1,4 @@
-"""Publishing from Spark tasks: each task is one producer with a name of its own.
+"""Publishes from Spark tasks: each task is one producer with a name of its own.
 
 A task that is retried opens the same producer name and sends the same rows in the same order, so the broker knows
 them again by their sequences and stores nothing twice. Each attempt writes what it saw as one Parquet file (schema
@@ -49,7 +49,7 @@ _PROGRESS = struct.Struct("<qq")
 
 @dataclass(frozen=True, slots=True)
 class PublishJob:
-    """What every publishing task needs to know; it is pickled to the workers.
+    """The description of a publishing task; it is pickled to the workers.
 
     rate: messages per second of the whole job, 0 = as fast as it goes. tasks: how many share it. lasts_us:
     how long a task sends, from its own beginning, 0 = until it has sent everything. first_part: part of each task's
@@ -238,7 +238,7 @@ def _attempt() -> int:
 
 
 class _Sender:
-    """One attempt of one task: what is in flight, and the history of what came of it."""
+    """One attempt of one task: the messages in flight, and the history of their outcomes."""
 
     def __init__(self, job: PublishJob, producer: BrokerProducer, task: int, attempt: int) -> None:
         self._job = job

@@ -1,4 +1,4 @@
-"""Pulsar's own client, unchanged, in the place of Sluice's: what `--client pulsar` publishes and consumes with.
+"""Pulsar's own unchanged client in the place of Sluice's, for `--client pulsar`.
 
 The shapes are those of loadgen.broker, so tasks and consumers of a flood do not know the difference. A batch goes out
 message by message and comes back so, because that is how this client is used.
@@ -106,7 +106,7 @@ def _refusals(what: str) -> Iterator[None]:
 
 
 class PulsarClient:
-    """One connection. See loadgen.broker.Client, of which tasks and consumers need this much."""
+    """One connection: the part of loadgen.broker.BrokerClient that tasks and consumers need."""
 
     def __init__(self, url: str) -> None:
         import pulsar
@@ -141,7 +141,7 @@ class PulsarClient:
 
 
 class PulsarReceipt:
-    """The promise of one `send_batch`; see loadgen.broker.Receipt."""
+    """The promise of one `send_batch`; see loadgen.broker.BrokerReceipt."""
 
     def __init__(self, count: int) -> None:
         self.partitions = np.zeros(count, np.uint16)
@@ -236,7 +236,7 @@ class PulsarProducer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PulsarBatch:
-    """Messages of one partition as they were taken; see loadgen.broker.Batch. dispatch: when, monotonic ns."""
+    """Messages of one partition as they were taken; see loadgen.broker.BrokerBatch. dispatch: when, monotonic ns."""
 
     rows: pa.RecordBatch
     partition: int

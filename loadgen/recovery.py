@@ -1,4 +1,4 @@
-"""How long the broker needed after each fault, and how long keys were held back: measured from histories alone.
+"""Measures from histories how long the broker needed after each fault, and how long keys were held back.
 
     redelivery  From SIGKILL of a consumer to the first delivery, to another one, of what was waiting at it. Waiting
                 at it were the messages of the keys whose newest delivery before its death was its own, which lie before

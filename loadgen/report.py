@@ -1,4 +1,4 @@
-"""A flood's report for people: a table in the terminal, and one HTML page that needs nothing but itself.
+"""A flood's report for people: a table in the terminal, and one HTML page without other files.
 
 The page carries plotly's script inside, so it opens from a mail attachment or a build's artefacts, without a network.
 """

@@ -35,7 +35,7 @@ def plan_rolling(consumers: int, rounds: int, every_s: float) -> list[Fault]:
 
 @dataclass
 class Moves:
-    """Hashes that moved between consumers, and those that had to: all of who left, an even share for who joined.
+    """Hashes that moved between consumers, and the fewest that must: all of a leaver's, and an even share for a joiner.
 
     by_cause: those that moved because a consumer `joined`, or `left` in whatever way.
     """

@@ -1,4 +1,4 @@
-"""What a thread asks again and again while a flood runs; here, the dispatchers' statistics."""
+"""Samples statistics of the dispatchers in a thread while a flood runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Spark session for load and judgement: local, quiet, on loopback, and really gone when it is closed.
+"""A Spark session for load and judgement: local, quiet, on the loopback, and gone when it is closed.
 
 Spark's Java process outlives `stop()`; `spark_session` ends it too, so that a flood leaves nothing behind. Workers
 must run this Python, not the first `python3` on PATH, and they find the packages of this checkout through
@@ -34,7 +34,7 @@ _PROJECT = Path(__file__).resolve().parent.parent
 
 
 class SparkStart:
-    """Spark that starts in a thread of its own, while whoever wants it starts something else; close it in any case.
+    """Starts Spark in a thread of its own, while the caller starts other things. Close it in any case.
 
     There is a context first and no session: one takes as much processor time again, and who publishes generated
     messages and judges histories needs none.

@@ -1,4 +1,4 @@
-"""Processes that are held up for a while: stopped, or given a share of their time. A timer takes it back."""
+"""Slows processes down for a while: stops them or limits their share of time. A timer ends it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SLOW_SHARE, SLICE_S = 0.1, 0.2
 
 
 class Episode:
-    """Processes that are stopped, or get a share of their time, until `end` or for so many seconds."""
+    """Processes that are stopped or slowed down, until `end` or for a number of seconds."""
 
     def __init__(self, pids: Sequence[int], seconds: float, share: float = 0.0) -> None:
         """Begin at once. share: part of the time that the processes may run, 0 = none."""

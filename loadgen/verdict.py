@@ -1,4 +1,4 @@
-"""The judgement of a flood, spread over Spark: histories are cut by key, each part is judged as columns.
+"""The judgement of a flood on Spark: histories are divided by key, and each part is judged as columns.
 
 A key's sends, deliveries and acknowledgements all carry the same sticky hash, so `hash % parts` puts whole keys into
 one part, and the findings of the parts add up. One part is about a quarter of a million messages: that many fit into
@@ -33,7 +33,7 @@ KINDS = {"sends": SENT, "deliveries": DELIVERIES}
 
 @dataclass
 class Judgement:
-    """What the judge found, what the run was like, and how it recovered from its faults."""
+    """The findings of the judge, the measures of the run, and its recovery from faults."""
 
     findings: Findings
     measures: Measures

@@ -1,4 +1,4 @@
-"""What a consumer holds, as the broker tells it: whom a fault hits must have something to lose.
+"""Asks the broker what a consumer holds, because a fault must hit one that has something to lose.
 
 Under a load that everybody can carry, a consumer is done with most messages at once, and a SIGKILL hits a process that
 holds nothing: it proves nothing. A process that is stopped first can acknowledge no more, so what is sent to it from

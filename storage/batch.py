@@ -1,4 +1,4 @@
-"""A batch: many messages as Arrow columns, from the producer to the consumer without a Python object a message.
+"""A batch: many messages as Arrow columns. No message is a Python object between producer and consumer.
 
 What a user may hand over is loose (strings for keys, missing optional columns, tables of several chunks); what is
 stored has exactly this shape, in this order, optional columns only when some row uses them:
@@ -196,7 +196,7 @@ def body_parts(rows: pa.RecordBatch) -> list[pa.Buffer | bytes]:
 
 
 class _Written:
-    """A file for Arrow that keeps what is written to it, as it is."""
+    """A file for Arrow that keeps the written buffers without a copy."""
 
     closed = False
 

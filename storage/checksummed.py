@@ -1,4 +1,4 @@
-"""A record of its own kind with a checksum: who reads it knows what it is, and that it is whole."""
+"""A record with a checksum and a mark of its kind, so that a reader knows what it is and that it is whole."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ _DENSE = 64
 
 
 class Cursor:
-    """What is done of one partition. A plain object: no I/O, no clock, not safe for threads.
+    """The messages of one partition that are done. A plain object: no I/O, no clock, not safe for threads.
 
     mark_delete: packed position up to which everything is done, EARLIEST (-1) if nothing is.
     """

@@ -1,4 +1,4 @@
-"""Some rows of a run, as a run of their own: for who wants them and is not on this machine.
+"""Cuts some rows out of a run, as a run of their own, for a reader on another machine.
 
 What is cut out has the shape of the run that it comes from, and a checksum of its own. It is not compressed, so of a
 compressed run a smaller share is worth it.

@@ -37,7 +37,7 @@ class AccessDenied(Unavailable):
 
 
 class Overloaded(SluiceError):
-    """A limit on work in flight is reached. Slow down, then retry."""
+    """A limit on work in flight is reached. Slow down and retry."""
 
 
 class Fenced(SluiceError):
@@ -45,7 +45,7 @@ class Fenced(SluiceError):
 
 
 class ProducerFenced(Fenced):
-    """A newer producer of the same name was opened. No owner takes anything from this one again."""
+    """A newer producer of the same name was opened. No owner accepts messages from this one again."""
 
 
 class Conflict(SluiceError):
@@ -61,7 +61,7 @@ class Invalid(SluiceError, ValueError):
 
 
 class Terminated(Invalid):
-    """The topic was terminated: it keeps what it has, and takes no more messages."""
+    """The topic was terminated: it keeps its messages and takes no more."""
 
 
 class Corrupt(SluiceError):

@@ -56,7 +56,7 @@ _CRC = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a producer hands over: messages without a place yet.
+    """Messages that a producer hands over; they have no positions yet.
 
     payload is the frame's columns and body in one piece; crc covers it.
     """
@@ -70,7 +70,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Where a run stands and who wrote it. run is the ordinal of the append in its ledger, from 0.
+    """The position of a run and its writer. run is the ordinal of the append in its ledger, from 0.
 
     last_confirmed is the highest entry of this ledger that the writer knew confirmed when it sent this run (-1 for
     none), piggy-backed as in BookKeeper.

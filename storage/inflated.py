@@ -1,4 +1,4 @@
-"""How large a compressed body becomes, learned before anything of it is inflated.
+"""Finds out how large a compressed body becomes, before it is inflated.
 
 A few kilobytes of zstd can stand for gigabytes. Arrow writes in front of each compressed buffer how long it is
 without compression, and takes that much memory before it looks further. So these lengths are read first. Where the

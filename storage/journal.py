@@ -1,4 +1,4 @@
-"""Journal records: what a bookie writes, and how it tells damage from a torn tail.
+"""Journal records: what a bookie writes, and how it distinguishes damage from a torn tail.
 
 A journal is a series of numbered segment files. A segment is a series of records, each framed twice:
 
@@ -62,7 +62,7 @@ MARK_BYTES = _MARK.size
 
 
 class Kind(IntEnum):
-    """What a record says.
+    """The kind of a record.
 
     RUN: a frame. FENCE: the ledger's epoch is now at least `epoch`. DELETE: the ledger is forgotten. BEGIN: first
     record of a segment; `run` is the number of the segment before (0 for none) and `epoch` its final length.

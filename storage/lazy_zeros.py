@@ -1,4 +1,4 @@
-"""Memory that the machine gives out page by page, when something is written there."""
+"""Zeroed memory that takes up pages only when they are written."""
 
 from __future__ import annotations
 

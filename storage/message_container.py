@@ -1,4 +1,4 @@
-"""Single messages on their way to become columns: what Pulsar's client calls a batch message container.
+"""Gathers single messages that become columns: Pulsar's client calls this a batch message container.
 
 A producer that is given one message at a time must not pay for a record batch each. Here a message costs a few list
 appends, and what gathered becomes a `storage.batch.StoredBatch` at once. The result is the same, value for value, as

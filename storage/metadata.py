@@ -1,4 +1,4 @@
-"""Versioned records: the few small facts that must have one owner.
+"""Versioned records: small facts that must have one owner.
 
 **Theory.** A record is a series of immutable versions numbered 1, 2, 3, ... without gaps. The only write is "create
 version n if it is absent and n-1 is the newest". Whoever wants to change a record reads the newest version, decides,
@@ -42,7 +42,7 @@ class Record:
 
 
 class Metadata(Protocol):
-    """What every metadata store does. Keys are names as of objects: parts of [A-Za-z0-9._-] joined by "/"."""
+    """The protocol of metadata stores. Keys are names like those of objects: parts of [A-Za-z0-9._-] joined by "/"."""
 
     def read(self, key: str) -> Record | None:
         """The newest version, or None. Raises Unavailable, Corrupt."""
@@ -73,7 +73,7 @@ NewVersion = tuple[str, int, bytes]
 
 @runtime_checkable
 class GroupedMetadata(Protocol):
-    """A store for which many versions cost about what one does."""
+    """A store that writes many versions at about the cost of one."""
 
     def create_many(self, versions: Sequence[NewVersion]) -> list[bool]:
         """`create` for each of them in turn, all durable when this returns; each has an outcome of its own.

@@ -67,7 +67,7 @@ _FROM_SCHEMA_1 = (
 
 
 class _NotAll(Exception):
-    """A version of a group is refused, and the group was not written."""
+    """A version of a group was refused, so the group was not written."""
 
 
 def _create(connection: sqlite3.Connection, key: str, number: int, value: bytes) -> int:

@@ -39,7 +39,7 @@ _numbers = itertools.count()
 
 
 class ObjectStore(Protocol):
-    """What every object store does. Blocking, safe for threads. Names: parts of [A-Za-z0-9._-] joined by "/"."""
+    """The protocol of object stores. Blocking, safe for threads. Names: parts of [A-Za-z0-9._-] joined by "/"."""
 
     def put(self, name: str, data: Buffer) -> bool:
         """Create if absent, durable when True is returned. False: the name is taken.
@@ -91,7 +91,7 @@ def check_range(start: int, length: int | None) -> None:
 
 
 class MemoryObjects:
-    """Objects in memory, for tests and for a broker that need not remember."""
+    """Objects in memory, for tests and for a broker that keeps nothing."""
 
     def __init__(self) -> None:
         self._objects: dict[str, bytes] = {}

@@ -1,4 +1,4 @@
-"""Columns of numbers in records that are written often: each takes the narrowest kind that holds it."""
+"""Columns of integers for records that are written often: each has the narrowest type that holds it."""
 
 from __future__ import annotations
 

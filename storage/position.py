@@ -1,4 +1,4 @@
-"""Positions: where one message lives, as one int64.
+"""Positions: the address of one message, as one int64.
 
 A position packs `(ledger_id, entry_id)` as `ledger_id << 32 | entry_id`, so that positions of one partition sort
 in order of publication, a numpy int64 column holds them, and the entries of one ledger are a 32-bit roaring

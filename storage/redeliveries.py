@@ -1,4 +1,4 @@
-"""How often messages were redelivered, and which of them wait before they are again: columns, and their bytes.
+"""Redelivery counts and delays of messages, as columns, and their encoding.
 
 The bytes are part of a subscription's record, which is written anew with every group of acknowledgements: each column
 takes the narrowest numbers that hold it, and nothing at all is written for no rows.

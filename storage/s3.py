@@ -1,4 +1,4 @@
-"""Objects in S3, MinIO and whatever else honours `If-None-Match: *` on a put. The only file that imports boto3.
+"""Objects in S3, MinIO and other stores that honour `If-None-Match: *` on a put. Only this file imports boto3.
 
 **Theory.** A put carries `If-None-Match: *`: 412 says that the name is taken. Two answers need care:
 

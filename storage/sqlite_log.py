@@ -1,4 +1,4 @@
-"""A checked reader of SQLite's write-ahead log: tells the torn end that a crash leaves from damage.
+"""A checked reader of SQLite's write-ahead log: distinguishes damage from the torn end that a crash leaves.
 
 **Theory.** SQLite reads its log up to the first frame whose checksum fails, and takes that for the end: what a crash
 left half-written was never confirmed. But a flipped byte in the middle looks the same to it, and everything behind it,

@@ -1,4 +1,4 @@
-"""A witness of how far a metadata file has come: a small file beside it with the number of the last confirmed change.
+"""The witness of a metadata file: a small file beside it with the number of the last confirmed change.
 
 **Theory.** SQLite's log cannot say that its end was cut off: that looks as after a crash. So whoever has committed a
 change writes its number here, behind the sync and before it tells anybody. The witness itself is not synced. It

@@ -30,7 +30,7 @@ MAX_EPOCH = (1 << 62) - 1
 
 
 class Bookie(Actor):
-    """One storage node. ports.disk must be there.
+    """One storage node. It needs ports.disk.
 
     Answers AddRun, FenceLedger, ReadRun, DescribeLedger, DeleteLedgers, ListLedgers and Stats.
     """

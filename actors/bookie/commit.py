@@ -1,4 +1,4 @@
-"""Group commit: what arrives while one sync is under way is written and synced by the next, as one.
+"""Group commit: records that arrive during one sync are written and synced together by the next one.
 
     submit -> queue -> one append with fdatasync, and a mark if nothing waits -> applied in order -> answered
 

@@ -35,7 +35,7 @@ def cookie_key(bookie_id: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Cookie:
-    """The disk's half. cluster: where it was formatted, empty if it was told none.
+    """The disk's half. cluster: the id of the cluster that formatted it, empty if that is unknown.
 
     published: the metadata store has its half. used: the disk has a journal, and is never to be formatted.
     """

@@ -1,4 +1,4 @@
-"""Where each run stands: (ledger, run) -> segment, offset, size.
+"""The index of a bookie: it maps (ledger, run) to segment, offset and size.
 
 New rows go to a tail in memory. A checkpoint freezes the tail, writes it as a sorted table (see `table`) and only
 then lets go of it, so that a look-up always finds a row in the tail, the frozen tail, or a table; newer ones win.
@@ -24,7 +24,7 @@ _CACHED_BLOCKS = 16
 
 
 class Row(NamedTuple):
-    """One run. offset and size are those of its frame. segment 0: it was here and cannot be read any more."""
+    """One run. offset and size are those of its frame. segment 0: the run was here but cannot be read any more."""
 
     ledger: int
     run: int
@@ -44,7 +44,7 @@ _Tail = dict[int, dict[int, Row]]
 
 
 class Index:
-    """The runs of all ledgers. damaged: why the index must be built anew at the next start, if it must."""
+    """The runs of all ledgers. damaged: why the next start must build the index anew; empty if it need not."""
 
     def __init__(self, disk: Disk) -> None:
         self.tables: list[Table] = []

@@ -1,4 +1,4 @@
-"""Index tables: immutable sorted files that say where each run stands.
+"""Index tables: immutable sorted files that say where each run is stored.
 
     blocks    rows of ROW sorted by key = ledger << 32 | run, 256 rows a block
     firsts    uint64[b]   first key of each block

@@ -1,4 +1,4 @@
-"""Looking at a bookie's disk from outside, without starting the bookie and without changing a byte."""
+"""Reads a bookie's disk from outside, without starting the bookie and without changing a byte."""
 
 from __future__ import annotations
 

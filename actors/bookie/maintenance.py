@@ -1,4 +1,4 @@
-"""Housekeeping of a bookie: checkpoints, merged tables, garbage, compaction, and the space on the disk.
+"""The background work of a bookie: checkpoints, merged tables, garbage, compaction, and space on the disk.
 
 One task does all of it, one thing after the other. What is deleted is never needed by either checkpoint on disk: a
 segment goes when nothing in it lives and both checkpoints stand behind it, a table when neither names it.

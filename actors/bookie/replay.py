@@ -1,4 +1,4 @@
-"""Start: from the newest checkpoint and the journal behind it back to the state in which the bookie ended.
+"""A start restores the state in which the bookie ended, from the newest checkpoint and the journal behind it.
 
 Each segment is scanned (storage.journal). What lies above the highest witness of what was synced and cannot be read
 is a torn tail; it was never acknowledged and is cut off. Below, a record that cannot be read but has a name becomes a
@@ -25,7 +25,7 @@ _PIECE = 16 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Scanned:
-    """One segment. findings: those that count, in order. size: where they end. torn: what was left out.
+    """One segment. findings: the valid ones, in order. size: where they end. torn: the bytes that were left out.
 
     witness: up to here it was surely synced; what lies above may be in the page cache alone. lost: something is missing
     that has no name.
@@ -92,7 +92,7 @@ async def read_file(disk: Disk, name: str, start: int = 0) -> bytes:
 
 @dataclass(slots=True)
 class Replay:
-    """Collects what the segments say.
+    """Collects the records of the segments.
 
     apply: called with each record that counts, in order, and whether it can be read. damaged: those that cannot. last,
     size, witness: of the last segment, see Scanned.

@@ -1,4 +1,4 @@
-"""What a bookie has on its disk: journal, index, ledgers, segments, and how they become one state at a start."""
+"""The data on a bookie's disk: journal, index, ledgers, segments, and how a start makes one state of them."""
 
 from __future__ import annotations
 

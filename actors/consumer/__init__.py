@@ -1,1 +1,1 @@
-"""The consumer: long polls with permits, acknowledgements that ride on them, and what is held when an owner changes."""
+"""The consumer: it polls with permits, acknowledges with its polls, and keeps what it holds when an owner changes."""

@@ -1,4 +1,4 @@
-"""What a consumer acknowledged, until an owner of the subscription has confirmed it. No I/O."""
+"""Acknowledgements of a consumer, until an owner of the subscription has confirmed them. No I/O."""
 
 from __future__ import annotations
 

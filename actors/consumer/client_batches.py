@@ -1,4 +1,4 @@
-"""Batches of Pulsar's clients at a consumer that is to get all of each: what is left of one, and what came in parts.
+"""Pulsar's batches at a consumer that gets each one whole: what is left of one, and which came in parts.
 
 Consumers of Exclusive and Failover subscriptions give a batch to their client whole, and may have to wait for the rest
 of one. Where that does not come, the subscription notes for good that ids may stand for parts of batches.

@@ -1,4 +1,4 @@
-"""What a consumer gave back, until an owner of the subscription has confirmed it.
+"""Messages that a consumer gave back, until an owner of the subscription has confirmed that.
 
 A confirmed hand-back is in the subscription's record. One that is not may be known to the owner or not, and to the next
 owner or not; so it is said again in every new session, with the redelivery counts that this consumer saw and with what

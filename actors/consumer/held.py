@@ -1,4 +1,4 @@
-"""What a consumer holds: messages that it was given and has not acknowledged.
+"""Messages that a consumer holds: it has received them and not acknowledged them.
 
 A new dispatcher asks for it (Attach.holding), so that a key whose messages are still being worked on here is not
 given to anybody else (promise 2 across a change of owner).
@@ -109,7 +109,7 @@ class Received:
 
 
 class Unread(Received):
-    """Messages that are taken out of their runs when somebody looks at them: who passes them on as they came does not.
+    """Messages that stay in their runs until somebody looks at them. Passing them on unchanged is not looking.
 
     pieces: the runs' rows, each with the numbers of those that are meant (int64), None for all of them.
     """

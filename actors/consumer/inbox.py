@@ -1,4 +1,4 @@
-"""What was delivered and waits for its payload: fetched in order, while the next poll is already on its way."""
+"""Delivered parts that wait for their payload, which is fetched in order while the next poll is under way."""
 
 from __future__ import annotations
 

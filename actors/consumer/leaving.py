@@ -1,4 +1,4 @@
-"""How a consumer leaves its dispatcher, also when it was attaching to one at that moment.
+"""How a consumer leaves its dispatcher, even if it is attaching to one at that moment.
 
 The answer to an attach may come after the consumer has left. Nobody uses the session that it names, and its lease would
 keep its keys from the others, so that session is left as well.

@@ -1,4 +1,4 @@
-"""Acknowledgements that became void with their session, told once to whoever waits for them to be durable."""
+"""Acknowledgements that were lost with their session, reported once to a caller that waits for them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from storage.errors import Fenced
 
 @dataclass(eq=False, slots=True)
 class Losses:
-    """count: sessions that were lost with such, and parts that were finished after theirs. told: how many of these
-    somebody was told of who waited until the end; who gave up before was told nothing.
+    """Losses on one partition. count: sessions that were lost with acknowledgements, and parts that were finished after
+    the loss of their session. told: how many of these were reported to a caller that waited until the end.
     """
 
     count: int = 0
@@ -18,7 +18,7 @@ class Losses:
 
 
 def tell(losses: list[Losses], since: list[int]) -> None:
-    """Somebody waited, since so many of each were told. Raises Fenced if there are more: those messages come again."""
+    """Raises Fenced if there are more losses than `since`, which were reported before: those messages come again."""
     counts = [one.count for one in losses]
     for one, count in zip(losses, counts, strict=True):
         one.told = count

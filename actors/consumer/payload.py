@@ -98,7 +98,7 @@ class DecodedRun:
 
 
 class DecodedRuns:
-    """The runs asked for last, up to so many bytes of payload; found by any entry in them.
+    """The most recently used runs, up to a number of bytes of payload; any entry in a run finds it.
 
     Several consumers of one process may share them, of whatever topics: a ledger belongs to one partition.
     """
@@ -162,7 +162,7 @@ class DecodedRuns:
 
 
 class Payloads:
-    """Resolves parts of one partition. decoded: where runs are kept, if others share them.
+    """Finds the payloads of one partition's parts. decoded: a cache of runs that others share, if there is one.
 
     unread: nothing is taken out of the runs before somebody looks at it. Until then a part keeps its runs.
     """

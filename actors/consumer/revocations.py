@@ -1,4 +1,4 @@
-"""What a dispatcher asks back (`nack_order=key`): taken out of the queues here, and given back at once.
+"""Messages that a dispatcher revokes (`nack_order=key`): the consumer takes them from its queues and gives them back.
 
 An earlier message of the same keys was given back and goes out again before these. What the application has not seen
 is dropped unseen. What it has already is taken from it: acknowledging that has no effect any more, and it comes again,
@@ -37,7 +37,7 @@ class TakingBack:
 
 
 class Revocations:
-    """Carries out what one partition's dispatcher asks back."""
+    """Carries out the revocations of one partition's dispatcher."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The buckets of one subscription: which there are, which the manifest names, and the one way to change that.
+"""The buckets of one subscription: which exist, which the manifest names, and the one way to change that.
 
 Every change of the manifest goes through `commit`, one at a time: compute the wanted names from the present ones,
 write them as the next version, and only then change memory. A change that finds its bucket gone while it waited for
@@ -24,7 +24,7 @@ Names = dict[Key, BucketRecord]
 
 
 class BucketSet:
-    """BucketState shared by sealing, loading, merging, recovery and collecting.
+    """The state shared by sealing, loading, merging, recovery and collecting.
 
     changed: called when something may have become due or loadable. look_ahead_ms: segments that start so soon are
     loaded ahead.

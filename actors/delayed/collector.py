@@ -1,4 +1,4 @@
-"""Deletes objects that nobody names.
+"""Deletes objects that no manifest names.
 
 An object is deleted only if the manifest, read after the list of names, is this owner's and does not name it, and it is
 not being written by this owner. Names are never used again, so what was once free stays free. While the outcome of a
@@ -15,7 +15,7 @@ from storage.errors import Corrupt, Fenced
 
 
 class Collector:
-    """Collects the objects of one subscription. due: whether there may be something to delete."""
+    """Collects the objects of one subscription. due: whether there may be objects to delete."""
 
     def __init__(self, bucket_set: BucketSet) -> None:
         self._bucket_set = bucket_set

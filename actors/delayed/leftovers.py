@@ -1,4 +1,4 @@
-"""What a subscription left in buckets of its own when it was set up otherwise: deleted behind it, or with it."""
+"""Deletes the buckets of a subscription that now has another index, or that is deleted itself."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RETRY_MS = 30_000
 
 
 class Leftovers:
-    """Buckets that a subscription does not use any more. make: a tracker of them that was not started."""
+    """Buckets that a subscription does not use any more. make: makes a tracker of them, not started."""
 
     def __init__(self, ports: Ports, key: str, make: Callable[[], BucketTracker]) -> None:
         self._ports = ports

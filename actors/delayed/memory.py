@@ -1,4 +1,4 @@
-"""The in-memory tracker: for small topics, and what is left when the bucket index cannot be recovered (BD-33).
+"""The in-memory tracker: for small topics, and for an index that cannot be recovered (BD-33).
 
 Everything is in the mutable bucket, sorted piece by piece as it falls due. After a restart all of it is found again by
 reading the log.

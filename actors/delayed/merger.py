@@ -31,7 +31,7 @@ BATCH = 65_536
 
 
 class SourceLost(Exception):
-    """A source of a merge cannot be read and never will."""
+    """A source of a merge cannot be read, and never will be."""
 
     def __init__(self, bucket: Bucket, error: SluiceError) -> None:
         super().__init__(str(error))
@@ -54,7 +54,7 @@ class _Source:
 
 
 class Merger:
-    """Chooses and merges buckets. limit: how many sealed buckets there may be; 0 or less: any number."""
+    """Chooses and merges buckets. limit: the most sealed buckets; 0 or less: no limit."""
 
     def __init__(self, bucket_set: BucketSet, limit: int, step_ms: int, max_entries: int) -> None:
         self._bucket_set = bucket_set

@@ -1,4 +1,4 @@
-"""Bucket objects in the object store: names, reads by range, and what to make of an unclear write.
+"""Bucket objects in the object store: names, reads by range, and writes whose outcome is unknown.
 
 The name of an object carries the owner's epoch and a number of that owner, and is never used again. If "the name is
 taken" after an unclear attempt, what is there is compared: it is ours, or it was left by an earlier life of the name.

@@ -1,4 +1,4 @@
-"""A subscription's delayed messages, those with a new due time among them.
+"""A subscription's delayed messages, including those with a new due time.
 
 The index beneath (buckets, memory or the shared one) knows the due times of the log. A message that was rescheduled
 leaves it and waits here, in memory, by the time that the table of changes names; the table is durable, so a new owner
@@ -27,7 +27,7 @@ BEFORE_ALL = -1
 
 
 class RescheduledTracker:
-    """A DelayedTracker over another one. changes: the table, in which others write; times are ms."""
+    """A DelayedTracker over another one. changes: the table, which others write; times are ms."""
 
     def __init__(self, inner: DelayedTracker, changes: DelayChanges) -> None:
         self._inner, self._changes = inner, changes

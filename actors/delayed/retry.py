@@ -1,4 +1,4 @@
-"""Four attempts with growing pauses (BD-10): the one way in which the delayed index bears a store that is away."""
+"""Four attempts with growing pauses (BD-10): how the delayed index waits for a store that is away."""
 
 from __future__ import annotations
 

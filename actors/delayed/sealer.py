@@ -34,7 +34,7 @@ BEHIND = 2
 
 
 class Sealer:
-    """Cutting rule and writing of buckets.
+    """Decides where buckets are cut, and writes them.
 
     step_ms, max_entries: the segments' cutting rule. finished: called after each attempt to write a bucket, with True
     if an object may have been left over since the last call.

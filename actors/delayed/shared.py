@@ -179,7 +179,7 @@ class SharedIndexes:
 
 
 class SharedView:
-    """A subscription's side of a shared index; a DelayedTracker. tick_ms: so early it may have a message."""
+    """A subscription's side of a shared index; a DelayedTracker. tick_ms: how much too early a message may come."""
 
     def __init__(
         self, index: SharedIndex, subscription: str, changed: Callable[[], None], tick_ms: int, epoch: int

@@ -1,4 +1,4 @@
-"""What a dispatcher asks of delayed delivery, and the choice between the trackers.
+"""The protocol between a dispatcher and delayed delivery, and the choice between the trackers.
 
 `bucket` is the default: the index lies in bucket objects and memory stays small. `memory` keeps everything in memory.
 With `delayed_delivery_shared_index_enabled` the subscription has a view of the index that all such subscriptions of the

@@ -1,4 +1,4 @@
-"""What every tracker of a subscription's own answers from its core alone: which positions wait, and how many."""
+"""Answers that a subscription's tracker gives from its core alone: which positions wait, and how many."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NO_LIMIT = 1 << 62
 
 
 class CoreTracker:
-    """The half of a DelayedTracker that needs no more than the index. See `actors.delayed.tracker.DelayedTracker`."""
+    """The half of a DelayedTracker (`actors.delayed.tracker`) that needs only the index."""
 
     rebuilt = False
     """Whether a damaged manifest was replaced, so that what earlier trackers stored is not known to this one."""

@@ -1,4 +1,4 @@
-"""Which bookies there are, where they are now, and which of them to prefer.
+"""Which bookies exist, where they are now, and which of them to prefer.
 
 A ledger names bookies by stable ids; their addresses change with every restart. The list comes from outside and is
 cached; a bookie that failed a moment ago is chosen again only when there is nobody else. None of this is a matter
@@ -23,11 +23,11 @@ AVOID_MS = 10_000
 
 
 class NoAnswer(Unavailable):
-    """The bookie said nothing: the request may have happened, may happen later, or never."""
+    """The bookie did not answer: the request has happened, will happen later, or never will."""
 
 
 class Bookies:
-    """The bookies as this actor knows them."""
+    """The bookies that this actor knows."""
 
     def __init__(self, ports: Ports, source: Callable[[], Awaitable[BookieList]]) -> None:
         self._ports = ports

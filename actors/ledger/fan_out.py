@@ -1,4 +1,4 @@
-"""Several pieces of work at once, and their outcomes one by one as they come.
+"""Runs several pieces of work at once, and returns their outcomes one by one as they come.
 
 Quorum protocols act on the first so-many answers, not on all of them. Everything runs through ports.spawn, so the
 work belongs to its actor and ends with it.
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class FanOut(Generic[K, T]):
-    """Runs work under keys. A SluiceError is an outcome; anything else is a defect and raised by `next`."""
+    """Runs work under keys. A SluiceError is an outcome; any other error is a defect, and `next` raises it."""
 
     def __init__(self, ports: Ports, name: str) -> None:
         self._ports = ports

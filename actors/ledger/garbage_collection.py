@@ -1,4 +1,4 @@
-"""Finds ledgers that bookies still hold and that their partition has released, and lets the bookies forget them.
+"""Finds ledgers that bookies hold although their partition has released them, and lets the bookies forget them.
 
 Deleting a ledger changes the chain first and tells the bookies afterwards; a crash in between, a bookie that was away,
 or a late write of a replaced owner leaves something behind. A ledger is collected only if this metadata itself named it
@@ -32,7 +32,7 @@ RELEASED = "ids/released"
 
 @dataclass(slots=True)
 class Collected:
-    """What a garbage collection came to, as ids of ledgers by bookie.
+    """The result of a garbage collection, as ids of ledgers by bookie.
 
     deleted: what the bookies have forgotten. unknown: what they hold and no record names or has released.
     """

@@ -22,7 +22,7 @@ from storage.errors import Fenced
 
 
 class PartitionMetadata:
-    """The newest version of the record that this owner has made. lost(reason): told when there is a newer owner."""
+    """The newest version of the record that this owner has made. lost(reason): called when there is a newer owner."""
 
     def __init__(self, ports: Ports, topic: str, partition: int, lost: Callable[[str], None]) -> None:
         self._ports = ports

@@ -1,4 +1,4 @@
-"""Quorum arithmetic: who stores a run, and how many answers prove what.
+"""Quorum arithmetic: which bookies store a run, and what a number of answers proves.
 
 A ledger has an ensemble of E bookies; every run is written to Qw of them and confirmed by Qa. The unit that is
 striped is the *run* (one append): run i goes to the Qw slots that start at i mod E. Three numbers follow:

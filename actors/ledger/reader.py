@@ -1,4 +1,4 @@
-"""Reading a ledger: one run from whichever bookie of its write set can give it, and the table of its runs.
+"""Reads a ledger: one run from any bookie of its write set that has it, and the table of its runs.
 
 An answer is checked before it is believed: the header's checksum, ledger and run number, and that the payload has
 the length the header promises. The payload's own checksum is looked at where bytes become a copy (recovery,
@@ -29,7 +29,7 @@ DESCRIBE_TIMEOUT = 10_000
 
 
 class StoredFrame:
-    """A run as a bookie gave it: the decoded header, its bytes, and the payload (perhaps by handle)."""
+    """A run as a bookie sent it: the decoded header, its bytes, and the payload (perhaps by handle)."""
 
     __slots__ = ("bookie", "head", "header", "payload")
 

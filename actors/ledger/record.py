@@ -1,4 +1,4 @@
-"""The metadata record of one partition: who owns it, and the chain of ledgers that is its log.
+"""The metadata record of one partition: its owner, and the chain of ledgers that is its log.
 
 The record lives under `partition/<topic>/<partition>` as numbered versions. Whoever creates version n+1 with a
 higher epoch owns the partition; the previous owner loses its next write, whatever it wants to write, and stops. So
@@ -28,7 +28,7 @@ FORMAT = 1
 
 
 class LedgerState(StrEnum):
-    """Where a ledger is in its life."""
+    """The stage of a ledger's life."""
 
     OPEN = "OPEN"
     IN_RECOVERY = "IN_RECOVERY"
@@ -36,7 +36,7 @@ class LedgerState(StrEnum):
 
 
 class Fragment(msgspec.Struct, frozen=True, array_like=True):
-    """From this run (whose first entry is first_entry) on, these bookies hold the ledger."""
+    """These bookies hold the ledger from this run on, whose first entry is first_entry."""
 
     first_run: int
     first_entry: int
@@ -112,7 +112,7 @@ class ProducerRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GivenUp(msgspec.Struct, frozen=True, array_like=True):
-    """A run that nobody can read, which an operator gave up at a time (ms): its entries are there no more."""
+    """A run that nobody can read and that an operator gave up at a time (ms). Its entries are gone."""
 
     ledger: int
     run: int
@@ -127,7 +127,7 @@ class GivenUp(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Holder(msgspec.Struct, frozen=True, array_like=True):
-    """The producer that has a partition to itself, and where it can be asked for."""
+    """The producer that has exclusive access to a partition, and the gateway or process to ask about it."""
 
     name: str
     incarnation: str
@@ -135,7 +135,7 @@ class Holder(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Exclusivity(msgspec.Struct, frozen=True, array_like=True):
-    """What is durable of it. epoch: -1 before anybody had the partition to itself."""
+    """The durable part of exclusive access. epoch: -1 before any producer had it."""
 
     epoch: int = -1
     holder: Holder | None = None

@@ -1,4 +1,4 @@
-"""How a new owner settles the end of a ledger whose writer is gone, or is believed to be.
+"""How a new owner settles the end of a ledger whose writer is gone, or seems to be.
 
 1. *Fence.* Ask every bookie of the last fragment to refuse the old epoch; (E - Qa) + 1 answers shut the old writer
    out of every possible ack quorum. Only the last fragment matters: a fragment begins at the first run that was not
@@ -31,7 +31,7 @@ from storage.errors import Corrupt
 
 
 class Verdict(Enum):
-    """What the answers about one run prove so far."""
+    """What the answers about one run have proved so far."""
 
     OPEN = "open"
     FOUND = "found"
@@ -108,7 +108,7 @@ class RunVote:
 
 @dataclass(slots=True)
 class LedgerRecovery:
-    """Where the recovery of one ledger stands. run and entry: what is looked for next; ledger carries new fragments."""
+    """The progress of one ledger's recovery. run, entry: the next to look for. ledger carries new fragments."""
 
     ledger: LedgerRecord
     confirmed: int

@@ -103,7 +103,7 @@ def with_repair(record: PartitionRecord, repair: Repair, replacement: str) -> Pa
 
 
 class Replicator:
-    """Does the repairs of one partition, for its owner."""
+    """Carries out the repairs of one partition, for its owner."""
 
     def __init__(self, ports: Ports, bookies: Bookies, reader: LedgerReader, metadata: PartitionMetadata) -> None:
         self._ports = ports

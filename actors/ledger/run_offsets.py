@@ -1,4 +1,4 @@
-"""Where the runs of a ledger begin: four bytes a run.
+"""The first entries of a ledger's runs, with four bytes for each run.
 
 Runs are numbered from 0 without gaps, and so are entries; the first entry of each run in a uint32 array says it all.
 The open ledger's table grows with every append. The table of an older ledger is put together from what the bookies
@@ -60,7 +60,7 @@ class RunOffsets:
 
 
 class TableBuilder:
-    """Puts the table of a closed ledger together from several bookies' answers."""
+    """Builds the table of a closed ledger from several bookies' answers."""
 
     def __init__(self, ledger: LedgerRecord) -> None:
         self._ledger = ledger

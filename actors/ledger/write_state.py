@@ -1,4 +1,4 @@
-"""What a ledger's writer knows: which runs are under way, who has them, and how far the ledger is confirmed.
+"""The state of a ledger's writer: which runs are under way, which bookies have them, and what is confirmed.
 
 A run is confirmed when Qa bookies of its write set have it *and every run before it is confirmed*; so confirmations
 come in order, whatever the order of the bookies' answers. The highest confirmed entry travels in the header of every

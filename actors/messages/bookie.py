@@ -1,4 +1,4 @@
-"""What is asked of a bookie."""
+"""Requests to a bookie."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class FenceState(Reply, kw_only=True):
 
 
 class FenceLedger(Request[FenceState], kw_only=True):
-    """Raise the ledger's epoch, durably, so that every older writer is refused. Fenced if a newer one was here.
+    """Durably raise the ledger's epoch, so that every older writer is refused. Fenced if a newer owner was here.
 
     A bookie that may have lost runs of this ledger raises Unavailable instead of answering.
     """
@@ -74,7 +74,7 @@ class ReadRun(Request[RunRead], kw_only=True):
 
 
 class HeadsRead(Reply, kw_only=True):
-    """Encoded heads, one for each run that was asked for; empty where there is none, or none that can be read."""
+    """Encoded heads, one for each requested run; empty if the run is missing or cannot be read."""
 
     heads: list[bytes]
 

@@ -1,4 +1,4 @@
-"""What every conversation uses: empty columns, the plain replies, liveness and statistics."""
+"""The parts that every conversation uses: empty columns, plain replies, liveness and statistics."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def no_rows() -> np.ndarray:
 
 
 class Done(Reply):
-    """Nothing to say but: it happened, or had happened before."""
+    """The request was carried out, now or before."""
 
 
 class Alive(Reply, kw_only=True):

@@ -1,4 +1,4 @@
-"""What is asked of the controller."""
+"""Requests to the controller."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from actors.wire import Reply, Request
 
 
 class Located(Reply, kw_only=True):
-    """Address of each partition's owner, by partition; empty where it is being started and was not waited for.
+    """Address of each partition's owner, by partition; empty for one that is starting, if the caller does not wait.
 
     settings: those of the topic (TopicSettings), as JSON.
     """
@@ -31,7 +31,7 @@ class CreateTopic(Request[Done], kw_only=True):
 
 
 class AddPartitions(Request[Done], kw_only=True):
-    """Let a topic have so many partitions; fine if it has. Those that there are keep their messages, ids and order.
+    """Give a topic this many partitions, if it has fewer. Existing partitions keep their messages, ids and order.
 
     NotFound. Invalid if it has more, or only one: to clients of Pulsar that is a topic without partitions. Unavailable
     while somebody else changes the topic.
@@ -43,7 +43,7 @@ class AddPartitions(Request[Done], kw_only=True):
 
 
 class LocateTopic(Request[Located], kw_only=True):
-    """Addresses of the owners of all partitions; starts those that are not running. NotFound.
+    """Addresses of the owners of all partitions; starts those that do not run. NotFound if there is no such topic.
 
     partition: the one whose owner is waited for; None waits for all.
     """
@@ -69,7 +69,7 @@ class LocateSubscription(Request[Located], kw_only=True):
 
 
 class StartGateways(Request[Done]):
-    """Answered when each machine's gateway for clients of Pulsar was started once, or could not be."""
+    """Answered when each machine's gateway for clients of Pulsar has started once, or could not."""
 
     reply: ClassVar[type[Reply]] = Done
 
@@ -96,7 +96,7 @@ class ListBookies(Request[BookieList]):
 
 
 class TopicList(Reply):
-    """Every topic, with its settings."""
+    """All topics, with their settings."""
 
     topics: dict[str, TopicSettings]
 
@@ -121,7 +121,7 @@ class ListSubscriptions(Request[SubscriptionList], kw_only=True):
 
 
 class RemoveTopic(Request[Done], kw_only=True):
-    """Delete a topic with all its partitions. force: also with subscriptions, which go as well."""
+    """Delete a topic with all its partitions. force: even if it has subscriptions, which are deleted as well."""
 
     reply: ClassVar[type[Reply]] = Done
     topic: Name
@@ -129,7 +129,7 @@ class RemoveTopic(Request[Done], kw_only=True):
 
 
 class RemoveSubscription(Request[Done], kw_only=True):
-    """Delete a subscription on all partitions. force: also if consumers are connected."""
+    """Delete a subscription on all partitions. force: even if consumers are connected."""
 
     reply: ClassVar[type[Reply]] = Done
     topic: Name
@@ -138,7 +138,7 @@ class RemoveSubscription(Request[Done], kw_only=True):
 
 
 class RemoveUnused(Request[Done], kw_only=True):
-    """Delete a subscription that is not durable if no consumer uses it on any partition; fine if it stays.
+    """Delete a subscription that is not durable, unless a consumer uses it on some partition.
 
     Invalid if a consumer came in between; the rest of it stays.
     """
@@ -155,13 +155,13 @@ class BookiesAdded(Reply):
 
 
 class AddBookies(Request[BookiesAdded], kw_only=True):
-    """Start bookies with these ids as well; fine if they run."""
+    """Start bookies with these ids in addition, unless they run already."""
 
     reply: ClassVar[type[Reply]] = BookiesAdded
     ids: Annotated[list[Name], Meta(max_length=MOST_BOOKIES)]
 
 
 class DescribeCluster(Request[Text]):
-    """What runs where, and how it is, for people to read."""
+    """A description of what runs where, and in which state, for people."""
 
     reply: ClassVar[type[Reply]] = Text

@@ -1,4 +1,4 @@
-"""Taking delayed messages back, and giving them another time: what is asked of a dispatcher, and how it answers."""
+"""Requests to a dispatcher to cancel or reschedule delayed messages, and its answers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ UNKNOWN = "unknown"
 
 
 class SelectDelayed(Request[Text], kw_only=True):
-    """Which messages: those with these ids, those with these `delay_ids`, or all that the filter lets through.
+    """Selects messages: those with these ids, those with these `delay_ids`, or all that pass the filter.
 
     message_ids: `ledger:entry`. delay_ids: what the sender called them; `key`: that of those messages, if they have
     one. Without either, the filter counts: key, due_from <= due time < due_to (ms), before (`ledger:entry`, only what
@@ -54,7 +54,7 @@ class SelectDelayed(Request[Text], kw_only=True):
 
 
 class CancelDelayed(SelectDelayed, kw_only=True):
-    """Nobody of this subscription gets these delayed messages; answered when that is durable. Safe to repeat.
+    """No consumer of this subscription gets these delayed messages. Answered when that is durable; safe to repeat.
 
     Answered with numbers by kind and, for ids, with an answer each.
     """

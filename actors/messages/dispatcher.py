@@ -1,4 +1,4 @@
-"""What consumers and operators ask of a dispatcher."""
+"""Requests of consumers and operators to a dispatcher."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from storage.batch import LAST_TIME, MAX_KEY_BYTES
 
 
 class Attached(Reply, kw_only=True):
-    """session stands for this consumer from now on; it ends after `lease` ms without a Poll or Acknowledge.
+    """session identifies this consumer from now on; it ends after `lease` ms without a Poll or Acknowledge.
 
     session 0: refused. This incarnation was given up and what it holds went to others; attach as another, holding none.
     revokes: this owner may ask for messages back (`nack_order=key`); no owner begins to while anybody is attached.
@@ -86,7 +86,7 @@ class Revocation(msgspec.Struct, kw_only=True):
 
 
 class Event(msgspec.Struct, kw_only=True):
-    """Something a consumer is told: assigned, revoked or drained hash ranges (inclusive pairs).
+    """News for a consumer: hash ranges (inclusive pairs) that were assigned to it, revoked or drained.
 
     inactive, without ranges: it has joined a Failover subscription behind another consumer, and waits. handed_over,
     without ranges: all its hashes are with the consumer that it handed them over to. end_of_topic, without ranges: the
@@ -163,7 +163,7 @@ class StillOpen(Reply, kw_only=True):
 
 
 class FindOpen(Request[StillOpen], kw_only=True):
-    """Which of these positions (int64, ascending) are not done? For who has a part of a client's batch."""
+    """Which of these positions (int64, ascending) are not done? A gateway with a part of a client's batch asks this."""
 
     reply: ClassVar[type[Reply]] = StillOpen
     session: int
@@ -209,7 +209,7 @@ class NegativeAcknowledge(Request[GivenBack], kw_only=True):
 
 
 class RedeliverUnacknowledged(Request[Done], kw_only=True):
-    """Give back everything that this session was sent and did not acknowledge, also what is on its way.
+    """Give back all messages that this session was sent and did not acknowledge, also those on their way.
 
     consumer_epoch: rises with each of these in a session (Pulsar's consumer epoch). A delivery of a lower one is void,
     and the consumer drops it. turn: the last delivery that it took. positions: what it had; only of these the
@@ -229,7 +229,7 @@ class RedeliverUnacknowledged(Request[Done], kw_only=True):
 
 
 class Detach(Request[Done], kw_only=True):
-    """The consumer leaves; what it holds goes to the others in order.
+    """The consumer leaves; the messages that it holds go to the others in order.
 
     keep_place: with `grace_ms`, its hashes wait for one of its name instead; False: it is gone for good.
     """
@@ -252,7 +252,7 @@ class HandOver(Request[Done], kw_only=True):
 
 
 class Explain(Request[Text], kw_only=True):
-    """Why is this key, hash or message not being delivered? Give one of the three."""
+    """Why is this key, hash or message not being delivered? The request names one of the three."""
 
     reply: ClassVar[type[Reply]] = Text
     key: Annotated[bytes, Meta(max_length=MAX_KEY_BYTES)] | None = None

@@ -1,4 +1,4 @@
-"""Parked and blocked keys (`dead_letter_policy`): what operators ask of a dispatcher, and decide."""
+"""Requests of operators to a dispatcher about parked and blocked keys (`dead_letter_policy`)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from storage.errors import Invalid
 
 
 class ListParked(Request[Text], kw_only=True):
-    """The keys that are parked or blocked, those that failed first before the others; `top` of them."""
+    """The first `top` keys that are parked or blocked, in the order in which they failed."""
 
     reply: ClassVar[type[Reply]] = Text
     top: Shown = 100
 
 
 class DecideParked(Request[Text], kw_only=True):
-    """Which keys: that of this name, the one of which this message (`ledger:entry`) failed, or all. Safe to repeat."""
+    """Selects a key by its name, by its failed message (`ledger:entry`), or all keys. Safe to repeat."""
 
     reply: ClassVar[type[Reply]] = Text
     key: Annotated[str, Meta(max_length=MAX_KEY_BYTES)] | None = None
@@ -35,11 +35,11 @@ class DecideParked(Request[Text], kw_only=True):
 
 
 class Redrive(DecideParked, kw_only=True):
-    """These keys go on: what was parked goes out in order, and before newer messages of its key."""
+    """These keys go on: parked messages go out in order, before newer messages of their key."""
 
 
 class Discard(DecideParked, kw_only=True):
-    """What is there of these keys from the failed message on counts as done; the keys go on with what comes later.
+    """The messages of these keys from the failed one on count as done; the keys go on with later messages.
 
     only_failed: the failed message alone; what was parked behind it goes out.
     """

@@ -1,4 +1,4 @@
-"""What is asked of the owner of a partition: by producers, by readers, by subscriptions."""
+"""Requests of producers, readers and subscriptions to the owner of a partition."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ProducerNews = Literal["none", "taken", "over"]
 
 
 class ProducerOpened(Reply, kw_only=True):
-    """last_sequence: highest sequence of this producer that is stored, -1 for none. session fences older twins.
+    """last_sequence: highest sequence of this producer that is stored, -1 for none. session fences older namesakes.
 
     topic_epoch: of a producer that has the partition to itself, how often one has had it before; -1 of one that shares
     it. session 0: others have it; the producer stands in line, and asks again.
@@ -48,7 +48,7 @@ class OpenProducer(Request[ProducerOpened], kw_only=True):
 
 
 class CloseProducer(Request[Done], kw_only=True):
-    """A producer with a home is gone, or waits for its turn no more."""
+    """A producer with a home has left, or does not wait for its turn any more."""
 
     reply: ClassVar[type[Reply]] = Done
     producer: str
@@ -56,7 +56,7 @@ class CloseProducer(Request[Done], kw_only=True):
 
 
 class ProducersPresent(Reply, kw_only=True):
-    """Those of the incarnations that are there."""
+    """The incarnations that are still there."""
 
     incarnations: list[str]
 
@@ -85,7 +85,7 @@ class ClientsHere(Request[Text], kw_only=True):
 
 
 class SendAway(Request[Done], kw_only=True):
-    """The clients on a topic, or on one partition, are to connect again with their producers and consumers."""
+    """Clients on a topic, or on one partition, must connect again with their producers and consumers."""
 
     reply: ClassVar[type[Reply]] = Done
     topic: str
@@ -93,7 +93,7 @@ class SendAway(Request[Done], kw_only=True):
 
 
 class Published(Reply, kw_only=True):
-    """Where the run stands: entries first_entry .. first_entry+count-1 of the ledger, durable on ack_quorum bookies.
+    """The run is stored: entries first_entry .. first_entry+count-1 of the ledger, durable on ack_quorum bookies.
 
     duplicate: it (or part of it) had been stored before. ledger is 0 if it was stored so long ago that its place is
     no longer remembered.
@@ -175,7 +175,7 @@ class ReadIndex(Request[IndexRead], kw_only=True):
 
 
 class PayloadRead(Reply, kw_only=True):
-    """The payload of one run. ahead: others that came along, by first entry; they bring none themselves.
+    """The payload of one run. ahead: other runs that came along, by first entry; they have no `ahead` themselves.
 
     cut: the rows that the payload holds (uint32, ascending), whose checksum crc is then; empty: it is the whole run.
     """
@@ -236,7 +236,7 @@ class Ends(Reply, kw_only=True):
 
 
 class Terminate(Request[Ends]):
-    """Take no more messages, for good. Answered when that is durable, with the end; a repetition is told the same."""
+    """Take no more messages, for good. Answered with the end when that is durable; repetitions get the same answer."""
 
     reply: ClassVar[type[Reply]] = Ends
 
@@ -248,7 +248,7 @@ class ReadEnds(Request[Ends]):
 
 
 class BacklogSize(Reply, kw_only=True):
-    """bytes: about what lies behind the slowest durable subscription; 0 without one. old: whether some of it was
+    """bytes: about how much lies behind the slowest durable subscription; 0 without one. old: whether some of it was
     published before the time that was asked about.
     """
 
@@ -257,20 +257,20 @@ class BacklogSize(Reply, kw_only=True):
 
 
 class MeasureBacklog(Request[BacklogSize]):
-    """How much waits on the partition, and was some of it published before a time (ms)? 0: that is not asked."""
+    """How much waits on the partition, and was some of it published before a time (ms; 0: do not ask)?"""
 
     reply: ClassVar[type[Reply]] = BacklogSize
     before: int = 0
 
 
 class Excess(Reply):
-    """position: from there on there is little enough; None if no more waits than may."""
+    """position: where to go on so that few enough bytes wait; None if no more wait than may."""
 
     position: int | None
 
 
 class FindExcess(Request[Excess], kw_only=True):
-    """If `limit` bytes or more wait on the partition behind a mark-delete position, from where on is it at most `keep`?
+    """If `limit` bytes or more wait behind a mark-delete position, from which position on are there at most `keep`?
 
     The mark comes with the question: those that the topic was told (Progress) may be older.
     """
@@ -288,14 +288,14 @@ class PositionFound(Reply, kw_only=True):
 
 
 class FindTime(Request[PositionFound], kw_only=True):
-    """Look a publish time up."""
+    """Find the position of a publish time."""
 
     reply: ClassVar[type[Reply]] = PositionFound
     time: int
 
 
 class Progress(Request[Done], kw_only=True):
-    """A durable subscription tells how far it has come; the topic trims below the slowest. gone: it was deleted.
+    """A durable subscription reports its position; the topic trims below the slowest one. gone: it was deleted.
 
     number grows with every new statement of a subscription, so that a late one is recognised; 0: not numbered.
     rejects_keyed_delay: messages with a key and a delay are to be refused at publish (delay_key_policy=reject).
@@ -329,10 +329,10 @@ class Replicate(Request[Replicated], kw_only=True):
 
 
 class AcceptLoss(Request[Text], kw_only=True):
-    """Give up the run that holds an entry, durably, because no copy of it can be read; nothing else of it changes.
+    """Durably give up the run that holds an entry, because no copy of it can be read; nothing else changes.
 
     Refused with Invalid if it can be read, NotFound if the partition has no such entry, Unavailable if that cannot be
-    known now. Answered with the run as JSON, also if it was given up before. dry_run: only say it.
+    known now. Answered with the run as JSON, even if it was given up before. dry_run: only answer.
     """
 
     reply: ClassVar[type[Reply]] = Text

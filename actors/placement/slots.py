@@ -47,7 +47,7 @@ class Times:
 
 @dataclass(eq=False, slots=True)
 class HostProcess:
-    """A process that the controller knows. node: its id. slot: whose it is, STANDBY if it waits.
+    """A process that the controller knows. node: its id. slot: the slot that it was made for, or STANDBY.
 
     It may serve other slots as well for a while, those that took refuge in it.
     """

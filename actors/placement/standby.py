@@ -1,4 +1,4 @@
-"""When a broker process that waits is made: a decision without I/O.
+"""Decides, without I/O, when a standby broker process is started.
 
 Starting a process costs a second of processor time, on a machine that has just lost one and where everybody is busy
 catching up. That is most of what a failover takes. So one process is kept ready beside those that work, and one more
@@ -15,7 +15,7 @@ from actors.placement.slots import HostProcess, Times
 
 
 class Standby:
-    """The waiting processes, and when the next one is due. Times are monotonic milliseconds."""
+    """The standby processes, and when the next one is due. Times are monotonic milliseconds."""
 
     def __init__(self, times: Times) -> None:
         self.waiting: list[HostProcess] = []

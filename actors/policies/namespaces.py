@@ -1,4 +1,4 @@
-"""Which namespaces there are: `public/default`, and those that an operator has made.
+"""The namespaces: `public/default`, and those that an operator has made.
 
 A record each, `namespace/<tenant>/<namespace>`, which holds its policies, and one for each tenant that was made by
 itself, `tenant/<tenant>`. In a namespace that there is not clients make no topics, so that a mistake in a name is told,
@@ -19,7 +19,7 @@ _SPACES, _TENANTS = "namespace/", "tenant/"
 
 
 class NamespacePolicies(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What holds for the topics of a namespace.
+    """Policies for the topics of a namespace.
 
     deduplication: topics that clients make from now on drop what a producer sends again. compatibility: the strategy
     by which a schema must go with those before it. enforced: who produces to a topic that has a schema must have one.

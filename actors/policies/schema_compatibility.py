@@ -137,7 +137,7 @@ def _goes_with(strategy: str, new: bytes, old: bytes) -> bool:
 
 
 class Definition:
-    """A schema in Avro's JSON. Raises TypeError, KeyError and the like where it is none."""
+    """A schema in Avro's JSON. Raises TypeError, KeyError and similar errors if it is not one."""
 
     def __init__(self, schema: Any) -> None:
         self._schema = schema
@@ -170,7 +170,7 @@ class Definition:
 
 
 class _Reading:
-    """One schema reads another. Types that contain themselves are assumed to go together while that is looked at."""
+    """Whether one schema reads another. Recursive types count as compatible while they are being compared."""
 
     def __init__(self, reader: Definition, writer: Definition) -> None:
         self._reader, self._writer = reader, writer

@@ -170,8 +170,8 @@ class Entrance:
 
 
 class PartitionProducer:
-    """The appends of one producer to one partition, in order. entrance: of one that others may ask for. published: told
-    of each run and where it is.
+    """The appends of one producer to one partition, in order. entrance: of a gateway's producer. published: called with
+    each run and its place.
     """
 
     def __init__(

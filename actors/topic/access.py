@@ -34,19 +34,19 @@ class Admit:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Its turn has not come."""
+    """It must wait for its turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Other producers are in the way: ask their homes whether they are still there."""
+    """Other producers hold the topic: ask their homes whether they still serve them."""
 
     holders: list[Holder]
 
 
 @dataclass(slots=True)
 class Access:
-    """Which producers are there, and which wait. No I/O; times are milliseconds."""
+    """Which producers are open, and which wait. No I/O; times are milliseconds."""
 
     epoch: int = -1
     holder: Holder | None = None

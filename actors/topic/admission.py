@@ -1,4 +1,4 @@
-"""Letting producers in: asks who is in the way, writes down whose the partition is, and tells those who lost it."""
+"""Admits producers: it asks about earlier ones, records who has exclusive access, and tells those who lost it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WAIT_MS = 2_000
 
 
 class Admission:
-    """The doorkeeper of one partition."""
+    """Admits producers to one partition."""
 
     def __init__(self, ports: Ports, log: PartitionLog, producers: Producers, topic: str, partition: int) -> None:
         self._ports, self._log, self._producers = ports, log, producers

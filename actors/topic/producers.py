@@ -1,4 +1,4 @@
-"""KnownProducer deduplication: each (producer, sequence) is stored once, in order, whatever the network repeats.
+"""Deduplication of producers: each (producer, sequence) is stored once, in order, whatever the network repeats.
 
 A producer numbers its messages 0, 1, 2, ... without gaps; a publish carries consecutive ones. Two marks a producer:
 *pushed*, the highest sequence that was given a place, and *stored*, the highest that is confirmed. A publish is then
@@ -40,7 +40,7 @@ class StoreNow:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """It is confirmed already, at this place (ledger 0: no longer remembered)."""
+    """It is confirmed already, at this place (ledger 0: the place is forgotten)."""
 
     place: Published
 
@@ -78,7 +78,7 @@ class Pending:
 
 @dataclass(slots=True)
 class KnownProducer:
-    """What is known of one name."""
+    """The state of one producer name."""
 
     session: int = 0
     incarnation: str = ""

@@ -50,8 +50,8 @@ AHEAD_RUNS, AHEAD_BYTES, AHEAD_MS = 64, 1024 * 1024, 100
 
 @dataclass(slots=True)
 class _Budget:
-    """What a read may still bring: messages, bytes that travel with the answer, and bytes with what is shared, which
-    travels too where it cannot be passed on.
+    """How much a read may still return. bytes: those that travel with the answer. whole: these and shared payloads,
+    which travel too if they cannot be passed on.
     """
 
     messages: int

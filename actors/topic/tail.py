@@ -1,4 +1,4 @@
-"""Runs kept in memory: the newest appends, for readers who follow the log closely, and lately read older ones.
+"""Runs in memory: the newest appends, for readers that follow the log closely, and recently read older ones.
 
 A run that was appended stays until newer ones need its place; a reader that keeps up never touches a bookie. Runs
 that had to be read from bookies go into a smaller part of their own, so that one slow subscription that reads old
@@ -45,7 +45,7 @@ class CachedRun:
 
 
 class CacheRoom:
-    """What the caches of one process may hold together. Where that is not enough the largest one gives way."""
+    """How much the caches of one process may hold together. When they are full the largest one gives way."""
 
     def __init__(self, limit: int = PROCESS_BYTES) -> None:
         self._limit = limit

@@ -80,8 +80,8 @@ TEND_MS = 1_000
 
 
 class Topic(Actor):
-    """Owner of `topic`, partition `partition`. bookies tells which bookies there are (ListBookies). room: for runs in
-    memory, of its process; by default its own.
+    """The owner of one partition. bookies: asks which bookies there are (ListBookies). room: the process's limit for
+    runs in memory; by default the topic has one of its own.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Runs that nobody can read: which ones, since when, and the way past them.
+"""Runs that nobody can read: which ones, since when, and how an operator gives them up.
 
 A run whose copies are all damaged, or whose body nobody can decode, stops every reader in front of it. That is right as
 long as a copy may come back, and it is never right to decide it in silence: so the run is named (`line`: in the answer
@@ -92,7 +92,7 @@ class Unreadable:
 
 
 class GivingUp:
-    """Carries out AcceptLoss for one partition's owner, also while its log is being recovered."""
+    """Carries out AcceptLoss for one partition's owner, even while its log is being recovered."""
 
     def __init__(self, ports: Ports, bookies: Bookies, log: PartitionLog) -> None:
         self._ports = ports

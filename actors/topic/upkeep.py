@@ -1,4 +1,4 @@
-"""What an owner does beside appending and reading: trim, restore copies, delete.
+"""The background work of an owner: trim, restore copies, delete.
 
 The chain in the record always changes first, the bookies hear of it afterwards; what they miss is found by
 `actors.ledger.garbage_collection`. A subscription is made durable in the record before its first Progress is answered,
@@ -35,7 +35,7 @@ PRUNE_AT = 64
 
 
 class Upkeep:
-    """The slow work of one partition's owner."""
+    """The background work of one partition's owner."""
 
     def __init__(self, ports: Ports, bookies: Bookies, topic: str, log: PartitionLog, reads: LogReads) -> None:
         self._ports = ports

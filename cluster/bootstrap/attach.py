@@ -1,4 +1,4 @@
-"""Attaching this process to a running Ray cluster, with one clear line when that cannot be.
+"""Attaches this process to a running Ray cluster, or says in one line why it cannot.
 
 Ray tries for minutes when nobody listens or the token is wrong, and prints what it thinks meanwhile; so both are looked
 at before Ray is asked. A process can be attached to one cluster at a time.

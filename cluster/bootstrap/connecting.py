@@ -1,4 +1,4 @@
-"""Finding or starting a cluster, and a client of it."""
+"""Finds or starts a cluster, and makes a client of it."""
 
 from __future__ import annotations
 

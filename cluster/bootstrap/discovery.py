@@ -1,4 +1,4 @@
-"""Whether a cluster runs on a data folder, and how it is found: what its state file says, held against the machine."""
+"""Whether a cluster runs on a data folder, and where: compares its state file with the machine."""
 
 from __future__ import annotations
 

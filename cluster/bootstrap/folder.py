@@ -1,4 +1,4 @@
-"""A data folder: who holds it, and the state file by which others find the cluster that runs on it."""
+"""A data folder: its lock, and the state file by which others find the cluster that runs on it."""
 
 from __future__ import annotations
 

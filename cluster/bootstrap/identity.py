@@ -1,4 +1,4 @@
-"""Whether a data folder and a metadata store belong together, looked at before a cluster starts.
+"""Checks, before a cluster starts, that a data folder and a metadata store belong together.
 
 A cluster has an id, made once. It stands in the metadata (`cluster/id`), in each data folder (the file `cluster-id`),
 and in the cookie of each bookie's disk. A folder that was used and a metadata store that does not know it refuse each
@@ -27,7 +27,7 @@ SET_ASIDE = ("bookies", "objects", ID_FILE)
 
 @dataclass(frozen=True, slots=True)
 class SetAside:
-    """What was given up. folder: where it is now. bytes: of all files."""
+    """Data that was given up. folder: where it is now. bytes: of all files."""
 
     cluster: str
     folder: Path

@@ -1,4 +1,4 @@
-"""`up` on a cluster that runs already: which of the options that were given now have no effect.
+"""Which options of `up` have no effect because the cluster runs already.
 
 A running cluster keeps what it was started with; only bookies and nodes are added. The options of the start stand in
 the state file, so that the difference can be named in place of being passed over.

@@ -1,4 +1,4 @@
-"""Starting, joining and ending a cluster.
+"""Starts, joins and ends a cluster.
 
 `local` runs a cluster as long as a `with` block: what the flood and the tests use. `up` leaves one running after the
 command ends, with a state file in its data folder that `connect`, `down` and `status` find it by. `join` attaches this

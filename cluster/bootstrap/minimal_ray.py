@@ -1,4 +1,4 @@
-"""Ray nodes with nothing beside them that Sluice does not use, and with patience on a busy machine.
+"""Starts Ray nodes without the processes that Sluice does not use, and with patience on a busy machine.
 
 Ray starts an autoscaler's monitor, a log monitor and a dashboard's server beside every head, each of which imports all
 of Ray (four seconds of processor time together), and waits for the last of them before anything else may begin. Nobody

@@ -1,4 +1,4 @@
-"""How a process that Ray knows nothing of finds the processes of a cluster: it asks one that Ray knows.
+"""How a process outside of Ray finds the processes of a cluster: it asks the process of the controller.
 
 Attaching to Ray takes a second of processor time, most of it imports, and Ray is wanted for one question only: where
 does the process of this name listen? So the controller's process writes into the data folder where it listens itself
@@ -31,7 +31,7 @@ ASK_TIMEOUT = 10_000
 
 
 class Door(msgspec.Struct, frozen=True):
-    """What the door file says. address: `host:port` of Ray's head. token_file: the cluster's, empty if it has none."""
+    """The door file. address: `host:port` of Ray's head. token_file: the cluster's, empty if it has none."""
 
     address: str
     endpoint: Endpoint
@@ -39,7 +39,7 @@ class Door(msgspec.Struct, frozen=True):
 
 
 class Listening(Reply):
-    """Where a process listens; without an endpoint why that is not known, and whether it has ended."""
+    """Where a process listens. Without an endpoint: why that is not known, and whether the process has ended."""
 
     endpoint: Endpoint | None = None
     reason: str = ""
@@ -103,7 +103,7 @@ def through(data_dir: Path, address: str) -> DirectNet | None:
 
 
 class _Asking:
-    """Finds processes by asking the controller's, which is found in the door file: a new incarnation writes it anew."""
+    """Finds processes by asking that of the controller, whose address each incarnation writes into the door file."""
 
     net: DirectNet
 

@@ -1,4 +1,4 @@
-"""Ray nodes that outlive the command that started them, and their clean end.
+"""Starts Ray nodes that outlive the command, and ends them cleanly.
 
 `ray start` makes them; every process of a node carries the session's own temporary folder on its command line or is a
 child of one that does, so they can be ended by process id, one by one, and nothing else on the machine is touched

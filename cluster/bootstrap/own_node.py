@@ -1,4 +1,4 @@
-"""A process ends with its node.
+"""Ends a process when its Ray node was given up.
 
 If a raylet hangs, Ray gives its node up after a while and starts the controller again elsewhere, but the processes of
 that node live on: nobody finds them any more, while whoever is connected to them is served as before. The old

@@ -1,4 +1,4 @@
-"""The files that keep strangers out, and where Pulsar's clients are sent to, looked at before anything is started.
+"""Checks certificates, keys and the addresses for Pulsar's clients before anything is started.
 
 What is wrong is one line, where a person still reads it.
 """

@@ -1,4 +1,4 @@
-"""Knowing at once that a process has ended: the `Watch` port on Linux.
+"""Notices at once that a process has ended: the `Watch` port on Linux.
 
 A consumer that is killed says nothing, and its lease runs for seconds. But a process that has ended holds nothing, and
 on its own machine the kernel knows. So a consumer names its process when it attaches: machine, process id and start

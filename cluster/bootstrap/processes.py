@@ -1,4 +1,4 @@
-"""Host processes in the Ray cluster: starts, asks and ends them, as placement says (`actors/placement`)."""
+"""Starts, asks and ends host processes in the Ray cluster, as placement decides (`actors/placement`)."""
 
 from __future__ import annotations
 

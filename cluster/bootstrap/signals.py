@@ -1,4 +1,4 @@
-"""Signals while Ray starts.
+"""Handles signals while Ray starts.
 
 Ray's library is C++ and Python by turns. An interrupt that becomes a Python exception in the middle of its start leaves
 it half built, and taking such a thing apart sometimes ends the process with SIGSEGV, with everything that it had

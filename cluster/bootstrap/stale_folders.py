@@ -1,4 +1,4 @@
-"""Temporary folders that their makers could not remove, because they were killed.
+"""Removes temporary folders of processes that were killed.
 
 Each such folder holds a file that its maker keeps locked as long as it lives; the kernel takes the lock away with the
 process, however it ends. So the next start can tell what belongs to nobody, and touches nothing else: not a folder

@@ -1,4 +1,4 @@
-"""A cluster in one process that stays, and serves the other processes of its machine: `./sluice up --embedded`.
+"""A cluster in one process that stays and serves other processes of its machine: `./sluice up --embedded`.
 
 It listens as the processes of a Ray cluster do, closed to strangers by the token of its data folder. The state file
 names the process and where it listens, so `connect` and every command find it, and nobody needs Ray for that.

@@ -1,4 +1,4 @@
-"""What stands before who answers HTTP: a connection that was just accepted, and what comes on it, in parts."""
+"""A connection that was just accepted, before anything answers HTTP on it, and its bytes in parts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cluster.bootstrap.forks import keep_connection_from_children
 
 
 class HttpDoor(asyncio.Protocol):
-    """Hands a connection over, which reads nothing until whoever took it goes on with it.
+    """Hands a connection over, which reads nothing until its receiver goes on with it.
 
     came: what it has read all the same. uvloop begins to read after `connection_made`, whatever was said there.
     """
@@ -35,7 +35,7 @@ class HttpDoor(asyncio.Protocol):
 
 
 class HeadAlone(asyncio.Protocol):
-    """Hands on what comes, the end of a request's head apart from what follows it, in the same order and unchanged.
+    """Passes bytes on unchanged and in order, and separates the end of a request's head from what follows.
 
     What follows a request that announces no body is read as the next one. The parser that answers here drops all that
     it read at once where a part of that is no HTTP, and nobody would answer the request. Some clients send a body that

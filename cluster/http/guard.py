@@ -1,4 +1,4 @@
-"""What every HTTP request to this machine passes first: where it comes from, its token, and errors as one line of JSON.
+"""The checks of every HTTP request to this machine: its origin, its token, and errors as one line of JSON.
 
 No page in a browser reaches a server here. A Host header that is not the loopback's, nor a name that the server is told
 to have, is refused: that is how a made-up name would look that a page points here. So is an Origin header of anywhere

@@ -1,4 +1,4 @@
-"""An HTTP server on this machine whose connections are bounded in number and in the time that they may be idle.
+"""An HTTP server on this machine that limits the number of connections and how long they may be idle.
 
 A connection that brings no request for so long is closed, whether or not one has come and however much of one: clients
 that send half a request, or none, hold nothing for long.
@@ -127,7 +127,7 @@ class HttpServer:
 
 
 class _OneSlash(web.PlainResource):
-    """Slashes in a row mean one, as they do to Pulsar's web server: scripts put addresses together so."""
+    """Slashes in a row mean one, as in Pulsar's web server, because scripts build such addresses."""
 
     def __init__(self, router: web.UrlDispatcher) -> None:
         super().__init__("/")

@@ -1,4 +1,4 @@
-"""Who may come in: by a token, by a name and a password, or by either, as the settings say."""
+"""Authentication of Pulsar's clients: by a token, by a name and a password, or by either, as the settings say."""
 
 from __future__ import annotations
 

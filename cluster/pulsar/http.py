@@ -23,7 +23,7 @@ from storage.errors import Invalid, Overloaded
 
 
 class GatewayHttp:
-    """Answers requests on connections that the listener hands over. host: by which name clients know this machine."""
+    """Answers requests on connections that the listener hands over. host: the name of this machine for clients."""
 
     def __init__(self, gateway: Gateway, addresses: Addresses, host: str) -> None:
         self._gateway, self._host = gateway, host

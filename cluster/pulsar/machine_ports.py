@@ -1,4 +1,4 @@
-"""The ports of this machine, as the kernel gives them to one gateway: see actors.pulsar.conversation.port_claims.
+"""The ports of this machine, which the kernel gives to one gateway (actors.pulsar.conversation.port_claims).
 
 Who holds the lock of a file in the data folder is the gateway of this machine: the kernel lets go of it with the
 process, however that ends. So no port is shared, neither with another gateway of this cluster nor with another program.
@@ -24,8 +24,8 @@ HANDSHAKE_S = 10.0
 
 
 class MachineDoors:
-    """Implements actors.pulsar.conversation.port_claims.Doors. accept: by scheme, makes a connection's end. contexts:
-    where TLS is.
+    """Implements actors.pulsar.conversation.port_claims.MachinePorts. accept: makes our end of a connection, by scheme.
+    contexts: those of TLS, by scheme.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Names and passwords of Pulsar's clients: a file as Apache's `htpasswd -B` writes it, a line a user.
+"""Names and passwords of Pulsar's clients: a file of Apache's `htpasswd -B`, with one line for each user.
 
     till:$2y$10$...
 

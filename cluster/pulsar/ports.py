@@ -1,4 +1,4 @@
-"""Which ports Pulsar's clients and tools connect to: those that settings want, and those that the gateway has.
+"""The ports for Pulsar's clients and tools: those that the settings name, and those that the gateway has.
 
 The gateway leaves the latter in files of the data folder.
 """

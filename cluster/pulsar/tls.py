@@ -1,4 +1,4 @@
-"""TLS for Pulsar's clients: the certificate that they are shown, and those that they may have to show."""
+"""TLS for Pulsar's clients: the gateway's certificate, and the certificates that clients must show."""
 
 from __future__ import annotations
 

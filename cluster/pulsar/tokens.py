@@ -34,7 +34,7 @@ class Rejected(Invalid):
 
 @dataclass(frozen=True, slots=True)
 class TokenIdentity:
-    """Who a client is. ends: seconds since 1970 at which its token is over, None if it never is."""
+    """The identity of a client. ends: when its token expires, in seconds since 1970; None if never."""
 
     role: str
     ends: float | None

@@ -1,4 +1,4 @@
-"""Asks the owners while a page is open, and sends what they say as server-sent events.
+"""Asks the owners while a page is open, and sends their answers as server-sent events.
 
 All who look at one subscription share one round of questions: EVERY_MS apart for what moves fast (the dispatchers),
 SLOW rounds apart for the rest. Nobody looks: nobody asks. A round begins when the former has ended, so owners that are
@@ -29,7 +29,7 @@ EVENTS_KEPT = 500
 
 
 class Owners(Protocol):
-    """Who is asked. None stands for an owner that does not answer now."""
+    """The owners of a subscription. None stands for one that does not answer now."""
 
     async def dispatchers(self, topic: str, subscription: str) -> Sequence[Stats | None]:
         """Statistics of the subscription on each partition."""
@@ -45,7 +45,7 @@ class Owners(Protocol):
 
 
 class Feed:
-    """Pictures and events for whoever looks, a channel a subscription."""
+    """Pictures and events for open pages, with one channel for each subscription."""
 
     def __init__(self, ports: Ports, owners: Owners) -> None:
         self._ports, self._owners = ports, owners
@@ -69,7 +69,7 @@ class Feed:
 
 
 class _Channel:
-    """One subscription, and those who look at it."""
+    """One subscription, and the pages that show it."""
 
     def __init__(self, ports: Ports, owners: Owners, topic: str, subscription: str) -> None:
         self.viewers = 0

@@ -1,4 +1,4 @@
-"""The routes of the live page: its files, what there is to look at, and the stream of events."""
+"""The routes of the live page: its files, the list of subscriptions, and the stream of events."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def _file(request: web.Request) -> web.Response:
 
 
 class Watched(Owners, Protocol):
-    """Who is asked, and what there is."""
+    """The source of the page: its subscriptions and their owners."""
 
     async def subscriptions(self) -> dict[str, list[str]]:
         """The subscriptions of every topic."""

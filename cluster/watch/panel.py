@@ -1,4 +1,4 @@
-"""The live page with buttons that break things, for whoever runs a load that is to be broken.
+"""The live page with buttons for faults, for a run under load.
 
 It is served by the process that runs the load and by no other: the admin interface of a cluster has no such routes, and
 its token opens nothing here. This server has a token of its own, made for the run and shown on its terminal alone. What
@@ -55,7 +55,7 @@ class Breakable(Protocol):
 
 
 class Admin:
-    """Where the admin interface of the cluster on a data folder is, now."""
+    """Finds the admin interface of the cluster on a data folder."""
 
     def __init__(self, data_dir: Path) -> None:
         self._data_dir = data_dir
@@ -71,7 +71,7 @@ class Admin:
 
 
 class Panel:
-    """Serves the page as long as the `with` block lasts. Raises NotFound at the start if there is nothing to show."""
+    """Serves the page during a `with` block. Raises NotFound at the start if there is nothing to show."""
 
     def __init__(self, admin: Admin, breakable: Breakable, *, topic: str, subscription: str) -> None:
         self._admin, self._breakable = admin, breakable

@@ -1,4 +1,4 @@
-"""From the owners' statistics to a picture of one subscription, and from two pictures to what happened between them.
+"""Makes a picture of one subscription from its owners' statistics, and finds the events between two pictures.
 
 A picture is plain data for JSON. Of the 65,536 hashes it holds ranges, not hashes: a consumer's ranges change only
 when a consumer joins or leaves, and what drains is few.

@@ -1,4 +1,4 @@
-"""One open socket: frames in, frames out, and bytes that wait counted.
+"""One open socket: it reads and writes frames, and counts the bytes that wait.
 
 It works on the bare socket and not on asyncio's transports, because those copy everything into one buffer before
 writing, and cannot pass descriptors. Writing gathers: what the kernel takes at once is never copied here. What it does

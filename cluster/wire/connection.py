@@ -1,4 +1,4 @@
-"""The calling side of one connection: it is opened, both sides prove themselves, and then requests share it."""
+"""The calling side of one connection: it opens, both sides prove who they are, and then requests share it."""
 
 from __future__ import annotations
 

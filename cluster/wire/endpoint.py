@@ -1,4 +1,4 @@
-"""Where a process listens, as it tells those who know its name."""
+"""Where a process listens, as it tells callers that know its name."""
 
 from __future__ import annotations
 

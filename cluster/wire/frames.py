@@ -1,4 +1,4 @@
-"""Frames: what travels on a connection.
+"""Frames: the units that travel on a connection.
 
 A frame is a header of fixed size, the route (which actor and which request), a msgpack head, a table with the length
 of each attachment, and the attachments, each beginning at a multiple of eight bytes, so that columns can be read in
@@ -50,7 +50,7 @@ JOIN_BELOW = 16 * 1024
 
 
 class MalformedFrame(Exception):
-    """What came is no frame of this version; nothing after it can be understood, so the connection ends."""
+    """The bytes are not a frame of this version. Nothing after them can be understood, so the connection ends."""
 
 
 class OtherVersion(MalformedFrame):
@@ -59,7 +59,7 @@ class OtherVersion(MalformedFrame):
 
 @dataclass(slots=True)
 class WireFrame:
-    """One frame. parts: the attachments, read-only. attached: so many of the last ones are shared payloads.
+    """One frame. parts: the attachments, read-only. attached: how many of the last ones are shared payloads.
 
     descriptors: of shared payloads; owned by who takes the frame.
     """
@@ -117,7 +117,7 @@ def _check_size(body: int) -> None:
 
 
 class FrameReader:
-    """Cuts what comes into frames. limit: most bytes of one frame from now on."""
+    """Cuts incoming bytes into frames. limit: the most bytes of one frame from now on."""
 
     def __init__(self, limit: int = MAX_FRAME) -> None:
         self.limit = limit

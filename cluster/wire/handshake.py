@@ -1,4 +1,4 @@
-"""Who may speak: both sides prove that they have the cluster's key, and the key never travels.
+"""The handshake: both sides prove that they have the cluster's key, and the key never travels.
 
     caller                                        listener
     HELLO      whom it wants, its nonce       ->
@@ -34,7 +34,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 class HandshakeRefused(Exception):
-    """The other side does not want this connection, or is not to be trusted. elsewhere: it is another process."""
+    """The other side refuses this connection, or is not trusted. elsewhere: it is another process."""
 
     def __init__(self, reason: str, *, elsewhere: bool = False) -> None:
         super().__init__(reason)

@@ -1,4 +1,4 @@
-"""The answering side: sockets that listen, strangers that are turned away, and requests that are handed on.
+"""The answering side: it listens on sockets, refuses strangers, and hands requests on.
 
 A connection that has not proved itself costs little and lives briefly: its frames are tiny, it has a few seconds, and
 when there are too many of them the oldest goes. A connection that has is held back by bytes: while too much of what it
@@ -44,7 +44,7 @@ MAX_ANSWERING = 64 * 1024 * 1024
 
 
 class RequestHandler(Protocol):
-    """Whom requests are handed to."""
+    """Receives the requests."""
 
     async def answer(self, actor: str, kind: str, packed: Packed) -> Answer:
         """What becomes of a request to an actor of this process. Raises nothing but its own cancellation."""

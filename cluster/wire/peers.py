@@ -1,4 +1,4 @@
-"""The processes that this one calls: found by name once, one connection each, opened again after a pause.
+"""The processes that this one calls: each is found by name once and has one connection, which is opened again.
 
 Whether a process has ended decides how fast everybody goes on without it, and a wrong "it has ended" costs a needless
 change of owner. So when a connection is lost the process is called once more, at once: if nobody listens there any
@@ -181,7 +181,7 @@ class Peers:
 
 @dataclass(eq=False, slots=True)
 class _Peer:
-    """What is known of one process."""
+    """The state of one process."""
 
     host: str
     endpoint: Endpoint | None = None

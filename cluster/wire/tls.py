@@ -30,7 +30,7 @@ _FLIGHTS = 6
 
 
 class TlsFiles(NamedTuple):
-    """Paths of PEM files: the authorities that are trusted, the own certificate with its chain, and its key."""
+    """Paths of PEM files: the trusted authorities, the own certificate with its chain, and its key."""
 
     trust_certs: str
     certificate: str
@@ -54,7 +54,7 @@ def files_of(settings: Mapping[str, Any]) -> TlsFiles | None:
 
 
 class Trust:
-    """What a process needs to speak TLS with its peers. Files that are replaced are read again, if they are good.
+    """The TLS contexts of a process. Replaced files are read again, if they are valid.
 
     Raises Invalid in one line if a file cannot be used.
     """
@@ -124,7 +124,7 @@ def _stamps(files: TlsFiles) -> tuple[tuple[int, int], ...]:
 
 
 class Secured:
-    """The TLS of one connection: what is sealed goes to the socket, what came from there is read in clear."""
+    """The TLS of one connection: encrypts bytes for the socket, and decrypts bytes from it."""
 
     def __init__(self, context: ssl.SSLContext, *, server_side: bool) -> None:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()

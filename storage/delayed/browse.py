@@ -1,4 +1,4 @@
-"""Looking at a delayed index without loading it: the due-time histogram from headers and memory."""
+"""Looks at a delayed index without loading it: makes the histogram of due times from headers and memory."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ _TABLE_ROW = sum(width for _, width in _TABLE)
 
 @dataclass(frozen=True, slots=True)
 class SegmentTable:
-    """What is known of each segment without reading it; columns of shape (segments,).
+    """The description of each segment, known without reading it; columns of shape (segments,).
 
     first_position: of the entry that stands first. offset counts from the first byte behind the header.
     """

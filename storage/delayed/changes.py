@@ -1,4 +1,4 @@
-"""Delayed messages that were changed on request: which were cancelled, and which have another due time.
+"""Delayed messages that were cancelled, or that have another due time, on request.
 
 The log says when a message was to come, once and for ever. What is here wins over that, for one subscription: a
 cancelled message is done (the cursor says so too; here it stands that nobody ever got it for that), and a rescheduled

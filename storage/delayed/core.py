@@ -1,4 +1,4 @@
-"""The synchronous heart of every tracker: what is tracked, what waits in memory, what is due.
+"""The synchronous core of every tracker: which messages are tracked, wait in memory, or are due.
 
 Rules: a message whose time is not after the cutoff is not tracked, and if it was, it is taken out (BD-2, BD-11.1: a
 tracked message that has fallen due must never be skipped for ever). A tracked position is never tracked twice

@@ -1,4 +1,4 @@
-"""Index entries as three columns, and the one way in which they are sorted.
+"""Index entries as three columns, and their one order of sorting.
 
 An entry says: the message at `positions[i]` with sticky hash `hashes[i]` is due at `deliver_at[i]`. Entries are never
 objects; a million of them are three arrays of 20 bytes a row. What is due is a slice of the sorted columns, and a

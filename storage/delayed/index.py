@@ -1,4 +1,4 @@
-"""The runtime index: which positions are tracked, as one roaring bitmap a ledger.
+"""The index in memory: which positions are tracked, as one roaring bitmap for each ledger.
 
 It is the only truth about "is this message delayed" and about the count (BD-9): buckets, segments and columns may hold
 a position twice, or still hold one that was given out; whoever takes a position out of the index first is the one that

@@ -1,4 +1,4 @@
-"""A sealed bucket while it is in use: what of it is in memory, and where the next segment starts.
+"""A sealed bucket in use: which part of it is in memory, and where the next segment starts.
 
     building    its entries are all in memory, the object is being written
     parked      writing failed for good; its entries stay in memory and the object is tried again later (BD-15)
@@ -22,7 +22,7 @@ from storage.delayed.queue import SortedRun
 
 
 class BucketState(Enum):
-    """Where a bucket stands."""
+    """The stage of a bucket's life."""
 
     BUILDING = "building"
     PARKED = "parked"

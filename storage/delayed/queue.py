@@ -1,4 +1,4 @@
-"""What waits in memory, and how due entries leave it.
+"""Entries that wait in memory, and how due ones leave it.
 
 Three kinds of columns:
 
@@ -37,7 +37,7 @@ Wanted = Callable[[Positions], Mask]
 
 
 class SortedRun:
-    """Sorted entries of which the first `head` are gone. What every pull asks is kept as plain ints."""
+    """Sorted entries of which the first `head` are gone. Values that every pull needs are kept as plain ints."""
 
     __slots__ = ("_first", "entries", "head", "size")
 
@@ -145,7 +145,7 @@ class Staging:
 
 
 class Mutable:
-    """The mutable bucket: what was added and is neither sealed nor due. Also the whole of an in-memory tracker."""
+    """The mutable bucket: entries that are neither sealed nor due. An in-memory tracker has no other bucket."""
 
     def __init__(self) -> None:
         self._staging = Staging()

@@ -1,4 +1,4 @@
-"""How many messages an id stands for that a client was sent, and says again when that is over.
+"""How many messages an id stands for: a client that got it on an earlier connection may acknowledge it later.
 
 An id names the first row of what was sent as one frame, and not how many rows that were. Clients repeat
 acknowledgements, and acknowledge on a new connection what they were sent on an earlier one. What is not known stands

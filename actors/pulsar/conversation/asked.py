@@ -1,4 +1,4 @@
-"""What a client asks for when it subscribes, in Sluice's own terms."""
+"""The request of a client that subscribes, in Sluice's own terms."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ONE_HAS_ALL = ("exclusive", "failover")
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a client wants of a subscription. start: a reader's first position, None for a consumer of a subscription.
+    """A client's wishes for a subscription. start: a reader's first position, None for a consumer of a subscription.
 
     named: the client chose the name.
     """

@@ -1,4 +1,4 @@
-"""Producers are kept out where a backlog quota is reached (`actors/policies/backlog_quotas.py`).
+"""Keeps producers out when a backlog quota is reached (`actors/policies/backlog_quotas.py`).
 
 What waits is measured by the owner of the partition, who knows how far each subscription has come. Kept out are clients
 of Pulsar, by their gateway: as with Pulsar when they come, and those that are there every CHECK_MS. What is on its way
@@ -28,7 +28,7 @@ CODES = dict(zip(HOLDS, _ERRORS, strict=True))
 
 
 class ThrottledProducer(Protocol):
-    """One that is connected here."""
+    """A producer that is connected here."""
 
     def give_way(self) -> None:
         """It is to come again."""

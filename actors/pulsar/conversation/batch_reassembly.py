@@ -1,4 +1,4 @@
-"""Batches go out whole to a consumer that has all of its partition: an Exclusive one, or the active one of Failover.
+"""Batches go out whole to a consumer of a whole partition: an Exclusive one, or the active one of Failover.
 
 Clients take an id for the whole batch that they were sent under it, and say it again after a gateway's death to another
 one that has never sent it. So there an id has to mean what the log says: all of the producer's batch. Where a part
@@ -33,7 +33,7 @@ Rows = npt.NDArray[np.int64]
 
 @dataclass(slots=True, eq=False)
 class PartialBatch:
-    """The last batch of a part, which goes on behind it. first: its first row there. last: position of its end."""
+    """The last batch of a part, which continues behind it. first: its first row there. last: position of its end."""
 
     part: Received
     first: int
@@ -52,7 +52,7 @@ class PartialBatch:
 
 @dataclass(frozen=True, slots=True)
 class RowRange:
-    """Rows first .. end-1 of a part, which are sent together. rest: of one of their batches the end is missing.
+    """Rows first .. end-1 of a part, which are sent together. rest: whether the end of one of their batches is missing.
 
     waiting: positions of what is missing in the batches of these rows and is not done; None: nobody has asked.
     """

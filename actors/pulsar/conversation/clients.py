@@ -11,7 +11,7 @@ from actors.names import unquoted
 
 @dataclass(frozen=True, slots=True)
 class ClientIntroduction:
-    """What a client said of itself and of one producer or consumer. since: milliseconds since 1970."""
+    """A client's description of itself and of one producer or consumer. since: milliseconds since 1970."""
 
     number: int
     address: str
@@ -22,7 +22,7 @@ class ClientIntroduction:
 
 
 class Connected(Protocol):
-    """What a gateway has: producers by topic and partition, consumers by topic and subscription."""
+    """The clients of a gateway: producers by topic and partition, consumers by topic and subscription."""
 
     producers: dict[tuple[str, int], list[Any]]
     consumers: dict[tuple[str, str], list[Any]]

@@ -1,4 +1,4 @@
-"""Which positions of a partition exist, for ids that a client names and that were not sent to it here.
+"""Which positions of a partition exist, for ids that a client names although this connection has not sent them.
 
 An id may be of an earlier connection, or made up. What does not exist must never reach the subscription: it would count
 as done once it is published. Nor may anybody wait for it.
@@ -16,7 +16,7 @@ ASK_MS, PATIENCE_MS = 10_000, 15_000
 
 
 class LogExtent:
-    """The ledgers of a partition, as its owner told them last."""
+    """The ledgers of a partition, as its owner reported them last."""
 
     def __init__(self, directory: Directory, place: TopicPartition) -> None:
         self._directory, self._place = directory, place

@@ -1,4 +1,4 @@
-"""Which gateway has the ports of a machine: the first that claims them, until its process ends; others wait for that.
+"""Which gateway has a machine's ports: the first one that claims them, until its process ends. Others wait.
 
 Who waits takes over by itself, whatever has become of the one before it: what it holds is let go with its process, by
 the machine and not by an agreement. One that is frozen keeps the ports, as a frozen listener does; it has them until
@@ -23,7 +23,7 @@ AGAIN_MS = 200
 
 
 class MachinePorts(Protocol):
-    """The ports of one machine, as one gateway finds them. Schemes are those of service URLs."""
+    """The ports of one machine, as one gateway claims them. Schemes are those of service URLs."""
 
     def claim(self) -> bool:
         """Be the one gateway of this machine, until `close` or the end of the process. False: another one is."""
@@ -42,7 +42,7 @@ class MachinePorts(Protocol):
 
 
 class PortHolder:
-    """Gets a gateway its ports and keeps them. wanted: by scheme. opened: told each scheme with the number it has."""
+    """Gets a gateway its ports and keeps them. wanted: by scheme. opened: called with each scheme and its number."""
 
     def __init__(
         self, ports: Ports, doors: MachinePorts, wanted: Mapping[str, int], opened: Callable[[str, int], None]

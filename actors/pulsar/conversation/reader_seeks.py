@@ -1,4 +1,4 @@
-"""Where the readers of one connection go on that were moved by a seek.
+"""Where the readers of one connection continue after a seek.
 
 A reader that seeks is sent away and subscribes again, and what it then says of its start may be wrong: a client that
 sought a time names the beginning of the topic. So the seek is remembered until that reader, by the number that its
@@ -16,7 +16,7 @@ ReaderKey = tuple[str, int, str]
 
 
 class Seeks:
-    """None at first. They end with their connection."""
+    """The seeks of one connection. They end with it."""
 
     def __init__(self) -> None:
         self._targets: dict[int, tuple[ReaderKey, int]] = {}

@@ -1,4 +1,4 @@
-"""What was read from a connection and is not taken up yet."""
+"""Frames that were read from a connection and wait to be handled."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from actors.pulsar.codec.vectorized_decoder import sends_in
 
 @dataclass(slots=True)
 class Reading:
-    """Frames of one read. at: the number of the next one that is taken up.
+    """Frames of one read. at: the number of the next frame to handle.
 
     done: producers whose SENDs before frame number `done_until` were decoded together, ahead of the others.
     """

@@ -1,4 +1,4 @@
-"""What is refused, in Pulsar's error codes."""
+"""Refusals in Pulsar's error codes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _CODES: tuple[tuple[type[SluiceError], int], ...] = (
 
 
 class CommandRefused(Invalid):
-    """A request that is refused with a code of Pulsar's."""
+    """A request is refused with one of Pulsar's codes."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)

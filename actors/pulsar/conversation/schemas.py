@@ -1,4 +1,4 @@
-"""Schemas of topics: what clients registered, in order, each once.
+"""The schemas that clients registered for topics, in order, each once.
 
 The record `schema/<topic>` lists a topic's versions: of each its kind and digests. What a version says is a record of
 its own, `schema-definition/<topic>/<digest>`, which is written first and never changed. Whoever adds a version writes

@@ -1,4 +1,4 @@
-"""What a producer's sequence ids are to a topic with deduplication, and which of them need not be stored again.
+"""Translates a producer's sequence ids for a topic with deduplication, and says which are stored already.
 
 The topic numbers rows, and a client numbers messages; so each of the client's sequence ids has 2**SHIFT of the topic's.
 The rows of a frame end at the last one of those. All chunks of a message have one sequence id: chunk number i is
@@ -54,7 +54,7 @@ def span_of(send: Send) -> tuple[int, int]:
 
 
 class Numbers:
-    """What one producer has sent. stored: the topic's sequence up to which all counts as stored."""
+    """The numbers that one producer has sent. stored: the topic's sequence up to which all are stored."""
 
     def __init__(self, stored: int = -1) -> None:
         self._stored = self.last = stored

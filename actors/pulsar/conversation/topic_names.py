@@ -1,4 +1,4 @@
-"""Topics as Pulsar's clients name them, and where they are here.
+"""Translates the names of topics that Pulsar's clients use into Sluice's topics and partitions.
 
 `persistent://public/default/orders-partition-3` is the fourth partition of `orders`. A topic of one partition is a
 plain topic to clients: its ids carry no partition. Names of other letters, and in other namespaces, are those of

@@ -1,4 +1,4 @@
-"""What is at a client, by the position that it knows each piece by.
+"""Unacknowledged messages at a client, by the position of the id under which the client knows them.
 
 Pieces go out and come back by the thousand, so they are kept as columns: a table a part, and one dictionary that says
 in which table and row a position is. What is done with many of them at once is done with all of them at once.
@@ -40,7 +40,7 @@ class Piece(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Table:
-    """Pieces of one part. left: so many of them are still at the client."""
+    """Pieces of one part. left: how many of them are still at the client."""
 
     part: Received
     firsts: Ints

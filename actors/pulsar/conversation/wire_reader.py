@@ -28,7 +28,7 @@ WAIT_MS, WAIT_TIMEOUT = 1_000, 6_000
 
 
 class LogReader:
-    """Reads on as long as it has permits. It is used like a consumer, and has nothing to give back."""
+    """Reads as long as it has permits. It is used like a consumer, but never gives messages back."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Where Pulsar's clients and tools find this broker."""
+"""The addresses at which Pulsar's clients and tools find this broker."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass
 class Addresses:
-    """Where clients and tools connect; empty where they cannot."""
+    """Addresses for clients and tools; empty if they cannot connect."""
 
     pulsar: str = ""
     pulsar_tls: str = ""

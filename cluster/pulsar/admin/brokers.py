@@ -1,4 +1,4 @@
-"""What there is one of here: a tenant, a namespace, a cluster, a broker.
+"""Paths of things that exist once here: a tenant, a namespace, a cluster, a broker.
 
 GET  /admin/v2/tenants | tenants/public
 GET  /admin/v2/namespaces/public

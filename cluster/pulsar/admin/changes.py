@@ -1,4 +1,4 @@
-"""What is changed of a topic for good, by HTTP; paths below /admin/v2/persistent/public/default/{topic}.
+"""Permanent changes of a topic by HTTP; paths below /admin/v2/persistent/public/default/{topic}.
 
 POST .../partitions              more partitions; the body is their number. 422 if that is fewer than there are
 POST .../terminate               no more messages; the id of the last one. 405 of a topic with partitions

@@ -36,7 +36,7 @@ PREFIX = "X-Pulsar-"
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:
-    """A message or a client's batch. first: its entry; count: its messages, as rows. batched: whether it was one."""
+    """A message or a client's batch. first: its entry; count: its messages, as rows. batched: whether it is a batch."""
 
     ledger: int
     first: int

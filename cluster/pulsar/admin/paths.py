@@ -1,4 +1,4 @@
-"""The table of Pulsar's paths: what the port for its tools and the admin port answer alike."""
+"""The table of Pulsar's paths, which the port for its tools and the admin port share."""
 
 from __future__ import annotations
 

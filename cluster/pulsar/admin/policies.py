@@ -1,4 +1,4 @@
-"""PolicyRoutes by HTTP: those that a topic has here are told, none can be changed, and none is silently accepted.
+"""Policies by HTTP: those that a topic has are shown, none can be changed, and none is silently accepted.
 
 GET    .../{topic}/deduplicationEnabled                                   from the topic's settings
 GET    .../{topic}/schemaValidationEnforced[?applied=true]                false, or what its namespace says

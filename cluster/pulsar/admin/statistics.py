@@ -1,4 +1,4 @@
-"""Statistics with the names and the shape that Pulsar's tools read, made from what the owners tell.
+"""Statistics of the owners, with the names and the shape that Pulsar's tools read.
 
 What Sluice counts besides stands beside Pulsar's names. What it does not count (bytes that went out, rates of single
 clients) is left out, and the tools show their 0 for it. A rate is the mean since the question before, whoever asked it.
@@ -36,7 +36,7 @@ ACCESS = {
 
 
 class Rates:
-    """What counters rose by in a second, between questions."""
+    """The rise of counters in a second, between two requests."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[int, int, float]] = {}
@@ -55,7 +55,7 @@ class Rates:
 
 @dataclass
 class Partition:
-    """What is known of one partition. clients: see actors.messages.ClientsHere."""
+    """The statistics of one partition. clients: see actors.messages.ClientsHere."""
 
     name: str
     row: Row

@@ -1,4 +1,4 @@
-"""What is done to all topics of a namespace, by HTTP; `N` is its path. There is one bundle, which has all topics.
+"""Operations on all topics of a namespace, by HTTP; `N` is its path. There is one bundle, which has all topics.
 
 POST N/clearBacklog[/{sub}]              everything counts as done, by all subscriptions or those of a name
 POST N/unsubscribe/{sub}                 the subscriptions of that name go; 412 while one has consumers
