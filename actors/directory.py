@@ -27,6 +27,7 @@ from actors.messages import (
     TopicSettings,
 )
 from actors.ports import Address, Ports, Unknown
+from actors.shared_future import SharedQuestion
 from actors.wire import R, Request
 from storage.errors import Fenced, NotFound, SluiceError, Unavailable
 
@@ -45,6 +46,7 @@ class Directory:
         self._topics: dict[str, list[Address]] = {}
         self._dispatchers: dict[tuple[str, str], list[Address]] = {}
         self._settings: dict[str, TopicSettings] = {}
+        self._settings_now = SharedQuestion(ports, self._ask_settings, "settings")
 
     async def topic(self, topic: str, partition: int) -> Address:
         """The owner of a partition. Raises NotFound, Unavailable."""
@@ -59,6 +61,9 @@ class Directory:
 
     async def settings_now(self, topic: str) -> TopicSettings:
         """The same as `settings`, of a topic that may have been deleted meanwhile, and made again."""
+        return await self._settings_now(topic)
+
+    async def _ask_settings(self, topic: str) -> TopicSettings:
         before = self._settings.get(topic)
         try:
             await self._locate(topic, 0)

@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar, cast
 from actors.ports import Ports
 from storage.errors import SluiceError
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 
@@ -71,6 +72,42 @@ async def all_of(outcomes: Iterable[SharedFuture[Any]]) -> None:
     """Wait for each, in order. Raises the first error; what comes behind it goes on."""
     for outcome in outcomes:
         await outcome
+
+
+class SharedQuestion(Generic[K, T]):
+    """A question with one answer for all who ask it at the same time; one is under way at once for each subject.
+
+    Who asks while one is under way waits for the next, because that one may have been answered from before. So each
+    answer is newer than its question, and a thousand who ask at once cost two questions.
+    """
+
+    def __init__(self, ports: Ports, ask: Callable[[K], Coroutine[Any, Any, T]], name: str) -> None:
+        self._ports, self._ask, self._name = ports, ask, name
+        self._next: dict[K, SharedFuture[T]] = {}
+        self._under_way: dict[K, None] = {}
+
+    async def __call__(self, subject: K) -> T:
+        """The answer. Raises what the question raises."""
+        answer = self._next.get(subject)
+        if answer is None:
+            answer = self._next[subject] = SharedFuture()
+            if subject not in self._under_way:
+                self._under_way[subject] = None
+                self._ports.spawn(self._go_on(subject), self._name)
+        return await answer
+
+    async def _go_on(self, subject: K) -> None:
+        try:
+            while (answer := self._next.pop(subject, None)) is not None:
+                try:
+                    answer.set_result(await self._ask(subject))
+                except SluiceError as error:
+                    answer.set_exception(error)
+                except BaseException as error:
+                    answer.set_exception(error)
+                    raise
+        finally:
+            del self._under_way[subject]
 
 
 async def carry_through(ports: Ports, work: Coroutine[Any, Any, T], name: str) -> T:

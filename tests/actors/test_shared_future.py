@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
-from actors.shared_future import SharedFuture
-from storage.errors import Fenced
+from actors.shared_future import SharedFuture, SharedQuestion
+from storage.errors import Fenced, Unavailable
+from tests.sim.world import World
 
 
 async def _of(outcome: SharedFuture[int]) -> int:
@@ -69,3 +70,33 @@ async def test_what_is_to_follow_follows_at_once_and_once() -> None:
     assert seen == ["then"]
     outcome.then(lambda: seen.append("later"))
     assert seen == ["then", "later"]
+
+
+def test_who_asks_at_the_same_time_shares_a_question() -> None:
+    """A hundred who ask while one is under way get the answer of the next one, also if that one fails."""
+
+    async def main(world: World) -> None:
+        ports = world.client("gateway")
+        asked: list[int] = []
+
+        async def ask(subject: str) -> int:
+            number = len(asked)
+            asked.append(number)
+            await ports.clock.sleep(10)
+            if number == 1:
+                raise Unavailable("away")
+            return number
+
+        question = SharedQuestion(ports, ask, "question")
+        first = asyncio.ensure_future(question("t"))
+        await ports.clock.sleep(5)
+        later = [asyncio.ensure_future(question("t")) for _ in range(100)]
+        later[0].cancel()
+        assert await first == 0
+        for one in later[1:]:
+            with pytest.raises(Unavailable):
+                await one
+        assert asked == [0, 1]
+        assert await question("t") == 2
+
+    World(0).play(main)

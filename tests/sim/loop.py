@@ -142,6 +142,10 @@ class SimLoop(asyncio.BaseEventLoop):
             heappush(self._timers, (self.now + milliseconds, self._counter, handle))
         return handle
 
+    def work(self, milliseconds: int) -> None:
+        """What runs now keeps the loop busy for so long: everybody else is late."""
+        self.now += milliseconds
+
     async def pause(self, milliseconds: int) -> None:
         """Wait on virtual time."""
         future: asyncio.Future[None] = asyncio.Future(loop=self)
@@ -242,9 +246,9 @@ class SimLoop(asyncio.BaseEventLoop):
             heappop(timers)
         if not timers:
             return False
-        self.now = timers[0][0]
+        self.now = max(self.now, timers[0][0])
         ready = self._ready
-        while timers and timers[0][0] == self.now:
+        while timers and timers[0][0] <= self.now:
             ready.append(heappop(timers)[2])
         return True
 

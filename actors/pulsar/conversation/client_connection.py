@@ -30,7 +30,7 @@ from actors.pulsar.codec.vectorized_decoder import read_sends
 from actors.pulsar.conversation.client_session import NO_REQUEST, ClientSession
 from actors.pulsar.conversation.commands import CommandHandlers
 from actors.pulsar.conversation.gateway import ClientIdentity, Gateway, Link
-from actors.pulsar.conversation.intake import GREETING_BYTES, REST_MS, TURN
+from actors.pulsar.conversation.intake import GREETING_BYTES, TURN, rest
 from actors.pulsar.conversation.reading_ahead import Reading
 from actors.pulsar.conversation.refusals import CommandRefused, code_of
 from actors.pulsar.conversation.wire_consumer import WireConsumer
@@ -132,7 +132,7 @@ class ClientConnection(ClientSession):
         ports, intake = self.gateway.ports, self.intake
         while not self.closed and (self._read or intake.full or intake.crowded):
             if self._read and not intake.full:
-                await ports.clock.sleep(REST_MS)
+                await rest(ports.clock)
                 self._turn()
                 self._count()
             else:

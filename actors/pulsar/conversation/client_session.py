@@ -128,7 +128,7 @@ class ClientSession:
 
     def add_consumer(self, consumer: WireConsumer, asked: Any) -> None:
         """One more, and what its client said. Raises CommandRefused if there are too many, or it is closed."""
-        self._check_room("consumers")
+        self.check_room("consumers")
         self.consumers[consumer.number] = consumer
         key = (consumer.place.topic, consumer.asked.subscription)
         self.gateway.consumers.setdefault(key, []).append(consumer)
@@ -136,7 +136,8 @@ class ClientSession:
         self._introduce(consumer, consumer.number, asked)
         consumer.choke(self.intake.choked)
 
-    def _check_room(self, what: str) -> None:
+    def check_room(self, what: str) -> None:
+        """Raises CommandRefused if there are too many, or the connection is over."""
         if self.closed:
             raise CommandRefused(ServerError.SERVICE_NOT_READY, "the connection has ended")
         if len(self.consumers) + len(self.producers) >= MOST_HANDLES:
@@ -163,7 +164,7 @@ class ClientSession:
 
     def add_producer(self, producer: WireProducer, asked: Any, access_mode: str) -> None:
         """One more, and what its client said. Raises CommandRefused if there are too many, or it is closed."""
-        self._check_room("producers")
+        self.check_room("producers")
         self.producers[producer.number] = producer
         self.gateway.producers.setdefault((producer.place.topic, producer.place.partition), []).append(producer)
         self._introduce(producer, producer.number, asked, access_mode)
@@ -218,6 +219,7 @@ class ClientSession:
         async def asked() -> None:
             await turn.begin(self.gateway.ports, large=name in LARGE)
             await work()
+            await turn.rest(self.gateway.ports.clock)
 
         try:
             await self._guarded(asked, name)

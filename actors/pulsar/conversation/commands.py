@@ -133,6 +133,7 @@ class CommandHandlers:
             await self._produce(asked, known)
             return
         self._check_free(asked.producer_id)
+        self._c.check_room("producers")
         place = await find_place(self._g.directory, asked.topic, create=self._making())
         await self._g.backlogs.check(place.topic, place.partition)
         name = asked.producer_name or self._g.fresh("sluice")
@@ -220,6 +221,7 @@ class CommandHandlers:
                 self._c.say("success", request_id=asked.request_id)
                 return
             raise _opening("consumer")
+        self._c.check_room("consumers")
         if asked.read_compacted and (asked.durable or asked.type not in (EXCLUSIVE, FAILOVER)):
             # A reader gets what Pulsar gives it of a topic that nobody has compacted: every message.
             raise CommandRefused(ServerError.NOT_ALLOWED, "compaction is not offered")

@@ -10,7 +10,11 @@ room for what comes of it. Reading stops
 * while all connections together hold BUFFER_BYTES, for each that holds more than OWN_BYTES of them.
 
 It goes on when there is room again. What was read before it stopped waits, in its order, and commands are taken up in
-turns, so that a client that sends many leaves time to the others.
+turns, so that whoever floods gets a share of the gateway, and not all of it. What a turn costs shows only afterwards,
+in the tasks that it has begun: they make the event loop late for everybody. So a connection rests after a turn, and the
+later the loop was, the longer. Questions cost other actors and threads something as well. So where questions of a
+connection wait for their turn, each that has its answer makes way for the next one after a rest, and the longer it
+took, the longer that is.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from actors.ports import Ports
+from actors.ports import Clock, Ports
 from actors.signal import Signal
 
 GREETING_BYTES = 64 * 1024
@@ -38,9 +42,22 @@ OWN_BYTES = 256 * 1024
 TURN = 50
 """So many frames are taken up one by one before others have their turn."""
 REST_MS = 1
-"""Between two turns of a connection."""
+"""A rest has at least this,"""
+RESTS = 3
+"""so many times what it is measured by,"""
+MOST_REST_MS = 200
+"""and no more than this: something else may have taken the time."""
 MOST_TEXT = 1_000
 """So many letters of an error's text are said: some repeat what the client sent."""
+
+
+async def rest(clock: Clock, took: int = 0) -> None:
+    """Leave time to the others after something that took so many milliseconds, more if the event loop is late now."""
+    begun = clock.monotonic()
+    await clock.sleep(REST_MS)
+    late = clock.monotonic() - begun - REST_MS
+    if (more := RESTS * max(late, took)) > 0:
+        await clock.sleep(min(more, MOST_REST_MS))
 
 
 class HeldBytes:
@@ -74,6 +91,7 @@ class Turn:
     def __init__(self, intake: Intake, size: int) -> None:
         self._intake, self._size = intake, size
         self._taken: list[asyncio.Semaphore] = []
+        self._since = 0
         self.begun = self._over = False
 
     async def begin(self, ports: Ports, *, large: bool) -> None:
@@ -85,7 +103,12 @@ class Turn:
             self._taken.append(semaphore)
         if large:
             await self._intake.drained.wait(ports)
-        self.begun = True
+        self.begun, self._since = True, ports.clock.monotonic()
+
+    async def rest(self, clock: Clock) -> None:
+        """It has its answer. Others of its connection that wait for their turn leave time to other connections."""
+        if self._intake.queued:
+            await rest(clock, clock.monotonic() - self._since)
 
     def over(self) -> None:
         """It has its answer, or waits for somebody else and is one of the connection's producers meanwhile."""
@@ -117,6 +140,11 @@ class Intake:
         """Whether no more is taken up now."""
         busy = self._requests >= MOST_REQUESTS or self._bytes >= REQUEST_BYTES or self._pending > PENDING_BYTES
         return self.choked or self.connecting or busy
+
+    @property
+    def queued(self) -> bool:
+        """Whether requests wait for their turn."""
+        return self._requests > MOST_ABREAST
 
     @property
     def crowded(self) -> bool:

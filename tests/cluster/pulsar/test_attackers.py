@@ -50,8 +50,8 @@ def schemas(number: int) -> bytes:
 
 
 def new_schemas(number: int) -> bytes:
-    """Small ones: what is stored of a topic's schemas is another bound."""
-    schema = {"name": "s", "data": b"x" * 4_000 + str(number).encode(), "type": 1}
+    """Each of them is new, as far as a topic may have so many."""
+    schema = {"name": "s", "data": b"x" * 100_000 + str(number).encode(), "type": 1}
     return encode(command("put_schema", topic="taken", request_id=number, schema=schema))
 
 

@@ -167,6 +167,45 @@ def test_few_questions_are_asked_at_once(monkeypatch: pytest.MonkeyPatch) -> Non
     played(scenario)
 
 
+@pytest.mark.parametrize(("large", "others"), [(False, 0.25), (True, 2)], ids=["together", "one at a time"])
+def test_who_asks_much_leaves_time_to_the_others(large: bool, others: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each question keeps the event loop busy for a millisecond, and waits for one. others: their time, beside that."""
+    monkeypatch.setattr(client_session, "LARGE", frozenset(("get_schema",)) if large else frozenset())
+
+    async def scenario(world: World, connection: ClientConnection, wire: Slow) -> None:
+        wire.reads, busy = True, 0
+
+        async def get(topic: str, version: bytes) -> tuple[Any, bytes]:
+            nonlocal busy
+            busy += 1
+            world.loop.work(1)
+            await passes(world, 1)
+            return Schema(name="s", data=b"", type=1), b"\0" * 8
+
+        connection.gateway.schemas.get = get  # type: ignore[method-assign]
+        began = world.loop.now
+        connection.data(lookups(MOST_REQUESTS))
+        while busy < MOST_REQUESTS:
+            await passes(world, 1)
+        assert world.loop.now - began > (1 + others) * busy
+
+    played(scenario)
+
+
+def test_what_has_no_room_costs_no_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A producer or a consumer too many is refused before anybody is asked for its topic."""
+    monkeypatch.setattr(client_session, "MOST_HANDLES", 0)
+
+    async def scenario(world: World, connection: ClientConnection, wire: Slow) -> None:
+        connection.data(encode(command("producer", topic="t", producer_id=1, request_id=1)))
+        connection.data(encode(command("subscribe", topic="t", subscription="s", type=1, consumer_id=1, request_id=2)))
+        await passes(world, 5)
+        assert wire.said() == ["error", "error"]
+        assert not connection.gateway.directory._topics
+
+    played(scenario)
+
+
 def test_requests_under_way_have_few_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intake, "REQUEST_BYTES", 1_000)
 
