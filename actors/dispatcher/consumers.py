@@ -16,7 +16,6 @@ import numpy as np
 from actors.dispatcher.context import SubscriptionContext
 from actors.dispatcher.grace import Grace
 from actors.dispatcher.leases import Leases
-from actors.dispatcher.rejoin import Rejoin
 from actors.dispatcher.sessions import Session
 from actors.messages import Attach, Attached, Detach
 from actors.names import check_name
@@ -28,12 +27,12 @@ from storage.position import Positions
 class Consumers:
     """Who attaches and detaches."""
 
-    def __init__(self, context: SubscriptionContext, leases: Leases, rejoin: Rejoin, grace: Grace) -> None:
+    def __init__(self, context: SubscriptionContext, leases: Leases, grace: Grace) -> None:
         self._ports, self._epoch, self._ownership = context.ports, context.epoch, context.ownership
         self._state, self._membership, self._cursor = context.state, context.membership, context.cursor
         self._sessions, self._core = context.sessions, context.core
         self._store, self._wakeups = context.store, context.wakeups
-        self._leases, self._rejoin, self._grace = leases, rejoin, grace
+        self._leases, self._grace = leases, grace
         self._attaching: dict[str, Signal] = {}
 
     async def attach(self, request: Attach) -> Attached:
@@ -91,7 +90,7 @@ class Consumers:
         if self._membership.attach(request.incarnation, number, self._ports.clock.monotonic()):
             self._store.dirty()
         session = self._sessions.open(number, request.consumer, request.incarnation)
-        self._rejoin.identify(session)
+        self._leases.identify(session)
         self._wakeups.read.set()
         self._wakeups.route.set()
         self._leases.watch_session(session, request.process)

@@ -15,9 +15,8 @@ from actors.dispatcher.context import SubscriptionContext
 from actors.dispatcher.leases import Leases
 from actors.dispatcher.open_runs import mark_overtook
 from actors.dispatcher.reader import Reader
-from actors.dispatcher.rejoin import Rejoin
 from actors.dispatcher.sessions import Session
-from actors.messages import Acknowledge, Acknowledged, Delivery, Poll
+from actors.messages import Acknowledge, Acknowledged, Delivery, Done, FindOpen, Poll, SentApart, StillOpen
 from actors.topic_client import RETRY_FIRST, RETRY_MOST
 from storage.errors import Conflict, Fenced
 from storage.position import Positions
@@ -32,14 +31,13 @@ class Deliverer:
         reader: Reader,
         backlog: Backlog,
         leases: Leases,
-        rejoin: Rejoin,
         on_routed: Callable[[], None],
     ) -> None:
         """on_routed: called after a dispatch, some of whose messages may have failed for good."""
         self._ports, self._ownership, self._state = context.ports, context.ownership, context.state
         self._core, self._runs, self._sessions = context.core, context.runs, context.sessions
         self._store, self._wakeups = context.store, context.wakeups
-        self._reader, self._backlog, self._leases, self._rejoin = reader, backlog, leases, rejoin
+        self._reader, self._backlog, self._leases = reader, backlog, leases
         self._on_routed = on_routed
         self._put_off = False
         """A pass waits until the interval is over."""
@@ -150,6 +148,20 @@ class Deliverer:
         self._put_off = False
         self._wakeups.route.set()
 
+    # -- what senders of client batches ask -------------------------------------------------------------------------
+
+    def still_open(self, request: FindOpen) -> StillOpen:
+        """See messages.FindOpen."""
+        positions = ascending(request.positions)
+        return StillOpen(positions=positions[~self._state.cursor.is_acknowledged(positions)])
+
+    async def sent_apart(self, request: SentApart) -> Done:
+        """See messages.SentApart; durable when it returns."""
+        self._state.sent_apart()
+        await self._store.barrier()
+        self._ownership.check_owner()
+        return Done()
+
     # -- what goes out --------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
@@ -162,7 +174,7 @@ class Deliverer:
             signal.clear()
             if self._ownership.ended():
                 return
-            if self._rejoin.settled() and not self._state.paused:
+            if self._leases.settled() and not self._state.paused:
                 self._route()
             if self._core.room() > 0:
                 self._wakeups.read.set()
@@ -189,7 +201,7 @@ class Deliverer:
 
     def look_if_stalled(self) -> None:
         """Watchdog: notice when nothing moves although it could."""
-        if self._rejoin.settled() and not self._state.paused and not self._put_off and self._core.stalled():
+        if self._leases.settled() and not self._state.paused and not self._put_off and self._core.stalled():
             self.stalls += 1
             self._ports.log("stalled", stats=self._core.stats(self._ports.clock.now()))
             self._wakeups.route.set()

@@ -1,17 +1,19 @@
 """The dispatcher actor: one subscription on one partition.
 
 It is a thin shell: it takes the subscription over, joins the parts, and hands each request to the part that it
-concerns. The parts know nothing of the actor, and of each other only what they are given. What is decided where:
+concerns. The parts know nothing of the actor. Each is given the `context` whole, and the few other parts that it needs.
+What is decided where:
 
 * who may get which message now: `actors.key_shared` (the core), with the order sentinel at its exit;
 * what is done: `backlog` and `storage.cursor`, made durable by `store`;
 * what is not due yet: `actors.delayed`, and `due`;
 * what comes next from the log: `reader`;
-* who is attached, and until when: `membership`, carried out by `consumers`, `leases` and `rejoin`;
+* who is attached, and until when: `membership`, carried out by `consumers`, `leases` and `grace`;
 * what goes out: `delivery`; what comes back unfinished: `redelivery` and `dead_letters`;
 * which keys wait for an operator's decision: `parked_keys`;
 * which delayed messages are taken back, or come at another time: `delayed_messages`;
-* where the cursor is moved to: `seek`.
+* where the cursor is moved to: `seek`;
+* what operators are told: `statistics`, `inspection`, `hot_keys`.
 """
 
 from __future__ import annotations
@@ -20,25 +22,20 @@ from actors.actor import Actor
 from actors.delayed.shared import SharedIndex
 from actors.directory import Directory
 from actors.dispatcher.backlog import Backlog
-from actors.dispatcher.client_batches import BatchAnswers
 from actors.dispatcher.configuration import SubscriptionConfiguration
 from actors.dispatcher.consumers import Consumers
 from actors.dispatcher.context import SubscriptionContext
 from actors.dispatcher.dead_letters import DeadLetters
 from actors.dispatcher.delayed_messages import DelayedMessages
 from actors.dispatcher.delivery import Deliverer
-from actors.dispatcher.documents import document
 from actors.dispatcher.due import DueMessages
-from actors.dispatcher.explanation import Explanation
 from actors.dispatcher.grace import Grace
-from actors.dispatcher.hot_key_watch import HotKeyWatch
-from actors.dispatcher.hot_keys import HotKeys
-from actors.dispatcher.inspection import Inspection
+from actors.dispatcher.hot_keys import HotKeys, HotKeyWatch
+from actors.dispatcher.inspection import Inspection, document
 from actors.dispatcher.leases import Leases
 from actors.dispatcher.parked_keys import ParkedKeys
 from actors.dispatcher.reader import Reader
 from actors.dispatcher.redelivery import Redelivery
-from actors.dispatcher.rejoin import Rejoin
 from actors.dispatcher.seek import Seeker
 from actors.dispatcher.sessions import Session
 from actors.dispatcher.statistics import Statistics
@@ -195,11 +192,11 @@ class Dispatcher(Actor):
 
     async def on_find_open(self, request: FindOpen) -> StillOpen:
         self._speaking(request.session)
-        return self.parts.batches.still_open(request)
+        return self.parts.deliverer.still_open(request)
 
     async def on_sent_apart(self, request: SentApart) -> Done:
         self._speaking(request.session)
-        return await self.parts.batches.sent_apart(request)
+        return await self.parts.deliverer.sent_apart(request)
 
     async def on_negative_acknowledge(self, request: NegativeAcknowledge) -> GivenBack:
         return await self.parts.redelivery.negative_acknowledge(self._speaking(request.session), request)
@@ -255,7 +252,7 @@ class Dispatcher(Actor):
         context = parts.context
         if len(context.sessions) and not request.force:
             raise Invalid(f"{len(context.sessions)} consumers are connected; close them, or use force")
-        if request.only_unused and not parts.use.unused():
+        if request.only_unused and not parts.unused_watch.unused():
             raise Invalid("the subscription is durable, or in use")
         for session in context.sessions.all():
             parts.leases.end(session, "deleted")
@@ -292,13 +289,13 @@ class Dispatcher(Actor):
         return document(told)
 
     async def on_explain(self, request: Explain) -> Text:
-        return document(self.parts.explanation.explain(request))
+        return document(self.parts.inspection.explain(request))
 
     async def on_list_pending(self, request: ListPending) -> Text:
         return document(self._owning.inspection.pending(request))
 
     async def on_is_unused(self, request: IsUnused) -> Unused:
-        return Unused(unused=self._owning.use.unused())
+        return Unused(unused=self._owning.unused_watch.unused())
 
     async def on_find_backlog(self, request: FindBacklog) -> BacklogFound:
         return BacklogFound(position=await self._owning.inspection.backlog(request))
@@ -335,22 +332,19 @@ class Components:
         self.hot_key_watch = HotKeyWatch(context, self.hot_keys)
         self.reader = Reader(context, backlog, self.hot_keys)
         self.leases = Leases(context)
-        rejoin = Rejoin(context)
         self.grace = Grace(context, self.leases)
-        self.consumers = Consumers(context, self.leases, rejoin, self.grace)
+        self.consumers = Consumers(context, self.leases, self.grace)
         self.dead_letters = DeadLetters(context, backlog)
         self.parked = ParkedKeys(context, backlog)
-        self.deliverer = Deliverer(context, self.reader, backlog, self.leases, rejoin, self._look_at_failed)
-        self.batches = BatchAnswers(context)
+        self.deliverer = Deliverer(context, self.reader, backlog, self.leases, self._look_at_failed)
         self.redelivery = Redelivery(context, backlog)
         self.due = DueMessages(context)
-        self.delayed = DelayedMessages(context, self.reader, backlog, rejoin)
+        self.delayed = DelayedMessages(context, self.reader, backlog, self.leases)
         self.seeker = Seeker(context, self.reader, backlog, self.leases)
         self.configuration = SubscriptionConfiguration(context)
-        self.use = UnusedWatch(context)
+        self.unused_watch = UnusedWatch(context)
         self.statistics = Statistics(context, self.reader, backlog, self.deliverer)
-        self.explanation = Explanation(context, self.reader, rejoin, self.parked)
-        self.inspection = Inspection(context, self.reader)
+        self.inspection = Inspection(context, self.reader, self.leases, self.parked)
 
     def begin(self) -> None:
         """Let everything that goes on by itself begin."""
@@ -366,7 +360,7 @@ class Components:
             ("places", self.grace.run()),
             ("progress", context.reporter.run(context.store, self.seeker.expire_old)),
             ("history", context.history.run()),
-            ("use", self.use.run()),
+            ("use", self.unused_watch.run()),
             ("delayed changes", context.changed_delays.remove_leftovers()),
         ):
             context.ports.spawn(work, name)

@@ -1,25 +1,37 @@
-"""Questions of an operator that change nothing, but for statistics and explanations."""
+"""What operators ask and what changes nothing, but for statistics: why something is not delivered, and what lies where.
+
+An explanation runs the core's own gates with reasons (`actors.key_shared.explain`) and adds those that lie outside of
+the core.
+"""
 
 from __future__ import annotations
 
+import json
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 
 from actors.dispatcher.context import SubscriptionContext
+from actors.dispatcher.leases import Leases
+from actors.dispatcher.parked_keys import ParkedKeys
 from actors.dispatcher.reader import Reader
-from actors.messages import FindBacklog, FindOwner, ListDelayed, ListPending
+from actors.messages import Explain, FindBacklog, FindOwner, ListDelayed, ListPending, Text
 from storage.errors import Invalid, Unavailable
 from storage.hashing import masked_hash
 from storage.position import show
 
 
 class Inspection:
-    """See the module."""
+    """Answers as plain values; `document` makes JSON of them."""
 
-    def __init__(self, context: SubscriptionContext, reader: Reader) -> None:
-        self._identity, self._core, self._sessions = context.identity, context.core, context.sessions
-        self._tracker, self._cursor, self._reader = context.tracker, context.cursor, reader
+    def __init__(self, context: SubscriptionContext, reader: Reader, leases: Leases, parked: ParkedKeys) -> None:
+        self._ports, self._identity, self._state = context.ports, context.identity, context.state
+        self._core, self._cursor, self._sessions = context.core, context.cursor, context.sessions
+        self._tracker, self._changes = context.tracker, context.changed_delays.now
+        self._reader, self._leases, self._parked = reader, leases, parked
+
+    # -- what lies where ----------------------------------------------------------------------------------------------
 
     async def backlog(self, request: FindBacklog) -> int:
         """See messages.BacklogFound. Raises Unavailable while the end of the topic is not known."""
@@ -63,3 +75,77 @@ class Inspection:
             "histogram": self._tracker.histogram(),
             "next": [{"deliverAt": due, "messageId": show(at)} for due, at in following],
         }
+
+    # -- why something is not delivered -------------------------------------------------------------------------------
+
+    def explain(self, request: Explain) -> dict[str, Any]:
+        """Run the dispatch predicate with reasons on, and add the outer gates."""
+        key_hash = None if request.key is None else masked_hash(request.key)
+        now = self._ports.clock.now()
+        answer = self._core.explain(key_hash=key_hash, hash=request.hash, position=request.position, now=now)
+        reasons = [*self._outer_gates(), *answer.get("reasons", [])]
+        if request.position is not None:
+            reasons = self._gates_of(request.position, reasons)
+        if parked := self._parked.gate(request.key, request.position):
+            reasons = [parked, *(reason for reason in reasons if reason["gate"] != "nothing_to_deliver")]
+        verdict = reasons[0]["gate"] if reasons else answer.get("verdict")
+        told = {"verdict": verdict, "reasons": reasons, "partition": self._identity.partition, "key": request.key}
+        return {**answer, **told}
+
+    def _outer_gates(self) -> list[dict[str, Any]]:
+        """What holds the whole subscription back."""
+        gates = []
+        if self._state.paused:
+            gates.append(_gate("paused", "the subscription is paused", "an operator resumes it"))
+        if self._reader.problem:
+            text = f"the log cannot be read further: {self._reader.problem}"
+            gates.append(_gate("not_read", text, "a copy of it comes back, or an operator gives the run up"))
+        if awaited := self._leases.awaited():
+            waits = max(max(member.until for member in awaited) - self._ports.clock.monotonic(), 0)
+            text = f"{len(awaited)} consumers of an earlier owner have not come back"
+            gates.append(_gate("taking_over", text, f"they do, or their leases end, in {waits} ms at most"))
+        if unknown := self._leases.unidentified:
+            text = f"it is not known yet which keys {len(unknown)} consumers hold that came back"
+            gates.append(_gate("taking_over", text, f"the topic tells ({next(iter(unknown.values()))})"))
+        if self._tracker.room() == 0:
+            text = f"nothing more is read: {self._tracker.alarm() or 'delayed messages are on their way to the store'}"
+            gates.append(_gate("delayed_index_behind", text, "the store takes some, or some are due"))
+        return gates
+
+    def _gates_of(self, position: int, reasons: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """What holds one message back that is not in the core."""
+        at = np.array([position], np.int64)
+        held = any(reason["gate"] == "delivered" for reason in reasons)  # it may have expired while it was held
+        if not held and bool(self._cursor.is_acknowledged(at)[0]):
+            cancelled = bool(self._changes.cancelled.contains(at)[0])
+            return [_gate("nothing_to_deliver", "it was cancelled" if cancelled else "it is acknowledged", "nothing")]
+        if bool(self._tracker.contains(at)[0]):
+            due = int(self._changes.due(at, np.zeros(1, np.int64))[0])
+            text = f"it was rescheduled, and is not due before {_date(due)}" if due else "it is not due yet"
+            return [_gate("delayed", text, "time"), *reasons]
+        if position >= self._reader.position:
+            text = f"the dispatcher has read up to {show(self._reader.position)} only"
+            return [*reasons, _gate("not_read", text, "what waits before it is delivered")]
+        return reasons
+
+
+def _date(milliseconds: int) -> str:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")
+
+
+def _gate(name: str, text: str, unblocks: str) -> dict[str, Any]:
+    """A reason in the form of the core's own."""
+    return {"gate": name, "text": text, "unblocks": unblocks}
+
+
+def document(value: object) -> Text:
+    """The value as JSON; bytes as UTF-8 with replacement, numpy values as plain ones."""
+    return Text(json=json.dumps(value, default=_plain))
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} is no JSON")

@@ -1,29 +1,44 @@
-"""Carries out what `membership` decides: ends sessions whose leases ran out, and whose processes have ended.
+"""Carries out what `membership` decides: ends sessions whose leases ran out, and waits for those of an earlier owner.
 
 A process that is known to have ended holds nothing, so nobody waits for the lease of a consumer in it (`ports.Watch`,
 where the world has one).
+
+**A new owner** sends nothing before each consumer that may still hold messages of an earlier owner came back and said
+what it holds, or must have stopped (promise 2). A consumer that comes back names the positions that it holds, and not
+their keys. As long as those messages were not read again nobody here knows which hashes they occupy: the ring may have
+changed, and a message of the same key that lies before them would go to another consumer. So the topic is asked for
+their hashes first, and nothing is sent until it has answered. Waiting until they are read instead could take for ever:
+reading stops when permits or look-ahead are used up.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from actors.backoff import Backoff
 from actors.dispatcher.context import SubscriptionContext
 from actors.dispatcher.membership import LeaseHolder, LeaseState
 from actors.dispatcher.sessions import Session
+from actors.messages import NO_POSITIONS, NO_ROWS, ReadRowIndex, RowIndex
 from actors.ports import Watch
+from storage.errors import SluiceError
 
 LIVENESS_MS = 5_000
 """Pulsar's connectionLivenessCheckTimeoutMillis."""
+RETRY_FIRST, RETRY_MOST = 50, 2_000
 
 
 class Leases:
-    """The end of sessions, and of what is waited for."""
+    """The end of sessions, and of what is waited for.
+
+    unidentified: sessions whose messages' hashes are not known yet, and what that waits for.
+    """
 
     def __init__(self, context: SubscriptionContext) -> None:
-        self._ports, self._store = context.ports, context.store
+        self._ports, self._topic, self._store = context.ports, context.topic, context.store
         self._membership, self._sessions, self._core = context.membership, context.sessions, context.core
-        self._wake = context.wakeups.came_or_went
+        self._wakeups = context.wakeups
+        self.unidentified: dict[int, str] = {}
 
     async def run(self, look: Callable[[], None]) -> None:
         """End what is over, twice in the time of trust. look: called each time that nobody is awaited."""
@@ -37,7 +52,7 @@ class Leases:
                     self.end(session, "lease expired")
             self.forget_retired(self._membership.overdue(LeaseState.RETIRED, now))
             if self._membership.all(LeaseState.AWAITED):
-                self._wake()
+                self._wakeups.came_or_went()
             else:
                 look()
 
@@ -56,12 +71,6 @@ class Leases:
         """End this session as soon as its process has ended."""
         if process and self._ports.watch is not None:
             session.watched_by(self._ports.spawn(self._end_with(self._ports.watch, session, process), "watch"))
-
-    def expect_members(self) -> None:
-        """Send nothing before everybody of the record has come back, must have stopped, or has ended."""
-        self._membership.begin(self._ports.clock.monotonic())
-        for member in self._membership.all(LeaseState.AWAITED):
-            self._forget_when_ended(member)
 
     # -- ends -----------------------------------------------------------------------------------------------------
 
@@ -135,7 +144,7 @@ class Leases:
 
     def _changed(self) -> None:
         self._store.dirty()
-        self._wake()
+        self._wakeups.came_or_went()
 
     def _forget_when_ended(self, member: LeaseHolder) -> None:
         """Wait for this member no longer than its process lives."""
@@ -153,3 +162,47 @@ class Leases:
         gone = self._membership.ended(member.incarnation)
         if gone is not None:
             self.forget_retired([gone])
+
+    # -- consumers of an earlier owner ----------------------------------------------------------------------------
+
+    def expect_members(self) -> None:
+        """Send nothing before everybody of the record has come back, must have stopped, or has ended."""
+        self._membership.begin(self._ports.clock.monotonic())
+        for member in self._membership.all(LeaseState.AWAITED):
+            self._forget_when_ended(member)
+
+    def awaited(self) -> list[LeaseHolder]:
+        """Members of an earlier owner who have not come back, nor must have stopped by now."""
+        if self._membership.forget_overdue(self._ports.clock.monotonic()):
+            self._store.dirty()
+        return self._membership.all(LeaseState.AWAITED)
+
+    def settled(self) -> bool:
+        """Whether nobody is awaited, and what those hold who came back is known."""
+        return not (self.awaited() or self.unidentified)
+
+    def identify(self, session: Session) -> None:
+        """Ask for the hashes of what this consumer holds and was not read."""
+        if self._core.ordered and len(self._core.unread(session.number)):
+            self.unidentified[session.number] = "the topic was not asked yet"
+            self._ports.spawn(self._identify(session), "identify")
+
+    async def _identify(self, session: Session) -> None:
+        """Only an answer, or the end of the session, opens dispatch again: with anything else the keys stay unknown."""
+        found = await self._row_index(session)
+        if self._sessions.is_open(session):
+            self._core.bring(session.number, found.positions, found.hashes)
+        self.unidentified.pop(session.number, None)
+        self._wakeups.route.set()
+
+    async def _row_index(self, session: Session) -> RowIndex:
+        """Index columns of what it holds and was not read; waits for the topic as long as the session stands."""
+        wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
+        while self._sessions.is_open(session) and len(unread := self._core.unread(session.number)):
+            try:
+                return await self._topic.ask(ReadRowIndex(positions=unread))
+            except SluiceError as error:
+                self.unidentified[session.number] = str(error)
+                self._ports.log("identify_waits", session=session.number, error=str(error))
+            await wait.pause()
+        return RowIndex(positions=NO_POSITIONS, hashes=NO_ROWS)

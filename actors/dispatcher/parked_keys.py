@@ -26,8 +26,7 @@ from actors.backoff import Backoff
 from actors.consumer.held import Received
 from actors.dispatcher.backlog import Backlog
 from actors.dispatcher.context import SubscriptionContext
-from actors.dispatcher.ends import read_ends
-from actors.dispatcher.log_index import read_index
+from actors.dispatcher.log_index import read_ends, read_index
 from actors.key_shared.dispatch import Dispatch
 from actors.key_shared.parked_messages import ParkedKey
 from actors.messages import NO_POSITIONS, Discard, ListParked, Redrive

@@ -1,7 +1,7 @@
 """Taking a subscription over: everything that a new owner must find out and make durable before it serves anybody.
 
 A new owner raises the epoch in the record, so that the old one can no longer save a cursor, and knows from the record
-how far the subscription is and which consumers were attached. For which of them it waits then: `rejoin`.
+how far the subscription is and which consumers were attached. For which of them it waits then: `leases`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from actors.directory import Directory
 from actors.dispatcher.assignment_history import AssignmentHistory
 from actors.dispatcher.changed_delays import ChangedDelays
 from actors.dispatcher.context import Ownership, SubscriptionContext, Wakeups
-from actors.dispatcher.ends import read_ends
 from actors.dispatcher.grace import RecordedPlaces
+from actors.dispatcher.log_index import read_ends
 from actors.dispatcher.open_runs import OpenRuns
 from actors.dispatcher.parked_keys import RecordedParkedKeys
 from actors.dispatcher.progress import ProgressReporter

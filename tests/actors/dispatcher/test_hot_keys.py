@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.dispatcher.hot_key_watch import FEWEST, HELD_BACK_MS
+from actors.dispatcher.hot_keys import FEWEST, HELD_BACK_MS
 from actors.key_shared.dispatch import Dispatch
 from actors.key_shared.heaviest import heaviest
 from actors.messages import Alive, Ping, SubscriptionSettings

@@ -45,6 +45,7 @@ class Owner:
         store: Any = SimpleNamespace(dirty=self._dirty)
         context: Any = SimpleNamespace(
             ports=ports,
+            topic=None,
             membership=self.membership,
             sessions=self.sessions,
             core=self.core,

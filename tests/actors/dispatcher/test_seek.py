@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from actors.directory import Directory
 from actors.dispatcher import Dispatcher
 from actors.dispatcher.reader import READ_WAIT
-from actors.dispatcher.targets import behind, check_time, place
+from actors.dispatcher.seek import behind, check_time, place
 from actors.messages import DeleteSubscription, Ends, Progress, SubscriptionSettings, TopicSettings, request_of
 from actors.signal import Signal
 from actors.topic.topic import Topic

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.sim.mutants import Mutant
 
-_WATCH = "actors.dispatcher.hot_key_watch"
+_WATCH = "actors.dispatcher.hot_keys"
 _UNITS = "tests/actors/dispatcher/test_hot_keys.py"
 
 COUNTING: list[Mutant] = [

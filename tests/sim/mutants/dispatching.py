@@ -164,7 +164,7 @@ DISPATCHING: list[Mutant] = [
     Mutant(
         name="the keys of what is held are not known until it is read",
         module="actors.dispatcher.consumers",
-        old="        self._rejoin.identify(session)\n",
+        old="        self._leases.identify(session)\n",
         new="",
         world=BROKER,
         test="tests/actors/dispatcher/test_rejoin.py",

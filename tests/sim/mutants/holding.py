@@ -17,7 +17,7 @@ HOLDING: list[Mutant] = [
     ),
     Mutant(
         name="a refusal is taken for the hashes of what is held",
-        module="actors.dispatcher.rejoin",
+        module="actors.dispatcher.leases",
         old="            await wait.pause()\n",
         new="            break\n",
         world=BROKER,

@@ -161,7 +161,7 @@ SERVING: list[Mutant] = [
     ),
     Mutant(
         name="what is done of a batch is waited for",
-        module="actors.dispatcher.client_batches",
+        module="actors.dispatcher.delivery",
         old="positions=positions[~self._state.cursor.is_acknowledged(positions)]",
         new="positions=positions",
         world=GATEWAY,
