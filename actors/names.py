@@ -53,7 +53,7 @@ def check_name(kind: str, text: str, *, short: bool = False) -> str:
     if len(space) not in (0, 2) or any(part.endswith(".") for part in space) or _APART in own:
         raise Invalid(f"{kind} name {shown} is not allowed: it has two dots in a row")
     if "/".join(space) == TENANT_NAMESPACE:
-        raise Invalid(f"topic name {shown} is not allowed: there it is called {own}")
+        raise Invalid(f"topic name {shown} is not allowed: in that namespace it is called {own}")
     if kind == "topic" and _PARTITION.search(name):
         raise Invalid(f"topic name {shown} is not allowed: that is how a partition of a topic is named")
     return name

@@ -106,7 +106,7 @@ def check_settings(settings: TopicSettings, bookies: int) -> None:
 def check_growth(topic: str, settings: TopicSettings, wanted: TopicSettings) -> None:
     """Raises Invalid where a topic cannot be given so many partitions."""
     if not settings.has_partitions and wanted.partitions != 1:
-        raise Invalid(f"topic {topic} is not a partitioned topic: it has one partition, and stays so")
+        raise Invalid(f"topic {topic} is not a partitioned topic: it keeps its one partition")
     if wanted.partitions < settings.partitions:
         raise Invalid(f"topic {topic} has {settings.partitions} partitions, which cannot become {wanted.partitions}")
     check_topic(wanted)
@@ -117,4 +117,4 @@ def check_dead_letters(topic: str, subscription: str, settings: SubscriptionSett
     if settings.max_redeliver_count:
         target = check_name("topic", dead_letter_topic(topic, subscription, settings))
         if target == topic:
-            raise Invalid(f"dead_letter_topic is {topic} itself: what nobody can handle would come back for ever")
+            raise Invalid(f"dead_letter_topic is {topic} itself: its messages would come back for ever")

@@ -410,7 +410,7 @@ def _bytes(value: str | bytes | None) -> bytes | None:
     try:
         return value.encode() if isinstance(value, str) else value
     except UnicodeEncodeError:
-        raise Invalid(f"{str(value)[:40]!r} is no text: give bytes for what is not Unicode") from None
+        raise Invalid(f"{str(value)[:40]!r} is not Unicode text: give bytes instead") from None
 
 
 def _payload(content: object) -> bytes:

@@ -249,7 +249,7 @@ def _split(url: str, forms: str) -> tuple[str, str]:
         if not url:
             raise Invalid(f"a store is named by {forms}")
         if ":" in url.partition("/")[0]:
-            raise Invalid(f"{url} is no store: give {forms}")
+            raise Invalid(f"{url} is not a store: give {forms}")
         return "file", url
     parts = urlsplit(url)
     if parts.query or parts.fragment or parts.username or parts.password:

@@ -39,7 +39,7 @@ def ensure_token(path: Path) -> str:
         raise Invalid(f"the token file {path} cannot be used: {error.strerror}") from error
     if len(token) < MIN_CHARACTERS or not token.isprintable() or " " in token:
         raise Invalid(
-            f"{path} holds no token: it must be one line of {MIN_CHARACTERS} characters or more; "
+            f"{path} has no valid token: it must be one line of {MIN_CHARACTERS} characters or more; "
             "remove the file, and the next start makes a new one"
         )
     return token

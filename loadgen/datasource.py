@@ -166,7 +166,7 @@ class SluiceStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         query = context.getLocalProperty("sql.streaming.queryId")
         batch = context.getLocalProperty("streaming.sql.batchId")
         if query is None or batch is None:
-            raise Unavailable("Spark does not tell the number of the micro-batch, so a repetition could not be known")
+            raise Unavailable("Spark does not give the number of the micro-batch, so a repetition would go unnoticed")
         name = f"stream-{query}-{batch}-{_task_number()}"
         return TaskPublished(_task_number(), self._target.publish(iterator, name))
 
@@ -199,7 +199,7 @@ class SluiceReader(DataSourceReader):  # type: ignore[misc]
                     yield rows_of(part)
             except NotFound as error:
                 raise NotFound(
-                    f"messages of {self._target.topic!r} went away while they were read ({error}); "
+                    f"messages of {self._target.topic!r} were trimmed while they were read ({error}); "
                     "a subscription or a retention keeps them"
                 ) from None
 

@@ -45,7 +45,7 @@ class Breaker:
     def press(self, fault: Fault) -> None:
         """A person wants this broken, besides what is planned; soon. Raises Conflict if the load is not there."""
         if not self.open:
-            raise Conflict("faults come under load, and there is none now")
+            raise Conflict("faults need a load, and there is none now")
         self._pressed.put(fault)
 
     @property

@@ -107,7 +107,7 @@ def _member(path: Path) -> str:
         with zipfile.ZipFile(path) as archive:
             names = [name for name in archive.namelist() if Path(name).suffix.lower() in _FORMATS]
     except zipfile.BadZipFile:
-        raise Invalid(f"{path} is no zip file") from None
+        raise Invalid(f"{path} is not a zip file") from None
     if len(names) != 1:
         raise Invalid(f"{path} should hold exactly one Parquet, CSV or JSON-lines file, it holds {len(names)}")
     return names[0]

@@ -311,7 +311,7 @@ def _text(key: bytes | None) -> str | None:
     try:
         return None if key is None else key.decode()
     except UnicodeDecodeError:
-        raise Invalid("a key that is no UTF-8 text cannot be sent with --client pulsar") from None
+        raise Invalid("a key that is not UTF-8 text cannot be sent with --client pulsar") from None
 
 
 def _batch(partition: int, messages: list[Any], moments: list[int]) -> PulsarBatch:

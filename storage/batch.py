@@ -231,7 +231,7 @@ def decode_body(body: bytes | memoryview, shape: int, count: int) -> pa.RecordBa
         rows = rows_of_body(body, shape)
         rows.validate(full=True)
     except (pa.lib.ArrowException, ValueError, OSError, EOFError) as error:
-        raise Corrupt(f"the body is no Arrow record batch: {error}") from error
+        raise Corrupt(f"the body is not an Arrow record batch: {error}") from error
     if rows.num_rows != count:
         raise Corrupt(f"the body holds {rows.num_rows} messages, its header says {count}")
     for place in _WITHOUT_NULLS:

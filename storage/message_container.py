@@ -128,5 +128,5 @@ def _pairs(properties: dict[str, str]) -> list[tuple[str, str]]:
     try:
         "".join(text for pair in pairs for text in pair).encode()
     except UnicodeEncodeError:
-        raise Invalid("column 'properties' holds what is no Unicode text") from None
+        raise Invalid("column 'properties' holds text that is not Unicode") from None
     return pairs

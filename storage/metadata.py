@@ -135,7 +135,7 @@ def probe_versions(metadata: Metadata) -> None:
     key = f"probe/{os.getpid()}-{next(_numbers)}-{os.urandom(8).hex()}"
     try:
         if not metadata.create(key, 1, b"first"):
-            raise Invalid("the metadata store refuses to create a record that is free")
+            raise Invalid("the metadata store refuses to create a record that does not exist")
         taken = metadata.create(key, 1, b"second")
         gap = metadata.create(key, 3, b"third")
         if taken or gap or metadata.read(key) != Record(1, b"first"):

@@ -65,7 +65,7 @@ def check_name(name: str) -> str:
     parts = name.split("/")
     if not _NAME.match(name) or len(name) > MAX_NAME or any(p in (".", "..") or len(p) > MAX_PART for p in parts):
         raise Invalid(
-            f"{name!r} is no object name: parts of A-Z a-z 0-9 . _ - joined by /, "
+            f"{name!r} is not an object name: use parts of A-Z a-z 0-9 . _ - joined by /, "
             f"at most {MAX_PART} characters a part and {MAX_NAME} in all"
         )
     return name
@@ -74,7 +74,7 @@ def check_name(name: str) -> str:
 def check_prefix(prefix: str) -> str:
     """The prefix itself, or Invalid when no name can start with it."""
     if not _PREFIX.match(prefix) or len(prefix) > MAX_NAME:
-        raise Invalid(f"{prefix!r} is no prefix of object names")
+        raise Invalid(f"{prefix!r} is not a prefix of object names")
     return prefix
 
 
@@ -226,7 +226,7 @@ def probe(objects: ObjectStore, prefix: str = "probe") -> None:
     name = f"{prefix}/{os.getpid()}-{next(_numbers)}-{os.urandom(8).hex()}"
     try:
         if not objects.put(name, b"first"):
-            raise Invalid("the object store refuses to create a name that is free")
+            raise Invalid("the object store refuses to create an object that does not exist")
         if objects.put(name, b"second") or objects.get(name) != b"first":
             raise Invalid(
                 "the object store overwrites an object although it was told to create it only if it is absent "

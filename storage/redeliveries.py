@@ -92,7 +92,7 @@ def decode(data: bytes) -> Redeliveries:
         positions = np.cumsum(np.concatenate([np.array([first], np.int64), wide(steps)]))
         after = wide(waits)
         if not 0 <= base < _TIMES or bool((after < 0).any()) or bool((after >= _TIMES).any()):
-            raise Corrupt("the redelivery table has times that are none")
+            raise Corrupt("the redelivery table has invalid times")
         overtook = np.zeros(len(positions), np.bool_)
         if version == FORMAT:
             if len(bits) != (len(positions) + 7) // 8:

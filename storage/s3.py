@@ -223,7 +223,7 @@ class _Taken(Exception):
 def _check_bucket(bucket: str) -> str:
     if not _BUCKET.match(bucket):
         raise Invalid(
-            f"{bucket!r} is no bucket name: 3 to 63 of a-z 0-9 . -, beginning and ending with a letter or digit"
+            f"{bucket!r} is not a bucket name: use 3 to 63 of a-z 0-9 . -, beginning and ending with a letter or digit"
         )
     return bucket
 

@@ -276,7 +276,7 @@ class Bookie(Actor):
         if payload is None:
             payload = await self.ports.net.fetch(request.payload)
         if payload is None:
-            raise Unavailable("the payload's sharer is gone; send the payload itself")
+            raise Unavailable("the process that shared the payload is gone; send the payload itself")
         if len(payload) != sum(head_size(request.head)[1:]) or payload_crc(payload) != header.crc:
             raise Corrupt(f"the payload of run {header.run} of ledger {header.ledger} does not fit its header")
         return payload

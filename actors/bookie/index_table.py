@@ -156,7 +156,7 @@ async def open_table(disk: Disk, name: str) -> Table:
     blocks = -(-rows // BLOCK_ROWS)
     start = rows * ROW.itemsize
     if magic != _MAGIC or start + blocks * 12 + _TRAILER.size != size:
-        raise Corrupt(f"{name} is no index table")
+        raise Corrupt(f"{name} is not an index table")
     directory = await disk.read(name, start, blocks * 12)
     if len(directory) != blocks * 12 or _directory_crc(directory, rows, last) != crc:
         raise Corrupt(f"the directory of {name} is damaged")

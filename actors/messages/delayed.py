@@ -46,9 +46,9 @@ class SelectDelayed(Request[Text], kw_only=True):
         """Raises Invalid if it does not say which messages are meant."""
         filtered = any(given is not None for given in (self.key, self.due_from, self.due_to, self.before))
         if self.message_ids and (self.delay_ids or filtered or self.everything):
-            raise Invalid("message_ids go with no other choice")
+            raise Invalid("message_ids cannot be combined with another choice")
         if self.everything and (self.delay_ids or filtered):
-            raise Invalid("everything goes with no other choice")
+            raise Invalid("everything cannot be combined with another choice")
         if not (self.message_ids or self.delay_ids or filtered or self.everything):
             raise Invalid("say which messages: message_ids, delay_ids, key, due_from, due_to, before or everything")
 

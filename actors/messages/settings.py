@@ -173,7 +173,7 @@ def _check_parking(settings: SubscriptionSettings) -> None:
         raise Invalid(f"{chosen} keeps the order of a key, which needs nack_order = 'key'")
     if settings.max_redeliver_count == 0:
         raise Invalid(
-            f"{chosen} needs max_redeliver_count, at least 1: after so many redeliveries a message has failed"
+            f"{chosen} needs max_redeliver_count of at least 1: a message has failed after that many redeliveries"
         )
     if settings.dead_letter_topic:
         raise Invalid(f"{chosen} sends nothing to a dead letter topic; leave dead_letter_topic out")

@@ -80,7 +80,7 @@ class Access:
         """
         me = request.incarnation
         if me in self._put_out:
-            raise ProducerFenced(f"producer {request.producer!r} has given way to one that has the topic to itself")
+            raise ProducerFenced(f"producer {request.producer!r} was replaced by an exclusive one")
         self._line = {who: until for who, until in self._line.items() if until > now}
         if request.access == "shared":
             return self._judge_shared(request, asked=asked)

@@ -363,7 +363,7 @@ def _add_nodes(state: dict[str, Any], nodes: int, options: ClusterOptions) -> No
                 state["session"], state["address"], cpus=options.cpus, object_store_bytes=options.object_store_bytes
             )
     elif nodes > 1:
-        raise Invalid("nodes of a Ray cluster that was not started here cannot be added here")
+        raise Invalid("nodes can be added only to a Ray cluster that was started here")
 
 
 def down(data_dir: Path) -> dict[str, Any]:

@@ -51,7 +51,7 @@ class RayProcesses:
         try:
             return await asyncio.to_thread(live_nodes)
         except (RayError, ConnectionError, RuntimeError) as error:
-            raise Unavailable(f"the cluster does not tell its nodes: {first_line(error)}") from error
+            raise Unavailable(f"Ray does not say which nodes it has: {first_line(error)}") from error
 
     async def names(self) -> list[str]:
         listed = await asyncio.to_thread(ray.util.list_named_actors, True)

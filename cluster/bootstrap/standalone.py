@@ -213,7 +213,7 @@ def _listening(inner: EmbeddedCluster, options: ClusterOptions) -> Iterator[Endp
     try:
         endpoint, listener = inner.loop.run(listen())
     except OSError as error:
-        raise Unavailable(f"nobody can listen at {options.bind_address}: {error.strerror}") from None
+        raise Unavailable(f"cannot listen at {options.bind_address}: {error.strerror}") from None
     try:
         yield endpoint
     finally:

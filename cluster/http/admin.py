@@ -165,7 +165,7 @@ class AdminHttp(Actor):
         elif "hash" in query:
             question = Explain(hash=number_of(query["hash"]))
         else:
-            raise Invalid("explain wants ?key=K or ?hash=H")
+            raise Invalid("explain needs ?key=K or ?hash=H")
         return web.json_response(await self._broker.rows(named(request), subscription_of(request), question))
 
     async def _question(self, request: web.Request) -> web.Response:

@@ -158,7 +158,7 @@ def json_in(text: str) -> Any:
     try:
         found = json.loads(text)
     except RecursionError:
-        raise ValueError("the JSON is nested too deep") from None
+        raise ValueError("the JSON is nested too deeply") from None
     level, depth = [found], 0
     while level := [inner for one in level if isinstance(one, dict | list) for inner in _inside(one)]:
         if (depth := depth + 1) > MAX_DEPTH:

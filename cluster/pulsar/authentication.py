@@ -29,7 +29,7 @@ def authenticate_by(settings: Mapping[str, Any]) -> Authenticate | None:
             return await by_password(data)
         ways = [f"a {tokens.METHOD}"] * (by_token is not None)
         ways += [f"a name and a password ({passwords.METHOD!r})"] * (by_password is not None)
-        raise Rejected(f"this broker wants {' or '.join(ways)}")
+        raise Rejected(f"this broker needs {' or '.join(ways)}")
 
     return known
 

@@ -57,7 +57,7 @@ class MachineDoors:
                 self._accept[scheme], LOOPBACK, port, backlog=256, ssl=context, ssl_handshake_timeout=late
             )
         except OSError as error:
-            raise Unavailable(f"port {port} cannot be had: {error.strerror}") from error
+            raise Unavailable(f"port {port} cannot be used: {error.strerror}") from error
         for sock in server.sockets:
             keep_from_children(sock.fileno())
         self._servers.append(server)

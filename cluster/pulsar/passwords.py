@@ -72,7 +72,7 @@ class PasswordAuthenticator:
         finally:
             self._checks -= 1
         if not right or name not in self._hashes:
-            raise Rejected("the name or the password is not right")
+            raise Rejected("the name or the password is wrong")
         self._right[name] = seal
         return TokenIdentity(name, None)
 
@@ -91,10 +91,10 @@ def _read(file: Path) -> dict[str, bytes]:
             continue
         form = _HASH.fullmatch(hashed)
         if not name or form is None:
-            raise Invalid(f"line {number} of {file} is no name and hash of bcrypt: make it with `htpasswd -B`")
+            raise Invalid(f"line {number} of {file} is not a name and a hash of bcrypt: make it with `htpasswd -B`")
         if int(form[1]) > MOST_COST:
             raise Invalid(f"line {number} of {file} costs {form[1]}, and {MOST_COST} is the most: `htpasswd -B -C 10`")
         found[name] = hashed.encode()
     if not found:
-        raise Invalid(f"pulsar_password_file {file} names nobody")
+        raise Invalid(f"pulsar_password_file {file} has no users")
     return found

@@ -67,11 +67,11 @@ class TokenAuthenticator:
             role, ends = claims.get("sub"), claims.get("exp")
             until = None if ends is None else float(ends)
         except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError):
-            raise Rejected("the token is not valid, or over") from None
+            raise Rejected("the token is not valid or has expired") from None
         if not isinstance(role, str) or not role or not _is_text(role):
             raise Rejected("the token has no subject")
         if until is not None and not (math.isfinite(until) and until <= MAX_SECONDS):
-            raise Rejected("the token ends at no time that there is")
+            raise Rejected("the time at which the token ends is not valid")
         return TokenIdentity(role, until)
 
 

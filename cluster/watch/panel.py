@@ -66,7 +66,7 @@ class Admin:
             port = int((self._data_dir / PORT_FILE).read_text())
             token = (self._data_dir / TOKEN_FILE).read_text().strip()
         except (OSError, ValueError):
-            raise NotFound(f"no cluster on {self._data_dir} tells where its admin interface is") from None
+            raise NotFound(f"no cluster on {self._data_dir} says where its admin interface is") from None
         return f"http://{LOOPBACK}:{port}", {"Authorization": f"Bearer {token}"}
 
 
@@ -163,6 +163,6 @@ class Panel:
         except (ValueError, KeyError, TypeError):
             raise Invalid('the body is {"kind": ..., "target": ...}') from None
         if not isinstance(kind, str) or not isinstance(target, str):
-            raise Invalid("kind and target are texts")
+            raise Invalid("kind and target must be text")
         await asyncio.to_thread(self._breakable.press, kind, target)
         return web.json_response({"kind": kind, "target": target}, status=202)

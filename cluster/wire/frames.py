@@ -232,7 +232,7 @@ def _read_header(data: memoryview, at: int, limit: int) -> _Header:
     """The header that begins there. Raises MalformedFrame."""
     magic, version, kind, route, correlation, head, parts, descriptors, body = HEADER.unpack_from(data, at)
     if magic != MAGIC:
-        raise MalformedFrame("what came does not begin like a frame")
+        raise MalformedFrame("the bytes do not begin like a frame")
     if version != VERSION:
         raise OtherVersion(f"the other side speaks version {version} of the wire protocol, this one {VERSION}")
     attached, kind = bool(kind & ATTACHED), kind & ~ATTACHED

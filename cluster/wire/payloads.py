@@ -93,7 +93,7 @@ class SharedPayload:
             return cls(descriptor, os.fstat(descriptor).st_size)
         except (OSError, MalformedFrame) as error:
             os.close(descriptor)
-            raise MalformedFrame(f"what was shared is no payload: {error}") from None
+            raise MalformedFrame(f"the shared descriptor is not a payload: {error}") from None
 
     @classmethod
     def behind(cls, view: Buffer) -> SharedPayload | None:

@@ -87,7 +87,7 @@ def test_other_urls_are_refused_with_the_expected_forms(url: str) -> None:
     [
         ("ftp://somewhere", None, Invalid, "names no store"),
         ("s3://some-bucket", "127.0.0.1:9", Invalid, "the S3 endpoint is http://HOST:PORT"),
-        ("s3://S", "http://127.0.0.1:9", Invalid, "'S' is no bucket name"),
+        ("s3://S", "http://127.0.0.1:9", Invalid, "'S' is not a bucket name"),
     ],
 )
 def test_bad_stores_are_named_before_anything_starts(

@@ -30,9 +30,9 @@ def test_an_empty_or_short_token_is_refused(tmp_path: Path, content: bytes) -> N
     """What is no token is said, and what to do; the file is left as it is."""
     path = tmp_path / "token"
     path.write_bytes(content)
-    with pytest.raises(Invalid, match=r"holds no token.*remove the file"):
+    with pytest.raises(Invalid, match=r"has no valid token.*remove the file"):
         ensure_token(path)
-    with pytest.raises(Invalid, match="holds no token"):
+    with pytest.raises(Invalid, match="has no valid token"):
         prepare(path)
     assert path.read_bytes() == content
 

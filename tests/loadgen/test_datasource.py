@@ -143,7 +143,7 @@ def test_batch_read_divides_over_tasks_and_repeats_exactly() -> None:
     for _ in range(2):
         got = [batch.column("payload").to_pylist() for batch in reader.read(InputPartition(tasks[1]))]
         assert got == [[b"%d" % at for at in range(10, 20)]]
-    with pytest.raises(NotFound, match="went away while they were read"):
+    with pytest.raises(NotFound, match="were trimmed while they were read"):
         list(reader.read(InputPartition(tasks[3])))
     assert list(reader.read(InputPartition(None))) == []  # a topic without messages
 

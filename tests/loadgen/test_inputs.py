@@ -81,7 +81,7 @@ def test_missing_empty_and_unknown_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(Invalid, match="cannot read"):
         check_input(options(tmp_path / "broken.parquet"))
     (tmp_path / "broken.zip").write_text("no zip")
-    with pytest.raises(Invalid, match="no zip file"):
+    with pytest.raises(Invalid, match="not a zip file"):
         check_input(options(tmp_path / "broken.zip"))
 
 

@@ -71,7 +71,7 @@ def test_offsets_beyond_the_buffer_are_refused() -> None:
     body = bytearray(body_of(batch))
     at = body.rfind(np.arange(4, dtype=np.int32).tobytes())
     body[at + 4 : at + 8] = np.int32(1 << 30).tobytes()
-    with pytest.raises(Corrupt, match="no Arrow record batch"):
+    with pytest.raises(Corrupt, match="not an Arrow record batch"):
         decode_body(bytes(body), 0, 3)
 
 

@@ -99,7 +99,7 @@ def _retention_in(body: str) -> Retention:
     if type(minutes) is not int or type(megabytes) is not int or min(minutes, megabytes) < -1:
         raise Invalid(complaint)
     if (minutes == 0) != (megabytes == 0):
-        raise Invalid("of a retention, time and size are both 0, or neither is; -1 is without end")
+        raise Invalid("time and size of a retention are both 0, or neither is; -1 means no limit")
     return Retention(
         minutes * MINUTE_MS if minutes > 0 else minutes,
         megabytes * MB if megabytes > 0 else megabytes,

@@ -152,7 +152,7 @@ async def entry_at(broker: Broker, which: Named, ledger: int, entry: int) -> Sto
     if last is None:  # it is open
         last = entry_of(ends.last) if ledger_of(ends.last) == ledger else -1
     if entry > last:
-        raise NotFound("Message not found: there is none of this id any more, or not yet")
+        raise NotFound("Message not found: no message has this id any more, or yet")
     payloads = Payloads(broker.ports, broker.directory, which.topic, which.partition or 0)
     try:
         async with asyncio.timeout(CALL_TIMEOUT / 1000):

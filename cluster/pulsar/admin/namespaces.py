@@ -105,7 +105,7 @@ class NamespacesByHttp:
         except ValueError:
             value = None
         if type(value) is not type(getattr(NamespacePolicies(), field)):
-            raise Invalid(f"the body is the value of {request.match_info['policy']} as JSON")
+            raise Invalid(f"the body must be the value of {request.match_info['policy']} as JSON")
         await self._namespaces.change(space_of(request), **{field: value})
         return web.Response(status=204)
 

@@ -61,7 +61,7 @@ class QuotasByHttp:
         if other not in (NO_LIMIT, None):
             return web.json_response({"reason": "Sluice offers a limit of one kind at a time"}, status=405)
         if not isinstance(policy, str):
-            raise Invalid("the body has a policy, for example producer_request_hold")
+            raise Invalid("the body must have a policy, for example producer_request_hold")
         limit = given.get(field, given.get("limit", NO_LIMIT) if kind == BY_SIZE else NO_LIMIT)
         number = number_of(str(limit), f"{field} is a number of {'bytes' if kind == BY_SIZE else 'seconds'}, not {{}}")
         await self._kinds[kind].set(name, Quota(number, policy))

@@ -153,5 +153,5 @@ def _schema_of(body: str) -> Any:
             schema.properties.add(key=key.encode(), value=value.encode())
     except (ValueError, KeyError, TypeError, AttributeError):
         example = '{"type": "AVRO", "schema": "...", "properties": {}}'
-        raise Invalid(f"the body says a schema, for example {example}") from None
+        raise Invalid(f"the body must be a schema, for example {example}") from None
     return schema

@@ -73,7 +73,7 @@ class Subscriptions:
             return web.json_response({"reason": reason}, status=405)
         start, excluded = _start_of(body)
         if isinstance(start, str) and which.partition is None and count > 1:
-            raise Invalid("a message id begins a subscription on one partition: name it, or give earliest or latest")
+            raise Invalid("a message id needs one partition: name it, or give earliest or latest")
         if name in await self._broker.subscriptions(which.topic):
             raise Conflict(f"Subscription already exists for topic: {name}")
         first = "earliest" if start == EARLIEST else "latest"
@@ -103,7 +103,7 @@ class Subscriptions:
         which, name = named(request), subscription_of(request)
         start, excluded = _start_of(await body_of(request))
         if isinstance(start, str) and which.partition is None and (await self._broker.settings(which)).has_partitions:
-            raise Invalid("a message id is one on a partition: name that, or give earliest or latest")
+            raise Invalid("a message id belongs to one partition: name it, or give earliest or latest")
         if not isinstance(start, str):
             start = "earliest" if start == EARLIEST else "latest"
         await self._seek(which, name, start, excluded=excluded)
@@ -158,7 +158,7 @@ def _start_of(body: str) -> tuple[int | str, bool]:
         ledger, entry, index = given["ledgerId"], given["entryId"], given.get("batchIndex") or 0
         excluded = given.get("isExcluded") is True or given.get("excluded") is True
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise Invalid('the body is a message id, for example {"ledgerId": -1, "entryId": -1}') from None
+        raise Invalid('the body must be a message id, for example {"ledgerId": -1, "entryId": -1}') from None
     for edge in (EARLIEST, LATEST):
         if ledger == entry == edge:
             return edge, False

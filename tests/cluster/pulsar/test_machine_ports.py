@@ -63,7 +63,7 @@ def test_a_port_of_another_program_is_not_shared(tmp_path: Path) -> None:
     async def scenario() -> None:
         with socket.create_server(("127.0.0.1", 0), reuse_port=True) as other:
             doors = doors_of(tmp_path)
-            with pytest.raises(Unavailable, match="cannot be had"):
+            with pytest.raises(Unavailable, match="cannot be used"):
                 await doors.listen(PLAIN, other.getsockname()[1])
 
     run(scenario())

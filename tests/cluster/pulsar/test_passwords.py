@@ -126,7 +126,7 @@ def test_a_way_that_is_not_set_is_no_way_in(files: tuple[Path, Path]) -> None:
     for settings, method in (({"pulsar_token_key_file": key}, "basic"), ({"pulsar_password_file": passwords}, "token")):
         known = authenticate_by(settings)
         assert known is not None
-        with pytest.raises(Rejected, match="this broker wants a"):
+        with pytest.raises(Rejected, match="this broker needs a"):
             asyncio.run(known(method, b"till:sesame"))  # type: ignore[arg-type]
     assert in_header(f"basic {base64.b64encode(b'a:b').decode()}") == ("basic", b"a:b")
 
@@ -136,7 +136,7 @@ def test_what_is_wrong_with_the_file_is_said(tmp_path: Path) -> None:
     wrong = [
         (written(tmp_path / "md5", good, "till:$apr1$ewhIqTWQ$TjjK8xoj1zWqMYcLkrGZE0"), "line 2 .*: make it with"),
         (written(tmp_path / "short", good[:-1]), "line 1 .*: make it with"),
-        (written(tmp_path / "nobody", "# none"), "names nobody"),
+        (written(tmp_path / "nobody", "# none"), "has no users"),
         (written(tmp_path / "dear", good.replace("$04$", "$13$")), "costs 13, and 12 is the most"),
         (tmp_path / "missing", "cannot be read"),
     ]

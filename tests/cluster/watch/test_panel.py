@@ -53,7 +53,7 @@ class Load:
 
     def press(self, kind: str, target: str) -> None:
         if self.over:
-            raise Conflict("faults come under load, and there is none now")
+            raise Conflict("faults need a load, and there is none now")
         with self.lock:
             self.pressed.append((kind, target))
             self.cluster.consumers = [name for name in self.cluster.consumers if name != target]
