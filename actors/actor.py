@@ -68,7 +68,6 @@ class Actor:
         """Let go of what takes much memory: it has ended, and its process has not. Idempotent."""
 
     async def handle(self, request: Request[Any]) -> Reply:
-        """Answer one request."""
         if isinstance(request, messages.Ping):
             return messages.Alive(refuses=self.refuses, problem=self.problem)
         kind = type(request)

@@ -48,7 +48,6 @@ class BookieFailureDetector:
         absence.retry_at = now + min(RETRY_FIRST << min(absence.failures - 1, 10), RETRY_MOST)
 
     def back(self, bookie: str) -> None:
-        """It runs."""
         self._down.pop(bookie, None)
 
     def may_start(self, bookie: str, now: int) -> bool:

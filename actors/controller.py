@@ -328,7 +328,6 @@ class Controller(Actor):
         return self._bookie_list()
 
     def _bookie_list(self) -> BookieList:
-        """The bookies that answer."""
         known = [entry for entry in self._supervisor.of_kind("bookie") if entry.address and entry.misses == 0]
         return BookieList(
             ids=[entry.settings["bookie"] for entry in known],

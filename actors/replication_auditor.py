@@ -32,7 +32,6 @@ class ReplicationAuditor:
         self._remaining: dict[str, tuple[Address, int]] = {}
 
     async def run(self) -> None:
-        """For ever."""
         while True:
             await self._ports.clock.sleep(AUDIT_MS)
             try:

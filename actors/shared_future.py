@@ -30,7 +30,6 @@ class SharedFuture(Generic[T]):
         self._calls: list[Callable[[], object]] = []
 
     def done(self) -> bool:
-        """Whether it is settled."""
         return self._done
 
     def set_result(self, result: T) -> None:

@@ -97,7 +97,6 @@ class Supervisor:
             del self._running[entry.name]
 
     def remember(self, entry: Running) -> None:
-        """The reverse of `forget`."""
         self._running.setdefault(entry.name, entry)
 
     async def end(self, kind: str, settings: dict[str, Any]) -> None:

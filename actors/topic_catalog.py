@@ -29,7 +29,6 @@ class TopicCatalog:
         self._namespaces = Namespaces(meta)
 
     async def names(self) -> list[str]:
-        """Every topic."""
         return [key.removeprefix(_TOPICS) for key in await self._meta.keys(_TOPICS)]
 
     async def all(self) -> dict[str, TopicSettings]:
@@ -58,7 +57,6 @@ class TopicCatalog:
                 raise
 
     async def settings(self, topic: str) -> TopicSettings:
-        """Those of a topic."""
         return (await self.record(topic))[1]
 
     async def record(self, topic: str) -> tuple[int, TopicSettings]:

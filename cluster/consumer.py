@@ -80,7 +80,6 @@ class Consumer:
     # -- called on the loop's thread ------------------------------------------------------------------------------
 
     def received(self, part: Received) -> None:
-        """A part arrived."""
         self._receiving.add(part)
         if len(part) <= FEW and not self._loop_told:
             self._loop_told = True
@@ -242,7 +241,6 @@ class Consumer:
             self._loop.soon(part.pause)
 
     def resume(self) -> None:
-        """Ask for messages again."""
         for part in self.parts:
             self._loop.soon(part.resume)
 
@@ -254,11 +252,9 @@ class Consumer:
         return sum(part.held() for part in self.parts)
 
     def topic(self) -> str:
-        """The topic."""
         return self._topic
 
     def subscription_name(self) -> str:
-        """The subscription."""
         return self._subscription
 
     def consumer_name(self) -> str:

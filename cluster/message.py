@@ -45,7 +45,6 @@ class MessageId:
         return -1
 
     def serialize(self) -> bytes:
-        """Bytes for `deserialize`."""
         return str(self).encode()
 
     @staticmethod
@@ -166,11 +165,9 @@ class Message:
         return self.batch.cell(column, self.row)
 
     def data(self) -> bytes:
-        """The payload."""
         return bytes(self._value("payload"))
 
     def value(self) -> bytes:
-        """The payload."""
         return self.data()
 
     def partition_key(self) -> str:
@@ -187,7 +184,6 @@ class Message:
         return (self._value("ordering_key") or b"").decode("utf-8", "replace")
 
     def properties(self) -> dict[str, str]:
-        """The properties."""
         return dict(self._value("properties") or ())
 
     def publish_timestamp(self) -> int:
@@ -203,7 +199,6 @@ class Message:
         return int(self.batch.deliver_at[self.row])
 
     def message_id(self) -> MessageId:
-        """Where it is stored."""
         return MessageId(self.batch.partition, int(self.batch.positions[self.row]))
 
     def redelivery_count(self) -> int:
@@ -222,5 +217,4 @@ class Message:
         return taken is not None and bool(taken[self.row])
 
     def topic_name(self) -> str:
-        """The topic."""
         return self.batch.topic

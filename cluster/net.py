@@ -135,7 +135,6 @@ class DirectNet:
         self._peers.part(host)
 
     def close(self) -> None:
-        """End every connection."""
         self._peers.close()
 
 

@@ -118,7 +118,6 @@ class Producer:
         return self._name
 
     def topic(self) -> str:
-        """The topic."""
         return self._topic
 
     def last_sequence_id(self) -> int:

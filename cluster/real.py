@@ -49,7 +49,6 @@ class Tasks:
         self._tasks: dict[asyncio.Task[None], None] = {}
 
     def __call__(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """Start a task."""
         task = asyncio.get_running_loop().create_task(work, name=f"{self._owner}:{name}")
         self._tasks[task] = None
         task.add_done_callback(self._ended)
@@ -92,7 +91,6 @@ class TroubleLog:
         self._latest: dict[str, int] = {}
 
     def __call__(self, event: str, **fields: object) -> None:
-        """Pass it on."""
         self._log(event, **fields)
         said = fields.get("error") or fields.get("reason")
         if said:

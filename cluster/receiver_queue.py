@@ -57,7 +57,6 @@ class ReceiverQueue:
         self._ended: SluiceError | None = None
 
     def add(self, part: Received) -> None:
-        """A part arrived."""
         with self.lock:
             self._queue.append(part)
             self._wake(len(part))

@@ -104,7 +104,6 @@ class AsyncObjects:
         await self._pool.tried(object_store.probe, self.store)
 
     def close(self) -> None:
-        """Stop the threads."""
         self._pool.close()
 
 

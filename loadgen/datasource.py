@@ -69,7 +69,6 @@ class SluiceDataSource(DataSource):  # type: ignore[misc]
         return SCHEMA
 
     def writer(self, schema: Any, overwrite: bool) -> SluiceWriter:
-        """A batch write."""
         if overwrite:
             raise Invalid('a topic is not overwritten; use mode("append")')
         _check_columns(schema)
@@ -81,7 +80,6 @@ class SluiceDataSource(DataSource):  # type: ignore[misc]
         return SluiceStreamWriter(_Target.of(self.options))
 
     def reader(self, schema: Any) -> SluiceReader:
-        """A batch read."""
         return SluiceReader(_Target.of(self.options), _number(self.options, "maxMessagesPerTask", 1_000_000))
 
     def streamReader(self, schema: Any) -> SluiceStreamReader:  # noqa: N802 (Spark's name)
@@ -237,7 +235,6 @@ class SluiceStreamReader(DataSourceStreamReader):  # type: ignore[misc]
             self._session.commit(end["file"])
 
     def stop(self) -> None:
-        """The query ends."""
         if self._session is not None:
             self._session.close()
             self._session = None

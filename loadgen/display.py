@@ -99,7 +99,6 @@ class LiveDisplay:
         self._rates = (0.0, 0.0)
 
     def show(self, progress: FloodProgress) -> None:
-        """Redraw."""
         now = time.monotonic()
         at, confirmed, delivered = self._before
         if now - at >= 0.5:

@@ -92,7 +92,6 @@ class Fault:
         return {"kind": self.kind, **lasts, **({PRESSED: True} if self.pressed else {})}
 
     def due(self, share: float, seconds: float) -> bool:
-        """Is it time?"""
         return seconds >= self.at_s if self.at_s else share >= self.share
 
 

@@ -63,7 +63,6 @@ class MemorySampler(Sampling):
     rows: list[dict[str, Any]] = field(default_factory=list)
 
     def sample(self) -> None:
-        """Ask every source now."""
         for source in self.sources:
             at = self.clock.now()
             with contextlib.suppress(SluiceError, psutil.Error):

@@ -229,7 +229,6 @@ class PulsarProducer:
             self._one.flush()
 
     def close(self) -> None:
-        """Flush and leave."""
         with _refusals("closing the producer"):
             self._one.close()
 

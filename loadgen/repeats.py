@@ -39,7 +39,6 @@ class Deliveries:
     released: Int64s
 
     def pick(self, which: npt.NDArray[np.intp]) -> Deliveries:
-        """Some of them."""
         columns = (self.row, self.key, self.message, self.rank, self.received, self.given_back, self.released)
         return Deliveries(*(column[which] for column in columns))
 

@@ -87,7 +87,6 @@ class Moves:
         return self.moved / self.minimum if self.minimum else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """For the report."""
         return {
             "moved": self.moved,
             "minimum": round(self.minimum),

@@ -50,7 +50,6 @@ class Sampling:
         self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
 
     def start(self) -> None:
-        """Begin to sample, now."""
         self._thread.start()
 
     def stop(self) -> pa.Table:

@@ -113,7 +113,6 @@ class Frame:
 
     @property
     def columns(self) -> memoryview:
-        """The index columns alone."""
         return self.payload[: self.header.columns_bytes]
 
     @property

@@ -56,5 +56,4 @@ class HeavyHitters:
         return list(zip(self._items[order].tolist(), self._weights[order].tolist(), strict=True))
 
     def nbytes(self) -> int:
-        """What the counters occupy."""
         return int(self._items.nbytes + self._weights.nbytes)

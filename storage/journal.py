@@ -101,7 +101,6 @@ class Envelope:
 
     @property
     def body(self) -> int:
-        """Offset of the body."""
         return self.offset + ENVELOPE_BYTES
 
     @property

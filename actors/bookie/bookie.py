@@ -243,7 +243,6 @@ class Bookie(Actor):
         return messages.LedgerList(ledgers=self.store.ledgers.ids())
 
     async def on_stats(self, request: messages.Stats) -> messages.Text:
-        """Counters and sizes."""
         store, log = self.store, self.store.log
         stats = {
             "bookie": self.bookie_id,

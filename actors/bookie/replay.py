@@ -108,7 +108,6 @@ class Replay:
     damaged: dict[tuple[int, int], Envelope] = field(default_factory=dict)
 
     def take(self, scanned: Scanned) -> None:
-        """Replay one segment."""
         for finding in scanned.findings:
             envelope = finding.envelope
             if envelope is None or envelope.kind is Kind.BEGIN:

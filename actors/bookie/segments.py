@@ -24,7 +24,6 @@ class Segments:
         ledgers[ledger] = ledgers.get(ledger, 0) + size
 
     def forget_ledger(self, ledger: int) -> None:
-        """A ledger was deleted."""
         for ledgers in self.live.values():
             ledgers.pop(ledger, None)
 
@@ -33,7 +32,6 @@ class Segments:
         self.live.pop(segment, None)
 
     def gone(self, segment: int) -> None:
-        """The file was deleted."""
         self.live.pop(segment, None)
         self.sizes.pop(segment, None)
 

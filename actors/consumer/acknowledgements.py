@@ -26,7 +26,6 @@ class Acknowledgements:
         return bool(self.waiting or self.unconfirmed)
 
     def add(self, positions: Positions) -> None:
-        """These are acknowledged."""
         self.said += 1
         self.waiting.append((self.said, positions))
 

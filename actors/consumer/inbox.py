@@ -40,7 +40,6 @@ class Inbox:
         return _positions(self._parts)
 
     def add(self, parts: Iterable[Part], epoch: int, session: int) -> None:
-        """These were delivered."""
         self._parts.extend((part, epoch, session) for part in parts)
         self._signal.set()
 
@@ -63,7 +62,6 @@ class Inbox:
         return found
 
     def close(self) -> None:
-        """Fetch nothing more."""
         self._closed = True
         self._signal.set()
 

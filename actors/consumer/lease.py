@@ -14,7 +14,7 @@ from actors.signal import Signal
 
 
 class Lease:
-    """No session at first."""
+    """The lease of the present session; there is none at first."""
 
     def __init__(self, ports: Ports) -> None:
         self._ports = ports

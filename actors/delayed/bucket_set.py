@@ -122,7 +122,6 @@ class BucketSet:
             self.touch()
 
     def remove_all(self) -> None:
-        """Take every bucket out."""
         for bucket in list(self.buckets):
             self.remove(bucket)
         self.rescans.clear()

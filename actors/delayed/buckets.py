@@ -230,7 +230,6 @@ class BucketTracker(CoreTracker):
         return self._core.index.memory_bytes() + self._core.column_bytes() + buckets
 
     def loaded(self) -> int:
-        """Index entries in memory."""
         return self._core.loaded() + self._bucket_set.loaded()
 
     def stats(self) -> dict[str, Any]:

@@ -83,11 +83,9 @@ class BucketMaintenance:
         return self._recovery.running
 
     async def recovered(self) -> None:
-        """Wait for recovery."""
         await self._recovery.wait()
 
     def recovery_progress(self) -> dict[str, int | bool]:
-        """For the stats."""
         return self._recovery.progress()
 
     def too_many(self) -> int:
@@ -95,7 +93,6 @@ class BucketMaintenance:
         return self._merger.too_many()
 
     def cancel_recovery(self) -> None:
-        """Everything was cleared."""
         self._recovery.cancel()
 
     def given_out(self, positions: Positions) -> None:

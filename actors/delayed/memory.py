@@ -80,7 +80,6 @@ class InMemoryTracker(CoreTracker):
             self._reset()
 
     async def clear(self) -> None:
-        """Forget everything."""
         self._core.clear()
         self._reset()
 
@@ -117,7 +116,6 @@ class InMemoryTracker(CoreTracker):
         return self._core.index.memory_bytes() + self._core.column_bytes()
 
     def loaded(self) -> int:
-        """Index entries in memory."""
         return self._core.loaded()
 
     def stats(self) -> dict[str, Any]:

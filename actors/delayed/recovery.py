@@ -51,7 +51,6 @@ class IndexRecovery:
         self.lost = 0
 
     def begin(self, records: tuple[BucketRecord, ...]) -> None:
-        """Start reading headers."""
         self._bucket_set.set_names({record.key: record for record in records})
         for record in records:
             if record.epoch == self._bucket_set.manifest.epoch:
@@ -79,11 +78,9 @@ class IndexRecovery:
         self._generation += 1
 
     async def wait(self) -> None:
-        """Until it has finished."""
         await self._done.wait()
 
     def progress(self) -> dict[str, int | bool]:
-        """For the stats."""
         return {
             "running": self.running,
             "buckets": self.total,

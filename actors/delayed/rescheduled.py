@@ -65,7 +65,6 @@ class RescheduledTracker:
         return self._inner.failed
 
     async def start(self) -> None:
-        """Start the index beneath."""
         await self._inner.start()
 
     async def recovered(self) -> None:
@@ -142,7 +141,6 @@ class RescheduledTracker:
         await self._inner.clear()
 
     async def delete(self) -> None:
-        """The subscription is deleted."""
         self._moved.clear()
         await self._inner.delete()
 
@@ -171,7 +169,6 @@ class RescheduledTracker:
         self._inner.undelayed()
 
     def count(self) -> int:
-        """Messages that are tracked."""
         return self._inner.count() + len(self._moved.index)
 
     def memory_bytes(self) -> int:
@@ -180,7 +177,6 @@ class RescheduledTracker:
         return self._inner.memory_bytes() + moved
 
     def loaded(self) -> int:
-        """Index entries in memory."""
         return self._inner.loaded() + self._moved.loaded()
 
     def stats(self) -> dict[str, Any]:
@@ -208,5 +204,4 @@ class RescheduledTracker:
         return sorted([*found, *mine])[:n]
 
     async def close(self) -> None:
-        """End background work."""
         await self._inner.close()

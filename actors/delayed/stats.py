@@ -18,7 +18,6 @@ class Operations:
         self._sum_ms = dict.fromkeys(_KINDS, 0)
 
     def record(self, kind: str, ok: bool, milliseconds: int) -> None:
-        """Count one finished operation."""
         self._counts[kind]["succeed" if ok else "failed"] += 1
         step = next((i for i, limit in enumerate(_STEPS_MS) if milliseconds <= limit), len(_STEPS_MS))
         self._latency[kind][step] += 1

@@ -39,7 +39,6 @@ class CoreTracker:
         return self._core.forget(positions)
 
     def count(self) -> int:
-        """Messages that are tracked."""
         return len(self._core.index)
 
     def alarm(self) -> str:

@@ -101,7 +101,6 @@ class PartitionMetadata:
             raise Fenced(reason)
 
     def abandon(self) -> None:
-        """Never write again."""
         self._fenced.lost = True
 
     async def _save(self, record: PartitionRecord) -> None:

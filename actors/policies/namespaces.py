@@ -71,7 +71,6 @@ class Namespaces:
         return [space for space in sorted({TENANT_NAMESPACE, *known}) if not tenant or space.startswith(f"{tenant}/")]
 
     async def tenants(self) -> list[str]:
-        """Every tenant."""
         known = [key.removeprefix(_TENANTS) for key in await self._meta.keys(_TENANTS)]
         return sorted({*known, *(space.partition("/")[0] for space in await self.all_of())})
 

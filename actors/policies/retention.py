@@ -51,7 +51,6 @@ class Lifetimes:
         self._meta = meta
 
     async def read(self, name: str) -> Lifetime:
-        """What is said."""
         return _lifetime_in(name, await value_of(self._meta, LIFETIMES + name))
 
     async def change(self, name: str, **values: int | Retention | None) -> None:

@@ -365,7 +365,6 @@ class Topic(Actor):
         return self._reads.ends()
 
     async def on_measure_backlog(self, request: MeasureBacklog) -> BacklogSize:
-        """How much waits."""
         await self._ready()
         marks, old = self._upkeep.marks, False
         if request.before and (first := first_waiting(self._log, marks)) is not None:

@@ -61,7 +61,6 @@ class Unreadable:
             self._ports.log("readable_again", ledger=ledger, run=run)
 
     def forget(self, ledgers: list[int]) -> None:
-        """These ledgers were deleted."""
         self._runs = {place: trouble for place, trouble in self._runs.items() if place[0] not in ledgers}
 
     def rows(self) -> list[dict[str, Any]]:

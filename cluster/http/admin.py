@@ -87,7 +87,6 @@ class AdminHttp(Actor):
         (self._data_dir / PORT_FILE).write_text(str(self.port))
 
     async def stop(self, reason: str) -> None:
-        """Close the port."""
         await super().stop(reason)
         if self._server is not None:
             await self._server.close()

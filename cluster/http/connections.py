@@ -57,7 +57,6 @@ class HeadAlone(asyncio.Protocol):
         return self._behind.eof_received()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection has ended."""
         self._behind.connection_lost(exc)
 
     def pause_writing(self) -> None:

@@ -36,7 +36,6 @@ class GatewayHttp:
         await self._server.take(transport, begun)
 
     async def close(self) -> None:
-        """End every connection."""
         await self._server.close()
 
     @web.middleware

@@ -202,11 +202,9 @@ class _Socket(asyncio.BufferedProtocol):
             self._http(self._transport, data)
 
     def eof_received(self) -> bool:
-        """The client ends it."""
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
-        """It is over."""
         self._all.pop(self, None)
         self._share()
         if self._conversation is not None:
@@ -241,6 +239,5 @@ class _Socket(asyncio.BufferedProtocol):
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def abort(self) -> None:
-        """Break it off now."""
         if self._transport is not None:
             self._transport.abort()

@@ -167,7 +167,6 @@ class FramedSocket:
             self._loop.remove_reader(self._socket.fileno())
 
     def resume(self) -> None:
-        """Read on."""
         if self._open and not self._reading:
             self._reading = True
             self._loop.add_reader(self._socket.fileno(), self._read)

@@ -146,7 +146,6 @@ class _Incoming:
 
     @property
     def is_open(self) -> bool:
-        """Whether it still lives."""
         return self._carrier.is_open
 
     def close(self) -> None:

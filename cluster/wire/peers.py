@@ -88,7 +88,6 @@ class Peers:
         connection.close()
 
     def close(self) -> None:
-        """End every connection."""
         for peer in self._peers.values():
             peer.close()
         self._peers.clear()
@@ -193,7 +192,6 @@ class _Peer:
     failure: Unknown | Invalid = NOT_TRIED
 
     def connected(self, connection: Connection) -> None:
-        """It was reached."""
         self.connection, self.pause, self.rest_until = connection, 0.0, 0.0
 
     def failed(self, why: Unknown | Invalid) -> None:

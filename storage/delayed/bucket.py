@@ -76,7 +76,6 @@ class SegmentTable:
         return start, int(self.offset[stop - 1]) + int(self.length[stop - 1]) - start
 
     def memory_bytes(self) -> int:
-        """What the columns occupy."""
         return len(self) * _TABLE_ROW
 
 

@@ -140,7 +140,6 @@ class DelayedCore:
         return len(self.mutable) + len(self._ready) + sum(map(len, self.loose))
 
     def column_bytes(self) -> int:
-        """What their columns occupy."""
         ready = self._ready.run.memory_bytes()
         return self.mutable.memory_bytes() + ready + sum(run.memory_bytes() for run in self.loose)
 
@@ -149,7 +148,6 @@ class DelayedCore:
         return [*self.mutable.parts(), self._ready.run.rest(), *(run.rest() for run in self.loose)]
 
     def clear(self) -> None:
-        """Forget everything."""
         self.index.clear()
         self.mutable = Mutable()
         self.loose = []

@@ -134,7 +134,6 @@ class Staging:
         return self._columns.slice(0, self._size)
 
     def memory_bytes(self) -> int:
-        """What the block occupies."""
         return len(self._columns) * ENTRY_BYTES
 
     def _write(self, at: int, new: Entries) -> None:
@@ -190,7 +189,6 @@ class Mutable:
         self._runs = [run for run in (old.only(wanted) for old in self._runs) if len(run)]
 
     def memory_bytes(self) -> int:
-        """What its columns occupy."""
         return self._staging.memory_bytes() + sum(run.memory_bytes() for run in self._runs)
 
     def parts(self) -> list[Entries]:

@@ -79,7 +79,6 @@ class ClientSession:
         self.intake.pending(-size)
 
     def write(self, data: bytes) -> None:
-        """Send these bytes."""
         if not self.closed:
             self.link.write(data)
 
@@ -259,7 +258,6 @@ class ClientSession:
     # -- the end --------------------------------------------------------------------------------------------------
 
     def end(self) -> None:
-        """Break it off."""
         self.link.close()
         self.over()
 

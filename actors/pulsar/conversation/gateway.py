@@ -171,7 +171,6 @@ class Gateway:
         self._made = 0
 
     def reads(self, consumer: ConsumerHere) -> None:
-        """This one has come."""
         self._readers.setdefault((consumer.place.topic, consumer.place.partition), {})[consumer] = None
 
     def reads_no_more(self, consumer: ConsumerHere) -> None:

@@ -155,7 +155,6 @@ class Intake:
         return crowded
 
     def look(self) -> None:
-        """Something has changed."""
         self.room.set()
         self._changed()
 

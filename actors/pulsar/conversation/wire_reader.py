@@ -121,7 +121,6 @@ class LogReader:
         """There is nothing to wait for."""
 
     async def close(self) -> None:
-        """Read no more."""
         self._closed = True
         self._signal.set()
 

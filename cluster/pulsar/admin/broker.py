@@ -82,7 +82,6 @@ class Broker:
     # -- topics ---------------------------------------------------------------------------------------------------
 
     async def topics(self) -> dict[str, TopicSettings]:
-        """Every topic."""
         return dict((await self.ask_controller(ListTopics())).topics)
 
     async def topics_in(self, space: str) -> dict[str, TopicSettings]:

@@ -33,7 +33,7 @@ LOOKUP = "/lookup/v2/topic/{kind:(non-)?persistent}/{tenant}/{namespace}/{topic}
 
 
 class BrokerRoutes:
-    """These routes."""
+    """The routes of tenants, clusters and brokers."""
 
     def __init__(self, broker: Broker, addresses: Addresses) -> None:
         self._broker, self._at = broker, addresses

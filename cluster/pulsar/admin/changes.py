@@ -22,7 +22,7 @@ from storage.errors import Conflict
 
 
 class TopicChangeRoutes:
-    """These routes."""
+    """The routes that change a topic for good."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker

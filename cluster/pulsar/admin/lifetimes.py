@@ -24,7 +24,7 @@ EXAMPLE = '{"retentionTimeInMinutes": 60, "retentionSizeInMB": 100}'
 
 
 class LifetimesByHttp:
-    """These routes."""
+    """The routes of retention and time to live."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker, self._lifetimes = broker, Lifetimes(broker.ports.meta)

@@ -46,7 +46,7 @@ class StoredMessage:
 
 
 class Messages:
-    """These routes."""
+    """The routes of single messages."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker

@@ -34,7 +34,7 @@ _FIELDS = {
 
 
 class NamespacesByHttp:
-    """These routes."""
+    """The routes of tenants, namespaces and their policies."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker, self._namespaces = broker, broker.namespaces

@@ -38,7 +38,7 @@ _OF_NOTHING: dict[str, object] = {
 
 
 class PolicyRoutes:
-    """These routes. The last one answers whatever no other does."""
+    """The routes of other policies. The last one answers every path that no other route answers."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker

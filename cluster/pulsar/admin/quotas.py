@@ -26,7 +26,7 @@ _COMPLAINT = 'the body is a quota, for example {"limitSize": 1048576, "policy": 
 
 
 class QuotasByHttp:
-    """These routes."""
+    """The routes of backlog quotas."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker, self._kinds = broker, {BY_SIZE: broker.quotas, BY_AGE: broker.ages}

@@ -35,7 +35,7 @@ KEY_VALUE = "KEY_VALUE"
 
 
 class SchemasByHttp:
-    """These routes."""
+    """The routes of schemas."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker

@@ -34,7 +34,7 @@ EARLIEST, LATEST = -1, (1 << 63) - 1
 
 
 class Subscriptions:
-    """These routes."""
+    """The routes of subscriptions."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker

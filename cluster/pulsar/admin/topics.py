@@ -38,7 +38,7 @@ NAMESPACE = "/admin/v2/namespaces/{tenant}/{namespace}"
 
 
 class Topics:
-    """These routes."""
+    """The routes of topics."""
 
     def __init__(self, broker: Broker, shapes: PulsarStats) -> None:
         self._broker, self._shapes = broker, shapes

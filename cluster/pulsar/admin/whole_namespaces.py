@@ -23,7 +23,7 @@ WHOLE = "_".join(BUNDLE)
 
 
 class WholeNamespaces:
-    """These routes."""
+    """The routes that concern all topics of a namespace."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
