@@ -1,4 +1,4 @@
-"""What operators ask of, and do to, one subscription on one partition. Names are Pulsar's where it has them.
+"""Requests of operators about one subscription on one partition. Names are Pulsar's where it has them.
 
 What moves the cursor is answered when it is durable, and lets no draining hash go early: messages that a connected
 consumer holds stay its own until it is done (KS-45). Answers of `Text` are for people to read, as JSON.
@@ -25,32 +25,32 @@ from storage.errors import Invalid
 
 
 class Sought(Reply):
-    """position: `ledger:entry` where it goes on."""
+    """position: `ledger:entry`, where the subscription goes on."""
 
     position: str
 
 
 class Skipped(Reply):
-    """skipped: messages that count as done now and did not before. position: `ledger:entry` where it goes on."""
+    """skipped: how many messages newly count as done. position: `ledger:entry`, where the subscription goes on."""
 
     skipped: int
     position: str
 
 
 class Deleted(Reply):
-    """deleted: always true; who cannot delete refuses."""
+    """deleted: always true, because an owner that cannot delete refuses."""
 
     deleted: bool
 
 
 class Paused(Reply):
-    """paused: whether nothing is sent."""
+    """paused: whether the subscription sends nothing."""
 
     paused: bool
 
 
 class Configured(Reply):
-    """changed: whether these are other settings than before; then this owner ends, and the next one has them."""
+    """changed: whether the settings differ from those before; if so, this owner ends, and the next one uses them."""
 
     changed: bool
 
@@ -75,13 +75,13 @@ class Skip(Request[Skipped]):
 
 
 class ClearBacklog(Request[Skipped]):
-    """Everything that is there counts as done."""
+    """All messages that the topic has now count as done."""
 
     reply: ClassVar[type[Reply]] = Skipped
 
 
 class ExpireMessages(Request[Skipped]):
-    """Everything that was published before a time (ms) counts as done."""
+    """All messages that were published before a time (ms) count as done."""
 
     reply: ClassVar[type[Reply]] = Skipped
     before: Time
@@ -105,7 +105,7 @@ class Unused(Reply):
 
 
 class IsUnused(Request[Unused]):
-    """May the subscription on this partition go?"""
+    """May the subscription on this partition be deleted?"""
 
     reply: ClassVar[type[Reply]] = Unused
 
@@ -123,14 +123,14 @@ class Resume(Request[Paused]):
 
 
 class Configure(Request[Configured]):
-    """Work with these settings. Conflict while consumers are connected, unless they are those in force."""
+    """Use these settings. Conflict while consumers are connected, unless the settings are those in force."""
 
     reply: ClassVar[type[Reply]] = Configured
     settings: SubscriptionSettings
 
 
 class ListPending(Request[Text]):
-    """Which messages each consumer holds, or the one of this name; the first `most` of each."""
+    """Which messages each consumer holds, or the consumer of this name; the first `most` of each."""
 
     reply: ClassVar[type[Reply]] = Text
     consumer: Name | None = None
@@ -145,7 +145,7 @@ class ListBlockedKeys(Request[Text]):
 
 
 class ListDelayed(Request[Text]):
-    """How many messages are not due, when they will be, and the first `top` of them."""
+    """How many messages are not due, when they will be due, and the first `top` of them."""
 
     reply: ClassVar[type[Reply]] = Text
     top: Shown = 10
@@ -189,7 +189,7 @@ class FindOwner(Request[Text]):
 
 
 class WhatIf(Request[Text]):
-    """What joining of `add` consumers and leaving of those named would move."""
+    """Which hashes would move if `add` consumers joined and those named left."""
 
     reply: ClassVar[type[Reply]] = Text
     add: Annotated[int, Meta(ge=0, le=MOST_ADDED)] = 0

@@ -1,9 +1,9 @@
-"""Backlog quotas: how many bytes may wait on a partition before its producers are kept out, and for how many seconds.
+"""Backlog quotas: how many bytes may wait on a partition, and for how long, before its producers are kept out.
 
-A record each, `quota/namespace/<tenant>/<namespace>` and `quota/topic/<topic>`, those of age below `quota-age/`; that
-of the topic goes before that of its namespace. Either may say that the oldest messages count as done instead, which
-the owners of subscriptions carry out (`actors/policies/expiry.py`). They change seldom, so whoever keeps producers out
-keeps all of them and looks again now and then.
+Each quota is a record, `quota/namespace/<tenant>/<namespace>` or `quota/topic/<topic>`; a quota of age is one below
+`quota-age/`. That of a topic comes before that of its namespace. A quota may instead let the oldest messages count as done, which the
+owners of subscriptions carry out (`actors/policies/expiry.py`). Quotas change seldom, so a gateway that keeps producers
+out caches all of them and looks again now and then.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Quota(msgspec.Struct, frozen=True):
 
 
 class Quotas:
-    """The records below a prefix, and what is known of them. Names and prefixes: actors.policies.policy_records."""
+    """The records below a prefix. Names and prefixes: actors.policies.policy_records."""
 
     def __init__(self, meta: Meta, prefix: str = QUOTAS) -> None:
         self._meta, self._prefix = meta, prefix

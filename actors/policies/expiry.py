@@ -1,8 +1,8 @@
-"""What of a topic counts as done without an acknowledgement, as operators want it: messages older than a time to live
-(actors.policies.retention) or than a quota of age that evicts (actors.policies.backlog_quotas), and the oldest ones
-behind a subscription where as much waits as a quota of size that evicts says.
+"""Which messages of a topic expire, and count as done without an acknowledgement.
 
-The owner of each subscription looks, at most every LOOK_MS, and carries it out (`actors/dispatcher/seek.py`).
+They are older than a time to live (actors.policies.retention) or than a quota of age that evicts
+(actors.policies.backlog_quotas), or they are the oldest ones of a subscription that has reached a quota of size that
+evicts. The owner of each subscription looks, at most every LOOK_MS, and carries it out (`actors/dispatcher/seek.py`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ExpiryLimits(NamedTuple):
 
 
 class TopicExpiry:
-    """What holds for a topic."""
+    """The limits of a topic."""
 
     def __init__(self, ports: Ports, topic: str) -> None:
         self._topic = topic

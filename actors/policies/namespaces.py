@@ -1,8 +1,8 @@
 """The namespaces: `public/default`, and those that an operator has made.
 
-A record each, `namespace/<tenant>/<namespace>`, which holds its policies, and one for each tenant that was made by
-itself, `tenant/<tenant>`. In a namespace that there is not clients make no topics, so that a mistake in a name is told,
-as with Pulsar. `public/default` has a record as soon as it has policies.
+Each namespace has a record, `namespace/<tenant>/<namespace>`, with its policies; a tenant that was made by itself has
+`tenant/<tenant>`. Clients cannot make topics in a namespace that does not exist, so a mistake in a name is noticed, as
+with Pulsar. `public/default` has a record as soon as it has policies.
 """
 
 from __future__ import annotations

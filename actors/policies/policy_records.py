@@ -1,4 +1,4 @@
-"""Records that operators change beside those of the topics: each one value, which changes as a whole."""
+"""Records of policies, beside those of the topics: each has one value, which changes as a whole."""
 
 from __future__ import annotations
 

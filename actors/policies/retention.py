@@ -1,8 +1,8 @@
-"""How long messages are kept, as operators say it at any time: of a topic, or of all topics of a namespace.
+"""How long messages are kept: operators can set this at any time, for a topic or for all topics of a namespace.
 
-A record each, `lifetime/namespace/<tenant>/<namespace>` and `lifetime/topic/<topic>`. What is said of a topic goes
-first, then what it was made with, then what is said of its namespace. The owner of a partition looks, at most every
-LOOK_MS, before it deletes anything; the owners of its subscriptions let messages expire (actors.policies.expiry).
+The records are `lifetime/namespace/<tenant>/<namespace>` and `lifetime/topic/<topic>`. A topic's value comes first,
+then the value that it was made with, then that of its namespace. The owner of a partition looks, at most every LOOK_MS,
+before it deletes anything; the owners of its subscriptions let messages expire (actors.policies.expiry).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from actors.ports import Meta, Ports
 
 
 class Retention(msgspec.Struct, frozen=True):
-    """What everybody has seen stays so long, and as much of it. -1: without end; both 0: it goes."""
+    """How long and how much is kept of messages that all subscriptions have seen. -1: no limit; both 0: nothing."""
 
     ms: int
     bytes: int
@@ -35,7 +35,7 @@ class Retention(msgspec.Struct, frozen=True):
 
 
 class Lifetime(msgspec.Struct, frozen=True, omit_defaults=True):
-    """ttl_ms: messages that are older count as done; 0: none does. None of either: nothing is said."""
+    """ttl_ms: older messages count as done; 0: none do. None for either field: no value was set."""
 
     ttl_ms: int | None = None
     retention: Retention | None = None
@@ -54,7 +54,7 @@ class Lifetimes:
         return _lifetime_in(name, await value_of(self._meta, LIFETIMES + name))
 
     async def change(self, name: str, **values: int | Retention | None) -> None:
-        """Say fields of Lifetime anew; None: nothing is said of it any more. Raises Invalid."""
+        """Set fields of Lifetime; None removes the value. Raises Invalid."""
 
         def changed(value: bytes | None) -> bytes:
             return msgspec.json.encode(msgspec.structs.replace(_lifetime_in(name, value), **values))
@@ -71,7 +71,7 @@ def _lifetime_in(name: str, value: bytes | None) -> Lifetime:
 
 
 class TopicRetention:
-    """What retention holds for a topic. made: the settings that it was made with."""
+    """The retention of a topic. made: the settings that the topic was made with."""
 
     def __init__(self, ports: Ports, topic: str) -> None:
         self._topic = topic

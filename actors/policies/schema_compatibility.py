@@ -1,7 +1,8 @@
 """Whether a schema may follow another one on a topic.
 
-Two schemas of different kinds never go together. Of those whose definition is Avro's, strategies ask who can read what
-was written with whom, by the rules of Avro's schema resolution; other kinds have nothing to compare, as with Pulsar.
+Two schemas of different kinds are never compatible. If both definitions are Avro's, a strategy says which schema must
+be able to read messages of which other one, by Avro's rules of schema resolution. Other kinds are not compared, as with
+Pulsar.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One client's connection: what it asks, in the order of Pulsar's protocol, and what it is answered.
+"""One client's connection: its requests and their answers, in the order of Pulsar's protocol.
 
 What needs nobody else (SEND, FLOW, ACK, PING) is done as it is read. What has to ask the cluster runs beside that, and
 answers when it can; clients do not use a producer or consumer before they were told that it is there. A request that is

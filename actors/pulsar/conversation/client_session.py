@@ -1,4 +1,4 @@
-"""What one connection has: its producers and consumers, and a pen."""
+"""The producers and consumers of one connection, and the commands that it sends to its client."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ it is; at any other it connects and sends again for ever. In Java that one means
 
 
 class ClientSession:
-    """The state of one client's connection, and what it is told."""
+    """The state of one client's connection, and its outgoing commands."""
 
     def __init__(self, gateway: Gateway, link: Link) -> None:
         self.gateway, self.link = gateway, link

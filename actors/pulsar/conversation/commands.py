@@ -1,4 +1,4 @@
-"""What a client asks of the cluster: topics, producers, consumers, positions, schemas, statistics."""
+"""A client's requests to the cluster: topics, producers, consumers, positions, schemas, statistics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the connections of one gateway share: where topics are, who produces and consumes through it, schemas.
+"""The state that the connections of one gateway share: topics, producers, consumers, schemas.
 
 A gateway owns nothing: it is a producer and a consumer like any other, for clients that speak Pulsar's protocol. When
 it dies, its clients connect again and its consumers' leases give back what they held.
@@ -41,7 +41,7 @@ PROTOCOL = 20
 
 
 class ClientIdentity(Protocol):
-    """Who a client is. ends: seconds since 1970 after which it is not any more; None if that never is."""
+    """The identity of a client. ends: when it expires, in seconds since 1970; None if never."""
 
     @property
     def role(self) -> str:
@@ -54,7 +54,7 @@ class ClientIdentity(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Certified:
-    """A client that showed a certificate; the connection lasts as long as it lasts."""
+    """A client that showed a certificate; the connection ends when the certificate expires."""
 
     role: str
     ends: float | None = None
@@ -86,7 +86,7 @@ class Link(Protocol):
 
 
 class ConsumerHere(Protocol):
-    """A consumer that is connected here, as others see it."""
+    """A consumer that is connected here, as other connections see it."""
 
     place: TopicPartition
     closed: bool
@@ -106,7 +106,7 @@ class ConsumerHere(Protocol):
 
 
 class ProducerHere(Protocol):
-    """A producer that is connected here, as others see it."""
+    """A producer that is connected here, as other connections see it."""
 
     place: TopicPartition
     name: str
@@ -123,7 +123,7 @@ class ProducerHere(Protocol):
 
 
 class Gateway:
-    """The state behind all connections. url, url_tls: what lookups are answered with, empty where nobody listens so.
+    """The state behind all connections. url, url_tls: the answers to lookups, empty if nothing listens there.
 
     authenticate: None lets everybody in.
     """
@@ -208,7 +208,7 @@ class Gateway:
 
 
 class GatewayActor(Actor):
-    """What others ask of a gateway."""
+    """Answers the requests of other actors to a gateway."""
 
     outlives = (SluiceError,)  # of one client's consumer or producer; the others go on
     gateway: Gateway

@@ -61,7 +61,7 @@ async def rest(clock: Clock, took: int = 0) -> None:
 
 
 class HeldBytes:
-    """What the connections of a gateway hold of what was read, in bytes."""
+    """How many bytes the connections of a gateway hold of what they have read."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -86,7 +86,7 @@ class HeldBytes:
 
 
 class Turn:
-    """One request that is under way. It is over once, whoever says so first."""
+    """One request that is under way. It ends once, even if several callers end it."""
 
     def __init__(self, intake: Intake, size: int) -> None:
         self._intake, self._size = intake, size
@@ -120,7 +120,7 @@ class Turn:
 
 
 class Intake:
-    """The room of one connection. changed: called when it may be full, or have room again."""
+    """The limits of one connection. changed: called when it may be full or have room again."""
 
     def __init__(self, held: HeldBytes, changed: Callable[[], None]) -> None:
         self._held, self._changed = held, changed
