@@ -1,9 +1,9 @@
 """Backlog quotas: how many bytes may wait on a partition, and for how long, before its producers are kept out.
 
 Each quota is a record, `quota/namespace/<tenant>/<namespace>` or `quota/topic/<topic>`; a quota of age is one below
-`quota-age/`. That of a topic comes before that of its namespace. A quota may instead let the oldest messages count as done, which the
-owners of subscriptions carry out (`actors/policies/expiry.py`). Quotas change seldom, so a gateway that keeps producers
-out caches all of them and looks again now and then.
+`quota-age/`. That of a topic comes before that of its namespace. A quota may instead let the oldest messages count as
+done, which the owners of subscriptions carry out (`actors/policies/expiry.py`). Quotas change seldom, so a gateway that
+keeps producers out caches all of them and looks again now and then.
 """
 
 from __future__ import annotations
