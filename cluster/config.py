@@ -42,6 +42,7 @@ from actors.bookie_failure_detector import LOST_AFTER_MS
 from actors.messages import SubscriptionSettings, TopicSettings
 from actors.messages.settings import check_subscription, check_topic
 from cluster.options import ClusterOptions
+from cluster.pulsar.connection_limits import MOST_CONNECTIONS, MOST_HTTP_CONNECTIONS, MOST_PER_ADDRESS
 from storage.batch import MAX_MESSAGE_BYTES
 from storage.errors import Invalid
 
@@ -50,6 +51,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 PREFIX = "SLUICE_"
 
 LEAST_MESSAGE_BYTES = 64 * 1024
+MOST_OPEN = 100_000
 """The least that can be set as the largest message: what clients say of a thousand messages at once has to fit."""
 
 MAX_DIGITS = 40
@@ -170,6 +172,18 @@ class Configuration(BaseSettings):
         ge=LEAST_MESSAGE_BYTES,
         le=MAX_MESSAGE_BYTES,
         description="what clients of Apache Pulsar are told that one message may have; they send larger ones in chunks",
+    )
+    pulsar_max_connections: int = Field(
+        MOST_CONNECTIONS,
+        ge=1,
+        le=MOST_OPEN,
+        description="clients of Apache Pulsar that one gateway may have connected",
+    )
+    pulsar_max_connections_per_address: int = Field(
+        MOST_PER_ADDRESS, ge=1, le=MOST_OPEN, description="how many of them may come from one address"
+    )
+    pulsar_web_max_connections: int = Field(
+        MOST_HTTP_CONNECTIONS, ge=1, le=MOST_OPEN, description="the same for HTTP, whatever address they come from"
     )
     pulsar_password_file: str = Field(
         "", description="file with names and passwords of clients of Apache Pulsar, as `htpasswd -B` writes it"

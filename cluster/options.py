@@ -9,6 +9,7 @@ from typing import Any
 from actors.bookie_failure_detector import LOST_AFTER_MS
 from cluster.bootstrap import identity
 from cluster.bootstrap.environment import LOOPBACK
+from cluster.pulsar.connection_limits import MOST_CONNECTIONS, MOST_HTTP_CONNECTIONS, MOST_PER_ADDRESS
 from storage.batch import MAX_MESSAGE_BYTES
 
 OBJECT_STORE_BYTES = 1024 * 1024 * 1024
@@ -37,6 +38,8 @@ class ClusterOptions:
     pulsar_tls_port: the same with TLS, where pulsar_tls_certificate_file and pulsar_tls_key_file name a certificate and
     its key; pulsar_tls_trust_certs_file: the authority whose certificates clients must then show.
     pulsar_max_message_bytes: what Pulsar's clients are told that one message may have.
+    pulsar_max_connections, pulsar_max_connections_per_address: how many of Pulsar's clients may be connected to one
+    gateway, in all and from one address; pulsar_web_max_connections: the same of those that speak HTTP.
     pulsar_web_port: where Pulsar's tools connect by HTTP; 0 chooses a free port, -1 serves none, and so does a
     pulsar_port of -1. pulsar_web_tls_port: the same with TLS, beside pulsar_tls_port.
     tls_trust_certs_file, tls_certificate_file, tls_key_file: what processes of several machines speak TLS with, at the
@@ -61,6 +64,9 @@ class ClusterOptions:
     pulsar_token_key_file: str = ""
     pulsar_password_file: str = ""
     pulsar_max_message_bytes: int = MAX_MESSAGE_BYTES
+    pulsar_max_connections: int = MOST_CONNECTIONS
+    pulsar_max_connections_per_address: int = MOST_PER_ADDRESS
+    pulsar_web_max_connections: int = MOST_HTTP_CONNECTIONS
     pulsar_tls_port: int = 6651
     pulsar_tls_certificate_file: str = ""
     pulsar_tls_key_file: str = ""
@@ -92,6 +98,9 @@ class ClusterOptions:
             "pulsar_advertised_address": self.pulsar_advertised_address,
             "pulsar_tls_port": self.pulsar_tls_port,
             "pulsar_max_message_bytes": self.pulsar_max_message_bytes,
+            "pulsar_max_connections": self.pulsar_max_connections,
+            "pulsar_max_connections_per_address": self.pulsar_max_connections_per_address,
+            "pulsar_web_max_connections": self.pulsar_web_max_connections,
             **{name: _resolved(getattr(self, name)) for name in FILES},
             "bookie_lost_after_ms": self.bookie_lost_after_ms,
             "bind_address": self.bind_address,

@@ -32,7 +32,8 @@ _SHOWN = 40
 
 
 class HttpServer:
-    """Serves routes behind a guard (a middleware of aiohttp).
+    """Serves routes behind a guard (a middleware of aiohttp). When a client leaves, the guard's question ends with it;
+    a request that was let in is carried out to its end.
 
     connection_seconds: how long a client may keep a connection without a request, or take to send a body. Who comes
     when `most` connections are there is sent away.
@@ -48,16 +49,17 @@ class HttpServer:
         most: int = MOST_CONNECTIONS,
     ) -> None:
         self._ports, self._seconds, self._most = ports, connection_seconds, most
-        application = web.Application(middlewares=[self._noted, guard], client_max_size=MAX_BODY)
+        application = web.Application(middlewares=[self._noted, guard, self._carry_out], client_max_size=MAX_BODY)
         application[_BODY_SECONDS] = connection_seconds
         application.add_routes(routes)
         application.router.register_resource(_OneSlash(application.router))
-        self._runner = web.AppRunner(application, access_log=None)
+        self._runner = web.AppRunner(application, access_log=None, handler_cancellation=True)
         self._listening: asyncio.Server | None = None
         self._ready = asyncio.Lock()
         self._answering: list[Any] = []
         self._asked: dict[Any, None] = {}
         """Connections on which a request came since they were last looked at."""
+        self._carried: dict[asyncio.Task[web.StreamResponse], None] = {}
 
     async def listen(self, port: int) -> int:
         """Listen on the loopback; returns the port, which is any free one for 0. Raises Unavailable if it is in use."""
@@ -96,6 +98,8 @@ class HttpServer:
         if self._listening is not None:
             self._listening.close()
         await self._runner.cleanup()
+        for work in list(self._carried):
+            work.cancel()
 
     async def _begin(self) -> None:
         async with self._ready:
@@ -124,6 +128,18 @@ class HttpServer:
             return await handler(request)
         finally:
             self._answering.remove(request.protocol)
+
+    @web.middleware
+    async def _carry_out(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        work = asyncio.ensure_future(handler(request))
+        self._carried[work] = None
+        work.add_done_callback(self._carried_out)
+        return await asyncio.shield(work)
+
+    def _carried_out(self, work: asyncio.Task[web.StreamResponse]) -> None:
+        del self._carried[work]
+        if not work.cancelled():
+            work.exception()  # whoever asked has got it, or has left
 
 
 class _OneSlash(web.PlainResource):

@@ -23,13 +23,16 @@ from storage.errors import Invalid, Overloaded
 
 
 class GatewayHttp:
-    """Answers requests on connections that the listener hands over. host: the name of this machine for clients."""
+    """Answers requests on connections that the listener hands over. host: the name of this machine for clients.
 
-    def __init__(self, gateway: Gateway, addresses: Addresses, host: str) -> None:
+    most: the number of connections that may be open.
+    """
+
+    def __init__(self, gateway: Gateway, addresses: Addresses, host: str, most: int) -> None:
         self._gateway, self._host = gateway, host
         ports = gateway.ports
         broker = Broker(ports, gateway.controller, gateway.directory, ports.me, gateway.quotas, gateway.ages)
-        self._server = HttpServer(ports, pulsar_routes(broker, addresses), self._guard)
+        self._server = HttpServer(ports, pulsar_routes(broker, addresses), self._guard, most=most)
 
     async def take(self, transport: asyncio.Transport, begun: bytes = b"") -> None:
         """Go on with a connection, which reads nothing now, on which these bytes came."""

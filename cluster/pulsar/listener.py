@@ -23,6 +23,12 @@ from cluster.bootstrap.process_watch import this_process
 from cluster.http.connections import HttpDoor
 from cluster.pulsar.admin.addresses import Addresses
 from cluster.pulsar.authentication import authenticate_by
+from cluster.pulsar.connection_limits import (
+    MOST_CONNECTIONS,
+    MOST_HTTP_CONNECTIONS,
+    MOST_PER_ADDRESS,
+    OpenConnections,
+)
 from cluster.pulsar.machine_ports import MachineDoors
 from cluster.pulsar.ports import PLAIN, TLS, WEB, WEB_TLS, advertised_host, refusal, wanted_ports
 from cluster.pulsar.tls import context_of, role_of
@@ -31,7 +37,6 @@ from storage.batch import MAX_MESSAGE_BYTES
 if TYPE_CHECKING:
     from cluster.pulsar.http import GatewayHttp
 
-MOST_CONNECTIONS = 1_000
 HTTP = (b"GET ", b"HEAD", b"PUT ", b"POST", b"DELE")
 """What a request of HTTP begins with, and no frame: it would be longer than any may be."""
 READ_BYTES = 1024 * 1024
@@ -59,7 +64,11 @@ class PulsarGateway(GatewayActor):
         accept = {PLAIN: self._accept, TLS: self._accept, WEB: self._accept_http, WEB_TLS: self._accept_http}
         doors = MachineDoors(Path(settings["data_dir"]), accept, dict.fromkeys((TLS, WEB_TLS), context_of(settings)))
         self._doorkeeper = PortHolder(ports, doors, wanted_ports(settings), self._opened)
-        self._connections: dict[_Socket, None] = {}
+        self._connections: OpenConnections[_Socket] = OpenConnections(
+            int(settings.get("pulsar_max_connections", MOST_CONNECTIONS)),
+            int(settings.get("pulsar_max_connections_per_address", MOST_PER_ADDRESS)),
+        )
+        self._most_http = int(settings.get("pulsar_web_max_connections", MOST_HTTP_CONNECTIONS))
         self._at = Addresses()
         self._http: GatewayHttp | None = None
         self._buffer = memoryview(bytearray(READ_BYTES))  # asyncio's TLS reads into slices of it
@@ -81,7 +90,7 @@ class PulsarGateway(GatewayActor):
         try:
             await self._doorkeeper.run()
         finally:
-            for connection in list(self._connections):
+            for connection in self._connections:
                 connection.abort()
 
     def _opened(self, scheme: str, port: int) -> None:
@@ -102,7 +111,7 @@ class PulsarGateway(GatewayActor):
         self._doorkeeper.close()
         if self._http is not None:
             await self._http.close()
-        for connection in list(self._connections):
+        for connection in self._connections:
             connection.abort()
 
     def _accept(self) -> asyncio.BaseProtocol:
@@ -116,7 +125,7 @@ class PulsarGateway(GatewayActor):
         if self._http is None:
             from cluster.pulsar.http import GatewayHttp  # only who asks by HTTP pays for a web server
 
-            self._http = GatewayHttp(self.gateway, self._at, self._host)
+            self._http = GatewayHttp(self.gateway, self._at, self._host, self._most_http)
         transport.pause_reading()
         self.ports.spawn(self._http.take(transport, begun), "http")
 
@@ -127,7 +136,7 @@ class _Socket(asyncio.BufferedProtocol):
     def __init__(
         self,
         gateway: Gateway,
-        all_of_them: dict[_Socket, None],
+        all_of_them: OpenConnections[_Socket],
         http: Callable[[asyncio.Transport, bytes], None],
         buffer: memoryview,
     ) -> None:
@@ -137,20 +146,17 @@ class _Socket(asyncio.BufferedProtocol):
         self._buffer = buffer
         self._transport: asyncio.Transport | None = None
         self._conversation: ClientConnection | None = None
-        self.peer = ""
+        self.peer = self.address = ""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin the conversation, unless there are too many."""
         self._transport = cast(asyncio.Transport, transport)
         keep_connection_from_children(transport)
-        self.peer = "{}:{}".format(*transport.get_extra_info("peername")[:2])
-        if len(self._all) >= MOST_CONNECTIONS:
-            stranger = next((one for one in self._all if one.is_stranger), self)
-            stranger.abort()
-            self._all.pop(stranger, None)
-            if stranger is self:
-                return
-        self._all[self] = None
+        self.address, port = transport.get_extra_info("peername")[:2]
+        self.peer = f"{self.address}:{port}"
+        if not self._all.admit(self):
+            self.abort()
+            return
         self._conversation = ClientConnection(self.gateway, self)
         self._conversation.certified = role_of(transport.get_extra_info("peercert"))
         self._share()
@@ -205,7 +211,7 @@ class _Socket(asyncio.BufferedProtocol):
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._all.pop(self, None)
+        self._all.remove(self)
         self._share()
         if self._conversation is not None:
             self._conversation.over()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from cluster.http.connections import HeadAlone
 from cluster.http.server import HttpServer
 from cluster.loop import new_loop
 from tests.cluster.helpers import admin_ports
@@ -55,3 +56,62 @@ def test_a_request_that_comes_with_the_connection_is_answered(make: Callable[[],
         answer = runner.run(answer_to_the_impatient(b"GET /ask HTTP/1.1\r\nhost: h\r\nconnection: close\r\n\r\n"))
     assert answer.startswith(b"HTTP/1.1 200")
     assert answer.endswith(b"told")
+
+
+async def left_during(where: str, lost: asyncio.Event) -> list[str]:
+    """What becomes of a request whose client leaves while the guard, or the handler, waits for something.
+
+    lost: set when the server has seen that.
+    """
+    went: list[str] = []
+    waits, goes_on, over = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def wait(here: str) -> None:
+        if here != where:
+            return
+        waits.set()
+        try:
+            await goes_on.wait()
+            went.append(f"{here} done")
+        except asyncio.CancelledError:
+            went.append(f"{here} cancelled")
+            raise
+        finally:
+            over.set()
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> Any:
+        await wait("guard")
+        return await handler(request)
+
+    async def handle(request: web.Request) -> web.Response:
+        await wait("handler")
+        return web.Response(text="done")
+
+    server = HttpServer(admin_ports(Nobody()), [web.get("/ask", handle)], guard)
+    port = await server.listen(0)
+    try:
+        _, client = await asyncio.open_connection("127.0.0.1", port)
+        client.write(b"GET /ask HTTP/1.1\r\nhost: h\r\n\r\n")
+        await waits.wait()
+        client.close()
+        await lost.wait()
+        goes_on.set()
+        await over.wait()
+        return went
+    finally:
+        await server.close()
+
+
+@pytest.mark.parametrize(("where", "becomes"), [("guard", "guard cancelled"), ("handler", "handler done")])
+async def test_who_leaves_is_not_verified_but_what_was_begun_ends(
+    where: str, becomes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost, told = asyncio.Event(), HeadAlone.connection_lost
+
+    def connection_lost(connection: HeadAlone, error: Exception | None) -> None:
+        told(connection, error)
+        lost.set()
+
+    monkeypatch.setattr(HeadAlone, "connection_lost", connection_lost)
+    assert await left_during(where, lost) == [becomes]

@@ -16,8 +16,9 @@ HELLO = encode(command("connect", client_version="raw", protocol_version=20))
 class Raw:
     """A connection whose bytes are made by hand."""
 
-    def __init__(self, url: str) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])))
+    def __init__(self, url: str, address: str = "127.0.0.1") -> None:
+        at = "127.0.0.1", int(url.rpartition(":")[2])
+        self._socket = socket.create_connection(at, source_address=(address, 0))
         self._socket.settimeout(PATIENCE / 1000)
         self._cutter = Cutter()
         self._frames: list[Any] = []
@@ -38,6 +39,11 @@ class Raw:
                 return None
             self._frames += [parse(Command, frame.command) for frame in self._cutter.feed(data)]
         return self._frames.pop(0)
+
+    def refused(self) -> bool:
+        """Whether it ends before it is let in."""
+        self.send(HELLO)
+        return self.read() is None
 
     def closed(self) -> bool:
         """Whether the connection ends, whatever comes before."""

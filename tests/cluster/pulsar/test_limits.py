@@ -3,47 +3,84 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
 
 import pulsar
 import pytest
 
+import cluster
 from actors.pulsar.codec.frames import encode
 from actors.pulsar.codec.protocol import ServerError, command
 from actors.pulsar.conversation import client_session, intake
-from cluster.client import Client
+from cluster.config import load
+from cluster.embedded import running
+from cluster.options import ClusterOptions
 from cluster.pulsar import listener
+from cluster.pulsar.ports import service_url
 from tests.cluster.pulsar.clients import EARLIEST, received
 from tests.cluster.pulsar.raw import Raw
 
 pytestmark = pytest.mark.timeout(240)
 
 
-def test_one_connection_too_many_is_closed_and_the_others_stay(
-    server: Client, raw: Raw, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    raw.greet()
-    monkeypatch.setattr(listener, "MOST_CONNECTIONS", 1)
-    other = Raw(server.pulsar_service_url)
-    assert other.closed()
-    monkeypatch.undo()
-    raw.say("ping")
-    assert raw.read().HasField("pong")
-    again = Raw(server.pulsar_service_url)
-    again.greet()
-    again.close()
+MOST, MOST_PER_ADDRESS = 4, 2
+HERE, ELSEWHERE, ANYWHERE = "127.0.0.1", "127.0.0.2", "127.0.0.3"
 
 
-def test_a_stranger_makes_way_for_who_comes(server: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where all connections are taken, by the one that was first of those that were not let in yet."""
-    monkeypatch.setattr(listener, "MOST_CONNECTIONS", 2)
-    strangers = [Raw(server.pulsar_service_url) for _ in range(2)]
-    strangers[1].greet()
-    with Raw(server.pulsar_service_url) as other:
-        other.greet()
+@pytest.fixture
+def crowded(tmp_path: Path) -> Iterator[str]:
+    """Where a gateway listens that has few connections."""
+    options = ClusterOptions(
+        tmp_path, pulsar_port=0, pulsar_max_connections=MOST, pulsar_max_connections_per_address=MOST_PER_ADDRESS
+    )
+    with running(options):
+        yield service_url(tmp_path, 0)
+
+
+def let_in(url: str, address: str = HERE) -> Raw:
+    """A client from this address that has said who it is."""
+    one = Raw(url, address)
+    one.greet()
+    return one
+
+
+def test_one_connection_too_many_is_closed_and_the_others_stay(crowded: str) -> None:
+    """Of one address, and of all."""
+    with ExitStack() as stack:
+        stay = [stack.enter_context(let_in(crowded)) for _ in range(MOST_PER_ADDRESS)]
+        assert Raw(crowded).closed()
+        stay += [stack.enter_context(let_in(crowded, ELSEWHERE)) for _ in range(MOST - MOST_PER_ADDRESS)]
+        assert Raw(crowded, ANYWHERE).closed()
+        for one in stay:
+            one.say("ping")
+            assert one.read().HasField("pong")
+        stay[0].close()
+        while (another := Raw(crowded, ANYWHERE)).refused():  # until the gateway has heard of it
+            another.close()
+        another.close()
+
+
+def test_a_stranger_makes_way_for_who_comes(crowded: str) -> None:
+    """One of the same address, where that has as many as it may have; else the first of those that were not let in."""
+    with ExitStack() as stack:
+        strangers = [stack.enter_context(Raw(crowded, address)) for address in (ELSEWHERE, HERE, ANYWHERE, ANYWHERE)]
+        stack.enter_context(let_in(crowded, ANYWHERE))
+        assert strangers[2].closed()
+        stack.enter_context(let_in(crowded))
         assert strangers[0].closed()
-        strangers[1].say("ping")
-        assert strangers[1].read().HasField("pong")
-    strangers[1].close()
+        for one in (strangers[1], strangers[3]):
+            one.greet()
+
+
+def test_limits_of_connections_are_settings(tmp_path: Path) -> None:
+    given = load(None, data_dir=tmp_path, pulsar_max_connections="7", pulsar_web_max_connections=8).values
+    options = given.cluster_options().settings()
+    assert (options["pulsar_max_connections"], options["pulsar_web_max_connections"]) == (7, 8)
+    assert options["pulsar_max_connections_per_address"] == 500
+    with pytest.raises(cluster.Invalid, match="pulsar_max_connections_per_address"):
+        load(None, data_dir=tmp_path, pulsar_max_connections_per_address=0)
 
 
 def test_one_producer_or_consumer_too_many_is_refused(raw: Raw, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from actors.pulsar.codec.protocol import Command, command, parse
 from actors.pulsar.conversation.gateway import Gateway
 from cluster.embedded import running
 from cluster.options import ClusterOptions
+from cluster.pulsar.connection_limits import OpenConnections
 from cluster.pulsar.listener import _Socket
 from cluster.pulsar.ports import PLAIN, TLS, port_of, service_url
 from cluster.pulsar.tls import context_of
@@ -156,7 +157,7 @@ def test_what_comes_in_many_records_at_once_is_read(both: Path, authority: Autho
 
 def test_what_is_read_in_slices_lies_in_one_buffer() -> None:
     """As asyncio reads what is there in several records."""
-    one = _Socket(cast(Gateway, None), {}, lambda *_: None, memoryview(bytearray(6)))
+    one = _Socket(cast(Gateway, None), OpenConnections(1, 1), lambda *_: None, memoryview(bytearray(6)))
     for at, piece in enumerate((b"or", b"de", b"rs")):
         one.get_buffer(-1)[2 * at :][:2] = piece
     assert bytes(one.get_buffer(-1)[:6]) == b"orders"
