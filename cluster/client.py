@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from actors.consumer.config import ConsumerCallbacks, ConsumerConfig
 from actors.consumer.held import Received
 from actors.consumer.partition import PartitionConsumer
 from actors.consumer.payload import Payloads
@@ -37,18 +38,18 @@ from actors.messages import (
 )
 from actors.names import check_name
 from actors.ports import Ports
-from actors.producer.producer import HASHING_SCHEMES, MURMUR3, PartitionProducer
+from actors.producer.producer import HASHING_SCHEMES, MURMUR3, PartitionProducer, ProducerConfig
 from actors.wire import Request
 from cluster.alarms import alarms_of
 from cluster.bootstrap.process_watch import this_process
 from cluster.build import CONTROLLER
-from cluster.consumer import Consumer, RangesCallback
+from cluster.consumer import Consumer, ConsumerOptions, RangesCallback
 from cluster.delayed import DelayedChanges, due_time
 from cluster.log_reader import StoredRange, ranges_of, read_range
 from cluster.loop import LoopThread, NoReplyInTime
 from cluster.message import MessageId
 from cluster.net import DirectNet
-from cluster.producer import Batching, Producer
+from cluster.producer import Batching, Producer, ProducerOptions
 from cluster.real import RealClock, StructuredLog, Tasks, TroubleLog, make_rng
 from cluster.settings_input import wanted_settings, wanted_subscription
 from storage.errors import Invalid, NotFound, Unavailable
@@ -168,9 +169,16 @@ class Client:
             raise Invalid(f"hashing_scheme is {' or '.join(HASHING_SCHEMES)}, not {hashing_scheme!r}")
         topic = check_name("topic", topic)
         name = check_name("producer", producer_name or f"producer-{secrets.token_hex(8)}")
-        batching = Batching(batching_max_messages, batching_max_allowed_size_in_bytes, batching_max_publish_delay_ms)
+        options = ProducerOptions(
+            topic=topic,
+            name=name,
+            initial_sequence_id=initial_sequence_id,
+            compression=compression,
+            batching=Batching(batching_max_messages, batching_max_allowed_size_in_bytes, batching_max_publish_delay_ms),
+            hashing_scheme=hashing_scheme,
+        )
         parts: list[PartitionProducer] = []
-        work = self._create_producer(parts, topic, name, initial_sequence_id, compression, batching, hashing_scheme)
+        work = self._create_producer(parts, options)
 
         def give_up() -> None:
             for part in parts:
@@ -196,34 +204,26 @@ class Client:
             reasons = "; ".join(self.troubles()) or "nobody answers"
             raise Unavailable(f"{what} did not succeed within {timeout_ms / 1000:g} s: {reasons}") from None
 
-    async def _create_producer(
-        self,
-        parts: list[PartitionProducer],
-        topic: str,
-        name: str,
-        initial_sequence_id: int | None,
-        compression: str | None,
-        batching: Batching,
-        hashing_scheme: str,
-    ) -> Producer:
+    async def _create_producer(self, parts: list[PartitionProducer], options: ProducerOptions) -> Producer:
+        topic = options.topic
         settings = await self._directory.settings_within(topic, OPEN_TIMEOUT, now=True)
         incarnation = secrets.token_hex(8)
         parts += [
-            PartitionProducer(self._ports, self._directory, topic, partition, name, incarnation, compression)
+            PartitionProducer(
+                self._ports,
+                self._directory,
+                ProducerConfig(topic, partition, options.name, incarnation, options.compression),
+            )
             for partition in range(settings.partitions)
         ]
         await asyncio.gather(*(part.open() for part in parts))
         return Producer(
             self._loop,
             self._ports,
-            topic,
-            name,
+            options,
             parts,
-            initial_sequence_id=initial_sequence_id,
             max_delay_ms=settings.max_delay_ms,
-            batching=batching,
-            hashing_scheme=hashing_scheme,
-            close=self._forget,
+            on_close=self._forget,
         )
 
     def subscribe(
@@ -257,17 +257,20 @@ class Client:
         wanted = wanted_subscription(settings, topic, subscription_name, named=bool(consumer_name))
         consumer = Consumer(
             self._loop,
-            topic,
-            subscription_name,
-            name,
-            named=bool(consumer_name),
-            negative_ack_redelivery_delay_ms=negative_ack_redelivery_delay_ms,
-            queue_size=receiver_queue_size,
-            on_ranges=on_ranges,
-            close=self._forget,
+            ConsumerOptions(
+                topic=topic,
+                subscription=subscription_name,
+                name=name,
+                named=bool(consumer_name),
+                queue_size=receiver_queue_size,
+                ranges=key_shared_ranges or (),
+                priority=priority_level,
+                negative_ack_redelivery_delay_ms=negative_ack_redelivery_delay_ms,
+                on_ranges=on_ranges,
+            ),
+            self._forget,
         )
-        ranges = key_shared_ranges or []
-        work = self._subscribe(consumer, wanted, ranges, receiver_queue_size, priority_level, timeout_ms)
+        work = self._subscribe(consumer, wanted, timeout_ms)
 
         def give_up() -> None:
             for part in consumer.parts:
@@ -278,40 +281,38 @@ class Client:
         self._remember(consumer)
         return consumer
 
-    async def _subscribe(
-        self,
-        consumer: Consumer,
-        wanted: SubscriptionSettings,
-        ranges: list[tuple[int, int]],
-        queue_size: int,
-        priority: int,
-        timeout_ms: int,
-    ) -> None:
-        topic = consumer.topic()
+    async def _subscribe(self, consumer: Consumer, wanted: SubscriptionSettings, timeout_ms: int) -> None:
+        options = consumer.options
+        topic = options.topic
         try:
-            settings = await self._directory.join(topic, consumer.subscription_name(), wanted)
+            settings = await self._directory.join(topic, options.subscription, wanted)
         except Unavailable:
             settings = await self._directory.settings_within(topic, timeout_ms, now=True)
-        incarnation = f"{consumer.consumer_name()}-{secrets.token_hex(8)}"
+        incarnation = f"{options.name}-{secrets.token_hex(8)}"
+        callbacks = ConsumerCallbacks(
+            on_received=consumer.received,
+            on_event=consumer.told,
+            before_send=consumer.tell_partitions,
+            taking_back=consumer.taking_back,
+        )
         consumer.parts = [
             PartitionConsumer(
                 self._ports,
                 self._directory,
-                topic=topic,
-                partition=partition,
-                subscription=consumer.subscription_name(),
-                name=consumer.consumer_name(),
-                incarnation=incarnation,
-                settings=wanted,
-                ranges=ranges,
-                queue_size=max(queue_size // settings.partitions, 1),
-                received=consumer.received,
-                told=consumer.told,
-                before_send=consumer.tell_partitions,
-                process=this_process(),
-                priority=priority,
-                taking_back=consumer.taking_back,
-                keep_place=consumer.named,
+                ConsumerConfig(
+                    topic=topic,
+                    partition=partition,
+                    subscription=options.subscription,
+                    name=options.name,
+                    incarnation=incarnation,
+                    settings=wanted,
+                    queue_size=max(options.queue_size // settings.partitions, 1),
+                    ranges=options.ranges,
+                    process=this_process(),
+                    priority=options.priority,
+                    keep_place=options.named,
+                ),
+                callbacks,
             )
             for partition in range(settings.partitions)
         ]

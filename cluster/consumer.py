@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -38,6 +39,23 @@ URGENT_SHARE = 4
 """This part of a partition's share of the queue is handed over at once: permits that nobody knows of hold it up."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerOptions:
+    """See Client.subscribe. named: the user chose the name, and the consumer may come back under it. queue_size: over
+    all partitions.
+    """
+
+    topic: str
+    subscription: str
+    name: str
+    named: bool = True
+    queue_size: int
+    ranges: Sequence[tuple[int, int]] = ()
+    priority: int = 0
+    negative_ack_redelivery_delay_ms: int = 60_000
+    on_ranges: RangesCallback | None = None
+
+
 class Consumer:
     """Receives from every partition. Safe for threads.
 
@@ -48,28 +66,15 @@ class Consumer:
     def __init__(
         self,
         loop: LoopThread,
-        topic: str,
-        subscription: str,
-        name: str,
-        *,
-        negative_ack_redelivery_delay_ms: int,
-        queue_size: int,
-        on_ranges: RangesCallback | None,
-        close: Callable[[Consumer], None],
-        named: bool = True,
+        options: ConsumerOptions,
+        on_close: Callable[[Consumer], None],
     ) -> None:
-        """named: the user chose the name, and the consumer may come back under it."""
-        self._loop, self._topic, self._subscription, self._name = loop, topic, subscription, name
-        self.named = named
-        self._nack_delay = negative_ack_redelivery_delay_ms
-        self._on_ranges = on_ranges
-        self._on_close = close
+        self._loop, self.options, self._on_close = loop, options, on_close
         self.parts: list[PartitionConsumer] = []
-        self._receiving = ReceiverQueue(topic, lambda partition: self.parts[partition], self._took)
+        self._receiving = ReceiverQueue(options.topic, lambda partition: self.parts[partition], self._took)
         self._taken: deque[tuple[PartitionConsumer, Received]] = deque()
         self._done: deque[tuple[PartitionConsumer, Received, int | None]] = deque()
         """What was acknowledged and not handed to its partition yet: one row of a part, or all of it."""
-        self._queue_size = queue_size
         self._waiting = 0
         """Messages in both, more or less."""
         self._loop_told = self._loop_called = False
@@ -116,8 +121,8 @@ class Consumer:
             error = self.parts[partition].failed
             if error is not None:
                 self._receiving.end(error)
-        elif self._on_ranges is not None and event.kind not in ("inactive", "handed_over", "end_of_topic"):
-            self._on_ranges(partition, event.kind, event.ranges)
+        elif self.options.on_ranges is not None and event.kind not in ("inactive", "handed_over", "end_of_topic"):
+            self.options.on_ranges(partition, event.kind, event.ranges)
 
     # -- called by users ------------------------------------------------------------------------------------------
 
@@ -179,7 +184,7 @@ class Consumer:
     def _tell_loop(self, messages: int) -> None:
         """So many messages more were taken or acknowledged."""
         self._waiting += messages
-        many = self._waiting * URGENT_SHARE * len(self.parts) >= self._queue_size
+        many = self._waiting * URGENT_SHARE * len(self.parts) >= self.options.queue_size
         if not self._loop_told or (many and not self._loop_called):
             self._hand_over_now()
 
@@ -210,7 +215,7 @@ class Consumer:
             consumer, part, row = self._row_of(what)
             rows = np.array([row])
         self._hand_over_now()
-        delay = self._nack_delay if delay_ms is None else delay_ms
+        delay = self.options.negative_ack_redelivery_delay_ms if delay_ms is None else delay_ms
         self._loop.run(consumer.negative_acknowledge(part, rows, delay))
 
     def redeliver_unacknowledged_messages(self) -> None:
@@ -252,14 +257,14 @@ class Consumer:
         return sum(part.held() for part in self.parts)
 
     def topic(self) -> str:
-        return self._topic
+        return self.options.topic
 
     def subscription_name(self) -> str:
-        return self._subscription
+        return self.options.subscription
 
     def consumer_name(self) -> str:
         """This consumer's name; several consumers may have the same."""
-        return self._name
+        return self.options.name
 
     def is_connected(self) -> bool:
         """Whether every partition's session stands."""
@@ -272,7 +277,7 @@ class Consumer:
         From then on this one goes on until it `is_handed_over`, and should then be closed: each key passes over when
         what it holds of it is acknowledged. Raises Invalid, and Conflict if one of that name has hashes already.
         """
-        self._loop.run(_together(part.handing_over.offer(to or self._name) for part in self.parts))
+        self._loop.run(_together(part.handing_over.offer(to or self.options.name) for part in self.parts))
 
     def is_handed_over(self) -> bool:
         """Another consumer took over on every partition, and nothing is held here any more."""

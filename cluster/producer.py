@@ -55,6 +55,18 @@ class Batching:
             )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerOptions:
+    """See Client.create_producer."""
+
+    topic: str
+    name: str
+    initial_sequence_id: int | None = None
+    compression: str | None = None
+    batching: Batching = Batching()
+    hashing_scheme: str = MURMUR3
+
+
 @dataclass(eq=False, slots=True)
 class _Gathered:
     """Single messages that go out together. first_row: of the producer's messages without key, which are numbered."""
@@ -81,23 +93,19 @@ class Producer:
         self,
         loop: LoopThread,
         ports: Ports,
-        topic: str,
-        name: str,
+        options: ProducerOptions,
         parts: list[PartitionProducer],
         *,
-        initial_sequence_id: int | None,
         max_delay_ms: int,
-        batching: Batching,
-        close: Callable[[Producer], None],
-        hashing_scheme: str = MURMUR3,
+        on_close: Callable[[Producer], None],
     ) -> None:
-        self._loop, self._ports, self._topic, self._name = loop, ports, topic, name
-        self._parts = parts
+        """max_delay_ms: the longest delay that the topic takes; 0 = any."""
+        self._loop, self._ports, self._options, self._parts = loop, ports, options, parts
+        self._batching = options.batching
         self._max_delay_ms = max_delay_ms
-        self._on_close = close
-        self._batching = batching
-        self._hashing_scheme = hashing_scheme
-        self._next = [part.last_sequence + 1 if initial_sequence_id is None else initial_sequence_id for part in parts]
+        self._on_close = on_close
+        first = options.initial_sequence_id
+        self._next = [part.last_sequence + 1 if first is None else first for part in parts]
         self._row = 0
         self._room = threading.Condition()
         """Guards everything below; waited on for room."""
@@ -115,10 +123,10 @@ class Producer:
 
     def producer_name(self) -> str:
         """The name under which sequences are remembered."""
-        return self._name
+        return self._options.name
 
     def topic(self) -> str:
-        return self._topic
+        return self._options.topic
 
     def last_sequence_id(self) -> int:
         """The highest confirmed sequence over all partitions, -1 for none."""
@@ -139,7 +147,7 @@ class Producer:
             self._take_room(data.num_rows, data.nbytes)
             first_row, self._row = self._row, self._row + data.num_rows
         try:
-            batch = make_batch(data, now=now, producer=self._name, first_sequence=first_row)
+            batch = make_batch(data, now=now, producer=self._options.name, first_sequence=first_row)
             if batch.deliver_at is not None:
                 self._check_delay(int(batch.deliver_at.max()), now)
             columns = _Columns(Receipt(len(batch)), self._split(batch), data.nbytes)
@@ -263,7 +271,7 @@ class Producer:
         self.close()
 
     def _split(self, batch: StoredBatch) -> list[tuple[int, StoredBatch, npt.NDArray[np.int64]]]:
-        return split(batch, len(self._parts), self._hashing_scheme)
+        return split(batch, len(self._parts), self._options.hashing_scheme)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -327,7 +335,7 @@ class Producer:
         receipt, container = gathered.receipt, gathered.container
         receipt.grow(container.count)
         try:
-            parts = self._split(container.build(self._name, gathered.first_row))
+            parts = self._split(container.build(self._options.name, gathered.first_row))
         except SluiceError as error:
             self._in_flight += 1
             settle = self._settler(receipt, container.count, container.size, gathered.callbacks)

@@ -9,13 +9,14 @@ same incarnation and says what it holds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from actors.backoff import Backoff
 from actors.consumer.acknowledgements import Acknowledgements
 from actors.consumer.client_batches import BatchAcks
+from actors.consumer.config import ConsumerCallbacks, ConsumerConfig
 from actors.consumer.hand_backs import CALL_TIMEOUT, RETRY_FIRST, RETRY_MOST, HandBacks, PendingNack
 from actors.consumer.handing_over import HandingOver
 from actors.consumer.held import Holding, Received
@@ -24,7 +25,7 @@ from actors.consumer.lease import Lease
 from actors.consumer.leaving import Leaving
 from actors.consumer.losses import Losses, tell
 from actors.consumer.payload import Payloads
-from actors.consumer.revocations import Revocations, TakingBack
+from actors.consumer.revocations import Revocations
 from actors.directory import Directory
 from actors.messages import (
     NO_COUNTS,
@@ -36,7 +37,6 @@ from actors.messages import (
     NegativeAcknowledge,
     Poll,
     RedeliverUnacknowledged,
-    SubscriptionSettings,
 )
 from actors.ports import Address, Ports, Unknown
 from actors.shared_future import carry_through
@@ -57,32 +57,16 @@ class PartitionConsumer:
         self,
         ports: Ports,
         directory: Directory,
-        *,
-        topic: str,
-        partition: int,
-        subscription: str,
-        name: str,
-        incarnation: str,
-        settings: SubscriptionSettings,
-        ranges: list[tuple[int, int]],
-        queue_size: int,
-        received: Callable[[Received], None],
-        told: Callable[[int, Event], None],
-        before_send: Callable[[], None] = lambda: None,
-        process: str = "",
-        priority: int = 0,
-        taking_back: TakingBack | None = None,
-        keep_place: bool = True,
+        config: ConsumerConfig,
+        callbacks: ConsumerCallbacks,
         payloads: Payloads | None = None,
     ) -> None:
-        """before_send: called when something is about to go that takes acknowledgements along. payloads: if shared."""
+        """payloads: if they are shared."""
         self._ports = ports
-        self._directory, self._topic, self.partition, self._subscription = directory, topic, partition, subscription
-        self._name, self._incarnation, self._generation = name, incarnation, 0
-        self._process, self._priority, self._keep_place = process, priority, keep_place
+        self._directory, self._config, self._callbacks = directory, config, callbacks
+        self.partition, self._generation = config.partition, 0
         self.handing_over = HandingOver(ports, self._owner)
-        self._settings, self._ranges, self._queue_size = settings, ranges, queue_size
-        self._received, self._told, self._before_send = received, told, before_send
+        self._queue_size = config.queue_size
         self._holding, self._hand_backs, self._leaving = Holding(), HandBacks(ports), Leaving(ports)
         self.batches = BatchAcks(ports, self._owner, self._holding)
         self._address: Address = ""
@@ -95,8 +79,9 @@ class PartitionConsumer:
         self._ack_due = 0
         self.losses = Losses()
         self._ack_signal, self._session_changed = Signal(), Signal()
-        self._inbox = Inbox(ports, payloads or Payloads(ports, directory, topic, partition), self._came)
-        self._revocations = Revocations(ports, self._holding, self._inbox, self._hand_backs, taking_back)
+        payloads = payloads or Payloads(ports, directory, config.topic, config.partition)
+        self._inbox = Inbox(ports, payloads, self._came)
+        self._revocations = Revocations(ports, self._holding, self._inbox, self._hand_backs, callbacks.taking_back)
         self._paused = self._asking = self._gathering = self.closing = self.by_index = False  # the last: see Poll
         self.failed: SluiceError | None = None
 
@@ -205,7 +190,7 @@ class PartitionConsumer:
 
     async def settle(self) -> None:
         """Wait until every acknowledgement so far is durable or void."""
-        self._before_send()
+        self._callbacks.before_send()
         wanted = (acks := self.acknowledgements).said
         while acks.heard < wanted:
             if self.failed is not None:
@@ -265,15 +250,15 @@ class PartitionConsumer:
 
         A session that comes too late is given up: for a life whose lease ended meanwhile, or later than its own lease.
         """
-        wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
+        wait, config = Backoff(self._ports, RETRY_FIRST, RETRY_MOST), self._config
         while not self.closing:
             try:
                 find = self._directory.dispatcher if first else self._directory.dispatcher_again
-                self._address = await find(self._topic, self.partition, self._subscription, self._settings)
+                self._address = await find(config.topic, config.partition, config.subscription, config.settings)
                 request = Attach(
-                    consumer=self._name, incarnation=f"{self._incarnation}.{self._generation}", process=self._process,
-                    ranges=self._ranges, priority=self._priority, holding=self._all_held(),
-                    keep_place=self._keep_place, hands_over_to=self.handing_over.to,
+                    consumer=config.name, incarnation=f"{config.incarnation}.{self._generation}",
+                    process=config.process, ranges=list(config.ranges), priority=config.priority,
+                    holding=self._all_held(), keep_place=config.keep_place, hands_over_to=self.handing_over.to,
                 )  # fmt: skip
                 sent, life = self._ports.clock.monotonic(), self._generation
                 reply = await self._ports.net.call(self._address, request, ATTACH_TIMEOUT)
@@ -340,7 +325,7 @@ class PartitionConsumer:
         self._generation += 1
         self.session = self.epoch = 0
         self._session_changed.set()
-        self._told(self.partition, Event(kind="lost"))
+        self._callbacks.on_event(self.partition, Event(kind="lost"))
 
     async def _converse(self) -> None:
         """Poll for ever; what cannot be mended by attaching anew (the topic was deleted) ends it, and is told."""
@@ -351,7 +336,7 @@ class PartitionConsumer:
             self.failed = error
             self._session_changed.set()
             self._hand_backs.close()
-            self._told(self.partition, Event(kind="failed"))
+            self._callbacks.on_event(self.partition, Event(kind="failed"))
 
     async def _turn_or_attach(self) -> None:
         session = self.session
@@ -367,7 +352,7 @@ class PartitionConsumer:
         """One turn, repeated until it is answered. Raises Fenced when the session is over."""
         self._turn += 1
         self._gathering = True  # it goes with this poll: nobody else need be woken
-        self._before_send()
+        self._callbacks.before_send()
         self._gathering = False
         (ack_turn, acks), session, epoch = self._take_acks(), self.session, self.epoch
         wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
@@ -417,7 +402,7 @@ class PartitionConsumer:
             self._inbox.add(delivery.parts, self.epoch, self.session)
         for event in delivery.events:
             self.handing_over.told(event)
-            self._told(self.partition, event)
+            self._callbacks.on_event(self.partition, event)
         if delivery.revocation is not None:
             back, unseen = self._revocations.carry_out(delivery.revocation)
             self._queued -= unseen
@@ -436,7 +421,7 @@ class PartitionConsumer:
             self.acknowledge_positions(trimmed)
         for received in messages:
             self._holding.add(received)
-            self._received(received)
+            self._callbacks.on_received(received)
 
     # -- acknowledgements -----------------------------------------------------------------------------------------
 

@@ -45,10 +45,10 @@ class Revocations:
         holding: Holding,
         inbox: Inbox,
         hand_backs: HandBacks,
-        manner: TakingBack | None,
+        manner: TakingBack,
     ) -> None:
         self._ports, self._holding, self._inbox, self._hand_backs = ports, holding, inbox, hand_backs
-        self._manner = manner or TakingBack()
+        self._manner = manner
         self._number = 0
         self._awaited: dict[int, int] = {}
         """Revocations that are known to come, with the first position of what was given back and led to each."""

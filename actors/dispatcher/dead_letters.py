@@ -24,7 +24,7 @@ from actors.dispatcher.backlog import Backlog
 from actors.dispatcher.context import SubscriptionContext
 from actors.messages import Part, TopicSettings
 from actors.messages.settings import dead_letter_topic
-from actors.producer.producer import RUN_BYTES, Outgoing, PartitionProducer, split
+from actors.producer.producer import RUN_BYTES, Outgoing, PartitionProducer, ProducerConfig, split
 from storage.batch import StoredBatch, make_batch
 from storage.errors import Conflict, SluiceError
 from storage.position import entries_of, ledgers_of, positions_of
@@ -116,7 +116,9 @@ class DeadLetters:
     async def _open(self, topic: str, partition: int) -> PartitionProducer:
         producer = self._producers.get((topic, partition))
         if producer is None:
-            producer = PartitionProducer(self._ports, self._directory, topic, partition, self._name, self._ports.me)
+            producer = PartitionProducer(
+                self._ports, self._directory, ProducerConfig(topic, partition, self._name, self._ports.me)
+            )
             await producer.open()
             self._producers[topic, partition] = producer
         return producer

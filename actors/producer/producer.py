@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -169,32 +169,31 @@ class Entrance:
     waits: Callable[[], None] = lambda: None
 
 
+@dataclass(frozen=True, slots=True)
+class ProducerConfig:
+    """One producer on one partition of a topic. entrance: of a gateway's producer."""
+
+    topic: str
+    partition: int
+    name: str
+    incarnation: str
+    compression: str | None = None
+    entrance: Entrance = field(default_factory=lambda: Entrance(""))
+
+
 class PartitionProducer:
-    """The appends of one producer to one partition, in order. entrance: of a gateway's producer. published: called with
-    each run and its place.
-    """
+    """The appends of one producer to one partition, in order. on_published: called with each run and its place."""
 
     def __init__(
         self,
         ports: Ports,
         directory: Directory,
-        topic: str,
-        partition: int,
-        name: str,
-        incarnation: str,
-        compression: str | None = None,
-        entrance: Entrance | None = None,
-        published: Callable[[Run, Published], None] = lambda run, place: None,
+        config: ProducerConfig,
+        on_published: Callable[[Run, Published], None] = lambda run, place: None,
     ) -> None:
-        self._ports = ports
-        self._published = published
-        self._entrance = entrance or Entrance("")
-        self._directory = directory
-        self._topic = topic
-        self._partition = partition
-        self._name = name
-        self._incarnation = incarnation
-        self._compression = compression
+        self._ports, self._directory = ports, directory
+        self._config, self._on_published = config, on_published
+        self._entrance = config.entrance
         self._queue: deque[Outgoing] = deque()
         self._signal = Signal()
         self._idle = Signal()
@@ -208,7 +207,7 @@ class PartitionProducer:
     async def open(self) -> None:
         """Register the name at the partition's owner; retries while the owner is being replaced."""
         await self._reopen(attempts=20)
-        self._ports.spawn(self._work(), f"publish-{self._partition}")
+        self._ports.spawn(self._work(), f"publish-{self._config.partition}")
 
     def send(self, outgoing: Outgoing) -> None:
         """Queue a batch; `outgoing.done` tells its outcome. Never blocks."""
@@ -240,7 +239,7 @@ class PartitionProducer:
     async def leave(self) -> None:
         """Say that the producer is gone; whoever does not hear it will ask."""
         if self._address:
-            request = CloseProducer(producer=self._name, incarnation=self._incarnation)
+            request = CloseProducer(producer=self._config.name, incarnation=self._config.incarnation)
             with contextlib.suppress(SluiceError):
                 await self._ports.net.call(self._address, request, PUBLISH_TIMEOUT)
 
@@ -294,10 +293,10 @@ class PartitionProducer:
         batch = _join([outgoing.batch for outgoing in gathered])
         keyed_delay = has_keyed_delay(batch.rows, batch.deliver_at)
         large = sum([outgoing.bytes for outgoing in gathered]) >= self._ports.shared_from
-        if large and self._compression is None:
+        if large and self._config.compression is None:
             run, payload = await self._shared(batch)
         else:
-            run = make_run(batch, self._compression)
+            run = make_run(batch, self._config.compression)
             payload = Blob(run.payload)
         last = gathered[-1]
         first_sequence = last.first_sequence + len(last.batch) - run.count
@@ -305,7 +304,7 @@ class PartitionProducer:
         if published.count != run.count:
             raise InvariantViolation(f"{run.count} messages were published, {published.count} confirmed")
         self.last_sequence = first_sequence + run.count - 1
-        self._published(run, published)
+        self._on_published(run, published)
         first = position(published.ledger, published.first_entry) if published.ledger else -1
         self._report(gathered, first, None)
 
@@ -320,7 +319,7 @@ class PartitionProducer:
         wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
         while True:
             request = Publish(
-                producer=self._name,
+                producer=self._config.name,
                 session=self._session,
                 first_sequence=first_sequence,
                 count=run.count,
@@ -336,11 +335,11 @@ class PartitionProducer:
                 reply = await self._ports.net.call(self._address, request, PUBLISH_TIMEOUT)
                 if not isinstance(reply, Unknown):
                     return reply
-                self._ports.log("publish_unknown", partition=self._partition, reason=reply.reason)
+                self._ports.log("publish_unknown", partition=self._config.partition, reason=reply.reason)
                 await self._directory.suspect(self._address)
                 await self._reopen(attempts=0)
             except (Overloaded, Unavailable) as error:
-                self._ports.log("publish_waits", partition=self._partition, error=str(error))
+                self._ports.log("publish_waits", partition=self._config.partition, error=str(error))
             except (Fenced, Conflict):
                 await self._reopen(attempts=0)
             if self.closed is not None:
@@ -365,8 +364,8 @@ class PartitionProducer:
     def _opening(self) -> OpenProducer:
         way = self._entrance
         return OpenProducer(
-            producer=self._name,
-            incarnation=self._incarnation,
+            producer=self._config.name,
+            incarnation=self._config.incarnation,
             home=way.home,
             access=way.access,
             topic_epoch=way.topic_epoch,
@@ -380,7 +379,7 @@ class PartitionProducer:
         while self.closed is None:
             tries += 1
             try:
-                self._address = await self._directory.topic(self._topic, self._partition)
+                self._address = await self._directory.topic(self._config.topic, self._config.partition)
                 reply = await self._ports.net.call(self._address, self._opening(), PUBLISH_TIMEOUT)
                 if not isinstance(reply, Unknown):
                     if not reply.session:
@@ -396,9 +395,9 @@ class PartitionProducer:
                     return
                 await self._directory.suspect(self._address)
             except (Unavailable, Overloaded) as error:
-                self._ports.log("open_waits", partition=self._partition, error=str(error))
+                self._ports.log("open_waits", partition=self._config.partition, error=str(error))
                 if attempts and tries >= attempts:
-                    raise Unavailable(f"cannot open a producer on {self._topic}: {error}") from error
+                    raise Unavailable(f"cannot open a producer on {self._config.topic}: {error}") from error
             except ProducerFenced:
                 raise
             except Fenced:

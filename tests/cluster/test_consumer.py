@@ -12,7 +12,7 @@ import pytest
 
 from actors.consumer.held import Received
 from actors.consumer.losses import Losses
-from cluster.consumer import HAND_OVER_MS, Consumer
+from cluster.consumer import HAND_OVER_MS, Consumer, ConsumerOptions
 from cluster.loop import LoopThread
 from storage.errors import Fenced, Invalid, Unavailable
 
@@ -27,13 +27,8 @@ class Silent:
 def test_kst_7_a_cumulative_acknowledgement_is_refused_clearly() -> None:
     consumer = Consumer(
         cast(LoopThread, Silent()),
-        "orders",
-        "billing",
-        "c1",
-        negative_ack_redelivery_delay_ms=60_000,
-        queue_size=1_000,
-        on_ranges=None,
-        close=lambda consumer: None,
+        ConsumerOptions(topic="orders", subscription="billing", name="c1", queue_size=1_000),
+        lambda consumer: None,
     )
     with pytest.raises(Invalid) as refused:
         consumer.acknowledge_cumulative(cast(Any, None))
@@ -91,13 +86,8 @@ def consumer_on(loop: Calls, told: Told, queue_size: int) -> Consumer:
     """A consumer of one partition."""
     consumer = Consumer(
         cast(LoopThread, loop),
-        "orders",
-        "billing",
-        "c1",
-        negative_ack_redelivery_delay_ms=60_000,
-        queue_size=queue_size,
-        on_ranges=None,
-        close=lambda consumer: None,
+        ConsumerOptions(topic="orders", subscription="billing", name="c1", queue_size=queue_size),
+        lambda consumer: None,
     )
     consumer.parts = [cast(Any, told)]
     return consumer

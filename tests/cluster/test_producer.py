@@ -13,7 +13,7 @@ import pytest
 
 from actors.producer.producer import Outgoing, PartitionProducer
 from cluster.message import MessageId
-from cluster.producer import MAX_PENDING_MESSAGES, Batching, Producer
+from cluster.producer import MAX_PENDING_MESSAGES, Batching, Producer, ProducerOptions
 from cluster.receipts import SentMessage
 from storage.batch import MAX_RUN_MESSAGES
 from storage.errors import Fenced, Invalid, Unavailable
@@ -70,13 +70,10 @@ class Stage:
         self.producer = Producer(
             cast(Any, self.loop),
             cast(Any, SimpleNamespace(clock=SimpleNamespace(now=lambda: NOW))),
-            "orders",
-            "p",
+            ProducerOptions(topic="orders", name="p", batching=Batching(**batching)),
             cast(list[PartitionProducer], self.parts),
-            initial_sequence_id=None,
             max_delay_ms=LONGEST,
-            batching=Batching(**batching),
-            close=lambda _: None,
+            on_close=lambda _: None,
         )
 
     def confirm(self) -> None:

@@ -15,7 +15,7 @@ import cluster.consumer
 import cluster.receiver_queue
 from actors.consumer.held import Holding, Received
 from cluster.client import Client
-from cluster.consumer import Consumer
+from cluster.consumer import Consumer, ConsumerOptions
 from cluster.message import Message
 from cluster.receiver_queue import ReceiverQueue
 from storage.errors import Fenced, Unavailable
@@ -59,13 +59,8 @@ class Program:
         self.partition = Partition()
         self.consumer = Consumer(
             cast(Any, self),
-            "orders",
-            "billing",
-            "c1",
-            negative_ack_redelivery_delay_ms=60_000,
-            queue_size=8,
-            on_ranges=None,
-            close=lambda consumer: None,
+            ConsumerOptions(topic="orders", subscription="billing", name="c1", queue_size=8),
+            lambda consumer: None,
         )
         self.consumer.parts = [cast(Any, self.partition)]
         self.got: list[list[int]] = []

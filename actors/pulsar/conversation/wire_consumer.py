@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from actors.consumer.config import ConsumerCallbacks, ConsumerConfig
 from actors.consumer.held import Received
 from actors.consumer.partition import PartitionConsumer
 from actors.consumer.payload import Payloads
@@ -98,21 +99,21 @@ class WireConsumer:
         part = PartitionConsumer(
             gateway.ports,
             gateway.directory,
-            topic=place.topic,
-            partition=place.partition,
-            subscription=self.asked.subscription,
-            name=self.asked.name,
-            incarnation=gateway.fresh(self.asked.name),
-            settings=self.asked.settings,
-            ranges=self.asked.ranges,
-            queue_size=0,
-            received=self._received,
-            told=self._told,
-            process=gateway.process,
-            priority=self.asked.priority,
-            taking_back=TakingBack(shown_too=False),
-            keep_place=self.asked.named,
-            payloads=self.payloads,
+            ConsumerConfig(
+                topic=place.topic,
+                partition=place.partition,
+                subscription=self.asked.subscription,
+                name=self.asked.name,
+                incarnation=gateway.fresh(self.asked.name),
+                settings=self.asked.settings,
+                queue_size=0,
+                ranges=self.asked.ranges,
+                process=gateway.process,
+                priority=self.asked.priority,
+                keep_place=self.asked.named,
+            ),
+            ConsumerCallbacks(on_received=self._received, on_event=self._told, taking_back=TakingBack(shown_too=False)),
+            self.payloads,
         )
         if self.asked.settings.type in ONE_HAS_ALL:
             self._whole = BatchReassembler(

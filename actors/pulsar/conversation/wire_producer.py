@@ -25,7 +25,7 @@ import numpy as np
 
 from actors.consumer.payload import published_run
 from actors.messages import Published
-from actors.producer.producer import Entrance, Outgoing, PartitionProducer
+from actors.producer.producer import Entrance, Outgoing, PartitionProducer, ProducerConfig
 from actors.pulsar.codec.fields_reader import UNSIGNED
 from actors.pulsar.codec.frames import encode
 from actors.pulsar.codec.protocol import MalformedCommand, ServerError, command
@@ -80,12 +80,8 @@ class WireProducer:
         self._part = PartitionProducer(
             gateway.ports,
             gateway.directory,
-            place.topic,
-            place.partition,
-            stored_name(name),
-            self.incarnation,
-            entrance=entrance,
-            published=self._published,
+            ProducerConfig(place.topic, place.partition, stored_name(name), self.incarnation, entrance=entrance),
+            self._published,
         )
         self._next = 0
         self._deduplicate, self._numbers = deduplicate, Numbers()

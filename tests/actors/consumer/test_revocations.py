@@ -9,7 +9,7 @@ from actors.consumer.hand_backs import HandBacks
 from actors.consumer.held import Holding
 from actors.consumer.inbox import Inbox
 from actors.consumer.payload import Payloads
-from actors.consumer.revocations import Revocations
+from actors.consumer.revocations import Revocations, TakingBack
 from actors.directory import Directory
 from actors.messages import NO_COUNTS, Revocation
 from tests.actors.consumer.test_held import part
@@ -24,7 +24,7 @@ def test_a_revocation_that_never_came_is_made_up_for(carried_out: bool) -> None:
         ports = world.client("reader")
         holding, backs = Holding(), HandBacks(ports)
         inbox = Inbox(ports, Payloads(ports, Directory(ports, "controller"), "orders", 0), lambda came, trimmed: None)
-        revocations = Revocations(ports, holding, inbox, backs, None)
+        revocations = Revocations(ports, holding, inbox, backs, TakingBack())
         back = backs.note(np.array([10]), NO_COUNTS)
         backs.settle(back, confirmed=True)
         behind, before = part(11, 2), part(8, 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -78,7 +79,7 @@ def test_kst_13_compressed_messages_arrive_in_order() -> None:
 
         broker.world.witness = seen
         for producer in broker._producers:
-            producer._compression = "lz4"
+            producer._config = replace(producer._config, compression="lz4")
         clients = [await broker.join(name) for name in ("a", "b")]
         await broker.publish(*keys)
         await broker.until(lambda: broker.seen() == 10)

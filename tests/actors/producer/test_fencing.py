@@ -6,7 +6,7 @@ from actors.actor import Actor
 from actors.directory import Directory
 from actors.messages import Done, Located, LocateTopic, OpenProducer, ProducerOpened, Suspect
 from actors.ports import Ports
-from actors.producer.producer import PartitionProducer
+from actors.producer.producer import PartitionProducer, ProducerConfig
 from storage.errors import Fenced, ProducerFenced, SluiceError
 from tests.sim.world import World
 
@@ -42,7 +42,7 @@ def open_after(refusal: SluiceError) -> SluiceError | None:
     async def run(world: World) -> None:
         owner = await world.start("owner", lambda ports: Owner(ports, refusal), fixed=True)
         ports = world.client("client")
-        producer = PartitionProducer(ports, Directory(ports, owner), TOPIC, 0, "p", "p-1")
+        producer = PartitionProducer(ports, Directory(ports, owner), ProducerConfig(TOPIC, 0, "p", "p-1"))
         try:
             await producer.open()
         except SluiceError as error:

@@ -9,7 +9,7 @@ from actors.actor import Actor
 from actors.directory import Directory
 from actors.messages import Located, LocateTopic, OpenProducer, ProducerOpened, Publish, Published
 from actors.ports import Ports
-from actors.producer.producer import Outgoing, PartitionProducer
+from actors.producer.producer import Outgoing, PartitionProducer, ProducerConfig
 from actors.signal import Signal
 from storage.position import position
 from tests.actors.producer.test_split import made
@@ -55,7 +55,7 @@ def test_batches_with_gaps_join_if_only_their_ends_count(only_end: bool) -> None
 
         address = await world.start("owner", owner, fixed=True)
         ports = world.client("client")
-        producer = PartitionProducer(ports, Directory(ports, address), "t", 0, "p", "p-1")
+        producer = PartitionProducer(ports, Directory(ports, address), ProducerConfig("t", 0, "p", "p-1"))
         await producer.open()
         for number, size in enumerate(sizes):
 

@@ -11,7 +11,7 @@ from actors.directory import Directory
 from actors.messages import Located, LocateTopic, OpenProducer, ProducerOpened, Publish, Published
 from actors.ports import Ports
 from actors.producer import producer as producer_module
-from actors.producer.producer import Outgoing, PartitionProducer, cut
+from actors.producer.producer import Outgoing, PartitionProducer, ProducerConfig, cut
 from storage.batch import MAX_RUN_MESSAGES, StoredBatch, decode_body, make_batch
 from storage.errors import Invalid, SluiceError, Terminated
 from storage.frame import make_run
@@ -67,7 +67,7 @@ def published(batches: list[StoredBatch], *, single: bool, error: SluiceError) -
 
         address = await world.start("owner", owner, fixed=True)
         ports = world.client("client")
-        producer = PartitionProducer(ports, Directory(ports, address), "t", 0, "p", "p-1")
+        producer = PartitionProducer(ports, Directory(ports, address), ProducerConfig("t", 0, "p", "p-1"))
         await producer.open()
 
         def done(rows: np.ndarray, first: int, error: SluiceError | None) -> None:

@@ -10,7 +10,7 @@ from actors.actor import Actor
 from actors.directory import Directory
 from actors.messages import Located, LocateTopic, OpenProducer, ProducerOpened, Publish, Published
 from actors.ports import SHARED_FROM, Ports
-from actors.producer.producer import Outgoing, PartitionProducer
+from actors.producer.producer import Outgoing, PartitionProducer, ProducerConfig
 from storage.batch import StoredBatch, make_batch
 from storage.errors import Unavailable
 from storage.frame import make_run, payload_crc
@@ -61,7 +61,7 @@ async def published(world: World, batch: StoredBatch, machine: str, *, loses: bo
 
     address = await world.start("owner", owner, fixed=True)
     ports = world.client(machine)
-    producer = PartitionProducer(ports, Directory(ports, address), "t", 0, "p", "p-1")
+    producer = PartitionProducer(ports, Directory(ports, address), ProducerConfig("t", 0, "p", "p-1"))
     await producer.open()
     errors: list[object] = []
     producer.send(Outgoing(batch, 0, np.arange(10), lambda rows, first, error: errors.append(error)))

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from actors.consumer.client_batches import BatchAcks
+from actors.consumer.config import ConsumerCallbacks, ConsumerConfig
 from actors.consumer.held import Holding, Received
 from actors.consumer.partition import PartitionConsumer
 from actors.messages import SubscriptionSettings
@@ -106,16 +107,16 @@ async def given_back(clients: Clients, kind: str, count: int, rows: np.ndarray, 
     part = PartitionConsumer(
         clients.broker.ports,
         clients.broker.directory,
-        topic="orders",
-        partition=0,
-        subscription="pulsar",
-        name="own",
-        incarnation="own-1",
-        settings=SubscriptionSettings(type=kind, initial_position="earliest"),
-        ranges=[],
-        queue_size=100,
-        received=own.append,
-        told=lambda *_: None,
+        ConsumerConfig(
+            topic="orders",
+            partition=0,
+            subscription="pulsar",
+            name="own",
+            incarnation="own-1",
+            settings=SubscriptionSettings(type=kind, initial_position="earliest"),
+            queue_size=100,
+        ),
+        ConsumerCallbacks(on_received=own.append, on_event=lambda *_: None),
     )
     await part.open()
     await clients.broker.until(lambda: sum(len(each) for each in own) == count)

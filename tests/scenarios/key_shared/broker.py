@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from actors.bookie import Bookie
+from actors.consumer.config import ConsumerCallbacks, ConsumerConfig
 from actors.consumer.held import Received
 from actors.consumer.partition import PartitionConsumer
 from actors.controller import Controller
@@ -35,7 +36,7 @@ from actors.messages import (
     shown,
 )
 from actors.ports import SHARED_FROM, Address, Ports, Unknown
-from actors.producer.producer import Outgoing, PartitionProducer, split
+from actors.producer.producer import Outgoing, PartitionProducer, ProducerConfig, split
 from actors.topic.topic import Topic
 from actors.wire import Reply, Request
 from storage.batch import make_batch
@@ -84,16 +85,17 @@ class Client:
             part = PartitionConsumer(
                 self.ports,
                 self.directory,
-                topic=TOPIC,
-                partition=partition,
-                subscription=self.subscription,
-                name=self._called,
-                incarnation=self.name,
-                settings=self.broker.settings_of(self.subscription),
-                ranges=list(ranges),
-                queue_size=self._queue,
-                received=self._received,
-                told=lambda _, event: self.events.append(event),
+                ConsumerConfig(
+                    topic=TOPIC,
+                    partition=partition,
+                    subscription=self.subscription,
+                    name=self._called,
+                    incarnation=self.name,
+                    settings=self.broker.settings_of(self.subscription),
+                    queue_size=self._queue,
+                    ranges=ranges,
+                ),
+                ConsumerCallbacks(on_received=self._received, on_event=lambda _, event: self.events.append(event)),
             )
             self.parts.append(part)
             await part.open()
@@ -187,7 +189,9 @@ class Broker:
         assert not isinstance(created, Unknown)
         for partition in range(self.partitions):
             await self.address(partition)
-            producer = PartitionProducer(self.ports, self.directory, TOPIC, partition, "producer", "producer-1")
+            producer = PartitionProducer(
+                self.ports, self.directory, ProducerConfig(TOPIC, partition, "producer", "producer-1")
+            )
             await producer.open()
             self._producers.append(producer)
 

@@ -125,6 +125,6 @@ HOLDING: list[Mutant] = [
         old="        self.next_settings = settings\n",
         new="        self.settings = self.next_settings = settings\n",
         world=BROKER,
-        test="tests/actors/dispatcher/test_state.py",
+        test="tests/actors/dispatcher/test_subscription.py",
     ),
 ]

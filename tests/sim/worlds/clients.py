@@ -18,13 +18,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from actors.consumer.config import ConsumerCallbacks, ConsumerConfig
 from actors.consumer.held import Received
 from actors.consumer.partition import PartitionConsumer
 from actors.consumer.revocations import TakingBack
 from actors.directory import Directory
 from actors.messages import Event, SubscriptionSettings
 from actors.ports import Ports
-from actors.producer.producer import Outgoing, PartitionProducer, split
+from actors.producer.producer import Outgoing, PartitionProducer, ProducerConfig, split
 from actors.signal import Signal
 from loadgen import history
 from storage.batch import make_batch
@@ -161,7 +162,9 @@ class SimProducer:
         self._numbers = [0] * KEYS
         directory = Directory(self.ports, traffic.controller)
         self._parts = [
-            PartitionProducer(self.ports, directory, traffic.topic, partition, self.name, f"{self.name}-1")
+            PartitionProducer(
+                self.ports, directory, ProducerConfig(traffic.topic, partition, self.name, f"{self.name}-1")
+            )
             for partition in range(traffic.partitions)
         ]
         self.ports.spawn(self._run(), "produce")
@@ -264,18 +267,22 @@ class SimConsumer:
                 PartitionConsumer(
                     self.ports,
                     directory,
-                    topic=self.traffic.topic,
-                    partition=partition,
-                    subscription=self.traffic.subscription,
-                    # Names repeat; consumers are told apart by incarnation alone.
-                    name=self.called or f"worker-{self.number % 4}",
-                    incarnation=f"{self.name}-1",
-                    settings=self.traffic.settings,
-                    ranges=self.ranges,
-                    queue_size=queue_size,
-                    received=self.received,
-                    told=partial(self.told),
-                    taking_back=TakingBack(taken_back=partial(self.taken_back, partition)),
+                    ConsumerConfig(
+                        topic=self.traffic.topic,
+                        partition=partition,
+                        subscription=self.traffic.subscription,
+                        # Names repeat; consumers are told apart by incarnation alone.
+                        name=self.called or f"worker-{self.number % 4}",
+                        incarnation=f"{self.name}-1",
+                        settings=self.traffic.settings,
+                        queue_size=queue_size,
+                        ranges=self.ranges,
+                    ),
+                    ConsumerCallbacks(
+                        on_received=self.received,
+                        on_event=partial(self.told),
+                        taking_back=TakingBack(taken_back=partial(self.taken_back, partition)),
+                    ),
                 )
             )
         for part in self.parts:

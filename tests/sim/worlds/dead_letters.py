@@ -14,6 +14,7 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
+from actors.consumer.config import ConsumerCallbacks, ConsumerConfig
 from actors.consumer.held import Received
 from actors.consumer.partition import PartitionConsumer
 from actors.directory import Directory
@@ -61,16 +62,16 @@ class DeadLettersCourse(Course):
         reader = PartitionConsumer(
             ports,
             Directory(ports, CONTROLLER),
-            topic=DEAD_LETTERS,
-            partition=0,
-            subscription="look",
-            name="undertaker",
-            incarnation="undertaker-1",
-            settings=SubscriptionSettings(initial_position="earliest"),
-            ranges=[],
-            queue_size=100,
-            received=lambda part: self._take(reader, part),
-            told=self._told_by_reader,
+            ConsumerConfig(
+                topic=DEAD_LETTERS,
+                partition=0,
+                subscription="look",
+                name="undertaker",
+                incarnation="undertaker-1",
+                settings=SubscriptionSettings(initial_position="earliest"),
+                queue_size=100,
+            ),
+            ConsumerCallbacks(on_received=lambda part: self._take(reader, part), on_event=self._told_by_reader),
         )
         await until_open(reader, ports)
 

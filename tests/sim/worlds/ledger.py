@@ -31,7 +31,7 @@ from actors.directory import Directory
 from actors.ledger.record import LedgerRecord, LedgerState, PartitionRecord, decode_record, record_key
 from actors.messages import IndexRead, ReadIndex, ReadPayload, ReadRun, TopicSettings
 from actors.ports import Ports, Unknown
-from actors.producer.producer import Outgoing, PartitionProducer
+from actors.producer.producer import Outgoing, PartitionProducer, ProducerConfig
 from storage.batch import decode_body, make_batch
 from storage.errors import SluiceError
 from storage.frame import decode_head, payload_crc
@@ -205,7 +205,7 @@ class _Course:
     async def _produce(self, ports: Ports, number: int) -> None:
         rng = random.Random(f"producer/{self.world.seed}/{number}")
         directory = Directory(ports, self.registry.ports.me)
-        producer = PartitionProducer(ports, directory, TOPIC, 0, f"p{number}", f"p{number}-1")
+        producer = PartitionProducer(ports, directory, ProducerConfig(TOPIC, 0, f"p{number}", f"p{number}-1"))
         while True:
             try:
                 await producer.open()

@@ -1,0 +1,43 @@
+"""What a consumer asks of one dispatcher, and what it calls when something comes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from actors.consumer.held import Received
+from actors.consumer.revocations import TakingBack
+from actors.messages import Event, SubscriptionSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerConfig:
+    """One consumer of a subscription on one partition. settings: of a subscription that is new.
+
+    incarnation: by which it is known from owner to owner. ranges: see messages.Attach, as are process, priority and
+    keep_place. queue_size: messages that may wait here.
+    """
+
+    topic: str
+    partition: int
+    subscription: str
+    name: str
+    incarnation: str
+    settings: SubscriptionSettings
+    queue_size: int
+    ranges: Sequence[tuple[int, int]] = ()
+    process: str = ""
+    priority: int = 0
+    keep_place: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerCallbacks:
+    """on_received: with each part that came. on_event: with the partition and what it is told. before_send: when
+    something is about to go that takes acknowledgements along. taking_back: see there.
+    """
+
+    on_received: Callable[[Received], None]
+    on_event: Callable[[int, Event], None]
+    before_send: Callable[[], None] = lambda: None
+    taking_back: TakingBack = field(default_factory=TakingBack)
