@@ -68,6 +68,9 @@ class Program:
 
     # What the consumer asks of its loop: done by the loop's thread, when it comes to that.
 
+    def check_process(self) -> None:
+        """It is the right one."""
+
     def soon(self, call: Callable[[], object]) -> None:
         self.calls.append(call)
 
