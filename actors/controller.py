@@ -409,7 +409,7 @@ class Controller(Actor):
     async def _end_for_good(
         self, kind: str, place: dict[str, Any], address: Address, request: Request[Any], record: str | None = None
     ) -> None:
-        """Have an actor delete what it serves, and end it. record: its metadata key, if that goes with it."""
+        """Let an actor delete its data, and end it. record: its metadata key, if that is deleted too."""
         entry = self._supervisor.find(kind, place)
         if entry is not None:
             # Nobody may find it dead and start it again, which would make what it served anew.

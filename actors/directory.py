@@ -150,7 +150,7 @@ class Directory:
         return reply
 
     async def ask(self, address: Address, request: Request[R], timeout: int = ANSWER_TIMEOUT) -> R:
-        """The answer of whoever is at an address. Raises Unavailable if there is none: then it is suspected."""
+        """The answer of the actor at an address. Raises Unavailable without one, and suspects the address."""
         reply = await self._ports.net.call(address, request, timeout)
         if isinstance(reply, Unknown):
             await self.suspect(address)
@@ -224,7 +224,7 @@ class Directory:
             del self._dispatchers[key]
 
     async def suspect(self, address: Address) -> None:
-        """Forget an address that did not answer and let the controller look at it; fine if that one cannot now."""
+        """Forget an address that did not answer, and let the controller check it if it can."""
         for addresses in [*self._topics.values(), *self._dispatchers.values()]:
             addresses[:] = ["" if known == address else known for known in addresses]
         with contextlib.suppress(SluiceError):  # a hint: the next question for the owner is asked of it anyway

@@ -73,7 +73,7 @@ class HostedActor:
             self.born.set_result(error)
 
     def end(self, reason: str) -> None:
-        """Answer nobody any more, and tell those who wait. Idempotent."""
+        """Stop answering, and fail the requests that wait. Idempotent."""
         self._over = self._over or reason or "stopped"
         self.settle(Unavailable(f"{self.actor.ports.me} ended: {reason}"))
         self.actor.release()
@@ -115,12 +115,12 @@ class HostedActor:
 
 
 def ended(address: Address, why: str) -> Unknown:
-    """What callers of an actor are told that has ended for a reason which its host knows."""
+    """The error for callers of an actor that has ended, with the reason that its host knows."""
     return Unknown(f"{address}{_ENDED}{why}", gone=True)
 
 
 def why_ended(address: Address, answer: Unknown) -> str:
-    """The reason for which an actor ended, if its host told it; empty if only its process is known to be gone."""
+    """Why an actor ended, if its host reported it; empty if only the end of its process is known."""
     return answer.reason.partition(f"{address}{_ENDED}")[2] if answer.gone else ""
 
 

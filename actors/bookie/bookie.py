@@ -211,7 +211,7 @@ class Bookie(Actor):
         return messages.HeadsRead(heads=heads)
 
     async def on_describe_ledger(self, request: messages.DescribeLedger) -> messages.LedgerIndex:
-        """What is here of a ledger."""
+        """The runs of a ledger that are here."""
         _check_ledger(request.ledger)
         state = self.store.ledgers.peek(request.ledger)
         rows = await self.store.index.rows(request.ledger)
@@ -239,7 +239,7 @@ class Bookie(Actor):
         return messages.Done()
 
     async def on_list_ledgers(self, request: messages.ListLedgers) -> messages.LedgerList:
-        """Every ledger of which something is kept."""
+        """Every ledger that has runs here."""
         return messages.LedgerList(ledgers=self.store.ledgers.ids())
 
     async def on_stats(self, request: messages.Stats) -> messages.Text:
@@ -265,7 +265,7 @@ class Bookie(Actor):
 
     @property
     def store(self) -> BookieStore:
-        """What is on the disk. Raises Unavailable before the start."""
+        """The data on the disk. Raises Unavailable before the start."""
         if self._opened is None:
             raise Unavailable(f"bookie {self.bookie_id} has not started")
         return self._opened

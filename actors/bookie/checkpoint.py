@@ -112,7 +112,7 @@ async def save_checkpoint(disk: Disk, generation: int, data: bytes) -> None:
 
 
 async def load_watermark(disk: Disk, salt: bytes) -> int:
-    """Every ledger that may have been here is below this; beyond all ids if that cannot be told."""
+    """Every ledger that may have been here is below this id; above all ids if that is unknown."""
     try:
         body = _open(await disk.read(WATERMARK, 0, 64), salt, "the watermark")
     except (Corrupt, NotFound):

@@ -39,7 +39,7 @@ def marks_name(segment: int) -> str:
 
 
 def segment_of(name: str, prefix: str = "journal-") -> int | None:
-    """The number of a segment from a file name, or None if it is no such file."""
+    """The number of a segment from its file's name; None for other files."""
     digits = name.removeprefix(prefix)
     return int(digits, 16) if name.startswith(prefix) and len(digits) == 8 else None
 

@@ -57,7 +57,7 @@ class Index:
         self._cache: OrderedDict[tuple[str, int], Rows] = OrderedDict()
 
     def insert(self, row: Row) -> None:
-        """Add a run or replace where it stands."""
+        """Add a run, or replace its place."""
         runs = self._tail.setdefault(row.ledger, {})
         self.tail_rows += row.run not in runs
         runs[row.run] = row
@@ -158,7 +158,7 @@ class Index:
         return rows
 
     def _retry_or_raise(self, tables: list[Table], error: Exception) -> None:
-        """A table that was merged away meanwhile is no damage: look again."""
+        """A table that was merged meanwhile is not damaged: look again."""
         if tables is self.tables:
             self.damaged = self.damaged or str(error)
             raise Unavailable(f"the index is damaged and will be built anew: {error}") from error

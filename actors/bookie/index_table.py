@@ -73,7 +73,7 @@ class Table:
         return self.rows > 0 and int(self.firsts[0]) <= last and first <= self.last
 
     def block_of(self, key: int) -> int:
-        """The block in which a key stands if it is here."""
+        """The block that has a key, if this table has it."""
         return max(int(np.searchsorted(self.firsts, np.uint64(key), "right")) - 1, 0)
 
     async def load(self, disk: Disk, block: int, blocks: int) -> Rows:
@@ -125,7 +125,7 @@ class TableWriter:
         self._rest = rows[whole:].copy()
 
     async def finish(self) -> Table:
-        """Write what is left and the directory, durably."""
+        """Durably write the remaining rows and the directory."""
         if len(self._rest):
             await self._write(self._rest, sync=False)
         firsts = np.concatenate(self._firsts) if self._firsts else np.empty(0, np.uint64)

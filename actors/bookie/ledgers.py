@@ -97,5 +97,5 @@ class Ledgers:
             state.limbo = True
 
     def ids(self) -> list[int]:
-        """Every ledger of which something is kept, ascending."""
+        """Every ledger that has runs here, ascending."""
         return sorted(self.states)

@@ -28,7 +28,7 @@ class Segments:
             ledgers.pop(ledger, None)
 
     def emptied(self, segment: int) -> None:
-        """Everything that lived in a segment stands elsewhere now."""
+        """All live runs of a segment were moved elsewhere."""
         self.live.pop(segment, None)
 
     def gone(self, segment: int) -> None:
@@ -40,7 +40,7 @@ class Segments:
         return [segment for segment in sorted(self.sizes) if segment < before and not self.live.get(segment)]
 
     def sparse(self, before: int, percent: int) -> int | None:
-        """The closed segment below `before` of which the smallest part lives, if that is below `percent`."""
+        """The closed segment below `before` with the smallest live part, if that is below `percent`."""
         shares = [
             (sum(self.live.get(segment, {}).values()) * 100 // max(size, 1), segment)
             for segment, size in sorted(self.sizes.items())

@@ -154,7 +154,7 @@ class BookieStore:
     async def _load(
         self, ledger: int, run: int, most: int, decode: Callable[[bytes], Header]
     ) -> tuple[bytes, Header] | None:
-        """At most so many bytes of a frame from its beginning, and what `decode` finds in them."""
+        """The first bytes of a frame, up to a number, and the result of `decode`."""
         seen: Row | None = None
         while True:
             row = await self.index.find(ledger, run)

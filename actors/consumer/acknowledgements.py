@@ -41,7 +41,7 @@ class Acknowledgements:
         return self.turn, positions
 
     def turn_with(self, said: int) -> int | None:
-        """The ack turn by which the first so many are durable, None if no request has taken them all along."""
+        """The ack turn that makes the first so many durable, None if no request has carried all of them."""
         return next((turn for turn, up_to, _ in self.unconfirmed if up_to >= said), None)
 
     def confirm(self, turn: int) -> None:
@@ -50,13 +50,13 @@ class Acknowledgements:
             self.heard = max(self.heard, self.unconfirmed.popleft()[1])
 
     def say_again(self) -> None:
-        """Another owner or session may not know what was not confirmed; its ack turns are numbered anew."""
+        """Prepare to repeat unconfirmed acknowledgements to another owner or session, with new ack turns."""
         self.waiting = [(said, positions) for _, said, positions in self.unconfirmed] + self.waiting
         self.unconfirmed.clear()
         self.turn = 0
 
     def void(self) -> bool:
-        """Nobody will confirm these any more; whoever waits for them need not. True if there were any."""
+        """Give these up, because no owner will confirm them. True if there were any."""
         lost = bool(self)
         self.heard = self.said
         self.waiting.clear()

@@ -33,7 +33,7 @@ class BatchAcks:
         self.apart = False
 
     def attached(self, *, apart: bool) -> None:
-        """An owner says what it knows."""
+        """An owner reports what it knows."""
         self.apart = self.apart or apart
 
     async def still_open(self, positions: Positions) -> Positions:
@@ -47,7 +47,7 @@ class BatchAcks:
             self.apart = await self._ask(lambda session: SentApart(session=session)) is not None
 
     async def _ask(self, question: Callable[[int], Request[R]]) -> R | None:
-        """Ask whoever is the owner until there is an answer; None once the consumer closes."""
+        """Ask the present owner until it answers; None once the consumer closes."""
         wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
         while (place := self._where()) is not None:
             try:

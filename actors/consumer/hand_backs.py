@@ -90,7 +90,7 @@ class HandBacks:
     def request(
         self, back: PendingNack, session: int, *, again: bool = False, consumer_epoch: int = 0
     ) -> NegativeAcknowledge:
-        """How it is said in a session; again: it was said in an earlier one, perhaps."""
+        """The request for a session. again: an earlier session may have sent it already."""
         return NegativeAcknowledge(
             session=session,
             positions=back.positions,
@@ -110,7 +110,7 @@ class HandBacks:
         address: Callable[[], Address],
         over: Callable[[], bool],
     ) -> int:
-        """Say what was given back until it is confirmed; returns the revocation that came of it, 0 for none.
+        """Report returned messages until that is confirmed; returns the revocation that it caused, 0 for none.
 
         over: the session is another by now. There it is said again, by whoever opens it, so here it is waited for.
         """
@@ -136,7 +136,7 @@ class HandBacks:
         return 0
 
     def settle(self, back: PendingNack, *, confirmed: bool) -> None:
-        """An owner has it, or has refused it; it is not said again."""
+        """An owner has accepted or refused it, so it is not repeated."""
         back.confirmed = confirmed and not back.partial
         self._open.pop(back.number, None)
         back.settled.set()

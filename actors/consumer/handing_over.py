@@ -25,7 +25,7 @@ class HandingOver:
         self.done = False
 
     async def offer(self, to: str) -> None:
-        """Let whoever attaches under this name take them over; durable when it returns. See messages.HandOver.
+        """Let a consumer that attaches under this name take over; durable when it returns. See messages.HandOver.
 
         Raises Invalid, Conflict.
         """
@@ -44,5 +44,5 @@ class HandingOver:
             await wait.pause()
 
     def told(self, event: Event) -> None:
-        """The owner has something to say."""
+        """The owner has news."""
         self.done = self.done or event.kind == "handed_over"

@@ -221,7 +221,7 @@ class Holding:
         return np.unique(np.concatenate(back)), np.unique(np.concatenate(seen)), unseen
 
     def revoke(self) -> None:
-        """The session ended: these messages are no longer ours."""
+        """The session has ended: these messages may be with others."""
         for part in self._parts.values():
             part.revoked = True
             part.open[:] = False

@@ -110,7 +110,7 @@ def _without(part: Part, positions: Positions) -> list[Part]:
 
 
 def _missing(taken: list[Delivered], pieces: Sequence[Received]) -> Positions:
-    """What was delivered and not found, ascending."""
+    """Delivered messages whose payload was not found, ascending."""
     if sum(len(part.rows) for part, _, _ in taken) == sum(len(piece) for piece in pieces):
         return NO_POSITIONS
     return np.setdiff1d(_positions(taken), np.concatenate([NO_POSITIONS, *(piece.positions for piece in pieces)]))

@@ -23,7 +23,7 @@ class Lease:
         self._changed = Signal()
 
     def begin(self, sent: int, milliseconds: int) -> None:
-        """A session stands; `sent`: when it was asked for, in monotonic milliseconds."""
+        """A session begins. sent: when it was requested, in monotonic milliseconds."""
         self._renewed, self._lasts, self._held = sent, milliseconds, True
         self._changed.set()
 
@@ -32,16 +32,16 @@ class Lease:
         self._renewed = max(self._renewed, sent)
 
     def end(self) -> None:
-        """There is no session any more."""
+        """The session has ended."""
         self._held = False
 
     def close(self) -> None:
-        """Nobody need be told any more."""
+        """The consumer closes, so the end of the lease is not reported any more."""
         self._closed = True
         self._changed.set()
 
     def over(self) -> bool:
-        """The session was not renewed in time: what is held may be others' by now."""
+        """The session was not renewed in time, so others may have its messages by now."""
         return self._held and self.overdue() > 0
 
     def overdue(self) -> int:

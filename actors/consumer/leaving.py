@@ -25,7 +25,7 @@ class Leaving:
         await self.after_attach(address, session)
 
     async def after_attach(self, address: Address, session: int) -> None:
-        """Leave this session too, if the consumer has left. Who does not hear it waits for the end of the lease."""
+        """Leave this session too, if the consumer has left. A dispatcher that does not hear it waits for the lease."""
         if self._keep_place is not None and session:
             await self.give_up(address, session, keep_place=self._keep_place)
 

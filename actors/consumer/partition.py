@@ -100,11 +100,11 @@ class PartitionConsumer:
     # -- what the user does ---------------------------------------------------------------------------------------
 
     def lease_over(self) -> bool:
-        """The session was not renewed in time: what is held may be others' by now, and must not be handed out."""
+        """The session was not renewed in time: others may have its messages, so none may be handed out."""
         return self.lease.over()
 
     def pause(self) -> None:
-        """Ask for no more messages; what was granted may still come."""
+        """Ask for no more messages; those that were granted may still come."""
         self._paused = True
 
     def resume(self) -> None:
@@ -119,18 +119,18 @@ class PartitionConsumer:
             self._ack_signal.set()
 
     def grant(self, permits: int) -> None:
-        """Ask for so many more messages, at once: for who counts permits, beginning with a queue of 0."""
+        """Ask for more messages at once: for a caller that counts permits itself, with a queue of 0."""
         self._queue_size += permits
         self._asking = True
         self._ack_signal.set()
 
     def _starving(self) -> bool:
-        """Half of the queue is free and the dispatcher does not know: tell it now, do not wait for the next poll."""
+        """Half of the queue is free and the dispatcher does not know it, so it is told before the next poll."""
         granted = self._granted() - self._granted_sent
         return granted >= max(self._queue_size // 2, 1) or (self._asking and granted > 0)
 
     def acknowledge(self, part: Received, rows: np.ndarray | None = None, *, waited: bool = False) -> None:
-        """Messages are done. Of a revoked part nothing is sent: they are others' now, which `wait_confirmed` tells."""
+        """Messages are done. Those of a revoked part are not sent, because others have them (see `wait_confirmed`)."""
         self.losses.count += part.revoked
         positions = part.close(rows)
         if len(positions):
@@ -161,7 +161,7 @@ class PartitionConsumer:
         return back.confirmed
 
     async def redeliver_all(self) -> None:
-        """Give back everything that is not acknowledged, in order, durably; what is on its way is void from now on."""
+        """Durably give back all unacknowledged messages, in order; those on their way are void from now on."""
         positions, seen = self._holding.close()
         backs = [self._hand_backs.note(positions, seen)] if len(positions) else []
         if len(self._inbox):
@@ -246,7 +246,7 @@ class PartitionConsumer:
     # -- the session ----------------------------------------------------------------------------------------------
 
     async def _attach(self, *, first: bool = False) -> None:
-        """Find the dispatcher and open a session, for as long as it takes; one who comes back waits for its place.
+        """Find the dispatcher and open a session, however long that takes; a returning consumer waits for its place.
 
         A session that comes too late is given up: for a life whose lease ended meanwhile, or later than its own lease.
         """
@@ -287,7 +287,7 @@ class PartitionConsumer:
             await wait.pause()
 
     async def _say_given_back(self, attached: Attached) -> bool:
-        """Tell a new session what was given back and not confirmed, before it delivers. False: attach again."""
+        """Repeat unconfirmed returns to a new session before it delivers. False: attach again."""
         if attached.session == self.session:
             return True  # it is not new, and has been told or is being told
         self._queued -= self._revocations.forestall() if attached.revokes else 0
@@ -328,7 +328,7 @@ class PartitionConsumer:
         self._callbacks.on_event(self.partition, Event(kind="lost"))
 
     async def _converse(self) -> None:
-        """Poll for ever; what cannot be mended by attaching anew (the topic was deleted) ends it, and is told."""
+        """Poll for ever. An error that attaching anew cannot mend (the topic was deleted) ends it and is reported."""
         try:
             while not self.closing:
                 await self._turn_or_attach()
@@ -387,7 +387,7 @@ class PartitionConsumer:
             await wait.pause()
 
     def _granted(self) -> int:
-        """Cumulative permits of this session: what came, plus the room that is left in the queue."""
+        """Cumulative permits of this session: the messages that came, and the free room of the queue."""
         room = 0 if self._paused else max(self._queue_size - self._queued, 0)
         return self._got + room
 
@@ -442,13 +442,13 @@ class PartitionConsumer:
                 await self._send_acks(self._acknowledgement(durable=False))
 
     def _acknowledgement(self, *, durable: bool) -> Acknowledge:
-        """All that is to be said by now, to be sent by itself."""
+        """All acknowledgements up to now, as a request of their own."""
         self._granted_sent, self._asking = self._granted(), False
         turn, acks = self._take_acks()
         return Acknowledge(session=self.session, ack_turn=turn, acks=acks, granted=self._granted_sent, durable=durable)
 
     async def _send_acks(self, request: Acknowledge) -> None:
-        """Send until answered; a change of session makes it void (the acks are said again there)."""
+        """Send until answered. A change of session ends this; there the acknowledgements are repeated."""
         wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
         while request.session == self.session:
             try:

@@ -80,7 +80,7 @@ class DecodedRun:
         return int(missing[0]) if len(missing) else inside
 
     def rows_of(self, entries: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Where these entries, which must be here, stand in the columns."""
+        """The rows of these entries in the columns; all of them must be here."""
         return entries - self.first_entry if self.held is None else self.held.searchsorted(entries)
 
     def follows(self, row: int) -> int:
@@ -188,7 +188,7 @@ class Payloads:
         self._expected: dict[int, npt.NDArray[np.int64]] = {}
 
     def expect(self, parts: Iterable[Part]) -> None:
-        """These are going to be resolved: what has to be asked of the topic may come with fewer answers."""
+        """Announce parts that will be resolved, so that the topic can be asked for several at once."""
         wanted: dict[int, list[npt.NDArray[np.int64]]] = {}
         for part in parts:
             if part.blob is None:
@@ -240,7 +240,7 @@ class Payloads:
         return await self._asked_once(part, entries, again=damaged)
 
     async def _asked_once(self, part: Part, entries: npt.NDArray[np.int64], *, again: bool) -> DecodedRun:
-        """The run from the topic; where another consumer has asked for it just now, what that one is given."""
+        """The run from the topic, or the answer to another consumer's request for it that is under way."""
         key, entry = (part.ledger, part.first_entry), int(entries[0])
         coming = self._decoded.coming.get(key)
         if coming is not None and part.count and not self._cut_apart:
@@ -297,7 +297,7 @@ class Payloads:
         return run
 
     def _next(self, ledger: int, entry: int) -> npt.NDArray[np.uint32]:
-        """What is wanted of the ledger behind an entry, and is not here."""
+        """The wanted entries of the ledger behind an entry that are not here."""
         entries = self._expected.get(ledger, np.empty(0, np.int64))
         first = int(entries.searchsorted(entry, side="right"))
         return self._decoded.missing(ledger, entries[first : first + AHEAD_ENTRIES]).astype(np.uint32)
@@ -393,7 +393,7 @@ def _concatenate(group: list[Unread]) -> Unread:
 
 
 def published_run(ledger: int, first_entry: int, run: Run) -> DecodedRun:
-    """A run that this process made and published, as those are that are read: of what it made it checks nothing."""
+    """A run that this process made and published. It is not checked, because it was not read."""
     columns = run.count * (12 if run.delayed else 4)
     due, _ = index_columns(run.payload[:columns], run.count, run.delayed)
     rows = rows_of_body(run.payload[columns:], run.shape)

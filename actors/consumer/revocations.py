@@ -61,7 +61,7 @@ class Revocations:
         self._heard.set()
 
     def carry_out(self, revocation: Revocation) -> tuple[PendingNack | None, int]:
-        """Take back what is here; returns what is to be said, and how many messages left the queue unseen."""
+        """Take revoked messages from the queues; returns the answers, and how many left the queue unseen."""
         back, unseen = self._take_back(revocation.positions, shown_too=self._manner.shown_too)
         self._number = revocation.number
         self._awaited = {number: first for number, first in self._awaited.items() if number > revocation.number}
@@ -81,7 +81,7 @@ class Revocations:
         return self._take_back(here[here > lowest], shown_too=False)[1]
 
     def _take_back(self, positions: Positions, *, shown_too: bool) -> tuple[PendingNack | None, int]:
-        """Returns what is to be said, and how many messages left the queue unseen."""
+        """Returns the answers, and how many messages left the queue unseen."""
         if not len(positions):
             return None, 0
         in_inbox = self._inbox.take_back(positions)

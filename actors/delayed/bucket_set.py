@@ -115,7 +115,7 @@ class BucketSet:
         self.touch()
 
     def remove(self, bucket: Bucket) -> None:
-        """Take a bucket out; whoever still works on it will notice."""
+        """Take a bucket out; tasks that still work on it will notice."""
         if bucket.state is not BucketState.GONE:
             bucket.state = BucketState.GONE
             self.buckets.remove(bucket)

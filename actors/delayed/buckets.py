@@ -135,7 +135,7 @@ class BucketTracker(CoreTracker):
         return taken
 
     def next_due(self) -> int | None:
-        """When to look again, in ms; None if nothing is known or `changed` will tell."""
+        """When to look again, in ms; None if nothing waits, or if `changed` will be called."""
         horizon = self._bucket_set.horizon()
         first = self._core.bound()
         if not self._core.has_ready():
@@ -277,5 +277,5 @@ class BucketTracker(CoreTracker):
         return list(zip(entries.deliver_at[:stop].tolist(), entries.positions[:stop].tolist(), strict=True))
 
     async def close(self) -> None:
-        """End background work. Nothing is written: what is not sealed is found again in the log."""
+        """End background work without writing: unsealed messages are found again in the log."""
         self._maintenance.close()

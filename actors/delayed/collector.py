@@ -22,7 +22,7 @@ class Collector:
         self.due = True
 
     async def collect(self) -> bool:
-        """Delete what is free. False: something could not be deleted now; ask again later."""
+        """Delete free objects. False: some could not be deleted now; ask again later."""
         # What is asked for while this runs is for the next time.
         self.due = False
         complete = await self._collect()
@@ -59,7 +59,7 @@ class Collector:
         return complete
 
     async def _write_again(self) -> bool:
-        """Put a manifest that can be read behind a damaged one; what is free is looked for afterwards."""
+        """Write a readable manifest behind a damaged one; free objects are looked for afterwards."""
         try:
             return await self._bucket_set.commit(lambda names: names)
         except REFUSALS as error:

@@ -118,7 +118,7 @@ class Loader:
             bucket_set.changed()
 
     def _stall(self, bucket: Bucket) -> None:
-        """A first failure is enough: what is in memory need not wait for the store."""
+        """Stall at the first failure: messages in memory need not wait for the store."""
         pauses = (*BACK_OFF_MS, STALLED_MS)
         bucket.retry_at = self._bucket_set.ports.clock.monotonic() + pauses[min(bucket.refusals, len(pauses) - 1)]
         bucket.refusals += 1

@@ -220,7 +220,7 @@ class BucketMaintenance:
         return fine
 
     async def forget_names(self) -> None:
-        """Take what is not needed, or is lost, out of the manifest. Raises Unavailable: it is tried again later."""
+        """Remove unneeded and lost buckets from the manifest. Raises Unavailable: it is tried again later."""
         bucket_set = self._bucket_set
         drops, lost = list(bucket_set.drops), dict(bucket_set.lost)
         await bucket_set.commit(lambda names: _without(names, drops, lost))

@@ -26,7 +26,7 @@ def manifest_key(topic: str, partition: int, subscription: str) -> str:
 
 
 async def last_epoch(ports: Ports, key: str) -> int:
-    """The epoch of whoever wrote a manifest last; 0 if there is none or it cannot be read. Raises Unavailable.
+    """The epoch of the last writer of a manifest; 0 without a readable one. Raises Unavailable.
 
     A name that is used again goes on counting there: what an earlier subscription of the name left is then never newer.
     """

@@ -98,7 +98,7 @@ class InMemoryTracker(CoreTracker):
         return 0
 
     def room(self) -> int:
-        """How many more messages may be read: any number, unless it stands in for buckets that are to come."""
+        """How many more messages may be read: any number, unless this tracker replaces buckets for a while."""
         return max(self._most - self.loaded(), 0)
 
     def pause_reads(self, now: int) -> bool:

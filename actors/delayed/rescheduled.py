@@ -68,7 +68,7 @@ class RescheduledTracker:
         await self._inner.start()
 
     async def recovered(self) -> None:
-        """Wait until the index beneath is restored; what was rescheduled is taken out of it again."""
+        """Wait until the index beneath is restored, and take rescheduled messages out of it again."""
         await self._inner.recovered()
         self._inner.untrack(self._changes.moved.positions)
 
@@ -86,7 +86,7 @@ class RescheduledTracker:
         return waits
 
     def take(self, limit: int, now: int) -> tuple[Positions, Hashes]:
-        """Up to `limit` due messages, untracked by this. One call gives out what was rescheduled, or else the rest."""
+        """Up to `limit` due messages, which are untracked then. A call returns rescheduled ones, or else others."""
         first, other = self._moved.bound(), self._inner.next_due()
         if first != END and first[0] <= now and (other is None or first[0] <= other):
             taken = self._moved.take(limit, now if other is None else min(now, other))
@@ -136,7 +136,7 @@ class RescheduledTracker:
         self._changes.passed(mark_delete)
 
     async def clear(self) -> None:
-        """Forget what waits; the new due times stay, for who seeks back reads those messages again."""
+        """Forget waiting messages. New due times stay, because a seek back reads those messages again."""
         self._moved.clear()
         await self._inner.clear()
 
@@ -180,7 +180,7 @@ class RescheduledTracker:
         return self._inner.loaded() + self._moved.loaded()
 
     def stats(self) -> dict[str, Any]:
-        """Those of the index beneath, with what is rescheduled."""
+        """The statistics of the index beneath, with the rescheduled messages."""
         return {
             **self._inner.stats(),
             "pulsar_subscription_delayed": self.count(),
@@ -188,7 +188,7 @@ class RescheduledTracker:
         }
 
     def histogram(self, slots: int = 20) -> list[Slot]:
-        """Due times as (first ms, last ms, messages); of what is rescheduled in slots of its own."""
+        """Due times as (first ms, last ms, messages); rescheduled messages have slots of their own."""
         found = self._inner.histogram(slots)
         if not self.rescheduled():
             return found

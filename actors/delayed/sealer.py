@@ -86,7 +86,7 @@ class Sealer:
         self._seal(self._bucket_set.core.mutable.drain())
 
     def seal_held(self) -> None:
-        """Seal what came while nothing could be sealed, in buckets of the usual size."""
+        """Seal the messages that came while sealing was impossible, in buckets of the usual size."""
         if len(self._bucket_set.core.mutable) < self._min:
             return
         entries = self._bucket_set.core.mutable.drain()

@@ -71,7 +71,7 @@ class SharedIndex:
         self._failed_at: int | None = None
 
     def changed(self) -> None:
-        """Something may be due: tell every view."""
+        """Notify every view that messages may be due."""
         for view in self.views.values():
             view.changed()
 
@@ -131,7 +131,7 @@ class SharedIndex:
         return None
 
     def distribute(self, now: int, enough: Callable[[], bool]) -> None:
-        """Move what is due, and what has to be read again, to all views, until one of them has enough."""
+        """Move due messages, and those to read again, to all views, until one of them has enough."""
         self.look(now)
         for start, end in self.tracker.take_rescans():
             self._reread(start, end)
@@ -299,7 +299,7 @@ class SharedView:
         self._due.discard_range(0, mark_delete + 1)
 
     async def clear(self) -> None:
-        """Nothing of what is in the index is wanted here any more."""
+        """Forget all messages of the index for this view."""
         self._inbox.clear()
         self._due.clear()
         self._rescans.clear()
@@ -342,7 +342,7 @@ class SharedView:
         return len(everything) - held - passed + len(self._due)
 
     def memory_bytes(self) -> int:
-        """What this view needs beside the index."""
+        """The memory of this view beside the index."""
         columns = sum(positions.nbytes + hashes.nbytes for positions, hashes in self._inbox)
         return self._done.memory_bytes() + self._due.memory_bytes() + columns
 
@@ -351,7 +351,7 @@ class SharedView:
         return len(self._due)
 
     def stats(self) -> dict[str, Any]:
-        """What is this subscription's own; the index counts once, in the topic's stats, and stands below for people."""
+        """This subscription's own statistics; those of the index are the topic's, and are repeated here for people."""
         return {
             "pulsar_delayed_message_index_loaded": self.loaded(),
             "pulsar_delayed_message_index_size_bytes": self.memory_bytes(),
@@ -375,7 +375,7 @@ class SharedView:
         self._index.leave(self._subscription, self.epoch)
 
     def _overflow(self, positions: Positions) -> None:
-        """Leave what is due to the log."""
+        """Leave due messages to the log."""
         waiting = [positions, *(part for part, _ in self._inbox)]
         low, high = min(int(part.min()) for part in waiting), max(int(part.max()) for part in waiting)
         self._inbox.clear()

@@ -63,7 +63,7 @@ class DelayedTracker(Protocol):
         """Forget messages that were acknowledged, skipped or expired without being taken; returns how many."""
 
     def next_due(self) -> int | None:
-        """When to look again, in ms; None: nothing known, or `changed` will tell."""
+        """When to look again, in ms; None if nothing waits, or if `changed` will be called."""
 
     def trim(self, mark_delete: int) -> None:
         """Everything at or below this position is done (BD-24). Cheap."""
@@ -72,7 +72,7 @@ class DelayedTracker(Protocol):
         """Forget everything: clear backlog, skip all, before a seek (BD-26, BD-28). Raises Unavailable."""
 
     async def delete(self) -> None:
-        """The subscription is deleted: clear, and remove what is stored. Raises Unavailable."""
+        """The subscription is deleted: clear, and remove stored objects. Raises Unavailable."""
 
     def take_rescans(self) -> list[tuple[int, int]]:
         """Position ranges (both ends inclusive) that have to be read from the log again."""
@@ -134,7 +134,7 @@ async def make_tracker(
     look_ahead_ms: int = LOOK_AHEAD_MS,
     shared: SharedIndex | None = None,
 ) -> DelayedTracker:
-    """A tracker as the settings say, started or about to start. Raises Fenced, Invalid.
+    """The tracker that the settings choose, started or about to start. Raises Fenced, Invalid.
 
     shared: the index of the partition's subscriptions in this process, for those that say so in their settings.
     """

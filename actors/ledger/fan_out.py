@@ -41,14 +41,14 @@ class FanOut(Generic[K, T]):
         return self._open > 0
 
     async def within(self, milliseconds: int | None = None) -> bool:
-        """Whether an outcome is there, or comes within so many milliseconds, and before `wake`."""
+        """Whether an outcome is there or comes within a time (ms), before `wake`."""
         self._signal.clear()
         if not self._outcomes:
             await self._signal.wait(self._ports, milliseconds)
         return bool(self._outcomes)
 
     def wake(self) -> None:
-        """Let whoever is in `within` go on, outcome or not."""
+        """End a waiting `within`, with or without an outcome."""
         self._signal.set()
 
     async def next(self) -> tuple[K, T | SluiceError]:
@@ -63,7 +63,7 @@ class FanOut(Generic[K, T]):
         return key, outcome
 
     def cancel(self) -> None:
-        """Wait for nobody any more; what was asked may still happen."""
+        """Stop waiting; requests that were sent may still take effect."""
         for task, work in self._works:
             task.cancel()
             if inspect.getcoroutinestate(work) == inspect.CORO_CREATED:

@@ -64,7 +64,7 @@ async def collect_garbage(ports: Ports, bookies: BookieList) -> Collected:
 
 
 async def _forget(ports: Ports, address: str, ledgers: list[int]) -> bool:
-    """Whether the bookie said that it has; one that does not is asked again in the next collection."""
+    """Whether the bookie confirmed it; otherwise the next collection asks again."""
     try:
         return not isinstance(await ports.net.call(address, DeleteLedgers(ledgers=ledgers), TIMEOUT), Unknown)
     except SluiceError:

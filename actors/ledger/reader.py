@@ -114,7 +114,7 @@ class LedgerReader:
         return [found[run] for run in runs]
 
     async def _heads_of(self, ledger: LedgerRecord, bookie: str, runs: list[int]) -> list[StoredFrame]:
-        """What one bookie tells of these runs; nothing if it does not answer."""
+        """One bookie's heads of these runs; none if it does not answer."""
         request = ReadHeads(ledger=ledger.id, runs=np.array(runs, np.uint32))
         try:
             reply = await self._bookies.ask(bookie, request, HEADS_TIMEOUT)
@@ -137,14 +137,14 @@ class LedgerReader:
             tried.append(frame.bookie)
 
     async def verified(self, frame: StoredFrame) -> memoryview | None:
-        """The payload's bytes if they are there and fit their checksum."""
+        """The payload's bytes, if they are here and match their checksum."""
         data = frame.payload.data if frame.payload.data is not None else await self._ports.net.fetch(frame.payload)
         if data is None or payload_crc(data) != frame.header.crc:
             return None
         return data
 
     async def table(self, ledger: LedgerRecord) -> RunOffsets:
-        """The table of a closed ledger, from as few bookies as tell it whole. Raises Unavailable, Corrupt."""
+        """The table of a closed ledger, from as few bookies as have all of it. Raises Unavailable, Corrupt."""
         if ledger.last_run < 0:
             return RunOffsets()
         builder = TableBuilder(ledger)

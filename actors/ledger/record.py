@@ -170,7 +170,7 @@ class PartitionRecord(msgspec.Struct, frozen=True, kw_only=True):
     terminated: bool = False
 
     def lost_run(self, ledger_id: int, run: int) -> GivenUp | None:
-        """What was given up of this run, if it was."""
+        """The note that this run was given up, if it was."""
         return next((lost for lost in self.given_up if (lost.ledger, lost.run) == (ledger_id, run)), None)
 
     def with_given_up(self, lost: GivenUp) -> PartitionRecord:
@@ -206,7 +206,7 @@ class PartitionRecord(msgspec.Struct, frozen=True, kw_only=True):
         return trimmed.with_released(ids)
 
     def with_released(self, ids: Sequence[int]) -> PartitionRecord:
-        """This record with some more ledgers that were its own and may be deleted by whoever holds runs of them."""
+        """This record with more released ledgers, which bookies that hold runs of them may delete."""
         return msgspec.structs.replace(self, released=tuple(sorted({*self.released, *ids})))
 
 
@@ -216,7 +216,7 @@ def record_key(topic: str, partition: int) -> str:
 
 
 def unpack_record(value: bytes) -> PartitionRecord:
-    """The record from a version's bytes, for those who only look. Raises Corrupt."""
+    """The record from a version's bytes, for readers. Raises Corrupt."""
     try:
         plain = msgpack.unpackb(value)
     except (ValueError, msgpack.UnpackException) as error:

@@ -98,7 +98,7 @@ class RunVote:
         return self.verdict()
 
     def verdict(self) -> Verdict:
-        """What is proved by now. One copy outweighs any number of "no such run"."""
+        """What the answers have proved. One copy outweighs any number of "no such run"."""
         if self.found:
             return Verdict.FOUND
         if len(self.missing) >= self._quorum.missing_answers:
@@ -137,7 +137,7 @@ class LedgerRecovery:
         return self.ledger.fragments[-1].bookies
 
     def write_set(self) -> tuple[str, ...]:
-        """Whom the run that is looked for must reach."""
+        """The bookies that the present run must reach."""
         return self.ledger.quorum.write_set(self.run, self.bookies)
 
     def accept(self, first_entry: int, count: int) -> None:
@@ -148,7 +148,7 @@ class LedgerRecovery:
         self.entry += count
 
     def replace(self, failed: str, replacement: str) -> None:
-        """From the present run on another bookie takes a failed one's slot. Told to nobody before the close."""
+        """From the present run on another bookie takes a failed one's slot. The close makes it known."""
         changed = tuple(replacement if name == failed else name for name in self.bookies)
         self.ledger = self.ledger.with_fragment(Fragment(self.run, self.entry, changed))
 

@@ -95,7 +95,7 @@ class _Recover:
         return count
 
     async def begin(self, fence: FenceCount) -> LedgerRecovery:
-        """Find the first run that is not known confirmed, with the help of those who were fenced."""
+        """Find the first run that is not known as confirmed, from the answers of fenced bookies."""
         indexes = []
         fan: FanOut[str, LedgerIndex] = FanOut(self._ports, "describe")
         for bookie in fence.fenced:
@@ -169,7 +169,7 @@ class _Recover:
             recovery.replace(failed[0], spare[0])
 
     async def _write_once(self, recovery: LedgerRecovery, frame: StoredFrame, stored: list[str]) -> list[str]:
-        """One round of adds to those who have not confirmed yet; returns who failed."""
+        """One round of adds to the bookies that have not confirmed yet; returns those that failed."""
         fan: FanOut[str, Done] = FanOut(self._ports, "write_back")
         add = AddRun(
             ledger=self._ledger.id, epoch=self._epoch, head=frame.head, payload=frame.payload, recovery=True

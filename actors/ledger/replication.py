@@ -52,7 +52,7 @@ class Repair:
         return self.fragment.bookies[self.slot]
 
     def runs(self) -> list[int]:
-        """The runs of which the lost bookie had a copy."""
+        """The runs that the lost bookie had a copy of."""
         quorum = self.ledger.quorum
         return [run for run in range(self.fragment.first_run, self.stop_run) if quorum.stored_in(self.slot, run)]
 
@@ -150,7 +150,7 @@ class Replicator:
         self._ports.log("repaired", ledger=repair.ledger.id, lost=repair.lost, to=spare[0], runs=len(runs))
 
     async def fill(self, ledger: LedgerRecord) -> int:
-        """Bring to each bookie of a closed ledger what it lacks; returns how many runs. Raises Unavailable, Fenced."""
+        """Copy missing runs to each bookie of a closed ledger; returns how many. Raises Unavailable, Fenced."""
         copied = 0
         for bookie in ledger.bookies():
             index = await self._bookies.ask(bookie, DescribeLedger(ledger=ledger.id), DESCRIBE_TIMEOUT)

@@ -90,7 +90,7 @@ class TableBuilder:
         return not bool((self._firsts == UNKNOWN).any())
 
     def missing(self) -> int:
-        """How many runs nobody told of."""
+        """How many runs no bookie has reported."""
         return int((self._firsts == UNKNOWN).sum())
 
     def table(self) -> RunOffsets:

@@ -64,7 +64,7 @@ class WriteState:
         return pending
 
     def write_set(self, run: int) -> tuple[str, ...]:
-        """Whom a run that is not confirmed must reach."""
+        """The bookies that an unconfirmed run must reach."""
         return self.quorum.write_set(run, self.bookies)
 
     def acked(self, pending: PendingRun, bookie: str) -> list[PendingRun]:
@@ -92,7 +92,7 @@ class WriteState:
         return self._change
 
     def finish_change(self) -> tuple[list[tuple[PendingRun, str]], list[PendingRun]]:
-        """The new fragment is durable. Returns (what must be sent to whom now, what is confirmed by this)."""
+        """The new fragment is durable. Returns (runs to send now, by bookie; runs that this confirms)."""
         if self._change is None:
             raise InvariantViolation("no ensemble change is under way")
         before, self.bookies = self.bookies, self._change.bookies

@@ -122,7 +122,7 @@ class LedgerWriter:
         return bool(self._appends)
 
     def close(self) -> None:
-        """Send nothing again; what is on its way may still arrive."""
+        """Repeat no request; those on their way may still arrive."""
         self.closed = True
         self._drained.set()
 
@@ -144,7 +144,7 @@ class LedgerWriter:
         self._settle(append)
 
     async def _deliver(self, append: Append, bookie: str) -> bool:
-        """Try until the bookie has the run; False when it is no longer wanted there. Raises Fenced."""
+        """Try until the bookie has the run; False when the run is not needed there any more. Raises Fenced."""
         blob = append.blob
         wait, refusals = Backoff(self._ports, RETRY_FIRST, RETRY_MOST), 0
         while not self.closed and bookie in self.state.bookies:
